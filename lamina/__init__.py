@@ -1,0 +1,14 @@
+"""Lamina: language models that remember.
+
+import lamina
+model = lamina.load("path/to/checkpoint")
+print(model.generate("The sky is", max_new_tokens=20).text[0])
+"""
+
+from lamina.cache import Cache, Source
+from lamina.errors import CapacityError, InputError, LaminaError, RewindError
+from lamina.loading import load
+from lamina.model import Model
+
+__all__ = ["Cache", "CapacityError", "InputError", "LaminaError", "Model", "RewindError", "Source", "load"]
+__version__ = "0.1.0"

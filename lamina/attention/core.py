@@ -1,0 +1,93 @@
+"""`attention`: the one call that model code and caches use, whatever backend runs it.
+
+It checks shapes, keeps whatever unused slots hold away from the arithmetic, and picks a backend. To add a
+backend, put a function with the signature of `eager` into `BACKENDS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lamina.attention.reference import Bias
+from lamina.attention.torch_backends import eager, flex, sdpa
+from lamina.attention.view import View
+
+BACKENDS: dict[str, Callable[..., Tensor]] = {"sdpa": sdpa, "eager": eager, "flex": flex}
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def attention(
+    q: Tensor,  # [B, Hq, T, D]
+    k: Tensor,  # [B, Hk, S, D], Hq a multiple of Hk
+    v: Tensor,  # [B, Hk, S, Dv]
+    view: View,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,  # [Hq]
+    bias: Bias | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """softmax(softcap(scale * q k^T) + bias) v over what `view` shows: [B, Hq, T, Dv].
+
+    `sinks` holds one logit per head that takes part in the softmax and whose share goes nowhere. `bias` is
+    called as `reference.Bias` says. `backend` is a name in `BACKENDS`; None takes "sdpa", or "eager" where
+    scores are changed. Slots that hold no token never reach the output, whatever they hold; a query that
+    sees nothing gives zeros.
+
+    >>> import torch
+    >>> from lamina.attention import Full, View
+    >>> q, k, v = torch.ones(1, 4, 2, 8), torch.ones(1, 2, 2, 8), torch.ones(1, 2, 2, 3)
+    >>> at = torch.arange(2)[None]
+    >>> attention(q, k, v, View(at, at, Full(), exact=True), scale=8**-0.5).shape
+    torch.Size([1, 4, 2, 3])
+    """
+    if backend is None:
+        backend = "sdpa" if softcap is None and sinks is None and bias is None else "eager"
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown attention backend {backend!r}: known are {', '.join(sorted(BACKENDS))}")
+    _check(q, k, v, view, softcap, sinks)
+    if 0 in q.shape[:3] or k.shape[2] == 0:
+        return q.new_zeros(*q.shape[:3], v.shape[-1])
+    if not view.clean:
+        k, v = without_unused(k, view), without_unused(v, view)
+    return BACKENDS[backend](q, k, v, view, scale=scale, softcap=softcap, sinks=sinks, bias=bias)
+
+
+def without_unused(x: Tensor, view: View) -> Tensor:
+    """A copy of x [B, Hk, S, D] with zeros in the slots that hold no token (a masked NaN times 0 is still
+    NaN)."""
+    if torch.compiler.is_compiling() or (x.requires_grad and torch.is_grad_enabled()):
+        return x.masked_fill(~view.exists(), 0)
+    # Clearing the bits costs what a plain copy does; masked_fill, uncompiled, is up to ten times slower
+    # on the CPU. Bits have no gradient.
+    bits = _BITS[x.element_size()]
+    return (x.view(bits) & -view.exists().to(bits)).view(x.dtype)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, view: View, softcap: float | None, sinks: Tensor | None) -> None:
+    B, T, S = view.shape
+    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
+        raise ValueError(
+            f"q, k and v are [B, H, tokens, D], not {list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
+        )
+    if q.shape[0] != B or q.shape[2] != T:
+        raise ValueError(f"q is {list(q.shape)}, but the view has {B} rows and {T} queries")
+    if k.shape[0] != B or k.shape[2] != S:
+        raise ValueError(f"k is {list(k.shape)}, but the view has {B} rows and {S} slots")
+    if v.shape[:3] != k.shape[:3]:
+        raise ValueError(f"v is {list(v.shape)} and k {list(k.shape)}: rows, heads and slots must agree")
+    if q.shape[3] != k.shape[3]:
+        raise ValueError(f"q has head dim {q.shape[3]} and k {k.shape[3]}: they must agree")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads evenly")
+    if softcap is not None and softcap <= 0:
+        raise ValueError(f"softcap={softcap}: a cap is positive; None means no cap")
+    if sinks is not None and sinks.shape != (q.shape[1],):
+        raise ValueError(
+            f"sinks is {list(sinks.shape)}: it must hold one logit for each of the {q.shape[1]} query heads"
+        )

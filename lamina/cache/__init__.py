@@ -1,0 +1,13 @@
+"""The layered cache: what a model remembers, where each token lies, and the verbs on it."""
+
+from lamina.cache.cache import Cache
+from lamina.cache.cross import Source
+from lamina.cache.layer import Layer
+from lamina.cache.memory import Memory
+from lamina.cache.spec import Attention, Convolution, Cross, Keeping, Latent, Recurrent, Shared, Spec, Tokens
+from lamina.cache.step import Step
+
+__all__ = [
+    "Attention", "Cache", "Convolution", "Cross", "Keeping", "Latent", "Layer", "Memory", "Recurrent", "Shared",
+    "Source", "Spec", "Step", "Tokens",
+]  # fmt: skip

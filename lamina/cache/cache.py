@@ -1,0 +1,396 @@
+"""The cache: a list of layers and one clock.
+
+    cache = model.new_cache(rows=2)
+    model(ids, cache=cache)                  # continues every row
+    cache.rewind([0, 3])                     # takes row 1 back by three tokens
+    best = cache.select([1, 1])              # a cache of its own
+
+Verbs in place return the cache itself. Verbs that make a cache share nothing with it that a write could change. Every
+verb works on every kind of layer; what cannot be done is refused before anything is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lamina.cache.clock import Clock, allocate
+from lamina.cache.counts import Counts, row_numbers
+from lamina.cache.cross import CrossLayer, Source
+from lamina.cache.layer import Key, Layer
+from lamina.cache.spec import Keeping, LayerSpecs, Shared
+from lamina.cache.step import Step
+from lamina.cache.table import table
+from lamina.errors import CapacityError, InputError, RewindError
+
+if TYPE_CHECKING:
+    from lamina.model import Model
+
+Numbers = int | Sequence[int] | Tensor
+
+
+class Cache:
+    """What a model remembers of each row. Usually made by `model.new_cache`.
+
+    specs          for each layer of the model, name -> spec
+    capacity       tokens a row may hold; None grows as needed
+    slack          how far rings and recurrent layers can be taken back after commit
+    max_positions  the model's own limit on positions (a learned table), if it has one
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[LayerSpecs],
+        *,
+        rows: int = 1,
+        capacity: int | None = None,
+        slack: int = 0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        max_positions: int | None = None,
+        model: Model | None = None,
+    ) -> None:
+        if rows < 1:
+            raise InputError(f"a cache needs at least one row, not {rows}")
+        if capacity is not None and capacity < 1:
+            raise InputError(f"capacity must be at least 1, not {capacity}; None lets the cache grow")
+        if slack < 0:
+            raise InputError(f"slack must be 0 or more, not {slack}")
+        self.specs, self.capacity, self.slack = list(specs), capacity, slack
+        self.dtype, self.device = dtype, torch.device(device)
+        self.max_positions, self.model = max_positions, model
+        keeping = Keeping(rows, capacity, slack, dtype, self.device)
+        self.layers: list[dict[str, Layer]] = [
+            {name: spec.layer(keeping) for name, spec in entry.items()} for entry in self.specs
+        ]
+        self.clock = Clock(rows, self.device)
+        self.shared = shared_keys(self.specs)
+        self.logits: Tensor | None = None  # [B, vocab] after each row's last token, NaN where not known
+        self._record = allocate((rows, 0), torch.int64, self.device)
+        self._open: Step | None = None
+
+    # -- facts -----------------------------------------------------------------------------------------------------
+
+    @property
+    def rows(self) -> int:
+        return self.clock.rows
+
+    @property
+    def lengths(self) -> Tensor:
+        """[B] how many tokens each row holds."""
+        return self.clock.lengths
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """Each row's ids; -1 where embeddings were fed."""
+        return [row[:length].tolist() for row, length in zip(self._record, self.clock.sync(), strict=True)]
+
+    @property
+    def rewindable(self) -> Tensor:
+        """[B] how far each row can be taken back."""
+        limits = [limit for layer in self._all() if (limit := layer.rewindable(self.clock)) is not None]
+        return torch.stack([self.lengths, *limits]).amin(dim=0)
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens a row may hold, None when it can grow without end."""
+        limits = [layer.limit for layer in self._all() if layer.limit is not None]
+        if self.max_positions is not None:
+            limits.append(self.max_positions)
+        return min(limits, default=None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything the layers hold."""
+        return sum(layer.nbytes for layer in self._all())
+
+    def __repr__(self) -> str:
+        return table(self)
+
+    def _all(self) -> list[Layer]:
+        return [layer for entry in self.layers for layer in entry.values()]
+
+    # -- a pass ----------------------------------------------------------------------------------------------------
+
+    def step(
+        self,
+        T: int,
+        counts: Numbers | None = None,
+        rows: Sequence[int] | Tensor | None = None,
+        spans: Tensor | None = None,
+    ) -> Step:
+        """Opens a pass of T tokens: checks and makes room. Nothing is written yet.
+
+        counts  how many of the T tokens of each row are real (the rest is padding on the right)
+        rows    run only these rows
+        spans   [R, T] tokens with the same number >= 0 see each other in both directions
+        """
+        if T < 1:
+            raise InputError(f"a pass needs at least one token a row, not {T}")
+        chosen = None if rows is None else row_numbers(rows, self.rows)
+        numbers = list(range(self.rows)) if chosen is None else chosen
+        if len(set(numbers)) != len(numbers):
+            raise InputError(
+                f"rows {numbers} name a row twice; repeat the row with cache.select to run it twice"
+            )
+        real = None if counts is None else Counts.of(counts, len(numbers), T, self.device, "counts")
+        if real is not None and real.out_of_range is not None:
+            self.clock.fault.logical_or_(real.out_of_range)
+        self._make_room(numbers, real, T)
+
+        low, high = self.clock.low, self.clock.high
+        most = [T] * len(numbers) if real is None else real.high
+        first = low[numbers[0]] if numbers else 0
+        one_length = all(low[row] == high[row] == first for row in numbers)
+        index = None if chosen is None else torch.tensor(numbers, device=self.device)
+        before = self.lengths.clone() if index is None else self.lengths.index_select(0, index)
+        step = Step(
+            self.layers, T, before, None if real is None else real.tensor, cache=self, rows=chosen,
+            start=first if one_length else None,
+            bound=max((high[row] + n for row, n in zip(numbers, most, strict=True)), default=0),
+            counts_high=most, counts_exact=real is None or real.low == real.high, spans=spans,
+        )  # fmt: skip
+        step.base = self.clock.base.clone() if index is None else self.clock.base.index_select(0, index)
+        if T == 1:  # a ring takes one token in place
+            self.clock.touch(1, index)
+        self._open = step
+        return step
+
+    def _make_room(self, rows: list[int], counts: Counts | None, T: int) -> None:
+        limit = self.limit
+        room = min(
+            (layer.slots or 0 for layer in self._all() if getattr(layer, "grows", False)), default=None
+        )
+
+        def needed() -> list[int]:
+            most = [T] * len(rows) if counts is None else counts.high
+            return [self.clock.high[row] + n for row, n in zip(rows, most, strict=True)]
+
+        bounds = [bound for bound in (limit, room) if bound is not None]
+        if bounds and max(needed(), default=0) > min(bounds):
+            self.clock.sync()
+            if counts is not None:
+                counts.read()
+        need = needed()
+        if limit is not None and max(need, default=0) > limit:
+            row = rows[need.index(max(need))]
+            raise self._full(row, self.clock.high[row], max(need) - self.clock.high[row], limit)
+        self._reserve(max(need, default=0), max(self.clock.high[row] for row in rows) + T if rows else 0)
+
+    def _full(self, row: int, length: int, more: int, limit: int) -> CapacityError:
+        if limit == self.max_positions:
+            return CapacityError(
+                f"row {row} holds {length} tokens and {more} more were given, but the model has positions for {limit}. "
+                "Use a shorter prompt, or take the row back with cache.rewind or cache.reset."
+            )
+        return CapacityError(
+            f"row {row} holds {length} tokens and {more} more were given, but the capacity is {limit}. Make the cache "
+            "with a larger capacity (or None, which grows), or take the row back with cache.rewind or cache.reset."
+        )
+
+    def _reserve(self, tokens: int, record: int) -> None:
+        for layer in self._all():
+            layer.reserve(tokens)
+        have = self._record.shape[1]
+        if record > have:
+            new = allocate((self.rows, max(record, 2 * have)), torch.int64, self.device, -1)
+            new[:, :have].copy_(self._record)
+            self._record = new
+
+    def _commit(self, step: Step, accepted: Numbers | None) -> None:
+        if step.closed or step is not self._open:
+            raise InputError(
+                "this step is over: it was committed or aborted, or the cache was changed after it was opened"
+            )
+        counts, slack, clock = step._counts_high or [], self.slack, self.clock
+        if accepted is None:
+            taken, high = step.all_counts, counts
+            low = counts if step.counts is None or step.counts_exact else [0] * len(counts)
+        else:
+            given = Counts.of(accepted, len(counts), counts, self.device, "accepted", step.counts)
+            if given.out_of_range is not None:
+                clock.fault.logical_or_(given.out_of_range)
+            taken, low, high = given.tensor, given.low, given.high
+        numbers = list(range(self.rows)) if step.rows is None else step.rows
+        after = [
+            (row, clock.low[row] + a, clock.high[row] + b)
+            for row, a, b in zip(numbers, low, high, strict=True)
+        ]
+        step.folds = slack > 0 and any(most - clock.base_low[row] > 2 * slack for row, _, most in after)
+
+        for (i, name), left in step._left.items():
+            self.layers[i][name].commit(step, left, taken)
+
+        base = step.base_after(taken) if slack else step.before + taken
+        step.put(clock.base, base)
+        for row, least, most in after:
+            certain = least == most and most - clock.base_low[row] > 2 * slack
+            clock.base_low[row] = most - slack if certain else max(clock.base_low[row], least - 2 * slack)
+        self._keep_tokens(step)
+        self._keep_logits(step, taken)
+        clock.advance(numbers, None if step.rows is None else step.row_index, taken, low, high)
+        self._close(step)
+
+    def _keep_tokens(self, step: Step) -> None:
+        ids = step.ids if step.ids is not None else torch.full_like(step.positions, -1)
+        if step.start is not None:
+            step.take(self._record)[:, step.start : step.start + step.T] = ids
+            if step.rows is None or step._slice is not None:
+                return
+        self._record[step.row_index[:, None], step.positions] = ids.to(self._record)
+
+    def _keep_logits(self, step: Step, taken: Tensor) -> None:
+        logits = step.logits
+        if logits is None:
+            if self.logits is not None:
+                known = step.take(self.logits)
+                step.put(self.logits, known.masked_fill((taken > 0)[:, None], float("nan")))
+            return
+        if self.logits is None:
+            shape = (self.rows, logits.shape[-1])
+            self.logits = allocate(shape, logits.dtype, self.device, float("nan"))
+        if logits.dim() == 3:
+            last = (taken - 1).clamp(min=0)[:, None, None].expand(-1, 1, logits.shape[-1])
+            logits = logits.gather(1, last)[:, 0]
+        elif taken is not step.all_counts:
+            logits = logits.masked_fill((taken != step.all_counts)[:, None], float("nan"))
+        step.put(self.logits, torch.where((taken > 0)[:, None], logits, step.take(self.logits)))
+
+    def _close(self, step: Step | None) -> None:
+        if step is not None:
+            step.abort()
+        self._open = None
+
+    # -- verbs in place --------------------------------------------------------------------------------------------
+
+    def rewind(self, n: Numbers) -> Cache:
+        """Takes each row back by its number of tokens, as if they had never been given."""
+        lengths = self.clock.sync()
+        amounts = Counts.of(n, self.rows, None, self.device, "rewind")
+        host = amounts.read()
+        possible = self.rewindable.tolist()
+        for row, (back, length, most) in enumerate(zip(host, lengths, possible, strict=True)):
+            if back > length:
+                raise RewindError(f"row {row} holds {length} tokens and cannot be taken back by {back}")
+            if back > most:
+                raise RewindError(
+                    f"row {row} cannot be taken back by {back}: of its {length} tokens, sliding windows and recurrent "
+                    f"states can go back {most} (the cache's slack is {self.slack}). Make the cache with "
+                    f"slack={back} or more, fork it before the tokens to be dropped, or reset the row."
+                )
+        self._close(self._open)
+        changed = amounts.tensor > 0
+        self.clock.take_back(amounts.tensor, host)
+        for layer in self._all():
+            layer.rewind(self.clock, changed)
+        if self.logits is not None:
+            self.logits.masked_fill_(changed[:, None], float("nan"))
+        return self
+
+    def reset(self, rows: Sequence[int] | Tensor | None = None) -> Cache:
+        """Empties the rows (all when None); an attached source goes too."""
+        numbers = list(range(self.rows)) if rows is None else row_numbers(rows, self.rows)
+        self._close(self._open)
+        index = torch.tensor(numbers, dtype=torch.int64, device=self.device)
+        self.clock.set_zero(numbers, index)
+        for layer in self._all():
+            layer.reset(index)
+        if self.logits is not None:
+            self.logits.index_fill_(0, index, float("nan"))
+        return self
+
+    def reserve(self, n: int) -> Cache:
+        """Makes room for rows of n tokens now, so that no pass up to there has to grow."""
+        if self.limit is not None and n > self.limit:
+            raise CapacityError(
+                f"cannot reserve {n} tokens: the capacity is {self.limit}; make a larger cache"
+            )
+        self._reserve(n, n)
+        return self
+
+    def attach(self, source: Source, rows: Sequence[int] | Tensor | None = None) -> Cache:
+        """Gives the rows (all when None) their encoder output: computes every cross key and value at once."""
+        numbers = list(range(self.rows)) if rows is None else row_numbers(rows, self.rows)
+        if self.model is None or not any(isinstance(layer, CrossLayer) for layer in self._all()):
+            raise InputError("this model reads no source: only encoder–decoder models do")
+        if len(source.lengths) not in (1, len(numbers)):
+            raise InputError(
+                f"the source has {len(source.lengths)} rows, the cache takes it for {len(numbers)}"
+            )
+        index = torch.tensor(numbers, dtype=torch.int64, device=self.device)
+        for (i, name), (k, v) in self.model.cross_states(source).items():
+            layer = self.layers[i][name]
+            assert isinstance(layer, CrossLayer)
+            size = (len(numbers), -1, -1, -1)
+            layer.attach(k.expand(size), v.expand(size), source.lengths.expand(len(numbers)), index)
+        return self
+
+    def poison(self, value: float = float("nan")) -> Cache:
+        """Fills every number that no later pass may depend on: a way to prove that none does."""
+        for layer in self._all():
+            layer.poison(self.clock, value)
+        return self
+
+    # -- verbs that make caches ------------------------------------------------------------------------------------
+
+    def select(self, rows: Sequence[int] | Tensor) -> Cache:
+        """The given rows, in that order, as a cache of their own. A row may be named more than once."""
+        numbers = row_numbers(rows, self.rows)
+        if not numbers:
+            raise InputError("select needs at least one row")
+        index = torch.tensor(numbers, dtype=torch.int64, device=self.device)
+        layers = [{name: layer.select(index) for name, layer in entry.items()} for entry in self.layers]
+        return self._made(
+            layers,
+            self.clock.select(numbers, index),
+            self._record.index_select(0, index),
+            None if self.logits is None else self.logits.index_select(0, index),
+        )
+
+    def repeat(self, n: int | Sequence[int]) -> Cache:
+        """Each row n times in a row (or as often as its entry of n says)."""
+        times = [n] * self.rows if isinstance(n, int) else list(n)
+        if len(times) != self.rows or min(times) < 0 or sum(times) == 0:
+            raise InputError(
+                f"repeat needs how often for each of the {self.rows} rows, at least 1 in all, not {n}"
+            )
+        return self.select([row for row, often in enumerate(times) for _ in range(often)])
+
+    def fork(self) -> Cache:
+        """A copy that goes its own way."""
+        return self.select(list(range(self.rows)))
+
+    def split(self) -> list[Cache]:
+        """One cache for each row."""
+        return [self.select([row]) for row in range(self.rows)]
+
+    @staticmethod
+    def join(caches: Sequence[Cache]) -> Cache:
+        """The rows of several caches in one. Takes the largest capacity and slack of them."""
+        from lamina.cache.joining import join
+
+        return join(caches)
+
+    def _made(
+        self, layers: list[dict[str, Layer]], clock: Clock, record: Tensor, logits: Tensor | None
+    ) -> Cache:
+        new = object.__new__(Cache)
+        new.__dict__.update(self.__dict__)
+        new.layers, new.clock, new._open = layers, clock, None
+        new._record = allocate(record.shape, torch.int64, self.device)
+        new._record.copy_(record)
+        new.logits = None
+        if logits is not None:
+            new.logits = allocate(logits.shape, logits.dtype, self.device)
+            new.logits.copy_(logits)
+        return new
+
+
+def shared_keys(specs: Sequence[Mapping[str, Any]]) -> frozenset[Key]:
+    """The entries that other layers read."""
+    return frozenset(
+        (spec.source, spec.name) for entry in specs for spec in entry.values() if isinstance(spec, Shared)
+    )

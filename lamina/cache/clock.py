@@ -1,0 +1,118 @@
+"""The one clock of a cache: how many tokens each row holds.
+
+The truth is a tensor on the device, so that positions, slots and visibility are arithmetic on it and a decode step can
+be captured. Beside it the host keeps, for each row, an interval [low, high] that the length lies in. While counts come
+from the host the interval is a point and nothing is ever read back; counts that live on the device widen it, and only
+when `high` would force growth or an error are the lengths read once, which closes it again.
+
+Two more marks a row follow from rewinding:
+`written`  one past the highest position ever written into a ring. A rewound row has lost the tokens that later ones
+           overwrote, so how far it can go back depends on this mark, not on the slack alone.
+`base`     the position of the recurrent base state: recurrent layers can be taken back to it and no further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lamina.errors import InputError
+
+
+MARKS = ("lengths", "written", "base")
+BOUNDS = ("low", "high", "base_low")
+
+
+def allocate(shape: Sequence[int], dtype: torch.dtype, device: torch.device, fill: float = 0) -> Tensor:
+    """A tensor that may be written inside and outside `torch.inference_mode`, whoever makes it."""
+    with torch.inference_mode(False):
+        return torch.full(tuple(shape), fill, dtype=dtype, device=device)
+
+
+class Clock:
+    """Lengths and rewind marks of every row, with the host's bounds on them."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self.lengths = allocate((rows,), torch.int64, device)
+        self.written = allocate((rows,), torch.int64, device)
+        self.base = allocate((rows,), torch.int64, device)
+        self.fault = allocate((1,), torch.bool, device)  # a device-side count was out of range
+        self.low = [0] * rows
+        self.high = [0] * rows
+        self.base_low = [0] * rows  # the host's lower bound on `base`
+
+    @property
+    def rows(self) -> int:
+        return len(self.low)
+
+    @property
+    def exact(self) -> bool:
+        return self.low == self.high
+
+    def sync(self) -> list[int]:
+        """Reads the lengths once (when the host is not sure of them) and returns them."""
+        if not self.exact or self.lengths.device.type != "cpu":
+            if bool(self.fault.item()):
+                self.fault.fill_(False)
+                raise InputError(
+                    "counts given on the device were negative or larger than the tokens of their pass; they were "
+                    "clamped. Give counts between 0 and T, or give them as a list to have them checked at once."
+                )
+            if not self.exact:
+                self.low = self.lengths.tolist()
+                self.high = list(self.low)
+        return list(self.low)
+
+    def advance(
+        self, rows: list[int], index: Tensor | None, counts: Tensor, low: list[int], high: list[int]
+    ) -> None:
+        """Moves the given rows forward by `counts`, which the host knows to lie between `low` and `high`."""
+        if index is None:
+            self.lengths += counts
+        else:
+            self.lengths.index_add_(0, index, counts)
+        torch.maximum(self.written, self.lengths, out=self.written)
+        for row, least, most in zip(rows, low, high, strict=True):
+            self.low[row] += least
+            self.high[row] += most
+
+    def touch(self, ahead: int, index: Tensor | None) -> None:
+        """Marks that `ahead` positions past these rows' lengths are written from now on, committed or not."""
+        if index is None:
+            torch.maximum(self.written, self.lengths + ahead, out=self.written)
+        else:
+            mark = torch.maximum(self.written[index], self.lengths[index] + ahead)
+            self.written.index_copy_(0, index, mark)
+
+    def take_back(self, counts: Tensor, host: list[int]) -> None:
+        self.lengths -= counts
+        self.low = [low - n for low, n in zip(self.low, host, strict=True)]
+        self.high = [high - n for high, n in zip(self.high, host, strict=True)]
+
+    def set_zero(self, rows: list[int], index: Tensor) -> None:
+        for mark in (self.lengths, self.written, self.base):
+            mark.index_fill_(0, index, 0)
+        for row in rows:
+            self.low[row] = self.high[row] = self.base_low[row] = 0
+
+    def select(self, rows: list[int], index: Tensor) -> Clock:
+        """A clock of its own for these rows."""
+        new = Clock(len(rows), self.lengths.device)
+        for name in MARKS:
+            getattr(new, name).copy_(getattr(self, name).index_select(0, index))
+        new.fault.copy_(self.fault)
+        for name in BOUNDS:
+            setattr(new, name, [getattr(self, name)[row] for row in rows])
+        return new
+
+    @staticmethod
+    def join(clocks: list[Clock]) -> Clock:
+        new = Clock(sum(clock.rows for clock in clocks), clocks[0].lengths.device)
+        for name in MARKS:
+            getattr(new, name).copy_(torch.cat([getattr(clock, name) for clock in clocks]))
+        new.fault.copy_(torch.stack([clock.fault for clock in clocks]).any(0))
+        for name in BOUNDS:
+            setattr(new, name, [bound for clock in clocks for bound in getattr(clock, name)])
+        return new

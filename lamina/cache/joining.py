@@ -1,0 +1,86 @@
+"""Joining caches: every layer is laid out anew in the largest shape of them, then put side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from lamina.cache.cache import Cache
+from lamina.cache.clock import Clock
+from lamina.cache.layer import Layer
+from lamina.cache.spec import Keeping
+from lamina.errors import InputError
+
+
+def join(caches: Sequence[Cache]) -> Cache:
+    """See `Cache.join`."""
+    if not caches:
+        raise InputError("join needs at least one cache")
+    first = caches[0]
+    for other in caches[1:]:
+        _same_kind(first, other)
+    slack = max(cache.slack for cache in caches)
+    capacity = None if first.capacity is None else max(cache.capacity or 0 for cache in caches)
+    keeping = Keeping(1, capacity, slack, first.dtype, first.device)
+    clocks = [_with_slack(cache, slack) for cache in caches]
+    longest = max(max(clock.sync()) for clock in clocks)
+
+    layers: list[dict[str, Layer]] = []
+    for i, entry in enumerate(first.layers):
+        layers.append({})
+        for name in entry:
+            parts = [cache.layers[i][name] for cache in caches]
+            like = entry[name].spec.layer(replace(keeping))
+            like.reserve(max(longest, *(part.slots or 0 for part in parts)))
+            widest = max(parts, key=lambda part: part.slots or 0)
+            if like.slots is not None and (widest.slots or 0) > like.slots:
+                like = widest  # such as a source, whose width no capacity tells
+            fitted = [part.fit(like, clock) for part, clock in zip(parts, clocks, strict=True)]
+            layers[i][name] = type(fitted[0]).join(fitted)
+
+    width = max(cache._record.shape[1] for cache in caches)
+    pad = torch.nn.functional.pad
+    record = torch.cat(
+        [pad(cache._record, (0, width - cache._record.shape[1]), value=-1) for cache in caches]
+    )
+    logits = None
+    known = next((cache.logits for cache in caches if cache.logits is not None), None)
+    if known is not None:
+        nothing = float("nan")
+        logits = torch.cat(
+            [
+                known.new_full((c.rows, known.shape[1]), nothing) if c.logits is None else c.logits
+                for c in caches
+            ]
+        )
+    new = first._made(layers, Clock.join(clocks), record, logits)
+    new.slack, new.capacity = slack, capacity
+    return new
+
+
+def _same_kind(a: Cache, b: Cache) -> None:
+    if a.model is not b.model or a.specs != b.specs:
+        raise InputError("only caches of the same model can be joined")
+    if (a.capacity is None) != (b.capacity is None):
+        raise InputError(
+            f"a growing cache and one of fixed capacity {a.capacity or b.capacity} cannot be joined: "
+            "make both with a capacity, or both without"
+        )
+    if a.dtype != b.dtype or a.device != b.device:
+        raise InputError(f"caches in {a.dtype} on {a.device} and in {b.dtype} on {b.device} cannot be joined")
+
+
+def _with_slack(cache: Cache, slack: int) -> Clock:
+    """The cache's clock for a larger slack: a row whose ring has lost tokens cannot go back further than before."""
+    clock = cache.clock.select(list(range(cache.rows)), torch.arange(cache.rows, device=cache.device))
+    rings = [
+        limit
+        for layer in cache._all()
+        if hasattr(layer, "layout") and (limit := layer.rewindable(clock)) is not None
+    ]
+    if rings and slack > cache.slack:
+        lost = torch.stack(rings).amin(dim=0) < clock.lengths
+        clock.written.add_(torch.where(lost, slack - cache.slack, 0))
+    return clock

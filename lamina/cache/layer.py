@@ -1,0 +1,98 @@
+"""A layer: one thing one model layer remembers, for every row.
+
+All of it lies in `data`, named tensors with rows in front, so selecting, repeating, joining, forking, moving and saving
+are the same few lines for every kind. A kind adds how a pass reads and writes it, what it does at commit, and how far
+it can be taken back. A layer with no data at all is *bare*: it serves a pass without a cache, and keeps nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+
+from lamina.cache.clock import Clock
+from lamina.cache.spec import Spec
+
+if TYPE_CHECKING:
+    from lamina.cache.step import Step
+
+Key = tuple[int, str]  # (index of the model's layer, name of the entry)
+
+
+class Layer(ABC):
+    """The interface and the shared verbs. Every verb that returns a layer returns one that shares no memory."""
+
+    limit: int | None = None
+    """The most tokens a row may hold here; None when there is no end."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.data: dict[str, Tensor] = {}
+
+    @property
+    def bare(self) -> bool:
+        return not self.data
+
+    @property
+    def kind(self) -> str:
+        """The word for this kind in tables."""
+        return type(self.spec).__name__.lower()
+
+    @property
+    def slots(self) -> int | None:
+        """Token slots a row has room for; None for what is not kept by token."""
+        return None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.data.values())
+
+    def reserve(self, tokens: int) -> None:
+        """Makes room for rows of this many tokens. Called on the host, before a pass."""
+
+    def commit(self, step: Step, left: Any, accepted: Tensor) -> None:
+        """Takes in what the pass left behind: each row's first `accepted` tokens."""
+
+    def rewindable(self, clock: Clock) -> Tensor | None:
+        """How far each row can be taken back; None when nothing here stands in the way."""
+        return None
+
+    def rewind(self, clock: Clock, changed: Tensor) -> None:
+        """The clock was turned back for the rows that are True in `changed` [B]: restores what depends on it."""
+
+    def reset(self, index: Tensor) -> None:
+        """These rows hold nothing any more."""
+
+    def poison(self, clock: Clock, value: float = float("nan")) -> None:
+        """Fills every number that no later pass may depend on."""
+
+    def fit(self, like: Self, clock: Clock) -> Self:
+        """The same contents in the shape of `like`, so that the two can be joined."""
+        return self
+
+    def select(self, index: Tensor) -> Self:
+        return self._with({name: _owned(tensor.index_select(0, index)) for name, tensor in self.data.items()})
+
+    @classmethod
+    def join(cls, layers: list[Self]) -> Self:
+        names = layers[0].data
+        return layers[0]._with(
+            {name: _owned(torch.cat([one.data[name] for one in layers])) for name in names}
+        )
+
+    def _with(self, data: dict[str, Tensor]) -> Self:
+        new = copy.copy(self)
+        new.data = data
+        return new
+
+
+def _owned(tensor: Tensor) -> Tensor:
+    """The tensor itself, or a copy that may be written outside `torch.inference_mode` too."""
+    if not tensor.is_inference():
+        return tensor
+    with torch.inference_mode(False):
+        return tensor.clone()

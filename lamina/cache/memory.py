@@ -1,0 +1,110 @@
+"""What a layer of a model is given: the calls that remember.
+
+    class Mixer(nn.Module):
+        def forward(self, x, memory):
+            q, k, v = ...
+            return self.out(memory.attend(q, k, v, scale=self.scale))
+
+The same code runs without a cache, in prefill, in decoding, in speculation, compiled and exported: which of these it is,
+where the tokens lie and what may be seen is the memory's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from lamina.cache.layer import Layer
+from lamina.errors import InputError
+from lamina.recurrence.rule import Rule
+
+if TYPE_CHECKING:
+    from lamina.cache.step import Step
+
+
+class Memory:
+    """One layer's memory in one pass. `memory[name]` is one entry of a layer that has several."""
+
+    def __init__(self, step: Step, index: int, layers: Mapping[str, Layer]) -> None:
+        self._step, self._index, self._layers = step, index, layers
+
+    @property
+    def positions(self) -> Tensor:
+        """[B, T] the true position of each new token in its row."""
+        return self._step.positions
+
+    def __getitem__(self, name: str) -> Memory:
+        return Memory(self._step, self._index, {name: self._entry(name, None)[1]})
+
+    @property
+    def layer(self) -> Layer:
+        """The store itself, for kinds of memory that are defined outside this package."""
+        return self._entry(None, None)[1]
+
+    def attend(
+        self,
+        q: Tensor,  # [B, Hq, T, D]
+        k: Tensor | None = None,  # [B, H, T, D]; None where another layer's or a source's are read
+        v: Tensor | None = None,  # [B, H, T, Dv]
+        *,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,  # [Hq]
+        bias: Callable[..., Tensor] | None = None,  # bias(head, q_pos, kv_pos), added to the scores
+        name: str | None = None,
+    ) -> Tensor:
+        """Remembers k and v, and attends from q over all that is visible. -> [B, Hq, T, Dv]"""
+        entry, layer = self._entry(name, "attend")
+        return layer.attend(
+            self._step, (self._index, entry), q, k, v, scale=scale, softcap=softcap, sinks=sinks, bias=bias
+        )
+
+    def attend_latent(
+        self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, *, up: Tensor, scale: float,
+        name: str | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Latent attention: remembers one latent and one rotary key a token. See `LatentLayer.attend_latent`."""
+        entry, layer = self._entry(name, "attend_latent")
+        key = (self._index, entry)
+        return layer.attend_latent(self._step, key, q_nope, q_rope, latent, k_rope, up=up, scale=scale)
+
+    def convolve(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, name: str | None = None
+    ) -> Tensor:
+        """Causal depthwise convolution over the row so far. x [B, T, C], weight [C, K] -> [B, T, C]"""
+        entry, layer = self._entry(name, "convolve")
+        return layer.convolve(self._step, (self._index, entry), x, weight, bias)
+
+    def recur(
+        self, rule: Rule, inputs: dict[str, Tensor], constants: dict[str, Tensor], *, name: str | None = None
+    ) -> Tensor:
+        """Runs a recurrence on from the row's state. inputs [B, T, ...] each -> outputs [B, T, ...]"""
+        entry, layer = self._entry(name, "recur")
+        if layer.spec.rule != rule:
+            raise InputError(
+                f"layer {self._index} entry {entry!r} keeps the state of {layer.spec.rule}, not of {rule}"
+            )
+        return layer.recur(self._step, (self._index, entry), inputs, constants)
+
+    def recall(self, x: Tensor, *, name: str | None = None) -> tuple[Tensor, Tensor]:
+        """Remembers one vector a token. x [B, T, D] -> all of them [B, S, D], and which each query sees [B, T, S]"""
+        entry, layer = self._entry(name, "recall")
+        return layer.recall(self._step, (self._index, entry), x)
+
+    def _entry(self, name: str | None, call: str | None) -> tuple[str, Any]:
+        """The entry of that name, or the only one that answers to the call."""
+        if name is not None:
+            if name not in self._layers:
+                raise InputError(
+                    f"layer {self._index} remembers {sorted(self._layers)}, nothing called {name!r}"
+                )
+            return name, self._layers[name]
+        able = [(n, layer) for n, layer in self._layers.items() if call is None or hasattr(layer, call)]
+        if len(able) != 1:
+            names = [n for n, _ in able]
+            raise InputError(
+                f"layer {self._index} has {len(able)} entries for {call or 'this'} {names}: give name="
+            )
+        return able[0]

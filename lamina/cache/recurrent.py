@@ -1,0 +1,231 @@
+"""The layers that fold their past into a state: causal convolutions and recurrences.
+
+A convolution remembers its last inputs, which is a ring like any other.
+
+A recurrence remembers its state at the row's head. To be able to go back `slack` tokens it also keeps a *base*, an
+older state at most 2·slack tokens behind, and the inputs of every token since: going back is folding the base forward
+again over fewer tokens. That is two states and 2·slack inputs, never slack states.
+
+    tokens    0 1 2 3 4 5 6 7 8 9
+                    ^base       ^head            slack 3: rows can go back to position 4
+              inputs of 4 … 9 are in the log
+
+When the log is full the base moves up to `slack` tokens behind the head. A pass leaves the committed state alone:
+commit puts the new one in its place, folding again over the accepted tokens where some were refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+from lamina.attention.window import Sliding
+from lamina.cache.clock import Clock, allocate
+from lamina.cache.layer import Key, Layer
+from lamina.cache.layout import Layout
+from lamina.cache.spec import Convolution, Keeping, Recurrent
+from lamina.cache.store import TokenLayer, pick_tokens, read_slots, write_slots
+from lamina.recurrence.conv import causal_convolution
+from lamina.recurrence.rule import Rule
+
+if TYPE_CHECKING:
+    from lamina.cache.step import Step
+
+Inputs = dict[str, Tensor]
+
+
+class ConvolutionLayer(TokenLayer):
+    """The last `kernel` inputs [B, S, C] of a causal depthwise convolution."""
+
+    spec: Convolution
+
+    def __init__(self, spec: Convolution, keeping: Keeping | None) -> None:
+        super().__init__(spec, {"x": (spec.channels,)}, Sliding(spec.kernel), keeping)
+        if keeping is not None:  # small and always needed whole: no growth
+            assert self.layout.ring is not None
+            self.grows = False
+            self._resize(self.layout.ring)
+
+    @property
+    def kind(self) -> str:
+        return f"convolution {self.spec.kernel}"
+
+    def convolve(self, step: Step, key: Key, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x [B, T, C], weight [C, K], bias [C] -> [B, T, C]"""
+        back = self.spec.kernel - 1
+        if self.bare:
+            x = step.unpacked(x)
+            past = x.new_zeros(x.shape[0], back, x.shape[2])
+            return step.packed(causal_convolution(past, x, weight, bias))
+        positions = step.before[:, None] + torch.arange(-back, 0, device=x.device)  # [B, K - 1]
+        past = read_slots(self.data["x"], step.row_index, self.layout.slots(positions.clamp(min=0)))
+        past = past.masked_fill((positions < 0)[..., None], 0)
+        step.leave(key, {"x": x})
+        return causal_convolution(past.to(x.dtype), x, weight, bias)
+
+
+@dataclass
+class Recurred:
+    """What a pass leaves behind for commit."""
+
+    inputs: Inputs
+    constants: Inputs
+    state: Tensor  # after every real token of the pass
+
+
+class RecurrentLayer(Layer):
+    """data: `head` [B, *state]; with slack also `base` and `log.<input>` [B, 2·slack, *shape]."""
+
+    spec: Recurrent
+
+    def __init__(self, spec: Recurrent, keeping: Keeping | None) -> None:
+        super().__init__(spec)
+        self.constants: Inputs | None = None  # as the last pass gave them; folding forward needs them
+        self.slack = keeping.slack if keeping else 0
+        self.log = Layout(ring=max(2 * self.slack, 1))
+        if keeping is not None:
+            state = (keeping.rows, *self.rule.state_shape)
+            self.data["head"] = allocate(state, torch.float32, keeping.device)
+            if self.slack:
+                self.data["base"] = allocate(state, torch.float32, keeping.device)
+                for name, shape in self.rule.input_shapes.items():
+                    entry = (keeping.rows, 2 * self.slack, *shape)
+                    self.data[f"log.{name}"] = allocate(entry, keeping.dtype, keeping.device)
+
+    @property
+    def rule(self) -> Rule:
+        return self.spec.rule
+
+    @property
+    def kind(self) -> str:
+        return type(self.rule).__name__
+
+    def recur(self, step: Step, key: Key, inputs: Inputs, constants: Inputs) -> Tensor:
+        """inputs [B, T, *shape] of this pass -> outputs [B, T, ...]"""
+        if self.bare:
+            inputs = {name: step.unpacked(x) for name, x in inputs.items()}
+            rows = next(iter(inputs.values()))
+            head = rows.new_zeros((rows.shape[0], *self.rule.state_shape), dtype=torch.float32)
+            out, _ = self._run(head, inputs, constants, step.unpacked_valid)
+            return step.packed(out)
+        out, state = self._run(step.take(self.data["head"]), inputs, constants, step.valid)
+        step.leave(key, Recurred(inputs, constants, state))
+        return out
+
+    def _run(
+        self, state: Tensor, inputs: Inputs, constants: Inputs, valid: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        if next(iter(inputs.values())).shape[1] != 1:
+            return self.rule.chunk(state, inputs, constants, valid)
+        out, new = self.rule.step(state, {name: x[:, 0] for name, x in inputs.items()}, constants)
+        if valid is not None:
+            new = torch.where(valid.reshape(-1, *(1,) * (state.dim() - 1)), new, state)
+        return out[:, None], new
+
+    # -- commit and rewind -----------------------------------------------------------------------------------------
+
+    def commit(self, step: Step, left: Recurred, accepted: Tensor) -> None:
+        self.constants = left.constants
+        head, state = step.take(self.data["head"]), left.state
+        if accepted is not step.all_counts:
+            state = self._fold(head, left.inputs, accepted)
+        if self.slack:
+            if step.folds:
+                self._move_base(step, left.inputs, head, accepted)
+            self._write_log(step, left.inputs, accepted)
+        step.put(self.data["head"], state)
+
+    def _fold(self, state: Tensor, inputs: Inputs, counts: Tensor) -> Tensor:
+        """The state after the first `counts` [B] of the inputs [B, N, *shape]."""
+        tokens = next(iter(inputs.values())).shape[1]
+        valid = torch.arange(tokens, device=counts.device) < counts[:, None]
+        assert self.constants is not None
+        return self.rule.chunk(state, inputs, self.constants, valid)[1]
+
+    def _move_base(self, step: Step, inputs: Inputs, head: Tensor, accepted: Tensor) -> None:
+        """Where a row's log would overflow, moves its base to `slack` tokens behind its new head."""
+        base_at, target = step.base, step.base_after(accepted)  # [R]
+        logged = torch.minimum(target, step.before) - base_at
+        base = step.take(self.data["base"])
+        from_log = self._fold(base, self._logged(base_at, step.row_index), logged)
+        from_pass = self._fold(head, inputs, (target - step.before).clamp(min=0))
+        beyond = (target > step.before).reshape(-1, *(1,) * (base.dim() - 1))
+        step.put(self.data["base"], torch.where(beyond, from_pass, from_log))
+
+    def _logged(self, base: Tensor, rows: Tensor) -> Inputs:
+        """The log in order of position, from each row's base on."""
+        positions = base[:, None] + torch.arange(2 * self.slack, device=base.device)
+        slots = self.log.slots(positions)
+        return {
+            name: self._flat(name)[rows[:, None], slots].reshape(*slots.shape, *shape)
+            for name, shape in self.rule.input_shapes.items()
+        }
+
+    def _flat(self, name: str) -> Tensor:
+        return (
+            self.data[f"log.{name}"].flatten(2)
+            if self.rule.input_shapes[name]
+            else self.data[f"log.{name}"][..., None]
+        )
+
+    def _write_log(self, step: Step, inputs: Inputs, accepted: Tensor) -> None:
+        last = accepted[:, None] - 1
+        newest = last - torch.arange(min(2 * self.slack, step.T), device=last.device)
+        tokens = torch.where(newest >= 0, newest, last).clamp(min=0)
+        slots = self.log.slots(step.positions.gather(1, tokens))
+        for name in self.rule.input_shapes:
+            flat = self._flat(name)
+            new = pick_tokens(inputs[name].reshape(*inputs[name].shape[:2], -1), tokens)
+            kept = read_slots(flat, step.row_index, slots)
+            write_slots(
+                flat,
+                step.row_index,
+                slots,
+                torch.where((accepted > 0)[:, None, None], new.to(kept.dtype), kept),
+            )
+
+    def rewindable(self, clock: Clock) -> Tensor | None:
+        return clock.lengths - clock.base
+
+    def rewind(self, clock: Clock, changed: Tensor) -> None:
+        if self.slack and self.constants is not None:
+            rows = torch.arange(clock.rows, device=changed.device)
+            logged = self._logged(clock.base, rows)
+            head = self._fold(self.data["base"], logged, clock.lengths - clock.base)
+            kept = self.data["head"]
+            kept.copy_(torch.where(changed.reshape(-1, *(1,) * (kept.dim() - 1)), head, kept))
+
+    def reset(self, index: Tensor) -> None:
+        for tensor in self.data.values():
+            tensor.index_fill_(0, index, 0)
+
+    def poison(self, clock: Clock, value: float = float("nan")) -> None:
+        if self.slack:
+            held = self.log.positions(2 * self.slack, clock.lengths)
+            unused = held < clock.base[:, None]
+            for name in self.rule.input_shapes:
+                log = self.data[f"log.{name}"]
+                log.masked_fill_(unused.reshape(*unused.shape, *(1,) * (log.dim() - 2)), value)
+
+    def fit(self, like: Self, clock: Clock) -> Self:
+        if self.slack == like.slack:
+            return self
+        new = self._with({"head": self.data["head"], "base": self.data.get("base", self.data["head"])})
+        held = like.log.positions(2 * like.slack, clock.lengths).clamp(min=0)
+        rows = torch.arange(len(held), device=held.device)
+        for name in self.rule.input_shapes:
+            old = like.data[f"log.{name}"]
+            new.data[f"log.{name}"] = log = allocate((len(held), *old.shape[1:]), old.dtype, old.device)
+            if self.slack:
+                log.copy_(self.data[f"log.{name}"][rows[:, None], self.log.slots(held)])
+        new.slack, new.log = like.slack, like.log
+        return new
+
+    @classmethod
+    def join(cls, layers: list[Self]) -> Self:
+        new = super().join(layers)
+        new.constants = next((one.constants for one in layers if one.constants is not None), None)
+        return new

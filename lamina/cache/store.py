@@ -1,0 +1,258 @@
+"""Token stores: tensors with one slot per token, laid out as a line or a ring.
+
+A field is a tensor [B, *lead, S, D]: slots are always the second last axis, so keys [B, H, S, D] feed attention as they
+are and flat fields [B, S, D] need no head axis.
+
+A line is written in place, since slots past a row's length are unused. A ring is written in place when one token comes
+in: the slot it takes holds a token that neither this query nor any rewind within the slack can see. Several tokens at
+once attend over the ring and themselves, and only the accepted ones are written, at commit.
+
+Padding is never written. Where a pass has some, the writes of a row's padding are pointed at its last real token, with
+that token's numbers: a slot written twice receives the same numbers twice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+from lamina.attention.view import View
+from lamina.attention.window import Chunked, Sliding, Window
+from lamina.cache.clock import Clock, allocate
+from lamina.cache.layer import Key, Layer
+from lamina.cache.layout import Layout
+from lamina.cache.spec import Keeping, Spec
+
+if TYPE_CHECKING:
+    from lamina.cache.step import Step
+
+Fields = dict[str, Tensor]
+SMALLEST = 32  # slots a growing store starts with
+
+
+def layout_for(window: Window, slack: int) -> Layout:
+    """The layout that keeps what a window can see, and `slack` tokens more to go back to.
+
+    >>> layout_for(Sliding(4), slack=2)
+    Layout(ring=6, keep=0)
+    """
+    if window.span is None:
+        return Layout()
+    keep = window.keep if isinstance(window, Sliding) else 0
+    return Layout(ring=window.span + slack, keep=keep)
+
+
+def read_slots(store: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
+    """store [B, *lead, S, D], rows [R], slots [R, T] -> [R, *lead, T, D]"""
+    if store.dim() == 3:
+        return store[rows[:, None], slots]
+    return store.transpose(1, 2)[rows[:, None], slots].transpose(1, 2)
+
+
+def write_slots(store: Tensor, rows: Tensor, slots: Tensor, new: Tensor) -> None:
+    """Writes new [R, *lead, T, D] into the slots [R, T] of the rows [R]."""
+    new = new.to(store.dtype)
+    if store.dim() == 3:
+        store[rows[:, None], slots] = new
+    else:
+        store.transpose(1, 2)[rows[:, None], slots] = new.transpose(1, 2)
+
+
+def pick_tokens(new: Tensor, index: Tensor) -> Tensor:
+    """new [R, *lead, T, D], index [R, N] -> the tokens of that index [R, *lead, N, D]"""
+    shape = (index.shape[0], *(1,) * (new.dim() - 3), index.shape[1], 1)
+    return torch.take_along_dim(new, index.reshape(shape), dim=-2)
+
+
+class TokenLayer(Layer):
+    """A layer kept as one slot per token."""
+
+    def __init__(
+        self, spec: Spec, fields: dict[str, tuple[int, ...]], window: Window, keeping: Keeping | None
+    ) -> None:
+        super().__init__(spec)
+        self.window = window
+        self.slack = keeping.slack if keeping else 0
+        self.layout = layout_for(window, self.slack)
+        self.grows = keeping is not None and keeping.capacity is None
+        if keeping is not None:
+            most = self.layout.most
+            slots = keeping.capacity if keeping.capacity is not None else 0
+            slots = slots if most is None else min(slots, most)
+            for name, (*lead, dim) in fields.items():
+                self.data[name] = allocate((keeping.rows, *lead, slots, dim), keeping.dtype, keeping.device)
+
+    @property
+    def slots(self) -> int:
+        return next(iter(self.data.values())).shape[-2]
+
+    @property
+    def limit(self) -> int | None:  # type: ignore[override]
+        if self.grows or self.bare or self.slots == self.layout.most:
+            return None
+        return self.slots
+
+    @property
+    def kind(self) -> str:
+        name = super().kind
+        match self.window:
+            case Sliding(size=size, keep=keep):
+                return f"{name}, sliding {size}" + (f" + first {keep}" if keep else "")
+            case Chunked(size=size):
+                return f"{name}, chunks of {size}"
+        return name
+
+    # -- room ------------------------------------------------------------------------------------------------------
+
+    def reserve(self, tokens: int) -> None:
+        needed = tokens if self.layout.most is None else min(tokens, self.layout.most)
+        if self.bare or not self.grows or needed <= self.slots:
+            return
+        slots = max(needed, 2 * self.slots, SMALLEST)
+        self._resize(slots if self.layout.most is None else min(slots, self.layout.most))
+
+    def _resize(self, slots: int) -> None:
+        """More slots. One field at a time, so that the peak is one field's copy."""
+        for name, old in self.data.items():
+            new = allocate((*old.shape[:-2], slots, old.shape[-1]), old.dtype, old.device)
+            new[..., : old.shape[-2], :].copy_(old)
+            self.data[name] = new
+
+    # -- a pass ----------------------------------------------------------------------------------------------------
+
+    def extend(self, step: Step, key: Key, new: Fields) -> tuple[Fields, View]:
+        """Adds this pass's tokens; returns all that its queries may look at, and what each of them sees of it."""
+        if self.bare:
+            return new, step.view(("new", self.window), lambda: step.view_of_new(self.window))
+        if self.layout.ring is None:
+            return self._extend_line(step, new)
+        if step.T == 1:
+            return self._extend_ring_by_one(step, new)
+        step.leave(key, new)
+        return self._extend_ring(step, new)
+
+    def _extend_line(self, step: Step, new: Fields) -> tuple[Fields, View]:
+        start = step.start
+        if start is not None:
+            end = start + step.T
+            for name, store in self.data.items():
+                step.take(store)[..., start:end, :].copy_(new[name])
+            if start == 0:
+                return new, step.view(("new", self.window), lambda: step.view_of_new(self.window))
+            tokens = {name: step.take(store)[..., :end, :] for name, store in self.data.items()}
+            return tokens, step.view(("line", self.window), lambda: step.view_of_run(self.window, 0, end))
+        self._write(step, new, step.real_tokens, step.counts)
+        return self._read(step, step.bound)
+
+    def _extend_ring_by_one(self, step: Step, new: Fields) -> tuple[Fields, View]:
+        start, layout = step.start, self.layout
+        if start is None or layout.ring is None:
+            self._write(step, new, step.real_tokens, step.counts)
+            return self._read(step, step.bound)
+        wrapped = start >= self.slots
+        slot = layout.keep + (start - layout.keep) % layout.ring if wrapped else start
+        for name, store in self.data.items():
+            step.take(store)[..., slot : slot + 1, :].copy_(new[name])
+        if not wrapped:
+            end = start + 1
+            tokens = {name: step.take(store)[..., :end, :] for name, store in self.data.items()}
+            return tokens, step.view(("line", self.window), lambda: step.view_of_run(self.window, 0, end))
+        tokens = {name: step.take(store) for name, store in self.data.items()}
+        if isinstance(self.window, Sliding) and layout.ring == self.window.size:
+            # Every slot is visible, in whatever order: nothing to mask.
+            return tokens, step.view(("whole ring", self.window), lambda: self._view_of_all(step))
+        return self._read(step, None)
+
+    def _extend_ring(self, step: Step, new: Fields) -> tuple[Fields, View]:
+        start = step.start
+        if start == 0:
+            return new, step.view(("new", self.window), lambda: step.view_of_new(self.window))
+        if start is not None and start <= self.slots:  # not wrapped: slot = position
+            tokens = {
+                name: torch.cat([step.take(store)[..., :start, :], new[name]], dim=-2)
+                for name, store in self.data.items()
+            }
+            return tokens, step.view(
+                ("line", self.window), lambda: step.view_of_run(self.window, 0, start + step.T)
+            )
+        slots = self.slots
+        tokens = {name: torch.cat([step.take(store), new[name]], dim=-2) for name, store in self.data.items()}
+
+        def make() -> View:
+            held = self.layout.positions(slots, step.before)
+            return step.view_of(self.window, torch.cat([held, step.new_positions], dim=1), new_at=slots)
+
+        return tokens, step.view(("ring and new", self.window, self.layout, slots), make)
+
+    def _read(self, step: Step, bound: int | None) -> tuple[Fields, View]:
+        """Everything stored, this pass's tokens included."""
+        slots = self.slots if bound is None else min(bound, self.slots)
+        tokens = {name: step.take(store)[..., :slots, :] for name, store in self.data.items()}
+
+        def make() -> View:
+            return step.view_of(self.window, self.layout.positions(slots, step.after))
+
+        return tokens, step.view(("stored", self.window, self.layout, slots), make)
+
+    def _view_of_all(self, step: Step) -> View:
+        return View(step.positions, self.layout.positions(self.slots, step.after), self.window, full=True)
+
+    def _write(self, step: Step, new: Fields, tokens: Tensor | None, counts: Tensor | None) -> None:
+        """Writes the tokens of that index [R, N] (all of them when None); rows with a count of 0 stay as they are."""
+        positions = step.positions
+        if tokens is not None:
+            tokens = tokens.clamp(min=0)
+            positions = positions.gather(1, tokens)
+        slots = self.layout.slots(positions).clamp(max=self.slots - 1)
+        for name, store in self.data.items():
+            numbers = new[name] if tokens is None else pick_tokens(new[name], tokens)
+            if counts is not None:
+                some = (counts > 0).reshape(-1, *(1,) * (numbers.dim() - 1))
+                numbers = torch.where(some, numbers.to(store.dtype), read_slots(store, step.row_index, slots))
+            write_slots(store, step.row_index, slots, numbers)
+
+    def commit(self, step: Step, left: Fields, accepted: Tensor) -> None:
+        layout = self.layout
+        assert layout.ring is not None
+        last = accepted[:, None] - 1
+        # The newest tokens, as many as the ring holds: no slot is written twice.
+        newest = last - torch.arange(min(layout.ring, step.T), device=last.device)
+        self._write(step, left, torch.where(newest >= 0, newest, last), accepted)
+        if layout.keep:
+            first = torch.arange(layout.keep, device=last.device) - step.before[:, None]
+            inside = (first >= 0) & (first <= last)
+            self._write(step, left, torch.where(inside, first, last), accepted)
+
+    # -- verbs -----------------------------------------------------------------------------------------------------
+
+    def rewindable(self, clock: Clock) -> Tensor | None:
+        if self.layout.ring is None:
+            return None
+        kept = (self.slack + 1 - (clock.written - clock.lengths)).clamp(min=0, max=self.slack)
+        never_overwritten = clock.written - self.layout.keep <= self.layout.ring
+        return torch.where(never_overwritten, clock.lengths, kept)
+
+    def poison(self, clock: Clock, value: float = float("nan")) -> None:
+        if not self.slots:
+            return
+        unused = self.layout.positions(self.slots, clock.lengths) < 0  # [B, S]
+        for store in self.data.values():
+            store.masked_fill_(unused.reshape(len(unused), *(1,) * (store.dim() - 3), -1, 1), value)
+
+    def fit(self, like: Self, clock: Clock) -> Self:
+        if self.layout == like.layout and self.slots == like.slots:
+            return self
+        held = like.layout.positions(like.slots, clock.lengths)  # [B, S of like]
+        source = self.layout.slots(held.clamp(min=0)).clamp(max=max(self.slots - 1, 0))
+        rows = torch.arange(len(held), device=held.device)
+        data = {}
+        for name, store in self.data.items():
+            shape = (*store.shape[:-2], like.slots, store.shape[-1])
+            data[name] = allocate(shape, store.dtype, store.device)
+            if self.slots:
+                data[name].copy_(read_slots(store, rows, source))
+        new = self._with(data)
+        new.slack, new.layout, new.grows = like.slack, like.layout, like.grows
+        return new

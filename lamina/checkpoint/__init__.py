@@ -1,0 +1,23 @@
+"""Checkpoints: open a folder or a GGUF file, fill a module from it, and get its tokenizer."""
+
+from __future__ import annotations
+
+from lamina.checkpoint.demo_weights import packaged_smollm2
+from lamina.checkpoint.loader import fill
+from lamina.checkpoint.names import From, Names, Stack
+from lamina.checkpoint.source import CheckpointError, Source, config_dtype, open_source
+from lamina.checkpoint.tokenizer import TextStream, Tokenizer
+
+__all__ = [
+    "CheckpointError",
+    "From",
+    "Names",
+    "Source",
+    "Stack",
+    "TextStream",
+    "Tokenizer",
+    "config_dtype",
+    "fill",
+    "open_source",
+    "packaged_smollm2",
+]

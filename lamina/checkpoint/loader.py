@@ -1,0 +1,195 @@
+"""Fills a module built on the meta device from a checkpoint.
+
+First everything is checked against the headers alone: each parameter's recipe (see names.py), the shapes,
+and that no tensor is left over. Then each parameter is allocated once, in its final dtype and place, and its
+pieces are copied into it one at a time from the memory map: the peak is the weights plus one tensor.
+
+A module takes part in three ways, all optional:
+- `keep_float32`: a class attribute, the names of its own parameters that stay float32 whatever the dtype.
+- `reset_buffers()`: called after filling, under `torch.device(device)`; makes the buffers that are computed,
+  not stored (a module built on meta has them there, empty).
+- a parameter shared by two modules stays shared; the checkpoint may hold either name, or both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from lamina.checkpoint.names import Names, Recipe, find_recipe, matches_any
+from lamina.checkpoint.progress import LoadingBar
+from lamina.checkpoint.source import CheckpointError, Source, config_dtype, listing
+
+
+@dataclass(frozen=True)
+class Place:
+    """A parameter or buffer to fill: all the paths it is known by, and what fills it."""
+
+    paths: tuple[str, ...]
+    like: torch.Tensor
+    dtype: torch.dtype
+    recipe: Recipe
+
+
+def fill(
+    module: nn.Module,
+    source: Source,
+    names: Names,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    ignore: Iterable[str] = (),
+    progress: bool = True,
+) -> None:
+    """Give every parameter of `module` its values from `source`.
+
+    `names` maps parameter paths to checkpoint names. `ignore` lists patterns (`{i}` a number, `*` anything)
+    of tensors that may be left over. dtype None is the configuration's, else float32. Buffers keep their own
+    dtype and are filled only where the checkpoint has them. Nothing is changed when the checkpoint does not
+    fit.
+
+    >>> import json, pathlib, tempfile
+    >>> from safetensors.torch import save_file
+    >>> from lamina.checkpoint import open_source
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> _ = (folder / "config.json").write_text(json.dumps({"dtype": "bfloat16"}))
+    >>> save_file({"q.weight": torch.ones(2, 4), "k.weight": torch.zeros(1, 4)}, folder / "model.safetensors")
+    >>> with torch.device("meta"):
+    ...     module = nn.ModuleDict({"qk": nn.Linear(4, 3, bias=False)})
+    >>> fill(module, open_source(folder), {"qk": ("q", "k")})
+    >>> module["qk"].weight.sum(1).tolist(), module["qk"].weight.dtype
+    ([4.0, 4.0, 0.0], torch.bfloat16)
+    """
+    dtype = config_dtype(source.config) if dtype is None else dtype
+    device = torch.device("cpu") if device is None else torch.device(device)
+    places = plan(module, source, names, dtype, tuple(ignore))
+    with LoadingBar(sum(p.like.numel() * p.dtype.itemsize for p in places), progress) as bar:
+        for place in places:
+            values = torch.empty(place.like.shape, dtype=place.dtype, device=device)
+            copy_pieces(values, place.recipe, source)
+            put(module, place, values)
+            bar.advance(values.nbytes)
+    finish_buffers(module, device)
+
+
+def plan(
+    module: nn.Module, source: Source, names: Names, dtype: torch.dtype, ignore: tuple[str, ...]
+) -> list[Place]:
+    """What fills what; raises one error that names everything missing, misshapen or left over."""
+    missing: list[str] = []
+    misshapen: list[str] = []
+    used: set[str] = set()
+    places: list[Place] = []
+    for paths, tensor in tensors_of(module):
+        recipes = [(path, find_recipe(names, path, tuple(tensor.shape))) for path in paths]
+        known = [recipe for _, recipe in recipes if recipe is not None]
+        used.update(name for recipe in known for name in recipe.sources)
+        whole = [recipe for recipe in known if all(name in source.names for name in recipe.sources)]
+        if whole:
+            if problem := shape_problem(whole[0], source, tuple(tensor.shape)):
+                misshapen.append(f"{paths[0]}: {problem}")
+            places.append(Place(paths, tensor, own_dtype(module, paths, tensor, dtype), whole[0]))
+        elif isinstance(tensor, nn.Parameter):
+            if not known:
+                missing.append(f"{paths[0]} (no checkpoint name is given for it)")
+            else:
+                missing += [name for name in known[0].sources if name not in source.names]
+    unexpected = [name for name in sorted(source.names) if name not in used and not matches_any(name, ignore)]
+    problems = [
+        f"{len(found)} {kind}: {listing(found, separator)}"
+        for kind, found, separator in (
+            ("missing", missing, ", "),
+            ("unexpected", unexpected, ", "),
+            ("of another shape", misshapen, "; "),
+        )
+        if found
+    ]
+    if problems:
+        text = "\n  ".join(problems)
+        raise CheckpointError(f"{source.path} does not fit {type(module).__name__}; tensors\n  {text}")
+    return places
+
+
+def tensors_of(module: nn.Module) -> list[tuple[tuple[str, ...], torch.Tensor]]:
+    """Each parameter and stored buffer once, with all its paths."""
+    paths: dict[int, list[str]] = {}
+    tensors: dict[int, torch.Tensor] = {}
+    for path, tensor in module.state_dict(keep_vars=True).items():
+        paths.setdefault(id(tensor), []).append(path)
+        tensors[id(tensor)] = tensor
+    return [(tuple(paths[key]), tensor) for key, tensor in tensors.items()]
+
+
+def owner(module: nn.Module, path: str) -> tuple[nn.Module, str]:
+    parent, _, leaf = path.rpartition(".")
+    return module.get_submodule(parent), leaf
+
+
+def own_dtype(
+    module: nn.Module, paths: tuple[str, ...], tensor: torch.Tensor, dtype: torch.dtype
+) -> torch.dtype:
+    if not isinstance(tensor, nn.Parameter):
+        return tensor.dtype
+    owners = (owner(module, path) for path in paths)
+    keep = any(leaf in getattr(submodule, "keep_float32", ()) for submodule, leaf in owners)
+    return torch.float32 if keep else dtype
+
+
+def shape_problem(recipe: Recipe, source: Source, expected: tuple[int, ...]) -> str | None:
+    """None where the recipe gives the expected shape; else what was found."""
+    for entry in recipe.entries:
+        try:
+            shapes = [piece.shape(source) for piece in entry]
+        except (RuntimeError, IndexError) as error:  # a transform that cannot take the shape it is given
+            texts = (f"{piece.name} {list(source.shape(piece.name))}" for piece in entry)
+            return f"found {' + '.join(texts)}, which cannot be transformed: {error}"
+        found: tuple[int, ...] | None = shapes[0]
+        if len(shapes) > 1:
+            rest = {shape[1:] for shape in shapes}
+            joined = len(rest) == 1 and all(shapes)
+            found = (sum(shape[0] for shape in shapes), *shapes[0][1:]) if joined else None
+        wanted = expected[1:] if recipe.stacked else expected
+        if found != wanted:
+            texts = (f"{piece.name} {list(shape)}" for piece, shape in zip(entry, shapes, strict=True))
+            each = " for each entry" if recipe.stacked else ""
+            return f"found {' + '.join(texts)}, expected {list(wanted)}{each}"
+    return None
+
+
+def copy_pieces(values: torch.Tensor, recipe: Recipe, source: Source) -> None:
+    for index, entry in enumerate(recipe.entries):
+        target = values[index] if recipe.stacked else values
+        if len(entry) == 1:
+            target.copy_(entry[0].read(source))
+            continue
+        start = 0
+        for piece in entry:
+            tensor = piece.read(source)
+            target[start : start + tensor.shape[0]].copy_(tensor)
+            start += tensor.shape[0]
+            del tensor  # before the next is read
+
+
+def put(module: nn.Module, place: Place, values: torch.Tensor) -> None:
+    parameter = isinstance(place.like, nn.Parameter)
+    shared = nn.Parameter(values, requires_grad=False) if parameter else values
+    for path in place.paths:
+        submodule, leaf = owner(module, path)
+        setattr(submodule, leaf, shared)
+
+
+def finish_buffers(module: nn.Module, device: torch.device) -> None:
+    with torch.device(device):
+        for submodule in module.modules():
+            if callable(reset := getattr(submodule, "reset_buffers", None)):
+                reset()
+    for path, buffer in list(module.named_buffers(remove_duplicate=False)):
+        submodule, leaf = owner(module, path)
+        if buffer.is_meta:
+            raise CheckpointError(
+                f"the buffer {path} has no values: the checkpoint does not hold it, and "
+                f"{type(submodule).__name__}.reset_buffers does not make it"
+            )
+        setattr(submodule, leaf, buffer.to(device))

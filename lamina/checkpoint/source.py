@@ -1,0 +1,115 @@
+"""What a checkpoint gives: a configuration, named tensors read lazily from a memory map, and a tokenizer.
+
+Two kinds exist: a folder as Hugging Face writes it, and a GGUF file, which presents itself under the same
+configuration keys and tensor names, so nothing after this package needs to know which one it was.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Set
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lamina.errors import LaminaError
+
+if TYPE_CHECKING:
+    from lamina.checkpoint.tokenizer import Tokenizer
+
+LISTED = 8
+FLOATS = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+}
+
+
+class CheckpointError(LaminaError, ValueError):
+    """A checkpoint cannot be read, or does not fit the model. The text names the files and tensors."""
+
+
+class Source(ABC):
+    """An opened checkpoint. Opening reads headers only; `read` gives one tensor from the memory map."""
+
+    path: Path
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+
+    @property
+    @abstractmethod
+    def names(self) -> Set[str]:
+        """The names of all tensors."""
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, without reading it."""
+
+    @abstractmethod
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor, on the CPU. Nothing is kept: it lives on the map, or is dequantized at each call."""
+
+    @abstractmethod
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, or None when the checkpoint has none."""
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The ids that end a text: what generation_config says, else the model's configuration."""
+        text = self.config.get("text_config")
+        for config in (self.generation_config, self.config, text if isinstance(text, dict) else {}):
+            if (ids := config.get("eos_token_id")) is not None:
+                return tuple(dict.fromkeys(ids)) if isinstance(ids, list | tuple) else (int(ids),)
+        return ()
+
+
+def open_source(path: str | os.PathLike[str]) -> Source:
+    """Open a folder (config.json and *.safetensors) or a .gguf file.
+
+    >>> open_source("/nowhere")
+    Traceback (most recent call last):
+    lamina.checkpoint.source.CheckpointError: /nowhere does not exist; expected a folder with config.json \
+and *.safetensors, or a .gguf file
+    """
+    from lamina.checkpoint.folder import FolderSource
+    from lamina.checkpoint.gguf import GGUFSource
+
+    path = Path(path).expanduser()
+    expected = "expected a folder with config.json and *.safetensors, or a .gguf file"
+    if path.is_dir():
+        return FolderSource(path)
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; {expected}")
+    if path.suffix.lower() == ".gguf":
+        return GGUFSource(path)
+    hint = f" (give its folder, {path.parent})" if path.suffix == ".safetensors" else ""
+    raise CheckpointError(f"{path} is neither a folder nor a .gguf file{hint}; {expected}")
+
+
+def config_dtype(config: dict[str, Any]) -> torch.dtype:
+    """The dtype a configuration asks for (`dtype`, or `torch_dtype` in older files), else float32.
+
+    >>> config_dtype({"torch_dtype": "bfloat16"})
+    torch.bfloat16
+    """
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        for key in ("dtype", "torch_dtype"):
+            value = part.get(key)
+            if value is None or value == "auto":
+                continue
+            name = str(value).removeprefix("torch.")
+            if name not in FLOATS:
+                raise CheckpointError(
+                    f"the configuration's {key} is {value!r}, not one of {', '.join(FLOATS)}; pass dtype="
+                )
+            return FLOATS[name]
+    return torch.float32
+
+
+def listing(items: Iterable[str], separator: str = ", ") -> str:
+    """The first few items, then how many more there are."""
+    items = list(items)
+    more = f"{separator}and {len(items) - LISTED} more" if len(items) > LISTED else ""
+    return separator.join(items[:LISTED]) + more

@@ -1,0 +1,186 @@
+"""Text to ids and back. A thin layer over the `tokenizers` library that also knows the checkpoint's stop ids
+and chat template, and can decode one token at a time without ever showing half a character.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lamina.checkpoint.chat import folder_templates, render
+from lamina.checkpoint.folder import read_json
+from lamina.checkpoint.source import CheckpointError, listing
+from lamina.errors import InputError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a decoder writes for bytes that are not (yet) a character
+
+
+class Tokenizer:
+    """Encodes, decodes and renders chats.
+
+    `special_tokens` are the texts templates may use (bos_token, eos_token, …); `add_bos` puts the bos id
+    first where the backend's own post-processing does not.
+
+    >>> from tokenizers import Tokenizer as Backend, models
+    >>> bpe = models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")])
+    >>> tokenizer = Tokenizer(Backend(bpe), bos_id=1, add_bos=True)
+    >>> tokenizer.encode("aab"), tokenizer.encode("aab", special=False)
+    ([1, 0, 2], [0, 2])
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        eos_ids: Sequence[int] = (),
+        bos_id: int | None = None,
+        add_bos: bool = False,
+        templates: Mapping[str, str] | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+    ) -> None:
+        self.backend = backend
+        self.eos_ids = tuple(eos_ids)
+        self.bos_id = bos_id
+        self.templates = dict(templates or {})
+        self.special_tokens = dict(special_tokens or {})
+        self._add_bos = add_bos
+
+    def __repr__(self) -> str:
+        chat = "with" if self.templates else "without"
+        return f"Tokenizer({self.vocab_size} tokens, eos {list(self.eos_ids)}, {chat} chat template)"
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens there are. A model's table may be larger: padded rows that stand for nothing."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """The ids of a text. `special` adds what the model expects around it (bos …): leave it out for the
+        result of `chat`, which has written them already. Special tokens spelt in the text are recognized."""
+        ids = self.backend.encode(text, add_special_tokens=special).ids
+        if special and self._add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
+            ids = [self.bos_id, *ids]
+        return list(ids)
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """The text of ids, exactly as the tokens spell it. Ids without a token give nothing."""
+        ids = [int(i) for i in ids]
+        if ids and min(ids) < 0:
+            raise InputError(f"token id {min(ids)} is negative")
+        return self.backend.decode(ids, skip_special_tokens=skip_special)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        template: str | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt of a conversation, by the checkpoint's template.
+
+        `template` picks one of several by name; `variables` (tools=, enable_thinking= …) are passed to it.
+
+        >>> from tokenizers import Tokenizer as Backend, models
+        >>> template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+        >>> tokenizer = Tokenizer(Backend(models.BPE()), templates={"default": template})
+        >>> tokenizer.chat([{"role": "user", "content": "Hello"}])
+        '<user>Hello<assistant>'
+        """
+        given = self.special_tokens | {"add_generation_prompt": add_generation_prompt} | variables
+        return render(self.templates, template, messages, given)
+
+    def stream(self, skip_special: bool = True) -> TextStream:
+        """A decoder fed one id at a time."""
+        return TextStream(self, skip_special)
+
+
+class TextStream:
+    """Gives the text of a growing list of ids, only in whole characters.
+
+    A character may be spread over several tokens, and a token's leading space may depend on the token before
+    it. So each new token is decoded together with those of the last piece shown, and what is new is shown
+    unless it ends in an unfinished character.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._ids: list[int] = []  # those of the last piece shown, then those not shown yet
+        self._known = 0  # how many of them are shown
+        self._shown = ""  # their text
+
+    def put(self, token: int) -> str:
+        """The text that became whole with this token, often empty."""
+        self._ids.append(int(token))
+        text = self._decode()
+        if text.endswith(UNFINISHED) or len(text) <= len(self._shown):
+            return ""
+        new = text[len(self._shown) :]
+        self._ids = self._ids[self._known :]
+        self._known = len(self._ids)
+        self._shown = self._decode()
+        return new
+
+    def end(self) -> str:
+        """What was held back; the stream starts anew."""
+        rest = self._decode()[len(self._shown) :]
+        self._ids, self._known, self._shown = [], 0, ""
+        return rest
+
+    def _decode(self) -> str:
+        return self._tokenizer.decode(self._ids, self._skip_special)
+
+
+def folder_tokenizer(path: Path, eos_ids: Sequence[int] = ()) -> Tokenizer | None:
+    """The tokenizer of a checkpoint folder: tokenizer.json, with what tokenizer_config.json adds."""
+    from tokenizers import Tokenizer as Backend
+
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        other = [
+            name for name in ("tokenizer.model", "vocab.json", "spiece.model") if (path / name).is_file()
+        ]
+        if other:
+            raise CheckpointError(
+                f"{path} has {listing(other)} but no tokenizer.json; save it as a fast tokenizer"
+            )
+        return None
+    try:
+        backend = Backend.from_file(str(file))
+    except Exception as error:  # the library raises nothing more precise
+        raise CheckpointError(f"{file} is not a tokenizer: {error}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    config_file = path / "tokenizer_config.json"
+    config = read_json(config_file) if config_file.is_file() else {}
+    special = {
+        key: text
+        for key in config
+        if key.endswith("_token") and (text := token_text(config[key])) is not None
+    }
+
+    def id_of(kind: str) -> int | None:
+        return backend.token_to_id(special[kind]) if kind in special else None
+
+    if not eos_ids and (eos := id_of("eos_token")) is not None:
+        eos_ids = (eos,)
+    return Tokenizer(
+        backend,
+        eos_ids=eos_ids,
+        bos_id=id_of("bos_token"),
+        add_bos=config.get("add_bos_token") is True,
+        templates=folder_templates(path, config),
+        special_tokens=special,
+    )
+
+
+def token_text(value: Any) -> str | None:
+    """A token's text: tokenizer_config.json writes it plainly or as an object with `content`."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None

@@ -1,0 +1,19 @@
+"""The errors Lamina raises on purpose. Each text names the value, the limit and the way out."""
+
+from __future__ import annotations
+
+
+class LaminaError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class InputError(LaminaError, ValueError):
+    """What was given cannot be used: ids out of range, counts larger than the pass, a cache of another model …"""
+
+
+class CapacityError(LaminaError, ValueError):
+    """A row would hold more tokens than there is room for. Nothing was written."""
+
+
+class RewindError(LaminaError, ValueError):
+    """A row cannot be taken back that far. Nothing was changed."""

@@ -1,0 +1,46 @@
+"""`lamina.load`: from a path to a model that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from lamina.config import Config
+from lamina.errors import InputError
+from lamina.model import Model
+from lamina.models import family
+
+
+def load(
+    path: str | Path, dtype: torch.dtype | None = None, device: str | torch.device | None = None
+) -> Model:
+    """Loads a folder (config.json and *.safetensors) or a .gguf file.
+
+    dtype None is the checkpoint's own; device None is the first GPU where there is one, else the CPU.
+
+    >>> model = load("SmolLM2-135M-Instruct.gguf")             # doctest: +SKIP
+    >>> print(model.generate("The sky is").text[0])            # doctest: +SKIP
+    """
+    from lamina.checkpoint import fill, open_source
+
+    place = one_device(device)
+    source = open_source(path)
+    config = Config(source.config)
+    cls = family(config.model_type)
+    with torch.device("meta"):
+        model = cls.build(config)
+    fill(model, source, cls.names, dtype=dtype, device=place, ignore=cls.ignored)
+    model.tokenizer = source.tokenizer()
+    return model.eval()
+
+
+def one_device(device: str | torch.device | None) -> torch.device:
+    """The one device a model lives on."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not isinstance(device, str | torch.device) or (
+        isinstance(device, str) and ("," in device or device == "auto")
+    ):
+        raise InputError(f"device={device!r}: a model lives on one device, such as 'cpu' or 'cuda:0'")
+    return torch.device(device)

@@ -1,0 +1,235 @@
+"""The base of every model family: a stack of blocks between an embedding and a head.
+
+A family gives its blocks and says how ids become vectors and vectors become logits. A block is called as
+`block(x, memory, shared)`: `memory` is the only door to the past, `shared` is what all blocks of the pass share, made
+once by `prepare` (rotary tables, say). Its `specs` say what it must remember. Nothing in a family names a cache, a
+mask, a position argument or padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from lamina.cache.cache import Cache
+from lamina.cache.counts import Counts
+from lamina.cache.cross import Source
+from lamina.cache.layer import Key
+from lamina.cache.spec import Cross, LayerSpecs
+from lamina.cache.step import Step
+from lamina.config import Config
+from lamina.errors import InputError
+
+if TYPE_CHECKING:
+    from lamina.checkpoint.names import Names
+    from lamina.checkpoint.tokenizer import Tokenizer
+    from lamina.generation.result import Result
+
+Logits = Literal["all", "last"] | None
+
+
+class Model(nn.Module):
+    """Subclasses fill in `blocks`, `embed`, `unembed` and, if blocks share something, `prepare`."""
+
+    names: ClassVar[Names] = {}
+    """Our parameter paths -> names in checkpoints; see lamina.checkpoint.names."""
+    ignored: ClassVar[tuple[str, ...]] = ()
+    """Patterns of checkpoint tensors that are not needed."""
+    max_positions: int | None = None
+    """How many positions there are, where that is a hard limit (a learned table)."""
+
+    blocks: nn.ModuleList
+    vocab: int
+    config: Config
+    tokenizer: Tokenizer | None = None
+
+    @classmethod
+    def build(cls, config: Config) -> Self:
+        """An untrained model of that configuration, for inference."""
+        model = cls(config)
+        model.config = config
+        return model.requires_grad_(False).eval()
+
+    @property
+    def specs(self) -> list[LayerSpecs]:
+        """What each layer must remember: name -> spec."""
+        return [block.specs for block in self.blocks]  # type: ignore[misc]
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(parameter.dtype for parameter in self.parameters() if parameter.is_floating_point())
+
+    # -- what a family says ----------------------------------------------------------------------------------------
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """ids [B, T] -> [B, T, width]"""
+        raise TypeError(f"{type(self).__name__} does not say how ids are embedded")
+
+    def prepare(self, positions: Tensor) -> Any:
+        """What all blocks share in a pass over these positions [B, T]."""
+        return None
+
+    def unembed(self, x: Tensor) -> Tensor:
+        """[..., width] -> [..., vocab]"""
+        raise TypeError(f"{type(self).__name__} does not say how logits are made")
+
+    def encode(self, ids: Any, counts: Any = None) -> Source:
+        """The encoder's output, for models that read a source."""
+        raise InputError(f"{type(self).__name__} reads no source: only encoder–decoder models do")
+
+    # -- passes ----------------------------------------------------------------------------------------------------
+
+    def forward(
+        self, ids: Tensor | None, step: Step, logits: Logits = "all", embeds: Tensor | None = None
+    ) -> Tensor | None:
+        """The middle of a pass: a pure tensor program, which is what is compiled and exported."""
+        if embeds is None:
+            assert ids is not None
+            embeds = self.embed(ids if step.valid is None else ids.masked_fill(~step.valid, 0))
+        x, shared = embeds, self.prepare(step.positions)
+        for i, block in enumerate(self.blocks):
+            x = block(x, step.memory(i), shared)
+        step.ids = ids
+        if logits is None:
+            return None
+        if logits == "last":
+            last = (step.all_counts - 1).clamp(min=0)
+            x = x.gather(1, last[:, None, None].expand(-1, 1, x.shape[-1]))[:, 0]
+        step.logits = self.unembed(x)
+        return step.logits
+
+    def __call__(  # type: ignore[override]
+        self,
+        ids: Tensor | Sequence[Sequence[int]] | None = None,
+        *,
+        cache: Cache | None = None,
+        counts: int | Sequence[int] | Tensor | None = None,
+        logits: Logits = "all",
+        embeds: Tensor | None = None,
+        segments: Tensor | None = None,
+        spans: Tensor | None = None,
+        source: Source | None = None,
+    ) -> Tensor | None:
+        """Runs ids [B, T] and returns logits.
+
+        cache     continues each of its rows; without one, each row is a whole sequence
+        counts    [B] how many of the T are real; the rest is padding on the right
+        logits    "all" [B, T, vocab], "last" (of each row's last real token) [B, vocab], or None
+        embeds    [B, T, width] instead of ids
+        segments  [B, T] without a cache: several sequences packed into one row
+        spans     [B, T] tokens with the same number >= 0 see each other both ways
+        source    without a cache: what the encoder made, for models that read one
+        """
+        ids, embeds = self._checked(ids, embeds, counts)
+        shape = embeds.shape[:2] if ids is None else ids.shape  # type: ignore[union-attr]
+        spans, segments = (None if x is None else x.to(self.device) for x in (spans, segments))
+        if logits not in ("all", "last", None):
+            raise InputError(f'logits={logits!r}: it must be "all", "last" or None')
+        if cache is None:
+            real = (
+                None
+                if counts is None
+                else Counts.of(counts, shape[0], shape[1], self.device, "counts").tensor
+            )
+            layers = [{name: spec.layer(None) for name, spec in entry.items()} for entry in self.specs]
+            step = Step.alone(layers, (shape[0], shape[1]), self.device, real, segments, spans)
+            if source is not None:
+                step.source = self._cross_for(source, shape[0])
+            return self.forward(ids, step, logits, embeds)
+        if segments is not None:
+            raise InputError(
+                "packed segments run without a cache; with one, give each sequence a row of its own"
+            )
+        if source is not None:
+            raise InputError(
+                "a cache holds its source: give it to new_cache(source=…) or cache.attach(source)"
+            )
+        if cache.model is not self:
+            raise InputError("this cache was made by another model; make one with this model's new_cache()")
+        if shape[0] != cache.rows:
+            raise InputError(f"{shape[0]} rows were given, the cache has {cache.rows}")
+        step = cache.step(shape[1], counts, spans=spans)
+        try:
+            out = self.forward(ids, step, logits, embeds)
+        except BaseException:
+            step.abort()
+            raise
+        step.commit()
+        return out
+
+    def _checked(
+        self,
+        ids: Tensor | Sequence[Sequence[int]] | None,
+        embeds: Tensor | None,
+        counts: int | Sequence[int] | Tensor | None,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        if (ids is None) == (embeds is None):
+            raise InputError("give either ids or embeds")
+        if embeds is not None:
+            if embeds.dim() != 3 or embeds.shape[1] == 0:
+                raise InputError(
+                    f"embeds must be [B, T, width] with at least one token, not {list(embeds.shape)}"
+                )
+            return None, embeds.to(self.device, self.dtype)
+        ids = torch.as_tensor(ids)
+        if ids.dim() != 2 or 0 in ids.shape:
+            raise InputError(f"ids must be [B, T] with at least one token, not {list(ids.shape)}")
+        if ids.is_floating_point() or ids.dtype == torch.bool:
+            raise InputError(f"ids must be whole numbers, not {ids.dtype}")
+        if ids.device.type == "cpu" and not (isinstance(counts, Tensor) and counts.device.type != "cpu"):
+            self._check_in_vocabulary(ids, counts)
+        return ids.to(self.device, torch.int64), None
+
+    def _check_in_vocabulary(self, ids: Tensor, counts: int | Sequence[int] | Tensor | None) -> None:
+        bad = (ids < 0) | (ids >= self.vocab)
+        if counts is not None:
+            real = Counts.of(counts, ids.shape[0], ids.shape[1], ids.device, "counts").tensor
+            bad = bad & (torch.arange(ids.shape[1]) < real[:, None])
+        if bool(bad.any()):
+            row, at = (int(i) for i in bad.nonzero()[0])
+            raise InputError(
+                f"id {int(ids[row, at])} at row {row}, token {at} is not in the vocabulary, which has ids 0 to {self.vocab - 1}"
+            )
+
+    # -- caches and sources ----------------------------------------------------------------------------------------
+
+    def new_cache(
+        self, rows: int = 1, capacity: int | None = None, slack: int = 0, source: Source | None = None
+    ) -> Cache:
+        """A cache for this model: what must be remembered is the model's to say, how much room and slack is yours."""
+        cache = Cache(
+            self.specs, rows=rows, capacity=capacity, slack=slack, dtype=self.dtype, device=self.device,
+            max_positions=self.max_positions, model=self,
+        )  # fmt: skip
+        return cache if source is None else cache.attach(source)
+
+    def cross_states(self, source: Source) -> dict[Key, tuple[Tensor, Tensor]]:
+        """Keys and values [B, H, S, D] that each cross-attending layer reads of this source."""
+        return {
+            (i, name): block.cross(source.states)  # type: ignore[operator]
+            for i, block in enumerate(self.blocks)
+            for name, spec in block.specs.items()  # type: ignore[union-attr, operator]
+            if isinstance(spec, Cross)
+        }
+
+    def _cross_for(self, source: Source, rows: int) -> Mapping[Key, dict[str, Tensor]]:
+        lengths = source.lengths.expand(rows)
+        return {
+            key: {"k": k.expand(rows, -1, -1, -1), "v": v.expand(rows, -1, -1, -1), "lengths": lengths}
+            for key, (k, v) in self.cross_states(source).items()
+        }
+
+    # -- generation ------------------------------------------------------------------------------------------------
+
+    def generate(self, prompts: Any, max_new_tokens: int = 20, **options: Any) -> Result:
+        """Continues each prompt; see `lamina.generation.generate`."""
+        from lamina.generation import generate
+
+        return generate(self, prompts, max_new_tokens, **options)

@@ -1,0 +1,19 @@
+"""The gated feed-forward block: down(act(gate(x)) · up(x)), with gate and up stored as one matrix."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from lamina.nn.activation import activation
+
+
+class GatedMLP(nn.Module):
+    def __init__(self, width: int, inner: int, act: str = "silu", bias: bool = False) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(width, 2 * inner, bias=bias)
+        self.down = nn.Linear(inner, width, bias=bias)
+        self.act = activation(act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(self.act(gate) * up)

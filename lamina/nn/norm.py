@@ -1,0 +1,24 @@
+"""Normalisations, computed in float32."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) · weight, or · (1 + weight) where the checkpoint stores the distance from one."""
+
+    def __init__(self, dim: int, eps: float = 1e-6, *, plus_one: bool = False, weight: bool = True) -> None:
+        super().__init__()
+        self.eps, self.plus_one = eps, plus_one
+        start = torch.zeros(dim) if plus_one else torch.ones(dim)
+        self.weight = nn.Parameter(start) if weight else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.float()
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)
+        if self.weight is not None:
+            weight = self.weight.float()
+            y = y * (1 + weight) if self.plus_one else y * weight
+        return y.to(x.dtype)

@@ -1,0 +1,117 @@
+"""Rotary position embedding: pairs of numbers turned by an angle that grows with the position.
+
+A table (cos, sin), each [B, T, D/2] in float32, is made once a pass from the true positions and used by every layer.
+Checkpoints pair the numbers of a head in two ways: first half with second half (`rotate`), or neighbours
+(`rotate_neighbours`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lamina.config import Config
+from lamina.errors import InputError
+
+Table = tuple[Tensor, Tensor]
+
+
+def rope_parameters(config: Config, base: float = 10_000.0) -> dict[str, Any]:
+    """The rotary settings, whether the file keeps them together or as `rope_theta` and `rope_scaling`."""
+    found = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    found.setdefault("rope_theta", config.get("rope_theta", base))
+    found["rope_type"] = found.get("rope_type", found.get("type", "default"))
+    found.setdefault("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    return found
+
+
+class Rotary(nn.Module):
+    """Makes the table for some positions.
+
+    dim         how many numbers of a head are turned
+    parameters  as `rope_parameters` returns them; types default, linear, llama3 and yarn
+    """
+
+    def __init__(self, dim: int, parameters: dict[str, Any], max_positions: int | None = None) -> None:
+        super().__init__()
+        self.dim, self.parameters, self.max_positions = dim, parameters, max_positions
+        self.scale = 1.0
+        self.frequencies: Tensor
+        self.register_buffer("frequencies", torch.empty(0), persistent=False)
+        self.reset_buffers()
+
+    def reset_buffers(self) -> None:
+        self.frequencies, self.scale = frequencies(self.dim, self.parameters, self.max_positions)
+
+    def forward(self, positions: Tensor) -> Table:
+        angles = positions[..., None].float() * self.frequencies
+        return angles.cos() * self.scale, angles.sin() * self.scale
+
+
+def frequencies(dim: int, parameters: dict[str, Any], max_positions: int | None) -> tuple[Tensor, float]:
+    """The angle per position of each pair [dim / 2], and a factor on cos and sin."""
+    plain = parameters["rope_theta"] ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    match parameters["rope_type"]:
+        case "default":
+            return plain, 1.0
+        case "linear":
+            return plain / parameters["factor"], 1.0
+        case "llama3":
+            return _llama3(plain, parameters), 1.0
+        case "yarn":
+            return _yarn(plain, dim, parameters, max_positions)
+        case other:
+            raise InputError(f"rotary type {other!r} is not supported; known: default, linear, llama3, yarn")
+
+
+def _llama3(plain: Tensor, p: dict[str, Any]) -> Tensor:
+    """Slow pairs are slowed by `factor`, fast ones kept, those between blended by their wavelength."""
+    low, high, context = p["low_freq_factor"], p["high_freq_factor"], p["original_max_position_embeddings"]
+    wavelengths = 2 * math.pi / plain
+    keep = ((context / wavelengths - low) / (high - low)).clamp(0, 1)
+    return plain * (keep + (1 - keep) / p["factor"])
+
+
+def _yarn(plain: Tensor, dim: int, p: dict[str, Any], max_positions: int | None) -> tuple[Tensor, float]:
+    """Pairs that turn often within the trained context are kept, those that turn little are slowed."""
+    context = p["original_max_position_embeddings"]
+    factor = p.get("factor") or (max_positions or context) / context
+
+    def pair_with_turns(turns: float) -> float:
+        return dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(p["rope_theta"]))
+
+    first, last = pair_with_turns(p.get("beta_fast") or 32), pair_with_turns(p.get("beta_slow") or 1)
+    if p.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dim - 1)
+    last = last + 0.001 if first == last else last
+    slowed = ((torch.arange(dim // 2, dtype=torch.float32) - first) / (last - first)).clamp(0, 1)
+    scale = p.get("attention_factor")
+    if scale is None:
+        some, every = p.get("mscale"), p.get("mscale_all_dim")
+        scale = yarn_scale(factor, some) / yarn_scale(factor, every) if some and every else yarn_scale(factor)
+    return plain * (slowed / factor + 1 - slowed), float(scale)
+
+
+def yarn_scale(factor: float, weight: float = 1.0) -> float:
+    """How much a context stretched by `factor` sharpens attention."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def rotate(x: Tensor, table: Table) -> Tensor:
+    """Turns the first numbers of each head, first half paired with second half. x: [B, H, T, D]"""
+    cos, sin = (part[:, None] for part in table)  # [B, 1, T, P]
+    half = cos.shape[-1]
+    a, b, rest = x[..., :half].float(), x[..., half : 2 * half].float(), x[..., 2 * half :]
+    turned = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+    return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
+
+
+def rotate_neighbours(x: Tensor, table: Table) -> Tensor:
+    """Turns each head, every number paired with its neighbour. x: [B, H, T, D]"""
+    cos, sin = (part[:, None] for part in table)
+    a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2).to(x.dtype)

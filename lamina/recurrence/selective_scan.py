@@ -1,0 +1,78 @@
+"""The selective scan of Mamba-1: every channel has its own small state with its own decays.
+
+    h = exp(dt A) h + dt B x        y = C h
+
+No matrix form exists (a decay per channel and state entry), so many tokens run as a two-level scan: all
+chunks scan side by side from zero, the states at their starts follow from what each chunk adds and how much
+it forgets, and a second pass from those starts gives the outputs. Nothing is ever divided by a decay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from lamina.recurrence.rule import Rule, Tensors
+
+
+@dataclass(frozen=True)
+class SelectiveScan(Rule):
+    """Inputs `x`, `dt` (>= 0, after softplus), `B`, `C`; constant `A` [channels, state], negative.
+
+    >>> rule = SelectiveScan(channels=2, state=1)
+    >>> token = {"x": torch.ones(1, 2), "dt": torch.ones(1, 2), "B": torch.ones(1, 1), "C": torch.ones(1, 1)}
+    >>> out, state = rule.step(rule.zero_state(1), token, {"A": -torch.ones(2, 1)})
+    >>> out.tolist()
+    [[1.0, 1.0]]
+    """
+
+    channels: int
+    state: int
+
+    value: ClassVar[str] = "x"
+    longest_chunk: ClassVar[int] = 16
+
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        return (self.channels, self.state)
+
+    @property
+    def input_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"x": (self.channels,), "dt": (self.channels,), "B": (self.state,), "C": (self.state,)}
+
+    def step(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
+        x, dt, B, C = (inputs[name].to(state.dtype) for name in self.input_shapes)
+        decay = torch.exp(dt[..., None] * constants["A"].to(state.dtype))  # [B, C, N]
+        state = decay * state + (dt * x)[..., None] * B[..., None, :]
+        out = (state @ C[..., None])[..., 0]  # [B, C]
+        return out.to(inputs["x"].dtype), state
+
+    def scratch_per_token(self, length: int) -> int:
+        return 2 * self.channels * self.state
+
+    def chunks(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
+        # [L, B, K, ...]: the position in the chunk first, so that one position of all chunks is contiguous.
+        x, dt, B, C = (inputs[name].movedim(2, 0).contiguous() for name in self.input_shapes)
+        A = constants["A"].to(state.dtype)
+        decay = torch.exp(dt[..., None] * A).unbind(0)  # L of [B, K, C, N]
+        added = ((dt * x)[..., None] * B[..., None, :]).unbind(0)
+
+        starts = [state]
+        chunks = x.shape[2]
+        if chunks > 1:
+            gained = added[0]
+            for a, b in zip(decay[1:], added[1:], strict=True):
+                gained = torch.addcmul(b, a, gained)
+            kept = torch.exp(dt.sum(0)[..., None] * A)  # [B, K, C, N]
+            for k in range(chunks - 1):
+                starts.append(torch.addcmul(gained[:, k], kept[:, k], starts[-1]))
+
+        h = torch.stack(starts, 1)
+        outs = []
+        for a, b, c in zip(decay, added, C.unbind(0), strict=True):
+            h = torch.addcmul(b, a, h)
+            outs.append((h @ c[..., None])[..., 0])  # [B, K, C]
+        return torch.stack(outs, 2), h[:, -1].clone()  # a view would keep the whole of h alive

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from lamina.checkpoint import CheckpointError, config_dtype, open_source
+
+TENSORS = {
+    "a.weight": torch.randn(3, 4),
+    "b.weight": torch.randn(2, dtype=torch.bfloat16),
+    "c.weight": torch.arange(6).view(1, 2, 3),
+}
+
+
+@pytest.mark.parametrize("shards", [0, 1, 2, 3])
+def test_every_tensor_is_read_as_it_was_saved(save_folder, shards):
+    source = open_source(str(save_folder(TENSORS, {"model_type": "x"}, shards)))
+    assert source.config == {"model_type": "x"}
+    assert set(source.names) == set(TENSORS)
+    for name, tensor in TENSORS.items():
+        assert source.shape(name) == tuple(tensor.shape)
+        assert source.read(name).dtype == tensor.dtype
+        assert torch.equal(source.read(name), tensor)
+
+
+def test_any_safetensors_files_do_where_there_is_neither_a_model_file_nor_an_index(save_folder, tmp_path):
+    save_folder({"a": torch.ones(1)}, name="first")
+    save_folder({"b": torch.zeros(1)}, name="second")
+    assert set(open_source(tmp_path).names) == {"a", "b"}
+
+
+def test_the_single_file_wins_over_other_files(save_folder, tmp_path):
+    save_folder({"a": torch.ones(1)}, name="consolidated")
+    save_folder({"b": torch.zeros(1)})
+    assert set(open_source(tmp_path).names) == {"b"}
+
+
+def test_tensors_live_on_the_map_and_are_not_copied(save_folder):
+    source = open_source(save_folder(TENSORS))
+    assert source.read("a.weight").data_ptr() == source.read("a.weight").data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        ({"eos_token_id": [5, 6, 5]}, {"eos_token_id": 1}, (5, 6)),
+        (None, {"eos_token_id": 1}, (1,)),
+        (None, {"text_config": {"eos_token_id": 3}}, (3,)),
+        ({}, {"eos_token_id": None}, ()),
+    ],
+)
+def test_eos_ids_come_from_the_generation_config_first(save_folder, generation, config, expected):
+    path = save_folder(TENSORS, config)
+    if generation is not None:
+        (path / "generation_config.json").write_text(json.dumps(generation))
+    assert open_source(path).eos_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({}, torch.float32),
+        ({"dtype": "bfloat16", "torch_dtype": "float32"}, torch.bfloat16),
+        ({"torch_dtype": "torch.float16"}, torch.float16),
+        ({"dtype": "auto", "torch_dtype": None}, torch.float32),
+        ({"text_config": {"dtype": "bfloat16"}}, torch.bfloat16),
+    ],
+)
+def test_config_dtype(config, dtype):
+    assert config_dtype(config) == dtype
+
+
+def test_a_dtype_that_cannot_be_computed_in_is_refused():
+    with pytest.raises(CheckpointError, match=r"dtype is 'float8_e4m3fn', not one of .*float32"):
+        config_dtype({"dtype": "float8_e4m3fn"})
+
+
+def refused(path: Path, match: str) -> None:
+    with pytest.raises(CheckpointError, match=match):
+        open_source(path)
+
+
+def test_a_path_that_does_not_exist_says_what_was_looked_for(tmp_path):
+    refused(tmp_path / "none", r"none does not exist; expected a folder with config.json .* or a \.gguf file")
+
+
+def test_a_file_that_is_no_checkpoint_says_what_was_looked_for(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    refused(tmp_path / "model.safetensors", r"neither a folder nor a \.gguf file \(give its folder")
+
+
+def test_a_folder_without_config_is_refused(tmp_path):
+    refused(tmp_path, r"has no config\.json$")
+    (tmp_path / "tiny.gguf").write_bytes(b"")
+    refused(tmp_path, r"has no config\.json \(it holds tiny\.gguf: give that file instead\)")
+
+
+def test_a_folder_without_weights_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    refused(
+        tmp_path, r"has no model\.safetensors, no model\.safetensors\.index\.json and no \*\.safetensors$"
+    )
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    refused(tmp_path, r"pytorch_model\.bin are pickles, save them again as safetensors")
+
+
+def test_a_configuration_that_is_not_an_object_is_refused(save_folder):
+    path = save_folder(TENSORS)
+    (path / "config.json").write_text("{")
+    refused(path, r"config\.json is not valid JSON")
+    (path / "config.json").write_text("[]")
+    refused(path, r"config\.json holds a list, not an object")
+
+
+def test_missing_shards_are_named_with_a_count_of_the_rest(save_folder):
+    path = save_folder({f"t{i:02}": torch.ones(1) for i in range(12)}, shards=12)
+    for file in sorted(path.glob("*.safetensors"))[1:]:
+        file.unlink()
+    refused(path, r"lacks 11 of 12 shards: model-00002-of-00012\.safetensors, .* and 3 more$")
+
+
+def test_a_tensor_that_its_shard_lacks_is_named(save_folder):
+    path = save_folder(TENSORS, shards=2)
+    index = path / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"]["ghost"] = "model-00001-of-00002.safetensors"
+    index.write_text(json.dumps(content))
+    refused(path, r"names tensors that the shards lack: ghost \(in model-00001-of-00002\.safetensors\)")
+
+
+def test_an_index_may_not_lead_outside_its_folder(save_folder):
+    path = save_folder(TENSORS, shards=1)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../x.safetensors"}}))
+    refused(path, r"names files outside its folder: \.\./x\.safetensors")
+    (path / "model.safetensors.index.json").write_text("{}")
+    refused(path, r"has no weight_map")
+
+
+@pytest.mark.parametrize("size", [0, 5, 100, -1])
+def test_a_truncated_file_is_refused_when_it_is_opened(save_folder, size):
+    file = save_folder(TENSORS) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:size])
+    refused(
+        file.parent, rf"model\.safetensors \({file.stat().st_size} bytes\) is cut short or not a safetensors"
+    )
+
+
+def test_a_tensor_in_two_files_is_refused(save_folder, tmp_path):
+    save_folder({"a": torch.ones(1)}, name="first")
+    save_file({"a": torch.ones(1)}, tmp_path / "second.safetensors")
+    refused(tmp_path, r"second\.safetensors repeats tensors of another file in .*: a$")
+
+
+def test_asking_for_an_unknown_tensor_names_it(save_folder):
+    source = open_source(save_folder(TENSORS))
+    with pytest.raises(CheckpointError, match="has no tensor ghost"):
+        source.shape("ghost")
+    with pytest.raises(CheckpointError, match="has no tensor ghost"):
+        source.read("ghost")

@@ -1,0 +1,84 @@
+"""Truth from outside: random checkpoints that transformers made and saved, and what it says about them.
+
+The truth for a row is always transformers' own uncached pass over that row alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import tempfile
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+import lamina
+from lamina.model import Model
+from tests.families.cases import cases
+
+TOLERANCE = 2e-4
+
+
+def relative(found: Tensor, truth: Tensor) -> float:
+    """max |a - b| / max |b|, infinite where something is not finite."""
+    if found.shape != truth.shape or not torch.isfinite(found).all():
+        return float("inf")
+    return float((found - truth).abs().max() / truth.abs().max())
+
+
+@functools.cache
+def pair(family: str, name: str) -> tuple[Any, Model]:
+    """A random model of transformers in float32, and ours loaded from what it saved."""
+    torch.manual_seed(0)
+    theirs = AutoModelForCausalLM.from_config(cases(family)[name](), dtype=torch.float32).eval()
+    with torch.no_grad():  # defaults leave norms at one and biases at zero, which would hide mistakes
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        return theirs, lamina.load(folder, device="cpu")
+
+
+def random_ids(rows: int, length: int, vocab: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, vocab, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def truth(theirs: Any, ids: Tensor) -> Tensor:
+    """Each row by itself, in one uncached pass. ids [B, T] -> [B, T, vocab]"""
+    return torch.cat([theirs(row[None], use_cache=False).logits for row in ids])
+
+
+def random_cuts(length: int, rng: random.Random) -> list[int]:
+    """Lengths of the pieces of a sequence, single tokens often among them."""
+    pieces = []
+    while sum(pieces) < length:
+        piece = rng.choice([1, 1, 2, 3, rng.randint(1, 12), rng.randint(1, length)])
+        pieces.append(min(piece, length - sum(pieces)))
+    return pieces
+
+
+def run_in_pieces(model: Model, ids: Tensor, cache: lamina.Cache, pieces: list[int]) -> Tensor:
+    outs = [model(piece, cache=cache) for piece in ids.split(pieces, dim=1)]
+    return torch.cat([out for out in outs if out is not None], dim=1)
+
+
+def run_ragged(model: Model, rows: list[Tensor], cache: lamina.Cache, rng: random.Random) -> list[Tensor]:
+    """Feeds rows of different lengths in passes of random sizes, padding included; every row's logits."""
+    done = [0] * len(rows)
+    outs: list[list[Tensor]] = [[] for _ in rows]
+    while any(at < len(row) for at, row in zip(done, rows, strict=True)):
+        width = rng.choice([1, 1, 2, 5, 9])
+        counts = [min(rng.randint(0, width), len(row) - at) for at, row in zip(done, rows, strict=True)]
+        ids = torch.full((len(rows), width), -1)
+        for r, (row, at, count) in enumerate(zip(rows, done, counts, strict=True)):
+            ids[r, :count] = row[at : at + count]
+        cache.poison()
+        logits = model(ids, cache=cache, counts=counts)
+        assert logits is not None
+        for r, count in enumerate(counts):
+            outs[r].append(logits[r, :count])
+            done[r] += count
+    return [torch.cat(parts) for parts in outs]
