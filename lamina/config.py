@@ -25,9 +25,7 @@ class Config:
             return self.values[name]
         except KeyError:
             kind = self.values.get("model_type", "this model")
-            raise InputError(
-                f"the configuration of {kind} has no {name!r}, which Lamina needs to build it"
-            ) from None
+            raise InputError(f"the configuration of {kind} has no {name!r}, which Lamina needs to build it") from None
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value, or the default where it is absent or null."""

@@ -12,9 +12,7 @@ from lamina.model import Model
 from lamina.models import family
 
 
-def load(
-    path: str | Path, dtype: torch.dtype | None = None, device: str | torch.device | None = None
-) -> Model:
+def load(path: str | Path, dtype: torch.dtype | None = None, device: str | torch.device | None = None) -> Model:
     """Loads a folder (config.json and *.safetensors) or a .gguf file.
 
     dtype None is the checkpoint's own; device None is the first GPU where there is one, else the CPU.
@@ -39,8 +37,6 @@ def one_device(device: str | torch.device | None) -> torch.device:
     """The one device a model lives on."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if not isinstance(device, str | torch.device) or (
-        isinstance(device, str) and ("," in device or device == "auto")
-    ):
+    if not isinstance(device, str | torch.device) or (isinstance(device, str) and ("," in device or device == "auto")):
         raise InputError(f"device={device!r}: a model lives on one device, such as 'cpu' or 'cuda:0'")
     return torch.device(device)

@@ -133,24 +133,16 @@ class Model(nn.Module):
         if logits not in ("all", "last", None):
             raise InputError(f'logits={logits!r}: it must be "all", "last" or None')
         if cache is None:
-            real = (
-                None
-                if counts is None
-                else Counts.of(counts, shape[0], shape[1], self.device, "counts").tensor
-            )
+            real = None if counts is None else Counts.of(counts, shape[0], shape[1], self.device, "counts").tensor
             layers = [{name: spec.layer(None) for name, spec in entry.items()} for entry in self.specs]
             step = Step.alone(layers, (shape[0], shape[1]), self.device, real, segments, spans)
             if source is not None:
                 step.source = self._cross_for(source, shape[0])
             return self.forward(ids, step, logits, embeds)
         if segments is not None:
-            raise InputError(
-                "packed segments run without a cache; with one, give each sequence a row of its own"
-            )
+            raise InputError("packed segments run without a cache; with one, give each sequence a row of its own")
         if source is not None:
-            raise InputError(
-                "a cache holds its source: give it to new_cache(source=…) or cache.attach(source)"
-            )
+            raise InputError("a cache holds its source: give it to new_cache(source=…) or cache.attach(source)")
         if cache.model is not self:
             raise InputError("this cache was made by another model; make one with this model's new_cache()")
         if shape[0] != cache.rows:
@@ -174,9 +166,7 @@ class Model(nn.Module):
             raise InputError("give either ids or embeds")
         if embeds is not None:
             if embeds.dim() != 3 or embeds.shape[1] == 0:
-                raise InputError(
-                    f"embeds must be [B, T, width] with at least one token, not {list(embeds.shape)}"
-                )
+                raise InputError(f"embeds must be [B, T, width] with at least one token, not {list(embeds.shape)}")
             return None, embeds.to(self.device, self.dtype)
         ids = torch.as_tensor(ids)
         if ids.dim() != 2 or 0 in ids.shape:

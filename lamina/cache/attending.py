@@ -23,9 +23,7 @@ Bias = Callable[..., Tensor]
 class AttentionLayer(TokenLayer):
     """Keys [B, H, S, D] and values."""
 
-    def attend(
-        self, step: Step, key: Key, q: Tensor, k: Tensor | None, v: Tensor | None, **how: object
-    ) -> Tensor:
+    def attend(self, step: Step, key: Key, q: Tensor, k: Tensor | None, v: Tensor | None, **how: object) -> Tensor:
         if k is None or v is None:
             raise InputError(
                 f"layer {key[0]} entry {key[1]!r} keeps its own keys and values: attend(q, k, v) needs both"
@@ -40,9 +38,7 @@ class SharedLayer(Layer):
 
     spec: Shared
 
-    def attend(
-        self, step: Step, key: Key, q: Tensor, k: Tensor | None, v: Tensor | None, **how: object
-    ) -> Tensor:
+    def attend(self, step: Step, key: Key, q: Tensor, k: Tensor | None, v: Tensor | None, **how: object) -> Tensor:
         keys, values, view = step.shared((self.spec.source, self.spec.name), key)
         return attention(q, keys, values, view, backend=step.backend, **how)  # type: ignore[arg-type]
 

@@ -133,9 +133,7 @@ class Cache:
         chosen = None if rows is None else row_numbers(rows, self.rows)
         numbers = list(range(self.rows)) if chosen is None else chosen
         if len(set(numbers)) != len(numbers):
-            raise InputError(
-                f"rows {numbers} name a row twice; repeat the row with cache.select to run it twice"
-            )
+            raise InputError(f"rows {numbers} name a row twice; repeat the row with cache.select to run it twice")
         real = None if counts is None else Counts.of(counts, len(numbers), T, self.device, "counts")
         if real is not None and real.out_of_range is not None:
             self.clock.fault.logical_or_(real.out_of_range)
@@ -161,9 +159,7 @@ class Cache:
 
     def _make_room(self, rows: list[int], counts: Counts | None, T: int) -> None:
         limit = self.limit
-        room = min(
-            (layer.slots or 0 for layer in self._all() if getattr(layer, "grows", False)), default=None
-        )
+        room = min((layer.slots or 0 for layer in self._all() if getattr(layer, "grows", False)), default=None)
 
         def needed() -> list[int]:
             most = [T] * len(rows) if counts is None else counts.high
@@ -215,10 +211,7 @@ class Cache:
                 clock.fault.logical_or_(given.out_of_range)
             taken, low, high = given.tensor, given.low, given.high
         numbers = list(range(self.rows)) if step.rows is None else step.rows
-        after = [
-            (row, clock.low[row] + a, clock.high[row] + b)
-            for row, a, b in zip(numbers, low, high, strict=True)
-        ]
+        after = [(row, clock.low[row] + a, clock.high[row] + b) for row, a, b in zip(numbers, low, high, strict=True)]
         step.folds = slack > 0 and any(most - clock.base_low[row] > 2 * slack for row, _, most in after)
 
         for (i, name), left in step._left.items():
@@ -305,9 +298,7 @@ class Cache:
     def reserve(self, n: int) -> Cache:
         """Makes room for rows of n tokens now, so that no pass up to there has to grow."""
         if self.limit is not None and n > self.limit:
-            raise CapacityError(
-                f"cannot reserve {n} tokens: the capacity is {self.limit}; make a larger cache"
-            )
+            raise CapacityError(f"cannot reserve {n} tokens: the capacity is {self.limit}; make a larger cache")
         self._reserve(n, n)
         return self
 
@@ -317,9 +308,7 @@ class Cache:
         if self.model is None or not any(isinstance(layer, CrossLayer) for layer in self._all()):
             raise InputError("this model reads no source: only encoder–decoder models do")
         if len(source.lengths) not in (1, len(numbers)):
-            raise InputError(
-                f"the source has {len(source.lengths)} rows, the cache takes it for {len(numbers)}"
-            )
+            raise InputError(f"the source has {len(source.lengths)} rows, the cache takes it for {len(numbers)}")
         index = torch.tensor(numbers, dtype=torch.int64, device=self.device)
         for (i, name), (k, v) in self.model.cross_states(source).items():
             layer = self.layers[i][name]
@@ -354,9 +343,7 @@ class Cache:
         """Each row n times in a row (or as often as its entry of n says)."""
         times = [n] * self.rows if isinstance(n, int) else list(n)
         if len(times) != self.rows or min(times) < 0 or sum(times) == 0:
-            raise InputError(
-                f"repeat needs how often for each of the {self.rows} rows, at least 1 in all, not {n}"
-            )
+            raise InputError(f"repeat needs how often for each of the {self.rows} rows, at least 1 in all, not {n}")
         return self.select([row for row, often in enumerate(times) for _ in range(often)])
 
     def fork(self) -> Cache:
@@ -374,9 +361,7 @@ class Cache:
 
         return join(caches)
 
-    def _made(
-        self, layers: list[dict[str, Layer]], clock: Clock, record: Tensor, logits: Tensor | None
-    ) -> Cache:
+    def _made(self, layers: list[dict[str, Layer]], clock: Clock, record: Tensor, logits: Tensor | None) -> Cache:
         new = object.__new__(Cache)
         new.__dict__.update(self.__dict__)
         new.layers, new.clock, new._open = layers, clock, None
@@ -391,6 +376,4 @@ class Cache:
 
 def shared_keys(specs: Sequence[Mapping[str, Any]]) -> frozenset[Key]:
     """The entries that other layers read."""
-    return frozenset(
-        (spec.source, spec.name) for entry in specs for spec in entry.values() if isinstance(spec, Shared)
-    )
+    return frozenset((spec.source, spec.name) for entry in specs for spec in entry.values() if isinstance(spec, Shared))

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from lamina.errors import InputError
 
-
 MARKS = ("lengths", "written", "base")
 BOUNDS = ("low", "high", "base_low")
 
@@ -65,9 +64,7 @@ class Clock:
                 self.high = list(self.low)
         return list(self.low)
 
-    def advance(
-        self, rows: list[int], index: Tensor | None, counts: Tensor, low: list[int], high: list[int]
-    ) -> None:
+    def advance(self, rows: list[int], index: Tensor | None, counts: Tensor, low: list[int], high: list[int]) -> None:
         """Moves the given rows forward by `counts`, which the host knows to lie between `low` and `high`."""
         if index is None:
             self.lengths += counts

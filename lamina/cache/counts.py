@@ -48,9 +48,7 @@ class Counts:
             return Counts(clamped, [0] * rows, highest, (clamped != value).any())
         numbers = [value] * rows if isinstance(value, int) else [int(n) for n in value]
         if len(numbers) != rows:
-            raise InputError(
-                f"{what} must have one number for each of the {rows} rows, not {len(numbers)}: {numbers}"
-            )
+            raise InputError(f"{what} must have one number for each of the {rows} rows, not {len(numbers)}: {numbers}")
         for row, (number, top) in enumerate(zip(numbers, tops, strict=True)):
             if number < 0 or (top is not None and number > top):
                 limit = "at least 0" if top is None else f"between 0 and {top}"

@@ -38,9 +38,7 @@ class CrossLayer(Layer):
         super().__init__(spec)
         if keeping is not None:
             for name, dim in (("k", spec.key_dim), ("v", spec.value_dim)):
-                self.data[name] = allocate(
-                    (keeping.rows, spec.kv_heads, 0, dim), keeping.dtype, keeping.device
-                )
+                self.data[name] = allocate((keeping.rows, spec.kv_heads, 0, dim), keeping.dtype, keeping.device)
             self.data["lengths"] = allocate((keeping.rows,), torch.int64, keeping.device)
 
     @property
@@ -63,9 +61,7 @@ class CrossLayer(Layer):
                 self.data[name] = allocate((*old.shape[:-2], slots, old.shape[-1]), old.dtype, old.device)
                 self.data[name][..., : old.shape[-2], :].copy_(old)
 
-    def attend(
-        self, step: Step, key: Key, q: Tensor, k: Tensor | None, v: Tensor | None, **how: object
-    ) -> Tensor:
+    def attend(self, step: Step, key: Key, q: Tensor, k: Tensor | None, v: Tensor | None, **how: object) -> Tensor:
         held = step.source_of(key) if self.bare else {name: step.take(t) for name, t in self.data.items()}
         if held is None or held["k"].shape[-2] == 0:
             raise InputError(

@@ -42,18 +42,13 @@ def join(caches: Sequence[Cache]) -> Cache:
 
     width = max(cache._record.shape[1] for cache in caches)
     pad = torch.nn.functional.pad
-    record = torch.cat(
-        [pad(cache._record, (0, width - cache._record.shape[1]), value=-1) for cache in caches]
-    )
+    record = torch.cat([pad(cache._record, (0, width - cache._record.shape[1]), value=-1) for cache in caches])
     logits = None
     known = next((cache.logits for cache in caches if cache.logits is not None), None)
     if known is not None:
         nothing = float("nan")
         logits = torch.cat(
-            [
-                known.new_full((c.rows, known.shape[1]), nothing) if c.logits is None else c.logits
-                for c in caches
-            ]
+            [known.new_full((c.rows, known.shape[1]), nothing) if c.logits is None else c.logits for c in caches]
         )
     new = first._made(layers, Clock.join(clocks), record, logits)
     new.slack, new.capacity = slack, capacity
@@ -76,9 +71,7 @@ def _with_slack(cache: Cache, slack: int) -> Clock:
     """The cache's clock for a larger slack: a row whose ring has lost tokens cannot go back further than before."""
     clock = cache.clock.select(list(range(cache.rows)), torch.arange(cache.rows, device=cache.device))
     rings = [
-        limit
-        for layer in cache._all()
-        if hasattr(layer, "layout") and (limit := layer.rewindable(clock)) is not None
+        limit for layer in cache._all() if hasattr(layer, "layout") and (limit := layer.rewindable(clock)) is not None
     ]
     if rings and slack > cache.slack:
         lost = torch.stack(rings).amin(dim=0) < clock.lengths

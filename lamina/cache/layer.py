@@ -8,7 +8,6 @@ it can be taken back. A layer with no data at all is *bare*: it serves a pass wi
 from __future__ import annotations
 
 import copy
-from abc import ABC
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 Key = tuple[int, str]  # (index of the model's layer, name of the entry)
 
 
-class Layer(ABC):
+class Layer:
     """The interface and the shared verbs. Every verb that returns a layer returns one that shares no memory."""
 
     limit: int | None = None
@@ -80,9 +79,7 @@ class Layer(ABC):
     @classmethod
     def join(cls, layers: list[Self]) -> Self:
         names = layers[0].data
-        return layers[0]._with(
-            {name: _owned(torch.cat([one.data[name] for one in layers])) for name in names}
-        )
+        return layers[0]._with({name: _owned(torch.cat([one.data[name] for one in layers])) for name in names})
 
     def _with(self, data: dict[str, Tensor]) -> Self:
         new = copy.copy(self)

@@ -70,9 +70,7 @@ class Memory:
         key = (self._index, entry)
         return layer.attend_latent(self._step, key, q_nope, q_rope, latent, k_rope, up=up, scale=scale)
 
-    def convolve(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, name: str | None = None
-    ) -> Tensor:
+    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, name: str | None = None) -> Tensor:
         """Causal depthwise convolution over the row so far. x [B, T, C], weight [C, K] -> [B, T, C]"""
         entry, layer = self._entry(name, "convolve")
         return layer.convolve(self._step, (self._index, entry), x, weight, bias)
@@ -83,9 +81,7 @@ class Memory:
         """Runs a recurrence on from the row's state. inputs [B, T, ...] each -> outputs [B, T, ...]"""
         entry, layer = self._entry(name, "recur")
         if layer.spec.rule != rule:
-            raise InputError(
-                f"layer {self._index} entry {entry!r} keeps the state of {layer.spec.rule}, not of {rule}"
-            )
+            raise InputError(f"layer {self._index} entry {entry!r} keeps the state of {layer.spec.rule}, not of {rule}")
         return layer.recur(self._step, (self._index, entry), inputs, constants)
 
     def recall(self, x: Tensor, *, name: str | None = None) -> tuple[Tensor, Tensor]:
@@ -97,14 +93,10 @@ class Memory:
         """The entry of that name, or the only one that answers to the call."""
         if name is not None:
             if name not in self._layers:
-                raise InputError(
-                    f"layer {self._index} remembers {sorted(self._layers)}, nothing called {name!r}"
-                )
+                raise InputError(f"layer {self._index} remembers {sorted(self._layers)}, nothing called {name!r}")
             return name, self._layers[name]
         able = [(n, layer) for n, layer in self._layers.items() if call is None or hasattr(layer, call)]
         if len(able) != 1:
             names = [n for n, _ in able]
-            raise InputError(
-                f"layer {self._index} has {len(able)} entries for {call or 'this'} {names}: give name="
-            )
+            raise InputError(f"layer {self._index} has {len(able)} entries for {call or 'this'} {names}: give name=")
         return able[0]

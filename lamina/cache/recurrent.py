@@ -115,9 +115,7 @@ class RecurrentLayer(Layer):
         step.leave(key, Recurred(inputs, constants, state))
         return out
 
-    def _run(
-        self, state: Tensor, inputs: Inputs, constants: Inputs, valid: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def _run(self, state: Tensor, inputs: Inputs, constants: Inputs, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         if next(iter(inputs.values())).shape[1] != 1:
             return self.rule.chunk(state, inputs, constants, valid)
         out, new = self.rule.step(state, {name: x[:, 0] for name, x in inputs.items()}, constants)
@@ -166,9 +164,7 @@ class RecurrentLayer(Layer):
 
     def _flat(self, name: str) -> Tensor:
         return (
-            self.data[f"log.{name}"].flatten(2)
-            if self.rule.input_shapes[name]
-            else self.data[f"log.{name}"][..., None]
+            self.data[f"log.{name}"].flatten(2) if self.rule.input_shapes[name] else self.data[f"log.{name}"][..., None]
         )
 
     def _write_log(self, step: Step, inputs: Inputs, accepted: Tensor) -> None:

@@ -65,12 +65,8 @@ class Step:
         self.all_counts = torch.full_like(before, T) if counts is None else counts
         self.after = before + self.all_counts
         self.real_tokens = None if counts is None else torch.minimum(time, counts[:, None] - 1)
-        self.new_positions = (
-            self.positions if self.valid is None else torch.where(self.valid, self.positions, -1)
-        )
-        self.row_index = (
-            torch.arange(len(before), device=device) if rows is None else torch.tensor(rows, device=device)
-        )
+        self.new_positions = self.positions if self.valid is None else torch.where(self.valid, self.positions, -1)
+        self.row_index = torch.arange(len(before), device=device) if rows is None else torch.tensor(rows, device=device)
 
         self.backend: str | None = None  # which attention to use; None: the best that fits
         self.source: Any = None  # cross keys and values by layer, for a pass without a cache

@@ -13,6 +13,7 @@ that token's numbers: a slot written twice receives the same numbers twice.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -70,7 +71,7 @@ class TokenLayer(Layer):
     """A layer kept as one slot per token."""
 
     def __init__(
-        self, spec: Spec, fields: dict[str, tuple[int, ...]], window: Window, keeping: Keeping | None
+        self, spec: Spec, fields: Mapping[str, tuple[int, ...]], window: Window, keeping: Keeping | None
     ) -> None:
         super().__init__(spec)
         self.window = window
@@ -174,9 +175,7 @@ class TokenLayer(Layer):
                 name: torch.cat([step.take(store)[..., :start, :], new[name]], dim=-2)
                 for name, store in self.data.items()
             }
-            return tokens, step.view(
-                ("line", self.window), lambda: step.view_of_run(self.window, 0, start + step.T)
-            )
+            return tokens, step.view(("line", self.window), lambda: step.view_of_run(self.window, 0, start + step.T))
         slots = self.slots
         tokens = {name: torch.cat([step.take(store), new[name]], dim=-2) for name, store in self.data.items()}
 

@@ -28,10 +28,7 @@ def table(cache: Cache) -> str:
         for layer in entry.values():
             groups.setdefault(_columns(layer), []).append(layer.nbytes)
     lines = [("kind", "layers", "slots", "dtype", "bytes")]
-    lines += [
-        (kind, str(len(sizes)), slots, dtype, size(sum(sizes)))
-        for (kind, slots, dtype), sizes in groups.items()
-    ]
+    lines += [(kind, str(len(sizes)), slots, dtype, size(sum(sizes))) for (kind, slots, dtype), sizes in groups.items()]
     lines.append(("all", str(len(cache.layers)), "", "", size(cache.nbytes)))
     widths = [max(len(line[i]) for line in lines) for i in range(5)]
     body = [
@@ -45,19 +42,13 @@ def table(cache: Cache) -> str:
     room = "grows" if cache.capacity is None else f"capacity {cache.capacity}"
     lengths = cache.clock.sync()
     shown = ", ".join(map(str, lengths[:8])) + (", …" if len(lengths) > 8 else "")
-    head = (
-        f"Cache of {cache.rows} row{'s' * (cache.rows != 1)}, {room}, slack {cache.slack}, lengths [{shown}]"
-    )
+    head = f"Cache of {cache.rows} row{'s' * (cache.rows != 1)}, {room}, slack {cache.slack}, lengths [{shown}]"
     return "\n".join([head, *(line.rstrip() for line in body)])
 
 
 def _columns(layer: Layer) -> tuple[str, str, str]:
     dtypes = sorted(
-        {
-            str(tensor.dtype).removeprefix("torch.")
-            for tensor in layer.data.values()
-            if tensor.is_floating_point()
-        }
+        {str(tensor.dtype).removeprefix("torch.") for tensor in layer.data.values() if tensor.is_floating_point()}
     )
     slots = layer.slots
     return layer.kind, "" if slots is None else str(slots), ", ".join(dtypes)

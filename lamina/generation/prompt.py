@@ -62,9 +62,7 @@ def ragged(ids: Tensor, attention_mask: Tensor | None = None) -> Prompt:
     for r, (row, mask) in enumerate(zip(ids.cpu(), attention_mask.cpu().bool(), strict=True)):
         real = mask.nonzero()[:, 0]
         if len(real) and int(real[-1] - real[0]) + 1 != len(real):
-            raise InputError(
-                f"the attention_mask of row {r} has a gap: padding belongs on the left or the right"
-            )
+            raise InputError(f"the attention_mask of row {r} has a gap: padding belongs on the left or the right")
         rows.append(row[mask].tolist())
     return from_rows(rows)
 
@@ -78,9 +76,7 @@ def prompt_of(model: Model, prompts: Any, attention_mask: Tensor | None = None) 
     if isinstance(prompts, str):
         prompts = [prompts]
     if not isinstance(prompts, Sequence) or not prompts:
-        raise InputError(
-            f"prompts must be text, a list of texts, a list of id lists or a tensor, not {prompts!r}"
-        )
+        raise InputError(f"prompts must be text, a list of texts, a list of id lists or a tensor, not {prompts!r}")
     if isinstance(prompts[0], int):
         prompts = [prompts]
     if isinstance(prompts[0], str):

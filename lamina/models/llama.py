@@ -24,9 +24,7 @@ class Block(nn.Module):
             bias=bias, out_bias=bias,
         )  # fmt: skip
         self.mlp_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.mlp = GatedMLP(
-            c.hidden_size, c.intermediate_size, c.get("hidden_act", "silu"), c.get("mlp_bias", False)
-        )
+        self.mlp = GatedMLP(c.hidden_size, c.intermediate_size, c.get("hidden_act", "silu"), c.get("mlp_bias", False))
         self.specs = {"attention": self.attention.spec}
 
     def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:

@@ -32,19 +32,19 @@ class Rotary(nn.Module):
     """Makes the table for some positions.
 
     dim         how many numbers of a head are turned
-    parameters  as `rope_parameters` returns them; types default, linear, llama3 and yarn
+    settings    as `rope_parameters` returns them; types default, linear, llama3 and yarn
     """
 
-    def __init__(self, dim: int, parameters: dict[str, Any], max_positions: int | None = None) -> None:
+    def __init__(self, dim: int, settings: dict[str, Any], max_positions: int | None = None) -> None:
         super().__init__()
-        self.dim, self.parameters, self.max_positions = dim, parameters, max_positions
+        self.dim, self.settings, self.max_positions = dim, settings, max_positions
         self.scale = 1.0
         self.frequencies: Tensor
         self.register_buffer("frequencies", torch.empty(0), persistent=False)
         self.reset_buffers()
 
     def reset_buffers(self) -> None:
-        self.frequencies, self.scale = frequencies(self.dim, self.parameters, self.max_positions)
+        self.frequencies, self.scale = frequencies(self.dim, self.settings, self.max_positions)
 
     def forward(self, positions: Tensor) -> Table:
         angles = positions[..., None].float() * self.frequencies

@@ -10,7 +10,14 @@ import torch
 from lamina.generation.prompt import ragged
 from tests.families.cases import ALL
 from tests.families.harness import (
-    TOLERANCE, pair, random_cuts, random_ids, relative, run_in_pieces, run_ragged, truth,
+    TOLERANCE,
+    pair,
+    random_cuts,
+    random_ids,
+    relative,
+    run_in_pieces,
+    run_ragged,
+    truth,
 )  # fmt: skip
 
 LENGTH = 40  # windows and chunks of the cases are at most 8 to 13: three times that and more
@@ -32,9 +39,7 @@ def test_twenty_random_cuts_give_the_same_logits(family: str, name: str) -> None
     expected = truth(theirs, ids)
     for seed in range(20):
         rng = random.Random(seed)
-        cache = ours.new_cache(
-            rows=2, capacity=rng.choice([None, LENGTH, 2 * LENGTH]), slack=rng.choice([0, 2, 5])
-        )
+        cache = ours.new_cache(rows=2, capacity=rng.choice([None, LENGTH, 2 * LENGTH]), slack=rng.choice([0, 2, 5]))
         found = run_in_pieces(ours, ids, cache, random_cuts(LENGTH, rng))
         assert relative(found, expected) < TOLERANCE, seed
 
