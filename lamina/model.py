@@ -36,10 +36,13 @@ class Model(nn.Module):
 
     names: ClassVar[Names] = {}
     """Our parameter paths -> names in checkpoints; see lamina.checkpoint.names."""
-    ignored: ClassVar[tuple[str, ...]] = ()
+    ignored: tuple[str, ...] = ()
     """Patterns of checkpoint tensors that are not needed."""
     max_positions: int | None = None
     """How many positions there are, where that is a hard limit (a learned table)."""
+
+    start_ids: tuple[int, ...] = ()
+    """What every row of a decoder that reads a source starts with."""
 
     blocks: nn.ModuleList
     vocab: int
@@ -57,6 +60,14 @@ class Model(nn.Module):
     def specs(self) -> list[LayerSpecs]:
         """What each layer must remember: name -> spec."""
         return [block.specs for block in self.blocks]  # type: ignore[misc]
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The ids that end a text, as the checkpoint says."""
+        if self.tokenizer is not None and self.tokenizer.eos_ids:
+            return tuple(self.tokenizer.eos_ids)
+        ids = self.config.get("eos_token_id", ())
+        return (ids,) if isinstance(ids, int) else tuple(ids)
 
     @property
     def device(self) -> torch.device:
@@ -128,7 +139,7 @@ class Model(nn.Module):
         source    without a cache: what the encoder made, for models that read one
         """
         ids, embeds = self._checked(ids, embeds, counts)
-        shape = embeds.shape[:2] if ids is None else ids.shape  # type: ignore[union-attr]
+        shape = embeds.shape[:2] if embeds is not None else ids.shape  # type: ignore[union-attr]
         spans, segments = (None if x is None else x.to(self.device) for x in (spans, segments))
         if logits not in ("all", "last", None):
             raise InputError(f'logits={logits!r}: it must be "all", "last" or None')
@@ -185,7 +196,8 @@ class Model(nn.Module):
         if bool(bad.any()):
             row, at = (int(i) for i in bad.nonzero()[0])
             raise InputError(
-                f"id {int(ids[row, at])} at row {row}, token {at} is not in the vocabulary, which has ids 0 to {self.vocab - 1}"
+                f"id {int(ids[row, at])} at row {row}, token {at} is not in the vocabulary: ids go from 0 to "
+                f"{self.vocab - 1}"
             )
 
     # -- caches and sources ----------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def without_unused(x: Tensor, view: View) -> Tensor:
     NaN)."""
     if torch.compiler.is_compiling() or (x.requires_grad and torch.is_grad_enabled()):
         return x.masked_fill(~view.exists(), 0)
-    # Clearing the bits costs what a plain copy does; masked_fill, uncompiled, is up to ten times slower
+    # Clearing the bits costs what a plain copy does; masked_fill, uncompiled, is several times slower
     # on the CPU. Bits have no gradient.
     bits = _BITS[x.element_size()]
     return (x.view(bits) & -view.exists().to(bits)).view(x.dtype)
@@ -72,9 +72,7 @@ def without_unused(x: Tensor, view: View) -> Tensor:
 def _check(q: Tensor, k: Tensor, v: Tensor, view: View, softcap: float | None, sinks: Tensor | None) -> None:
     B, T, S = view.shape
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
-        raise ValueError(
-            f"q, k and v are [B, H, tokens, D], not {list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
-        )
+        raise ValueError(f"q, k and v are [B, H, tokens, D], not {list(q.shape)}, {list(k.shape)} and {list(v.shape)}")
     if q.shape[0] != B or q.shape[2] != T:
         raise ValueError(f"q is {list(q.shape)}, but the view has {B} rows and {T} queries")
     if k.shape[0] != B or k.shape[2] != S:

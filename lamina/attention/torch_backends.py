@@ -1,8 +1,9 @@
 """The PyTorch backends of `attention`: sdpa, eager and flex.
 
-All three group heads without repeating keys: the G query heads that share a key head lie next to each
-other, so [B, Hq, T, D] folds to [B, Hk, G * T, D] and one product per key head serves them all. Where a
-mask is needed it is the View's. A query that sees nothing gives zeros in all three.
+No backend repeats keys for grouped heads. The G query heads that share a key head lie next to each other, so
+[B, Hq, T, D] folds to [B, Hk, G * T, D] and one product per key head serves them all; only `is_causal` and
+FlexAttention, which count queries in order, are left to group heads themselves (`enable_gqa`). Where a mask
+is needed it is the View's. A query that sees nothing gives zeros in all three.
 """
 
 from __future__ import annotations
@@ -28,15 +29,13 @@ def sdpa(
     sinks: Tensor | None = None,
     bias: Bias | None = None,
 ) -> Tensor:
-    """`scaled_dot_product_attention`: the fastest where scores need no change."""
+    """`scaled_dot_product_attention`: fused, never holds all scores at once, and cannot change them."""
     if softcap is not None or sinks is not None or bias is not None:
         raise ValueError("backend 'sdpa' cannot change scores (softcap, sinks, bias): use 'eager' or 'flex'")
     lowered = view.lower()
     if isinstance(lowered, str):
         # is_causal counts queries in order, so they cannot be folded.
-        return F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     B, Hq, T, _ = q.shape
     Hk = k.shape[1]
     folded = q.reshape(B, Hk, -1, q.shape[-1])  # [B, Hk, G * T, D]

@@ -202,9 +202,7 @@ class View:
         promise = ", exact" * self.exact + ", full" * self.full
         return f"View({B} rows, {T} queries, {S} slots, {self.window}, causal={self.causal}{promise})"
 
-    def _rule(
-        self, row: Tensor, of_q: Callable[[Tensor], Tensor], of_kv: Callable[[Tensor], Tensor]
-    ) -> Tensor:
+    def _rule(self, row: Tensor, of_q: Callable[[Tensor], Tensor], of_kv: Callable[[Tensor], Tensor]) -> Tensor:
         """The rule of the class docstring. `of_q` takes the wanted queries out of a [B, T] tensor, `of_kv`
         the wanted keys out of a [B, S] one. The rest is elementwise: the mask and FlexAttention share it."""
         q, kv = of_q(self.q_positions), of_kv(self.kv_positions)
@@ -231,9 +229,7 @@ class View:
             ("spans", self.q_spans, self.kv_spans),
         ):
             if (of_q is None) != (of_kv is None):
-                raise ValueError(
-                    f"{name} belong to queries and keys: give q_{name} and kv_{name}, or neither"
-                )
+                raise ValueError(f"{name} belong to queries and keys: give q_{name} and kv_{name}, or neither")
             if of_q is not None and of_kv is not None and (list(of_q.shape), list(of_kv.shape)) != (q, kv):
                 raise ValueError(
                     f"{name} are {list(of_q.shape)} and {list(of_kv.shape)}: the positions are {q} and {kv}"

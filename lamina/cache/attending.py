@@ -1,4 +1,4 @@
-"""The layers that attention reads: keys and values, latents, plain token vectors, and another layer's keys and values."""
+"""The layers that attention reads: keys and values, latents, plain token vectors, another layer's keys and values."""
 
 from __future__ import annotations
 

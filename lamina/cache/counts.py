@@ -17,7 +17,7 @@ from lamina.errors import InputError
 
 @dataclass
 class Counts:
-    """One number a row: the tensor, what the host knows of it, and (device tensors only) whether it was out of range."""
+    """One number a row: the tensor, what the host knows of it, and (device tensors) whether it was out of range."""
 
     tensor: Tensor
     low: list[int]

@@ -66,7 +66,7 @@ class CrossLayer(Layer):
         if held is None or held["k"].shape[-2] == 0:
             raise InputError(
                 "this model reads a source, and none is attached: make one with model.encode(ids) and give it to "
-                "model.new_cache(rows, source=source), cache.attach(source) or, without a cache, model(ids, source=source)"
+                "model.new_cache(rows, source=source), cache.attach(source) or, without a cache, model(ids, source=…)"
             )
 
         def make() -> View:

@@ -5,8 +5,8 @@
             q, k, v = ...
             return self.out(memory.attend(q, k, v, scale=self.scale))
 
-The same code runs without a cache, in prefill, in decoding, in speculation, compiled and exported: which of these it is,
-where the tokens lie and what may be seen is the memory's business.
+The same code runs without a cache, in prefill, in decoding, in speculation, compiled and exported: which of these it
+is, where the tokens lie and what may be seen is the memory's business.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from lamina.cache.layer import Layer
+from lamina.cache.layer import Key, Layer
 from lamina.errors import InputError
 from lamina.recurrence.rule import Rule
 
@@ -40,8 +40,18 @@ class Memory:
 
     @property
     def layer(self) -> Layer:
-        """The store itself, for kinds of memory that are defined outside this package."""
+        """The store itself, for kinds of memory that are defined outside this package; `step` and `key` go with it."""
         return self._entry(None, None)[1]
+
+    @property
+    def step(self) -> Step:
+        """The pass this memory belongs to."""
+        return self._step
+
+    @property
+    def key(self) -> Key:
+        """Under which the layer leaves what it needs at commit."""
+        return self._index, self._entry(None, None)[0]
 
     def attend(
         self,

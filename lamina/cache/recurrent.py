@@ -108,7 +108,8 @@ class RecurrentLayer(Layer):
         if self.bare:
             inputs = {name: step.unpacked(x) for name, x in inputs.items()}
             rows = next(iter(inputs.values()))
-            head = rows.new_zeros((rows.shape[0], *self.rule.state_shape), dtype=torch.float32)
+            exact = torch.promote_types(rows.dtype, torch.float32)
+            head = rows.new_zeros((rows.shape[0], *self.rule.state_shape), dtype=exact)
             out, _ = self._run(head, inputs, constants, step.unpacked_valid)
             return step.packed(out)
         out, state = self._run(step.take(self.data["head"]), inputs, constants, step.valid)

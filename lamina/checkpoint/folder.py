@@ -111,9 +111,18 @@ def open_file(file: Path) -> safe_open:
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file."""
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(file.read_text(encoding="utf-8"), object_hook=plain_float)
     except ValueError as error:
         raise CheckpointError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{file} holds a {type(value).__name__}, not an object")
     return value
+
+
+def plain_float(value: dict[str, Any]) -> Any:
+    """Configurations write floats that JSON lacks as objects.
+
+    >>> plain_float({"__float__": "Infinity"}), plain_float({"factor": 8})
+    (inf, {'factor': 8})
+    """
+    return float(value["__float__"]) if value.keys() == {"__float__"} else value

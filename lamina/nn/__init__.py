@@ -2,10 +2,15 @@
 
 from lamina.nn.activation import activation
 from lamina.nn.attention import SelfAttention
+from lamina.nn.conv import ShortConvolution
+from lamina.nn.experts import Experts
+from lamina.nn.gated_norm import GatedRMSNorm
+from lamina.nn.mamba2 import Mamba2Mixer, mamba2_names
 from lamina.nn.mlp import GatedMLP
 from lamina.nn.norm import RMSNorm
 from lamina.nn.rotary import Rotary, rope_parameters, rotate, rotate_neighbours
 
 __all__ = [
-    "GatedMLP", "RMSNorm", "Rotary", "SelfAttention", "activation", "rope_parameters", "rotate", "rotate_neighbours",
+    "Experts", "GatedMLP", "GatedRMSNorm", "Mamba2Mixer", "RMSNorm", "Rotary", "SelfAttention", "ShortConvolution",
+    "activation", "mamba2_names", "rope_parameters", "rotate", "rotate_neighbours",
 ]  # fmt: skip

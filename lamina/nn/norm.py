@@ -1,4 +1,4 @@
-"""Normalisations, computed in float32."""
+"""Normalisations, computed in float32 or better."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(start) if weight else None
 
     def forward(self, x: Tensor) -> Tensor:
-        y = x.float()
+        y = x.to(torch.promote_types(x.dtype, torch.float32))
         y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)
         if self.weight is not None:
-            weight = self.weight.float()
+            weight = self.weight.to(y.dtype)
             y = y * (1 + weight) if self.plus_one else y * weight
         return y.to(x.dtype)

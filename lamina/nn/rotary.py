@@ -105,7 +105,7 @@ def rotate(x: Tensor, table: Table) -> Tensor:
     """Turns the first numbers of each head, first half paired with second half. x: [B, H, T, D]"""
     cos, sin = (part[:, None] for part in table)  # [B, 1, T, P]
     half = cos.shape[-1]
-    a, b, rest = x[..., :half].float(), x[..., half : 2 * half].float(), x[..., 2 * half :]
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]  # products promote to float32 or better
     turned = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
     return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
 
@@ -113,5 +113,5 @@ def rotate(x: Tensor, table: Table) -> Tensor:
 def rotate_neighbours(x: Tensor, table: Table) -> Tensor:
     """Turns each head, every number paired with its neighbour. x: [B, H, T, D]"""
     cos, sin = (part[:, None] for part in table)
-    a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
     return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2).to(x.dtype)

@@ -74,7 +74,7 @@ def check(view: View, backend: str, limit: float = 2e-6, scale: float = 0.4, **e
 @pytest.mark.parametrize(("backend", "extra"), CASES)
 @pytest.mark.parametrize("T", [1, 4])
 def test_ragged_rows_with_nan_in_unused_slots(backend: str, extra: str, T: int) -> None:
-    for window in WINDOWS if (backend, extra) != ("flex", "all") else WINDOWS[2:3]:
+    for window in WINDOWS[2:] if backend == "flex" else WINDOWS:
         check(ragged(window, T), backend, **EXTRAS[extra])
 
 
@@ -97,9 +97,7 @@ def test_overlays_segments_spans_rules_and_bidirectional(backend: str) -> None:
     part, span = at // 4, torch.where((at > 1) & (at < 7), 0, -1)
     check(View(at, at, Full(), q_segments=part, kv_segments=part), backend)
     check(View(at, at, Sliding(2), q_spans=span, kv_spans=span), backend)
-    check(
-        View(at, at, Full(), also=lambda row, q, kv: kv != row, or_else=lambda row, q, kv: kv == 8), backend
-    )
+    check(View(at, at, Full(), also=lambda row, q, kv: kv != row, or_else=lambda row, q, kv: kv == 8), backend)
     check(View(at, at, Full(), causal=False, exact=True), backend)
     check(View(at[:, :4], at, Full(), causal=False, full=True), backend)
 
@@ -137,9 +135,7 @@ def test_a_query_that_sees_nothing_gives_zeros(backend: str, extra: str, T: int)
 
 @pytest.mark.parametrize(("backend", "extra"), CASES)
 @pytest.mark.parametrize("T", [1, 6])
-def test_bfloat16_errs_at_most_twice_as_much_as_the_plain_computation(
-    backend: str, extra: str, T: int
-) -> None:
+def test_bfloat16_errs_at_most_twice_as_much_as_the_plain_computation(backend: str, extra: str, T: int) -> None:
     view = ragged(Sliding(40), T, S=64, lengths=(60, 33, 9))
     q, k, v = (x.bfloat16() for x in tensors(view, D=32, Dv=32))
     expected = reference_attention(q, k, v, view, scale=0.4, **EXTRAS[extra])
@@ -281,16 +277,18 @@ def test_one_graph_serves_all_positions_and_the_view_is_made_inside_it(backend: 
 
     def two_layers(q, k, v, lengths):
         view = make(lengths)
-        for _ in range(2):
-            q = attention(q, k, v, view, scale=0.4, backend=backend, **extra)
-        return q
+        q = attention(q, k, v, view, scale=0.4, backend=backend, **extra)
+        return attention(q, k, v, view, scale=0.4, backend=backend, **extra)
 
     compiled = torch.compile(two_layers, fullgraph=True, backend=counter)
     for step in (3, 7, 12, 13, 40):
         lengths = torch.tensor([step, step + 5])
-        q, k, v = tensors(make(lengths), seed=step)
+        view = make(lengths)
+        q, k, v = tensors(view, seed=step)
+        middle = reference_attention(q, k, v, view, scale=0.4, **extra)
+        expected = reference_attention(middle, k, v, view, scale=0.4, **extra)
         with torch.no_grad():
-            assert error(compiled(q, k, v, lengths), two_layers(q, k, v, lengths).double()) < 2e-6
+            assert error(compiled(q, k, v, lengths), expected) < 2e-6
     assert counter.frame_count == 1
 
 

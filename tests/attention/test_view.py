@@ -138,13 +138,9 @@ def test_rules_compose_with_and_and_or() -> None:
     even, far = (lambda row, q, kv: kv % 2 == 0), (lambda row, q, kv: kv < q - 1)
     q, kv = run(6, 6)
     mask = View(q, kv, Full(), also=both(even, far)).mask()[0, 0]
-    assert torch.equal(
-        mask, torch.tensor([[j <= i and j % 2 == 0 and j < i - 1 for j in range(6)] for i in range(6)])
-    )
+    assert torch.equal(mask, torch.tensor([[j <= i and j % 2 == 0 and j < i - 1 for j in range(6)] for i in range(6)]))
     mask = View(q, kv, Full(), also=either(even, far)).mask()[0, 0]
-    assert torch.equal(
-        mask, torch.tensor([[j <= i and (j % 2 == 0 or j < i - 1) for j in range(6)] for i in range(6)])
-    )
+    assert torch.equal(mask, torch.tensor([[j <= i and (j % 2 == 0 or j < i - 1) for j in range(6)] for i in range(6)]))
 
 
 def test_a_rule_never_shows_a_slot_that_holds_no_token() -> None:
@@ -155,9 +151,7 @@ def test_a_rule_never_shows_a_slot_that_holds_no_token() -> None:
 def test_the_block_mask_shows_what_the_mask_shows() -> None:
     q, kv = torch.randint(0, 300, (2, 150)), torch.randint(-1, 300, (2, 260))
     spans, kv_spans = torch.randint(-1, 2, (2, 150)), torch.randint(-1, 2, (2, 260))
-    view = View(
-        q, kv, Sliding(9, keep=2), q_spans=spans, kv_spans=kv_spans, also=lambda row, q, kv: kv != row
-    )
+    view = View(q, kv, Sliding(9, keep=2), q_spans=spans, kv_spans=kv_spans, also=lambda row, q, kv: kv != row)
     block = view.block_mask()
     assert block.shape == (2, 1, 150, 260)
     row, t, s = torch.meshgrid(torch.arange(2), torch.arange(150), torch.arange(260), indexing="ij")

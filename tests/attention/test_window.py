@@ -47,9 +47,7 @@ def test_span_bounds_how_far_back_a_query_sees_beyond_the_kept_tokens(window: Wi
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("slots", [0, 1, 2, 3, 4, 5])
-def test_a_window_spares_a_run_of_slots_only_when_it_hides_nothing_in_any_such_run(
-    window: Window, slots: int
-) -> None:
+def test_a_window_spares_a_run_of_slots_only_when_it_hides_nothing_in_any_such_run(window: Window, slots: int) -> None:
     if window.spares(slots):
         for start in range(len(POSITIONS) - slots + 1):
             run = range(start, start + slots)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 import weakref
 
 import pytest
@@ -266,7 +265,6 @@ def test_at_most_one_tensor_of_the_checkpoint_is_alive_at_a_time(save_folder, mo
 
     def counting(name: str) -> torch.Tensor:
         nonlocal reads
-        gc.collect()
         assert not [ref for ref in alive if ref() is not None], (
             f"an earlier tensor outlives the reading of {name}"
         )

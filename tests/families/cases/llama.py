@@ -27,6 +27,6 @@ CASES = {
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 32,
-        },  # fmt: skip
+        },
     ),
 }

@@ -1,0 +1,23 @@
+"""`lamina verify PATH`"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from lamina import checking
+from lamina.cli.common import Device, DType, Path, open_model
+
+
+def verify(
+    path: Path,
+    dtype: DType = None,
+    device: Device = None,
+    length: Annotated[int | None, typer.Option(help="Tokens of the longest row.")] = None,
+    tries: Annotated[int, typer.Option(help="How often each law is tried.")] = 2,
+    seed: Annotated[int, typer.Option(help="Other numbers give other cuts and ids.")] = 0,
+) -> None:
+    report = checking.verify(open_model(path, dtype, device), length=length, tries=tries, seed=seed)
+    typer.echo(str(report))
+    raise typer.Exit(0 if report.ok else 1)

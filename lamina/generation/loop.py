@@ -1,0 +1,119 @@
+"""The generation loop: one prefill, then one token a pass for the rows that go on.
+
+Every new token is fed to the cache, the last one too: what the cache holds is prompt and new tokens, so it can be
+continued by giving only what comes next. Rows that have ended take no part in later passes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lamina.cache.cache import Cache
+from lamina.errors import InputError
+from lamina.generation.prompt import Prompt, from_rows, prompt_of
+from lamina.generation.result import Result, Timing
+
+if TYPE_CHECKING:
+    from lamina.model import Model
+
+Stream = Callable[[int, int, str], None]
+
+
+def generate(
+    model: Model,
+    prompts: Any,
+    max_new_tokens: int = 20,
+    *,
+    attention_mask: Tensor | None = None,
+    cache: Cache | None = None,
+    eos: int | Iterable[int] | None = None,
+    stream: Stream | None = None,
+) -> Result:
+    """Continues each prompt greedily until it ends or `max_new_tokens` are made.
+
+    prompts         text, a list of texts, a list of id lists, or a tensor of ids; a source for encoder–decoder models
+    attention_mask  of a tensor: 1 where an id is real; padding on the left or the right
+    cache           continues its rows, one prompt each, with only the tokens that it does not hold yet
+    eos             ids that end a row; the checkpoint's own when None
+    stream          called as stream(row, token, text) for each new token; text is always whole characters
+
+    >>> result = model.generate([[1, 2, 3], [4]], max_new_tokens=5)   # doctest: +SKIP
+    >>> result.tokens, result.reasons                                 # doctest: +SKIP
+    """
+    if max_new_tokens < 1:
+        raise InputError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+    prompt, cache = _begin(model, prompts, attention_mask, cache)
+    ends = set(model.eos_ids if eos is None else [eos] if isinstance(eos, int) else eos)
+    lengths = cache.clock.sync()
+    cache.reserve(max(a + b for a, b in zip(lengths, prompt.counts, strict=True)) + max_new_tokens)
+    tokens: list[list[int]] = [[] for _ in prompt.counts]
+    reasons = ["length"] * len(tokens)
+    texts = [model.tokenizer.stream() for _ in tokens] if stream and model.tokenizer else None
+
+    with torch.no_grad():
+        started = time.perf_counter()
+        logits = _prefill(model, prompt, cache)
+        prefilled = time.perf_counter()
+        live = list(range(len(tokens)))
+        while live:
+            chosen = logits.argmax(dim=-1)
+            going = []  # indices into `live`
+            for at, (row, token) in enumerate(zip(live, chosen.tolist(), strict=True)):
+                tokens[row].append(token)
+                ended = token in ends
+                if ended:
+                    reasons[row] = "eos"
+                if not ended and len(tokens[row]) < max_new_tokens:
+                    going.append(at)
+                if stream:
+                    stream(row, token, _piece(texts[row], token, at not in going) if texts else "")
+            logits = _decode(model, chosen, cache, live)[going]
+            live = [live[at] for at in going]
+        finished = time.perf_counter()
+
+    made = sum(len(row) for row in tokens)
+    timing = Timing(sum(prompt.counts), prefilled - started, made, finished - prefilled)
+    return Result(prompt.rows, tokens, reasons, cache, model.tokenizer, min(ends, default=0), timing)
+
+
+def _begin(model: Model, prompts: Any, attention_mask: Tensor | None, cache: Cache | None) -> tuple[Prompt, Cache]:
+    """The decoder's prompt and the cache it goes to."""
+    prompt = prompt_of(model, prompts, attention_mask)
+    rows = len(prompt.counts)
+    if cache is not None and cache.rows != rows:
+        raise InputError(f"{rows} prompts were given, the cache has {cache.rows} rows")
+    if not model.start_ids:
+        return prompt, cache if cache is not None else model.new_cache(rows)
+    source = model.encode(prompt.ids, prompt.counts)
+    cache = model.new_cache(rows, source=source) if cache is None else cache.attach(source)
+    return from_rows([list(model.start_ids)] * rows), cache
+
+
+def _prefill(model: Model, prompt: Prompt, cache: Cache) -> Tensor:
+    even = len(set(prompt.counts)) == 1
+    logits = model(prompt.ids, cache=cache, counts=None if even else prompt.counts, logits="last")
+    assert logits is not None
+    return logits
+
+
+def _decode(model: Model, ids: Tensor, cache: Cache, rows: list[int]) -> Tensor:
+    """Feeds one token to each of these rows; -> logits [len(rows), vocab]"""
+    step = cache.step(1, rows=None if len(rows) == cache.rows else rows)
+    try:
+        logits = model.forward(ids[:, None], step, logits="last")
+    except BaseException:
+        step.abort()
+        raise
+    step.commit()
+    assert logits is not None
+    return logits
+
+
+def _piece(text: Any, token: int, last: bool) -> str:
+    piece = text.put(token)
+    return piece + text.end() if last else piece

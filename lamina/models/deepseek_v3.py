@@ -1,0 +1,190 @@
+"""DeepSeek V3: attention through a latent, from which every head's keys and values are made, and many small experts.
+
+    latent, k_rope = down(x)        head h: softmax(q · [up_k(latent) | k_rope]) · up_v(latent)
+
+The latent and one rotary key a token are all that is remembered. Behind the first dense layers, a token visits the one
+shared expert and the best of the routed ones, which must lie in few groups.
+
+https://arxiv.org/abs/2412.19437
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lamina.cache.memory import Memory
+from lamina.cache.spec import Latent
+from lamina.checkpoint.names import Stack
+from lamina.config import Config
+from lamina.errors import InputError
+from lamina.model import Model
+from lamina.nn import Experts, GatedMLP, RMSNorm, Rotary, rope_parameters, rotate, rotate_neighbours
+from lamina.nn.rotary import Table, yarn_scale
+
+
+class LatentAttention(nn.Module):
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        bias = c.get("attention_bias", False)
+        self.heads, self.rank, self.q_rank = c.num_attention_heads, c.kv_lora_rank, c.q_lora_rank
+        self.nope_dim, self.rope_dim, value_dim = c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim
+        self.rotate = rotate_neighbours if c.get("rope_interleave", True) else rotate
+        self.scale = score_scale(c)
+        self.spec = Latent(self.rank, self.rope_dim)
+        q_dim = self.heads * (self.nope_dim + self.rope_dim)
+        if self.q_rank is None:
+            self.q = nn.Linear(c.hidden_size, q_dim, bias=False)
+            self.kv_down = nn.Linear(c.hidden_size, self.rank + self.rope_dim, bias=bias)
+        else:
+            self.down = nn.Linear(c.hidden_size, self.q_rank + self.rank + self.rope_dim, bias=bias)
+            self.q_norm = RMSNorm(self.q_rank)
+            self.q_up = nn.Linear(self.q_rank, q_dim, bias=False)
+        self.kv_norm = RMSNorm(self.rank)
+        self.kv_up = nn.Parameter(torch.zeros(self.heads * (self.nope_dim + value_dim), self.rank))
+        self.out = nn.Linear(self.heads * value_dim, c.hidden_size, bias=bias)
+
+    def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:
+        if self.q_rank is None:
+            q, latent_rope = self.q(x), self.kv_down(x)
+        else:
+            q, latent_rope = self.down(x).tensor_split([self.q_rank], dim=-1)
+            q = self.q_up(self.q_norm(q))
+        latent, k_rope = latent_rope.split([self.rank, self.rope_dim], dim=-1)
+        q = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, H, T, N + P]
+        q_nope, q_rope = q.split([self.nope_dim, self.rope_dim], dim=-1)
+        out = memory.attend_latent(
+            q_nope,
+            self.rotate(q_rope, rope),
+            self.kv_norm(latent),
+            self.rotate(k_rope[:, None], rope)[:, 0],
+            up=self.kv_up.unflatten(0, (self.heads, -1)),
+            scale=self.scale,
+        )  # [B, H, T, V]
+        return self.out(out.transpose(1, 2).flatten(2))
+
+
+def score_scale(c: Config) -> float:
+    """The factor on scores, larger where positions were stretched beyond the trained context."""
+    settings = rope_parameters(c)
+    stretched = settings["rope_type"] != "default" and settings.get("mscale_all_dim")
+    sharper = yarn_scale(settings["factor"], settings["mscale_all_dim"]) if stretched else 1.0
+    return sharper**2 * (c.qk_nope_head_dim + c.qk_rope_head_dim) ** -0.5
+
+
+class Router(nn.Module):
+    """Scores are sigmoids; the bias, which balances the load in training, has a say in the choice alone."""
+
+    keep_float32 = ("weight", "bias")
+
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        experts, self.each = c.n_routed_experts, c.num_experts_per_tok
+        self.groups, self.groups_each = c.n_group, c.topk_group
+        self.normed, self.factor = c.get("norm_topk_prob", True), c.routed_scaling_factor
+        if experts % self.groups or (self.groups > 1 and experts < 2 * self.groups):
+            raise InputError(
+                f"n_routed_experts={experts} cannot be cut into n_group={self.groups} groups of two experts or more"
+            )
+        self.weight = nn.Parameter(torch.zeros(experts, c.hidden_size))
+        self.bias = nn.Parameter(torch.zeros(experts))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, T, W] -> the experts of each token and their weights, [B, T, K] both"""
+        scores = nn.functional.linear(x.to(self.weight.dtype), self.weight).sigmoid()
+        merit = scores + self.bias
+        if self.groups > 1:
+            members = merit.unflatten(-1, (self.groups, -1))  # [B, T, groups, experts of a group]
+            best = members.topk(2, dim=-1).values.sum(-1).topk(self.groups_each, dim=-1).indices
+            shut = torch.ones_like(members[..., 0], dtype=torch.bool).scatter(-1, best, False)
+            merit = members.masked_fill(shut[..., None], float("-inf")).flatten(-2)
+        chosen = merit.topk(self.each, dim=-1).indices
+        weights = scores.gather(-1, chosen)
+        if self.normed:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return chosen, weights * self.factor
+
+
+class Mixture(nn.Module):
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        act, inner = c.get("hidden_act", "silu"), c.moe_intermediate_size
+        self.router = Router(c)
+        self.experts = Experts(c.n_routed_experts, c.hidden_size, inner, act)
+        self.shared = GatedMLP(c.hidden_size, inner * c.n_shared_experts, act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.experts(x, *self.router(x)) + self.shared(x)
+
+
+class Block(nn.Module):
+    def __init__(self, c: Config, dense: bool) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.attention = LatentAttention(c)
+        self.mlp_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.mlp = GatedMLP(c.hidden_size, c.intermediate_size, c.get("hidden_act", "silu")) if dense else Mixture(c)
+        self.specs = {"attention": self.attention.spec}
+
+    def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), memory, rope)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class DeepseekV3(Model):
+    names = {
+        "embedding": "model.embed_tokens",
+        "blocks.{i}.attention_norm": "model.layers.{i}.input_layernorm",
+        "blocks.{i}.attention.q": "model.layers.{i}.self_attn.q_proj",
+        "blocks.{i}.attention.kv_down": "model.layers.{i}.self_attn.kv_a_proj_with_mqa",
+        "blocks.{i}.attention.down": (
+            "model.layers.{i}.self_attn.q_a_proj",
+            "model.layers.{i}.self_attn.kv_a_proj_with_mqa",
+        ),
+        "blocks.{i}.attention.q_norm": "model.layers.{i}.self_attn.q_a_layernorm",
+        "blocks.{i}.attention.q_up": "model.layers.{i}.self_attn.q_b_proj",
+        "blocks.{i}.attention.kv_norm": "model.layers.{i}.self_attn.kv_a_layernorm",
+        "blocks.{i}.attention.kv_up": "model.layers.{i}.self_attn.kv_b_proj.weight",
+        "blocks.{i}.attention.out": "model.layers.{i}.self_attn.o_proj",
+        "blocks.{i}.mlp_norm": "model.layers.{i}.post_attention_layernorm",
+        "blocks.{i}.mlp.gate_up": ("model.layers.{i}.mlp.gate_proj", "model.layers.{i}.mlp.up_proj"),
+        "blocks.{i}.mlp.down": "model.layers.{i}.mlp.down_proj",
+        "blocks.{i}.mlp.router.weight": "model.layers.{i}.mlp.gate.weight",
+        "blocks.{i}.mlp.router.bias": "model.layers.{i}.mlp.gate.e_score_correction_bias",
+        "blocks.{i}.mlp.experts.gate_up": Stack(
+            ("model.layers.{i}.mlp.experts.{e}.gate_proj.weight", "model.layers.{i}.mlp.experts.{e}.up_proj.weight")
+        ),
+        "blocks.{i}.mlp.experts.down": Stack("model.layers.{i}.mlp.experts.{e}.down_proj.weight"),
+        "blocks.{i}.mlp.shared.gate_up": (
+            "model.layers.{i}.mlp.shared_experts.gate_proj",
+            "model.layers.{i}.mlp.shared_experts.up_proj",
+        ),
+        "blocks.{i}.mlp.shared.down": "model.layers.{i}.mlp.shared_experts.down_proj",
+        "norm": "model.norm",
+        "head": "lm_head",
+    }
+
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        c.require("scoring_func", ("sigmoid",), "sigmoid")
+        c.require("topk_method", ("noaux_tc",), "noaux_tc")
+        c.require("moe_layer_freq", (1,), 1)
+        self.vocab = c.vocab_size
+        ahead = range(c.num_hidden_layers, c.num_hidden_layers + c.get("num_nextn_predict_layers", 1))
+        self.ignored = tuple(f"model.layers.{i}.*" for i in ahead)  # these guess the tokens after the next
+        self.embedding = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.rope = Rotary(c.qk_rope_head_dim, rope_parameters(c), c.get("max_position_embeddings"))
+        self.blocks = nn.ModuleList(Block(c, dense=i < c.first_k_dense_replace) for i in range(c.num_hidden_layers))
+        self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+        if c.get("tie_word_embeddings", False):
+            self.head.weight = self.embedding.weight
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return self.embedding(ids)
+
+    def prepare(self, positions: Tensor) -> Table:
+        return self.rope(positions)
+
+    def unembed(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(x))

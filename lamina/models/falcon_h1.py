@@ -1,0 +1,120 @@
+"""Falcon-H1: attention and Mamba-2 side by side, x + attention(norm(x)) + mamba(norm(x)), then x + mlp(norm(x)).
+
+Fixed factors (maximal update parametrisation) stand at the embedding, around both mixers, in the MLP and at the head.
+
+https://arxiv.org/abs/2507.22448
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from lamina.cache.memory import Memory
+from lamina.config import Config
+from lamina.errors import InputError
+from lamina.model import Model
+from lamina.nn import (
+    GatedMLP, GatedRMSNorm, Mamba2Mixer, RMSNorm, Rotary, SelfAttention, mamba2_names, rope_parameters,
+)  # fmt: skip
+from lamina.nn.rotary import Table
+
+
+class MLP(GatedMLP):
+    def __init__(self, width: int, inner: int, act: str, bias: bool, factors: tuple[float, float]) -> None:
+        super().__init__(width, inner, act, bias)
+        self.gate_factor, self.down_factor = factors
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(self.act(gate * self.gate_factor) * up) * self.down_factor
+
+
+class Block(nn.Module):
+    def __init__(self, c: Config, head_dim: int) -> None:
+        super().__init__()
+        bias, act = c.get("attention_bias", False), c.get("hidden_act", "silu")
+        self.mixer_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.attention = SelfAttention(
+            c.hidden_size, c.num_attention_heads, c.get("num_key_value_heads", c.num_attention_heads), head_dim,
+            bias=bias, out_bias=bias, scale=c.get("key_multiplier", 1.0) * head_dim**-0.5,
+        )  # fmt: skip
+        self.mamba = mamba(c)
+        self.mlp_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.mlp = MLP(
+            c.hidden_size, c.intermediate_size, act, c.get("mlp_bias", False), c.get("mlp_multipliers", (1.0, 1.0))
+        )
+        self.attention_in, self.attention_out = c.get("attention_in_multiplier", 1.0), c.get("attention_out_multiplier", 1.0)
+        self.mamba_in, self.mamba_out = c.get("ssm_in_multiplier", 1.0), c.get("ssm_out_multiplier", 1.0)
+        self.specs = {"attention": self.attention.spec, **self.mamba.specs}
+
+    def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:
+        y = self.mixer_norm(x)
+        attended = self.attention(y * self.attention_in, memory, rope) * self.attention_out
+        x = x + (self.mamba(y * self.mamba_in, memory) * self.mamba_out + attended)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+def mamba(c: Config) -> Mamba2Mixer:
+    heads, groups = c.mamba_n_heads, c.get("mamba_n_groups", 1)
+    inner = c.get("mamba_d_ssm", c.get("mamba_expand", 2) * c.hidden_size)
+    head_dim = c.get("mamba_d_head", "auto")
+    head_dim = inner // heads if head_dim == "auto" else head_dim
+    if heads * head_dim != inner:
+        raise InputError(
+            f"mamba_n_heads {heads} × mamba_d_head {head_dim} in the configuration is {heads * head_dim}, "
+            f"but the mixer is {inner} wide"
+        )
+    norm = None
+    if c.get("mamba_rms_norm", False):
+        gate_first = not c.get("mamba_norm_before_gate", True)
+        norm = GatedRMSNorm(inner, c.rms_norm_eps, groups=groups, gate_first=gate_first)
+    return Mamba2Mixer(
+        c.hidden_size, heads, head_dim, c.mamba_d_state, groups, c.get("mamba_d_conv", 4),
+        act=c.get("hidden_act", "silu"), bias=c.get("mamba_proj_bias", False), conv_bias=c.get("mamba_conv_bias", True),
+        out_bias=c.get("projectors_bias", False), dt_limit=c.get("time_step_limit", (0.0, math.inf)), norm=norm,
+        scales=c.get("ssm_multipliers", (1.0,) * 5),
+    )  # fmt: skip
+
+
+class FalconH1(Model):
+    names = {
+        "embedding": "model.embed_tokens",
+        "blocks.{i}.mixer_norm": "model.layers.{i}.input_layernorm",
+        "blocks.{i}.attention.qkv": (
+            "model.layers.{i}.self_attn.q_proj",
+            "model.layers.{i}.self_attn.k_proj",
+            "model.layers.{i}.self_attn.v_proj",
+        ),
+        "blocks.{i}.attention.out": "model.layers.{i}.self_attn.o_proj",
+        **mamba2_names("blocks.{i}.mamba", "model.layers.{i}.mamba"),
+        "blocks.{i}.mlp_norm": "model.layers.{i}.pre_ff_layernorm",
+        "blocks.{i}.mlp.gate_up": ("model.layers.{i}.feed_forward.gate_proj", "model.layers.{i}.feed_forward.up_proj"),
+        "blocks.{i}.mlp.down": "model.layers.{i}.feed_forward.down_proj",
+        "norm": "model.final_layernorm",
+        "head": "lm_head",
+    }
+    ignored = ("model.layers.{i}.mamba.mup_vector",)
+
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        self.vocab = c.vocab_size
+        head_dim = c.get("head_dim", c.hidden_size // c.num_attention_heads)
+        self.embedding = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.rope = Rotary(head_dim, rope_parameters(c), c.get("max_position_embeddings"))
+        self.blocks = nn.ModuleList(Block(c, head_dim) for _ in range(c.num_hidden_layers))
+        self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+        if c.get("tie_word_embeddings", False):
+            self.head.weight = self.embedding.weight
+        self.embedding_factor, self.head_factor = c.get("embedding_multiplier", 1.0), c.get("lm_head_multiplier", 1.0)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return self.embedding(ids) * self.embedding_factor
+
+    def prepare(self, positions: Tensor) -> Table:
+        return self.rope(positions)
+
+    def unembed(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(x)) * self.head_factor

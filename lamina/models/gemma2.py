@@ -1,0 +1,94 @@
+"""Gemma 2: layers see a sliding window and the whole text in turn; scores and logits are softly capped.
+
+    x + norm(attention(norm(x)))        x + norm(mlp(norm(x)))
+
+https://arxiv.org/abs/2408.00118
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from lamina.attention.window import Full, Sliding
+from lamina.cache.memory import Memory
+from lamina.config import Config
+from lamina.errors import InputError
+from lamina.model import Model
+from lamina.nn import GatedMLP, RMSNorm, Rotary, SelfAttention, rope_parameters
+from lamina.nn.rotary import Table
+
+
+class Block(nn.Module):
+    def __init__(self, c: Config, kind: str) -> None:
+        super().__init__()
+        bias = c.get("attention_bias", False)
+        self.attention = SelfAttention(
+            c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.get("head_dim", 256),
+            bias=bias, out_bias=bias, window=Sliding(c.sliding_window) if kind == "sliding_attention" else Full(),
+            scale=c.get("query_pre_attn_scalar", 256) ** -0.5, softcap=c.values.get("attn_logit_softcapping", 50.0),
+        )  # fmt: skip
+        self.mlp = GatedMLP(c.hidden_size, c.intermediate_size, c.get("hidden_activation", "gelu_pytorch_tanh"))
+        self.before_attention, self.after_attention = norm(c), norm(c)
+        self.before_mlp, self.after_mlp = norm(c), norm(c)
+        self.specs = {"attention": self.attention.spec}
+
+    def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:
+        x = x + self.after_attention(self.attention(self.before_attention(x), memory, rope))
+        return x + self.after_mlp(self.mlp(self.before_mlp(x)))
+
+
+def norm(c: Config) -> RMSNorm:
+    return RMSNorm(c.hidden_size, c.get("rms_norm_eps", 1e-6), plus_one=True)
+
+
+def layer_kinds(c: Config) -> list[str]:
+    """The kind of each layer: as listed, or in turn where nothing is listed."""
+    kinds = ("sliding_attention", "full_attention")
+    found = c.get("layer_types") or [kinds[i % 2] for i in range(c.num_hidden_layers)]
+    if len(found) != c.num_hidden_layers or not set(found) <= set(kinds):
+        raise InputError(f"layer_types must name {c.num_hidden_layers} layers, each one of {kinds}, not {found}")
+    return found
+
+
+class Gemma2(Model):
+    names = {
+        "embedding": "model.embed_tokens",
+        "blocks.{i}.before_attention": "model.layers.{i}.input_layernorm",
+        "blocks.{i}.attention.qkv": (
+            "model.layers.{i}.self_attn.q_proj",
+            "model.layers.{i}.self_attn.k_proj",
+            "model.layers.{i}.self_attn.v_proj",
+        ),
+        "blocks.{i}.attention.out": "model.layers.{i}.self_attn.o_proj",
+        "blocks.{i}.after_attention": "model.layers.{i}.post_attention_layernorm",
+        "blocks.{i}.before_mlp": "model.layers.{i}.pre_feedforward_layernorm",
+        "blocks.{i}.mlp.gate_up": ("model.layers.{i}.mlp.gate_proj", "model.layers.{i}.mlp.up_proj"),
+        "blocks.{i}.mlp.down": "model.layers.{i}.mlp.down_proj",
+        "blocks.{i}.after_mlp": "model.layers.{i}.post_feedforward_layernorm",
+        "norm": "model.norm",
+        "head": "lm_head",
+    }
+
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        c.require("use_bidirectional_attention", (False,), False)
+        self.vocab = c.vocab_size
+        self.softcap = c.values.get("final_logit_softcapping", 30.0)
+        self.embedding = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.rope = Rotary(c.get("head_dim", 256), rope_parameters(c), c.get("max_position_embeddings"))
+        self.blocks = nn.ModuleList(Block(c, kind) for kind in layer_kinds(c))
+        self.norm = norm(c)
+        self.head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+        if c.get("tie_word_embeddings", True):
+            self.head.weight = self.embedding.weight
+
+    def embed(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        return x * x.new_full((), x.shape[-1] ** 0.5)  # the factor is rounded to the model's own dtype, as in training
+
+    def prepare(self, positions: Tensor) -> Table:
+        return self.rope(positions)
+
+    def unembed(self, x: Tensor) -> Tensor:
+        logits = self.head(self.norm(x))
+        return logits if self.softcap is None else (logits / self.softcap).tanh() * self.softcap

@@ -1,0 +1,119 @@
+"""LFM2: most layers mix tokens by a short convolution between two gates, a few by attention with grouped heads.
+
+    B, C, x = inward(u)        outward(C · convolve(B · x))
+
+https://arxiv.org/abs/2511.23404
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from lamina.cache.memory import Memory
+from lamina.checkpoint.names import From
+from lamina.config import Config
+from lamina.errors import InputError
+from lamina.model import Model
+from lamina.nn import GatedMLP, RMSNorm, Rotary, SelfAttention, ShortConvolution, rope_parameters
+from lamina.nn.rotary import Table
+
+
+class GatedConvolution(nn.Module):
+    """B chooses what of a token enters the convolution, C what of the mix comes out."""
+
+    def __init__(self, width: int, kernel: int, bias: bool) -> None:
+        super().__init__()
+        self.inward = nn.Linear(width, 3 * width, bias=bias)
+        self.conv = ShortConvolution(width, kernel, bias=bias)
+        self.outward = nn.Linear(width, width, bias=bias)
+        self.spec = self.conv.spec
+
+    def forward(self, u: Tensor, memory: Memory, rope: Table) -> Tensor:
+        B, C, x = self.inward(u).chunk(3, dim=-1)
+        return self.outward(C * self.conv(B * x, memory))
+
+
+class Block(nn.Module):
+    def __init__(self, c: Config, kind: str, head_dim: int) -> None:
+        super().__init__()
+        self.mixer: GatedConvolution | SelfAttention
+        if kind == "conv":
+            self.mixer = GatedConvolution(c.hidden_size, c.get("conv_L_cache", 3), c.get("conv_bias", False))
+        else:
+            self.mixer = SelfAttention(
+                c.hidden_size, c.num_attention_heads, c.num_key_value_heads, head_dim,
+                q_norm=RMSNorm(head_dim, c.norm_eps), k_norm=RMSNorm(head_dim, c.norm_eps),
+            )  # fmt: skip
+        self.mixer_norm = RMSNorm(c.hidden_size, c.norm_eps)
+        self.mlp_norm = RMSNorm(c.hidden_size, c.norm_eps)
+        self.mlp = GatedMLP(c.hidden_size, inner_width(c))
+        self.specs = {"conv" if kind == "conv" else "attention": self.mixer.spec}
+
+    def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:
+        x = x + self.mixer(self.mixer_norm(x), memory, rope)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+def inner_width(c: Config) -> int:
+    """The width inside the MLP: as given, or two thirds of it, brought up to a multiple."""
+    width = c.get("block_ff_dim") or c.intermediate_size
+    if not c.get("block_auto_adjust_ff_dim", True):
+        return width
+    width, multiple = int(2 * width / 3), c.get("block_multiple_of", 256)
+    return -(-int(c.get("block_ffn_dim_multiplier", 1.0) * width) // multiple) * multiple
+
+
+def layer_kinds(c: Config) -> list[str]:
+    """conv or full_attention, for each layer."""
+    layers = range(c.num_hidden_layers)
+    kinds = c.get("layer_types")
+    if kinds is None:
+        kinds = ["full_attention" if i in c.get("full_attn_idxs", layers) else "conv" for i in layers]
+    if len(kinds) != len(layers) or not set(kinds) <= {"conv", "full_attention"}:
+        raise InputError(f"layer_types={kinds} must say conv or full_attention for each of {len(layers)} layers")
+    return kinds
+
+
+class Lfm2(Model):
+    names = {
+        "embedding": "model.embed_tokens",
+        "blocks.{i}.mixer_norm": "model.layers.{i}.operator_norm",
+        "blocks.{i}.mixer.inward": "model.layers.{i}.conv.in_proj",
+        "blocks.{i}.mixer.conv": "model.layers.{i}.conv.conv",
+        "blocks.{i}.mixer.conv.weight": From("model.layers.{i}.conv.conv.weight", lambda t: t.squeeze(1)),
+        "blocks.{i}.mixer.outward": "model.layers.{i}.conv.out_proj",
+        "blocks.{i}.mixer.qkv": (
+            "model.layers.{i}.self_attn.q_proj",
+            "model.layers.{i}.self_attn.k_proj",
+            "model.layers.{i}.self_attn.v_proj",
+        ),
+        "blocks.{i}.mixer.q_norm": "model.layers.{i}.self_attn.q_layernorm",
+        "blocks.{i}.mixer.k_norm": "model.layers.{i}.self_attn.k_layernorm",
+        "blocks.{i}.mixer.out": "model.layers.{i}.self_attn.out_proj",
+        "blocks.{i}.mlp_norm": "model.layers.{i}.ffn_norm",
+        "blocks.{i}.mlp.gate_up": ("model.layers.{i}.feed_forward.w1", "model.layers.{i}.feed_forward.w3"),
+        "blocks.{i}.mlp.down": "model.layers.{i}.feed_forward.w2",
+        "norm": "model.embedding_norm",
+        "head": "lm_head",
+    }
+
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        self.vocab = c.vocab_size
+        head_dim = c.get("head_dim", c.hidden_size // c.num_attention_heads)
+        self.embedding = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.rope = Rotary(head_dim, rope_parameters(c, base=1_000_000.0), c.get("max_position_embeddings"))
+        self.blocks = nn.ModuleList(Block(c, kind, head_dim) for kind in layer_kinds(c))
+        self.norm = RMSNorm(c.hidden_size, c.norm_eps)
+        self.head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+        if c.get("tie_embedding", c.get("tie_word_embeddings", True)):
+            self.head.weight = self.embedding.weight
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return self.embedding(ids)
+
+    def prepare(self, positions: Tensor) -> Table:
+        return self.rope(positions)
+
+    def unembed(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(x))

@@ -1,0 +1,155 @@
+"""Llama 4, the text part: most layers attend within chunks, with rotary positions; some see the whole text, with none.
+
+Where there are no positions, queries grow a little with their own, so that attention stays sharp over long texts. In
+some layers or all, the MLP is one expert that all tokens share plus those that a router picks for each token.
+
+https://ai.meta.com/blog/llama-4-multimodal-intelligence
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lamina.attention.window import Chunked, Full, Window
+from lamina.cache.memory import Memory
+from lamina.checkpoint.names import From
+from lamina.config import Config
+from lamina.errors import InputError
+from lamina.model import Model
+from lamina.nn import Experts, GatedMLP, RMSNorm, Rotary, SelfAttention, rope_parameters, rotate_neighbours
+from lamina.nn.rotary import Table
+
+
+class Shared(NamedTuple):
+    rope: Table
+    temperature: Tensor | None  # [B, 1, T, 1]: a factor on queries without positions
+
+
+class Attention(SelfAttention):
+    """Rotary positions and then a norm of queries and keys, or neither of them."""
+
+    def __init__(self, c: Config, window: Window, rotary: bool) -> None:
+        bias = c.get("attention_bias", False)
+        super().__init__(
+            c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim,
+            bias=bias, out_bias=bias, window=window,
+        )  # fmt: skip
+        self.rotary = rotary
+        self.norm = RMSNorm(c.head_dim, c.rms_norm_eps, weight=False) if c.get("use_qk_norm", True) else None
+
+    def forward(self, x: Tensor, memory: Memory, shared: Shared) -> Tensor:  # type: ignore[override]
+        qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, heads + 2 kv, T, D]
+        qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], dim=1)
+        if self.rotary:
+            qk = rotate_neighbours(qk, shared.rope)
+            qk = qk if self.norm is None else self.norm(qk)
+        q, k = qk.split([self.heads, self.kv_heads], dim=1)
+        if not self.rotary and shared.temperature is not None:
+            q = (q * shared.temperature).to(q.dtype)
+        out = memory.attend(q, k, v, scale=self.scale)  # [B, H, T, D]
+        return self.out(out.transpose(1, 2).flatten(2))
+
+
+class Mixture(nn.Module):
+    """One MLP for all tokens, and the experts a router picks; the router's weight is a factor on what they read."""
+
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        self.each = c.num_experts_per_tok
+        self.router = nn.Linear(c.hidden_size, c.num_local_experts, bias=False)
+        self.experts = Experts(c.num_local_experts, c.hidden_size, c.intermediate_size, c.hidden_act, weigh_input=True)
+        self.shared = GatedMLP(c.hidden_size, c.intermediate_size, c.hidden_act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores, chosen = self.router(x).topk(self.each, dim=-1)
+        return self.shared(x) + self.experts(x, chosen, scores.sigmoid())
+
+
+class Block(nn.Module):
+    def __init__(self, c: Config, window: Window, rotary: bool, mixture: bool) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.attention = Attention(c, window, rotary)
+        self.mlp_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.mlp = Mixture(c) if mixture else GatedMLP(c.hidden_size, c.intermediate_size_mlp, c.hidden_act)
+        self.specs = {"attention": self.attention.spec}
+
+    def forward(self, x: Tensor, memory: Memory, shared: Shared) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), memory, shared)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+def blocks(c: Config) -> list[Block]:
+    """Each layer's window, positions and kind of MLP: as listed, or every so many layers where nothing is listed."""
+    layers = range(c.num_hidden_layers)
+    rotary = c.get("no_rope_layers") or [(i + 1) % c.get("no_rope_layer_interval", 4) != 0 for i in layers]
+    kinds = c.get("layer_types") or ["chunked_attention" if one else "full_attention" for one in rotary]
+    every = c.get("interleave_moe_layer_step", 1)
+    mixtures = set(c.get("moe_layers", range(every - 1, len(layers), every)))
+    known = ("chunked_attention", "full_attention")
+    if min(len(kinds), len(rotary)) < len(layers) or not set(kinds) <= set(known):
+        raise InputError(
+            f"layer_types must name {len(layers)} layers, each one of {known}, and no_rope_layers as many: "
+            f"not {kinds} and {rotary}"
+        )
+    windows = [Chunked(c.attention_chunk_size) if kind == known[0] else Full() for kind in kinds]
+    return [Block(c, windows[i], bool(rotary[i]), i in mixtures) for i in layers]
+
+
+def swap(stack: Tensor) -> Tensor:
+    """[E, in, out] <-> [E, out, in]"""
+    return stack.transpose(1, 2)
+
+
+class Llama4(Model):
+    names = {
+        "embedding": "model.embed_tokens",
+        "blocks.{i}.attention_norm": "model.layers.{i}.input_layernorm",
+        "blocks.{i}.attention.qkv": (
+            "model.layers.{i}.self_attn.q_proj",
+            "model.layers.{i}.self_attn.k_proj",
+            "model.layers.{i}.self_attn.v_proj",
+        ),
+        "blocks.{i}.attention.out": "model.layers.{i}.self_attn.o_proj",
+        "blocks.{i}.mlp_norm": "model.layers.{i}.post_attention_layernorm",
+        "blocks.{i}.mlp.gate_up": ("model.layers.{i}.feed_forward.gate_proj", "model.layers.{i}.feed_forward.up_proj"),
+        "blocks.{i}.mlp.down": "model.layers.{i}.feed_forward.down_proj",
+        "blocks.{i}.mlp.router": "model.layers.{i}.feed_forward.router",
+        "blocks.{i}.mlp.experts.gate_up": From("model.layers.{i}.feed_forward.experts.gate_up_proj", swap),
+        "blocks.{i}.mlp.experts.down": From("model.layers.{i}.feed_forward.experts.down_proj", swap),
+        "blocks.{i}.mlp.shared.gate_up": (
+            "model.layers.{i}.feed_forward.shared_expert.gate_proj",
+            "model.layers.{i}.feed_forward.shared_expert.up_proj",
+        ),
+        "blocks.{i}.mlp.shared.down": "model.layers.{i}.feed_forward.shared_expert.down_proj",
+        "norm": "model.norm",
+        "head": "lm_head",
+    }
+
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        self.vocab = c.vocab_size
+        self.tuned = bool(c.get("attn_temperature_tuning", True))
+        self.floor, self.growth = c.get("floor_scale", 8192), c.get("attn_scale", 0.1)
+        self.embedding = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.rope = Rotary(c.head_dim, rope_parameters(c, 500_000.0), c.get("max_position_embeddings"))
+        self.blocks = nn.ModuleList(blocks(c))
+        self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+        if c.get("tie_word_embeddings", False):
+            self.head.weight = self.embedding.weight
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return self.embedding(ids)
+
+    def prepare(self, positions: Tensor) -> Shared:
+        if not self.tuned:
+            return Shared(self.rope(positions), None)
+        steps = torch.div(positions + 1, self.floor, rounding_mode="floor").float()
+        return Shared(self.rope(positions), (1 + self.growth * steps.log1p())[:, None, :, None])
+
+    def unembed(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(x))

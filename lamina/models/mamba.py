@@ -1,0 +1,105 @@
+"""Mamba: x + mixer(norm(x)) and nothing else; the mixer is a selective scan between two projections.
+
+    x, z = project(u)        x = act(convolve(x))        dt, B, C from x        out((scan(x, dt, B, C) + D x) · silu(z))
+
+https://arxiv.org/abs/2312.00752
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lamina.cache.memory import Memory
+from lamina.cache.spec import Recurrent
+from lamina.checkpoint.names import From
+from lamina.config import Config
+from lamina.model import Model
+from lamina.nn import Mamba2Mixer, RMSNorm, ShortConvolution, activation
+from lamina.recurrence import SelectiveScan
+
+
+class Mixer(nn.Module):
+    keep_float32 = ("A", "D", "dt_bias")
+
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        inner = int(c.get("expand", 2) * c.hidden_size)
+        rank = c.get("time_step_rank", "auto")
+        self.rank = math.ceil(c.hidden_size / 16) if rank == "auto" else rank
+        self.rule = SelectiveScan(inner, c.state_size)
+        self.project = nn.Linear(c.hidden_size, 2 * inner, bias=c.get("use_bias", False))
+        self.conv = ShortConvolution(inner, c.conv_kernel, bias=c.get("use_conv_bias", True))
+        self.act = activation(c.get("hidden_act", "silu"))
+        self.select = nn.Linear(inner, self.rank + 2 * c.state_size, bias=False)
+        self.dt = nn.Linear(self.rank, inner, bias=False)
+        self.dt_bias = nn.Parameter(torch.zeros(inner))
+        self.A = nn.Parameter(-torch.ones(inner, c.state_size))
+        self.D = nn.Parameter(torch.ones(inner))
+        self.out = nn.Linear(inner, c.hidden_size, bias=c.get("use_bias", False))
+        self.specs = {"conv": self.conv.spec, "state": Recurrent(self.rule)}
+
+    def forward(self, u: Tensor, memory: Memory) -> Tensor:
+        x, z = self.project(u).chunk(2, dim=-1)  # [B, T, C] each
+        x = self.act(self.conv(x, memory))
+        dt, B, C = self.select(x).split([self.rank, self.rule.state, self.rule.state], dim=-1)
+        dt = F.softplus(self.dt(dt).float() + self.dt_bias)  # [B, T, C]
+        y = memory.recur(self.rule, {"x": x, "dt": dt, "B": B, "C": C}, {"A": self.A})
+        y = (y + self.D * x) * F.silu(z.float())
+        return self.out(y.to(u.dtype))
+
+
+class Block(nn.Module):
+    def __init__(self, c: Config, mixer: Mixer | Mamba2Mixer) -> None:
+        super().__init__()
+        self.norm = RMSNorm(c.hidden_size, c.layer_norm_epsilon)
+        self.mixer = mixer
+        self.float_residual = c.get("residual_in_fp32", True)
+        self.specs = mixer.specs
+
+    def forward(self, x: Tensor, memory: Memory, shared: None) -> Tensor:
+        y = self.mixer(self.norm(x).to(self.mixer.conv.weight.dtype), memory)
+        return (x.float() if self.float_residual else x) + y
+
+
+class Mamba(Model):
+    names = {
+        "embedding": "backbone.embeddings",
+        "blocks.{i}.norm": "backbone.layers.{i}.norm",
+        "blocks.{i}.mixer.project": "backbone.layers.{i}.mixer.in_proj",
+        "blocks.{i}.mixer.conv": "backbone.layers.{i}.mixer.conv1d",
+        "blocks.{i}.mixer.conv.weight": From("backbone.layers.{i}.mixer.conv1d.weight", lambda t: t.squeeze(1)),
+        "blocks.{i}.mixer.select": "backbone.layers.{i}.mixer.x_proj",
+        "blocks.{i}.mixer.dt": "backbone.layers.{i}.mixer.dt_proj",
+        "blocks.{i}.mixer.dt_bias": "backbone.layers.{i}.mixer.dt_proj.bias",
+        "blocks.{i}.mixer.A": From("backbone.layers.{i}.mixer.A_log", lambda t: -t.float().exp()),
+        "blocks.{i}.mixer.D": "backbone.layers.{i}.mixer.D",
+        "blocks.{i}.mixer.out": "backbone.layers.{i}.mixer.out_proj",
+        "norm": "backbone.norm_f",
+        "head": "lm_head",
+    }
+    tied = True
+    """Whether the head is the embedding where the configuration does not say."""
+
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        self.vocab = c.vocab_size
+        self.embedding = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.blocks = nn.ModuleList(Block(c, self.mixer(c)) for _ in range(c.num_hidden_layers))
+        self.norm = RMSNorm(c.hidden_size, c.layer_norm_epsilon)
+        self.head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+        if c.get("tie_word_embeddings", self.tied):
+            self.head.weight = self.embedding.weight
+
+    @staticmethod
+    def mixer(c: Config) -> Mixer | Mamba2Mixer:
+        return Mixer(c)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return self.embedding(ids)
+
+    def unembed(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(x).to(self.embedding.weight.dtype))

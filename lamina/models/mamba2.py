@@ -1,0 +1,38 @@
+"""Mamba-2: Mamba with a decay per head instead of one per channel and state entry, so that many tokens are matrix products.
+
+https://arxiv.org/abs/2405.21060
+"""
+
+from __future__ import annotations
+
+import math
+
+from lamina.config import Config
+from lamina.errors import InputError
+from lamina.models.mamba import Mamba
+from lamina.nn import GatedRMSNorm, Mamba2Mixer, mamba2_names
+
+
+class Mamba2(Mamba):
+    names = {
+        "embedding": "backbone.embeddings",
+        "blocks.{i}.norm": "backbone.layers.{i}.norm",
+        **mamba2_names("blocks.{i}.mixer", "backbone.layers.{i}.mixer"),
+        "norm": "backbone.norm_f",
+        "head": "lm_head",
+    }
+    tied = False
+
+    @staticmethod
+    def mixer(c: Config) -> Mamba2Mixer:
+        inner, bias = c.num_heads * c.head_dim, c.get("use_bias", False)
+        if inner != c.get("expand", 2) * c.hidden_size:
+            raise InputError(
+                f"num_heads {c.num_heads} × head_dim {c.head_dim} in the configuration is {inner}, "
+                f"but expand {c.get('expand', 2)} × hidden_size {c.hidden_size} is {c.get('expand', 2) * c.hidden_size}"
+            )
+        return Mamba2Mixer(
+            c.hidden_size, c.num_heads, c.head_dim, c.state_size, c.n_groups, c.conv_kernel,
+            act=c.get("hidden_act", "silu"), bias=bias, conv_bias=c.get("use_conv_bias", True), out_bias=bias,
+            dt_limit=c.get("time_step_limit", (0.0, math.inf)), norm=GatedRMSNorm(inner, c.layer_norm_epsilon),
+        )  # fmt: skip

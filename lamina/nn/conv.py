@@ -1,0 +1,22 @@
+"""The short causal convolution in front of a recurrence: every channel mixes its last few tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lamina.cache.memory import Memory
+from lamina.cache.spec import Convolution
+
+
+class ShortConvolution(nn.Module):
+    """Depthwise over the layer's memory, without an activation. Checkpoints keep the weight [C, K] as [C, 1, K]."""
+
+    def __init__(self, channels: int, kernel: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.spec = Convolution(channels, kernel)
+        self.weight = nn.Parameter(torch.zeros(channels, kernel))
+        self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
+
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+        return memory.convolve(x, self.weight, self.bias)  # [B, T, C]

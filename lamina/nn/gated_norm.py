@@ -1,0 +1,29 @@
+"""RMS norm with a silu gate, at the end of a recurrent mixer."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class GatedRMSNorm(nn.Module):
+    """norm(x · silu(gate)), or norm(x) · silu(gate), computed in float32 and returned in the gate's dtype.
+
+    groups      equal parts of the vector that are normalised each by itself
+    gate_first  whether the gate comes before the norm
+    """
+
+    def __init__(self, dim: int, eps: float, *, groups: int = 1, gate_first: bool = True) -> None:
+        super().__init__()
+        self.eps, self.groups, self.gate_first = eps, groups, gate_first
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        y, open_by = x.float(), F.silu(gate.float())
+        if self.gate_first:
+            y = y * open_by
+        y = y.unflatten(-1, (self.groups, -1))
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)
+        y = y.flatten(-2) * self.weight.float()
+        return (y if self.gate_first else y * open_by).to(gate.dtype)

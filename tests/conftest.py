@@ -1,0 +1,12 @@
+"""Settings for every test: one thread each, so that two workers share two cores."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+import torch
+
+torch.set_num_threads(1)
