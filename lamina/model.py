@@ -222,10 +222,15 @@ class Model(nn.Module):
         }
 
     def _cross_for(self, source: Source, rows: int) -> Mapping[Key, dict[str, Tensor]]:
+        states = self.cross_states(source)
+        if not states:
+            raise InputError(f"{type(self).__name__} reads no source: only encoder–decoder models do")
+        if len(source.lengths) not in (1, rows):
+            raise InputError(f"the source has {len(source.lengths)} rows, and {rows} rows of ids were given")
         lengths = source.lengths.expand(rows)
         return {
             key: {"k": k.expand(rows, -1, -1, -1), "v": v.expand(rows, -1, -1, -1), "lengths": lengths}
-            for key, (k, v) in self.cross_states(source).items()
+            for key, (k, v) in states.items()
         }
 
     # -- generation ------------------------------------------------------------------------------------------------

@@ -22,11 +22,14 @@ takes a 0-dim answer. A slot that holds no token is given position 0, and the bi
 
 
 def dense_bias(bias: Bias, view: View, heads: int) -> Tensor:
-    """The bias of every pair, expanded to [B, Hq, T, S]."""
+    """The bias of every pair, expanded to [B, Hq, T, S]. Layers that share a view and a bias compute it once."""
+    if view.last_bias is not None and view.last_bias[0] is bias:
+        return view.last_bias[1]
     B, T, S = view.shape
     head = torch.arange(heads, device=view.q_positions.device)[:, None, None]
     added = bias(head, view.q_positions[:, None, :, None], view.kv_positions.clamp(min=0)[:, None, None, :])
-    return added.expand(B, heads, T, S)
+    view.last_bias = bias, added.expand(B, heads, T, S)
+    return view.last_bias[1]
 
 
 def reference_attention(

@@ -105,6 +105,7 @@ class View:
         self._opened: Tensor | None = None
         self._exists: Tensor | None = None
         self._block_mask: BlockMask | None = None
+        self.last_bias: tuple[object, Tensor] | None = None  # the bias that was last asked for, of every pair
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -141,6 +141,7 @@ class Cache:
 
         low, high = self.clock.low, self.clock.high
         most = [T] * len(numbers) if real is None else real.high
+        self._check_sources([row for row, tokens in zip(numbers, most, strict=True) if tokens])
         first = low[numbers[0]] if numbers else 0
         one_length = all(low[row] == high[row] == first for row in numbers)
         index = None if chosen is None else torch.tensor(numbers, device=self.device)
@@ -156,6 +157,16 @@ class Cache:
             self.clock.touch(1, index)
         self._open = step
         return step
+
+    def _check_sources(self, rows: list[int]) -> None:
+        if self.model is None or not any(isinstance(layer, CrossLayer) for layer in self._all()):
+            return
+        for row in rows:
+            if not self.clock.sourced[row]:
+                raise InputError(
+                    f"this model reads a source, and row {row} has none: make one with model.encode(ids) and give it "
+                    f"to model.new_cache(rows, source=source) or cache.attach(source, rows=[{row}])"
+                )
 
     def _make_room(self, rows: list[int], counts: Counts | None, T: int) -> None:
         limit = self.limit
@@ -309,12 +320,15 @@ class Cache:
             raise InputError("this model reads no source: only encoder–decoder models do")
         if len(source.lengths) not in (1, len(numbers)):
             raise InputError(f"the source has {len(source.lengths)} rows, the cache takes it for {len(numbers)}")
+        self._close(self._open)
         index = torch.tensor(numbers, dtype=torch.int64, device=self.device)
         for (i, name), (k, v) in self.model.cross_states(source).items():
             layer = self.layers[i][name]
             assert isinstance(layer, CrossLayer)
             size = (len(numbers), -1, -1, -1)
             layer.attach(k.expand(size), v.expand(size), source.lengths.expand(len(numbers)), index)
+        for row in numbers:
+            self.clock.sourced[row] = True
         return self
 
     def poison(self, value: float = float("nan")) -> Cache:

@@ -21,7 +21,7 @@ from torch import Tensor
 from lamina.errors import InputError
 
 MARKS = ("lengths", "written", "base")
-BOUNDS = ("low", "high", "base_low")
+BOUNDS = ("low", "high", "base_low", "sourced")
 
 
 def allocate(shape: Sequence[int], dtype: torch.dtype, device: torch.device, fill: float = 0) -> Tensor:
@@ -41,6 +41,7 @@ class Clock:
         self.low = [0] * rows
         self.high = [0] * rows
         self.base_low = [0] * rows  # the host's lower bound on `base`
+        self.sourced = [False] * rows  # which rows have an encoder's output attached
 
     @property
     def rows(self) -> int:
@@ -93,6 +94,7 @@ class Clock:
             mark.index_fill_(0, index, 0)
         for row in rows:
             self.low[row] = self.high[row] = self.base_low[row] = 0
+            self.sourced[row] = False
 
     def select(self, rows: list[int], index: Tensor) -> Clock:
         """A clock of its own for these rows."""

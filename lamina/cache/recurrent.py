@@ -93,7 +93,8 @@ class RecurrentLayer(Layer):
                 self.data["base"] = allocate(state, torch.float32, keeping.device)
                 for name, shape in self.rule.input_shapes.items():
                     entry = (keeping.rows, 2 * self.slack, *shape)
-                    self.data[f"log.{name}"] = allocate(entry, keeping.dtype, keeping.device)
+                    dtype = torch.float32 if name in self.rule.exact else keeping.dtype
+                    self.data[f"log.{name}"] = allocate(entry, dtype, keeping.device)
 
     @property
     def rule(self) -> Rule:
@@ -110,19 +111,11 @@ class RecurrentLayer(Layer):
             rows = next(iter(inputs.values()))
             exact = torch.promote_types(rows.dtype, torch.float32)
             head = rows.new_zeros((rows.shape[0], *self.rule.state_shape), dtype=exact)
-            out, _ = self._run(head, inputs, constants, step.unpacked_valid)
+            out, _ = self.rule.chunk(head, inputs, constants, step.unpacked_valid)
             return step.packed(out)
-        out, state = self._run(step.take(self.data["head"]), inputs, constants, step.valid)
+        out, state = self.rule.chunk(step.take(self.data["head"]), inputs, constants, step.valid)
         step.leave(key, Recurred(inputs, constants, state))
         return out
-
-    def _run(self, state: Tensor, inputs: Inputs, constants: Inputs, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-        if next(iter(inputs.values())).shape[1] != 1:
-            return self.rule.chunk(state, inputs, constants, valid)
-        out, new = self.rule.step(state, {name: x[:, 0] for name, x in inputs.items()}, constants)
-        if valid is not None:
-            new = torch.where(valid.reshape(-1, *(1,) * (state.dim() - 1)), new, state)
-        return out[:, None], new
 
     # -- commit and rewind -----------------------------------------------------------------------------------------
 

@@ -47,12 +47,13 @@ class Step:
         counts_exact: bool = True,
         segments: Tensor | None = None,
         spans: Tensor | None = None,
+        causal: bool = True,
     ) -> None:
         device = before.device
         self.layers, self.T, self.cache = layers, T, cache
         self.before, self.counts = before, counts
         self.rows = rows  # None: every row of the cache, in order
-        self.spans = spans
+        self.spans, self.causal = spans, causal
         self.packing = None if segments is None else Packing(segments)
         self.segments = None if self.packing is None else self.packing.segment
         self._start, self._bound, self._counts_high = start, bound, counts_high
@@ -88,10 +89,11 @@ class Step:
         counts: Tensor | None = None,
         segments: Tensor | None = None,
         spans: Tensor | None = None,
+        causal: bool = True,
     ) -> Step:
-        """A pass with no past, over bare layers."""
+        """A pass with no past, over bare layers; in an encoder's (`causal=False`) tokens also see what follows."""
         before = torch.zeros(shape[0], dtype=torch.int64, device=device)
-        return cls(layers, shape[1], before, counts, start=0, segments=segments, spans=spans)
+        return cls(layers, shape[1], before, counts, start=0, segments=segments, spans=spans, causal=causal)
 
     # -- what model code is given ----------------------------------------------------------------------------------
 
@@ -157,7 +159,7 @@ class Step:
         """This pass's tokens, seen by themselves."""
         plain = self.counts is None and self.segments is None and self.spans is None
         return View(
-            self.positions, self.new_positions, window, exact=plain,
+            self.positions, self.new_positions, window, self.causal, exact=plain,
             q_segments=self.segments, kv_segments=self.segments, q_spans=self.spans, kv_spans=self.spans,
         )  # fmt: skip
 

@@ -251,7 +251,8 @@ def doubled(shared: Any) -> Any:
     if isinstance(shared, Tensor):
         return shared.double() if shared.is_floating_point() else shared
     if isinstance(shared, tuple | list):
-        return type(shared)(doubled(part) for part in shared)
+        parts = [doubled(part) for part in shared]
+        return type(shared)(*parts) if hasattr(shared, "_fields") else type(shared)(parts)
     if isinstance(shared, dict):
         return {name: doubled(part) for name, part in shared.items()}
     return shared

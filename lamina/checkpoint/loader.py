@@ -8,7 +8,8 @@ A module takes part in three ways, all optional:
 - `keep_float32`: a class attribute, the names of its own parameters that stay float32 whatever the dtype.
 - `reset_buffers()`: called after filling, under `torch.device(device)`; makes the buffers that are computed,
   not stored (a module built on meta has them there, empty).
-- a parameter shared by two modules stays shared; the checkpoint may hold either name, or both.
+- a parameter shared by two modules stays shared; the checkpoint may hold either name, or both. Where it holds
+  both and they differ, it knows better than the configuration: each module gets its own.
 """
 
 from __future__ import annotations
@@ -83,19 +84,22 @@ def plan(
     used: set[str] = set()
     places: list[Place] = []
     for paths, tensor in tensors_of(module):
-        recipes = [(path, find_recipe(names, path, tuple(tensor.shape))) for path in paths]
-        known = [recipe for _, recipe in recipes if recipe is not None]
-        used.update(name for recipe in known for name in recipe.sources)
-        whole = [recipe for recipe in known if all(name in source.names for name in recipe.sources)]
-        if whole:
-            if problem := shape_problem(whole[0], source, tuple(tensor.shape)):
-                misshapen.append(f"{paths[0]}: {problem}")
-            places.append(Place(paths, tensor, own_dtype(module, paths, tensor, dtype), whole[0]))
-        elif isinstance(tensor, nn.Parameter):
-            if not known:
+        every = ((path, find_recipe(names, path, tuple(tensor.shape))) for path in paths)
+        recipes = {path: recipe for path, recipe in every if recipe is not None}
+        used.update(name for recipe in recipes.values() for name in recipe.sources)
+        whole = {
+            path: recipe for path, recipe in recipes.items() if all(name in source.names for name in recipe.sources)
+        }
+        for some, recipe in shared_paths(paths, whole, source):
+            if problem := shape_problem(recipe, source, tuple(tensor.shape)):
+                misshapen.append(f"{some[0]}: {problem}")
+            places.append(Place(some, tensor, own_dtype(module, some, tensor, dtype), recipe))
+        if not whole and isinstance(tensor, nn.Parameter):
+            if not recipes:
                 missing.append(f"{paths[0]} (no checkpoint name is given for it)")
             else:
-                missing += [name for name in known[0].sources if name not in source.names]
+                first = next(iter(recipes.values()))
+                missing += [name for name in first.sources if name not in source.names]
     unexpected = [name for name in sorted(source.names) if name not in used and not matches_any(name, ignore)]
     problems = [
         f"{len(found)} {kind}: {listing(found, separator)}"
@@ -110,6 +114,26 @@ def plan(
         text = "\n  ".join(problems)
         raise CheckpointError(f"{source.path} does not fit {type(module).__name__}; tensors\n  {text}")
     return places
+
+
+def shared_paths(
+    paths: tuple[str, ...], whole: dict[str, Recipe], source: Source
+) -> list[tuple[tuple[str, ...], Recipe]]:
+    """The paths of one parameter that get the same values, and what fills them: one group unless values differ."""
+    if not whole:
+        return []
+    first = next(iter(whole.values()))
+    own = {path: recipe for path, recipe in whole.items() if recipe != first and differ(recipe, first, source)}
+    return [(tuple(path for path in paths if path not in own), first)] + [
+        ((path,), recipe) for path, recipe in own.items()
+    ]
+
+
+def differ(a: Recipe, b: Recipe, source: Source) -> bool:
+    pieces = [[piece for entry in recipe.entries for piece in entry] for recipe in (a, b)]
+    if len(pieces[0]) != len(pieces[1]):
+        return True
+    return any(not torch.equal(one.read(source), other.read(source)) for one, other in zip(*pieces, strict=True))
 
 
 def tensors_of(module: nn.Module) -> list[tuple[tuple[str, ...], torch.Tensor]]:

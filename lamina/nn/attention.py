@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from lamina.attention.reference import Bias
 from lamina.attention.window import Full, Window
 from lamina.cache.memory import Memory
 from lamina.cache.spec import Attention
@@ -41,12 +42,12 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(heads * head_dim, width, bias=out_bias)
         self.q_norm, self.k_norm = q_norm, k_norm
 
-    def forward(self, x: Tensor, memory: Memory, rope: Table | None) -> Tensor:
+    def forward(self, x: Tensor, memory: Memory, rope: Table | None, bias: Bias | None = None) -> Tensor:
         qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, heads + 2 kv, T, D]
         q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
-        out = memory.attend(q, k, v, scale=self.scale, softcap=self.softcap)  # [B, H, T, D]
+        out = memory.attend(q, k, v, scale=self.scale, softcap=self.softcap, bias=bias)  # [B, H, T, D]
         return self.out(out.transpose(1, 2).flatten(2))

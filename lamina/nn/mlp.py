@@ -1,10 +1,21 @@
-"""The gated feed-forward block: down(act(gate(x)) · up(x)), with gate and up stored as one matrix."""
+"""Feed-forward blocks: down(act(up(x))), and gated, down(act(gate(x)) · up(x)), with gate and up as one matrix."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
 from lamina.nn.activation import activation
+
+
+class MLP(nn.Module):
+    def __init__(self, width: int, inner: int, act: str, bias: bool = False) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, inner, bias=bias)
+        self.down = nn.Linear(inner, width, bias=bias)
+        self.act = activation(act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.up(x)))
 
 
 class GatedMLP(nn.Module):

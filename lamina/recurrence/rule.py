@@ -32,6 +32,8 @@ class Rule(ABC):
     """The input that outputs are shaped and typed after."""
     longest_chunk: ClassVar[int]
     """Tokens in a chunk, at most."""
+    exact: ClassVar[tuple[str, ...]] = ()
+    """Inputs that models compute in float32 whatever their own dtype, and that are kept so."""
 
     @property
     @abstractmethod

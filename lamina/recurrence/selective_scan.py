@@ -33,6 +33,7 @@ class SelectiveScan(Rule):
     state: int
 
     value: ClassVar[str] = "x"
+    exact: ClassVar[tuple[str, ...]] = ("dt",)
     longest_chunk: ClassVar[int] = 16
 
     @property

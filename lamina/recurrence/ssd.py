@@ -37,6 +37,7 @@ class SSD(Rule):
     groups: int
 
     value: ClassVar[str] = "x"
+    exact: ClassVar[tuple[str, ...]] = ("dt",)
     longest_chunk: ClassVar[int] = 64
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ from transformers import MambaConfig
 
 
 def make(**changes: Any) -> MambaConfig:
-    settings: dict[str, Any] = dict(hidden_size=32, num_hidden_layers=2, state_size=8, vocab_size=67)
+    settings: dict[str, Any] = dict(hidden_size=32, num_hidden_layers=2, state_size=8, vocab_size=67, initializer_range=0.3)
     return MambaConfig(**settings | changes)
 
 

@@ -1,0 +1,46 @@
+"""T5's relative positions: a learned number for each head and bucket of distances, added to the scores.
+
+Near distances have a bucket each, far ones share buckets that grow with the distance, and beyond `farthest` all is one
+bucket. Which bucket a distance falls into is a small table, made once.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from lamina.errors import InputError
+
+
+class RelativeBias(nn.Module):
+    """bias(head, q, kv), as `attend` wants it. `both_ways`: half of the buckets are for keys ahead of the query."""
+
+    def __init__(self, heads: int, buckets: int, farthest: int, *, both_ways: bool) -> None:
+        super().__init__()
+        self.both_ways, self.farthest = both_ways, farthest
+        self.buckets = buckets // 2 if both_ways else buckets  # in one direction
+        if not 1 <= self.buckets // 2 < farthest:
+            raise InputError(
+                f"relative positions in {buckets} buckets up to a distance of {farthest}: there must be at least "
+                f"{4 if both_ways else 2} buckets, and the distance must be larger than {self.buckets // 2}"
+            )
+        self.weight = nn.Parameter(torch.zeros(buckets, heads))
+        self.bucket_of: Tensor
+        self.register_buffer("bucket_of", torch.empty(0), persistent=False)
+        self.reset_buffers()
+
+    def reset_buffers(self) -> None:
+        near = self.buckets // 2
+        distance = torch.arange(self.farthest + 1)
+        share = torch.log(distance.clamp(min=near).float() / near) / math.log(self.farthest / near)
+        far = near + (share * (self.buckets - near)).long().clamp(max=self.buckets - near - 1)
+        self.bucket_of = torch.where(distance < near, distance, far)
+
+    def forward(self, head: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        distance = (kv - q).abs() if self.both_ways else (q - kv).clamp(min=0)
+        bucket = self.bucket_of[distance.clamp(max=self.farthest)]
+        if self.both_ways:
+            bucket = torch.where(kv > q, bucket + self.buckets, bucket)
+        return self.weight[bucket, head]
