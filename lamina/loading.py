@@ -28,7 +28,7 @@ def load(path: str | Path, dtype: torch.dtype | None = None, device: str | torch
     cls = family(config.model_type)
     with torch.device("meta"):
         model = cls.build(config)
-    fill(model, source, cls.names, dtype=dtype, device=place, ignore=model.ignored)
+    fill(model, source, model.names, dtype=dtype, device=place, ignore=model.ignored)
     model.tokenizer = source.tokenizer()
     return model.eval()
 

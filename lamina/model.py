@@ -9,7 +9,7 @@ mask, a position argument or padding.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ Logits = Literal["all", "last"] | None
 class Model(nn.Module):
     """Subclasses fill in `blocks`, `embed`, `unembed` and, if blocks share something, `prepare`."""
 
-    names: ClassVar[Names] = {}
+    names: Names = {}
     """Our parameter paths -> names in checkpoints; see lamina.checkpoint.names."""
     ignored: tuple[str, ...] = ()
     """Patterns of checkpoint tensors that are not needed."""

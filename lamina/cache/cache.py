@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lamina.cache.clock import Clock, allocate
+from lamina.cache.clock import Clock, allocate, on_device
 from lamina.cache.counts import Counts, row_numbers
 from lamina.cache.cross import CrossLayer, Source
 from lamina.cache.layer import Key, Layer
@@ -132,6 +132,8 @@ class Cache:
             raise InputError(f"a pass needs at least one token a row, not {T}")
         chosen = None if rows is None else row_numbers(rows, self.rows)
         numbers = list(range(self.rows)) if chosen is None else chosen
+        if not numbers:
+            raise InputError("a pass needs at least one row")
         if len(set(numbers)) != len(numbers):
             raise InputError(f"rows {numbers} name a row twice; repeat the row with cache.select to run it twice")
         real = None if counts is None else Counts.of(counts, len(numbers), T, self.device, "counts")
@@ -144,7 +146,7 @@ class Cache:
         self._check_sources([row for row, tokens in zip(numbers, most, strict=True) if tokens])
         first = low[numbers[0]] if numbers else 0
         one_length = all(low[row] == high[row] == first for row in numbers)
-        index = None if chosen is None else torch.tensor(numbers, device=self.device)
+        index = None if chosen is None else on_device(numbers, self.device)
         before = self.lengths.clone() if index is None else self.lengths.index_select(0, index)
         step = Step(
             self.layers, T, before, None if real is None else real.tensor, cache=self, rows=chosen,
@@ -185,7 +187,8 @@ class Cache:
         if limit is not None and max(need, default=0) > limit:
             row = rows[need.index(max(need))]
             raise self._full(row, self.clock.high[row], max(need) - self.clock.high[row], limit)
-        self._reserve(max(need, default=0), max(self.clock.high[row] for row in rows) + T if rows else 0)
+        # A pass of padding alone still needs a slot to point at.
+        self._reserve(max(1, *need), max(self.clock.high[row] for row in rows) + T)
 
     def _full(self, row: int, length: int, more: int, limit: int) -> CapacityError:
         if limit == self.max_positions:
@@ -242,8 +245,7 @@ class Cache:
         ids = step.ids if step.ids is not None else torch.full_like(step.positions, -1)
         if step.start is not None:
             step.take(self._record)[:, step.start : step.start + step.T] = ids
-            if step.rows is None or step._slice is not None:
-                return
+            return
         self._record[step.row_index[:, None], step.positions] = ids.to(self._record)
 
     def _keep_logits(self, step: Step, taken: Tensor) -> None:
@@ -298,7 +300,7 @@ class Cache:
         """Empties the rows (all when None); an attached source goes too."""
         numbers = list(range(self.rows)) if rows is None else row_numbers(rows, self.rows)
         self._close(self._open)
-        index = torch.tensor(numbers, dtype=torch.int64, device=self.device)
+        index = on_device(numbers, self.device)
         self.clock.set_zero(numbers, index)
         for layer in self._all():
             layer.reset(index)
@@ -321,7 +323,7 @@ class Cache:
         if len(source.lengths) not in (1, len(numbers)):
             raise InputError(f"the source has {len(source.lengths)} rows, the cache takes it for {len(numbers)}")
         self._close(self._open)
-        index = torch.tensor(numbers, dtype=torch.int64, device=self.device)
+        index = on_device(numbers, self.device)
         for (i, name), (k, v) in self.model.cross_states(source).items():
             layer = self.layers[i][name]
             assert isinstance(layer, CrossLayer)
@@ -344,7 +346,7 @@ class Cache:
         numbers = row_numbers(rows, self.rows)
         if not numbers:
             raise InputError("select needs at least one row")
-        index = torch.tensor(numbers, dtype=torch.int64, device=self.device)
+        index = on_device(numbers, self.device)
         layers = [{name: layer.select(index) for name, layer in entry.items()} for entry in self.layers]
         return self._made(
             layers,

@@ -30,6 +30,13 @@ def allocate(shape: Sequence[int], dtype: torch.dtype, device: torch.device, fil
         return torch.full(tuple(shape), fill, dtype=dtype, device=device)
 
 
+def on_device(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """Whole numbers from the host, without waiting for the device."""
+    if device.type != "cuda":
+        return torch.tensor(numbers, dtype=torch.int64, device=device)
+    return torch.tensor(numbers, dtype=torch.int64, pin_memory=True).to(device, non_blocking=True)
+
+
 class Clock:
     """Lengths and rewind marks of every row, with the host's bounds on them."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lamina.cache.clock import on_device
 from lamina.errors import InputError
 
 
@@ -43,7 +44,7 @@ class Counts:
                     f"{what} must have one number for each of the {rows} rows, not shape {tuple(value.shape)}"
                 )
             highest = [2**62 if top is None else top for top in tops]
-            ceiling = torch.tensor(highest, device=device) if most_tensor is None else most_tensor
+            ceiling = on_device(highest, device) if most_tensor is None else most_tensor
             clamped = torch.minimum(value.to(device, torch.int64).clamp(min=0), ceiling)
             return Counts(clamped, [0] * rows, highest, (clamped != value).any())
         numbers = [value] * rows if isinstance(value, int) else [int(n) for n in value]
@@ -53,7 +54,7 @@ class Counts:
             if number < 0 or (top is not None and number > top):
                 limit = "at least 0" if top is None else f"between 0 and {top}"
                 raise InputError(f"{what} of row {row} is {number}; it must be {limit}")
-        return Counts(torch.tensor(numbers, dtype=torch.int64, device=device), numbers, list(numbers))
+        return Counts(on_device(numbers, device), numbers, list(numbers))
 
     def read(self) -> list[int]:
         """The numbers themselves; asks the device when the host is not sure."""

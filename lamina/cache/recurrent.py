@@ -88,12 +88,13 @@ class RecurrentLayer(Layer):
         self.log = Layout(ring=max(2 * self.slack, 1))
         if keeping is not None:
             state = (keeping.rows, *self.rule.state_shape)
-            self.data["head"] = allocate(state, torch.float32, keeping.device)
+            exact = torch.promote_types(keeping.dtype, torch.float32)
+            self.data["head"] = allocate(state, exact, keeping.device)
             if self.slack:
-                self.data["base"] = allocate(state, torch.float32, keeping.device)
+                self.data["base"] = allocate(state, exact, keeping.device)
                 for name, shape in self.rule.input_shapes.items():
                     entry = (keeping.rows, 2 * self.slack, *shape)
-                    dtype = torch.float32 if name in self.rule.exact else keeping.dtype
+                    dtype = exact if name in self.rule.exact else keeping.dtype
                     self.data[f"log.{name}"] = allocate(entry, dtype, keeping.device)
 
     @property

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lamina.attention.view import View
 from lamina.attention.window import Window
+from lamina.cache.clock import on_device
 from lamina.cache.layer import Key, Layer
 from lamina.cache.memory import Memory
 from lamina.cache.packing import Packing
@@ -67,7 +68,7 @@ class Step:
         self.after = before + self.all_counts
         self.real_tokens = None if counts is None else torch.minimum(time, counts[:, None] - 1)
         self.new_positions = self.positions if self.valid is None else torch.where(self.valid, self.positions, -1)
-        self.row_index = torch.arange(len(before), device=device) if rows is None else torch.tensor(rows, device=device)
+        self.row_index = torch.arange(len(before), device=device) if rows is None else on_device(rows, device)
 
         self.backend: str | None = None  # which attention to use; None: the best that fits
         self.source: Any = None  # cross keys and values by layer, for a pass without a cache
@@ -107,9 +108,12 @@ class Step:
     def start(self) -> int | None:
         """The length every row of this pass starts at, if the host knows that it is one and all tokens are real.
 
-        Never read while compiling: a number that changes from step to step would be a new graph each time.
+        Scattered rows cannot be had as a view, so they have no such start either. Never read while compiling: a number
+        that changes from step to step would be a new graph each time.
         """
-        return None if torch.compiler.is_compiling() or self.counts is not None else self._start
+        if torch.compiler.is_compiling() or self.counts is not None or (self.rows is not None and self._slice is None):
+            return None
+        return self._start
 
     @property
     def bound(self) -> int | None:

@@ -75,9 +75,7 @@ def fill(
     finish_buffers(module, device)
 
 
-def plan(
-    module: nn.Module, source: Source, names: Names, dtype: torch.dtype, ignore: tuple[str, ...]
-) -> list[Place]:
+def plan(module: nn.Module, source: Source, names: Names, dtype: torch.dtype, ignore: tuple[str, ...]) -> list[Place]:
     """What fills what; raises one error that names everything missing, misshapen or left over."""
     missing: list[str] = []
     misshapen: list[str] = []
@@ -151,9 +149,7 @@ def owner(module: nn.Module, path: str) -> tuple[nn.Module, str]:
     return module.get_submodule(parent), leaf
 
 
-def own_dtype(
-    module: nn.Module, paths: tuple[str, ...], tensor: torch.Tensor, dtype: torch.dtype
-) -> torch.dtype:
+def own_dtype(module: nn.Module, paths: tuple[str, ...], tensor: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
     if not isinstance(tensor, nn.Parameter):
         return tensor.dtype
     owners = (owner(module, path) for path in paths)

@@ -101,9 +101,26 @@ def find_recipe(names: Names, path: str, shape: tuple[int, ...]) -> Recipe | Non
     if not isinstance(value, Stack):
         return Recipe((entry(value, numbers, leaf),), stacked=False)
     count = shape[0] if shape else 0
-    return Recipe(
-        tuple(entry(value.parts, numbers | {value.over: str(n)}, leaf) for n in range(count)), stacked=True
-    )
+    return Recipe(tuple(entry(value.parts, numbers | {value.over: str(n)}, leaf) for n in range(count)), stacked=True)
+
+
+def under(prefix: str, names: Names) -> dict[str, Value]:
+    """The same table for checkpoints that hold the model as a part, each name with that prefix.
+
+    >>> under("text.", {"norm": "model.norm"})
+    {'norm': 'text.model.norm'}
+    """
+
+    def part(value: Part) -> Part:
+        return From(prefix + value.name, value.fn) if isinstance(value, From) else prefix + value
+
+    def parts(value: Part | tuple[Part, ...]) -> Part | tuple[Part, ...]:
+        return tuple(part(one) for one in value) if isinstance(value, tuple) else part(value)
+
+    return {
+        path: Stack(parts(value.parts), value.over) if isinstance(value, Stack) else parts(value)
+        for path, value in names.items()
+    }
 
 
 def entry(parts: Part | tuple[Part, ...], numbers: Mapping[str, str], leaf: str) -> tuple[Piece, ...]:
@@ -121,9 +138,7 @@ def expression(pattern: str) -> str:
     True
     """
     pieces = re.split(r"(\{\w+\}|\*)", pattern)
-    return "".join(
-        rf"(?P<{p[1:-1]}>\d+)" if p.startswith("{") else ".*" if p == "*" else re.escape(p) for p in pieces
-    )
+    return "".join(rf"(?P<{p[1:-1]}>\d+)" if p.startswith("{") else ".*" if p == "*" else re.escape(p) for p in pieces)
 
 
 def matches_any(name: str, patterns: Iterable[str]) -> bool:

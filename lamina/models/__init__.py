@@ -10,6 +10,7 @@ from lamina.model import Model
 FAMILIES = {
     "llama": "llama:Llama",
     "gemma2": "gemma2:Gemma2",
+    "llama4": "llama4:Llama4TextPart",
     "llama4_text": "llama4:Llama4",
     "deepseek_v3": "deepseek_v3:DeepseekV3",
     "mamba": "mamba:Mamba",

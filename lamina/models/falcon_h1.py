@@ -15,10 +15,8 @@ from lamina.cache.memory import Memory
 from lamina.config import Config
 from lamina.errors import InputError
 from lamina.model import Model
-from lamina.nn import (
-    GatedMLP, GatedRMSNorm, Mamba2Mixer, RMSNorm, Rotary, SelfAttention, mamba2_names, rope_parameters,
-)  # fmt: skip
-from lamina.nn.rotary import Table
+from lamina.nn import GatedMLP, GatedRMSNorm, Mamba2Mixer, RMSNorm, Rotary, SelfAttention, mamba2_names
+from lamina.nn.rotary import Table, rope_parameters
 
 
 class MLP(GatedMLP):
@@ -38,15 +36,18 @@ class Block(nn.Module):
         self.mixer_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.attention = SelfAttention(
             c.hidden_size, c.num_attention_heads, c.get("num_key_value_heads", c.num_attention_heads), head_dim,
-            bias=bias, out_bias=bias, scale=c.get("key_multiplier", 1.0) * head_dim**-0.5,
+            bias=bias, out_bias=bias,
+            scale=c.get("key_multiplier", 1.0) * head_dim**-0.5,  # a factor on keys is one on scores
         )  # fmt: skip
         self.mamba = mamba(c)
         self.mlp_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.mlp = MLP(
             c.hidden_size, c.intermediate_size, act, c.get("mlp_bias", False), c.get("mlp_multipliers", (1.0, 1.0))
         )
-        self.attention_in, self.attention_out = c.get("attention_in_multiplier", 1.0), c.get("attention_out_multiplier", 1.0)
-        self.mamba_in, self.mamba_out = c.get("ssm_in_multiplier", 1.0), c.get("ssm_out_multiplier", 1.0)
+        self.attention_in = c.get("attention_in_multiplier", 1.0)
+        self.attention_out = c.get("attention_out_multiplier", 1.0)
+        self.mamba_in = c.get("ssm_in_multiplier", 1.0)
+        self.mamba_out = c.get("ssm_out_multiplier", 1.0)
         self.specs = {"attention": self.attention.spec, **self.mamba.specs}
 
     def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:

@@ -8,18 +8,19 @@ https://ai.meta.com/blog/llama-4-multimodal-intelligence
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from lamina.attention.window import Chunked, Full, Window
 from lamina.cache.memory import Memory
-from lamina.checkpoint.names import From
+from lamina.cache.spec import Attention as KeysValues
+from lamina.checkpoint.names import From, under
 from lamina.config import Config
 from lamina.errors import InputError
 from lamina.model import Model
-from lamina.nn import Experts, GatedMLP, RMSNorm, Rotary, SelfAttention, rope_parameters, rotate_neighbours
+from lamina.nn import Experts, GatedMLP, RMSNorm, Rotary, rope_parameters, rotate_neighbours
 from lamina.nn.rotary import Table
 
 
@@ -28,28 +29,29 @@ class Shared(NamedTuple):
     temperature: Tensor | None  # [B, 1, T, 1]: a factor on queries without positions
 
 
-class Attention(SelfAttention):
+class Attention(nn.Module):
     """Rotary positions and then a norm of queries and keys, or neither of them."""
 
     def __init__(self, c: Config, window: Window, rotary: bool) -> None:
+        super().__init__()
         bias = c.get("attention_bias", False)
-        super().__init__(
-            c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim,
-            bias=bias, out_bias=bias, window=window,
-        )  # fmt: skip
-        self.rotary = rotary
+        heads, kv_heads, self.head_dim = c.num_attention_heads, c.num_key_value_heads, c.head_dim
+        self.parts, self.rotary = [heads, kv_heads, kv_heads], rotary
+        self.spec = KeysValues(kv_heads, c.head_dim, c.head_dim, window)
+        self.qkv = nn.Linear(c.hidden_size, sum(self.parts) * c.head_dim, bias=bias)
+        self.out = nn.Linear(heads * c.head_dim, c.hidden_size, bias=bias)
         self.norm = RMSNorm(c.head_dim, c.rms_norm_eps, weight=False) if c.get("use_qk_norm", True) else None
 
-    def forward(self, x: Tensor, memory: Memory, shared: Shared) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, memory: Memory, shared: Shared) -> Tensor:
         qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, heads + 2 kv, T, D]
-        qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], dim=1)
+        q, k, v = qkv.split(self.parts, dim=1)
         if self.rotary:
-            qk = rotate_neighbours(qk, shared.rope)
-            qk = qk if self.norm is None else self.norm(qk)
-        q, k = qk.split([self.heads, self.kv_heads], dim=1)
-        if not self.rotary and shared.temperature is not None:
+            q, k = rotate_neighbours(q, shared.rope), rotate_neighbours(k, shared.rope)
+            if self.norm is not None:
+                q, k = self.norm(q), self.norm(k)
+        elif shared.temperature is not None:
             q = (q * shared.temperature).to(q.dtype)
-        out = memory.attend(q, k, v, scale=self.scale)  # [B, H, T, D]
+        out = memory.attend(q, k, v, scale=self.head_dim**-0.5)  # [B, H, T, D]
         return self.out(out.transpose(1, 2).flatten(2))
 
 
@@ -153,3 +155,14 @@ class Llama4(Model):
 
     def unembed(self, x: Tensor) -> Tensor:
         return self.head(self.norm(x))
+
+
+class Llama4TextPart(Llama4):
+    """The same from a checkpoint that reads images too, which is left out."""
+
+    names = under("language_model.", Llama4.names)
+    ignored = ("vision_model.*", "multi_modal_projector.*")
+
+    @classmethod
+    def build(cls, config: Config) -> Self:
+        return super().build(Config(config.text_config))

@@ -46,10 +46,10 @@ class Mixer(nn.Module):
         x, z = self.project(u).chunk(2, dim=-1)  # [B, T, C] each
         x = self.act(self.conv(x, memory))
         dt, B, C = self.select(x).split([self.rank, self.rule.state, self.rule.state], dim=-1)
-        dt = F.softplus(self.dt(dt).float() + self.dt_bias)  # [B, T, C]
+        dt = F.softplus(self.dt(dt) + self.dt_bias)  # [B, T, C] in float32, as dt_bias is
         y = memory.recur(self.rule, {"x": x, "dt": dt, "B": B, "C": C}, {"A": self.A})
-        y = (y + self.D * x) * F.silu(z.float())
-        return self.out(y.to(u.dtype))
+        y = y + self.D * x
+        return self.out((y * F.silu(z.to(y.dtype))).to(z.dtype))
 
 
 class Block(nn.Module):
@@ -62,7 +62,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, memory: Memory, shared: None) -> Tensor:
         y = self.mixer(self.norm(x).to(self.mixer.conv.weight.dtype), memory)
-        return (x.float() if self.float_residual else x) + y
+        return (x.to(torch.promote_types(x.dtype, torch.float32)) if self.float_residual else x) + y
 
 
 class Mamba(Model):

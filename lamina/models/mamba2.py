@@ -1,4 +1,4 @@
-"""Mamba-2: Mamba with a decay per head instead of one per channel and state entry, so that many tokens are matrix products.
+"""Mamba-2: Mamba with one decay a head, not one per channel and state entry, so that many tokens are matrix products.
 
 https://arxiv.org/abs/2405.21060
 """
@@ -25,11 +25,11 @@ class Mamba2(Mamba):
 
     @staticmethod
     def mixer(c: Config) -> Mamba2Mixer:
-        inner, bias = c.num_heads * c.head_dim, c.get("use_bias", False)
-        if inner != c.get("expand", 2) * c.hidden_size:
+        inner, expanded, bias = c.num_heads * c.head_dim, c.get("expand", 2) * c.hidden_size, c.get("use_bias", False)
+        if inner != expanded:
             raise InputError(
                 f"num_heads {c.num_heads} × head_dim {c.head_dim} in the configuration is {inner}, "
-                f"but expand {c.get('expand', 2)} × hidden_size {c.hidden_size} is {c.get('expand', 2) * c.hidden_size}"
+                f"but expand × hidden_size is {expanded}"
             )
         return Mamba2Mixer(
             c.hidden_size, c.num_heads, c.head_dim, c.state_size, c.n_groups, c.conv_kernel,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from lamina.cache.memory import Memory
+from lamina.cache.spec import LayerSpecs
 from lamina.checkpoint.names import Value
 from lamina.config import Config
 from lamina.encoder import Encoder, EncoderDecoder
@@ -39,7 +40,7 @@ class EncoderBlock(nn.Module):
         self.attention = SelfAttention(c.d_model, c.num_heads, c.num_heads, c.d_kv, scale=1.0)
         self.mlp_norm = norm(c)
         self.mlp = feed_forward(c)
-        self.specs = {"attention": self.attention.spec}
+        self.specs: LayerSpecs = {"attention": self.attention.spec}
 
     def forward(self, x: Tensor, memory: Memory, bias: RelativeBias) -> Tensor:
         x = x + self.attention(self.attention_norm(x), memory, None, bias)

@@ -3,14 +3,18 @@
 from lamina.nn.activation import activation
 from lamina.nn.attention import SelfAttention
 from lamina.nn.conv import ShortConvolution
+from lamina.nn.cross import CrossAttention
 from lamina.nn.experts import Experts
+from lamina.nn.gated_delta import GatedDeltaMixer
 from lamina.nn.gated_norm import GatedRMSNorm
 from lamina.nn.mamba2 import Mamba2Mixer, mamba2_names
-from lamina.nn.mlp import GatedMLP
+from lamina.nn.mlp import MLP, GatedMLP
 from lamina.nn.norm import RMSNorm
+from lamina.nn.relative import RelativeBias
 from lamina.nn.rotary import Rotary, rope_parameters, rotate, rotate_neighbours
 
 __all__ = [
-    "Experts", "GatedMLP", "GatedRMSNorm", "Mamba2Mixer", "RMSNorm", "Rotary", "SelfAttention", "ShortConvolution",
-    "activation", "mamba2_names", "rope_parameters", "rotate", "rotate_neighbours",
+    "MLP", "CrossAttention", "Experts", "GatedDeltaMixer", "GatedMLP", "GatedRMSNorm", "Mamba2Mixer", "RMSNorm",
+    "RelativeBias", "Rotary", "SelfAttention", "ShortConvolution", "activation", "mamba2_names", "rope_parameters",
+    "rotate", "rotate_neighbours",
 ]  # fmt: skip

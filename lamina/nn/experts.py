@@ -36,13 +36,15 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """x [..., W], chosen and weights [..., K] -> [..., W]: each token's K experts, weighed and added up."""
         tokens, chosen, weights = x.flatten(0, -2), chosen.flatten(0, -2), weights.flatten(0, -2)
-        experts, pairs = self.gate_up.shape[0], chosen.numel()
-        if self._grouped_products(tokens) or (tokens.device.type == "cpu" and not torch.compiler.is_compiling()):
-            out = self.by_expert(tokens, chosen, weights)
-        elif 3 * pairs <= experts:  # gathered weights are read, written and read again
-            out = self.gathered(tokens, chosen, weights)
+        few = 3 * chosen.numel() <= self.gate_up.shape[0]  # gathered weights are read, written and read again
+        grouped = self._grouped_products(tokens)
+        if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
+            way = self.by_expert
+        elif few and (tokens.shape[0] == 1 or not grouped):
+            way = self.gathered
         else:
-            out = self.everyone(tokens, chosen, weights)
+            way = self.by_expert if grouped else self.everyone
+        out = way(tokens, chosen, weights)
         return out.to(x.dtype).view(x.shape)
 
     def by_expert(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:

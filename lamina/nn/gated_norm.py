@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class GatedRMSNorm(nn.Module):
-    """norm(x · silu(gate)), or norm(x) · silu(gate), computed in float32 and returned in the gate's dtype.
+    """norm(x · silu(gate)), or norm(x) · silu(gate), computed in float32 or better and returned in the gate's dtype.
 
     groups      equal parts of the vector that are normalised each by itself
     gate_first  whether the gate comes before the norm
@@ -20,10 +20,11 @@ class GatedRMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        y, open_by = x.float(), F.silu(gate.float())
+        y = x.to(torch.promote_types(x.dtype, torch.float32))
+        open_by = F.silu(gate.to(y.dtype))
         if self.gate_first:
             y = y * open_by
         y = y.unflatten(-1, (self.groups, -1))
         y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)
-        y = y.flatten(-2) * self.weight.float()
+        y = y.flatten(-2) * self.weight.to(y.dtype)
         return (y if self.gate_first else y * open_by).to(gate.dtype)

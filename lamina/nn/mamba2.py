@@ -76,15 +76,15 @@ class Mamba2Mixer(nn.Module):
         inner, _, shared, _, heads = self.parts
         projected = self.project(u)
         if self.scale is not None:
-            projected = projected * self.scale.to(projected.dtype)
+            projected = (projected * self.scale).to(projected.dtype)
         z, xBC, dt = projected.split([inner, inner + 2 * shared, heads], dim=-1)
         x, B, C = self.act(self.conv(xBC, memory)).split([inner, shared, shared], dim=-1)
         x = x.unflatten(-1, (heads, -1))  # [B, T, H, P]
         B, C = (part.unflatten(-1, (self.rule.groups, -1)) for part in (B, C))  # [B, T, G, N]
-        dt = F.softplus(dt.float() + self.dt_bias).clamp(*self.dt_limit)  # [B, T, H]
+        dt = F.softplus(dt + self.dt_bias).clamp(*self.dt_limit)  # [B, T, H] in float32, as dt_bias is
         y = memory.recur(self.rule, {"x": x, "dt": dt, "B": B, "C": C}, {"A": self.A})
         y = (y + self.D[:, None] * x).flatten(2)
-        return self.out((y * F.silu(z.float())).to(z.dtype) if self.norm is None else self.norm(y, z))
+        return self.out((y * F.silu(z.to(y.dtype))).to(z.dtype) if self.norm is None else self.norm(y, z))
 
 
 def mamba2_names(ours: str, theirs: str) -> dict[str, Value]:

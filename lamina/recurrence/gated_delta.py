@@ -38,6 +38,7 @@ class GatedDelta(Rule):
     value_dim: int
 
     value: ClassVar[str] = "v"
+    exact: ClassVar[tuple[str, ...]] = ("g",)
     longest_chunk: ClassVar[int] = 64
 
     def __post_init__(self) -> None:

@@ -279,20 +279,16 @@ MAKERS: dict[str, Callable[[], Toy]] = {
     "cross": lambda: EncoderDecoder(AttendCross(), AttendCross()),
     "shared": lambda: Toy(Attend(), Attend(Sliding(4)), AttendShared(0), AttendShared(1), AttendShared(1)),
     "tokens": lambda: Toy(Index(), Index(Sliding(4))),
-    "from outside": lambda: Toy(Highest(), Attend(Sliding(4)), Highest()),
+    "from outside": lambda: Toy(Highest(), Highest()),
+    "from outside, among others": lambda: Toy(Highest(), Attend(Sliding(4)), Recur(DELTA)),
 }
 KINDS = list(MAKERS)
+TOLERANCE = 1e-10  # relative; everything here is float64
 
 
 @functools.cache
 def toy(kind: str) -> Toy:
     return MAKERS[kind]()
-
-
-def tolerance(model: Model) -> float:
-    """Recurrent states are float32 in any model; everything else here is float64."""
-    floats = any(isinstance(spec, Recurrent) for entry in model.specs for spec in entry.values())
-    return 5e-5 if floats else 1e-10
 
 
 @functools.lru_cache(maxsize=4096)
@@ -309,7 +305,7 @@ def random_ids(rows: int, length: int, seed: int = 0) -> Tensor:
     return torch.randint(0, VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def assert_close(found: Tensor, expected: Tensor, limit: float, what: str = "") -> None:
+def assert_close(found: Tensor, expected: Tensor, what: str = "", limit: float = TOLERANCE) -> None:
     """Relative to the largest number expected; a number that is not finite is never close."""
     assert found.shape == expected.shape, f"{what}: {tuple(found.shape)} where {tuple(expected.shape)} was expected"
     if not found.numel():

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lamina import Cache, CapacityError, RewindError
 from lamina.model import Logits
-from tests.laws.toys import VOCAB, EncoderDecoder, Toy, assert_close, tolerance, toy, truth
+from tests.laws.toys import VOCAB, EncoderDecoder, Toy, assert_close, toy, truth
 
 
 @dataclass
@@ -141,9 +141,9 @@ class World:
             row = self.rows[r]
             expected = truth(self.kind, (*row.ids, *new[i]), row.source)[len(row.ids) :]
             if logits == "last":
-                assert_close(found[i], expected[-1], tolerance(self.model), f"{self.kind}, row {r}, last logits")
+                assert_close(found[i], expected[-1], f"{self.kind}, row {r}, last logits")
             else:
-                assert_close(found[i, : len(new[i])], expected, tolerance(self.model), f"{self.kind}, row {r}, logits")
+                assert_close(found[i, : len(new[i])], expected, f"{self.kind}, row {r}, logits")
 
     # -- verbs in place --------------------------------------------------------------------------------------------
 
@@ -204,6 +204,6 @@ class World:
             if row.logits_known:
                 assert known is not None
                 expected = truth(self.kind, tuple(row.ids), row.source)[-1]
-                assert_close(known, expected, tolerance(self.model), f"{self.kind}, row {r}, cache.logits")
+                assert_close(known, expected, f"{self.kind}, row {r}, cache.logits")
             else:
                 assert known is None or bool(known.isnan().all()), f"{self.kind}: row {r} has logits of a token it lost"

@@ -9,7 +9,8 @@ def make(**changes: Any) -> FalconH1Config:
     settings: dict[str, Any] = dict(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
         mamba_d_ssm=48, mamba_n_heads=6, mamba_n_groups=2, mamba_d_state=12, mamba_chunk_size=16, vocab_size=67,
-        max_position_embeddings=256, initializer_range=0.3,
+        max_position_embeddings=256,
+        initializer_range=0.3,  # large enough for the state to be heard in the logits
     )  # fmt: skip
     return FalconH1Config(**settings | changes)
 

@@ -6,7 +6,10 @@ from transformers import MambaConfig
 
 
 def make(**changes: Any) -> MambaConfig:
-    settings: dict[str, Any] = dict(hidden_size=32, num_hidden_layers=2, state_size=8, vocab_size=67, initializer_range=0.3)
+    settings: dict[str, Any] = dict(
+        hidden_size=32, num_hidden_layers=2, state_size=8, vocab_size=67,
+        initializer_range=0.3,  # large enough for the state to be heard in the logits
+    )  # fmt: skip
     return MambaConfig(**settings | changes)
 
 

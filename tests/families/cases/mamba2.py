@@ -8,7 +8,8 @@ from transformers import Mamba2Config
 def make(**changes: Any) -> Mamba2Config:
     settings: dict[str, Any] = dict(
         hidden_size=32, num_hidden_layers=2, num_heads=8, head_dim=8, state_size=12, n_groups=2, chunk_size=16,
-        vocab_size=67, initializer_range=0.3,
+        vocab_size=67,
+        initializer_range=0.3,  # large enough for the state to be heard in the logits
     )  # fmt: skip
     return Mamba2Config(**settings | changes)
 

@@ -1,0 +1,89 @@
+"""Everything that only a GPU can show, in one run: `python -m bench.device_check [OUT.md]`
+
+Every family on the GPU: the laws in float32 and bfloat16, logits against transformers' uncached pass. Then what the
+host may not do: passes with counts that live on the device run without a single synchronisation, growth included as
+long as the host's bounds allow, and device counts out of range are clamped and told at the next read.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from datetime import date
+
+import torch
+
+import lamina
+from lamina.model import Model
+from tests.families.cases import FIRST
+from tests.families.harness import pair, random_ids, relative, truth
+
+
+def main() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    lines = [
+        f"Machine: {torch.cuda.get_device_name()}, PyTorch {torch.__version__}, Python {platform.python_version()}, "
+        f"{date.today()}. Command: `python -m bench.device_check`.",
+        "",
+        "| family | logits against transformers, float32 | laws, float32 | laws, bfloat16 | no sync in a decode pass |",
+        "|---|---|---|---|---|",
+    ]
+    ok = True
+    for family, name in FIRST:
+        started = time.perf_counter()
+        theirs, model = pair(family, name)
+        theirs, model = theirs.cuda(), model.cuda()
+        ids = random_ids(2, 40, model.vocab).cuda()
+        error = relative(model(ids), truth(theirs, ids))
+        full = lamina.verify(model, tries=1)
+        quiet = without_syncs(model)
+        half = lamina.verify(model.to(torch.bfloat16), tries=1)
+        for report in (full, half):
+            if not report:
+                print(report, file=sys.stderr)
+        ok &= error < 2e-4 and full.ok and half.ok and quiet == "yes"
+        cells = [family, f"{error:.1e}", *("ok" if r.ok else "FAILED" for r in (full, half)), quiet]
+        lines.append(f"| {' | '.join(cells)} |")
+        print(lines[-1], f"{time.perf_counter() - started:.0f} s", flush=True)
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if len(sys.argv) > 1:
+        with open(sys.argv[1], "w") as file:
+            file.write(text)
+    sys.exit(not ok)
+
+
+def without_syncs(model: Model) -> str:
+    """Decodes with device counts and device acceptance while PyTorch forbids synchronisation."""
+    cache = model.new_cache(rows=3, capacity=64, slack=2)
+    ids = random_ids(3, 24, model.vocab).cuda()
+    model(ids[:, :5], cache=cache, counts=[5, 3, 1])
+    counts = torch.tensor([1, 0, 1], device="cuda")
+    several = torch.tensor([2, 4, 0], device="cuda")
+    accepted = torch.tensor([1, 4, 0], device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for t in range(5, 9):
+            model(ids[:, t : t + 1], cache=cache, counts=counts)
+            step = cache.step(4, several)
+            model.forward(ids[:, t : t + 4], step)
+            step.commit(accepted)
+    except RuntimeError as error:
+        return f"no: {error}"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    if cache.clock.sync() != [5 + 8, 3 + 16, 1 + 4] or cache.lengths.tolist() != [13, 19, 5]:
+        return f"wrong lengths {cache.lengths.tolist()}"
+    model(ids[:, :1], cache=cache, counts=torch.tensor([7, 0, 0], device="cuda"))
+    try:
+        cache.clock.sync()
+    except lamina.InputError:
+        return "yes"
+    return "device counts out of range were not told"
+
+
+if __name__ == "__main__":
+    main()

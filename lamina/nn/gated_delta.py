@@ -1,0 +1,75 @@
+"""The gated delta mixer: one projection gives queries, keys, values, gates and decays; a short convolution; the rule.
+
+    q, k, v, z, b, a = project(u)        q, k, v = act(convolve(q, k, v))        q, k = q / |q|, k / |k|
+    y = gated delta(q, k, v, decay(a), sigmoid(b))        out(norm(y) · silu(z))
+
+https://arxiv.org/abs/2412.06464
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lamina.cache.memory import Memory
+from lamina.cache.spec import Recurrent
+from lamina.nn.activation import activation
+from lamina.nn.conv import ShortConvolution
+from lamina.nn.gated_norm import GatedRMSNorm
+from lamina.recurrence import GatedDelta
+
+
+class GatedDeltaMixer(nn.Module):
+    """The rows of `project` are q, k, v (which the convolution mixes), z, b, a, each of all its heads."""
+
+    keep_float32 = ("A", "dt_bias")
+
+    def __init__(
+        self, width: int, key_heads: int, value_heads: int, key_dim: int, value_dim: int, kernel: int, *,
+        eps: float, act: str = "silu",
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.rule = GatedDelta(key_heads, value_heads, key_dim, value_dim)
+        keys, values = key_heads * key_dim, value_heads * value_dim
+        self.mixed, self.parts = [keys, keys, values], [2 * keys + values, values, value_heads, value_heads]
+        self.project = nn.Linear(width, sum(self.parts), bias=False)
+        self.conv = ShortConvolution(sum(self.mixed), kernel, bias=False)
+        self.act = activation(act)
+        self.A = nn.Parameter(-torch.ones(value_heads))
+        self.dt_bias = nn.Parameter(torch.zeros(value_heads))
+        self.norm = GatedRMSNorm(value_dim, eps, gate_first=False)
+        self.out = nn.Linear(values, width, bias=False)
+        self.specs = {"conv": self.conv.spec, "state": Recurrent(self.rule)}
+
+    def forward(self, u: Tensor, memory: Memory) -> Tensor:
+        rule = self.rule
+        qkv, z, b, a = self.project(u).split(self.parts, dim=-1)
+        q, k, v = self.act(self.conv(qkv, memory)).split(self.mixed, dim=-1)
+        q, k = (unit(x.unflatten(-1, (rule.key_heads, -1))) for x in (q, k))  # [B, T, Hk, Dk]
+        v, z = (x.unflatten(-1, (rule.value_heads, -1)) for x in (v, z))  # [B, T, Hv, Dv]
+        g = self.A * F.softplus(a + self.dt_bias)  # [B, T, Hv] in float32, as dt_bias is
+        y = memory.recur(rule, {"q": q * rule.key_dim**-0.5, "k": k, "v": v, "g": g, "beta": b.sigmoid()}, {})
+        return self.out(self.norm(y, z).flatten(2))
+
+
+def unit(x: Tensor) -> Tensor:
+    """Vectors of length one."""
+    y = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (y * torch.rsqrt(y.pow(2).sum(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def parts_apart(heads: int, *sizes: int) -> Callable[[Tensor], Tensor]:
+    """Reorders stored rows that lie head by head, the parts of a head side by side: all of a part come together.
+
+    >>> parts_apart(2, 1, 2)(torch.tensor([10, 11, 12, 20, 21, 22])).tolist()
+    [10, 20, 11, 12, 21, 22]
+    """
+
+    def reorder(stored: Tensor) -> Tensor:
+        parts = stored.unflatten(0, (heads, sum(sizes))).split(sizes, dim=1)
+        return torch.cat([part.flatten(0, 1) for part in parts])
+
+    return reorder

@@ -1,0 +1,70 @@
+"""What the common cases cannot show of families with experts: load balancing, extra layers, whole checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, Llama4Config, Llama4ForConditionalGeneration
+
+import lamina
+from lamina.checkpoint.source import CheckpointError
+from tests.families.cases import deepseek_v3, llama4
+from tests.families.harness import TOLERANCE, random_ids, relative, truth
+
+
+def save_deepseek(folder: Path) -> AutoModelForCausalLM:
+    torch.manual_seed(0)
+    theirs = AutoModelForCausalLM.from_config(deepseek_v3.make(), dtype=torch.float32).eval()
+    for name, buffer in theirs.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.randn_like(buffer) * 0.2)
+    theirs.save_pretrained(folder)
+    return theirs
+
+
+def test_the_balancing_bias_of_a_router_has_a_say_in_the_choice_alone(tmp_path: Path) -> None:
+    theirs = save_deepseek(tmp_path)
+    ours = lamina.load(tmp_path, device="cpu")
+    ids = random_ids(2, 30, ours.vocab)
+    assert relative(ours(ids), truth(theirs, ids)) < TOLERANCE
+    for block in list(ours.blocks)[1:]:
+        block.mlp.router.bias.zero_()
+    assert relative(ours(ids), truth(theirs, ids)) > 10 * TOLERANCE
+
+
+def test_layers_that_guess_further_tokens_are_left_out_and_no_others(tmp_path: Path) -> None:
+    theirs = save_deepseek(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    save_file(tensors | {"model.layers.3.eh_proj.weight": torch.zeros(32, 64)}, file)
+    ours = lamina.load(tmp_path, device="cpu")
+    ids = random_ids(1, 9, ours.vocab)
+    assert relative(ours(ids), truth(theirs, ids)) < TOLERANCE
+    save_file(tensors | {"model.layers.2.eh_proj.weight": torch.zeros(32, 64)}, file)
+    with pytest.raises(CheckpointError, match=r"unexpected: model\.layers\.2\.eh_proj\.weight"):
+        lamina.load(tmp_path, device="cpu")
+
+
+def test_the_router_of_a_half_precision_model_stays_in_float32(tmp_path: Path) -> None:
+    save_deepseek(tmp_path)
+    ours = lamina.load(tmp_path, dtype=torch.bfloat16, device="cpu")
+    router = ours.blocks[1].mlp.router
+    assert (router.weight.dtype, router.bias.dtype) == (torch.float32, torch.float32)
+    assert ours(random_ids(1, 9, ours.vocab)).dtype == torch.bfloat16
+
+
+def test_the_text_part_of_a_checkpoint_that_reads_images_is_loaded(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sight = dict(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, image_size=8, patch_size=4,
+        vision_output_dim=16, projector_input_dim=16, projector_output_dim=16,
+    )  # fmt: skip
+    config = Llama4Config(text_config=llama4.make().to_dict(), vision_config=sight)
+    theirs = Llama4ForConditionalGeneration(config).eval()
+    theirs.save_pretrained(tmp_path)
+    ours = lamina.load(tmp_path, device="cpu")
+    ids = random_ids(2, 30, ours.vocab)
+    assert relative(ours(ids), truth(theirs, ids)) < TOLERANCE

@@ -1,0 +1,334 @@
+"""T5, encoder and decoder: transformers' states and logits, and what the verbs of a cache do with its source."""
+
+from __future__ import annotations
+
+import functools
+import random
+import tempfile
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import T5Config, T5ForConditionalGeneration
+
+import lamina
+from lamina.attention import Full
+from lamina.cache import Source, Step
+from lamina.errors import InputError
+from lamina.generation.prompt import from_rows, ragged
+from lamina.models.t5 import T5
+from lamina.nn import RelativeBias
+from tests.families.harness import TOLERANCE, random_cuts, random_ids, relative, run_in_pieces, run_ragged
+
+LENGTH = 40
+
+CASES: dict[str, dict[str, Any]] = {
+    "tied": dict(),
+    "gated, unscaled, wide heads": dict(
+        feed_forward_proj="gated-gelu", tie_word_embeddings=False, num_heads=3, d_kv=16, num_decoder_layers=3
+    ),
+    "own head, few buckets, gated silu": dict(
+        feed_forward_proj="gated-silu", relative_attention_num_buckets=6, relative_attention_max_distance=9,
+        own_head=True,
+    ),
+}  # fmt: skip
+every_case = pytest.mark.parametrize("name", CASES)
+FIRST = "tied"
+
+
+@functools.cache
+def pair(name: str) -> tuple[Any, T5]:
+    """A random model of transformers in float32, and ours loaded from what it saved."""
+    torch.manual_seed(0)
+    settings: dict[str, Any] = dict(
+        d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=67, decoder_start_token_id=0,
+        relative_attention_num_buckets=8, relative_attention_max_distance=20,
+    )  # fmt: skip
+    settings |= CASES[name]
+    own_head = settings.pop("own_head", False)
+    theirs = T5ForConditionalGeneration(T5Config(**settings)).eval()
+    if own_head:
+        theirs.lm_head.weight = torch.nn.Parameter(torch.randn(67, 32))
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        ours = lamina.load(folder, device="cpu")
+    assert isinstance(ours, T5)
+    return theirs, ours
+
+
+@torch.no_grad()
+def encoded(theirs: Any, ids: Tensor) -> Tensor:
+    """One row's encoder states. ids [S] -> [S, width]"""
+    return theirs.encoder(ids[None]).last_hidden_state[0]
+
+
+@torch.no_grad()
+def truth(theirs: Any, source: Tensor, target: Tensor) -> Tensor:
+    """One row in one uncached pass. source [S], target [T] -> [T, vocab]"""
+    return theirs(input_ids=source[None], decoder_input_ids=target[None], use_cache=False).logits[0]
+
+
+def random_rows(lengths: list[int], seed: int = 0) -> list[Tensor]:
+    return [random_ids(1, length, 67, seed=seed + r)[0] for r, length in enumerate(lengths)]
+
+
+def encode_rows(model: T5, rows: list[Tensor]) -> Source:
+    prompt = from_rows([row.tolist() for row in rows])
+    return model.encode(prompt.ids, prompt.counts)
+
+
+def check(theirs: Any, found: Tensor | None, sources: list[Tensor], targets: list[Tensor]) -> None:
+    """found [B, T, vocab] against each row alone"""
+    assert found is not None and len(found) == len(sources) == len(targets)
+    for logits, source, target in zip(found, sources, targets, strict=True):
+        assert relative(logits[: len(target)], truth(theirs, source, target)) < TOLERANCE
+
+
+# -- logits ------------------------------------------------------------------------------------------------------------
+
+
+@every_case
+def test_the_encoder_gives_the_same_states_for_rows_of_any_length(name: str) -> None:
+    theirs, ours = pair(name)
+    rows = random_rows([LENGTH, 1, 17])
+    source = encode_rows(ours, rows)
+    assert source.lengths.tolist() == [LENGTH, 1, 17]
+    for row, states in zip(rows, source.states, strict=True):
+        assert relative(states[: len(row)], encoded(theirs, row)) < TOLERANCE
+    assert relative(ours.encode(rows[0][None]).states[0], encoded(theirs, rows[0])) < TOLERANCE
+
+
+@every_case
+def test_one_pass_without_a_cache_gives_the_same_logits(name: str) -> None:
+    theirs, ours = pair(name)
+    sources, targets = random_rows([23, 23]), random_rows([LENGTH, LENGTH], seed=5)
+    source = ours.encode(torch.stack(sources))
+    check(theirs, ours(torch.stack(targets), source=source), sources, targets)
+
+
+def test_ragged_targets_without_a_cache_equal_each_row_alone() -> None:
+    theirs, ours = pair(FIRST)
+    sources, targets = random_rows([9, 31, 1]), random_rows([LENGTH, 3, 20], seed=5)
+    prompt = from_rows([row.tolist() for row in targets])
+    check(theirs, ours(prompt.ids, counts=prompt.counts, source=encode_rows(ours, sources)), sources, targets)
+
+
+@every_case
+def test_twenty_random_cuts_give_the_same_logits(name: str) -> None:
+    theirs, ours = pair(name)
+    sources, targets = random_rows([30, 11]), random_rows([LENGTH, LENGTH], seed=5)
+    expected = torch.stack([truth(theirs, *row) for row in zip(sources, targets, strict=True)])
+    source = encode_rows(ours, sources)
+    for seed in range(20):
+        rng = random.Random(seed)
+        cache = ours.new_cache(
+            2, capacity=rng.choice([None, LENGTH, 2 * LENGTH]), slack=rng.choice([0, 2]), source=source
+        )
+        cache.poison()
+        found = run_in_pieces(ours, torch.stack(targets), cache, random_cuts(LENGTH, rng))
+        assert relative(found, expected) < TOLERANCE, seed
+
+
+@every_case
+@pytest.mark.parametrize("rows", [1, 3, 5])
+def test_ragged_rows_with_ragged_sources_equal_themselves_alone(name: str, rows: int) -> None:
+    theirs, ours = pair(name)
+    rng = random.Random(rows)
+    sources = random_rows([rng.randint(1, 30) for _ in range(rows)])
+    targets = random_rows([rng.randint(1, LENGTH) for _ in range(rows)], seed=9)
+    cache = ours.new_cache(rows, source=encode_rows(ours, sources))
+    for source, target, logits in zip(sources, targets, run_ragged(ours, targets, cache, rng), strict=True):
+        assert relative(logits, truth(theirs, source, target)) < TOLERANCE
+
+
+def test_a_left_padded_source_with_its_mask_equals_each_row_alone() -> None:
+    theirs, ours = pair(FIRST)
+    ids, targets = random_ids(3, 21, 67), random_rows([6, 6, 6], seed=5)
+    mask = torch.ones_like(ids)
+    for row, padding in enumerate([0, 4, 17]):
+        mask[row, :padding] = 0
+    prompt = ragged(ids, mask)
+    found = ours(torch.stack(targets), cache=ours.new_cache(3, source=ours.encode(prompt.ids, prompt.counts)))
+    check(theirs, found, [row[keep.bool()] for row, keep in zip(ids, mask, strict=True)], targets)
+
+
+def test_one_source_serves_many_rows() -> None:
+    theirs, ours = pair(FIRST)
+    sources, targets = random_rows([13]), random_rows([8, 8, 8], seed=5)
+    source = encode_rows(ours, sources)
+    check(theirs, ours(torch.stack(targets), source=source), sources * 3, targets)
+    check(theirs, ours(torch.stack(targets), cache=ours.new_cache(3, source=source)), sources * 3, targets)
+
+
+def test_an_encoder_pass_sees_both_ways_within_each_packed_sequence() -> None:
+    theirs, ours = pair(FIRST)
+    rows = random_rows([5, 1, 14])
+    segments = torch.tensor([[0] * 5 + [1] + [2] * 14])
+    states = ours.encoder(torch.cat(rows)[None], segments=segments)
+    assert relative(states[0], torch.cat([encoded(theirs, row) for row in rows])) < TOLERANCE
+    step = Step.alone([], (1, 4), torch.device("cpu"), torch.tensor([3]), causal=False)
+    assert step.view_of_new(Full()).mask()[0, 0].tolist() == [[True, True, True, False]] * 4
+
+
+def test_greedy_generation_reads_the_prompts_as_sources() -> None:
+    theirs, ours = pair(FIRST)
+    assert ours.start_ids == (0,)
+    sources = random_rows([12, 5])
+    result = ours.generate([row.tolist() for row in sources], max_new_tokens=12, eos=[])
+    for row, tokens in zip(sources, result.tokens, strict=True):
+        made = theirs.generate(row[None], max_new_tokens=12, min_new_tokens=12, do_sample=False, eos_token_id=None)
+        assert tokens == made[0, 1:].tolist()
+
+
+# -- the source in a cache ---------------------------------------------------------------------------------------------
+
+
+def begun(seed: int = 0) -> tuple[Any, T5, list[Tensor], list[Tensor], lamina.Cache]:
+    """Three rows, 4 of their 12 tokens fed."""
+    theirs, ours = pair(FIRST)
+    sources, targets = random_rows([7, 19, 3], seed), random_rows([12, 12, 12], seed + 5)
+    cache = ours.new_cache(3, source=encode_rows(ours, sources), slack=4)
+    ours(torch.stack(targets)[:, :4], cache=cache)
+    return theirs, ours, sources, targets, cache
+
+
+def check_rest(
+    theirs: Any, ours: T5, sources: list[Tensor], targets: list[Tensor], cache: lamina.Cache, rows: list[int]
+) -> None:
+    """Feeds the rest of these rows' targets and compares."""
+    found = ours(torch.stack([targets[row][4:] for row in rows]), cache=cache.poison())
+    assert found is not None
+    for row, logits in zip(rows, found, strict=True):
+        assert relative(logits, truth(theirs, sources[row], targets[row])[4:]) < TOLERANCE
+
+
+@pytest.mark.parametrize("verb", ["select", "repeat", "fork", "join"])
+def test_rows_take_their_source_along(verb: str) -> None:
+    theirs, ours, sources, targets, cache = begun()
+    if verb == "select":
+        check_rest(theirs, ours, sources, targets, cache.select([2, 0, 2]), [2, 0, 2])
+    elif verb == "repeat":
+        check_rest(theirs, ours, sources, targets, cache.repeat(2), [0, 0, 1, 1, 2, 2])
+    elif verb == "fork":
+        child = cache.fork()
+        cache.reset()
+        check_rest(theirs, ours, sources, targets, child, [0, 1, 2])
+    else:
+        _, _, more_sources, more_targets, other = begun(seed=50)
+        both = lamina.Cache.join([cache.select([2]), other, *cache.split()])
+        rows = [2, 3, 4, 5, 0, 1, 2]
+        check_rest(theirs, ours, sources + more_sources, targets + more_targets, both, rows)
+
+
+def test_rewinding_leaves_the_source() -> None:
+    theirs, ours, sources, targets, cache = begun()
+    cache.rewind([4, 2, 1])
+    ours(random_ids(3, 3, 67), cache=cache)
+    cache.rewind(3)
+    rows = [target[at:] for target, at in zip(targets, [0, 2, 3], strict=True)]
+    for row, (at, logits) in enumerate(zip([0, 2, 3], run_ragged(ours, rows, cache, random.Random(0)), strict=True)):
+        assert relative(logits, truth(theirs, sources[row], targets[row])[at:]) < TOLERANCE
+
+
+def test_a_reset_row_has_no_source_until_one_is_attached_and_its_neighbours_go_on() -> None:
+    theirs, ours, sources, targets, cache = begun()
+    cache.reset([1])
+    ids = torch.stack(targets)
+    with pytest.raises(InputError, match=r"row 1 has none.*rows=\[1\]"):
+        ours(ids[:, 4:6], cache=cache)
+    assert cache.lengths.tolist() == [4, 0, 4]
+    found = ours(ids[:, 4:6], cache=cache, counts=[2, 0, 2])
+    for row in (0, 2):
+        assert relative(found[row], truth(theirs, sources[row], targets[row])[4:6]) < TOLERANCE
+    longer = random_rows([33], seed=70)
+    cache.attach(encode_rows(ours, longer), rows=[1]).poison()
+    found = run_ragged(ours, [ids[0, 6:], ids[1], ids[2, 6:]], cache, random.Random(1))
+    for row, (source, start) in enumerate([(sources[0], 6), (longer[0], 0), (sources[2], 6)]):
+        assert relative(found[row], truth(theirs, source, targets[row])[start:]) < TOLERANCE
+
+
+def test_only_the_rows_that_have_a_source_need_one() -> None:
+    theirs, ours = pair(FIRST)
+    sources, target = random_rows([9, 4]), random_rows([5], seed=5)[0]
+    cache = ours.new_cache(3).attach(encode_rows(ours, sources), rows=[2, 0])
+    step = cache.step(5, rows=[0, 2])
+    found = ours.forward(target.expand(2, -1), step)
+    step.commit()
+    check(theirs, found, sources[::-1], [target, target])
+    with pytest.raises(InputError, match="row 1 has none"):
+        cache.step(1)
+
+
+# -- parts and errors --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("both_ways", [True, False])
+@pytest.mark.parametrize(("buckets", "farthest"), [(32, 128), (8, 20), (6, 9), (4, 50)])
+def test_every_distance_falls_into_the_bucket_that_transformers_gives_it(
+    both_ways: bool, buckets: int, farthest: int
+) -> None:
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    bias = RelativeBias(1, buckets, farthest, both_ways=both_ways)
+    bias.weight.data = torch.arange(buckets)[:, None].float()
+    kv = torch.arange(400)
+    expected = T5Attention._relative_position_bucket(kv - 200, both_ways, buckets, farthest)
+    found = bias(torch.tensor(0), torch.tensor(200), kv)
+    assert found.tolist() == expected.tolist()
+
+
+def test_a_head_of_its_own_is_loaded_though_the_configuration_says_tied() -> None:
+    _, ours = pair("own head, few buckets, gated silu")
+    assert ours.config.tie_word_embeddings
+    assert ours.head.weight is not ours.embedding.weight
+    assert pair(FIRST)[1].head.weight is pair(FIRST)[1].embedding.weight
+
+
+def test_compiled_decoding_is_one_graph_whatever_the_lengths() -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    theirs, ours = pair(FIRST)
+    sources, targets = random_rows([9, 4]), torch.stack(random_rows([24, 24], seed=5))
+    for tokens in (1, 4):
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        forward = torch.compile(ours.forward, fullgraph=True, backend=counter)
+        cache = ours.new_cache(2, capacity=32, source=encode_rows(ours, sources))
+        outs = []
+        for ids in targets.split(tokens, dim=1):
+            step = cache.step(tokens)
+            outs.append(forward(ids, step))
+            step.commit()
+        check(theirs, torch.cat(outs, dim=1), sources, list(targets))
+        assert counter.frame_count == 1
+
+
+def test_errors_say_what_is_wrong_and_change_nothing() -> None:
+    _, ours = pair(FIRST)
+    ids, source = random_ids(2, 5, 67), encode_rows(pair(FIRST)[1], random_rows([4, 6, 5]))
+    with pytest.raises(InputError, match="reads a source, and none is attached"):
+        ours(ids)
+    cache = ours.new_cache(2)
+    with pytest.raises(InputError, match="row 0 has none"):
+        ours(ids, cache=cache)
+    with pytest.raises(InputError, match="the source has 3 rows, and 2 rows of ids"):
+        ours(ids, source=source)
+    with pytest.raises(InputError, match="the source has 3 rows, the cache takes it for 2"):
+        cache.attach(source)
+    with pytest.raises(InputError, match="there is no row 7"):
+        cache.attach(source, rows=[0, 1, 7])
+    with pytest.raises(InputError, match="a cache holds its source"):
+        ours(ids, cache=cache, source=source)
+    assert cache.lengths.tolist() == [0, 0]
+    with pytest.raises(InputError, match="id 67 at row 0, token 1"):
+        ours.encode([[1, 67]])
+    with pytest.raises(InputError, match="counts of row 1 is 6"):
+        ours.encode(ids, counts=[5, 6])
+    with pytest.raises(InputError, match="row 1 of the source is empty"):
+        ours.encode(ids, counts=[5, 0])
+    with pytest.raises(InputError, match="feed_forward_proj='gated-tanh'"):
+        T5.build(ours.config.with_values(feed_forward_proj="gated-tanh"))
