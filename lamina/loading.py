@@ -25,6 +25,8 @@ def load(path: str | Path, dtype: torch.dtype | None = None, device: str | torch
     place = one_device(device)
     source = open_source(path)
     config = Config(source.config)
+    if method := config.get("quantization_config", {}).get("quant_method"):
+        raise InputError(f"{path} holds weights quantized with {method!r}; Lamina reads plain ones and GGUF files")
     cls = family(config.model_type)
     with torch.device("meta"):
         model = cls.build(config)

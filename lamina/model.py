@@ -116,7 +116,7 @@ class Model(nn.Module):
         step.logits = self.unembed(x)
         return step.logits
 
-    def __call__(  # type: ignore[override]
+    def __call__(
         self,
         ids: Tensor | Sequence[Sequence[int]] | None = None,
         *,

@@ -68,12 +68,9 @@ def _same_kind(a: Cache, b: Cache) -> None:
 
 
 def _with_slack(cache: Cache, slack: int) -> Clock:
-    """The cache's clock for a larger slack: a row whose ring has lost tokens cannot go back further than before."""
+    """The cache's clock for a larger slack: a row that has lost tokens cannot go back further than before."""
     clock = cache.clock.select(list(range(cache.rows)), torch.arange(cache.rows, device=cache.device))
-    rings = [
-        limit for layer in cache._all() if hasattr(layer, "layout") and (limit := layer.rewindable(clock)) is not None
-    ]
-    if rings and slack > cache.slack:
-        lost = torch.stack(rings).amin(dim=0) < clock.lengths
+    if slack > cache.slack:
+        lost = cache.rewindable < clock.lengths
         clock.written.add_(torch.where(lost, slack - cache.slack, 0))
     return clock

@@ -91,7 +91,8 @@ class WholeModel(Subject):
 
     def _in_double(self, sequence: int) -> Tensor:
         """The same pass with every block in double precision, one block at a time."""
-        step = bare_step(self.model, len(self.inputs[sequence]), self.sources[sequence] if self.sources else None)
+        source = self.sources[sequence] if self.sources else None
+        step = bare_step(self.model, len(self.inputs[sequence]), source, double=True)
         x = self.records[sequence][0][0][None].double()
         shared = doubled(self.model.prepare(step.positions))
         for i, block in enumerate(self.model.blocks):
@@ -137,7 +138,7 @@ class OneBlock(Subject):
             with routing(self.block) as chosen:
                 self._alone(self.block, x, bare_step(self.model, len(x), source), s)
             self.chosen.append(chosen[0][0] if chosen else None)
-            step = bare_step(self.model, len(x), source)
+            step = bare_step(self.model, len(x), source, double=True)
             self.exact.append(self._alone(in_double(self.block), x.double(), step, s, double=True))
 
     def _alone(self, block: nn.Module, x: Tensor, step: Step, sequence: int, double: bool = False) -> Tensor:
@@ -201,12 +202,12 @@ class OneBlock(Subject):
                     outs[r][t] = self.exact[place[0]][place[1]].to(outs[r].dtype)
 
 
-def bare_step(model: Model, tokens: int, source: Source | None) -> Step:
+def bare_step(model: Model, tokens: int, source: Source | None, double: bool = False) -> Step:
     """One row without a cache."""
     layers = [{name: spec.layer(None) for name, spec in entry.items()} for entry in model.specs]
     step = Step.alone(layers, (1, tokens), model.device)
     if source is not None:
-        step.source = model._cross_for(source, 1)
+        step.source = doubled(model._cross_for(source, 1)) if double else model._cross_for(source, 1)
     return step
 
 

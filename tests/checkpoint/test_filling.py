@@ -148,12 +148,20 @@ def test_keep_float32_and_buffers_hold_whatever_the_dtype(save_folder):
 def test_tied_parameters_stay_tied_whichever_name_the_checkpoint_holds(save_folder, held):
     saved, module = tensors(), on_meta(tied=True)
     both = {"embed": "model.embed_tokens.weight", "head": "lm_head.weight"}
+    saved[both["head"]] = saved[both["embed"]].clone()
     for key, name in both.items():
         if key not in held:
             del saved[name]
     fill(module, open_source(save_folder(saved)), NAMES)
     assert module.head.weight is module.embed.weight
     assert torch.equal(module.head.weight, saved[both[held[0]]])
+
+
+def test_tied_parameters_that_the_checkpoint_holds_twice_with_other_values_come_apart(save_folder):
+    saved, module = tensors(), on_meta(tied=True)
+    fill(module, open_source(save_folder(saved)), NAMES)
+    assert torch.equal(module.head.weight, saved["lm_head.weight"])
+    assert torch.equal(module.embed.weight, saved["model.embed_tokens.weight"])
 
 
 def test_reset_buffers_makes_the_buffers_that_are_not_stored(save_folder):

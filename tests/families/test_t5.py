@@ -307,6 +307,11 @@ def test_compiled_decoding_is_one_graph_whatever_the_lengths() -> None:
         assert counter.frame_count == 1
 
 
+def test_verify_finds_nothing_wrong() -> None:
+    report = lamina.verify(pair(FIRST)[1])
+    assert report.ok, str(report)
+
+
 def test_errors_say_what_is_wrong_and_change_nothing() -> None:
     _, ours = pair(FIRST)
     ids, source = random_ids(2, 5, 67), encode_rows(pair(FIRST)[1], random_rows([4, 6, 5]))

@@ -1,177 +1,209 @@
 """The heart of the laws: any history of operations on any kind of cache leaves it equal to plain lists of ids.
 
-Hypothesis draws the kind, the layout, the slack, the rows and then the history. A failure is printed as the shortest
-program that shows it.
+Hypothesis draws the kind, the layout, the slack, the rows and the history: a list of operations, each with a number
+that settles its details. A failure is printed as the shortest history that shows it, details and all.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
+from hypothesis import given, note
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.laws.budget import examples
 from tests.laws.toys import KINDS, toy
 from tests.laws.world import World
 
-LOGITS = st.sampled_from(["all", "all", "all", "last", None])
-WIDTHS = st.one_of(st.just(1), st.integers(1, 4), st.integers(1, 11))
-SLACKS = st.integers(0, 4)
-SEEDS = st.integers(0, 2**16)
+OPERATIONS: dict[str, Callable[[History, random.Random], None]] = {}
 
 
-class Histories(RuleBasedStateMachine):
-    """Some caches of one model at a time; every rule picks one of them."""
+def operation(does: Callable[[History, random.Random], None]) -> Callable[[History, random.Random], None]:
+    OPERATIONS[does.__name__] = does
+    return does
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.worlds: list[World] = []
-        self.kind = ""
-        self.grows = True
 
-    @initialize(
-        kind=st.sampled_from(KINDS), rows=st.integers(1, 3), grows=st.booleans(), room=st.integers(6, 40),
-        slack=SLACKS, seed=SEEDS,
-    )  # fmt: skip
-    def begin(self, kind: str, rows: int, grows: bool, room: int, slack: int, seed: int) -> None:
+class History:
+    """Up to three caches of one model; every operation picks one of them."""
+
+    def __init__(self, kind: str, rows: int, grows: bool, slack: int, seed: int) -> None:
         self.kind, self.grows = kind, grows
-        self.worlds = [World.fresh(kind, rows, None if grows else room, slack, seed)]
+        rng = random.Random(seed)
+        self.worlds = [World.fresh(kind, rows, self.room(rng), slack, seed)]
+        self.worlds[0].feed(T := rng.choice([1, 5, 12]), some(rng, [T] * rows))
 
-    def world(self, data: st.DataObject) -> World:
-        return self.worlds[data.draw(st.integers(0, len(self.worlds) - 1), label="cache")]
+    def room(self, rng: random.Random) -> int | None:
+        """A capacity: None, or more or less than what is going to be asked for."""
+        return None if self.grows else rng.choice([12, 30, 80])
 
-    def rows_of(self, world: World, data: st.DataObject, most: int | None = None) -> list[int]:
-        """Some rows in any order, at least one."""
-        return data.draw(
-            st.lists(st.integers(0, len(world.rows) - 1), min_size=1, max_size=most or len(world.rows), unique=most is None),
-            label="rows",
-        )  # fmt: skip
+    def run(self, name: str, rng: random.Random) -> None:
+        OPERATIONS[name](self, rng)
+        for world in self.worlds:
+            world.check()
+
+    def one(self, rng: random.Random) -> World:
+        world = rng.choice(self.worlds)
+        note(f"  on cache {self.worlds.index(world)}, lengths {[len(row.ids) for row in world.rows]}")
+        return world
+
+    def finish(self) -> None:
+        """Whatever happened, every cache still goes on as its lists do."""
+        for i, world in enumerate(self.worlds):
+            world.feed(1 + 2 * (i % 2))
+            world.check()
 
     # -- passes ----------------------------------------------------------------------------------------------------
 
-    @rule(data=st.data(), T=WIDTHS, logits=LOGITS, embeds=st.booleans(), poison=st.booleans())
-    def append(self, data: st.DataObject, T: int, logits: str | None, embeds: bool, poison: bool) -> None:
-        self.world(data).feed(T, logits=logits, embeds=embeds, poison=poison)  # type: ignore[arg-type]
+    @operation
+    def append(self, rng: random.Random) -> None:
+        self.one(rng).feed(width(rng), poison=maybe(rng), embeds=maybe(rng), logits=rng.choice(["all", "last", None]))
 
-    @rule(data=st.data(), T=WIDTHS, logits=LOGITS, embeds=st.booleans(), poison=st.booleans())
-    def append_ragged(self, data: st.DataObject, T: int, logits: str | None, embeds: bool, poison: bool) -> None:
-        world = self.world(data)
-        counts = self._numbers(data, [T] * len(world.rows), "counts")
-        world.feed(T, counts, logits=logits, embeds=embeds, poison=poison)  # type: ignore[arg-type]
+    @operation
+    def append_one(self, rng: random.Random) -> None:
+        self.one(rng).feed(1, poison=maybe(rng))
 
-    @rule(data=st.data(), T=WIDTHS, logits=LOGITS, partly=st.booleans(), poison=st.booleans())
-    def append_to_some_rows(
-        self, data: st.DataObject, T: int, logits: str | None, partly: bool, poison: bool
-    ) -> None:
+    @operation
+    def append_ragged(self, rng: random.Random) -> None:
+        world, T = self.one(rng), width(rng)
+        counts = some(rng, [T] * len(world.rows))
+        world.feed(T, counts, poison=maybe(rng), embeds=maybe(rng), logits=rng.choice(["all", "last", None]))
+
+    @operation
+    def append_to_some_rows(self, rng: random.Random) -> None:
         """Only some rows run, and of what they are given only some tokens may be accepted."""
-        world = self.world(data)
-        rows = self.rows_of(world, data)
-        counts = self._numbers(data, [T] * len(rows), "counts") if data.draw(st.booleans(), label="ragged") else None
-        accepted = self._numbers(data, counts or [T] * len(rows), "accepted") if partly else None
-        world.feed(T, counts, rows, accepted, logits=logits, poison=poison)  # type: ignore[arg-type]
+        world, T = self.one(rng), width(rng)
+        rows = some_rows(rng, world)
+        counts = some(rng, [T] * len(rows)) if maybe(rng) else None
+        accepted = some(rng, counts or [T] * len(rows)) if maybe(rng) else None
+        world.feed(T, counts, rows, accepted, poison=maybe(rng), logits=rng.choice(["all", "last", None]))
 
-    @rule(data=st.data(), T=WIDTHS, poison=st.booleans())
-    def accept_some(self, data: st.DataObject, T: int, poison: bool) -> None:
-        world = self.world(data)
-        world.feed(T, accepted=self._numbers(data, [T] * len(world.rows), "accepted"), poison=poison)
+    @operation
+    def accept_some(self, rng: random.Random) -> None:
+        world, T = self.one(rng), width(rng)
+        world.feed(T, accepted=some(rng, [T] * len(world.rows)), poison=maybe(rng))
 
-    @rule(data=st.data(), T=WIDTHS, block=st.integers(-1, 2), some=st.booleans(), embeds=st.booleans())
-    def fail(self, data: st.DataObject, T: int, block: int, some: bool, embeds: bool) -> None:
-        world = self.world(data)
-        rows = self.rows_of(world, data) if some else None
-        counts = self._numbers(data, [T] * len(rows), "counts") if rows else None
-        world.feed(T, counts, rows, fails_after=block, embeds=embeds)
+    @operation
+    def fail(self, rng: random.Random) -> None:
+        """A block raises, or the pass is aborted."""
+        world, T = self.one(rng), width(rng)
+        rows = some_rows(rng, world) if maybe(rng) else None
+        counts = some(rng, [T] * len(rows)) if rows else None
+        world.feed(T, counts, rows, fails_after=rng.randint(-1, 2), embeds=maybe(rng), poison=maybe(rng))
 
     # -- verbs in place --------------------------------------------------------------------------------------------
 
-    @rule(data=st.data())
-    def rewind(self, data: st.DataObject) -> None:
-        world = self.world(data)
-        world.rewind(self._numbers(data, world.cache.rewindable.tolist(), "back"))
+    @operation
+    def rewind(self, rng: random.Random) -> None:
+        world = self.one(rng)
+        world.rewind(some(rng, world.cache.rewindable.tolist()))
 
-    @rule(data=st.data(), by=st.integers(1, 3))
-    def rewind_too_far(self, data: st.DataObject, by: int) -> None:
-        world = self.world(data)
-        world.rewind_too_far(self.rows_of(world, data)[0], by)
+    @operation
+    def rewind_a_little(self, rng: random.Random) -> None:
+        world = self.one(rng)
+        world.rewind([min(rng.randint(0, 2), back) for back in world.cache.rewindable.tolist()])
 
-    @rule(data=st.data())
-    def reset(self, data: st.DataObject) -> None:
-        world = self.world(data)
-        world.reset(self.rows_of(world, data))
+    @operation
+    def rewind_too_far(self, rng: random.Random) -> None:
+        world = self.one(rng)
+        world.rewind_too_far(rng.randrange(len(world.rows)), rng.randint(1, 3))
 
-    @rule(data=st.data(), tokens=st.integers(1, 50))
-    def reserve(self, data: st.DataObject, tokens: int) -> None:
-        cache = self.world(data).cache
+    @operation
+    def reset(self, rng: random.Random) -> None:
+        world = self.one(rng)
+        world.reset(some_rows(rng, world))
+
+    @operation
+    def reserve(self, rng: random.Random) -> None:
+        cache, tokens = self.one(rng).cache, rng.randint(1, 70)
         cache.reserve(tokens if cache.limit is None else min(tokens, cache.limit))
 
     # -- verbs that make caches ------------------------------------------------------------------------------------
 
-    @rule(data=st.data())
-    @precondition(lambda self: len(self.worlds) < 4)
-    def select(self, data: st.DataObject) -> None:
-        world = self.world(data)
-        rows = self.rows_of(world, data, most=4)
-        self.worlds.append(world.made(world.cache.select(rows), rows))
-
-    @rule(data=st.data())
-    @precondition(lambda self: len(self.worlds) < 4)
-    def fork(self, data: st.DataObject) -> None:
-        world = self.world(data)
-        self.worlds.append(world.made(world.cache.fork(), range(len(world.rows))))
-
-    @rule(data=st.data(), n=st.integers(1, 2))
-    @precondition(lambda self: len(self.worlds) < 4)
-    def repeat(self, data: st.DataObject, n: int) -> None:
-        world = self.world(data)
-        rows = [r for r in range(len(world.rows)) for _ in range(n)]
-        if len(rows) <= 4:
-            self.worlds.append(world.made(world.cache.repeat(n), rows))
-
-    @rule(data=st.data())
-    @precondition(lambda self: len(self.worlds) < 3)
-    def split(self, data: st.DataObject) -> None:
-        world = self.world(data)
-        parts = [world.made(part, [r]) for r, part in enumerate(world.cache.split())]
-        self.worlds.remove(world)
-        self.worlds += parts
-
-    @rule(slack=SLACKS, room=st.integers(6, 40), T=st.integers(1, 11), seed=SEEDS)
-    @precondition(lambda self: len(self.worlds) < 4)
-    def begin_another(self, slack: int, room: int, T: int, seed: int) -> None:
-        world = World.fresh(self.kind, 1, None if self.grows else room, slack, seed)
-        world.feed(T)
+    def keep(self, world: World, rng: random.Random) -> None:
+        if len(self.worlds) == 3:
+            self.worlds.remove(rng.choice(self.worlds))
         self.worlds.append(world)
 
-    @rule(data=st.data())
-    @precondition(lambda self: len(self.worlds) > 1)
-    def join(self, data: st.DataObject) -> None:
-        one, two = self.world(data), self.world(data)
-        if one is not two and len(one.rows) + len(two.rows) <= 5:
-            self.worlds.append(World.join([one, two]))
-            self.worlds.remove(data.draw(st.sampled_from([one, two]), label="dropped"))
+    @operation
+    def select(self, rng: random.Random) -> None:
+        world = self.one(rng)
+        rows = rng.choices(range(len(world.rows)), k=rng.randint(1, 4))
+        self.keep(world.made(world.cache.select(rows), rows), rng)
 
-    # -- always ----------------------------------------------------------------------------------------------------
+    @operation
+    def fork(self, rng: random.Random) -> None:
+        world = self.one(rng)
+        self.keep(world.made(world.cache.fork(), range(len(world.rows))), rng)
 
-    @invariant()
-    def every_cache_says_what_its_lists_say(self) -> None:
-        for world in self.worlds:
-            world.check()
+    @operation
+    def repeat(self, rng: random.Random) -> None:
+        world = self.one(rng)
+        times = [rng.randint(0, 1) for _ in world.rows]
+        times[rng.randrange(len(times))] = 2
+        rows = [r for r, often in enumerate(times) for _ in range(often)]
+        self.keep(world.made(world.cache.repeat(times), rows), rng)
 
-    def teardown(self) -> None:
-        """Whatever happened, every cache still goes on as its lists do."""
-        for world in self.worlds:
-            width = random.Random(len(world.rows)).choice([1, 3])
-            world.feed(width)
-            world.check()
+    @operation
+    def split(self, rng: random.Random) -> None:
+        world = self.one(rng)
+        for r, part in enumerate(world.cache.split()):
+            self.keep(world.made(part, [r]), rng)
 
-    @staticmethod
-    def _numbers(data: st.DataObject, tops: list[int], label: str) -> list[int]:
-        return data.draw(st.tuples(*(st.integers(0, top) for top in tops)).map(list), label=label)
+    @operation
+    def join(self, rng: random.Random) -> None:
+        """With a cache of another capacity and slack, or with another of this history."""
+        one, others = self.one(rng), [world for world in self.worlds if len(world.rows) < 4]
+        two = rng.choice(others) if others and maybe(rng) else one
+        if two is one:
+            two = World.fresh(self.kind, 1, self.room(rng), rng.randint(0, 4), rng.randint(0, 99))
+            for _ in range(rng.randint(0, 3)):
+                two.feed(width(rng))
+        both = [one, two] if maybe(rng) else [two, one]
+        if len(one.rows) + len(two.rows) <= 5:
+            self.keep(World.join(both), rng)
 
 
-TestHistories = Histories.TestCase
-TestHistories.settings = examples(0.7, stateful_step_count=14)
+def maybe(rng: random.Random) -> bool:
+    return rng.random() < 0.5
+
+
+def width(rng: random.Random) -> int:
+    return rng.choice([1, 1, 2, 3, 4, rng.randint(1, 11)])
+
+
+def some(rng: random.Random, tops: list[int]) -> list[int]:
+    """For each a number up to its top, often the top or nothing."""
+    return [rng.choice([0, top, rng.randint(0, top), rng.randint(0, top)]) for top in tops]
+
+
+def some_rows(rng: random.Random, world: World) -> list[int]:
+    return rng.sample(range(len(world.rows)), rng.randint(1, len(world.rows)))
+
+
+FREQUENT = ["append", "append_one", "append_ragged", "append_to_some_rows", "accept_some", "fail", "rewind", "join"]
+
+
+@given(
+    kind=st.sampled_from(KINDS),
+    rows=st.integers(1, 3),
+    grows=st.booleans(),
+    slack=st.integers(0, 4),
+    seed=st.integers(0, 2**16),
+    history=st.lists(
+        st.tuples(st.sampled_from(FREQUENT + list(OPERATIONS)), st.integers(0, 2**16)), min_size=10, max_size=30
+    ),
+)
+@examples(0.7)
+def test_any_history_leaves_a_cache_equal_to_plain_lists_of_ids(
+    kind: str, rows: int, grows: bool, slack: int, seed: int, history: list[tuple[str, int]]
+) -> None:
+    caches = History(kind, rows, grows, slack, seed)
+    for i, (name, number) in enumerate(history):
+        note(name)
+        caches.run(name, random.Random(number * 100 + i))
+    note("at the end")
+    caches.finish()
 
 
 def test_every_kind_of_spec_is_among_the_toys() -> None:

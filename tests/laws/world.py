@@ -15,11 +15,19 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from hypothesis import currently_in_test_context
+from hypothesis import note as hypothesis_note
 from torch import Tensor
 
 from lamina import Cache, CapacityError, RewindError
 from lamina.model import Logits
 from tests.laws.toys import VOCAB, EncoderDecoder, Toy, assert_close, toy, truth
+
+
+def note(text: str) -> None:
+    """Told when hypothesis prints a failing example."""
+    if currently_in_test_context():
+        hypothesis_note(text)
 
 
 @dataclass
@@ -78,6 +86,7 @@ class World:
         poison: bool = True,
     ) -> None:
         """A pass of random tokens, checked. `fails_after`: the block after which it raises; -1: it is aborted."""
+        note(f"  {T=} {counts=} {rows=} {accepted=} {fails_after=} {logits=} {embeds=} {poison=}")
         chosen = list(range(len(self.rows))) if rows is None else list(rows)
         real = [T] * len(chosen) if counts is None else list(counts)
         new = [[self.rng.randrange(VOCAB) for _ in range(n)] for n in real]
@@ -148,6 +157,7 @@ class World:
     # -- verbs in place --------------------------------------------------------------------------------------------
 
     def rewind(self, amounts: Sequence[int]) -> None:
+        note(f"  by {amounts}")
         self.cache.rewind(list(amounts))
         for row, n in zip(self.rows, amounts, strict=True):
             if n:
