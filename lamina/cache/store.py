@@ -113,6 +113,7 @@ class TokenLayer(Layer):
             return
         slots = max(needed, 2 * self.slots, SMALLEST)
         self._resize(slots if self.layout.most is None else min(slots, self.layout.most))
+        self.grows = self.slots != self.layout.most
 
     def _resize(self, slots: int) -> None:
         """More slots. One field at a time, so that the peak is one field's copy."""
@@ -157,9 +158,11 @@ class TokenLayer(Layer):
         for name, store in self.data.items():
             step.take(store)[..., slot : slot + 1, :].copy_(new[name])
         if not wrapped:
-            end = start + 1
-            tokens = {name: step.take(store)[..., :end, :] for name, store in self.data.items()}
-            return tokens, step.view(("line", self.window), lambda: step.view_of_run(self.window, 0, end))
+            first, end = self._first_seen(start), start + 1
+            if first is None:
+                return self._read(step, end)
+            tokens = {name: step.take(store)[..., first:end, :] for name, store in self.data.items()}
+            return tokens, step.view(("line", self.window), lambda: step.view_of_run(self.window, first, end))
         tokens = {name: step.take(store) for name, store in self.data.items()}
         if isinstance(self.window, Sliding) and layout.ring == self.window.size:
             # Every slot is visible, in whatever order: nothing to mask.
@@ -170,17 +173,19 @@ class TokenLayer(Layer):
         start = step.start
         if start == 0:
             return new, step.view(("new", self.window), lambda: step.view_of_new(self.window))
-        if start is not None and start <= self.slots:  # not wrapped: slot = position
+        first = None if start is None or start > self.slots else self._first_seen(start)
+        if start is not None and first is not None:  # not wrapped: slot = position
             tokens = {
-                name: torch.cat([step.take(store)[..., :start, :], new[name]], dim=-2)
+                name: torch.cat([step.take(store)[..., first:start, :], new[name]], dim=-2)
                 for name, store in self.data.items()
             }
-            return tokens, step.view(("line", self.window), lambda: step.view_of_run(self.window, 0, start + step.T))
+            end = start + step.T
+            return tokens, step.view(("line", self.window), lambda: step.view_of_run(self.window, first, end))
         slots = self.slots
         tokens = {name: torch.cat([step.take(store), new[name]], dim=-2) for name, store in self.data.items()}
 
         def make() -> View:
-            held = self.layout.positions(slots, step.before)
+            held = self._within_reach(step, self.layout.positions(slots, step.before))
             return step.view_of(self.window, torch.cat([held, step.new_positions], dim=1), new_at=slots)
 
         return tokens, step.view(("ring and new", self.window, self.layout, slots), make)
@@ -191,9 +196,27 @@ class TokenLayer(Layer):
         tokens = {name: step.take(store)[..., :slots, :] for name, store in self.data.items()}
 
         def make() -> View:
-            return step.view_of(self.window, self.layout.positions(slots, step.after))
+            return step.view_of(self.window, self._within_reach(step, self.layout.positions(slots, step.after)))
 
         return tokens, step.view(("stored", self.window, self.layout, slots), make)
+
+    def _first_seen(self, start: int) -> int | None:
+        """Where a run of positions may begin that holds all a query at `start` or later can see; None: in two parts."""
+        assert self.window.span is not None
+        first = max(0, start + 1 - self.window.span)
+        if not self.layout.keep:
+            return first
+        return 0 if first <= self.layout.keep else None
+
+    def _within_reach(self, step: Step, held: Tensor) -> Tensor:
+        """The positions held [R, S], -1 for those behind the window of every query of this pass.
+
+        Such a slot may have been given to a token that was refused or taken back, whatever its numbers were.
+        """
+        if self.window.span is None:
+            return held
+        behind = (held <= (step.before - self.window.span)[:, None]) & (held >= self.layout.keep)
+        return torch.where(behind, -1, held)
 
     def _view_of_all(self, step: Step) -> View:
         return View(step.positions, self.layout.positions(self.slots, step.after), self.window, full=True)
@@ -236,7 +259,10 @@ class TokenLayer(Layer):
     def poison(self, clock: Clock, value: float = float("nan")) -> None:
         if not self.slots:
             return
-        unused = self.layout.positions(self.slots, clock.lengths) < 0  # [B, S]
+        held = self.layout.positions(self.slots, clock.lengths)  # [B, S]
+        unused = held < 0
+        if self.layout.ring is not None:  # a slot that a token has taken which was refused or taken back
+            unused |= (held >= self.layout.keep) & (held + self.layout.ring < clock.written[:, None])
         for store in self.data.values():
             store.masked_fill_(unused.reshape(len(unused), *(1,) * (store.dim() - 3), -1, 1), value)
 

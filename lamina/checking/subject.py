@@ -180,7 +180,9 @@ class OneBlock(Subject):
 
     def _inputs_of(self, index: int, batch: Tensor) -> Tensor:
         """What layer `index` was given where this block was given `batch`."""
-        other = torch.zeros(*batch.shape[:2], self.records[0][index][0].shape[-1], dtype=batch.dtype, device=batch.device)
+        other = torch.zeros(
+            *batch.shape[:2], self.records[0][index][0].shape[-1], dtype=batch.dtype, device=batch.device
+        )
         for r, row in enumerate(batch):
             for t, x in enumerate(row):
                 if (place := self._where(x)) is not None:

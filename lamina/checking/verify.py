@@ -97,9 +97,7 @@ def _try(report: Report, whole: WholeModel, blocks: dict[int, OneBlock], law: st
         report.differences += named or [found]
 
 
-def _first_difference(
-    subject: Subject, law: str, way: Way, seed: int, steps: float
-) -> tuple[Difference | None, float]:
+def _first_difference(subject: Subject, law: str, way: Way, seed: int, steps: float) -> tuple[Difference | None, float]:
     """The first output off by more than `steps` times the plain pass's own rounding, and the largest error."""
     allowed = steps * max(_error(a, b).max().item() for a, b in zip(subject.truth, subject.exact, strict=True))
     allowed += _floor(subject.truth[0].dtype)
@@ -150,6 +148,4 @@ def _span(spec: object) -> int | None:
 def _sources(model: Model, rows: int, generator: torch.Generator) -> list[Source] | None:
     if not model.start_ids:
         return None
-    return [
-        model.encode(torch.randint(0, model.vocab, (1, 3 + 5 * r), generator=generator)) for r in range(rows)
-    ]
+    return [model.encode(torch.randint(0, model.vocab, (1, 3 + 5 * r), generator=generator)) for r in range(rows)]

@@ -61,9 +61,7 @@ def to_json(
     sort_keys: bool = False,
 ) -> str:
     """Jinja's own filter escapes <, > and & for HTML, which a prompt must not have."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def generation_block() -> type[Extension]:
@@ -72,7 +70,7 @@ def generation_block() -> type[Extension]:
     from jinja2.ext import Extension
 
     class Generation(Extension):
-        tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+        tags = {"generation"}
 
         def parse(self, parser: Parser) -> list[nodes.Node]:
             next(parser.stream)

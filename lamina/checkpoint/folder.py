@@ -85,9 +85,7 @@ class FolderSource(Source):
         if outside := [shard for shard in shards if Path(shard).name != shard]:
             raise CheckpointError(f"{index} names files outside its folder: {listing(outside)}")
         if absent := [shard for shard in shards if not (self.path / shard).is_file()]:
-            raise CheckpointError(
-                f"{self.path} lacks {len(absent)} of {len(shards)} shards: {listing(absent)}"
-            )
+            raise CheckpointError(f"{self.path} lacks {len(absent)} of {len(shards)} shards: {listing(absent)}")
         handles = {shard: open_file(self.path / shard) for shard in shards}
         held = {shard: set(handle.keys()) for shard, handle in handles.items()}
         if lacking := [f"{name} (in {shard})" for name, shard in places.items() if name not in held[shard]]:
@@ -103,9 +101,7 @@ def open_file(file: Path) -> safe_open:
         return safe_open(str(file), framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         size = file.stat().st_size
-        raise CheckpointError(
-            f"{file} ({size} bytes) is cut short or not a safetensors file: {error}"
-        ) from error
+        raise CheckpointError(f"{file} ({size} bytes) is cut short or not a safetensors file: {error}") from error
 
 
 def read_json(file: Path) -> dict[str, Any]:

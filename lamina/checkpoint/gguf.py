@@ -50,9 +50,7 @@ class GGUFSource(Source):
             self.metadata: dict[str, Any] = {key: field.contents() for key, field in reader.fields.items()}
         except (ValueError, KeyError, IndexError, OverflowError) as error:
             size = path.stat().st_size
-            raise CheckpointError(
-                f"{path} ({size} bytes) is cut short or not a GGUF file: {error}"
-            ) from error
+            raise CheckpointError(f"{path} ({size} bytes) is cut short or not a GGUF file: {error}") from error
         if self.metadata.get("split.count", 0) > 1:
             count = self.metadata["split.count"]
             raise CheckpointError(f"{path} is one of {count} parts; merge them with llama-gguf-split --merge")
@@ -68,9 +66,7 @@ class GGUFSource(Source):
             raise CheckpointError(f"{path} lacks {error.args[0]}, which {name} needs") from error
         self.generation_config = {}
         self._stored = {
-            self._present(name): tensor
-            for name, tensor in stored.items()
-            if name not in self._architecture.derived
+            self._present(name): tensor for name, tensor in stored.items() if name not in self._architecture.derived
         }
 
     @property
@@ -147,21 +143,15 @@ def llama_config(metadata: Mapping[str, Any], tensors: Mapping[str, ReaderTensor
 
     if metadata.get("llama.expert_count", 0) > 0:
         count = metadata["llama.expert_count"]
-        raise CheckpointError(
-            f"this llama GGUF has {count} experts (Mixtral); only dense llama is read from GGUF"
-        )
+        raise CheckpointError(f"this llama GGUF has {count} experts (Mixtral); only dense llama is read from GGUF")
     width, heads = value("embedding_length"), value("attention.head_count")
     key_heads = metadata.get("llama.attention.head_count_kv", heads)
     if isinstance(heads, list) or isinstance(key_heads, list):
-        raise CheckpointError(
-            "this llama GGUF has another number of heads in each layer, which llama does not"
-        )
+        raise CheckpointError("this llama GGUF has another number of heads in each layer, which llama does not")
     head_dim = metadata.get("llama.attention.key_length", width // heads)
     rotary = metadata.get("llama.rope.dimension_count", head_dim)
     if rotary != head_dim:
-        raise CheckpointError(
-            f"this llama GGUF rotates {rotary} of {head_dim} head dimensions; llama rotates all"
-        )
+        raise CheckpointError(f"this llama GGUF rotates {rotary} of {head_dim} head dimensions; llama rotates all")
     config = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
@@ -192,9 +182,7 @@ def llama_config(metadata: Mapping[str, Any], tensors: Mapping[str, ReaderTensor
     return config
 
 
-def rope_parameters(
-    metadata: Mapping[str, Any], tensors: Mapping[str, ReaderTensor], head_dim: int
-) -> dict[str, Any]:
+def rope_parameters(metadata: Mapping[str, Any], tensors: Mapping[str, ReaderTensor], head_dim: int) -> dict[str, Any]:
     """Rotary parameters. Llama 3's scaling is stored as one divisor per frequency (rope_freqs.weight)."""
     theta = float(metadata.get("llama.rope.freq_base", 10000.0))
     if (stored := tensors.get("rope_freqs.weight")) is not None:
@@ -215,9 +203,7 @@ def rope_parameters(
     if kind == "none":
         return {"rope_type": "default", "rope_theta": theta}
     if kind not in ("linear", "yarn"):
-        raise CheckpointError(
-            f"rope scaling {kind!r} is not read from GGUF; read are: none, linear, yarn, llama3"
-        )
+        raise CheckpointError(f"rope scaling {kind!r} is not read from GGUF; read are: none, linear, yarn, llama3")
     parameters = {
         "rope_type": kind,
         "rope_theta": theta,

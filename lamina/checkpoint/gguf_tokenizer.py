@@ -54,9 +54,7 @@ SPLITS: dict[str, Split] = {
     ),
     "tekken": Split((TEKKEN,), whole_words=True, add_bos=True),
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "exaone4", "granite-docling", "trillion"), PLAIN),
-    **dict.fromkeys(
-        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), DIGITS
-    ),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), DIGITS),
     **dict.fromkeys(
         ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2"),
         Split((LLAMA3,), whole_words=True, add_bos=True),
@@ -80,9 +78,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any], eos_ids: Sequence[int]) -> Token
         return None
     builders = {"gpt2": byte_level, "llama": sentence_piece}
     if kind not in builders:
-        raise CheckpointError(
-            f"the GGUF tokenizer is of kind {kind!r}; supported are: {', '.join(sorted(builders))}"
-        )
+        raise CheckpointError(f"the GGUF tokenizer is of kind {kind!r}; supported are: {', '.join(sorted(builders))}")
     tokens: list[str] = value("tokens", [])
     if not tokens:
         raise CheckpointError(f"the GGUF tokenizer of kind {kind!r} has no tokenizer.ggml.tokens")
@@ -154,9 +150,7 @@ def sentence_piece(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[Back
     ]
     merges = [(left, right) for *_, left, right in sorted(pairs)]
     unknown = tokens[metadata.get("tokenizer.ggml.unknown_token_id", 0)]
-    backend = Backend(
-        build_bpe(models.BPE, tokens, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    )
+    backend = Backend(build_bpe(models.BPE, tokens, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     spaces = normalizers.Replace(" ", SPACE)
     prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if prefix else spaces

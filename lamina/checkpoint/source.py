@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 LISTED = 8
 FLOATS = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 }
 
 

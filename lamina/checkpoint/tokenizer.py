@@ -142,13 +142,9 @@ def folder_tokenizer(path: Path, eos_ids: Sequence[int] = ()) -> Tokenizer | Non
 
     file = path / "tokenizer.json"
     if not file.is_file():
-        other = [
-            name for name in ("tokenizer.model", "vocab.json", "spiece.model") if (path / name).is_file()
-        ]
+        other = [name for name in ("tokenizer.model", "vocab.json", "spiece.model") if (path / name).is_file()]
         if other:
-            raise CheckpointError(
-                f"{path} has {listing(other)} but no tokenizer.json; save it as a fast tokenizer"
-            )
+            raise CheckpointError(f"{path} has {listing(other)} but no tokenizer.json; save it as a fast tokenizer")
         return None
     try:
         backend = Backend.from_file(str(file))
@@ -158,11 +154,7 @@ def folder_tokenizer(path: Path, eos_ids: Sequence[int] = ()) -> Tokenizer | Non
     backend.no_padding()
     config_file = path / "tokenizer_config.json"
     config = read_json(config_file) if config_file.is_file() else {}
-    special = {
-        key: text
-        for key in config
-        if key.endswith("_token") and (text := token_text(config[key])) is not None
-    }
+    special = {key: text for key in config if key.endswith("_token") and (text := token_text(config[key])) is not None}
 
     def id_of(kind: str) -> int | None:
         return backend.token_to_id(special[kind]) if kind in special else None

@@ -35,9 +35,7 @@ def causal_convolution(past: Tensor, x: Tensor, weight: Tensor, bias: Tensor | N
     return out.to(x.dtype)
 
 
-def causal_convolution_by_steps(
-    past: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None
-) -> Tensor:
+def causal_convolution_by_steps(past: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """The reference for `causal_convolution`: one token after the other, each shifted into the window."""
     exact = torch.promote_types(x.dtype, torch.float32)
     outs = []

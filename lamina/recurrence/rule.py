@@ -95,9 +95,7 @@ class Rule(ABC):
         # Zeros keep the value of a finite state; the choice by row keeps every bit of any state.
         return out.to(like.dtype), new if valid is None else _where_row(valid.any(1), new, state)
 
-    def _pieces(
-        self, state: Tensor, inputs: Tensors, constants: Tensors, tokens: int
-    ) -> tuple[Tensor, Tensor]:
+    def _pieces(self, state: Tensor, inputs: Tensors, constants: Tensors, tokens: int) -> tuple[Tensor, Tensor]:
         """As many rows and chunks at once as the scratch memory allows."""
         count = -(-tokens // self.longest_chunk)
         length = -(-tokens // count)
@@ -105,9 +103,7 @@ class Rule(ABC):
         fit = max(1, _scratch(state) // (length * self.scratch_per_token(length)))  # chunks of one row
         if rows > fit:
             some = [
-                self._pieces(
-                    state[r : r + fit], {n: x[r : r + fit] for n, x in inputs.items()}, constants, tokens
-                )
+                self._pieces(state[r : r + fit], {n: x[r : r + fit] for n, x in inputs.items()}, constants, tokens)
                 for r in range(0, rows, fit)
             ]
             return torch.cat([out for out, _ in some]), torch.cat([new for _, new in some])

@@ -42,9 +42,7 @@ class SSD(Rule):
 
     def __post_init__(self) -> None:
         if self.heads % self.groups:
-            raise ValueError(
-                f"{self.heads} heads cannot share {self.groups} groups; groups must divide heads"
-            )
+            raise ValueError(f"{self.heads} heads cannot share {self.groups} groups; groups must divide heads")
 
     @property
     def state_shape(self) -> tuple[int, ...]:
@@ -82,9 +80,7 @@ class SSD(Rule):
         past = torch.stack(starts[:-1], 1)  # [B, K, H, P, N]
 
         scores = self._per_head(C @ B.transpose(-1, -2)) * between  # [B, K, H, L, L]
-        out = scores @ x + since_start[..., None] * (
-            self._per_head(C) @ past.transpose(-1, -2)
-        )  # [B, K, H, L, P]
+        out = scores @ x + since_start[..., None] * (self._per_head(C) @ past.transpose(-1, -2))  # [B, K, H, L, P]
         return out.transpose(2, 3), starts[-1]
 
     def _per_head(self, x: Tensor) -> Tensor:

@@ -19,9 +19,7 @@ SaveFolder = Callable[..., Path]
 def save_folder(tmp_path: Path) -> SaveFolder:
     """Write a checkpoint folder: config, and either one file or several shards with an index."""
 
-    def save(
-        tensors: Tensors, config: dict[str, Any] | None = None, shards: int = 0, name: str = "model"
-    ) -> Path:
+    def save(tensors: Tensors, config: dict[str, Any] | None = None, shards: int = 0, name: str = "model") -> Path:
         (tmp_path / "config.json").write_text(json.dumps(config or {}))
         if not shards:
             save_file(tensors, tmp_path / f"{name}.safetensors")

@@ -187,9 +187,7 @@ def test_a_buffer_that_nothing_makes_is_named(save_folder):
 def test_left_over_tensors_are_accepted_when_ignored(save_folder):
     saved = tensors() | {"model.layers.0.rotary.inv_freq": torch.ones(2), "vision.x.y": torch.ones(1)}
     source = open_source(save_folder(saved))
-    with pytest.raises(
-        CheckpointError, match=r"2 unexpected: model\.layers\.0\.rotary\.inv_freq, vision\.x\.y"
-    ):
+    with pytest.raises(CheckpointError, match=r"2 unexpected: model\.layers\.0\.rotary\.inv_freq, vision\.x\.y"):
         fill(on_meta(), source, NAMES)
     fill(on_meta(), source, NAMES, ignore=("model.layers.{i}.rotary.inv_freq", "vision.*"))
 
@@ -246,17 +244,13 @@ def test_a_transform_that_cannot_take_its_tensor_is_named(save_folder):
 
 def test_a_parameter_without_a_name_is_missing(save_folder):
     names = {key: value for key, value in NAMES.items() if key != "head"}
-    with pytest.raises(
-        CheckpointError, match=r"1 missing: head\.weight \(no checkpoint name is given for it\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"1 missing: head\.weight \(no checkpoint name is given for it\)"):
         fill(on_meta(), open_source(save_folder(tensors())), names)
 
 
 def test_more_experts_than_the_model_has_are_unexpected(save_folder):
     saved = tensors() | {f"model.layers.0.experts.{EXPERTS}.gate.weight": torch.ones(3, WIDTH)}
-    with pytest.raises(
-        CheckpointError, match=rf"1 unexpected: model\.layers\.0\.experts\.{EXPERTS}\.gate\.weight"
-    ):
+    with pytest.raises(CheckpointError, match=rf"1 unexpected: model\.layers\.0\.experts\.{EXPERTS}\.gate\.weight"):
         fill(on_meta(), open_source(save_folder(saved)), NAMES)
 
 
@@ -273,9 +267,7 @@ def test_at_most_one_tensor_of_the_checkpoint_is_alive_at_a_time(save_folder, mo
 
     def counting(name: str) -> torch.Tensor:
         nonlocal reads
-        assert not [ref for ref in alive if ref() is not None], (
-            f"an earlier tensor outlives the reading of {name}"
-        )
+        assert not [ref for ref in alive if ref() is not None], f"an earlier tensor outlives the reading of {name}"
         tensor = read(name)
         alive.append(weakref.ref(tensor))
         reads += 1
@@ -302,9 +294,7 @@ def test_each_parameter_is_allocated_once(save_folder, monkeypatch):
     assert sorted(allocated) == sorted(tensor.nbytes for tensor in stored)
 
 
-@pytest.mark.parametrize(
-    ("terminal", "wait", "shown"), [(True, 0.0, True), (True, 60.0, False), (False, 0.0, False)]
-)
+@pytest.mark.parametrize(("terminal", "wait", "shown"), [(True, 0.0, True), (True, 60.0, False), (False, 0.0, False)])
 def test_the_progress_bar_is_for_terminals_and_long_loads(monkeypatch, terminal, wait, shown):
     monkeypatch.setattr(progress_module.sys.stderr, "isatty", lambda: terminal, raising=False)
     monkeypatch.setattr(progress_module, "SHOW_AFTER", wait)

@@ -101,9 +101,7 @@ def test_a_folder_without_config_is_refused(tmp_path):
 
 def test_a_folder_without_weights_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    refused(
-        tmp_path, r"has no model\.safetensors, no model\.safetensors\.index\.json and no \*\.safetensors$"
-    )
+    refused(tmp_path, r"has no model\.safetensors, no model\.safetensors\.index\.json and no \*\.safetensors$")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     refused(tmp_path, r"pytorch_model\.bin are pickles, save them again as safetensors")
 
@@ -144,9 +142,7 @@ def test_an_index_may_not_lead_outside_its_folder(save_folder):
 def test_a_truncated_file_is_refused_when_it_is_opened(save_folder, size):
     file = save_folder(TENSORS) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:size])
-    refused(
-        file.parent, rf"model\.safetensors \({file.stat().st_size} bytes\) is cut short or not a safetensors"
-    )
+    refused(file.parent, rf"model\.safetensors \({file.stat().st_size} bytes\) is cut short or not a safetensors")
 
 
 def test_a_tensor_in_two_files_is_refused(save_folder, tmp_path):

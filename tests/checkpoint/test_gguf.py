@@ -49,10 +49,7 @@ def pair_rows(array: np.ndarray, heads: int) -> np.ndarray:
 
 def stored_order(arrays: Arrays) -> Arrays:
     heads = {"attn_q": HEADS, "attn_k": KEY_HEADS}
-    return {
-        n: pair_rows(a, heads[n.split(".")[-2]]) if n.split(".")[-2] in heads else a
-        for n, a in arrays.items()
-    }
+    return {n: pair_rows(a, heads[n.split(".")[-2]]) if n.split(".")[-2] in heads else a for n, a in arrays.items()}
 
 
 def write(
@@ -225,9 +222,7 @@ def test_a_module_is_filled_from_a_gguf_file(tmp_path):
 
 
 def test_an_unknown_tensor_keeps_its_name_so_that_the_loader_can_report_it(tmp_path):
-    source = open_source(
-        write(tmp_path / "m.gguf", llama_arrays() | {"blk.0.odd.weight": np.ones(3, np.float32)})
-    )
+    source = open_source(write(tmp_path / "m.gguf", llama_arrays() | {"blk.0.odd.weight": np.ones(3, np.float32)}))
     assert "blk.0.odd.weight" in source.names
 
 
@@ -288,9 +283,7 @@ def test_linear_scaling_is_read_and_other_kinds_are_refused(tmp_path):
         4.0,
         512,
     )
-    with pytest.raises(
-        CheckpointError, match=r"rope scaling 'longrope' is not read from GGUF; read are: none, linear"
-    ):
+    with pytest.raises(CheckpointError, match=r"rope scaling 'longrope' is not read from GGUF; read are: none, linear"):
         open_source(write(tmp_path / "n.gguf", llama_arrays(), extra=scaled("longrope")))
 
 

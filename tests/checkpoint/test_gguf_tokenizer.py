@@ -64,9 +64,7 @@ def test_it_survives_a_file(tmp_path):
         writer.add_token_merges(values["tokenizer.ggml.merges"])
         writer.add_token_types([gguf.TokenType(t) for t in values["tokenizer.ggml.token_type"]])
         writer.add_eot_token_id(0)
-        writer.add_chat_template(
-            [{"name": "default", "template": "A"}, {"name": "tool_use", "template": "B"}]
-        )
+        writer.add_chat_template([{"name": "default", "template": "A"}, {"name": "tool_use", "template": "B"}])
 
     tokenizer = open_source(write(tmp_path / "m.gguf", llama_arrays(), extra=add)).tokenizer()
     assert [tokenizer.encode(text) for text in TEXTS] == [BACKEND.encode(text).ids for text in TEXTS]
@@ -115,9 +113,7 @@ def test_each_split_cuts_as_its_vocabulary_was_trained(name):
 
 
 def test_words_that_are_tokens_are_taken_whole_where_the_split_says_so():
-    values = metadata(
-        tokens=["a", "b", "c", "ab", "abc"], merges=["b c"], token_type=[1] * 5, bos_token_id=None
-    )
+    values = metadata(tokens=["a", "b", "c", "ab", "abc"], merges=["b c"], token_type=[1] * 5, bos_token_id=None)
     values |= {"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.add_bos_token": False}
     values["tokenizer.ggml.tokens"].append("bc")
     assert gguf_tokenizer(values, ()).encode("abc") == [0, 5]
@@ -155,9 +151,7 @@ def merged_by_score(text: str) -> list[int]:
     tokens, scores = SENTENCE_PIECE["tokenizer.ggml.tokens"], SENTENCE_PIECE["tokenizer.ggml.scores"]
     parts = list("▁" + text.replace(" ", "▁"))
     while True:
-        pairs = [
-            (scores[tokens.index(a + b)], -i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in PIECES
-        ]
+        pairs = [(scores[tokens.index(a + b)], -i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in PIECES]
         if not pairs:
             break
         at = -max(pairs)[1]

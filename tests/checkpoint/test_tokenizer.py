@@ -161,9 +161,7 @@ def test_bytes_that_are_no_character_do_not_stop_a_stream():
 def spaced_bpe() -> Backend:
     """SentencePiece-like: a token carries its leading space, which is dropped at the start of a text."""
     tokens = ["<unk>", "</s>", "▁a", "▁b", "c", *(f"<0x{byte:02X}>" for byte in range(256))]
-    backend = Backend(
-        models.BPE({t: i for i, t in enumerate(tokens)}, [], unk_token="<unk>", byte_fallback=True)
-    )
+    backend = Backend(models.BPE({t: i for i, t in enumerate(tokens)}, [], unk_token="<unk>", byte_fallback=True))
     backend.add_special_tokens([AddedToken("</s>")])
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -172,11 +170,7 @@ def spaced_bpe() -> Backend:
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    st.lists(
-        st.sampled_from([[1], [2], [3], [4], *([5 + b for b in c.encode()] for c in "é😀x€")]), max_size=8
-    )
-)
+@given(st.lists(st.sampled_from([[1], [2], [3], [4], *([5 + b for b in c.encode()] for c in "é😀x€")]), max_size=8))
 def test_a_stream_keeps_spaces_between_tokens_and_joins_byte_tokens(groups):
     ids = [i for group in groups for i in group]
     tokenizer = Tokenizer(spaced_bpe())

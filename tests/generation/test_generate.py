@@ -76,7 +76,9 @@ def test_sequences_hold_prompt_and_new_tokens_padded_on_the_right(model: Model) 
 
 def test_stream_tells_every_token_in_order(model: Model) -> None:
     seen: list[tuple[int, int]] = []
-    result = model.generate(PROMPTS, max_new_tokens=4, eos=(), stream=lambda row, token, text: seen.append((row, token)))
+    result = model.generate(
+        PROMPTS, max_new_tokens=4, eos=(), stream=lambda row, token, text: seen.append((row, token))
+    )
     assert [[token for row, token in seen if row == r] for r in range(3)] == result.tokens
 
 

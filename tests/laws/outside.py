@@ -40,9 +40,7 @@ class PeakLayer(Layer):
         self.slack = keeping.slack if keeping else 0
         self.ring = Layout(ring=self.slack + 2)
         if keeping is not None:
-            self.data["peaks"] = allocate(
-                (keeping.rows, self.slack + 2, spec.channels), keeping.dtype, keeping.device
-            )
+            self.data["peaks"] = allocate((keeping.rows, self.slack + 2, spec.channels), keeping.dtype, keeping.device)
 
     def highest(self, step: Step, key: Key, x: Tensor) -> Tensor:
         """x [B, T, C] -> the largest so far [B, T, C]"""

@@ -191,7 +191,7 @@ class Recur(nn.Module):
                     y = -F.softplus(y)
                 case "beta", _:
                     y = y.sigmoid()
-                case ("q" | "k"), GatedDelta():
+                case (("q" | "k"), GatedDelta()):
                     y = F.normalize(y, dim=-1)
             found[name] = y
         return found

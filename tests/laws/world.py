@@ -66,9 +66,7 @@ class World:
 
     @classmethod
     def fresh(cls, kind: str, rows: int = 1, capacity: int | None = None, slack: int = 0, seed: int = 0) -> World:
-        world = cls(
-            kind, toy(kind).new_cache(rows, capacity, slack), [Row() for _ in range(rows)], random.Random(seed)
-        )
+        world = cls(kind, toy(kind).new_cache(rows, capacity, slack), [Row() for _ in range(rows)], random.Random(seed))
         world.attach(range(rows))
         return world
 

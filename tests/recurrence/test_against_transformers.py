@@ -19,9 +19,7 @@ def test_selective_scan_equals_mamba() -> None:
     rule = SelectiveScan(channels=12, state=4)
     case = Case(rule, rows=2, tokens=70).to(torch.float32)
     x, dt, B, C = (case.inputs[name].transpose(1, 2) for name in ("x", "dt", "B", "C"))
-    expected_out, expected_state = mamba_selective_scan(
-        x, dt, case.constants["A"], B, C, return_last_state=True
-    )
+    expected_out, expected_state = mamba_selective_scan(x, dt, case.constants["A"], B, C, return_last_state=True)
     out, state = rule.chunk(rule.zero_state(2), case.inputs, case.constants)
     assert error(out, expected_out.transpose(1, 2)) < TOLERANCE
     assert error(state, expected_state) < TOLERANCE

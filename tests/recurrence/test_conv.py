@@ -38,14 +38,10 @@ def test_any_cut_gives_the_same_numbers() -> None:
 
 def test_bfloat16_is_summed_in_float32() -> None:
     torch.manual_seed(0)
-    past, x, weight, bias = (
-        torch.randn(shape).bfloat16() for shape in [(2, 3, 64), (2, 30, 64), (64, 4), (64,)]
-    )
+    past, x, weight, bias = (torch.randn(shape).bfloat16() for shape in [(2, 3, 64), (2, 30, 64), (64, 4), (64,)])
     out = causal_convolution(past, x, weight, bias)
     assert out.dtype == torch.bfloat16
-    assert torch.equal(
-        out, causal_convolution(past.float(), x.float(), weight.float(), bias.float()).bfloat16()
-    )
+    assert torch.equal(out, causal_convolution(past.float(), x.float(), weight.float(), bias.float()).bfloat16())
 
 
 def test_it_compiles_to_one_graph() -> None:

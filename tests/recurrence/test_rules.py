@@ -49,9 +49,7 @@ def test_chunk_equals_scan(rule: Rule, tokens: int, scratch: int) -> None:
 @pytest.mark.parametrize("tokens", [1, 33, 130])
 @pytest.mark.parametrize("kind", ["prefix", "holes"])
 @every_rule
-def test_masked_tokens_change_nothing_whatever_they_hold(
-    rule: Rule, kind: str, tokens: int, scratch: int
-) -> None:
+def test_masked_tokens_change_nothing_whatever_they_hold(rule: Rule, kind: str, tokens: int, scratch: int) -> None:
     case = Case(rule, rows=3, tokens=tokens, seed=tokens)
     valid = case.mask(kind)
     out, state = rule.chunk(case.state, case.poisoned(valid), case.constants, valid)
