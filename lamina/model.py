@@ -21,7 +21,7 @@ from lamina.cache.layer import Key
 from lamina.cache.spec import Cross, LayerSpecs
 from lamina.cache.step import Step
 from lamina.config import Config
-from lamina.errors import InputError
+from lamina.errors import CapacityError, InputError
 
 if TYPE_CHECKING:
     from lamina.checkpoint.names import Names
@@ -141,12 +141,22 @@ class Model(nn.Module):
         ids, embeds = self._checked(ids, embeds, counts)
         shape = embeds.shape[:2] if embeds is not None else ids.shape  # type: ignore[union-attr]
         spans, segments = (None if x is None else x.to(self.device) for x in (spans, segments))
+        for name, given in (("spans", spans), ("segments", segments)):
+            if given is not None and given.shape != shape:
+                raise InputError(f"{name} must be one number a token, {list(shape)}, not {list(given.shape)}")
         if logits not in ("all", "last", None):
             raise InputError(f'logits={logits!r}: it must be "all", "last" or None')
         if cache is None:
-            real = None if counts is None else Counts.of(counts, shape[0], shape[1], self.device, "counts").tensor
+            real = None if counts is None else Counts.of(counts, shape[0], shape[1], self.device, "counts")
+            longest = shape[1] if real is None else max(real.high)
+            if self.max_positions is not None and segments is None and longest > self.max_positions:
+                raise CapacityError(
+                    f"{longest} tokens were given, but the model has positions for {self.max_positions}. "
+                    "Use a shorter prompt."
+                )
             layers = [{name: spec.layer(None) for name, spec in entry.items()} for entry in self.specs]
-            step = Step.alone(layers, (shape[0], shape[1]), self.device, real, segments, spans)
+            real_tensor = None if real is None else real.tensor
+            step = Step.alone(layers, (shape[0], shape[1]), self.device, real_tensor, segments, spans)
             if source is not None:
                 step.source = self._cross_for(source, shape[0])
             return self.forward(ids, step, logits, embeds)

@@ -246,7 +246,8 @@ class Cache:
         if step.start is not None:
             step.take(self._record)[:, step.start : step.start + step.T] = ids
             return
-        self._record[step.row_index[:, None], step.positions] = ids.to(self._record)
+        places = step.before[:, None] + torch.arange(step.T, device=self.device)  # padding's lie past the row's end
+        self._record[step.row_index[:, None], places] = ids.to(self._record)
 
     def _keep_logits(self, step: Step, taken: Tensor) -> None:
         logits = step.logits

@@ -62,8 +62,10 @@ class Step:
         self._slice = _as_slice(rows)
 
         time = torch.arange(T, device=device)
-        self.positions = before[:, None] + time if self.packing is None else self.packing.positions  # [R, T]
         self.valid = None if counts is None else time < counts[:, None]  # [R, T]
+        self.positions = before[:, None] + time if self.packing is None else self.packing.positions  # [R, T]
+        if self.valid is not None:  # padding of a full row would be past the end of a table of positions
+            self.positions = torch.where(self.valid, self.positions, 0)
         self.all_counts = torch.full_like(before, T) if counts is None else counts
         self.after = before + self.all_counts
         self.real_tokens = None if counts is None else torch.minimum(time, counts[:, None] - 1)

@@ -18,7 +18,7 @@ from lamina.cache.spec import Latent
 from lamina.checkpoint.names import Stack
 from lamina.config import Config
 from lamina.errors import InputError
-from lamina.model import Model
+from lamina.models.decoder import Decoder, mlp_names
 from lamina.nn import Experts, GatedMLP, RMSNorm, Rotary, rope_parameters, rotate, rotate_neighbours
 from lamina.nn.rotary import Table, yarn_scale
 
@@ -131,7 +131,7 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-class DeepseekV3(Model):
+class DeepseekV3(Decoder):
     names = {
         "embedding": "model.embed_tokens",
         "blocks.{i}.attention_norm": "model.layers.{i}.input_layernorm",
@@ -147,44 +147,28 @@ class DeepseekV3(Model):
         "blocks.{i}.attention.kv_up": "model.layers.{i}.self_attn.kv_b_proj.weight",
         "blocks.{i}.attention.out": "model.layers.{i}.self_attn.o_proj",
         "blocks.{i}.mlp_norm": "model.layers.{i}.post_attention_layernorm",
-        "blocks.{i}.mlp.gate_up": ("model.layers.{i}.mlp.gate_proj", "model.layers.{i}.mlp.up_proj"),
-        "blocks.{i}.mlp.down": "model.layers.{i}.mlp.down_proj",
+        **mlp_names("blocks.{i}.mlp", "model.layers.{i}.mlp"),
         "blocks.{i}.mlp.router.weight": "model.layers.{i}.mlp.gate.weight",
         "blocks.{i}.mlp.router.bias": "model.layers.{i}.mlp.gate.e_score_correction_bias",
         "blocks.{i}.mlp.experts.gate_up": Stack(
             ("model.layers.{i}.mlp.experts.{e}.gate_proj.weight", "model.layers.{i}.mlp.experts.{e}.up_proj.weight")
         ),
         "blocks.{i}.mlp.experts.down": Stack("model.layers.{i}.mlp.experts.{e}.down_proj.weight"),
-        "blocks.{i}.mlp.shared.gate_up": (
-            "model.layers.{i}.mlp.shared_experts.gate_proj",
-            "model.layers.{i}.mlp.shared_experts.up_proj",
-        ),
-        "blocks.{i}.mlp.shared.down": "model.layers.{i}.mlp.shared_experts.down_proj",
+        **mlp_names("blocks.{i}.mlp.shared", "model.layers.{i}.mlp.shared_experts"),
         "norm": "model.norm",
         "head": "lm_head",
     }
 
     def __init__(self, c: Config) -> None:
-        super().__init__()
         c.require("scoring_func", ("sigmoid",), "sigmoid")
         c.require("topk_method", ("noaux_tc",), "noaux_tc")
         c.require("moe_layer_freq", (1,), 1)
-        self.vocab = c.vocab_size
+        super().__init__(
+            c,
+            (Block(c, dense=i < c.first_k_dense_replace) for i in range(c.num_hidden_layers)),
+            RMSNorm(c.hidden_size, c.rms_norm_eps),
+            rope=Rotary(c.qk_rope_head_dim, rope_parameters(c), c.get("max_position_embeddings")),
+            tied=c.get("tie_word_embeddings", False),
+        )
         ahead = range(c.num_hidden_layers, c.num_hidden_layers + c.get("num_nextn_predict_layers", 1))
         self.ignored = tuple(f"model.layers.{i}.*" for i in ahead)  # these guess the tokens after the next
-        self.embedding = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.rope = Rotary(c.qk_rope_head_dim, rope_parameters(c), c.get("max_position_embeddings"))
-        self.blocks = nn.ModuleList(Block(c, dense=i < c.first_k_dense_replace) for i in range(c.num_hidden_layers))
-        self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
-        if c.get("tie_word_embeddings", False):
-            self.head.weight = self.embedding.weight
-
-    def embed(self, ids: Tensor) -> Tensor:
-        return self.embedding(ids)
-
-    def prepare(self, positions: Tensor) -> Table:
-        return self.rope(positions)
-
-    def unembed(self, x: Tensor) -> Tensor:
-        return self.head(self.norm(x))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lamina.cache.memory import Memory
 from lamina.config import Config
 from lamina.errors import InputError
-from lamina.model import Model
+from lamina.models.decoder import Decoder, mlp_names, qkv_names
 from lamina.nn import GatedMLP, GatedRMSNorm, Mamba2Mixer, RMSNorm, Rotary, SelfAttention, mamba2_names
 from lamina.nn.rotary import Table, rope_parameters
 
@@ -79,43 +79,33 @@ def mamba(c: Config) -> Mamba2Mixer:
     )  # fmt: skip
 
 
-class FalconH1(Model):
+class FalconH1(Decoder):
     names = {
         "embedding": "model.embed_tokens",
         "blocks.{i}.mixer_norm": "model.layers.{i}.input_layernorm",
-        "blocks.{i}.attention.qkv": (
-            "model.layers.{i}.self_attn.q_proj",
-            "model.layers.{i}.self_attn.k_proj",
-            "model.layers.{i}.self_attn.v_proj",
-        ),
+        **qkv_names("blocks.{i}.attention", "model.layers.{i}.self_attn"),
         "blocks.{i}.attention.out": "model.layers.{i}.self_attn.o_proj",
         **mamba2_names("blocks.{i}.mamba", "model.layers.{i}.mamba"),
         "blocks.{i}.mlp_norm": "model.layers.{i}.pre_ff_layernorm",
-        "blocks.{i}.mlp.gate_up": ("model.layers.{i}.feed_forward.gate_proj", "model.layers.{i}.feed_forward.up_proj"),
-        "blocks.{i}.mlp.down": "model.layers.{i}.feed_forward.down_proj",
+        **mlp_names("blocks.{i}.mlp", "model.layers.{i}.feed_forward"),
         "norm": "model.final_layernorm",
         "head": "lm_head",
     }
     ignored = ("model.layers.{i}.mamba.mup_vector",)
 
     def __init__(self, c: Config) -> None:
-        super().__init__()
-        self.vocab = c.vocab_size
         head_dim = c.get("head_dim", c.hidden_size // c.num_attention_heads)
-        self.embedding = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.rope = Rotary(head_dim, rope_parameters(c), c.get("max_position_embeddings"))
-        self.blocks = nn.ModuleList(Block(c, head_dim) for _ in range(c.num_hidden_layers))
-        self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
-        if c.get("tie_word_embeddings", False):
-            self.head.weight = self.embedding.weight
+        super().__init__(
+            c,
+            (Block(c, head_dim) for _ in range(c.num_hidden_layers)),
+            RMSNorm(c.hidden_size, c.rms_norm_eps),
+            rope=Rotary(head_dim, rope_parameters(c), c.get("max_position_embeddings")),
+            tied=c.get("tie_word_embeddings", False),
+        )
         self.embedding_factor, self.head_factor = c.get("embedding_multiplier", 1.0), c.get("lm_head_multiplier", 1.0)
 
     def embed(self, ids: Tensor) -> Tensor:
-        return self.embedding(ids) * self.embedding_factor
-
-    def prepare(self, positions: Tensor) -> Table:
-        return self.rope(positions)
+        return super().embed(ids) * self.embedding_factor
 
     def unembed(self, x: Tensor) -> Tensor:
-        return self.head(self.norm(x)) * self.head_factor
+        return super().unembed(x) * self.head_factor

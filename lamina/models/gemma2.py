@@ -13,7 +13,7 @@ from lamina.attention.window import Full, Sliding
 from lamina.cache.memory import Memory
 from lamina.config import Config
 from lamina.errors import InputError
-from lamina.model import Model
+from lamina.models.decoder import Decoder, mlp_names, qkv_names
 from lamina.nn import GatedMLP, RMSNorm, Rotary, SelfAttention, rope_parameters
 from lamina.nn.rotary import Table
 
@@ -50,45 +50,35 @@ def layer_kinds(c: Config) -> list[str]:
     return found
 
 
-class Gemma2(Model):
+class Gemma2(Decoder):
     names = {
         "embedding": "model.embed_tokens",
         "blocks.{i}.before_attention": "model.layers.{i}.input_layernorm",
-        "blocks.{i}.attention.qkv": (
-            "model.layers.{i}.self_attn.q_proj",
-            "model.layers.{i}.self_attn.k_proj",
-            "model.layers.{i}.self_attn.v_proj",
-        ),
+        **qkv_names("blocks.{i}.attention", "model.layers.{i}.self_attn"),
         "blocks.{i}.attention.out": "model.layers.{i}.self_attn.o_proj",
         "blocks.{i}.after_attention": "model.layers.{i}.post_attention_layernorm",
         "blocks.{i}.before_mlp": "model.layers.{i}.pre_feedforward_layernorm",
-        "blocks.{i}.mlp.gate_up": ("model.layers.{i}.mlp.gate_proj", "model.layers.{i}.mlp.up_proj"),
-        "blocks.{i}.mlp.down": "model.layers.{i}.mlp.down_proj",
+        **mlp_names("blocks.{i}.mlp", "model.layers.{i}.mlp"),
         "blocks.{i}.after_mlp": "model.layers.{i}.post_feedforward_layernorm",
         "norm": "model.norm",
         "head": "lm_head",
     }
 
     def __init__(self, c: Config) -> None:
-        super().__init__()
         c.require("use_bidirectional_attention", (False,), False)
-        self.vocab = c.vocab_size
+        super().__init__(
+            c,
+            (Block(c, kind) for kind in layer_kinds(c)),
+            norm(c),
+            rope=Rotary(c.get("head_dim", 256), rope_parameters(c), c.get("max_position_embeddings")),
+            tied=c.get("tie_word_embeddings", True),
+        )
         self.softcap = c.values.get("final_logit_softcapping", 30.0)
-        self.embedding = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.rope = Rotary(c.get("head_dim", 256), rope_parameters(c), c.get("max_position_embeddings"))
-        self.blocks = nn.ModuleList(Block(c, kind) for kind in layer_kinds(c))
-        self.norm = norm(c)
-        self.head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
-        if c.get("tie_word_embeddings", True):
-            self.head.weight = self.embedding.weight
 
     def embed(self, ids: Tensor) -> Tensor:
-        x = self.embedding(ids)
+        x = super().embed(ids)
         return x * x.new_full((), x.shape[-1] ** 0.5)  # the factor is rounded to the model's own dtype, as in training
 
-    def prepare(self, positions: Tensor) -> Table:
-        return self.rope(positions)
-
     def unembed(self, x: Tensor) -> Tensor:
-        logits = self.head(self.norm(x))
+        logits = super().unembed(x)
         return logits if self.softcap is None else (logits / self.softcap).tanh() * self.softcap

@@ -13,7 +13,7 @@ from lamina.cache.memory import Memory
 from lamina.checkpoint.names import From
 from lamina.config import Config
 from lamina.errors import InputError
-from lamina.model import Model
+from lamina.models.decoder import Decoder, qkv_names
 from lamina.nn import GatedMLP, RMSNorm, Rotary, SelfAttention, ShortConvolution, rope_parameters
 from lamina.nn.rotary import Table
 
@@ -74,7 +74,7 @@ def layer_kinds(c: Config) -> list[str]:
     return kinds
 
 
-class Lfm2(Model):
+class Lfm2(Decoder):
     names = {
         "embedding": "model.embed_tokens",
         "blocks.{i}.mixer_norm": "model.layers.{i}.operator_norm",
@@ -82,11 +82,7 @@ class Lfm2(Model):
         "blocks.{i}.mixer.conv": "model.layers.{i}.conv.conv",
         "blocks.{i}.mixer.conv.weight": From("model.layers.{i}.conv.conv.weight", lambda t: t.squeeze(1)),
         "blocks.{i}.mixer.outward": "model.layers.{i}.conv.out_proj",
-        "blocks.{i}.mixer.qkv": (
-            "model.layers.{i}.self_attn.q_proj",
-            "model.layers.{i}.self_attn.k_proj",
-            "model.layers.{i}.self_attn.v_proj",
-        ),
+        **qkv_names("blocks.{i}.mixer", "model.layers.{i}.self_attn"),
         "blocks.{i}.mixer.q_norm": "model.layers.{i}.self_attn.q_layernorm",
         "blocks.{i}.mixer.k_norm": "model.layers.{i}.self_attn.k_layernorm",
         "blocks.{i}.mixer.out": "model.layers.{i}.self_attn.out_proj",
@@ -98,22 +94,11 @@ class Lfm2(Model):
     }
 
     def __init__(self, c: Config) -> None:
-        super().__init__()
-        self.vocab = c.vocab_size
         head_dim = c.get("head_dim", c.hidden_size // c.num_attention_heads)
-        self.embedding = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.rope = Rotary(head_dim, rope_parameters(c, base=1_000_000.0), c.get("max_position_embeddings"))
-        self.blocks = nn.ModuleList(Block(c, kind, head_dim) for kind in layer_kinds(c))
-        self.norm = RMSNorm(c.hidden_size, c.norm_eps)
-        self.head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
-        if c.get("tie_embedding", c.get("tie_word_embeddings", True)):
-            self.head.weight = self.embedding.weight
-
-    def embed(self, ids: Tensor) -> Tensor:
-        return self.embedding(ids)
-
-    def prepare(self, positions: Tensor) -> Table:
-        return self.rope(positions)
-
-    def unembed(self, x: Tensor) -> Tensor:
-        return self.head(self.norm(x))
+        super().__init__(
+            c,
+            (Block(c, kind, head_dim) for kind in layer_kinds(c)),
+            RMSNorm(c.hidden_size, c.norm_eps),
+            rope=Rotary(head_dim, rope_parameters(c, base=1_000_000.0), c.get("max_position_embeddings")),
+            tied=c.get("tie_embedding", c.get("tie_word_embeddings", True)),
+        )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lamina.cache.memory import Memory
 from lamina.config import Config
-from lamina.model import Model
+from lamina.models.decoder import Decoder, mlp_names, qkv_names
 from lamina.nn import GatedMLP, RMSNorm, Rotary, SelfAttention, rope_parameters
 from lamina.nn.rotary import Table
 
@@ -32,41 +32,25 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-class Llama(Model):
+class Llama(Decoder):
     names = {
         "embedding": "model.embed_tokens",
         "blocks.{i}.attention_norm": "model.layers.{i}.input_layernorm",
-        "blocks.{i}.attention.qkv": (
-            "model.layers.{i}.self_attn.q_proj",
-            "model.layers.{i}.self_attn.k_proj",
-            "model.layers.{i}.self_attn.v_proj",
-        ),
+        **qkv_names("blocks.{i}.attention", "model.layers.{i}.self_attn"),
         "blocks.{i}.attention.out": "model.layers.{i}.self_attn.o_proj",
         "blocks.{i}.mlp_norm": "model.layers.{i}.post_attention_layernorm",
-        "blocks.{i}.mlp.gate_up": ("model.layers.{i}.mlp.gate_proj", "model.layers.{i}.mlp.up_proj"),
-        "blocks.{i}.mlp.down": "model.layers.{i}.mlp.down_proj",
+        **mlp_names("blocks.{i}.mlp", "model.layers.{i}.mlp"),
         "norm": "model.norm",
         "head": "lm_head",
     }
     ignored = ("model.layers.{i}.self_attn.rotary_emb.inv_freq",)
 
     def __init__(self, c: Config) -> None:
-        super().__init__()
-        self.vocab = c.vocab_size
         head_dim = c.get("head_dim", c.hidden_size // c.num_attention_heads)
-        self.embedding = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.rope = Rotary(head_dim, rope_parameters(c), c.get("max_position_embeddings"))
-        self.blocks = nn.ModuleList(Block(c, head_dim) for _ in range(c.num_hidden_layers))
-        self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
-        if c.get("tie_word_embeddings", False):
-            self.head.weight = self.embedding.weight
-
-    def embed(self, ids: Tensor) -> Tensor:
-        return self.embedding(ids)
-
-    def prepare(self, positions: Tensor) -> Table:
-        return self.rope(positions)
-
-    def unembed(self, x: Tensor) -> Tensor:
-        return self.head(self.norm(x))
+        super().__init__(
+            c,
+            (Block(c, head_dim) for _ in range(c.num_hidden_layers)),
+            RMSNorm(c.hidden_size, c.rms_norm_eps),
+            rope=Rotary(head_dim, rope_parameters(c), c.get("max_position_embeddings")),
+            tied=c.get("tie_word_embeddings", False),
+        )

@@ -19,7 +19,7 @@ from lamina.cache.spec import Attention as KeysValues
 from lamina.checkpoint.names import From, under
 from lamina.config import Config
 from lamina.errors import InputError
-from lamina.model import Model
+from lamina.models.decoder import Decoder, mlp_names, qkv_names
 from lamina.nn import Experts, GatedMLP, RMSNorm, Rotary, rope_parameters, rotate_neighbours
 from lamina.nn.rotary import Table
 
@@ -106,55 +106,38 @@ def swap(stack: Tensor) -> Tensor:
     return stack.transpose(1, 2)
 
 
-class Llama4(Model):
+class Llama4(Decoder):
     names = {
         "embedding": "model.embed_tokens",
         "blocks.{i}.attention_norm": "model.layers.{i}.input_layernorm",
-        "blocks.{i}.attention.qkv": (
-            "model.layers.{i}.self_attn.q_proj",
-            "model.layers.{i}.self_attn.k_proj",
-            "model.layers.{i}.self_attn.v_proj",
-        ),
+        **qkv_names("blocks.{i}.attention", "model.layers.{i}.self_attn"),
         "blocks.{i}.attention.out": "model.layers.{i}.self_attn.o_proj",
         "blocks.{i}.mlp_norm": "model.layers.{i}.post_attention_layernorm",
-        "blocks.{i}.mlp.gate_up": ("model.layers.{i}.feed_forward.gate_proj", "model.layers.{i}.feed_forward.up_proj"),
-        "blocks.{i}.mlp.down": "model.layers.{i}.feed_forward.down_proj",
+        **mlp_names("blocks.{i}.mlp", "model.layers.{i}.feed_forward"),
         "blocks.{i}.mlp.router": "model.layers.{i}.feed_forward.router",
         "blocks.{i}.mlp.experts.gate_up": From("model.layers.{i}.feed_forward.experts.gate_up_proj", swap),
         "blocks.{i}.mlp.experts.down": From("model.layers.{i}.feed_forward.experts.down_proj", swap),
-        "blocks.{i}.mlp.shared.gate_up": (
-            "model.layers.{i}.feed_forward.shared_expert.gate_proj",
-            "model.layers.{i}.feed_forward.shared_expert.up_proj",
-        ),
-        "blocks.{i}.mlp.shared.down": "model.layers.{i}.feed_forward.shared_expert.down_proj",
+        **mlp_names("blocks.{i}.mlp.shared", "model.layers.{i}.feed_forward.shared_expert"),
         "norm": "model.norm",
         "head": "lm_head",
     }
 
     def __init__(self, c: Config) -> None:
-        super().__init__()
-        self.vocab = c.vocab_size
+        super().__init__(
+            c,
+            blocks(c),
+            RMSNorm(c.hidden_size, c.rms_norm_eps),
+            rope=Rotary(c.head_dim, rope_parameters(c, 500_000.0), c.get("max_position_embeddings")),
+            tied=c.get("tie_word_embeddings", False),
+        )
         self.tuned = bool(c.get("attn_temperature_tuning", True))
         self.floor, self.growth = c.get("floor_scale", 8192), c.get("attn_scale", 0.1)
-        self.embedding = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.rope = Rotary(c.head_dim, rope_parameters(c, 500_000.0), c.get("max_position_embeddings"))
-        self.blocks = nn.ModuleList(blocks(c))
-        self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
-        if c.get("tie_word_embeddings", False):
-            self.head.weight = self.embedding.weight
-
-    def embed(self, ids: Tensor) -> Tensor:
-        return self.embedding(ids)
 
     def prepare(self, positions: Tensor) -> Shared:
         if not self.tuned:
-            return Shared(self.rope(positions), None)
+            return Shared(super().prepare(positions), None)
         steps = torch.div(positions + 1, self.floor, rounding_mode="floor").float()
-        return Shared(self.rope(positions), (1 + self.growth * steps.log1p())[:, None, :, None])
-
-    def unembed(self, x: Tensor) -> Tensor:
-        return self.head(self.norm(x))
+        return Shared(super().prepare(positions), (1 + self.growth * steps.log1p())[:, None, :, None])
 
 
 class Llama4TextPart(Llama4):

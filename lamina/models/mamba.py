@@ -17,7 +17,7 @@ from lamina.cache.memory import Memory
 from lamina.cache.spec import Recurrent
 from lamina.checkpoint.names import From
 from lamina.config import Config
-from lamina.model import Model
+from lamina.models.decoder import Decoder
 from lamina.nn import Mamba2Mixer, RMSNorm, ShortConvolution, activation
 from lamina.recurrence import SelectiveScan
 
@@ -65,7 +65,7 @@ class Block(nn.Module):
         return (x.to(torch.promote_types(x.dtype, torch.float32)) if self.float_residual else x) + y
 
 
-class Mamba(Model):
+class Mamba(Decoder):
     names = {
         "embedding": "backbone.embeddings",
         "blocks.{i}.norm": "backbone.layers.{i}.norm",
@@ -85,21 +85,17 @@ class Mamba(Model):
     """Whether the head is the embedding where the configuration does not say."""
 
     def __init__(self, c: Config) -> None:
-        super().__init__()
-        self.vocab = c.vocab_size
-        self.embedding = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.blocks = nn.ModuleList(Block(c, self.mixer(c)) for _ in range(c.num_hidden_layers))
-        self.norm = RMSNorm(c.hidden_size, c.layer_norm_epsilon)
-        self.head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
-        if c.get("tie_word_embeddings", self.tied):
-            self.head.weight = self.embedding.weight
+        super().__init__(
+            c,
+            (Block(c, self.mixer(c)) for _ in range(c.num_hidden_layers)),
+            RMSNorm(c.hidden_size, c.layer_norm_epsilon),
+            rope=None,
+            tied=c.get("tie_word_embeddings", self.tied),
+        )
 
     @staticmethod
     def mixer(c: Config) -> Mixer | Mamba2Mixer:
         return Mixer(c)
-
-    def embed(self, ids: Tensor) -> Tensor:
-        return self.embedding(ids)
 
     def unembed(self, x: Tensor) -> Tensor:
         return self.head(self.norm(x).to(self.embedding.weight.dtype))

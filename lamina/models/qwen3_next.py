@@ -15,7 +15,7 @@ from lamina.cache.spec import LayerSpecs
 from lamina.checkpoint.names import From, Names, Stack
 from lamina.config import Config
 from lamina.errors import InputError
-from lamina.model import Model
+from lamina.models.decoder import Decoder
 from lamina.nn import Experts, GatedDeltaMixer, GatedMLP, RMSNorm, Rotary, SelfAttention, rope_parameters
 from lamina.nn.gated_delta import parts_apart
 from lamina.nn.rotary import Table
@@ -125,28 +125,17 @@ def tensor_names(c: Config) -> Names:
     }
 
 
-class Qwen3Next(Model):
+class Qwen3Next(Decoder):
     ignored = ("mtp.*",)  # guesses the tokens after the next
 
     def __init__(self, c: Config) -> None:
-        super().__init__()
-        self.vocab = c.vocab_size
-        self.names = tensor_names(c)
         settings = rope_parameters(c.with_values(partial_rotary_factor=c.get("partial_rotary_factor", 0.25)))
         turned = int(c.head_dim * settings["partial_rotary_factor"])
-        self.embedding = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.rope = Rotary(turned, settings, c.get("max_position_embeddings"))
-        self.blocks = nn.ModuleList(Block(c, kind, is_dense(c, i)) for i, kind in enumerate(layer_kinds(c)))
-        self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps, plus_one=True)
-        self.head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
-        if c.get("tie_word_embeddings", False):
-            self.head.weight = self.embedding.weight
-
-    def embed(self, ids: Tensor) -> Tensor:
-        return self.embedding(ids)
-
-    def prepare(self, positions: Tensor) -> Table:
-        return self.rope(positions)
-
-    def unembed(self, x: Tensor) -> Tensor:
-        return self.head(self.norm(x))
+        super().__init__(
+            c,
+            (Block(c, kind, is_dense(c, i)) for i, kind in enumerate(layer_kinds(c))),
+            RMSNorm(c.hidden_size, c.rms_norm_eps, plus_one=True),
+            rope=Rotary(turned, settings, c.get("max_position_embeddings")),
+            tied=c.get("tie_word_embeddings", False),
+        )
+        self.names = tensor_names(c)

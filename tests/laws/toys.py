@@ -42,8 +42,8 @@ class Toy(Model):
         return self.embedding(ids)
 
     def prepare(self, positions: Tensor) -> Tensor:
-        angles = positions[..., None] * torch.tensor([1.0, 0.5, 0.2, 0.07], device=positions.device)
-        return torch.cat([angles.sin(), angles.cos()], dim=-1).to(self.dtype)  # [B, T, WIDTH]
+        angles = positions[..., None] * torch.tensor([1.0, 0.5, 0.2, 0.07], dtype=self.dtype)
+        return torch.cat([angles.sin(), angles.cos()], dim=-1)  # [B, T, WIDTH]
 
     def unembed(self, x: Tensor) -> Tensor:
         return self.head(x)

@@ -1,0 +1,221 @@
+"""Each law by itself, in the words of its statement. The histories of `test_histories` mix them all."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lamina import Cache, RewindError
+from tests.laws.budget import examples
+from tests.laws.toys import KINDS, EncoderDecoder, assert_close, random_ids, toy, truth
+from tests.laws.world import Halfway, World, raising_after
+
+LENGTH = 26  # more than four times the windows of the toys
+SHARE = 0.3 / 9
+
+kinds, seeds, slacks = st.sampled_from(KINDS), st.integers(0, 2**16), st.integers(0, 4)
+capacities = st.sampled_from([None, 3 * LENGTH])
+
+
+def new_cache(kind: str, rows: int, capacity: int | None = None, slack: int = 0, seed: int = 0) -> tuple[Cache, list]:
+    """A cache and, for each row, what `truth` needs to know of its source."""
+    model = toy(kind)
+    sources: list = [None] * rows
+    cache = model.new_cache(rows, capacity, slack)
+    if isinstance(model, EncoderDecoder):
+        ids = random_ids(rows, 5, seed + 1)
+        cache.attach(model.encode(ids))
+        sources = [tuple(row) for row in ids.tolist()]
+    return cache, sources
+
+
+def expected(kind: str, ids: Tensor, sources: list) -> Tensor:
+    return torch.stack([truth(kind, tuple(row), source) for row, source in zip(ids.tolist(), sources, strict=True)])
+
+
+def cuts(length: int, rng: random.Random) -> list[int]:
+    pieces: list[int] = []
+    while sum(pieces) < length:
+        pieces.append(min(rng.choice([1, 1, 2, 3, rng.randint(1, length)]), length - sum(pieces)))
+    return pieces
+
+
+def run(kind: str, ids: Tensor, cache: Cache, pieces: list[int], poison: bool = False) -> Tensor:
+    outs = []
+    for piece in ids.split(pieces, dim=1):
+        if poison:
+            cache.poison()
+        outs.append(toy(kind)(piece, cache=cache))
+    return torch.cat(outs, dim=1)  # type: ignore[arg-type]
+
+
+@given(kind=kinds, capacity=capacities, slack=slacks, rows=st.integers(1, 3), seed=seeds)
+@examples(SHARE)
+def test_chunking_any_cut_gives_the_logits_of_one_uncached_pass(
+    kind: str, capacity: int | None, slack: int, rows: int, seed: int
+) -> None:
+    ids = random_ids(rows, LENGTH, seed)
+    cache, sources = new_cache(kind, rows, capacity, slack)
+    found = run(kind, ids, cache, cuts(LENGTH, random.Random(seed)))
+    assert_close(found, expected(kind, ids, sources), kind)
+
+
+@given(kind=kinds, capacity=capacities, slack=slacks, rows=st.integers(2, 5), seed=seeds)
+@examples(SHARE)
+def test_independence_a_row_does_not_depend_on_neighbours_padding_or_the_batch(
+    kind: str, capacity: int | None, slack: int, rows: int, seed: int
+) -> None:
+    rng = random.Random(seed)
+    together = World.fresh(kind, rows, capacity, slack, seed)
+    for _ in range(6):
+        T = rng.randint(1, 5)
+        together.feed(T, [rng.randint(0, T) for _ in range(rows)], embeds=rng.random() < 0.5)
+    together.check()
+
+
+@given(kind=kinds, capacity=capacities, slack=slacks, seed=seeds)
+@examples(SHARE)
+def test_rewind_append_then_rewind_is_as_if_never_appended(
+    kind: str, capacity: int | None, slack: int, seed: int
+) -> None:
+    rng = random.Random(seed)
+    ids, other = random_ids(2, LENGTH, seed), random_ids(2, LENGTH, seed + 1)
+    cache, sources = new_cache(kind, 2, capacity, slack)
+    outs = []
+    for piece in ids.split(cuts(LENGTH, rng), dim=1):
+        outs.append(toy(kind)(piece, cache=cache))
+        for _ in range(rng.randint(0, 3)):  # more than one rewind at the same place
+            stray = rng.randint(0, slack)
+            if stray:
+                run(kind, other[:, :stray], cache, cuts(stray, rng))
+                assert (cache.rewindable >= stray).all()
+                cache.rewind(stray).poison()
+    assert_close(torch.cat(outs, dim=1), expected(kind, ids, sources), kind)  # type: ignore[arg-type]
+
+
+@given(kind=kinds, capacity=capacities, slack=slacks, seed=seeds)
+@examples(SHARE)
+def test_rewind_goes_exactly_as_far_as_is_said_and_refuses_more_without_a_change(
+    kind: str, capacity: int | None, slack: int, seed: int
+) -> None:
+    rng = random.Random(seed)
+    world = World.fresh(kind, 2, capacity, slack, seed)
+    for _ in range(4):
+        world.feed(T := rng.randint(1, 9), [rng.randint(1, T) for _ in range(2)])
+        row, other = rng.sample(range(2), 2)
+        too_far = [0, 0]
+        too_far[row], too_far[other] = int(world.cache.rewindable[row]) + 1, int(world.cache.rewindable[other])
+        before, how_far = world.cache.tokens, world.cache.rewindable.tolist()
+        with pytest.raises(RewindError):
+            world.cache.rewind(too_far)
+        assert (world.cache.tokens, world.cache.rewindable.tolist()) == (before, how_far)
+        too_far[row] -= 1
+        world.rewind(too_far)
+        world.check()
+        world.feed(rng.randint(1, 3))
+
+
+@given(kind=kinds, capacity=capacities, slack=slacks, seed=seeds)
+@examples(SHARE)
+def test_rows_verbs_are_indexing_and_never_change_their_parents(
+    kind: str, capacity: int | None, slack: int, seed: int
+) -> None:
+    rng = random.Random(seed)
+    parent = World.fresh(kind, 3, capacity, slack, seed)
+    parent.feed(9, [rng.randint(0, 9) for _ in range(3)])
+    parent.feed(1)
+    rows = rng.choices(range(3), k=4)
+    stranger = World.fresh(kind, 1, None if capacity is None else capacity + 7, rng.randint(0, 4), seed)
+    stranger.feed(rng.randint(1, 12))
+    children = [
+        parent.made(parent.cache.select(rows), rows),
+        parent.made(parent.cache.repeat(2), [0, 0, 1, 1, 2, 2]),
+        parent.made(parent.cache.fork(), range(3)),
+        *(parent.made(part, [r]) for r, part in enumerate(parent.cache.split())),
+        World.join([parent, stranger]),
+        World.join([stranger, parent, stranger]),
+    ]
+    for world in [*children, parent, stranger]:  # each goes its own way; those after it must not have noticed
+        world.check()
+        world.feed(rng.choice([1, 4]))
+        world.rewind([min(1, back) for back in world.cache.rewindable.tolist()])
+        world.feed(rng.choice([1, 4]))
+        world.check()
+        world.cache.poison(7.0).reset()
+
+
+@given(kind=kinds, slack=slacks, seed=seeds)
+@examples(SHARE)
+def test_layout_where_the_bytes_sit_changes_nothing(kind: str, slack: int, seed: int) -> None:
+    rng = random.Random(seed)
+    ids, pieces = random_ids(2, LENGTH, seed), cuts(LENGTH, rng)
+    found = []
+    for capacity, reserved in [(None, 0), (None, LENGTH), (LENGTH, 0), (5 * LENGTH, 0)]:
+        cache, _ = new_cache(kind, 2, capacity, slack)
+        found.append(run(kind, ids, cache.reserve(reserved), pieces))
+        assert cache.tokens == ids.tolist()
+    for other in found[1:]:
+        assert_close(other, found[0], kind)
+
+
+@given(kind=kinds, capacity=capacities, slack=slacks, seed=seeds, value=st.sampled_from([float("nan"), float("inf")]))
+@examples(SHARE)
+def test_poison_in_unused_slots_never_reaches_an_output(
+    kind: str, capacity: int | None, slack: int, seed: int, value: float
+) -> None:
+    rng = random.Random(seed)
+    world = World.fresh(kind, 3, capacity, slack, seed)
+    for _ in range(6):
+        T = rng.choice([1, 1, 2, 7])
+        world.cache.poison(value)
+        world.feed(T, [rng.randint(0, T) for _ in range(3)], poison=False)
+        world.rewind([rng.randint(0, back) for back in world.cache.rewindable.tolist()])
+        world.cache.poison(value)
+    world.feed(4)
+
+
+@given(
+    kind=kinds, capacity=capacities, slack=slacks, seed=seeds, T=st.sampled_from([1, 4]), block=st.integers(0, 2),
+    numbers=st.booleans(),
+)  # fmt: skip
+@examples(SHARE)
+def test_atomic_a_pass_that_raises_leaves_everything_as_it_was(
+    kind: str, capacity: int | None, slack: int, seed: int, T: int, block: int, numbers: bool
+) -> None:
+    rng = random.Random(seed)
+    model, world = toy(kind), World.fresh(kind, 2, capacity, slack, seed)
+    for _ in range(4):
+        world.feed(rng.choice([1, 2, 8]))
+        back = world.cache.rewindable
+        # What a failed pass has put somewhere may be no number at all.
+        embeds = torch.full((2, T, 8), float("nan") if numbers else 1.0, dtype=torch.float64)
+        with raising_after(model, block % len(model.blocks)), pytest.raises(Halfway):
+            model(embeds=embeds, cache=world.cache)
+        step = world.cache.step(T)
+        model.forward(None, step, embeds=embeds)
+        step.abort()
+        step = world.cache.step(T)
+        model.forward(None, step, embeds=embeds)
+        step.commit(accepted=0)
+        assert (world.cache.rewindable >= back.clamp(max=slack)).all()
+        world.check()
+        world.feed(rng.choice([1, 3]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_that_were_taken_back_leave_no_trace_even_when_they_are_no_numbers(kind: str) -> None:
+    for stray in (1, 3):
+        for length in (2, 5, 6, 7, 9, 14):
+            world = World.fresh(kind, 2, None, slack=3)
+            world.feed(length)
+            toy(kind)(embeds=torch.full((2, stray, 8), float("nan"), dtype=torch.float64), cache=world.cache)
+            world.cache.rewind(stray)
+            for row in world.rows:
+                row.logits_known, row.floor = False, max(row.floor, length + stray - 3)
+            world.check()
+            world.feed(3 if length % 2 else 1)
