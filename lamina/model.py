@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lamina.checkpoint.names import Names
     from lamina.checkpoint.tokenizer import Tokenizer
     from lamina.generation.result import Result
+    from lamina.runtime.capture import Graphs
 
 Logits = Literal["all", "last"] | None
 
@@ -111,8 +112,10 @@ class Model(nn.Module):
         if logits is None:
             return None
         if logits == "last":
-            last = (step.all_counts - 1).clamp(min=0)
-            x = x.gather(1, last[:, None, None].expand(-1, 1, x.shape[-1]))[:, 0]
+            if step.T > 1:
+                last = (step.all_counts - 1).clamp(min=0)
+                x = x.gather(1, last[:, None, None].expand(-1, 1, x.shape[-1]))
+            x = x[:, 0]
         step.logits = self.unembed(x)
         return step.logits
 
@@ -244,6 +247,26 @@ class Model(nn.Module):
         }
 
     # -- generation ------------------------------------------------------------------------------------------------
+
+    @property
+    def graphs(self) -> Graphs:
+        """The captured decode steps of this model."""
+        if "_graphs" not in self.__dict__:
+            from lamina.runtime.capture import Graphs
+
+            self.__dict__["_graphs"] = Graphs(self)
+        return self.__dict__["_graphs"]
+
+    def explain(self, cache: Cache | None = None, rows: int = 1) -> str:
+        """How tokens are decoded here, and where a fast path is not taken, why.
+
+        >>> print(model.explain())                                    # doctest: +SKIP
+        decoding: plain passes, since the model is on cpu; decode steps are captured on a GPU
+        """
+        from lamina.runtime.explain import why_not_captured
+
+        reason = why_not_captured(self, cache, rows)
+        return "decoding: one captured graph a step" if reason is None else f"decoding: plain passes, since {reason}"
 
     def generate(self, prompts: Any, max_new_tokens: int = 20, **options: Any) -> Result:
         """Continues each prompt; see `lamina.generation.generate`."""

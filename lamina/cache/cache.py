@@ -69,7 +69,7 @@ class Cache:
         self.clock = Clock(rows, self.device)
         self.shared = shared_keys(self.specs)
         self.logits: Tensor | None = None  # [B, vocab] after each row's last token, NaN where not known
-        self._record = allocate((rows, 0), torch.int64, self.device)
+        self.record = allocate((rows, 0), torch.int64, self.device)
         self._open: Step | None = None
 
     # -- facts -----------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class Cache:
     @property
     def tokens(self) -> list[list[int]]:
         """Each row's ids; -1 where embeddings were fed."""
-        return [row[:length].tolist() for row, length in zip(self._record, self.clock.sync(), strict=True)]
+        return [row[:length].tolist() for row, length in zip(self.record, self.clock.sync(), strict=True)]
 
     @property
     def rewindable(self) -> Tensor:
@@ -204,11 +204,11 @@ class Cache:
     def _reserve(self, tokens: int, record: int) -> None:
         for layer in self._all():
             layer.reserve(tokens)
-        have = self._record.shape[1]
+        have = self.record.shape[1]
         if record > have:
             new = allocate((self.rows, max(record, 2 * have)), torch.int64, self.device, -1)
-            new[:, :have].copy_(self._record)
-            self._record = new
+            new[:, :have].copy_(self.record)
+            self.record = new
 
     def _commit(self, step: Step, accepted: Numbers | None) -> None:
         if step.closed or step is not self._open:
@@ -244,10 +244,10 @@ class Cache:
     def _keep_tokens(self, step: Step) -> None:
         ids = step.ids if step.ids is not None else torch.full_like(step.positions, -1)
         if step.start is not None:
-            step.take(self._record)[:, step.start : step.start + step.T] = ids
+            step.take(self.record)[:, step.start : step.start + step.T] = ids
             return
         places = step.before[:, None] + torch.arange(step.T, device=self.device)  # padding's lie past the row's end
-        self._record[step.row_index[:, None], places] = ids.to(self._record)
+        self.record[step.row_index[:, None], places] = ids.to(self.record)
 
     def _keep_logits(self, step: Step, taken: Tensor) -> None:
         logits = step.logits
@@ -256,15 +256,23 @@ class Cache:
                 known = step.take(self.logits)
                 step.put(self.logits, known.masked_fill((taken > 0)[:, None], float("nan")))
             return
-        if self.logits is None:
-            shape = (self.rows, logits.shape[-1])
-            self.logits = allocate(shape, logits.dtype, self.device, float("nan"))
+        kept = self.logits_kept(logits.shape[-1], logits.dtype)
         if logits.dim() == 3:
             last = (taken - 1).clamp(min=0)[:, None, None].expand(-1, 1, logits.shape[-1])
             logits = logits.gather(1, last)[:, 0]
         elif taken is not step.all_counts:
             logits = logits.masked_fill((taken != step.all_counts)[:, None], float("nan"))
-        step.put(self.logits, torch.where((taken > 0)[:, None], logits, step.take(self.logits)))
+        step.put(kept, torch.where((taken > 0)[:, None], logits, step.take(kept)))
+
+    def logits_kept(self, vocab: int, dtype: torch.dtype) -> Tensor:
+        """Where each row's last logits are kept; made when they first are."""
+        if self.logits is None:
+            self.logits = allocate((self.rows, vocab), dtype, self.device, float("nan"))
+        return self.logits
+
+    def drop_open_step(self) -> None:
+        """What is not committed by now never will be."""
+        self._close(self._open)
 
     def _close(self, step: Step | None) -> None:
         if step is not None:
@@ -352,7 +360,7 @@ class Cache:
         return self._made(
             layers,
             self.clock.select(numbers, index),
-            self._record.index_select(0, index),
+            self.record.index_select(0, index),
             None if self.logits is None else self.logits.index_select(0, index),
         )
 
@@ -382,8 +390,8 @@ class Cache:
         new = object.__new__(Cache)
         new.__dict__.update(self.__dict__)
         new.layers, new.clock, new._open = layers, clock, None
-        new._record = allocate(record.shape, torch.int64, self.device)
-        new._record.copy_(record)
+        new.record = allocate(record.shape, torch.int64, self.device)
+        new.record.copy_(record)
         new.logits = None
         if logits is not None:
             new.logits = allocate(logits.shape, logits.dtype, self.device)

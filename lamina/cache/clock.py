@@ -91,6 +91,10 @@ class Clock:
             mark = torch.maximum(self.written[index], self.lengths[index] + ahead)
             self.written.index_copy_(0, index, mark)
 
+    def drift(self, most: int) -> None:
+        """Every row went on by up to `most` tokens, the device alone knows how far."""
+        self.high = [high + most for high in self.high]
+
     def take_back(self, counts: Tensor, host: list[int]) -> None:
         self.lengths -= counts
         self.low = [low - n for low, n in zip(self.low, host, strict=True)]

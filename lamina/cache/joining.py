@@ -40,9 +40,9 @@ def join(caches: Sequence[Cache]) -> Cache:
             fitted = [part.fit(like, clock) for part, clock in zip(parts, clocks, strict=True)]
             layers[i][name] = type(fitted[0]).join(fitted)
 
-    width = max(cache._record.shape[1] for cache in caches)
+    width = max(cache.record.shape[1] for cache in caches)
     pad = torch.nn.functional.pad
-    record = torch.cat([pad(cache._record, (0, width - cache._record.shape[1]), value=-1) for cache in caches])
+    record = torch.cat([pad(cache.record, (0, width - cache.record.shape[1]), value=-1) for cache in caches])
     logits = None
     known = next((cache.logits for cache in caches if cache.logits is not None), None)
     if known is not None:

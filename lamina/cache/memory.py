@@ -60,6 +60,7 @@ class Memory:
         v: Tensor | None = None,  # [B, H, T, Dv]
         *,
         scale: float,
+        rope: tuple[Tensor, Tensor] | None = None,  # turns q and k first: (cos, sin), see lamina.nn.rotary
         softcap: float | None = None,
         sinks: Tensor | None = None,  # [Hq]
         bias: Callable[..., Tensor] | None = None,  # bias(head, q_pos, kv_pos), added to the scores
@@ -67,9 +68,14 @@ class Memory:
     ) -> Tensor:
         """Remembers k and v, and attends from q over all that is visible. -> [B, Hq, T, Dv]"""
         entry, layer = self._entry(name, "attend")
-        return layer.attend(
-            self._step, (self._index, entry), q, k, v, scale=scale, softcap=softcap, sinks=sinks, bias=bias
-        )
+        how = {"scale": scale, "softcap": softcap, "sinks": sinks, "bias": bias}
+        if getattr(layer, "turns", False):
+            how["rope"] = rope
+        elif rope is not None:
+            from lamina.nn.rotary import rotate
+
+            q, k = rotate(q, rope), None if k is None else rotate(k, rope)
+        return layer.attend(self._step, (self._index, entry), q, k, v, **how)
 
     def attend_latent(
         self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, *, up: Tensor, scale: float,

@@ -1,8 +1,4 @@
-"""The generation loop: one prefill, then one token a pass for the rows that go on.
-
-Every new token is fed to the cache, the last one too: what the cache holds is prompt and new tokens, so it can be
-continued by giving only what comes next. Rows that have ended take no part in later passes.
-"""
+"""`generate`: one prefill over ragged rows, then one token a pass for the rows that go on (see greedy.py)."""
 
 from __future__ import annotations
 
@@ -15,8 +11,11 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.errors import InputError
+from lamina.generation.greedy import captured, plainly
 from lamina.generation.prompt import Prompt, from_rows, prompt_of
 from lamina.generation.result import Result, Timing
+from lamina.runtime.capture import MOST_ENDS
+from lamina.runtime.explain import why_not_captured
 
 if TYPE_CHECKING:
     from lamina.model import Model
@@ -51,31 +50,22 @@ def generate(
     ends = set(model.eos_ids if eos is None else [eos] if isinstance(eos, int) else eos)
     lengths = cache.clock.sync()
     cache.reserve(max(a + b for a, b in zip(lengths, prompt.counts, strict=True)) + max_new_tokens)
-    tokens: list[list[int]] = [[] for _ in prompt.counts]
-    reasons = ["length"] * len(tokens)
-    texts = [model.tokenizer.stream() for _ in tokens] if stream and model.tokenizer else None
+    texts = [model.tokenizer.stream() for _ in prompt.counts] if stream and model.tokenizer else None
+
+    def told(row: int, token: int, last: bool) -> None:
+        assert stream is not None
+        piece = texts[row].put(token) + (texts[row].end() if last else "") if texts else ""
+        stream(row, token, piece)
 
     with torch.no_grad():
         started = time.perf_counter()
         logits = _prefill(model, prompt, cache)
         prefilled = time.perf_counter()
-        live = list(range(len(tokens)))
-        while live:
-            chosen = logits.argmax(dim=-1)
-            going = []  # indices into `live`
-            for at, (row, token) in enumerate(zip(live, chosen.tolist(), strict=True)):
-                tokens[row].append(token)
-                ended = token in ends
-                if ended:
-                    reasons[row] = "eos"
-                if not ended and len(tokens[row]) < max_new_tokens:
-                    going.append(at)
-                if stream:
-                    stream(row, token, _piece(texts[row], token, at not in going) if texts else "")
-            logits = _decode(model, chosen, cache, live)[going]
-            live = [live[at] for at in going]
+        decode = captured if why_not_captured(model, cache) is None and len(ends) <= MOST_ENDS else plainly
+        tokens = decode(model, cache, logits, max_new_tokens, ends, told if stream else None)
         finished = time.perf_counter()
 
+    reasons = ["eos" if row[-1] in ends else "length" for row in tokens]
     made = sum(len(row) for row in tokens)
     timing = Timing(sum(prompt.counts), prefilled - started, made, finished - prefilled)
     return Result(prompt.rows, tokens, reasons, cache, model.tokenizer, min(ends, default=0), timing)
@@ -99,21 +89,3 @@ def _prefill(model: Model, prompt: Prompt, cache: Cache) -> Tensor:
     logits = model(prompt.ids, cache=cache, counts=None if even else prompt.counts, logits="last")
     assert logits is not None
     return logits
-
-
-def _decode(model: Model, ids: Tensor, cache: Cache, rows: list[int]) -> Tensor:
-    """Feeds one token to each of these rows; -> logits [len(rows), vocab]"""
-    step = cache.step(1, rows=None if len(rows) == cache.rows else rows)
-    try:
-        logits = model.forward(ids[:, None], step, logits="last")
-    except BaseException:
-        step.abort()
-        raise
-    step.commit()
-    assert logits is not None
-    return logits
-
-
-def _piece(text: Any, token: int, last: bool) -> str:
-    piece = text.put(token)
-    return piece + text.end() if last else piece

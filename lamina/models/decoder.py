@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lamina.checkpoint.names import Value
 from lamina.config import Config
 from lamina.model import Model
-from lamina.nn import Rotary
+from lamina.nn import Linear, Rotary
 
 
 class Decoder(Model):
@@ -26,7 +26,7 @@ class Decoder(Model):
         self.rope = rope
         self.blocks = nn.ModuleList(blocks)
         self.norm = norm
-        self.head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+        self.head = Linear(c.hidden_size, c.vocab_size, bias=False)
         if tied:
             self.head.weight = self.embedding.weight
 

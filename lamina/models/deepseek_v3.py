@@ -19,7 +19,7 @@ from lamina.checkpoint.names import Stack
 from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, mlp_names
-from lamina.nn import Experts, GatedMLP, RMSNorm, Rotary, rope_parameters, rotate, rotate_neighbours
+from lamina.nn import Experts, GatedMLP, Linear, RMSNorm, Rotary, rope_parameters, rotate, rotate_neighbours
 from lamina.nn.rotary import Table, yarn_scale
 
 
@@ -34,15 +34,15 @@ class LatentAttention(nn.Module):
         self.spec = Latent(self.rank, self.rope_dim)
         q_dim = self.heads * (self.nope_dim + self.rope_dim)
         if self.q_rank is None:
-            self.q = nn.Linear(c.hidden_size, q_dim, bias=False)
-            self.kv_down = nn.Linear(c.hidden_size, self.rank + self.rope_dim, bias=bias)
+            self.q = Linear(c.hidden_size, q_dim, bias=False)
+            self.kv_down = Linear(c.hidden_size, self.rank + self.rope_dim, bias=bias)
         else:
-            self.down = nn.Linear(c.hidden_size, self.q_rank + self.rank + self.rope_dim, bias=bias)
+            self.down = Linear(c.hidden_size, self.q_rank + self.rank + self.rope_dim, bias=bias)
             self.q_norm = RMSNorm(self.q_rank)
-            self.q_up = nn.Linear(self.q_rank, q_dim, bias=False)
+            self.q_up = Linear(self.q_rank, q_dim, bias=False)
         self.kv_norm = RMSNorm(self.rank)
         self.kv_up = nn.Parameter(torch.zeros(self.heads * (self.nope_dim + value_dim), self.rank))
-        self.out = nn.Linear(self.heads * value_dim, c.hidden_size, bias=bias)
+        self.out = Linear(self.heads * value_dim, c.hidden_size, bias=bias)
 
     def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:
         if self.q_rank is None:

@@ -14,7 +14,7 @@ from lamina.checkpoint.names import From
 from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, qkv_names
-from lamina.nn import GatedMLP, RMSNorm, Rotary, SelfAttention, ShortConvolution, rope_parameters
+from lamina.nn import GatedMLP, Linear, RMSNorm, Rotary, SelfAttention, ShortConvolution, rope_parameters
 from lamina.nn.rotary import Table
 
 
@@ -23,9 +23,9 @@ class GatedConvolution(nn.Module):
 
     def __init__(self, width: int, kernel: int, bias: bool) -> None:
         super().__init__()
-        self.inward = nn.Linear(width, 3 * width, bias=bias)
+        self.inward = Linear(width, 3 * width, bias=bias)
         self.conv = ShortConvolution(width, kernel, bias=bias)
-        self.outward = nn.Linear(width, width, bias=bias)
+        self.outward = Linear(width, width, bias=bias)
         self.spec = self.conv.spec
 
     def forward(self, u: Tensor, memory: Memory, rope: Table) -> Tensor:

@@ -20,7 +20,7 @@ from lamina.checkpoint.names import From, under
 from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, mlp_names, qkv_names
-from lamina.nn import Experts, GatedMLP, RMSNorm, Rotary, rope_parameters, rotate_neighbours
+from lamina.nn import Experts, GatedMLP, Linear, RMSNorm, Rotary, rope_parameters, rotate_neighbours
 from lamina.nn.rotary import Table
 
 
@@ -38,8 +38,8 @@ class Attention(nn.Module):
         heads, kv_heads, self.head_dim = c.num_attention_heads, c.num_key_value_heads, c.head_dim
         self.parts, self.rotary = [heads, kv_heads, kv_heads], rotary
         self.spec = KeysValues(kv_heads, c.head_dim, c.head_dim, window)
-        self.qkv = nn.Linear(c.hidden_size, sum(self.parts) * c.head_dim, bias=bias)
-        self.out = nn.Linear(heads * c.head_dim, c.hidden_size, bias=bias)
+        self.qkv = Linear(c.hidden_size, sum(self.parts) * c.head_dim, bias=bias)
+        self.out = Linear(heads * c.head_dim, c.hidden_size, bias=bias)
         self.norm = RMSNorm(c.head_dim, c.rms_norm_eps, weight=False) if c.get("use_qk_norm", True) else None
 
     def forward(self, x: Tensor, memory: Memory, shared: Shared) -> Tensor:
@@ -61,7 +61,7 @@ class Mixture(nn.Module):
     def __init__(self, c: Config) -> None:
         super().__init__()
         self.each = c.num_experts_per_tok
-        self.router = nn.Linear(c.hidden_size, c.num_local_experts, bias=False)
+        self.router = Linear(c.hidden_size, c.num_local_experts, bias=False)
         self.experts = Experts(c.num_local_experts, c.hidden_size, c.intermediate_size, c.hidden_act, weigh_input=True)
         self.shared = GatedMLP(c.hidden_size, c.intermediate_size, c.hidden_act)
 

@@ -18,7 +18,7 @@ from lamina.cache.spec import Recurrent
 from lamina.checkpoint.names import From
 from lamina.config import Config
 from lamina.models.decoder import Decoder
-from lamina.nn import Mamba2Mixer, RMSNorm, ShortConvolution, activation
+from lamina.nn import Linear, Mamba2Mixer, RMSNorm, ShortConvolution, activation
 from lamina.recurrence import SelectiveScan
 
 
@@ -31,15 +31,15 @@ class Mixer(nn.Module):
         rank = c.get("time_step_rank", "auto")
         self.rank = math.ceil(c.hidden_size / 16) if rank == "auto" else rank
         self.rule = SelectiveScan(inner, c.state_size)
-        self.project = nn.Linear(c.hidden_size, 2 * inner, bias=c.get("use_bias", False))
+        self.project = Linear(c.hidden_size, 2 * inner, bias=c.get("use_bias", False))
         self.conv = ShortConvolution(inner, c.conv_kernel, bias=c.get("use_conv_bias", True))
         self.act = activation(c.get("hidden_act", "silu"))
-        self.select = nn.Linear(inner, self.rank + 2 * c.state_size, bias=False)
-        self.dt = nn.Linear(self.rank, inner, bias=False)
+        self.select = Linear(inner, self.rank + 2 * c.state_size, bias=False)
+        self.dt = Linear(self.rank, inner, bias=False)
         self.dt_bias = nn.Parameter(torch.zeros(inner))
         self.A = nn.Parameter(-torch.ones(inner, c.state_size))
         self.D = nn.Parameter(torch.ones(inner))
-        self.out = nn.Linear(inner, c.hidden_size, bias=c.get("use_bias", False))
+        self.out = Linear(inner, c.hidden_size, bias=c.get("use_bias", False))
         self.specs = {"conv": self.conv.spec, "state": Recurrent(self.rule)}
 
     def forward(self, u: Tensor, memory: Memory) -> Tensor:

@@ -16,7 +16,7 @@ from lamina.checkpoint.names import From, Names, Stack
 from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder
-from lamina.nn import Experts, GatedDeltaMixer, GatedMLP, RMSNorm, Rotary, SelfAttention, rope_parameters
+from lamina.nn import Experts, GatedDeltaMixer, GatedMLP, Linear, RMSNorm, Rotary, SelfAttention, rope_parameters
 from lamina.nn.gated_delta import parts_apart
 from lamina.nn.rotary import Table
 
@@ -26,10 +26,10 @@ class Mixture(nn.Module):
         super().__init__()
         act = c.get("hidden_act", "silu")
         self.each, self.normed = c.num_experts_per_tok, c.get("norm_topk_prob", True)
-        self.router = nn.Linear(c.hidden_size, c.num_experts, bias=False)
+        self.router = Linear(c.hidden_size, c.num_experts, bias=False)
         self.experts = Experts(c.num_experts, c.hidden_size, c.moe_intermediate_size, act)
         self.shared = GatedMLP(c.hidden_size, c.shared_expert_intermediate_size, act)
-        self.shared_gate = nn.Linear(c.hidden_size, 1, bias=False)
+        self.shared_gate = Linear(c.hidden_size, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         weights, chosen = self.router(x).softmax(dim=-1, dtype=torch.float32).topk(self.each, dim=-1)  # [B, T, K]

@@ -12,7 +12,7 @@ from lamina.cache.spec import LayerSpecs
 from lamina.checkpoint.names import Value
 from lamina.config import Config
 from lamina.encoder import Encoder, EncoderDecoder
-from lamina.nn import MLP, CrossAttention, GatedMLP, RelativeBias, RMSNorm, SelfAttention
+from lamina.nn import MLP, CrossAttention, GatedMLP, Linear, RelativeBias, RMSNorm, SelfAttention
 
 
 def norm(c: Config) -> RMSNorm:
@@ -124,7 +124,7 @@ class T5(EncoderDecoder):
         self.bias = position_bias(c, both_ways=False)
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.get("num_decoder_layers", c.num_layers)))
         self.norm = norm(c)
-        self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
+        self.head = Linear(c.d_model, c.vocab_size, bias=False)
         tied = c.get("tie_word_embeddings", True)
         if tied:
             self.head.weight = self.embedding.weight

@@ -7,6 +7,7 @@ from lamina.nn.cross import CrossAttention
 from lamina.nn.experts import Experts
 from lamina.nn.gated_delta import GatedDeltaMixer
 from lamina.nn.gated_norm import GatedRMSNorm
+from lamina.nn.linear import Linear
 from lamina.nn.mamba2 import Mamba2Mixer, mamba2_names
 from lamina.nn.mlp import MLP, GatedMLP
 from lamina.nn.norm import RMSNorm
@@ -14,7 +15,7 @@ from lamina.nn.relative import RelativeBias
 from lamina.nn.rotary import Rotary, rope_parameters, rotate, rotate_neighbours
 
 __all__ = [
-    "MLP", "CrossAttention", "Experts", "GatedDeltaMixer", "GatedMLP", "GatedRMSNorm", "Mamba2Mixer", "RMSNorm",
+    "MLP", "CrossAttention", "Experts", "GatedDeltaMixer", "GatedMLP", "GatedRMSNorm", "Linear", "Mamba2Mixer", "RMSNorm",
     "RelativeBias", "Rotary", "SelfAttention", "ShortConvolution", "activation", "mamba2_names", "rope_parameters",
     "rotate", "rotate_neighbours",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ from lamina.attention.reference import Bias
 from lamina.attention.window import Full, Window
 from lamina.cache.memory import Memory
 from lamina.cache.spec import Attention
+from lamina.nn.linear import Linear
 from lamina.nn.rotary import Table, rotate
 
 
@@ -43,8 +44,8 @@ class SelfAttention(nn.Module):
         self.softcap = softcap
         self.spec = Attention(kv_heads, head_dim, head_dim, window or Full())
         self.parts = [heads, heads, kv_heads, kv_heads] if gated else [heads, kv_heads, kv_heads]
-        self.qkv = nn.Linear(width, sum(self.parts) * head_dim, bias=bias)
-        self.out = nn.Linear(heads * head_dim, width, bias=out_bias)
+        self.qkv = Linear(width, sum(self.parts) * head_dim, bias=bias)
+        self.out = Linear(heads * head_dim, width, bias=out_bias)
         self.q_norm, self.k_norm = q_norm, k_norm
 
     def forward(self, x: Tensor, memory: Memory, rope: Table | None, bias: Bias | None = None) -> Tensor:

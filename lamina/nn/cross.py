@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from lamina.cache.memory import Memory
 from lamina.cache.spec import Cross
+from lamina.nn.linear import Linear
 
 
 class CrossAttention(nn.Module):
@@ -16,9 +17,9 @@ class CrossAttention(nn.Module):
         self.heads, self.head_dim = heads, head_dim
         self.scale = head_dim**-0.5 if scale is None else scale
         self.spec = Cross(heads, head_dim, head_dim)
-        self.q = nn.Linear(width, heads * head_dim, bias=False)
-        self.kv = nn.Linear(width, 2 * heads * head_dim, bias=False)
-        self.out = nn.Linear(heads * head_dim, width, bias=False)
+        self.q = Linear(width, heads * head_dim, bias=False)
+        self.kv = Linear(width, 2 * heads * head_dim, bias=False)
+        self.out = Linear(heads * head_dim, width, bias=False)
 
     def read(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """The source's keys and values. states [B, S, width] -> [B, H, S, D] each"""

@@ -19,6 +19,7 @@ from lamina.cache.spec import Recurrent
 from lamina.nn.activation import activation
 from lamina.nn.conv import ShortConvolution
 from lamina.nn.gated_norm import GatedRMSNorm
+from lamina.nn.linear import Linear
 from lamina.recurrence import GatedDelta
 
 
@@ -35,13 +36,13 @@ class GatedDeltaMixer(nn.Module):
         self.rule = GatedDelta(key_heads, value_heads, key_dim, value_dim)
         keys, values = key_heads * key_dim, value_heads * value_dim
         self.mixed, self.parts = [keys, keys, values], [2 * keys + values, values, value_heads, value_heads]
-        self.project = nn.Linear(width, sum(self.parts), bias=False)
+        self.project = Linear(width, sum(self.parts), bias=False)
         self.conv = ShortConvolution(sum(self.mixed), kernel, bias=False)
         self.act = activation(act)
         self.A = nn.Parameter(-torch.ones(value_heads))
         self.dt_bias = nn.Parameter(torch.zeros(value_heads))
         self.norm = GatedRMSNorm(value_dim, eps, gate_first=False)
-        self.out = nn.Linear(values, width, bias=False)
+        self.out = Linear(values, width, bias=False)
         self.specs = {"conv": self.conv.spec, "state": Recurrent(self.rule)}
 
     def forward(self, u: Tensor, memory: Memory) -> Tensor:

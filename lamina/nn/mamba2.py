@@ -20,6 +20,7 @@ from lamina.checkpoint.names import From, Value
 from lamina.nn.activation import activation
 from lamina.nn.conv import ShortConvolution
 from lamina.nn.gated_norm import GatedRMSNorm
+from lamina.nn.linear import Linear
 from lamina.recurrence import SSD
 
 
@@ -54,7 +55,7 @@ class Mamba2Mixer(nn.Module):
         self.rule = SSD(heads, head_dim, state, groups)
         inner, shared = heads * head_dim, groups * state
         self.parts, self.scales = [inner, inner, shared, shared, heads], list(scales)
-        self.project = nn.Linear(width, sum(self.parts), bias=bias)
+        self.project = Linear(width, sum(self.parts), bias=bias)
         self.conv = ShortConvolution(inner + 2 * shared, kernel, bias=conv_bias)
         self.act = activation(act)
         self.dt_bias = nn.Parameter(torch.zeros(heads))
@@ -62,7 +63,7 @@ class Mamba2Mixer(nn.Module):
         self.A = nn.Parameter(-torch.ones(heads))
         self.D = nn.Parameter(torch.ones(heads))
         self.norm = norm
-        self.out = nn.Linear(inner, width, bias=out_bias)
+        self.out = Linear(inner, width, bias=out_bias)
         self.specs = {"conv": self.conv.spec, "state": Recurrent(self.rule)}
         self.scale: Tensor | None
         self.register_buffer("scale", None, persistent=False)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from lamina.nn.activation import activation
+from lamina.nn.linear import Linear
 
 
 class MLP(nn.Module):
     def __init__(self, width: int, inner: int, act: str, bias: bool = False) -> None:
         super().__init__()
-        self.up = nn.Linear(width, inner, bias=bias)
-        self.down = nn.Linear(inner, width, bias=bias)
+        self.up = Linear(width, inner, bias=bias)
+        self.down = Linear(inner, width, bias=bias)
         self.act = activation(act)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -21,8 +22,8 @@ class MLP(nn.Module):
 class GatedMLP(nn.Module):
     def __init__(self, width: int, inner: int, act: str = "silu", bias: bool = False) -> None:
         super().__init__()
-        self.gate_up = nn.Linear(width, 2 * inner, bias=bias)
-        self.down = nn.Linear(inner, width, bias=bias)
+        self.gate_up = Linear(width, 2 * inner, bias=bias)
+        self.down = Linear(inner, width, bias=bias)
         self.act = activation(act)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -45,11 +46,32 @@ def run(kind: str, compiled: Any, T: int, slack: int = 0) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_graph_serves_every_length_and_gives_the_uncached_logits(kind: str) -> None:
-    for T in (1, 4):
+    for T, slack in ((1, 0), (4, 2)):
         torch._dynamo.reset()
         counter = CompileCounterWithBackend("aot_eager")
-        run(kind, torch.compile(toy(kind).forward, fullgraph=True, backend=counter), T)
+        run(kind, torch.compile(toy(kind).forward, fullgraph=True, backend=counter), T, slack)
         assert counter.frame_count == 1, f"{kind}: {counter.frame_count} compilations for {T} tokens at a time"
+
+
+@pytest.mark.parametrize("kind", ["sliding, keep", "hybrid"])
+def test_one_graph_serves_any_counts(kind: str) -> None:
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled: Any = torch.compile(toy(kind).forward, fullgraph=True, backend=counter)
+    cache, rng = toy(kind).new_cache(ROWS, capacity=64, slack=1), random.Random(0)
+    rows: list[list[int]] = [[] for _ in range(ROWS)]
+    for _ in range(8):
+        counts = [rng.randint(0, 3) for _ in range(ROWS)]
+        ids = random_ids(ROWS, 3, seed=rng.randint(0, 99))
+        step = cache.step(3, counts)
+        found = compiled(ids, step)
+        step.commit()
+        for r, count in enumerate(counts):
+            rows[r] += ids[r, :count].tolist()
+            if count:
+                assert_close(found[r, :count], truth(kind, tuple(rows[r]))[-count:], kind)
+        assert cache.tokens == rows
+    assert counter.frame_count == 1
 
 
 def test_inductor_decodes_past_a_sliding_window() -> None:

@@ -45,7 +45,7 @@ class PeakLayer(Layer):
     def highest(self, step: Step, key: Key, x: Tensor) -> Tensor:
         """x [B, T, C] -> the largest so far [B, T, C]"""
         if self.bare:
-            return x.cummax(dim=1).values
+            return step.packed(step.unpacked(x).cummax(dim=1).values)
         slot = self.ring.slots((step.before - 1).clamp(min=0))[:, None, None].expand(-1, 1, x.shape[-1])
         past = step.take(self.data["peaks"]).gather(1, slot)
         past = past.masked_fill((step.before == 0)[:, None, None], -torch.inf)

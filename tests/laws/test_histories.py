@@ -84,6 +84,16 @@ class History:
         world.feed(T, accepted=some(rng, [T] * len(world.rows)), poison=maybe(rng))
 
     @operation
+    def append_unread(self, rng: random.Random) -> None:
+        """The numbers of tokens are on the device: the host knows bounds, and asks only when it must."""
+        world, T = self.one(rng), width(rng)
+        rows = some_rows(rng, world) if maybe(rng) else None
+        real = some(rng, [T] * len(rows or world.rows))
+        accepted = some(rng, real) if maybe(rng) else None
+        for _ in range(rng.randint(1, 2)):
+            world.feed(T, real, rows, accepted, poison=maybe(rng), unread=True)
+
+    @operation
     def fail(self, rng: random.Random) -> None:
         """A block raises, or the pass is aborted."""
         world, T = self.one(rng), width(rng)

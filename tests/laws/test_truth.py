@@ -16,7 +16,20 @@ from torch.nn import functional as F
 
 from lamina.attention.window import Chunked, Full, Sliding, Window
 from tests.laws.toys import (
-    DELTA, DUAL, HEAD_DIM, HEADS, KV_HEADS, SCAN, Attend, Convolve, Recur, Toy, assert_close, random_ids, toy, truth,
+    DELTA,
+    DUAL,
+    HEAD_DIM,
+    HEADS,
+    KV_HEADS,
+    SCAN,
+    Attend,
+    Convolve,
+    Recur,
+    Toy,
+    assert_close,
+    random_ids,
+    toy,
+    truth,
 )  # fmt: skip
 
 Rows = list[Tensor]  # one vector a token
@@ -84,7 +97,8 @@ def dual(h: Tensor, token: dict[str, Tensor], constants: dict[str, Tensor]) -> t
     new, y = torch.empty_like(h), torch.empty(h.shape[:2], dtype=h.dtype)
     for head in range(h.shape[0]):
         group, dt = head // (DUAL.heads // DUAL.groups), token["dt"][head]
-        new[head] = torch.exp(dt * constants["A"][head]) * h[head] + dt * torch.outer(token["x"][head], token["B"][group])
+        added = dt * torch.outer(token["x"][head], token["B"][group])
+        new[head] = torch.exp(dt * constants["A"][head]) * h[head] + added
         y[head] = new[head] @ token["C"][group]
     return y, new
 

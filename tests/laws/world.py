@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from hypothesis import note as hypothesis_note
 from torch import Tensor
 
 from lamina import Cache, CapacityError, RewindError
+from lamina.cache.counts import Counts
 from lamina.model import Logits
 from tests.laws.toys import VOCAB, EncoderDecoder, Toy, assert_close, toy, truth
 
@@ -57,6 +59,30 @@ def raising_after(model: Toy, block: int) -> Iterator[None]:
         hook.remove()
 
 
+@contextmanager
+def counts_on_the_device(pretend: bool = True) -> Iterator[None]:
+    """Makes the host as ignorant of numbers per row as it is of tensors on another device."""
+    if not pretend:
+        yield
+        return
+    plain = Counts.of
+
+    def unread(
+        value: Any, rows: int, most: Any, device: torch.device, what: str, most_tensor: Tensor | None = None
+    ) -> Counts:
+        tops = most if isinstance(most, list) else [most] * rows
+        given = torch.as_tensor(value).expand(rows)
+        ceiling = torch.tensor(tops) if most_tensor is None else most_tensor
+        clamped = torch.minimum(given.clamp(min=0), ceiling)
+        return Counts(clamped, [0] * rows, list(tops), (clamped != given).any())
+
+    Counts.of = staticmethod(unread)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        Counts.of = staticmethod(plain)  # type: ignore[method-assign, assignment]
+
+
 class World:
     """One cache and its rows."""
 
@@ -82,14 +108,19 @@ class World:
         logits: Logits = "all",
         embeds: bool = False,
         poison: bool = True,
+        unread: bool = False,
     ) -> None:
-        """A pass of random tokens, checked. `fails_after`: the block after which it raises; -1: it is aborted."""
-        note(f"  {T=} {counts=} {rows=} {accepted=} {fails_after=} {logits=} {embeds=} {poison=}")
+        """A pass of random tokens, checked.
+
+        fails_after  the block after which it raises; -1: it is aborted
+        unread       counts are on the device, where the host does not see them
+        """
+        note(f"  {T=} {counts=} {rows=} {accepted=} {fails_after=} {logits=} {embeds=} {poison=} {unread=}")
         chosen = list(range(len(self.rows))) if rows is None else list(rows)
         real = [T] * len(chosen) if counts is None else list(counts)
         new = [[self.rng.randrange(VOCAB) for _ in range(n)] for n in real]
         ids = torch.tensor([tokens + [-1] * (T - n) for tokens, n in zip(new, real, strict=True)])
-        given: dict[str, Tensor] = {}
+        given: dict[str, Any] = {}
         if embeds:
             given["embeds"] = self.model.embed(ids.clamp(min=0)).masked_fill((ids < 0)[..., None], float("nan"))
         if poison:
@@ -102,12 +133,13 @@ class World:
         if fails_after is not None:
             self._fail(ids, counts, rows, fails_after, logits, given)
             return
-        if rows is None and accepted is None:
+        if rows is None and accepted is None and not unread:
             found = self.model(None if embeds else ids, cache=self.cache, counts=counts, logits=logits, **given)
         else:
-            step = self.cache.step(T, counts, rows)
-            found = self.model.forward(None if embeds else ids, step, logits, **given)
-            step.commit(accepted)
+            with counts_on_the_device(unread):
+                step = self.cache.step(T, counts, rows)
+                found = self.model.forward(None if embeds else ids, step, logits, **given)
+                step.commit(accepted)
         self._check_logits(found, chosen, new, logits)
         for i, r in enumerate(chosen):
             taken = real[i] if accepted is None else accepted[i]
@@ -118,7 +150,7 @@ class World:
 
     def _fail(
         self, ids: Tensor, counts: Sequence[int] | None, rows: Sequence[int] | None, block: int, logits: Logits,
-        given: dict[str, Tensor],
+        given: dict[str, Any],
     ) -> None:  # fmt: skip
         tokens = None if given else ids
         if block < 0:

@@ -1,0 +1,65 @@
+"""The floating-point operations that a prefill has to do, whoever computes it.
+
+Every matrix takes part once for each token (of experts those that a token visits), the head once for each row, since
+only the last token's logits are wanted. Attention scores and sums count the pairs that are visible, not the square.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+from torch import nn
+
+from lamina.attention.window import Window
+from lamina.bench.bytes import visible
+from lamina.cache.spec import Attention, Latent, Recurrent, Shared, Spec
+from lamina.config import Config
+from lamina.model import Model
+from lamina.nn import Experts
+
+
+def prefill_flops(model: Model, tokens: int, rows: int = 1) -> float:
+    """Operations of a pass of `tokens` tokens over empty rows (a multiplication and an addition are two)."""
+    matrices = sum(_weights_a_token(module, model) for module in model.modules())
+    head = model.get_submodule("head")
+    last = sum(parameter.numel() for parameter in head.parameters())
+    kept = sum(_of_spec(_source(spec, model), model.config, tokens) for entry in model.specs for spec in entry.values())
+    return rows * (2 * (matrices - last) * tokens + 2 * last + kept)
+
+
+def _weights_a_token(module: nn.Module, model: Model) -> float:
+    """How many weights of this module itself a token is multiplied with."""
+    if isinstance(module, nn.Embedding):
+        return 0
+    numbers = sum(parameter.numel() for parameter in module.parameters(recurse=False) if parameter.dim() > 1)
+    if isinstance(module, Experts):
+        return numbers * model.config.num_experts_per_tok / module.gate_up.shape[0]
+    return numbers
+
+
+def _source(spec: Spec, model: Model) -> Spec:
+    return model.specs[spec.source][spec.name] if isinstance(spec, Shared) else spec
+
+
+def _of_spec(spec: Spec, c: Config, tokens: int) -> float:
+    match spec:
+        case Attention(key_dim=key, value_dim=value, window=window):
+            return 2 * c.num_attention_heads * (key + value) * pairs(window, tokens)
+        case Latent(rope_dim=rope, window=window):  # expanded: the way up is a matrix like others
+            numbers = c.qk_nope_head_dim + rope + c.v_head_dim
+            return 2 * c.num_attention_heads * numbers * pairs(window, tokens)
+        case Recurrent(rule=rule):  # each number of the state decays, takes in and is read
+            return 6 * math.prod(rule.state_shape) * tokens
+    return 0
+
+
+@cache
+def pairs(window: Window, tokens: int) -> int:
+    """How many (query, key) pairs see each other in a sequence from its start.
+
+    >>> from lamina.attention.window import Full
+    >>> pairs(Full(), 4)
+    10
+    """
+    return sum(visible(window, position) + 1 for position in range(tokens))

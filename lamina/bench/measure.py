@@ -1,0 +1,126 @@
+"""What the device can do (bandwidths, matrix rate, memory), and how long things take on it."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lamina import kernels
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bytes and operations a second, as measured."""
+
+    read: float
+    read_by: str
+    """The way of reading that was fastest."""
+    copy: float
+    matrix: float
+
+    def better(self, other: Limits) -> Limits:
+        """The higher of each."""
+        first = max(self, other, key=lambda one: one.read)
+        return Limits(first.read, first.read_by, max(self.copy, other.copy), max(self.matrix, other.matrix))
+
+
+def limits(device: torch.device, dtype: torch.dtype, nbytes: int | None = None) -> Limits:
+    """Measures the device; `nbytes` is the size of the buffer, which must be much larger than its caches."""
+    if nbytes is None:
+        nbytes = 4 * 2**30 if device.type == "cuda" else 512 * 2**20
+    x = torch.empty(nbytes // 4, device=device).uniform_()
+    ways: dict[str, Callable[[], object]] = {"sum": x.sum, "dot": lambda: torch.dot(x, x), "amax": x.amax}
+    if x.is_cuda and kernels.usable(x):
+        from lamina.bench.read_kernel import read
+
+        ways["triton"] = lambda: read(x)
+    found = {name: x.nbytes / median_seconds(way, device, runs=9) for name, way in ways.items()}
+    best = max(found, key=lambda name: found[name])
+    y = torch.empty_like(x)
+    copy = 2 * x.nbytes / median_seconds(lambda: y.copy_(x), device, runs=9)
+    del x, y
+    return Limits(found[best], best, copy, matrix_rate(device, dtype))
+
+
+def matrix_rate(device: torch.device, dtype: torch.dtype, enough: float = 0.05) -> float:
+    """Operations a second of one large product, at the first size that takes long enough or is large enough."""
+    largest = 8192 if device.type == "cuda" else 2048
+    n = largest if device.type == "cuda" else 256
+    while True:
+        a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+        seconds = median_seconds(lambda a=a, b=b: a @ b, device, runs=5)  # type: ignore[misc]
+        if seconds > enough or n >= largest:
+            return 2 * n**3 / seconds
+        n *= 2
+
+
+def seconds(work: Callable[[], object], device: torch.device) -> float:
+    """How long the device takes for it, from an idle device on."""
+    if device.type != "cuda":
+        started = time.perf_counter()
+        work()
+        return time.perf_counter() - started
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize(device)
+    first.record()
+    work()
+    last.record()
+    last.synchronize()
+    return first.elapsed_time(last) / 1e3
+
+
+def median_seconds(work: Callable[[], object], device: torch.device, runs: int = 5, warmups: int = 2) -> float:
+    for _ in range(warmups):
+        work()
+    return statistics.median(seconds(work, device) for _ in range(runs))
+
+
+class Peak:
+    """The most memory that was held at once in a `with` block beyond what was held before; None where not known.
+
+    >>> with Peak(torch.device("cpu")) as peak:
+    ...     pass
+    >>> peak.nbytes
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.nbytes: int | None = None
+
+    def __enter__(self) -> Peak:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self._before = torch.cuda.memory_allocated(self.device)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.device.type == "cuda":
+            self.nbytes = torch.cuda.max_memory_allocated(self.device) - self._before
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that new tensors can take."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    known = Path("/proc/meminfo")
+    lines = known.read_text().splitlines() if known.exists() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), 2**62)
+
+
+def peak_of_process(device: torch.device) -> int:
+    """The most memory this process has held: the device's where it has its own, else all of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def random_ids(shape: tuple[int, ...], vocab: int, device: torch.device, seed: int = 0) -> Tensor:
+    return torch.randint(0, vocab, shape, generator=torch.Generator().manual_seed(seed)).to(device)

@@ -1,0 +1,107 @@
+"""What is measured. A subject holds a model; it is opened for some rows at some context, run, and closed again."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lamina.bench.context import fill_context, set_clock
+from lamina.bench.decode import run_steps
+from lamina.bench.measure import random_ids
+from lamina.cache.cache import Cache
+from lamina.generation import generate
+from lamina.model import Model
+from lamina.nn import Experts
+
+
+class Subject(Protocol):
+    name: str
+
+    @property
+    def weights(self) -> int:
+        """Bytes of all weights."""
+
+    def needs(self, rows: int, tokens: int) -> int:
+        """Bytes that a cache of that size takes."""
+
+    def open(self, rows: int, context: int, room: int) -> None:
+        """Makes a cache whose rows hold `context` random tokens, with room for `room` more."""
+
+    def restart(self) -> None:
+        """Takes the rows back to the context they were opened with."""
+
+    def run(self, steps: int) -> None:
+        """Decodes that many tokens for every row."""
+
+    def prefill(self, ids: Tensor) -> None:
+        """One pass of ids [B, T] into empty rows, for the logits of the last."""
+
+    def stream(self, ids: Tensor, new: int) -> list[float]:
+        """Continues ids [1, T] by `new` tokens; -> when each was known, as `time.time()` says."""
+
+    def close(self) -> None:
+        """Lets the cache go."""
+
+
+class Lamina:
+    """This library, as `generate` runs it."""
+
+    name = "lamina"
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.cache: Cache | None = None
+        self.context = 0
+
+    @property
+    def weights(self) -> int:
+        return sum(parameter.nbytes for parameter in self.model.parameters())
+
+    def needs(self, rows: int, tokens: int) -> int:
+        return Cache(self.model.specs, rows=rows, capacity=tokens, dtype=self.model.dtype, device="meta").nbytes
+
+    def open(self, rows: int, context: int, room: int) -> None:
+        self.cache, self.context = self.model.new_cache(rows).reserve(context + room), context
+        fill_context(self.cache, context)
+        self.ids = random_ids((rows,), self.model.vocab, self.model.device)
+
+    def restart(self) -> None:
+        assert self.cache is not None
+        set_clock(self.cache, self.context)
+
+    def run(self, steps: int) -> None:
+        assert self.cache is not None
+        run_steps(self.model, self.cache, self.ids, steps)
+
+    def experts_visited(self) -> float | None:
+        """How many experts of a layer the rows visit in a step, on average; None where there are none."""
+        found: list[int] = []
+        hooks = [
+            module.register_forward_pre_hook(lambda _, given: found.append(given[1].unique().numel()))
+            for module in self.model.modules()
+            if isinstance(module, Experts)
+        ]
+        assert self.cache is not None
+        with torch.no_grad():
+            if hooks:
+                self.model(self.ids[:, None], cache=self.cache, logits="last")
+        for hook in hooks:
+            hook.remove()
+        return sum(found) / len(found) if found else None
+
+    @torch.no_grad()
+    def prefill(self, ids: Tensor) -> None:
+        cache = self.model.new_cache(ids.shape[0]).reserve(ids.shape[1])
+        self.model(ids, cache=cache, logits="last")
+
+    def stream(self, ids: Tensor, new: int) -> list[float]:
+        import time
+
+        known: list[float] = []
+        generate(self.model, ids, new, eos=(), stream=lambda row, token, text: known.append(time.time()))
+        return known
+
+    def close(self) -> None:
+        self.cache = None

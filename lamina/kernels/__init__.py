@@ -1,0 +1,43 @@
+"""Triton kernels for decoding: few tokens at a time, where the time is that of reading each weight and kept token once.
+
+Every kernel has a readable reference in PyTorch (`lamina.nn`, `lamina.attention`, `lamina.recurrence`, or a function
+beside it) that gives the same numbers. A module of this package imports Triton at its top, so it is imported only where
+`usable` says yes; this one can be imported anywhere. With TRITON_INTERPRET=1 in the environment when Python starts, the
+kernels run on the CPU, slowly, which is how they are tested.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels are built for one or the other, once
+
+
+@cache
+def _installed() -> bool:
+    return find_spec("triton") is not None
+
+
+def why_not(x: Tensor) -> str | None:
+    """Why kernels cannot work on this tensor, in words; None when they can.
+
+    >>> INTERPRETED or why_not(torch.zeros(1)) is not None
+    True
+    """
+    if not _installed():
+        return "Triton is not installed"
+    if not (INTERPRETED or x.is_cuda):
+        return f"the tensors are on {x.device.type}, the kernels need CUDA"
+    if x.dtype == torch.float64:
+        return "the kernels compute in float32, the tensors are float64"
+    return None
+
+
+def usable(x: Tensor) -> bool:
+    """Whether kernels can work on this tensor."""
+    return why_not(x) is None

@@ -1,0 +1,203 @@
+"""Decode attention: up to 16 new tokens a row over a cache's keys and values, each key and value read once.
+
+A program takes one key head of one row and a part of its visible tokens (`splits`). The G query heads of that key head
+times the T new tokens are the rows of a matrix product, so grouped heads share one read. New keys and values come from
+this pass's tensors, committed ones from the store; what the store is (a line, a ring, where, how long each row) is read
+on the device from the cache's table, so one captured launch serves every cache and length.
+
+The parts of a long row are merged by its last program to arrive, or by a second kernel where there is much to merge.
+
+The reference is `lamina.attention.reference_attention`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lamina.attention.window import Window
+from lamina.errors import InputError
+from lamina.kernels.launch import begin, launch_options, pdl
+from lamina.kernels.splits import (
+    NEW,
+    NOTHING,
+    TAIL,
+    arrivals,
+    cut,
+    first_seen,
+    fold,
+    least_tokens,
+    leave,
+    merge,
+    merge_parts,
+    merges_itself,
+    position_of,
+    row_of,
+    rule_of,
+    scored,
+    slot_of,
+    visible,
+    write,
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How the kernel is launched: tokens a step, and the loads kept in flight ahead of it."""
+
+    block: int
+    warps: int
+    stages: int
+
+
+# By bytes of one token's padded key and value in one head.
+SHAPES = {
+    128: Shape(128, 4, 4),
+    256: Shape(128, 4, 3),
+    512: Shape(64, 4, 3),
+    1024: Shape(32, 4, 3),
+    2048: Shape(16, 4, 3),
+}
+MOST_QUERIES = 64  # rows of a product; more queries of one key head are several programs
+
+
+def shape_for(key_dim: int, value_dim: int, itemsize: int, queries: int) -> Shape:
+    size = (triton.next_power_of_2(key_dim) + triton.next_power_of_2(value_dim)) * itemsize
+    found = next((SHAPES[most] for most in sorted(SHAPES) if size <= most), None)
+    if found is None:
+        raise InputError(f"head dims {key_dim} and {value_dim} are past 256, the most the attention kernel takes")
+    wide = queries * triton.next_power_of_2(value_dim) > 4096  # more numbers to keep than 4 warps have room for
+    return Shape(found.block, 8, found.stages) if wide else found
+
+
+@triton.jit
+def _attend(  # type: ignore[no-untyped-def]
+    out, q, k, v, sinks, parts, arrived, table, size, keep, least, scale, softcap,
+    q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token,
+    T: tl.constexpr, G: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    D_PAD: tl.constexpr, DV_PAD: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr,
+    QUERIES: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, MERGES: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    group, split, most = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    row, head, block = group // (HEADS * QUERIES), group // QUERIES % HEADS, group % QUERIES
+    length, count = row_of(table, row, T)
+    kept, first, many, ring = visible(table, length, count, size, keep, KIND)
+    each, used = cut(many, most, least, BLOCK)
+    if split >= used:
+        return
+
+    d, dv = tl.arange(0, D_PAD), tl.arange(0, DV_PAD)
+    inner = tl.arange(0, M)  # this program's queries: token t of the head's query head r // T
+    r = block * M + inner
+    t, g = r % T, r // T
+    low = first_seen(length + t, size, KIND)  # [M]
+    at = row * q_row + (head * G + g) * q_head + t * q_token
+    queries = tl.load(q + at[:, None] + d[None, :], mask=(r < G * T)[:, None] & (d < D)[None, :], other=0.0)
+    top, total = tl.full([M], NOTHING, tl.float32), tl.zeros([M], tl.float32)
+    mix = tl.zeros([M, DV_PAD], tl.float32)
+
+    if split == used - 1:  # the shortest part takes the new tokens too
+        u = tl.arange(0, NEW)
+        there = (u < count)[:, None]
+        at = row * k_row + head * k_head + u * k_token
+        keys = tl.load(k + at[:, None] + d[None, :], mask=there & (d < D)[None, :], other=0.0)
+        at = row * v_row + head * v_head + u * v_token
+        values = tl.load(v + at[:, None] + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0)
+        scores = scored(tl.dot(queries, tl.trans(keys), input_precision="ieee"), scale, softcap, SOFTCAP)
+        seen = (u < count)[None, :] & (u[None, :] <= t[:, None])
+        if KIND != "full":
+            p = (length + u)[None, :]
+            seen = seen & ((p >= low[:, None]) | (p < keep))
+        top, total, mix = fold(top, total, mix, scores, seen, values)
+
+    slots = tl.load(table + 2)
+    base = (row * HEADS + head).to(tl.int64) * slots
+    stored = k.dtype
+    k_store = tl.multiple_of(tl.multiple_of(tl.load(table), 16).to(stored), 16) + base * D
+    v_store = tl.multiple_of(tl.multiple_of(tl.load(table + 1), 16).to(stored), 16) + base * DV
+    begins = split * each
+    ends = tl.minimum(begins + each, many)
+    for start in range(begins, ends, BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        there = (j < ends)[:, None]
+        slot = slot_of(j, kept, first, ring, keep)
+        keys = tl.load(k_store + slot[:, None] * D + d[None, :], mask=there & (d < D)[None, :], other=0.0)
+        scores = scored(tl.dot(queries, tl.trans(keys), input_precision="ieee"), scale, softcap, SOFTCAP)
+        seen = (j < ends)[None, :]
+        if KIND != "full" and T > 1:
+            p = position_of(j, kept, first)[None, :]
+            seen = seen & ((p >= low[:, None]) | (p < keep))
+        values = tl.load(v_store + slot[:, None] * DV + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0)
+        top, total, mix = fold(top, total, mix, scores, seen, values)
+
+    if used == 1:
+        write(out, top, total, mix, sinks, row, head, r, dv, count, T, G, HEADS, DV, SINKS)
+    else:
+        leave(parts, top, total, mix, group, split, most, inner, dv, ROWS, DV)
+        if MERGES:
+            tl.debug_barrier()  # every thread's numbers are written before the arrival is
+            if tl.atomic_add(arrived + group, 1, sem="acq_rel") == used - 1:
+                tl.store(arrived + group, 0)
+                n = tl.arange(0, R)
+                top, total, mix = merge(parts, group, used, most, n, dv, ROWS, DV, R, DV_PAD, CHUNK)
+                write(out, top, total, mix, sinks, row, head, block * M + n, dv, count, T, G, HEADS, DV, SINKS)
+
+
+def decode_attention(
+    q: Tensor,  # [B, Hq, T, D]
+    k: Tensor,  # [B, Hk, T, D]: this pass's own
+    v: Tensor,  # [B, Hk, T, Dv]
+    table: Tensor,  # the row of the cache's table for this entry
+    window: Window,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,  # [Hq]
+    most_splits: int,
+    shape: Shape | None = None,
+    least: int | None = None,
+) -> Tensor:
+    """Attention of up to 16 new tokens over what the cache's rows hold and themselves: [B, Hq, T, Dv].
+
+    Only visible slots of the store are read, whatever its capacity. Padding gives zeros. The last axis of q, k and v is
+    contiguous. `most_splits` comes from `splits_for`; `shape` and `least` are for measuring other configurations.
+    The output lies as [B, T, Hq, Dv], so putting the heads side by side afterwards costs nothing.
+    """
+    B, Hq, T, D = q.shape
+    Hk, Dv = k.shape[1], v.shape[3]
+    if not 1 <= T <= NEW.value:
+        raise InputError(f"{T} new tokens a row: decode attention takes 1 to {NEW.value}, use lamina.attention for more")
+    queries = Hq // Hk * T
+    M = min(max(16, triton.next_power_of_2(queries)), MOST_QUERIES)
+    blocks = triton.cdiv(queries, M)
+    rows = M if blocks > 1 else queries
+    shape = shape or shape_for(D, Dv, k.element_size(), M)
+    groups = B * Hk * blocks
+    least = least or least_tokens(groups)
+    kind, size, keep = rule_of(window)
+    out = torch.empty(B, T, Hq, Dv, dtype=q.dtype, device=q.device)
+    merges = merges_itself(groups, most_splits, rows, Dv)
+    parts = out
+    if most_splits > 1:
+        parts = torch.empty(groups, most_splits, rows, Dv + TAIL.value, dtype=torch.float32, device=q.device)
+    R, values = triton.next_power_of_2(rows), triton.next_power_of_2(Dv)
+    _attend[(groups, most_splits)](
+        out, q, k, v, out if sinks is None else sinks, parts, arrivals(q.device), table, size, keep, least, scale,
+        1.0 if softcap is None else softcap, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        T=T, G=Hq // Hk, HEADS=Hk, D=D, DV=Dv, D_PAD=triton.next_power_of_2(D), DV_PAD=values, M=M, ROWS=rows, R=R,
+        QUERIES=blocks, KIND=kind, SOFTCAP=softcap is not None, SINKS=sinks is not None,
+        MERGES=merges and most_splits > 1, BLOCK=shape.block,
+        CHUNK=max(1, min(triton.next_power_of_2(most_splits), 2048 * shape.warps // (R * values))),
+        PDL=pdl(), num_warps=shape.warps, num_stages=shape.stages, **launch_options(),
+    )  # fmt: skip
+    if most_splits > 1 and not merges:
+        merge_parts(
+            out, parts, sinks, table, (kind, size, keep), heads=Hk, queries=blocks, least=least, block=shape.block
+        )
+    return out.transpose(1, 2)

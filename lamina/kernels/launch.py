@@ -1,0 +1,38 @@
+"""How kernels are launched: on Hopper and later, one begins while the one before it is still finishing.
+
+Programmatic dependent launch hides the gap between two kernels. A kernel calls `begin(PDL)` first of all: it waits
+until what it depends on is written, then lets its own successor be launched. `PDL` is a constexpr, from `pdl()`.
+
+    kernel[grid](..., PDL=pdl(), **launch_options())
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from lamina.kernels import INTERPRETED
+
+
+@cache
+def pdl() -> bool:
+    """Whether the current device can launch a kernel before the one it depends on has finished."""
+    return not INTERPRETED and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+
+
+def launch_options() -> dict[str, Any]:
+    """What a launch is given beside its arguments, `num_warps` and `num_stages`."""
+    return {"launch_pdl": True} if pdl() else {}
+
+
+@triton.jit
+def begin(PDL: tl.constexpr):
+    """The first line of a kernel: nothing that another kernel wrote may be read before it."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()

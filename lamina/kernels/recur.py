@@ -1,0 +1,375 @@
+"""Recurrent rules for a few tokens a row: every state is read once and written once, in place.
+
+The time of a decode step of a recurrent layer is that of moving its states. No rule mixes two rows of its state matrix
+(two columns, for the gated delta), so a program takes a tile of one head's state into registers, applies the T new
+tokens to it one after the other, and puts it back. The tokens' inputs are small and come from the cache of the device;
+those of up to four tokens are asked for together, so that T tokens do not wait T times.
+
+The state is found through the cache's `table` (int64 [8]: [0] the state [B, *state_shape] in float32, [6] the counts
+[B] or 0), so a captured launch serves any cache. Row b takes its first counts[b] tokens. With none its state is not
+touched at all; outputs past its count are zero.
+
+What model code computes around a rule one small operation at a time can be done here on the way in or out, where a
+keyword is given; without keywords a function is `Rule.scan` in place. References: `lamina.recurrence`.
+
+`early`: the table, the counts and the state are read before waiting for the launch just before. That hides the time to
+reach them, and is right as long as that launch did not write them: true behind the mixer's convolution or products.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lamina.kernels.launch import begin, launch_options, pdl
+from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
+from lamina.recurrence.rule import Tensors
+
+
+class Tile(NamedTuple):
+    """The part of a state that one program holds."""
+
+    numbers: int
+    warps: int
+
+
+MANY = 2**22  # numbers of state from which a launch is bound by bandwidth; below, by the time to reach them
+TILES = {  # (rule, many numbers of state in all)
+    (SSD, False): Tile(1024, 4),
+    (SSD, True): Tile(4096, 4),
+    (SelectiveScan, False): Tile(256, 2),
+    (SelectiveScan, True): Tile(1024, 4),
+    (GatedDelta, False): Tile(2048, 4),
+    (GatedDelta, True): Tile(4096, 4),
+}
+
+
+def recur_step(rule: Rule, inputs: Tensors, constants: Tensors, table: Tensor, *, early: bool = False) -> Tensor:
+    """The rule's own `scan` on the state behind `table`, in place: inputs [B, T, *shape] -> outputs [B, T, ...]."""
+    step = {SSD: ssd_step, SelectiveScan: selective_scan_step, GatedDelta: gated_delta_step}[type(rule)]
+    return step(inputs, constants, table, early=early)
+
+
+# -- what the kernels share ------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _state(table):  # type: ignore[no-untyped-def]
+    # A pointer read from memory carries no alignment by itself; with it, four numbers move at a time.
+    return tl.multiple_of(tl.load(table).to(tl.pointer_type(tl.float32)), 16)
+
+
+@triton.jit
+def _count(table, row, T):  # type: ignore[no-untyped-def]
+    counts = tl.load(table + 6)
+    return tl.load(counts.to(tl.pointer_type(tl.int64)) + row, mask=counts != 0, other=T).to(tl.int32)
+
+
+@triton.jit
+def _softplus(x):  # type: ignore[no-untyped-def]
+    e = tl.exp(tl.minimum(x, 20.0))
+    u = 1.0 + e
+    # log(u) · e / (u - 1) keeps the digits of a small e that 1 + e drops.
+    small = tl.where(u == 1.0, e, tl.log(u) * (e / tl.where(u == 1.0, 1.0, u - 1.0)))
+    return tl.where(x > 20.0, x, small)
+
+
+@triton.jit
+def _step_size(dt, bias, low, high):  # type: ignore[no-untyped-def]
+    if bias is not None:
+        dt = _softplus(dt + bias)
+    if low is not None:
+        dt = tl.maximum(dt, low)
+    if high is not None:
+        dt = tl.minimum(dt, high)
+    return dt
+
+
+def _tile(rule: type[Rule], state: int, tile: Tile | None) -> Tile:
+    return tile or TILES[rule, state >= MANY]
+
+
+def _together(tokens: int) -> int:
+    """How many tokens' inputs are asked for at once."""
+    return min(4, triton.next_power_of_2(tokens))
+
+
+def _by_token(x: Tensor) -> Tensor:
+    """[B, T, *shape] of any strides, such that the numbers of one token lie together."""
+    return x if x[0, 0].is_contiguous() else x.contiguous()
+
+
+# -- SSD -------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _ssd(  # type: ignore[no-untyped-def]
+    x, dt, B, C, A, skip, gate, bias, low, high, out, table,
+    x_row, x_token, dt_row, dt_token, B_row, B_token, C_row, C_token, gate_row, gate_token, T,
+    H: tl.constexpr, P: tl.constexpr, N: tl.constexpr, SHARED: tl.constexpr,
+    BLOCK: tl.constexpr, N_BLOCK: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if not EARLY:
+        begin(PDL)
+    head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    p, n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, N_BLOCK)
+    here, inside = p < P, (p < P)[:, None] & (n < N)[None, :]
+    at = _state(table) + (row * H + head) * (P * N) + p[:, None] * N + n[None, :]
+    h = tl.load(at, mask=inside, other=0.0)  # [P, N]
+    count = _count(table, row, T)
+    if EARLY:
+        begin(PDL)
+    x += row * x_row + head * P + p
+    dt += row * dt_row + head
+    B += row * B_row + head // SHARED * N + n
+    C += row * C_row + head // SHARED * N + n
+    out += row * T * H * P + head * P + p
+    a = tl.load(A + head).to(tl.float32)
+    dt_bias = None if bias is None else tl.load(bias + head).to(tl.float32)
+    for first in range(0, T, GROUP):
+        xs, dts, Bs, Cs = (), (), (), ()
+        for i in tl.static_range(GROUP):
+            t, real = first + i, first + i < count
+            xs += (tl.load(x + t * x_token, mask=here & real, other=0.0).to(tl.float32),)
+            dts += (tl.load(dt + t * dt_token, mask=real, other=0.0).to(tl.float32),)
+            Bs += (tl.load(B + t * B_token, mask=(n < N) & real, other=0.0).to(tl.float32),)
+            Cs += (tl.load(C + t * C_token, mask=(n < N) & real, other=0.0).to(tl.float32),)
+        for i in tl.static_range(GROUP):
+            t, real = first + i, first + i < count
+            size = _step_size(dts[i], dt_bias, low, high)
+            h = tl.where(real, tl.exp(size * a) * h + (size * xs[i])[:, None] * Bs[i][None, :], h)
+            y = tl.sum(h * Cs[i][None, :], axis=1)  # [P]
+            if skip is not None:
+                y += tl.load(skip + head).to(tl.float32) * xs[i]
+            if gate is not None:
+                z = tl.load(gate + row * gate_row + t * gate_token + head * P + p, mask=here & real, other=0.0)
+                y *= z.to(tl.float32) * tl.sigmoid(z.to(tl.float32))
+            tl.store(out + t * H * P, tl.where(real, y, 0.0), mask=here & (t < T))
+    tl.store(at, h, mask=inside & (count > 0))
+
+
+def ssd_step(
+    inputs: Tensors,
+    constants: Tensors,
+    table: Tensor,
+    *,
+    skip: Tensor | None = None,
+    gate: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_limit: tuple[float, float] | None = None,
+    early: bool = False,
+    tile: Tile | None = None,
+) -> Tensor:
+    """SSD: x [B, T, H, P], dt [B, T, H], B and C [B, T, G, N]; A [H]; the state is [B, H, P, N] -> [B, T, H, P].
+
+    skip      D [H]: y + D x, in the dtype that this sum has in PyTorch
+    gate      z [B, T, H, P]: y · silu(z), in the dtype of z
+    dt_bias   [H]: dt is as projected, and softplus(dt + dt_bias) is meant
+    dt_limit  the range that step sizes are then held to
+    """
+    x, dt, B, C = (_by_token(inputs[name]) for name in ("x", "dt", "B", "C"))
+    rows, tokens, heads, dim = x.shape
+    state = B.shape[3]
+    z = None if gate is None else _by_token(gate)
+    out = torch.empty(rows, tokens, heads, dim, dtype=_out_dtype(x, skip, gate), device=x.device)
+    tile = _tile(SSD, rows * heads * dim * state, tile)
+    wide = triton.next_power_of_2(state)
+    block = min(max(tile.numbers // wide, 1), triton.next_power_of_2(dim))
+    _ssd[triton.cdiv(dim, block), heads, rows](
+        x, dt, B, C, constants["A"], skip, z, dt_bias, *_bounds(dt_limit), out, table,
+        *x.stride()[:2], *dt.stride()[:2], *B.stride()[:2], *C.stride()[:2], *_strides(z), tokens,
+        heads, dim, state, heads // B.shape[2], block, wide, _together(tokens), early, pdl(),
+        num_warps=tile.warps, **launch_options(),
+    )  # fmt: skip
+    return out
+
+
+def _out_dtype(x: Tensor, skip: Tensor | None, gate: Tensor | None) -> torch.dtype:
+    if gate is not None:
+        return gate.dtype
+    return x.dtype if skip is None else torch.promote_types(x.dtype, skip.dtype)
+
+
+def _bounds(limit: tuple[float, float] | None) -> tuple[float | None, float | None]:
+    """Step sizes are never negative and always finite: a limit of 0 or of infinity is none."""
+    low, high = limit or (0.0, float("inf"))
+    return None if low == 0 else low, None if high == float("inf") else high
+
+
+def _strides(x: Tensor | None) -> tuple[int, int]:
+    return (0, 0) if x is None else (x.stride(0), x.stride(1))
+
+
+# -- selective scan --------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _selective_scan(  # type: ignore[no-untyped-def]
+    x, dt, B, C, A, skip, gate, bias, out, table,
+    x_row, x_token, dt_row, dt_token, B_row, B_token, C_row, C_token, gate_row, gate_token, T,
+    CHANNELS: tl.constexpr, N: tl.constexpr,
+    BLOCK: tl.constexpr, N_BLOCK: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if not EARLY:
+        begin(PDL)
+    row = tl.program_id(1).to(tl.int64)
+    c, n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, N_BLOCK)
+    here, inside = c < CHANNELS, (c < CHANNELS)[:, None] & (n < N)[None, :]
+    within = c[:, None] * N + n[None, :]
+    at = _state(table) + row * (CHANNELS * N) + within
+    h = tl.load(at, mask=inside, other=0.0)  # [C, N]
+    a = tl.load(A + within, mask=inside, other=0.0).to(tl.float32)
+    count = _count(table, row, T)
+    if EARLY:
+        begin(PDL)
+    x += row * x_row + c
+    dt += row * dt_row + c
+    B += row * B_row + n
+    C += row * C_row + n
+    out += row * T * CHANNELS + c
+    dt_bias = None if bias is None else tl.load(bias + c, mask=here, other=0.0).to(tl.float32)
+    for first in range(0, T, GROUP):
+        xs, dts, Bs, Cs = (), (), (), ()
+        for i in tl.static_range(GROUP):
+            t, real = first + i, first + i < count
+            xs += (tl.load(x + t * x_token, mask=here & real, other=0.0).to(tl.float32),)
+            dts += (tl.load(dt + t * dt_token, mask=here & real, other=0.0).to(tl.float32),)
+            Bs += (tl.load(B + t * B_token, mask=(n < N) & real, other=0.0).to(tl.float32),)
+            Cs += (tl.load(C + t * C_token, mask=(n < N) & real, other=0.0).to(tl.float32),)
+        for i in tl.static_range(GROUP):
+            t, real = first + i, first + i < count
+            size = _step_size(dts[i], dt_bias, None, None)
+            h = tl.where(real, tl.exp(size[:, None] * a) * h + (size * xs[i])[:, None] * Bs[i][None, :], h)
+            y = tl.sum(h * Cs[i][None, :], axis=1)  # [C]
+            if skip is not None:
+                y += tl.load(skip + c, mask=here, other=0.0).to(tl.float32) * xs[i]
+            if gate is not None:
+                z = tl.load(gate + row * gate_row + t * gate_token + c, mask=here & real, other=0.0).to(tl.float32)
+                y *= z * tl.sigmoid(z)
+            tl.store(out + t * CHANNELS, tl.where(real, y, 0.0), mask=here & (t < T))
+    tl.store(at, h, mask=inside & (count > 0))
+
+
+def selective_scan_step(
+    inputs: Tensors,
+    constants: Tensors,
+    table: Tensor,
+    *,
+    skip: Tensor | None = None,
+    gate: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    early: bool = False,
+    tile: Tile | None = None,
+) -> Tensor:
+    """Selective scan: x and dt [B, T, C], B and C [B, T, N]; A [C, N]; the state is [B, C, N] -> [B, T, C].
+
+    skip     D [C]: y + D x, in the dtype that this sum has in PyTorch
+    gate     z [B, T, C]: y · silu(z), in the dtype of z
+    dt_bias  [C]: dt is as projected, and softplus(dt + dt_bias) is meant
+    """
+    x, dt, B, C = (_by_token(inputs[name]) for name in ("x", "dt", "B", "C"))
+    rows, tokens, channels = x.shape
+    state = B.shape[2]
+    z = None if gate is None else _by_token(gate)
+    out = torch.empty(rows, tokens, channels, dtype=_out_dtype(x, skip, gate), device=x.device)
+    tile = _tile(SelectiveScan, rows * channels * state, tile)
+    wide = triton.next_power_of_2(state)
+    block = min(max(tile.numbers // wide, 1), triton.next_power_of_2(channels))
+    _selective_scan[triton.cdiv(channels, block), rows](
+        x, dt, B, C, constants["A"], skip, z, dt_bias, out, table,
+        *x.stride()[:2], *dt.stride()[:2], *B.stride()[:2], *C.stride()[:2], *_strides(z), tokens,
+        channels, state, block, wide, _together(tokens), early, pdl(),
+        num_warps=tile.warps, **launch_options(),
+    )  # fmt: skip
+    return out
+
+
+# -- gated delta -----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _gated_delta(  # type: ignore[no-untyped-def]
+    q, k, v, g, beta, A, bias, scale, out, table,
+    q_row, q_token, k_row, k_token, v_row, v_token, g_row, g_token, beta_row, beta_token, T,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, UNIT: tl.constexpr,
+    BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if not EARLY:
+        begin(PDL)
+    head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    d, e = tl.arange(0, K_BLOCK), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here, inside = e < V, (d < K)[:, None] & (e < V)[None, :]
+    at = _state(table) + (row * H + head) * (K * V) + d[:, None] * V + e[None, :]
+    s = tl.load(at, mask=inside, other=0.0)  # [K, V]
+    count = _count(table, row, T)
+    if EARLY:
+        begin(PDL)
+    q += row * q_row + head // SHARED * K + d
+    k += row * k_row + head // SHARED * K + d
+    v += row * v_row + head * V + e
+    g += row * g_row + head
+    beta += row * beta_row + head
+    out += row * T * H * V + head * V + e
+    for first in range(0, T, GROUP):
+        qs, ks, vs, gs, betas = (), (), (), (), ()
+        for i in tl.static_range(GROUP):
+            t, real = first + i, first + i < count
+            qs += (tl.load(q + t * q_token, mask=(d < K) & real, other=0.0).to(tl.float32),)
+            ks += (tl.load(k + t * k_token, mask=(d < K) & real, other=0.0).to(tl.float32),)
+            vs += (tl.load(v + t * v_token, mask=here & real, other=0.0).to(tl.float32),)
+            gs += (tl.load(g + t * g_token, mask=real, other=0.0).to(tl.float32),)
+            betas += (tl.load(beta + t * beta_token, mask=real, other=0.0).to(tl.float32),)
+        for i in tl.static_range(GROUP):
+            t, real = first + i, first + i < count
+            key, query, strength, log = ks[i], qs[i], betas[i], gs[i]
+            if UNIT:
+                key *= tl.rsqrt(tl.sum(key * key, axis=0) + 1e-6)
+                query *= tl.rsqrt(tl.sum(query * query, axis=0) + 1e-6) * scale
+            if bias is not None:
+                log = tl.load(A + head).to(tl.float32) * _softplus(log + tl.load(bias + head).to(tl.float32))
+                strength = tl.sigmoid(strength)
+            # y = S^T q with the corrected S is decay · S^T q + (k·q) u: both looks at the state are taken at once.
+            decay = tl.exp(log)
+            known = tl.sum(key[:, None] * s, axis=0)  # [V]
+            asked = tl.sum(query[:, None] * s, axis=0)
+            u = strength * (vs[i] - decay * known)
+            y = decay * asked + tl.sum(key * query, axis=0) * u
+            s = tl.where(real, decay * s + key[:, None] * u[None, :], s)
+            tl.store(out + t * H * V, tl.where(real, y, 0.0), mask=here & (t < T))
+    tl.store(at, s, mask=inside & (count > 0))
+
+
+def gated_delta_step(
+    inputs: Tensors,
+    constants: Tensors,
+    table: Tensor,
+    *,
+    unit: bool = False,
+    gates: tuple[Tensor, Tensor] | None = None,
+    early: bool = False,
+    tile: Tile | None = None,
+) -> Tensor:
+    """Gated delta: q, k [B, T, Hk, K], v [B, T, H, V], g, beta [B, T, H]; the state is [B, H, K, V] -> [B, T, H, V].
+
+    unit   q and k are brought to length one, and q is then divided by √K
+    gates  (A [H], dt_bias [H]): g and beta are as projected, and A · softplus(g + dt_bias) and sigmoid(beta) are meant
+    """
+    q, k, v, g, beta = (_by_token(inputs[name]) for name in ("q", "k", "v", "g", "beta"))
+    rows, tokens, heads, value = v.shape
+    key_heads, key = k.shape[2:]
+    A, bias = gates or (None, None)
+    out = torch.empty(rows, tokens, heads, value, dtype=v.dtype, device=v.device)
+    tile = _tile(GatedDelta, rows * heads * key * value, tile)
+    tall = triton.next_power_of_2(key)
+    block = min(max(tile.numbers // tall, 1), triton.next_power_of_2(value))
+    _gated_delta[triton.cdiv(value, block), heads, rows](
+        q, k, v, g, beta, A, bias, key**-0.5, out, table,
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *g.stride()[:2], *beta.stride()[:2], tokens,
+        heads, key, value, heads // key_heads, unit, block, tall, _together(tokens), early, pdl(),
+        num_warps=tile.warps, **launch_options(),
+    )  # fmt: skip
+    return out

@@ -1,0 +1,107 @@
+"""The two ends of a captured decode step: reading the clock, and choosing the next token.
+
+What belongs to a cache is reached through pointers in small tables on the device, so one captured step serves every
+cache: `HEADER` is one row of them for the cache as a whole, beside the rows that its layers have.
+
+`finish` is greedy choice and the device half of commit in one kernel. Each program looks at a stretch of a row's logits
+and puts it into the cache; the last of a row to arrive picks the best of all stretches, records the token that was fed,
+advances the row's marks, and says whether the row goes on: it stops after an end token or when nothing is left to make.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lamina.kernels.launch import begin, launch_options, pdl
+
+HEADER = ("lengths", "written", "base", "record", "record width", "logits")
+STRETCH = 4096  # logits that one program looks at
+
+
+@triton.jit
+def _positions(header, out, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+    begin(PDL)
+    row = tl.arange(0, BLOCK)
+    lengths = tl.load(header).to(tl.pointer_type(tl.int64))
+    tl.store(out + row, tl.load(lengths + row, mask=row < ROWS), mask=row < ROWS)
+
+
+def positions(header: Tensor, out: Tensor) -> None:
+    """Writes each row's length, the position of its next token, into out [B, 1]."""
+    rows = out.shape[0]
+    _positions[(1,)](header, out, rows, triton.next_power_of_2(rows), pdl(), num_warps=1, **launch_options())
+
+
+@triton.jit
+def _finish(  # type: ignore[no-untyped-def]
+    logits, header, ids, counts, left, ends, best, where, arrived, VOCAB, ENDS,
+    ROW_ENDS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    row, part = tl.program_id(0), tl.program_id(1)
+    at = part * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(logits + row * VOCAB + at, mask=at < VOCAB, other=float("-inf"))
+    count = tl.load(counts + row)
+    if count > 0:
+        kept = tl.load(header + 5).to(tl.pointer_type(logits.dtype.element_ty))
+        tl.store(kept + row * VOCAB + at, values, mask=at < VOCAB)
+    scores = values.to(tl.float32)
+    top = tl.max(scores, axis=0)
+    tl.store(best + row * PARTS + part, top)
+    tl.store(where + row * PARTS + part, tl.min(tl.where(scores == top, at, VOCAB), axis=0))
+    tl.debug_barrier()
+    if tl.atomic_add(arrived + row, 1, sem="acq_rel") == PARTS - 1:
+        tl.store(arrived + row, 0)
+        if count > 0:
+            parts = tl.arange(0, PARTS_BLOCK)
+            tops = tl.load(best + row * PARTS + parts, mask=parts < PARTS, other=float("-inf"), cache_modifier=".cg")
+            places = tl.load(where + row * PARTS + parts, mask=parts < PARTS, other=0, cache_modifier=".cg")
+            chosen = tl.min(tl.where(tops == tl.max(tops, axis=0), places, VOCAB), axis=0)
+            fed = tl.load(ids + row)
+            lengths = tl.load(header).to(tl.pointer_type(tl.int64))
+            written = tl.load(header + 1).to(tl.pointer_type(tl.int64))
+            base = tl.load(header + 2).to(tl.pointer_type(tl.int64))
+            record = tl.load(header + 3).to(tl.pointer_type(tl.int64))
+            length = tl.load(lengths + row)
+            tl.store(record + row * tl.load(header + 4) + length, fed)
+            tl.store(lengths + row, length + 1)
+            tl.store(written + row, tl.maximum(tl.load(written + row), length + 1))
+            tl.store(base + row, length + 1)
+            end = tl.arange(0, ROW_ENDS)
+            ended = tl.sum((tl.load(ends + end, mask=end < ENDS, other=-1) == fed).to(tl.int32), axis=0) > 0
+            remaining = tl.load(left + row) - 1
+            tl.store(left + row, remaining)
+            tl.store(counts + row, ((remaining > 0) & (ended == 0)).to(tl.int64))
+            tl.store(ids + row, chosen.to(tl.int64))
+
+
+def finish(
+    logits: Tensor,  # [B, V]
+    header: Tensor,
+    ids: Tensor,  # [B, 1]: the tokens that were fed; becomes those to feed next
+    counts: Tensor,  # [B]: 1 where the row takes part; becomes 0 where it ends
+    left: Tensor,  # [B]: how many tokens each row may still make
+    ends: Tensor,  # [E]: ids that end a row
+    scratch: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    """Chooses the next tokens and commits the ones fed. A row with count 0 stays exactly as it is."""
+    rows, vocab = logits.shape
+    best, where, arrived = scratch
+    _finish[(rows, best.shape[1])](
+        logits, header, ids, counts, left, ends, best, where, arrived, vocab, len(ends),
+        triton.next_power_of_2(max(len(ends), 1)), STRETCH, best.shape[1], triton.next_power_of_2(best.shape[1]), pdl(),
+        num_warps=8, **launch_options(),
+    )  # fmt: skip
+
+
+def scratch_for(rows: int, vocab: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """What `finish` works with: the best of each stretch, where it is, and how many stretches are done."""
+    parts = triton.cdiv(vocab, STRETCH)
+    return (
+        torch.zeros(rows, parts, device=device),
+        torch.zeros(rows, parts, dtype=torch.int32, device=device),
+        torch.zeros(rows, dtype=torch.int32, device=device),
+    )

@@ -1,0 +1,132 @@
+"""One decode step in one graph: every kernel of a pass, the choice of the next tokens and the commit, replayed as one.
+
+A step is captured once for a number of rows and then serves any cache: kernels find a cache's memory through tables of
+pointers, and taking up another cache, or one that has grown, is copying its tables in. Rows that have ended stay in the
+graph with a count of 0 and cost no memory traffic of their own; nothing is read back while steps run.
+
+    step = graphs.step(rows)          captured at the first call
+    step.take_up(cache, ids, left, ends)
+    step.run(n)                       n tokens for every live row
+
+Without CUDA (kernels interpreted on the CPU) a replay runs the same program again, which is how this file is tested.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lamina.cache.cache import Cache
+from lamina.cache.memory import Memory
+from lamina.runtime.tables import WIDTH, header_of, layers_of, tables_of
+
+if TYPE_CHECKING:
+    from lamina.model import Model
+
+MOST_GRAPHS = 8  # of a model; the least recently used goes first
+MOST_ENDS = 8
+
+
+class CapturedStep:
+    """A pass of one token a row over whatever cache it has taken up. Stands where a `Step` stands in model code."""
+
+    T = 1
+    valid = None
+    backend = None
+
+    def __init__(self, model: Model, rows: int) -> None:
+        from lamina.kernels.step import HEADER, scratch_for
+
+        device = model.device
+        self.model, self.rows = model, rows
+        entries = sum(len(entry) for entry in model.specs)
+        self.tables = torch.zeros(entries, WIDTH, dtype=torch.int64, device=device)
+        self.header = torch.zeros(len(HEADER), dtype=torch.int64, device=device)
+        self.positions, self.ids = (torch.zeros(rows, 1, dtype=torch.int64, device=device) for _ in range(2))
+        self.counts, self.left = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(2))
+        self.ends = torch.full((MOST_ENDS,), -1, dtype=torch.int64, device=device)
+        self.all_counts = self.counts
+        self.scratch = scratch_for(rows, model.vocab, device)
+        self.layers = layers_of(model, self.tables)
+        self.logits: Tensor | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.cache: Cache | None = None
+
+    def memory(self, i: int) -> Memory:
+        return Memory(self, i, self.layers[i])  # type: ignore[arg-type]
+
+    def take_up(self, cache: Cache, ids: Tensor, left: Iterable[int], ends: Iterable[int]) -> None:
+        """Makes this cache the one that `run` goes on with: feed `ids` [B] first, make `left` tokens a row at most."""
+        ends = list(ends)
+        cache.drop_open_step()
+        cache.logits_kept(self.model.vocab, self.model.dtype)
+        self.cache = cache
+        _copy_in(self.tables, tables_of(cache, self.counts))
+        _copy_in(self.header, header_of(cache))
+        _copy_in(self.ends, ends + [-1] * (MOST_ENDS - len(ends)))
+        _copy_in(self.left, list(left))
+        self.ids.copy_(ids.reshape(-1, 1))
+        self.counts.copy_(self.left > 0)
+
+    def run(self, steps: int) -> None:
+        """Feeds and makes `steps` tokens for every live row; nothing is read back."""
+        assert self.cache is not None
+        if self.graph is None and self.ids.is_cuda:
+            self._capture()
+        for _ in range(steps):
+            if self.graph is None:
+                self._program()
+            else:
+                self.graph.replay()
+        self.cache.clock.drift(steps)
+
+    def _program(self) -> None:
+        from lamina.kernels import step as ends_of_step
+
+        ends_of_step.positions(self.header, self.positions)
+        logits = self.model.forward(self.ids, self, logits="last")  # type: ignore[arg-type]
+        assert logits is not None
+        ends_of_step.finish(logits, self.header, self.ids, self.counts, self.left, self.ends, self.scratch)
+
+    def _capture(self) -> None:
+        """Runs once with no row alive, so that kernels are built and nothing changes, then records."""
+        alive = self.counts.clone()
+        self.counts.zero_()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                self._program()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._program()
+        self.counts.copy_(alive)
+        self.graph = graph
+
+
+class Graphs:
+    """The captured steps of a model, one for each number of rows; `captures` counts how many were ever made."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.captures = 0
+        self.kept: OrderedDict[int, CapturedStep] = OrderedDict()
+
+    def step(self, rows: int) -> CapturedStep:
+        if rows not in self.kept:
+            self.kept[rows] = CapturedStep(self.model, rows)
+            self.captures += 1
+            if len(self.kept) > MOST_GRAPHS:
+                self.kept.popitem(last=False)
+        self.kept.move_to_end(rows)
+        return self.kept[rows]
+
+
+def _copy_in(tensor: Tensor, numbers: list[int] | list[list[int]]) -> None:
+    source = torch.tensor(numbers, dtype=torch.int64, pin_memory=tensor.is_cuda)
+    tensor.copy_(source, non_blocking=True)

@@ -1,0 +1,45 @@
+"""Why a fast path is not taken, in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from lamina import kernels
+from lamina.attention.window import Chunked, Full, Sliding
+from lamina.cache.layer import Layer
+from lamina.cache.spec import Attention, Convolution, Latent, Recurrent, Spec
+from lamina.recurrence import SSD, GatedDelta, SelectiveScan
+
+if TYPE_CHECKING:
+    from lamina.cache.cache import Cache
+    from lamina.model import Model
+
+MOST_ROWS = 64
+
+
+def why_not_captured(model: Model, cache: Cache | None = None, rows: int = 1) -> str | None:
+    """Why decoding is not captured in one graph; None when it is."""
+    if model.device.type != "cuda" and not kernels.INTERPRETED:
+        return f"the model is on {model.device.type}; decode steps are captured on a GPU"
+    if reason := kernels.why_not(next(model.parameters())):
+        return reason
+    rows = rows if cache is None else cache.rows
+    if rows > MOST_ROWS:
+        return f"{rows} rows; the kernels of a captured step are for up to {MOST_ROWS}"
+    for i, entry in enumerate(model.specs):
+        for name, spec in entry.items():
+            if reason := _unkept(spec, None if cache is None else cache.layers[i][name], model.dtype):
+                return f"layer {i} entry {name!r}: {reason}"
+    return None
+
+
+def _unkept(spec: Spec, layer: Layer | None, dtype: torch.dtype) -> str | None:
+    match spec:
+        case Attention(window=Full() | Sliding() | Chunked()) | Latent(window=Full()) | Convolution():
+            return None
+        case Recurrent(rule=SSD() | SelectiveScan() | GatedDelta()):
+            slack = getattr(layer, "slack", 0)
+            return f"its slack is {slack}; a captured step keeps no log of inputs to go back to" if slack else None
+    return f"there is no kernel for {type(spec).__name__}"

@@ -1,0 +1,101 @@
+"""What a captured step knows of a cache: a row of numbers for each of its entries, and layers that pass them to kernels.
+
+A row is [k or latent or ring or state, v, slots, ring, keep, lengths, counts, –]: pointers and sizes, as every kernel of
+`lamina.kernels` reads them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lamina.cache.cache import Cache
+from lamina.cache.layer import Key, Layer
+from lamina.cache.spec import Attention, Convolution, Latent, Recurrent
+from lamina.cache.store import TokenLayer
+
+if TYPE_CHECKING:
+    from lamina.model import Model
+    from lamina.runtime.capture import CapturedStep
+
+WIDTH = 8
+
+
+def tables_of(cache: Cache, counts: Tensor) -> list[list[int]]:
+    """The rows of a cache's entries, in the order of its layers."""
+    return [_row(layer, cache, counts) for entry in cache.layers for layer in entry.values()]
+
+
+def _row(layer: Layer, cache: Cache, counts: Tensor) -> list[int]:
+    clock = [cache.lengths.data_ptr(), counts.data_ptr(), 0]
+    if isinstance(layer, TokenLayer):
+        first, *second = (tensor.data_ptr() for tensor in layer.data.values())
+        return [first, *(second or [0]), layer.slots, layer.layout.ring or 0, layer.layout.keep, *clock]
+    return [layer.data["head"].data_ptr(), 0, 0, 0, 0, *clock]
+
+
+def header_of(cache: Cache) -> list[int]:
+    """As `lamina.kernels.step.HEADER` names them."""
+    assert cache.logits is not None
+    marks = [cache.clock.lengths, cache.clock.written, cache.clock.base, cache.record]
+    return [*(mark.data_ptr() for mark in marks), cache.record.shape[1], cache.logits.data_ptr()]
+
+
+def layers_of(model: Model, tables: Tensor) -> list[dict[str, Any]]:
+    """For each layer of the model, name -> what answers `memory` calls in a captured step."""
+    rows = iter(tables)
+    kinds = {Attention: DeviceAttention, Latent: DeviceLatent, Convolution: DeviceConvolution, Recurrent: DeviceRecurrent}
+    return [{name: kinds[type(spec)](spec, next(rows)) for name, spec in entry.items()} for entry in model.specs]
+
+
+class DeviceLayer:
+    """A store that is known by its row of the table alone."""
+
+    def __init__(self, spec: Any, table: Tensor) -> None:
+        self.spec, self.table = spec, table
+
+
+class DeviceAttention(DeviceLayer):
+    turns = True  # rotary and append are one kernel
+
+    def attend(
+        self, step: CapturedStep, key: Key, q: Tensor, k: Tensor | None, v: Tensor | None,
+        *, rope: Any = None, bias: Any = None, **how: Any,
+    ) -> Tensor:  # fmt: skip
+        from lamina.kernels.attend import decode_attention
+        from lamina.kernels.rope import rotate_and_append
+
+        assert k is not None and v is not None and bias is None
+        q, k, v = rotate_and_append(q, k, v, rope, self.table, write=True)
+        return decode_attention(q, k, v, self.table, self.spec.window, **how)
+
+
+class DeviceLatent(DeviceLayer):
+    def attend_latent(
+        self, step: CapturedStep, key: Key, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor,
+        *, up: Tensor, scale: float,
+    ) -> Tensor:  # fmt: skip
+        from lamina.kernels.latent import append_latent, decode_latent
+
+        nope = q_nope.shape[-1]
+        new = torch.cat([latent, k_rope], dim=-1)
+        append_latent(new, self.table)
+        q = torch.cat([q_nope @ up[:, :nope], q_rope], dim=-1)
+        out = decode_latent(q, new, self.table, rank=self.spec.rank, scale=scale)
+        return out @ up[:, nope:].transpose(1, 2)
+
+
+class DeviceConvolution(DeviceLayer):
+    def convolve(self, step: CapturedStep, key: Key, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        from lamina.kernels.conv import convolve_step
+
+        return convolve_step(x, weight, bias, self.table)
+
+
+class DeviceRecurrent(DeviceLayer):
+    def recur(self, step: CapturedStep, key: Key, inputs: dict[str, Tensor], constants: dict[str, Tensor]) -> Tensor:
+        from lamina.kernels.recur import recur_step
+
+        return recur_step(self.spec.rule, inputs, constants, self.table)

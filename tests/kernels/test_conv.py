@@ -1,0 +1,115 @@
+"""The convolution kernel: a few tokens on the cache's ring are the convolution by steps."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lamina.nn.activation import activation
+from lamina.recurrence import causal_convolution_by_steps
+
+conv = pytest.importorskip("lamina.kernels.conv", reason="needs Triton")
+
+
+class Ring:
+    """Inputs of rows of several lengths, and the ring that keeps the newest of them; unused slots are NaN."""
+
+    def __init__(self, history: list[Tensor], slots: int, dtype: torch.dtype = torch.float32) -> None:
+        channels = history[0].shape[1]
+        self.history = history  # of each row [length, C]
+        self.store = torch.full((len(history), slots, channels), torch.nan, dtype=dtype)
+        for row, inputs in enumerate(history):
+            for position, x in enumerate(inputs):
+                self.store[row, position % slots] = x
+        self.lengths = torch.tensor([len(inputs) for inputs in history])
+
+    def table(self, counts: Tensor | None) -> Tensor:
+        pointers = self.lengths.data_ptr(), 0 if counts is None else counts.data_ptr()
+        slots = self.store.shape[1]
+        return torch.tensor([self.store.data_ptr(), 0, slots, slots, 0, *pointers, 0])
+
+    def past(self, row: int, taps: int) -> Tensor:
+        inputs = self.history[row]
+        return torch.cat([torch.zeros(taps - 1, inputs.shape[1]).to(inputs), inputs])[len(inputs) :][None]
+
+
+def random_case(
+    seed: int, tokens: int, dtype: torch.dtype = torch.float32
+) -> tuple[Ring, Tensor, Tensor, Tensor | None, Tensor]:
+    """-> ring, x [B, T, C], weight [C, K], bias, counts"""
+    draw, picks = torch.Generator().manual_seed(seed), random.Random(seed)
+    taps, channels, rows = picks.randint(2, 5), picks.choice([3, 64, 77]), 4
+    slots = taps + picks.choice([0, 0, 3])
+    lengths = [0, picks.randint(1, taps), picks.randint(taps, 30), picks.randint(4, 30)]
+    ring = Ring([torch.randn(n, channels, generator=draw).to(dtype) for n in lengths], slots, dtype)
+    x = torch.randn(rows, tokens, channels + 5, generator=draw).to(dtype)[..., 2 : channels + 2]
+    weight = torch.randn(channels, taps, generator=draw).to(dtype)
+    bias = torch.randn(channels, generator=draw).to(dtype) if picks.random() < 0.5 else None
+    counts = torch.tensor([picks.randint(0, tokens) for _ in range(rows - 1)] + [0])
+    return ring, x, weight, bias, counts
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("tokens", [1, 2, 7, 16])
+@pytest.mark.parametrize("seed", range(3))
+def test_tokens_on_the_ring_are_the_convolution_by_steps(seed: int, tokens: int, ragged: bool) -> None:
+    ring, x, weight, bias, counts = random_case(seed, tokens)
+    taps, slots, before = weight.shape[1], ring.store.shape[1], ring.store.clone()
+    if ragged:
+        x = x.masked_fill((torch.arange(tokens) >= counts[:, None])[..., None], torch.nan)
+    out = conv.convolve_step(x, weight, bias, ring.table(counts if ragged else None))
+    for row, length in enumerate(ring.lengths.tolist()):
+        count = int(counts[row]) if ragged else tokens
+        new = x[row : row + 1, :count]
+        expected = causal_convolution_by_steps(ring.past(row, taps), new, weight, bias)
+        assert torch.allclose(out[row : row + 1, :count], expected, rtol=1e-5, atol=1e-5)
+        assert (out[row, count:] == 0).all()
+        after = Ring([torch.cat([ring.history[row], new[0]])], slots).store[0]
+        written = torch.tensor([s in {(length + t) % slots for t in range(count)} for s in range(slots)])
+        assert torch.equal(ring.store[row, written], after[written])
+        assert torch.equal(ring.store[row, ~written].view(torch.int32), before[row, ~written].view(torch.int32))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bfloat16_is_summed_in_float32_and_kept_as_it_came(seed: int) -> None:
+    ring, x, weight, bias, _ = random_case(seed, 2, torch.bfloat16)
+    out = conv.convolve_step(x, weight, bias, ring.table(None))
+    past = torch.cat([ring.past(row, weight.shape[1]) for row in range(4)])
+    wide = None if bias is None else bias.double()
+    truth = causal_convolution_by_steps(past.double(), x.double(), weight.double(), wide)
+    assert out.dtype == torch.bfloat16
+    # One step of the format: the interpreter cuts off what the device rounds.
+    assert ((out - truth).abs() <= 2**-7 * truth.abs() + 1e-5).all()
+    newest = (ring.lengths + 1) % ring.store.shape[1]
+    assert torch.equal(ring.store[torch.arange(4), newest], x[:, 1])
+
+
+@pytest.mark.parametrize("act", [name for name in conv.ACTIVATIONS if name])
+def test_the_activation_that_follows_can_be_applied(act: str) -> None:
+    ring, x, weight, bias, _ = random_case(1, 2)
+    past = torch.cat([ring.past(row, weight.shape[1]) for row in range(4)])
+    out = conv.convolve_step(x, weight, bias, ring.table(None), act=act)
+    expected = activation(act)(causal_convolution_by_steps(past, x, weight, bias))
+    assert torch.allclose(out, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_many_single_tokens_go_around_the_ring_like_one_long_convolution() -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(2, 15, 6, generator=draw), torch.randn(6, 4, generator=draw)
+    ring = Ring([torch.zeros(0, 6)] * 2, slots=4)
+    outs = []
+    for t in range(15):
+        outs.append(conv.convolve_step(x[:, t : t + 1], weight, None, ring.table(None), act="silu"))
+        ring.lengths += 1
+    expected = F.silu(causal_convolution_by_steps(torch.zeros(2, 3, 6), x, weight))
+    assert torch.allclose(torch.cat(outs, 1), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_unknown_activation_is_refused_by_name() -> None:
+    ring, x, weight, bias, _ = random_case(0, 1)
+    with pytest.raises(ValueError, match="no activation 'mish'; it has None, silu"):
+        conv.convolve_step(x, weight, bias, ring.table(None), act="mish")

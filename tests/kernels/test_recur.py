@@ -1,0 +1,191 @@
+"""The recurrent kernels: a few tokens through them are the rule's own scan, in place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lamina.nn.gated_delta import unit
+from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
+
+from tests.recurrence.inputs import RULES, Case, error
+
+recur = pytest.importorskip("lamina.kernels.recur", reason="needs Triton")
+
+LARGER: list[Rule] = [  # several tiles to a head, the last one not full
+    SelectiveScan(channels=70, state=16),
+    SSD(heads=2, head_dim=40, state=64, groups=1),
+    GatedDelta(key_heads=1, value_heads=2, key_dim=48, value_dim=72),
+]
+EVERY = [*RULES, *LARGER]
+every_rule = pytest.mark.parametrize("rule", EVERY, ids=str)
+each_kind = pytest.mark.parametrize("rule", LARGER, ids=lambda rule: type(rule).__name__)
+
+
+def table_of(state: Tensor, counts: Tensor | None) -> Tensor:
+    return torch.tensor([state.data_ptr(), 0, 0, 0, 0, 0, 0 if counts is None else counts.data_ptr(), 0])
+
+
+def valid_of(counts: Tensor | None, tokens: int) -> Tensor | None:
+    return None if counts is None else torch.arange(tokens) < counts[:, None]
+
+
+def half(case: Case) -> Case:
+    """The case in float32, its inputs in bfloat16 but for those that models keep exact."""
+    case = case.to(torch.float32)
+    case.inputs = {n: x if n in case.rule.exact else x.bfloat16() for n, x in case.inputs.items()}
+    return case
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 6])
+@every_rule
+def test_tokens_through_the_kernel_are_the_rules_scan(rule: Rule, tokens: int) -> None:
+    case = Case(rule, rows=2, tokens=tokens, seed=tokens).to(torch.float32)
+    check(case, None)
+    check(case, torch.tensor([tokens, tokens // 2]))
+
+
+@each_kind
+def test_sixteen_tokens_and_rows_that_stop_anywhere_among_them(rule: Rule) -> None:
+    check(Case(rule, rows=4, tokens=16).to(torch.float32), torch.tensor([16, 0, 7, 12]))
+
+
+def check(case: Case, counts: Tensor | None) -> None:
+    """The kernel against the scan, with NaN wherever there is no token."""
+    rule, tokens = case.rule, case.inputs[case.rule.value].shape[1]
+    valid = valid_of(counts, tokens)
+    inputs = case.inputs if valid is None else case.poisoned(valid)
+    expected_out, expected = rule.scan(case.state, inputs, case.constants, valid)
+    state = case.state.clone()
+    out = recur.recur_step(rule, inputs, case.constants, table_of(state, counts))
+    assert out.dtype == torch.float32 and out.shape == expected_out.shape
+    assert error(state, expected) < 2e-6
+    if valid is not None:
+        assert (out[~valid] == 0).all()
+        out, expected_out = out[valid], expected_out[valid]
+    assert error(out, expected_out) < 3e-6
+
+
+@each_kind
+def test_bfloat16_inputs_are_computed_with_in_float32(rule: Rule) -> None:
+    case = half(Case(rule, rows=2, tokens=3))
+    wide = {name: x.float() for name, x in case.inputs.items()}
+    truth, final = rule.scan(case.state, wide, case.constants)
+    state = case.state.clone()
+    out = recur.recur_step(rule, case.inputs, case.constants, table_of(state, None))
+    assert out.dtype == torch.bfloat16
+    # One step of the format: the interpreter cuts off what the device rounds.
+    assert ((out - truth).abs() <= 2**-7 * truth.abs() + 1e-5).all()
+    assert error(state, final) < 2e-6
+
+
+@pytest.mark.parametrize("tokens", [1, 6])
+@each_kind
+def test_a_row_without_tokens_keeps_every_bit(rule: Rule, tokens: int) -> None:
+    case = Case(rule, rows=3, tokens=tokens).to(torch.float32)
+    counts = torch.tensor([0, tokens, 0])
+    before = case.state.clone()
+    before[0].view(-1)[:4] = torch.tensor([-0.0, 1e-42, torch.inf, torch.nan])
+    state = before.clone()
+    inputs = case.poisoned(valid_of(counts, tokens))
+    out = recur.recur_step(rule, inputs, case.constants, table_of(state, counts))
+    assert out.isfinite().all()
+    assert torch.equal(state[[0, 2]].view(torch.int32), before[[0, 2]].view(torch.int32))
+    assert not torch.equal(state[1], before[1])
+
+
+@each_kind
+def test_one_token_after_the_other_is_several_at_once(rule: Rule) -> None:
+    case = Case(rule, rows=2, tokens=5).to(torch.float32)
+    once, by_one = case.state.clone(), case.state.clone()
+    out = recur.recur_step(rule, case.inputs, case.constants, table_of(once, None))
+    for t in range(5):
+        y = recur.recur_step(rule, case.cut(t, t + 1), case.constants, table_of(by_one, None))
+        assert torch.equal(y[:, 0], out[:, t])
+    assert torch.equal(once, by_one)
+
+
+@each_kind
+def test_inputs_may_be_slices_of_one_projection_and_tiles_of_any_size(rule: Rule) -> None:
+    case = Case(rule, rows=2, tokens=3).to(torch.float32)
+    expected, final = rule.scan(case.state, case.inputs, case.constants)
+    sizes = [x[0, 0].numel() for x in case.inputs.values()]
+    joined = torch.cat([x.flatten(2) for x in case.inputs.values()], -1)
+    views = {
+        name: part.unflatten(-1, x.shape[2:])
+        for (name, x), part in zip(case.inputs.items(), joined.split(sizes, -1), strict=True)
+    }
+    step = {SSD: recur.ssd_step, SelectiveScan: recur.selective_scan_step, GatedDelta: recur.gated_delta_step}
+    for numbers in (64, 512, 2**20):
+        state = case.state.clone()
+        out = step[type(rule)](views, case.constants, table_of(state, None), tile=recur.Tile(numbers, 4))
+        assert error(out, expected) < 3e-6
+        assert error(state, final) < 2e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [SSD, SelectiveScan])
+def test_step_sizes_skip_and_gate_can_be_done_on_the_way(kind: type[Rule], dtype: torch.dtype) -> None:
+    rule = next(rule for rule in LARGER if isinstance(rule, kind))
+    case = Case(rule, rows=2, tokens=5).to(torch.float32, dtype)
+    case.inputs["dt"] = (3 * torch.randn(case.inputs["dt"].shape)).to(dtype)
+    counts = torch.tensor([5, 3])
+    valid = valid_of(counts, 5)
+    assert valid is not None
+    per_head = case.inputs["dt"].shape[2]
+    skip, bias, gate = torch.randn(per_head), torch.randn(per_head) - 4, torch.randn(case.inputs["x"].shape).to(dtype)
+    limits = {"dt_limit": (0.01, 0.5)} if kind is SSD else {}
+
+    dt = F.softplus(case.inputs["dt"] + bias).clamp(*limits.get("dt_limit", (0.0, torch.inf)))
+    y, expected = rule.scan(case.state, {**case.inputs, "dt": dt}, case.constants, valid)
+    y = y + (skip[:, None] if kind is SSD else skip) * case.inputs["x"]
+    opened = (y * F.silu(gate.to(y.dtype))).to(gate.dtype)
+
+    step = recur.ssd_step if kind is SSD else recur.selective_scan_step
+    loose = 3e-6 if dtype is torch.float32 else 1e-2
+    for extra, plain in (({}, y), ({"gate": gate}, opened)):
+        state = case.state.clone()
+        out = step(
+            case.inputs, case.constants, table_of(state, counts), skip=skip, dt_bias=bias, **limits, **extra
+        )  # fmt: skip
+        assert out.dtype == plain.dtype
+        assert error(out[valid], plain[valid]) < loose
+        assert error(state, expected) < 3e-6
+
+
+def test_small_step_sizes_keep_their_digits() -> None:
+    rule = SelectiveScan(channels=8, state=1)
+    raw = torch.tensor([-30.0, -17.0, -9.0, -3.0, 0.0, 5.0, 19.0, 25.0]).reshape(1, 1, 8)
+    inputs = {"x": torch.ones(1, 1, 8), "dt": raw, "B": torch.ones(1, 1, 1), "C": torch.ones(1, 1, 1)}
+    constants = {"A": torch.zeros(8, 1)}
+    state = rule.zero_state(1)
+    out = recur.selective_scan_step(inputs, constants, table_of(state, None), dt_bias=torch.zeros(8))
+    assert torch.allclose(out.double(), F.softplus(raw.double()), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_delta_can_take_queries_keys_and_gates_as_projected(dtype: torch.dtype) -> None:
+    rule = LARGER[2]
+    assert isinstance(rule, GatedDelta)
+    case = Case(rule, rows=2, tokens=3).to(torch.float32)
+    draw = torch.Generator().manual_seed(1)
+    raw = {n: torch.randn(x.shape, generator=draw).to(dtype) for n, x in case.inputs.items()}
+    A, bias = -torch.rand(rule.value_heads, generator=draw), torch.randn(rule.value_heads, generator=draw)
+    counts = torch.tensor([1, 3])
+    ready = {
+        "q": unit(raw["q"]) * rule.key_dim**-0.5,
+        "k": unit(raw["k"]),
+        "v": raw["v"],
+        "g": A * F.softplus(raw["g"] + bias),
+        "beta": raw["beta"].sigmoid(),
+    }
+    valid = valid_of(counts, 3)
+    assert valid is not None
+    expected_out, expected = rule.scan(case.state, ready, {}, valid)
+    state = case.state.clone()
+    out = recur.gated_delta_step(raw, {}, table_of(state, counts), unit=True, gates=(A, bias))
+    loose = 3e-6 if dtype is torch.float32 else 1e-2
+    assert error(out[valid], expected_out[valid]) < loose
+    assert error(state, expected) < loose
