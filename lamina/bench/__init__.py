@@ -15,7 +15,7 @@ report.py        table, JSON, Markdown; plot.py: the picture
 
 from lamina.bench.bytes import decode_bytes
 from lamina.bench.random_model import random_model
-from lamina.bench.run import Settings, run
+from lamina.bench.runner import Settings, run
 from lamina.bench.shapes import SHAPES, Shape, find_shape
 
 __all__ = ["SHAPES", "Settings", "Shape", "decode_bytes", "find_shape", "random_model", "run"]

@@ -6,17 +6,20 @@ import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
+from lamina.generation.greedy import feed
 from lamina.model import Model
+from lamina.runtime import why_not_captured
 
 
 @torch.no_grad()
 def run_steps(model: Model, cache: Cache, ids: Tensor, n: int) -> Tensor:
     """Feeds ids [B] and then n - 1 tokens that the model chose; -> the ids chosen last [B]"""
+    if why_not_captured(model, cache) is None:
+        step = model.graphs.step(cache.rows)
+        step.take_up(cache, ids, [n + 1] * cache.rows, ())
+        step.run(n)
+        return step.ids[:, 0]
     for _ in range(n):
-        step = cache.step(1)
-        logits = model.forward(ids[:, None], step, logits="last")
-        step.commit()
-        assert logits is not None
-        ids = logits.argmax(dim=-1)
+        ids = feed(model, ids, cache, list(range(cache.rows))).argmax(dim=-1)
         ids.tolist()  # stop rules look at every token
     return ids

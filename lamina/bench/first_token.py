@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class FirstToken:
     tokens_per_second: float
     slowest: float
     """The longest that any token after the 10th took."""
-    peak_bytes: int
+    peak_bytes: int | None
 
 
 def first_token(shape: str, dtype: str, device: str, subject: str, timeout: float) -> FirstToken:
@@ -82,7 +83,7 @@ def main() -> None:
     ids = torch.arange(PROMPT, device=device)[None] % 50
     ready = time.time()
     known = [at - started for at in subject.stream(ids, NEW)]
-    gaps = [after - before for before, after in zip(known[9:], known[10:], strict=False)]
+    gaps = [after - before for before, after in pairwise(known[9:])]
     seen = FirstToken(
         subject.name, ready - started, known[0], known[9], 1 / statistics.median(gaps), max(gaps),
         peak_of_process(device),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -35,18 +34,25 @@ def limits(device: torch.device, dtype: torch.dtype, nbytes: int | None = None) 
     """Measures the device; `nbytes` is the size of the buffer, which must be much larger than its caches."""
     if nbytes is None:
         nbytes = 4 * 2**30 if device.type == "cuda" else 512 * 2**20
+    read, way = read_bandwidth(device, nbytes)
+    return Limits(read, way, copy_bandwidth(device, nbytes), matrix_rate(device, dtype))
+
+
+def read_bandwidth(device: torch.device, nbytes: int) -> tuple[float, str]:
+    """Bytes a second of the fastest of several ways to read a buffer, and its name."""
     x = torch.empty(nbytes // 4, device=device).uniform_()
     ways: dict[str, Callable[[], object]] = {"sum": x.sum, "dot": lambda: torch.dot(x, x), "amax": x.amax}
     if x.is_cuda and kernels.usable(x):
         from lamina.bench.read_kernel import read
 
         ways["triton"] = lambda: read(x)
-    found = {name: x.nbytes / median_seconds(way, device, runs=9) for name, way in ways.items()}
-    best = max(found, key=lambda name: found[name])
-    y = torch.empty_like(x)
-    copy = 2 * x.nbytes / median_seconds(lambda: y.copy_(x), device, runs=9)
-    del x, y
-    return Limits(found[best], best, copy, matrix_rate(device, dtype))
+    return max((x.nbytes / median_seconds(way, device, runs=9), name) for name, way in ways.items())
+
+
+def copy_bandwidth(device: torch.device, nbytes: int) -> float:
+    """Bytes a second, those read and those written."""
+    x, y = (torch.empty(nbytes // 4, device=device).uniform_() for _ in range(2))
+    return 2 * x.nbytes / median_seconds(lambda: y.copy_(x), device, runs=9)
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype, enough: float = 0.05) -> float:
@@ -110,16 +116,20 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
-    known = Path("/proc/meminfo")
-    lines = known.read_text().splitlines() if known.exists() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), 2**62)
+    return _kibibytes("/proc/meminfo", "MemAvailable") or 2**62
 
 
-def peak_of_process(device: torch.device) -> int:
+def peak_of_process(device: torch.device) -> int | None:
     """The most memory this process has held: the device's where it has its own, else all of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return _kibibytes("/proc/self/status", "VmHWM")
+
+
+def _kibibytes(file: str, name: str) -> int | None:
+    """A line of a Linux status file, in bytes; None where there is no such file."""
+    lines = Path(file).read_text().splitlines() if Path(file).exists() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), None)
 
 
 def random_ids(shape: tuple[int, ...], vocab: int, device: torch.device, seed: int = 0) -> Tensor:

@@ -6,21 +6,21 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from lamina.bench.run import Results
+from lamina.bench.runner import Results
 
 COLOURS = ("#3366cc", "#dc6912", "#109a5b", "#8a4fbf", "#777777")  # one for each number of rows
-DASHES = {"lamina": "-", "transformers": ":", "transformers, compiled": "--"}
+STYLES = {"lamina": "-o", "transformers": ":s", "transformers, compiled": "--^"}
 
 
 def draw(shape: str, machine: str, results: Results, path: Path) -> bool:
     """Writes a PNG; False where there is nothing to draw or no matplotlib to draw it with."""
     if not results.decoded or find_spec("matplotlib") is None:
         return False
-    figure = import_module("matplotlib.figure").Figure(figsize=(8, 4.8), layout="constrained")
+    figure = import_module("matplotlib.figure").Figure(figsize=(9, 4.8), layout="constrained")
     axes = figure.subplots()
     rows = sorted({one.rows for one in results.decoded})
     for i, count in enumerate(rows):
-        for subject, dash in DASHES.items():
+        for subject in dict.fromkeys(one.subject for one in results.decoded):
             line = sorted(
                 (one.context, 100 * results.share(one))
                 for one in results.decoded
@@ -28,7 +28,9 @@ def draw(shape: str, machine: str, results: Results, path: Path) -> bool:
             )
             if line:
                 label = f"{subject}, {count} row{'s' * (count != 1)}"
-                axes.plot(*zip(*line, strict=True), dash, marker="o", color=COLOURS[i % len(COLOURS)], label=label)
+                axes.plot(
+                    *zip(*line, strict=True), STYLES.get(subject, "-.x"), color=COLOURS[i % len(COLOURS)], label=label
+                )
     contexts = sorted({one.context for one in results.decoded})
     axes.set_xscale("log", base=2)
     axes.set_xticks(contexts, [f"{n // 1024}k" if n % 1024 == 0 else str(n) for n in contexts])

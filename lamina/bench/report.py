@@ -14,9 +14,21 @@ from typing import Any
 
 import torch
 
-from lamina.bench.run import Decoded, Results, Settings
+from lamina.bench.runner import Decoded, Results, Settings
 
-DECODE = ("rows", "context", "subject", "tokens/s", "ms a step", "moved", "limit", "share", "lamina is", "peak memory")
+DECODE = (
+    "rows",
+    "context",
+    "subject",
+    "tokens/s",
+    "ms a step",
+    "±",
+    "moved",
+    "limit",
+    "share",
+    "lamina is",
+    "peak memory",
+)
 PREFILL = ("tokens", "subject", "tokens/s", "seconds", "TFLOP", "share of matrix rate", "lamina is", "peak memory")
 FIRST = ("subject", "weights there", "first token", "10th token", "then tokens/s", "slowest after", "peak memory")
 
@@ -38,14 +50,13 @@ class Report:
     # -- lines -----------------------------------------------------------------------------------------------------
 
     def decode_lines(self) -> list[tuple[str, ...]]:
-        r, ours = (
-            self.results,
-            {(one.rows, one.context): one for one in self.results.decoded if one.subject == "lamina"},
-        )
+        r = self.results
+        ours = {(one.rows, one.context): one for one in r.decoded if one.subject == "lamina"}
         return [
             (
                 str(one.rows), str(one.context), one.subject, number(one.tokens_per_second), f"{one.seconds * 1e3:.3g}",
-                size(one.moved.total), number(one.rows / r.limit(one)), f"{r.share(one):.1%}",
+                f"{(one.slowest - one.fastest) / 2 / one.seconds:.0%}", size(one.moved.total),
+                number(one.rows / r.limit(one)), f"{r.share(one):.1%}",
                 faster(ours.get((one.rows, one.context)), one), size(one.peak_bytes),
             )
             for one in r.decoded
@@ -56,7 +67,8 @@ class Report:
         return [
             (
                 str(one.tokens), one.subject, number(one.tokens / one.seconds), f"{one.seconds:.3g}",
-                number(one.flops / 1e12), f"{r.share(one):.1%}", faster(ours.get(one.tokens), one), size(one.peak_bytes),
+                number(one.flops / 1e12), f"{r.share(one):.1%}", faster(ours.get(one.tokens), one),
+                size(one.peak_bytes),
             )
             for one in r.prefilled
         ]  # fmt: skip
@@ -90,7 +102,8 @@ class Report:
             f"Measured in this run: read {limits.read / 1e9:.4g} GB/s (by {limits.read_by}), copy "
             f"{limits.copy / 1e9:.4g} GB/s, matrix products {limits.matrix / 1e12:.4g} TFLOP/s.",
             "moved: the bytes that a step must read or write. limit: tokens/s if that took only the time of reading "
-            "them. share: of that limit. Times are medians.",
+            "them. share: of that limit. Times are medians; ± is half of what lies between the slowest and "
+            "the fastest run.",
         ]
 
     # -- forms -----------------------------------------------------------------------------------------------------
@@ -154,6 +167,8 @@ class Report:
         from rich.table import Table
 
         console = Console()
+        if not console.is_terminal:
+            console.width = 140
         console.print("\n".join(self.facts()), highlight=False, soft_wrap=True)
         for title, columns, lines in self.tables():
             table = Table(title=title, title_justify="left")
@@ -162,8 +177,8 @@ class Report:
             for line in lines:
                 table.add_row(*line)
             console.print(table)
-        for line in self.results.skipped:
-            console.print(f"skipped: {line}", highlight=False, soft_wrap=True)
+        for skipped in self.results.skipped:
+            console.print(f"skipped: {skipped}", highlight=False, soft_wrap=True)
 
 
 # -- circumstances -------------------------------------------------------------------------------------------------

@@ -97,8 +97,8 @@ DEEPSEEK_V2_LITE = Shape(
             beta_slow=1, mscale=0.707, mscale_all_dim=0.707,
         ),
     ),
-    "built as deepseek_v3, whose router differs: sigmoid scores and a bias in the choice, in float32, where V2-Lite has "
-    "a softmax; every matrix and the latents are V2-Lite's",
+    "built as deepseek_v3, whose router differs: sigmoid scores and a bias in the choice, in float32, where V2-Lite "
+    "has a softmax; every matrix and the latents are V2-Lite's",
 )  # fmt: skip
 
 SMOLLM2_135M = Shape(

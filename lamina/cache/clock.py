@@ -70,6 +70,7 @@ class Clock:
             if not self.exact:
                 self.low = self.lengths.tolist()
                 self.high = list(self.low)
+                self.base_low = self.base.tolist()  # an old bound, taken for the mark itself, would hide a full log
         return list(self.low)
 
     def advance(self, rows: list[int], index: Tensor | None, counts: Tensor, low: list[int], high: list[int]) -> None:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from lamina.activation import activation
+from lamina.attention.rotary import rotate
 from lamina.cache.layer import Key, Layer
 from lamina.errors import InputError
 from lamina.recurrence.rule import Rule
@@ -68,12 +70,10 @@ class Memory:
     ) -> Tensor:
         """Remembers k and v, and attends from q over all that is visible. -> [B, Hq, T, Dv]"""
         entry, layer = self._entry(name, "attend")
-        how = {"scale": scale, "softcap": softcap, "sinks": sinks, "bias": bias}
-        if getattr(layer, "turns", False):
+        how: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks, "bias": bias}
+        if getattr(layer, "fuses", False):
             how["rope"] = rope
         elif rope is not None:
-            from lamina.nn.rotary import rotate
-
             q, k = rotate(q, rope), None if k is None else rotate(k, rope)
         return layer.attend(self._step, (self._index, entry), q, k, v, **how)
 
@@ -86,19 +86,38 @@ class Memory:
         key = (self._index, entry)
         return layer.attend_latent(self._step, key, q_nope, q_rope, latent, k_rope, up=up, scale=scale)
 
-    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, name: str | None = None) -> Tensor:
-        """Causal depthwise convolution over the row so far. x [B, T, C], weight [C, K] -> [B, T, C]"""
+    def convolve(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, act: str | None = None, name: str | None = None
+    ) -> Tensor:
+        """Causal depthwise convolution over the row so far, then `act`. x [B, T, C], weight [C, K] -> [B, T, C]"""
         entry, layer = self._entry(name, "convolve")
-        return layer.convolve(self._step, (self._index, entry), x, weight, bias)
+        key = (self._index, entry)
+        if getattr(layer, "fuses", False):
+            return layer.convolve(self._step, key, x, weight, bias, act)
+        y = layer.convolve(self._step, key, x, weight, bias)
+        return y if act is None else activation(act)(y)
 
     def recur(
-        self, rule: Rule, inputs: dict[str, Tensor], constants: dict[str, Tensor], *, name: str | None = None
+        self,
+        rule: Rule,
+        inputs: Mapping[str, Tensor],
+        constants: Mapping[str, Tensor],
+        *,
+        around: Mapping[str, Any] | None = None,
+        name: str | None = None,
     ) -> Tensor:
-        """Runs a recurrence on from the row's state. inputs [B, T, ...] each -> outputs [B, T, ...]"""
+        """Runs a recurrence on from the row's state. inputs [B, T, ...] each -> outputs [B, T, ...]
+
+        around   what the rule offers to do with inputs and outputs on the way; its class says what there is
+        """
         entry, layer = self._entry(name, "recur")
         if layer.spec.rule != rule:
             raise InputError(f"layer {self._index} entry {entry!r} keeps the state of {layer.spec.rule}, not of {rule}")
-        return layer.recur(self._step, (self._index, entry), inputs, constants)
+        key, around = (self._index, entry), around or {}
+        if getattr(layer, "fuses", False):
+            return layer.recur(self._step, key, inputs, constants, around)
+        ready = rule.before(inputs, **around)
+        return rule.after(layer.recur(self._step, key, ready, constants), ready, **around)
 
     def recall(self, x: Tensor, *, name: str | None = None) -> tuple[Tensor, Tensor]:
         """Remembers one vector a token. x [B, T, D] -> all of them [B, S, D], and which each query sees [B, T, S]"""

@@ -23,7 +23,9 @@ Told = Callable[[int, int, bool], None]
 AHEAD = 8  # captured steps that are queued before the last ones are looked at
 
 
-def plainly(model: Model, cache: Cache, logits: Tensor, most: int, ends: set[int], told: Told | None) -> list[list[int]]:
+def plainly(
+    model: Model, cache: Cache, logits: Tensor, most: int, ends: set[int], told: Told | None
+) -> list[list[int]]:
     """One pass a token over the rows that go on. logits [B, V] are those after the prompt."""
     tokens: list[list[int]] = [[] for _ in range(cache.rows)]
     live = list(range(cache.rows))
@@ -55,7 +57,9 @@ def feed(model: Model, ids: Tensor, cache: Cache, rows: list[int]) -> Tensor:
     return logits
 
 
-def captured(model: Model, cache: Cache, logits: Tensor, most: int, ends: set[int], told: Told | None) -> list[list[int]]:
+def captured(
+    model: Model, cache: Cache, logits: Tensor, most: int, ends: set[int], told: Told | None
+) -> list[list[int]]:
     """The same through one captured step. The device decides which rows go on; the host looks at it late, or after
     every token when someone is to be told."""
     start = cache.clock.sync()

@@ -9,6 +9,8 @@ kernels run on the CPU, slowly, which is how they are tested.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 
@@ -16,6 +18,25 @@ import torch
 from torch import Tensor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels are built for one or the other, once
+
+
+_on = False
+
+
+def on() -> bool:
+    """Whether the modules of `lamina.nn` are to use kernels: inside a step that is captured."""
+    return _on
+
+
+@contextmanager
+def in_use() -> Iterator[None]:
+    """Inside, the modules of `lamina.nn` use kernels for what they do."""
+    global _on
+    before, _on = _on, True
+    try:
+        yield
+    finally:
+        _on = before
 
 
 @cache

@@ -36,10 +36,12 @@ from lamina.kernels.splits import (
     merge_parts,
     merges_itself,
     position_of,
+    reach,
     row_of,
     rule_of,
     scored,
     slot_of,
+    splits_for,
     visible,
     write,
 )
@@ -62,7 +64,9 @@ SHAPES = {
     1024: Shape(32, 4, 3),
     2048: Shape(16, 4, 3),
 }
-MOST_QUERIES = 64  # rows of a product; more queries of one key head are several programs
+# Rows of a product, by bytes of a number; more queries of one key head are several programs. Matrix units do not do the
+# products of float32, which need the registers.
+MOST_QUERIES = {2: 64, 4: 16}
 
 
 def shape_for(key_dim: int, value_dim: int, itemsize: int, queries: int) -> Shape:
@@ -83,7 +87,6 @@ def _attend(  # type: ignore[no-untyped-def]
     QUERIES: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, MERGES: tl.constexpr,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    begin(PDL)
     group, split, most = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row, head, block = group // (HEADS * QUERIES), group // QUERIES % HEADS, group % QUERIES
     length, count = row_of(table, row, T)
@@ -91,6 +94,7 @@ def _attend(  # type: ignore[no-untyped-def]
     each, used = cut(many, most, least, BLOCK)
     if split >= used:
         return
+    begin(PDL)
 
     d, dv = tl.arange(0, D_PAD), tl.arange(0, DV_PAD)
     inner = tl.arange(0, M)  # this program's queries: token t of the head's query head r // T
@@ -102,19 +106,13 @@ def _attend(  # type: ignore[no-untyped-def]
     top, total = tl.full([M], NOTHING, tl.float32), tl.zeros([M], tl.float32)
     mix = tl.zeros([M, DV_PAD], tl.float32)
 
-    if split == used - 1:  # the shortest part takes the new tokens too
-        u = tl.arange(0, NEW)
-        there = (u < count)[:, None]
-        at = row * k_row + head * k_head + u * k_token
-        keys = tl.load(k + at[:, None] + d[None, :], mask=there & (d < D)[None, :], other=0.0)
-        at = row * v_row + head * v_head + u * v_token
-        values = tl.load(v + at[:, None] + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0)
-        scores = scored(tl.dot(queries, tl.trans(keys), input_precision="ieee"), scale, softcap, SOFTCAP)
-        seen = (u < count)[None, :] & (u[None, :] <= t[:, None])
-        if KIND != "full":
-            p = (length + u)[None, :]
-            seen = seen & ((p >= low[:, None]) | (p < keep))
-        top, total, mix = fold(top, total, mix, scores, seen, values)
+    # The shortest part takes the new tokens too: fetched now, while the first blocks are, and used at the end.
+    takes_new = split == used - 1
+    u = tl.arange(0, NEW)
+    is_new = ((u < count) & takes_new)[:, None]
+    at_k, at_v = row * k_row + head * k_head + u * k_token, row * v_row + head * v_head + u * v_token
+    new_keys = tl.load(k + at_k[:, None] + d[None, :], mask=is_new & (d < D)[None, :], other=0.0)
+    new_values = tl.load(v + at_v[:, None] + dv[None, :], mask=is_new & (dv < DV)[None, :], other=0.0)
 
     slots = tl.load(table + 2)
     base = (row * HEADS + head).to(tl.int64) * slots
@@ -136,6 +134,14 @@ def _attend(  # type: ignore[no-untyped-def]
         values = tl.load(v_store + slot[:, None] * DV + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0)
         top, total, mix = fold(top, total, mix, scores, seen, values)
 
+    if takes_new:
+        new_scores = scored(tl.dot(queries, tl.trans(new_keys), input_precision="ieee"), scale, softcap, SOFTCAP)
+        sees_new = (u < count)[None, :] & (u[None, :] <= t[:, None])
+        if KIND != "full":
+            new_position = (length + u)[None, :]
+            sees_new = sees_new & ((new_position >= low[:, None]) | (new_position < keep))
+        top, total, mix = fold(top, total, mix, new_scores, sees_new, new_values)
+
     if used == 1:
         write(out, top, total, mix, sinks, row, head, r, dv, count, T, G, HEADS, DV, SINKS)
     else:
@@ -145,8 +151,8 @@ def _attend(  # type: ignore[no-untyped-def]
             if tl.atomic_add(arrived + group, 1, sem="acq_rel") == used - 1:
                 tl.store(arrived + group, 0)
                 n = tl.arange(0, R)
-                top, total, mix = merge(parts, group, used, most, n, dv, ROWS, DV, R, DV_PAD, CHUNK)
-                write(out, top, total, mix, sinks, row, head, block * M + n, dv, count, T, G, HEADS, DV, SINKS)
+                best, sums, mixed = merge(parts, group, used, most, n, dv, ROWS, DV, R, DV_PAD, CHUNK)
+                write(out, best, sums, mixed, sinks, row, head, block * M + n, dv, count, T, G, HEADS, DV, SINKS)
 
 
 def decode_attention(
@@ -159,28 +165,33 @@ def decode_attention(
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,  # [Hq]
-    most_splits: int,
+    most_splits: int | None = None,
     shape: Shape | None = None,
     least: int | None = None,
 ) -> Tensor:
     """Attention of up to 16 new tokens over what the cache's rows hold and themselves: [B, Hq, T, Dv].
 
     Only visible slots of the store are read, whatever its capacity. Padding gives zeros. The last axis of q, k and v is
-    contiguous. `most_splits` comes from `splits_for`; `shape` and `least` are for measuring other configurations.
-    The output lies as [B, T, Hq, Dv], so putting the heads side by side afterwards costs nothing.
+    contiguous. `most_splits` bounds the programs a row may be divided over; a caller that knows the capacity can give
+    `splits_for(rows, key_heads, capacity)`. `shape` and `least` are for measuring other configurations. The output lies
+    as [B, T, Hq, Dv], so putting the heads side by side afterwards costs nothing.
     """
     B, Hq, T, D = q.shape
     Hk, Dv = k.shape[1], v.shape[3]
     if not 1 <= T <= NEW.value:
-        raise InputError(f"{T} new tokens a row: decode attention takes 1 to {NEW.value}, use lamina.attention for more")
+        raise InputError(
+            f"{T} new tokens a row: decode attention takes 1 to {NEW.value}, use lamina.attention for more"
+        )
     queries = Hq // Hk * T
-    M = min(max(16, triton.next_power_of_2(queries)), MOST_QUERIES)
+    M = min(max(16, triton.next_power_of_2(queries)), MOST_QUERIES[q.element_size()])
     blocks = triton.cdiv(queries, M)
     rows = M if blocks > 1 else queries
     shape = shape or shape_for(D, Dv, k.element_size(), M)
     groups = B * Hk * blocks
     least = least or least_tokens(groups)
     kind, size, keep = rule_of(window)
+    if most_splits is None:
+        most_splits = splits_for(B, Hk * blocks, reach(window), least=least)
     out = torch.empty(B, T, Hq, Dv, dtype=q.dtype, device=q.device)
     merges = merges_itself(groups, most_splits, rows, Dv)
     parts = out

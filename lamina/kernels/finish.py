@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lamina.activation import ACTIVATIONS
 from lamina.errors import InputError, LaminaError
-from lamina.nn.activation import ACTIVATIONS
 
 PARTS = 4 << 20  # numbers of float32 in the scratch store
 COUNTERS = 1 << 16
@@ -42,7 +42,7 @@ def act_kind(act: Act) -> str:
 
 @cache
 def scratch(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where parts of sums meet: [PARTS] float32 and [COUNTERS] zeros. One for a device: its products follow each other."""
+    """Where parts of sums meet: [PARTS] float32 and [COUNTERS] zeros; one for a device."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise LaminaError("the scratch store of products cannot be made while a graph is captured: run a step before")
     return torch.empty(PARTS, device=device), torch.zeros(COUNTERS, dtype=torch.int32, device=device)
@@ -66,7 +66,7 @@ def activate(x, ACT: tl.constexpr):
 @triton.jit
 def added(n, m, keep, M, bias, residual, residual_stride,
           GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr):  # fmt: skip
-    """What `finish` adds at [n, m]: bias, the bias of the partner, residual. Loaded early, so that nobody waits for it."""
+    """What `finish` adds at [n, m]: bias, the partner's bias, residual. Loaded early, so that nobody waits for it."""
     zero = tl.zeros([1, 1], dtype=tl.float32)
     first, second, rest = zero, zero, zero
     if BIAS:
@@ -80,7 +80,7 @@ def added(n, m, keep, M, bias, residual, residual_stride,
 
 @triton.jit
 def finish(a, b, first, second, rest, n, m, keep, M, scale, out, GATED: tl.constexpr, ACT: tl.constexpr):
-    """Stores (a + bias) · scale + residual, or act(a + bias) · (b + bias), at out[n, m] where `keep`; M outputs a row."""
+    """Stores (a + bias) · scale + residual, or act(a + bias) · (b + bias), at out[n, m] where `keep`; out: [N, M]"""
     y = activate(a + first, ACT) * (b + second) if GATED else (a + first) * scale + rest
     tl.store(out + n * M + m, y.to(out.dtype.element_ty), mask=keep)
 

@@ -1,9 +1,9 @@
 """Decode attention in the latent (MLA, absorbed): one vector a token serves as key and value of every head.
 
-A slot holds [latent | rotary key]. The key is all of it, the value its first `rank` numbers, so a block is read once and
-used in three products: two for the scores, one for the mix. All heads times new tokens are the rows of the products; the
-history is never expanded. Everything else is as in `attend`. A part is `rank` numbers for each query, too much for one
-program to merge, so the second kernel does it.
+A slot holds [latent | rotary key]. The key is all of it, the value its first `rank` numbers, so a block is read once
+and used in three products: two for the scores, one for the mix. All heads times new tokens are the rows of the
+products; the history is never expanded. Everything else is as in `attend`. A part is `rank` numbers for each query, too
+much for one program to merge, so the second kernel does it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lamina.attention.window import Full, Window
 from lamina.errors import InputError
-from lamina.kernels.attend import Shape
+from lamina.kernels.attend import MOST_QUERIES, Shape
 from lamina.kernels.launch import begin, launch_options, pdl
 from lamina.kernels.splits import (
     NEW,
@@ -27,22 +27,22 @@ from lamina.kernels.splits import (
     leave,
     merge_parts,
     position_of,
+    reach,
     row_of,
     rule_of,
     scored,
     slot_of,
+    splits_for,
     visible,
     write,
 )
 
 # By bytes of one number, and by queries in a program.
 SHAPES = {
-    (2, 16): Shape(32, 4, 3),
+    (2, 16): Shape(32, 8, 3),
     (2, 32): Shape(32, 8, 3),
     (2, 64): Shape(32, 8, 3),
-    (4, 16): Shape(16, 4, 3),
-    (4, 32): Shape(16, 8, 3),
-    (4, 64): Shape(16, 8, 3),
+    (4, 16): Shape(16, 8, 3),
 }
 LEAST = 128  # tokens a part has at least: a slot is as long as the keys and values of four heads
 
@@ -54,7 +54,6 @@ def _attend_latent(  # type: ignore[no-untyped-def]
     RANK_PAD: tl.constexpr, ROPE_PAD: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, QUERIES: tl.constexpr,
     KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    begin(PDL)
     group, split, most = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row, block = group // QUERIES, group % QUERIES
     length, count = row_of(table, row, T)
@@ -62,32 +61,19 @@ def _attend_latent(  # type: ignore[no-untyped-def]
     each, used = cut(many, most, least, BLOCK)
     if split >= used:
         return
+    begin(PDL)
 
     c, p = tl.arange(0, RANK_PAD)[None, :], tl.arange(0, ROPE_PAD)[None, :]
     inner = tl.arange(0, M)  # this program's queries: token t of head r // T
     r = block * M + inner
     t = r % T
     low = first_seen(length + t, size, KIND)  # [M]
-    at = q + (row * q_row + r // T * q_head + t * q_token)[:, None]
+    ours = q + (row * q_row + r // T * q_head + t * q_token)[:, None]
     real = (r < H * T)[:, None]
-    q_latent = tl.load(at + c, mask=real & (c < RANK), other=0.0)
-    q_rope = tl.load(at + RANK + p, mask=real & (p < ROPE), other=0.0)
+    q_latent = tl.load(ours + c, mask=real & (c < RANK), other=0.0)
+    q_rope = tl.load(ours + RANK + p, mask=real & (p < ROPE), other=0.0)
     top, total = tl.full([M], NOTHING, tl.float32), tl.zeros([M], tl.float32)
     mix = tl.zeros([M, RANK_PAD], tl.float32)
-
-    if split == used - 1:  # the shortest part takes the new tokens too
-        u = tl.arange(0, NEW)
-        there = (u < count)[:, None]
-        at = new + (row * new_row + u * new_token)[:, None]
-        latents = tl.load(at + c, mask=there & (c < RANK), other=0.0)
-        ropes = tl.load(at + RANK + p, mask=there & (p < ROPE), other=0.0)
-        products = tl.dot(q_latent, tl.trans(latents), input_precision="ieee")
-        products = tl.dot(q_rope, tl.trans(ropes), products, input_precision="ieee")
-        seen = (u < count)[None, :] & (u[None, :] <= t[:, None])
-        if KIND != "full":
-            position = (length + u)[None, :]
-            seen = seen & ((position >= low[:, None]) | (position < keep))
-        top, total, mix = fold(top, total, mix, scored(products, scale, 1.0, False), seen, latents)
 
     store = tl.multiple_of(tl.multiple_of(tl.load(table), 16).to(new.dtype), 16)
     store += row.to(tl.int64) * tl.load(table + 2) * (RANK + ROPE)
@@ -107,6 +93,20 @@ def _attend_latent(  # type: ignore[no-untyped-def]
             seen = seen & ((position >= low[:, None]) | (position < keep))
         top, total, mix = fold(top, total, mix, scored(products, scale, 1.0, False), seen, latents)
 
+    if split == used - 1:  # the shortest part takes the new tokens too
+        u = tl.arange(0, NEW)
+        at_new, is_new = new + (row * new_row + u * new_token)[:, None], (u < count)[:, None]
+        new_latents = tl.load(at_new + c, mask=is_new & (c < RANK), other=0.0)
+        new_ropes = tl.load(at_new + RANK + p, mask=is_new & (p < ROPE), other=0.0)
+        new_products = tl.dot(q_latent, tl.trans(new_latents), input_precision="ieee")
+        new_products = tl.dot(q_rope, tl.trans(new_ropes), new_products, input_precision="ieee")
+        sees_new = (u < count)[None, :] & (u[None, :] <= t[:, None])
+        if KIND != "full":
+            new_position = (length + u)[None, :]
+            sees_new = sees_new & ((new_position >= low[:, None]) | (new_position < keep))
+        new_scores = scored(new_products, scale, 1.0, False)
+        top, total, mix = fold(top, total, mix, new_scores, sees_new, new_latents)
+
     column = tl.arange(0, RANK_PAD)
     if used == 1:
         write(out, top, total, mix, out, row, 0, r, column, count, T, H, 1, RANK, False)
@@ -121,24 +121,28 @@ def decode_latent(
     *,
     rank: int,
     scale: float,
-    most_splits: int,
     window: Window | None = None,
+    most_splits: int | None = None,
     shape: Shape | None = None,
     least: int = LEAST,
 ) -> Tensor:
     """Attention of up to 16 new tokens over the latents that the cache's rows hold and their own: [B, H, T, rank].
 
-    As `decode_attention` with one key head and values = keys[..., :rank]. `most_splits` comes from
-    `splits_for(rows, 1, slots, waves=1, least=LEAST)`: parts are large here, so one program a multiprocessor.
+    As `decode_attention` with one key head and values = keys[..., :rank].
     """
     B, H, T, D = q.shape
     if not 1 <= T <= NEW.value:
-        raise InputError(f"{T} new tokens a row: decode attention takes 1 to {NEW.value}, use lamina.attention for more")
-    M = min(max(16, triton.next_power_of_2(H * T)), 64)
+        raise InputError(
+            f"{T} new tokens a row: decode attention takes 1 to {NEW.value}, use lamina.attention for more"
+        )
+    M = min(max(16, triton.next_power_of_2(H * T)), MOST_QUERIES[q.element_size()])
     blocks = triton.cdiv(H * T, M)
     rows = M if blocks > 1 else H * T
     shape = shape or SHAPES[q.element_size(), M]
-    kind, size, keep = rule_of(window or Full())
+    window = window or Full()
+    kind, size, keep = rule_of(window)
+    if most_splits is None:  # parts are large here: one program a multiprocessor
+        most_splits = splits_for(B * blocks, 1, reach(window), waves=1, least=least)
     out = torch.empty(B, T, H, rank, dtype=q.dtype, device=q.device)
     parts = out
     if most_splits > 1:

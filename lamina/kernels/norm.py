@@ -1,12 +1,13 @@
 """RMS norms of many short vectors or few long ones: one program normalises one vector, read once.
 
-    rms_norm          x / rms(x) · weight, with an optional residual added after it, as `lamina.nn.RMSNorm`
-    gated_rms_norm    norm(x · silu(gate)) or norm(x) · silu(gate), in groups, as `lamina.nn.GatedRMSNorm`
+rms_norm          x / rms(x) · weight, with an optional residual added after it, as `lamina.nn.RMSNorm`
+gated_rms_norm    norm(x · silu(gate)) or norm(x) · silu(gate), in groups, as `lamina.nn.GatedRMSNorm`
 """
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -15,15 +16,21 @@ from lamina.kernels.launch import begin, launch_options, pdl
 
 
 def rms_norm(
-    x: Tensor, weight: Tensor | None, eps: float, *, plus_one: bool = False, residual: Tensor | None = None
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    *,
+    plus_one: bool = False,
+    residual: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """x [N, W] or [N, H, W] of any strides with W contiguous, weight [W], residual as x but contiguous -> as x, contiguous.
+    """residual + norm(x), rounded once, to `dtype` or that of x; with `plus_one` the factor is 1 + weight.
 
-    `plus_one`: the factor is 1 + weight. What comes out is residual + norm(x), rounded once.
+    x [N, W] or [N, H, W] of any strides with W contiguous, weight [W], residual as x but contiguous -> as x, contiguous
     """
     shape, width = x.shape, x.shape[-1]
     x = x[None] if x.dim() == 2 else x  # [N, H, W]
-    out = x.new_empty(x.shape)
+    out = x.new_empty(x.shape, dtype=dtype)
     _norm_kernel[(x.shape[0], x.shape[1])](
         x, x if weight is None else weight, x if residual is None else residual, out,
         width, x.stride(0), x.stride(1), eps,

@@ -9,7 +9,7 @@ come from `choose`; the forms are described in `vector.py` (`Rows`, `Sweep`) and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -19,6 +19,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from lamina.activation import activation
 from lamina.errors import InputError
 from lamina.kernels import INTERPRETED
 from lamina.kernels.finish import COUNTERS, PARTS, Act, act_kind, scratch
@@ -26,7 +27,6 @@ from lamina.kernels.launch import launch_options, pdl
 from lamina.kernels.norm import rms_norm
 from lamina.kernels.tiles import tiles_kernel
 from lamina.kernels.vector import rows_kernel, sweep_kernel
-from lamina.nn.activation import activation
 
 MOST = 64  # vectors at a time
 
@@ -144,24 +144,38 @@ def gated(x: Tensor, weight: Tensor, act: str, bias: Tensor | None = None) -> Te
 def choose(n: int, m: int, k: int, itemsize: int, is_gated: bool) -> Form:
     """The form for n vectors, m outputs and sums over k."""
     reads = 2 if is_gated else 1  # rows of the weight for an output
-    if n > 4:
-        rows = 128 // reads if n > 16 else 64
-        programs = -(-m // rows)
-        splits = 1
-        while splits < 8 and programs * splits < 132 and k // (2 * splits) >= 512:
-            splits *= 2
-        block = 128 // itemsize
-        return Tiles(rows, block, 4, 4, splits)
-    if n == 1 and 2048 < k * itemsize <= 1 << 15 and m * reads >= 1024:
-        wide = triton.next_power_of_2(k) * itemsize
-        rows = 1 if is_gated or wide > 1 << 14 else 2
-        return Sweep(rows, warps=16 if wide > 1 << 14 else 8, stages=3, per_sm=1 if wide > 1 << 14 else 2)
-    rows = 1 if is_gated else 2
-    block = min(1024 // n if n > 1 else 1024, max(triton.next_power_of_2(k), 16))
-    splits = 1
-    while splits < 8 and m // rows * splits < 528 and k // (2 * splits) >= 2 * block:
-        splits *= 2
-    return Rows(rows, block, 4, splits)
+    wide = triton.next_power_of_2(k) * itemsize  # bytes of a row, as a program holds it
+    if n > 1:
+        form: Rows | Tiles = Tiles(64, (128 if is_gated else 256) // itemsize)
+        return _in_parts(form, n, m, k, programs=96, shortest=512)
+    if is_gated and wide == 1 << 13:
+        return Sweep(2, 8, stages=4, per_sm=1)
+    if 2048 <= wide <= 1 << 14 and m * reads >= 6144:
+        rows = 1  # of 16 KB together, but no more than leave two groups for each program
+        while 2 * rows * wide * reads <= 1 << 14 and m >= 1056 * rows:
+            rows *= 2
+        return Sweep(rows, min(8, wide // 512), stages=4)
+    block = max(16, min(1024, triton.next_power_of_2(k)))
+    form = Rows(2 // reads, block, unroll=4 if k >= 4 * block else 1)
+    return _in_parts(form, n, m, k, programs=528, shortest=2 * form.block)
+
+
+def _in_parts(form: Rows | Tiles, n: int, m: int, k: int, programs: int, shortest: int) -> Rows | Tiles:
+    """The form with as many splits as give `programs`, of `shortest` numbers or more, if they fit the scratch store."""
+    while form.splits < 8 and -(-m // form.rows) * form.splits < programs and k >= 2 * form.splits * shortest:
+        more = replace(form, splits=2 * form.splits)
+        counters, parts = parts_of(more, n, m)
+        if counters > COUNTERS or parts > PARTS:
+            break
+        form = more
+    return form
+
+
+def parts_of(form: Rows | Tiles, n: int, m: int) -> tuple[int, int]:
+    """How many counters, and how many parts of sums, a form with splits needs in the scratch store."""
+    groups = -(-m // form.rows)
+    numbers = 2 * m * max(16, triton.next_power_of_2(n)) if isinstance(form, Tiles) else n * (2 * m + groups)
+    return groups, form.splits * numbers
 
 
 @cache
@@ -191,7 +205,7 @@ def _launch(
     form = form or choose(n, m, k, weight.element_size(), act is not None)
     if norm is not None and isinstance(form, Tiles):
         x, norm = rms_norm(x, norm.weight, norm.eps, plus_one=norm.plus_one), None
-    out = x.new_empty(n, m)
+    out = x.new_empty(n, m, dtype=None if residual is None else residual.dtype)
     pointers = (x, weight, x if bias is None else bias, x if residual is None else residual)
     strides = (x.stride(0), weight.stride(0), 0 if residual is None else residual.stride(0))
     flags: dict[str, Any] = dict(
@@ -214,9 +228,8 @@ def _launch(
             ROWS=form.rows, BLOCK=block, STAGES=form.stages, AHEAD=ahead, EVEN=block == k, **flags,
         )  # fmt: skip
         return out
-    groups = triton.cdiv(m, form.rows)
-    parts, arrived = _meeting_place(form, x.device, groups, n * (2 * m + groups))
-    rows_kernel[(groups, form.splits)](
+    parts, arrived = _meeting_place(form, n, m, x.device)
+    rows_kernel[(triton.cdiv(m, form.rows), form.splits)](
         *pointers, factor, out, parts, arrived, m, k, *strides, scale, eps,
         ROWS=form.rows, BLOCK=form.block, SPLITS=form.splits, UNROLL=form.unroll, STAGES=form.stages,
         EVEN=k % form.block == 0, **flags,
@@ -230,25 +243,24 @@ def _launch_tiles(
 ) -> None:  # fmt: skip
     x, weight, bias, residual = pointers
     n_block = max(16, triton.next_power_of_2(n))
-    groups = triton.cdiv(m, form.rows)
-    parts, arrived = _meeting_place(form, x.device, groups, 2 * m * n_block)
+    parts, arrived = _meeting_place(form, n, m, x.device)
     a: Any = TensorDescriptor(x, [n, k], [x.stride(0), 1], [n_block, form.block]) if form.tma else x
     b: Any = weight
     if form.tma:
         b = TensorDescriptor(weight, list(weight.shape), [weight.stride(0), 1], [form.rows, form.block])
-    tiles_kernel[(groups, form.splits)](
+    tiles_kernel[(triton.cdiv(m, form.rows), form.splits)](
         a, b, bias, residual, out, parts, arrived, m, k, n, *strides, scale,
         N_BLOCK=n_block, ROWS=form.rows, BLOCK=form.block, SPLITS=form.splits, STAGES=form.stages,
         EVEN=k % form.block == 0, TMA=form.tma, **flags,
     )  # fmt: skip
 
 
-def _meeting_place(form: Rows | Tiles, device: torch.device, groups: int, numbers: int) -> tuple[Tensor, Tensor]:
-    """The scratch store, checked for room: `numbers` for each split, a counter for each group."""
-    parts, arrived = scratch(device)
-    if form.splits > 1 and (form.splits * numbers > PARTS or groups > COUNTERS):
+def _meeting_place(form: Rows | Tiles, n: int, m: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The scratch store, checked for room."""
+    counters, parts = parts_of(form, n, m)
+    if form.splits > 1 and (parts > PARTS or counters > COUNTERS):
         raise InputError(
-            f"{form}: {form.splits * numbers} parts of sums and {groups} counters, but the scratch store has room for "
-            f"{PARTS} and {COUNTERS}; use fewer splits"
+            f"{form}: {parts} parts of sums and {counters} counters, but the scratch store has room for {PARTS} and "
+            f"{COUNTERS}; use fewer splits"
         )
-    return parts, arrived
+    return scratch(device)

@@ -7,7 +7,8 @@ those of up to four tokens are asked for together, so that T tokens do not wait 
 
 The state is found through the cache's `table` (int64 [8]: [0] the state [B, *state_shape] in float32, [6] the counts
 [B] or 0), so a captured launch serves any cache. Row b takes its first counts[b] tokens. With none its state is not
-touched at all; outputs past its count are zero.
+touched at all; outputs past its count are zero. (Inputs past it are read but never used: reading them must not wait for
+the counts.)
 
 What model code computes around a rule one small operation at a time can be done here on the way in or out, where a
 keyword is given; without keywords a function is `Rule.scan` in place. References: `lamina.recurrence`.
@@ -16,9 +17,12 @@ keyword is given; without keywords a function is `Rule.scan` in place. Reference
 reach them, and is right as long as that launch did not write them: true behind the mixer's convolution or products.
 """
 
+# Kernels gather tensors in tuples that grow:
+# mypy: disable-error-code="assignment, var-annotated"
+
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -48,10 +52,21 @@ TILES = {  # (rule, many numbers of state in all)
 }
 
 
-def recur_step(rule: Rule, inputs: Tensors, constants: Tensors, table: Tensor, *, early: bool = False) -> Tensor:
-    """The rule's own `scan` on the state behind `table`, in place: inputs [B, T, *shape] -> outputs [B, T, ...]."""
-    step = {SSD: ssd_step, SelectiveScan: selective_scan_step, GatedDelta: gated_delta_step}[type(rule)]
-    return step(inputs, constants, table, early=early)
+def recur_step(rule: Rule, inputs: Tensors, constants: Tensors, table: Tensor, **around: Any) -> Tensor:
+    """The rule's own `scan` on the state behind `table`, in place: inputs [B, T, *shape] -> outputs [B, T, ...].
+
+    around   what the rule's `before` and `after` do, in the same kernel
+    """
+    match rule:
+        case SSD():
+            return ssd_step(inputs, constants, table, **around)
+        case SelectiveScan():
+            return selective_scan_step(inputs, constants, table, **around)
+        case GatedDelta():
+            return gated_delta_step(inputs, constants, table, **around)
+    raise ValueError(
+        f"no kernel for the rule {rule}; there is one for SSD, SelectiveScan and GatedDelta, or use rule.scan"
+    )
 
 
 # -- what the kernels share ------------------------------------------------------------------------------------------
@@ -89,8 +104,11 @@ def _step_size(dt, bias, low, high):  # type: ignore[no-untyped-def]
     return dt
 
 
-def _tile(rule: type[Rule], state: int, tile: Tile | None) -> Tile:
-    return tile or TILES[rule, state >= MANY]
+def _tile(rule: type[Rule], numbers: int, tile: Tile | None) -> tuple[Tile, bool]:
+    """What a program holds, and whether states of rows without tokens are left unread, though that takes a look at the
+    counts first: worth it where the time is that of moving bytes, not that of reaching them."""
+    many = numbers >= MANY
+    return tile or TILES[rule, many], many
 
 
 def _together(tokens: int) -> int:
@@ -109,9 +127,10 @@ def _by_token(x: Tensor) -> Tensor:
 @triton.jit
 def _ssd(  # type: ignore[no-untyped-def]
     x, dt, B, C, A, skip, gate, bias, low, high, out, table,
-    x_row, x_token, dt_row, dt_token, B_row, B_token, C_row, C_token, gate_row, gate_token, T,
-    H: tl.constexpr, P: tl.constexpr, N: tl.constexpr, SHARED: tl.constexpr,
-    BLOCK: tl.constexpr, N_BLOCK: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    x_row, x_token, dt_row, dt_token, B_row, B_token, C_row, C_token, gate_row, gate_token,
+    T: tl.constexpr, H: tl.constexpr, P: tl.constexpr, N: tl.constexpr, SHARED: tl.constexpr,
+    BLOCK: tl.constexpr, N_BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    LIVE_ONLY: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if not EARLY:
         begin(PDL)
@@ -119,8 +138,8 @@ def _ssd(  # type: ignore[no-untyped-def]
     p, n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, N_BLOCK)
     here, inside = p < P, (p < P)[:, None] & (n < N)[None, :]
     at = _state(table) + (row * H + head) * (P * N) + p[:, None] * N + n[None, :]
-    h = tl.load(at, mask=inside, other=0.0)  # [P, N]
     count = _count(table, row, T)
+    h = tl.load(at, mask=inside & (count > 0) if LIVE_ONLY else inside, other=0.0)  # [P, N]
     if EARLY:
         begin(PDL)
     x += row * x_row + head * P + p
@@ -130,24 +149,27 @@ def _ssd(  # type: ignore[no-untyped-def]
     out += row * T * H * P + head * P + p
     a = tl.load(A + head).to(tl.float32)
     dt_bias = None if bias is None else tl.load(bias + head).to(tl.float32)
+    D = None if skip is None else tl.load(skip + head).to(tl.float32)
     for first in range(0, T, GROUP):
-        xs, dts, Bs, Cs = (), (), (), ()
+        xs, dts, Bs, Cs, zs = (), (), (), (), ()
         for i in tl.static_range(GROUP):
-            t, real = first + i, first + i < count
-            xs += (tl.load(x + t * x_token, mask=here & real, other=0.0).to(tl.float32),)
-            dts += (tl.load(dt + t * dt_token, mask=real, other=0.0).to(tl.float32),)
-            Bs += (tl.load(B + t * B_token, mask=(n < N) & real, other=0.0).to(tl.float32),)
-            Cs += (tl.load(C + t * C_token, mask=(n < N) & real, other=0.0).to(tl.float32),)
+            t, given = first + i, first + i < T
+            xs += (tl.load(x + t * x_token, mask=here & given, other=0.0).to(tl.float32),)
+            dts += (tl.load(dt + t * dt_token, mask=given, other=0.0).to(tl.float32),)
+            Bs += (tl.load(B + t * B_token, mask=(n < N) & given, other=0.0).to(tl.float32),)
+            Cs += (tl.load(C + t * C_token, mask=(n < N) & given, other=0.0).to(tl.float32),)
+            if gate is not None:
+                z = gate + row * gate_row + t * gate_token + head * P + p
+                zs += (tl.load(z, mask=here & given, other=0.0).to(tl.float32),)
         for i in tl.static_range(GROUP):
             t, real = first + i, first + i < count
             size = _step_size(dts[i], dt_bias, low, high)
             h = tl.where(real, tl.exp(size * a) * h + (size * xs[i])[:, None] * Bs[i][None, :], h)
             y = tl.sum(h * Cs[i][None, :], axis=1)  # [P]
-            if skip is not None:
-                y += tl.load(skip + head).to(tl.float32) * xs[i]
+            if D is not None:
+                y += D * xs[i]
             if gate is not None:
-                z = tl.load(gate + row * gate_row + t * gate_token + head * P + p, mask=here & real, other=0.0)
-                y *= z.to(tl.float32) * tl.sigmoid(z.to(tl.float32))
+                y *= zs[i] * tl.sigmoid(zs[i])
             tl.store(out + t * H * P, tl.where(real, y, 0.0), mask=here & (t < T))
     tl.store(at, h, mask=inside & (count > 0))
 
@@ -176,13 +198,13 @@ def ssd_step(
     state = B.shape[3]
     z = None if gate is None else _by_token(gate)
     out = torch.empty(rows, tokens, heads, dim, dtype=_out_dtype(x, skip, gate), device=x.device)
-    tile = _tile(SSD, rows * heads * dim * state, tile)
+    tile, live_only = _tile(SSD, rows * heads * dim * state, tile)
     wide = triton.next_power_of_2(state)
     block = min(max(tile.numbers // wide, 1), triton.next_power_of_2(dim))
     _ssd[triton.cdiv(dim, block), heads, rows](
         x, dt, B, C, constants["A"], skip, z, dt_bias, *_bounds(dt_limit), out, table,
         *x.stride()[:2], *dt.stride()[:2], *B.stride()[:2], *C.stride()[:2], *_strides(z), tokens,
-        heads, dim, state, heads // B.shape[2], block, wide, _together(tokens), early, pdl(),
+        heads, dim, state, heads // B.shape[2], block, wide, _together(tokens), live_only, early, pdl(),
         num_warps=tile.warps, **launch_options(),
     )  # fmt: skip
     return out
@@ -210,9 +232,10 @@ def _strides(x: Tensor | None) -> tuple[int, int]:
 @triton.jit
 def _selective_scan(  # type: ignore[no-untyped-def]
     x, dt, B, C, A, skip, gate, bias, out, table,
-    x_row, x_token, dt_row, dt_token, B_row, B_token, C_row, C_token, gate_row, gate_token, T,
-    CHANNELS: tl.constexpr, N: tl.constexpr,
-    BLOCK: tl.constexpr, N_BLOCK: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    x_row, x_token, dt_row, dt_token, B_row, B_token, C_row, C_token, gate_row, gate_token,
+    T: tl.constexpr, CHANNELS: tl.constexpr, N: tl.constexpr,
+    BLOCK: tl.constexpr, N_BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    LIVE_ONLY: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if not EARLY:
         begin(PDL)
@@ -221,9 +244,9 @@ def _selective_scan(  # type: ignore[no-untyped-def]
     here, inside = c < CHANNELS, (c < CHANNELS)[:, None] & (n < N)[None, :]
     within = c[:, None] * N + n[None, :]
     at = _state(table) + row * (CHANNELS * N) + within
-    h = tl.load(at, mask=inside, other=0.0)  # [C, N]
-    a = tl.load(A + within, mask=inside, other=0.0).to(tl.float32)
     count = _count(table, row, T)
+    h = tl.load(at, mask=inside & (count > 0) if LIVE_ONLY else inside, other=0.0)  # [C, N]
+    a = tl.load(A + within, mask=inside, other=0.0).to(tl.float32)
     if EARLY:
         begin(PDL)
     x += row * x_row + c
@@ -232,24 +255,27 @@ def _selective_scan(  # type: ignore[no-untyped-def]
     C += row * C_row + n
     out += row * T * CHANNELS + c
     dt_bias = None if bias is None else tl.load(bias + c, mask=here, other=0.0).to(tl.float32)
+    D = None if skip is None else tl.load(skip + c, mask=here, other=0.0).to(tl.float32)
     for first in range(0, T, GROUP):
-        xs, dts, Bs, Cs = (), (), (), ()
+        xs, dts, Bs, Cs, zs = (), (), (), (), ()
         for i in tl.static_range(GROUP):
-            t, real = first + i, first + i < count
-            xs += (tl.load(x + t * x_token, mask=here & real, other=0.0).to(tl.float32),)
-            dts += (tl.load(dt + t * dt_token, mask=here & real, other=0.0).to(tl.float32),)
-            Bs += (tl.load(B + t * B_token, mask=(n < N) & real, other=0.0).to(tl.float32),)
-            Cs += (tl.load(C + t * C_token, mask=(n < N) & real, other=0.0).to(tl.float32),)
+            t, given = first + i, first + i < T
+            xs += (tl.load(x + t * x_token, mask=here & given, other=0.0).to(tl.float32),)
+            dts += (tl.load(dt + t * dt_token, mask=here & given, other=0.0).to(tl.float32),)
+            Bs += (tl.load(B + t * B_token, mask=(n < N) & given, other=0.0).to(tl.float32),)
+            Cs += (tl.load(C + t * C_token, mask=(n < N) & given, other=0.0).to(tl.float32),)
+            if gate is not None:
+                z = gate + row * gate_row + t * gate_token + c
+                zs += (tl.load(z, mask=here & given, other=0.0).to(tl.float32),)
         for i in tl.static_range(GROUP):
             t, real = first + i, first + i < count
             size = _step_size(dts[i], dt_bias, None, None)
             h = tl.where(real, tl.exp(size[:, None] * a) * h + (size * xs[i])[:, None] * Bs[i][None, :], h)
             y = tl.sum(h * Cs[i][None, :], axis=1)  # [C]
-            if skip is not None:
-                y += tl.load(skip + c, mask=here, other=0.0).to(tl.float32) * xs[i]
+            if D is not None:
+                y += D * xs[i]
             if gate is not None:
-                z = tl.load(gate + row * gate_row + t * gate_token + c, mask=here & real, other=0.0).to(tl.float32)
-                y *= z * tl.sigmoid(z)
+                y *= zs[i] * tl.sigmoid(zs[i])
             tl.store(out + t * CHANNELS, tl.where(real, y, 0.0), mask=here & (t < T))
     tl.store(at, h, mask=inside & (count > 0))
 
@@ -276,13 +302,13 @@ def selective_scan_step(
     state = B.shape[2]
     z = None if gate is None else _by_token(gate)
     out = torch.empty(rows, tokens, channels, dtype=_out_dtype(x, skip, gate), device=x.device)
-    tile = _tile(SelectiveScan, rows * channels * state, tile)
+    tile, live_only = _tile(SelectiveScan, rows * channels * state, tile)
     wide = triton.next_power_of_2(state)
     block = min(max(tile.numbers // wide, 1), triton.next_power_of_2(channels))
     _selective_scan[triton.cdiv(channels, block), rows](
         x, dt, B, C, constants["A"], skip, z, dt_bias, out, table,
         *x.stride()[:2], *dt.stride()[:2], *B.stride()[:2], *C.stride()[:2], *_strides(z), tokens,
-        channels, state, block, wide, _together(tokens), early, pdl(),
+        channels, state, block, wide, _together(tokens), live_only, early, pdl(),
         num_warps=tile.warps, **launch_options(),
     )  # fmt: skip
     return out
@@ -294,9 +320,10 @@ def selective_scan_step(
 @triton.jit
 def _gated_delta(  # type: ignore[no-untyped-def]
     q, k, v, g, beta, A, bias, scale, out, table,
-    q_row, q_token, k_row, k_token, v_row, v_token, g_row, g_token, beta_row, beta_token, T,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, UNIT: tl.constexpr,
-    BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    q_row, q_token, k_row, k_token, v_row, v_token, g_row, g_token, beta_row, beta_token,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, UNIT: tl.constexpr,
+    BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    LIVE_ONLY: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if not EARLY:
         begin(PDL)
@@ -304,8 +331,8 @@ def _gated_delta(  # type: ignore[no-untyped-def]
     d, e = tl.arange(0, K_BLOCK), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here, inside = e < V, (d < K)[:, None] & (e < V)[None, :]
     at = _state(table) + (row * H + head) * (K * V) + d[:, None] * V + e[None, :]
-    s = tl.load(at, mask=inside, other=0.0)  # [K, V]
     count = _count(table, row, T)
+    s = tl.load(at, mask=inside & (count > 0) if LIVE_ONLY else inside, other=0.0)  # [K, V]
     if EARLY:
         begin(PDL)
     q += row * q_row + head // SHARED * K + d
@@ -314,15 +341,17 @@ def _gated_delta(  # type: ignore[no-untyped-def]
     g += row * g_row + head
     beta += row * beta_row + head
     out += row * T * H * V + head * V + e
+    a = None if A is None else tl.load(A + head).to(tl.float32)
+    dt_bias = None if bias is None else tl.load(bias + head).to(tl.float32)
     for first in range(0, T, GROUP):
         qs, ks, vs, gs, betas = (), (), (), (), ()
         for i in tl.static_range(GROUP):
-            t, real = first + i, first + i < count
-            qs += (tl.load(q + t * q_token, mask=(d < K) & real, other=0.0).to(tl.float32),)
-            ks += (tl.load(k + t * k_token, mask=(d < K) & real, other=0.0).to(tl.float32),)
-            vs += (tl.load(v + t * v_token, mask=here & real, other=0.0).to(tl.float32),)
-            gs += (tl.load(g + t * g_token, mask=real, other=0.0).to(tl.float32),)
-            betas += (tl.load(beta + t * beta_token, mask=real, other=0.0).to(tl.float32),)
+            t, given = first + i, first + i < T
+            qs += (tl.load(q + t * q_token, mask=(d < K) & given, other=0.0).to(tl.float32),)
+            ks += (tl.load(k + t * k_token, mask=(d < K) & given, other=0.0).to(tl.float32),)
+            vs += (tl.load(v + t * v_token, mask=here & given, other=0.0).to(tl.float32),)
+            gs += (tl.load(g + t * g_token, mask=given, other=0.0).to(tl.float32),)
+            betas += (tl.load(beta + t * beta_token, mask=given, other=0.0).to(tl.float32),)
         for i in tl.static_range(GROUP):
             t, real = first + i, first + i < count
             key, query, strength, log = ks[i], qs[i], betas[i], gs[i]
@@ -330,7 +359,7 @@ def _gated_delta(  # type: ignore[no-untyped-def]
                 key *= tl.rsqrt(tl.sum(key * key, axis=0) + 1e-6)
                 query *= tl.rsqrt(tl.sum(query * query, axis=0) + 1e-6) * scale
             if bias is not None:
-                log = tl.load(A + head).to(tl.float32) * _softplus(log + tl.load(bias + head).to(tl.float32))
+                log = a * _softplus(log + dt_bias)
                 strength = tl.sigmoid(strength)
             # y = S^T q with the corrected S is decay · S^T q + (k·q) u: both looks at the state are taken at once.
             decay = tl.exp(log)
@@ -363,13 +392,13 @@ def gated_delta_step(
     key_heads, key = k.shape[2:]
     A, bias = gates or (None, None)
     out = torch.empty(rows, tokens, heads, value, dtype=v.dtype, device=v.device)
-    tile = _tile(GatedDelta, rows * heads * key * value, tile)
+    tile, live_only = _tile(GatedDelta, rows * heads * key * value, tile)
     tall = triton.next_power_of_2(key)
     block = min(max(tile.numbers // tall, 1), triton.next_power_of_2(value))
     _gated_delta[triton.cdiv(value, block), heads, rows](
         q, k, v, g, beta, A, bias, key**-0.5, out, table,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *g.stride()[:2], *beta.stride()[:2], tokens,
-        heads, key, value, heads // key_heads, unit, block, tall, _together(tokens), early, pdl(),
+        heads, key, value, heads // key_heads, unit, block, tall, _together(tokens), live_only, early, pdl(),
         num_warps=tile.warps, **launch_options(),
     )  # fmt: skip
     return out

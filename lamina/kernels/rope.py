@@ -41,11 +41,11 @@ def _rotate(  # type: ignore[no-untyped-def]
     PAIRS: tl.constexpr, PAIRS_PAD: tl.constexpr, REST_PAD: tl.constexpr, DV_PAD: tl.constexpr,
     NEIGHBOURS: tl.constexpr, WRITE: tl.constexpr, FIRST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    begin(PDL)
     row, t, head = tl.program_id(0) // T, tl.program_id(0) % T, tl.program_id(1) + FIRST
     length, count = row_of(table, row, T)
     real = t < count
     slot = tl.where(real, slot_at(table, length + t), 0)
+    begin(PDL)
     if head < Q_HEADS + K_HEADS:
         is_key = head >= Q_HEADS
         h = tl.where(is_key, head - Q_HEADS, head)
@@ -78,18 +78,18 @@ def _rotate(  # type: ignore[no-untyped-def]
                 tl.store(z + one, turned_a, mask=inside & stores)
                 tl.store(z + two, turned_b, mask=inside & stores)
         if REST_PAD:  # numbers that are not turned
-            i = 2 * PAIRS + tl.arange(0, REST_PAD)
-            rest = tl.load(x + i, mask=i < D, other=0.0)
+            j = 2 * PAIRS + tl.arange(0, REST_PAD)
+            rest = tl.load(x + j, mask=j < D, other=0.0)
             if PAIRS:
-                tl.store(y + i, rest, mask=i < D)
+                tl.store(y + j, rest, mask=j < D)
             if WRITE:
-                tl.store(z + i, rest, mask=(i < D) & stores)
+                tl.store(z + j, rest, mask=(j < D) & stores)
     else:
         if WRITE:
             h = head - Q_HEADS - K_HEADS
-            i = tl.arange(0, DV_PAD)
-            values = tl.load(v + row * v_row + h * v_head + t * v_token + i, mask=i < DV, other=0.0)
-            tl.store(store_at(table, 1, v, row, h, slot, K_HEADS, DV) + i, values, mask=(i < DV) & real)
+            d = tl.arange(0, DV_PAD)
+            values = tl.load(v + row * v_row + h * v_head + t * v_token + d, mask=d < DV, other=0.0)
+            tl.store(store_at(table, 1, v, row, h, slot, K_HEADS, DV) + d, values, mask=(d < DV) & real)
 
 
 def rotate_and_append(
@@ -104,8 +104,8 @@ def rotate_and_append(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Turns q and k into new tensors, [B, T, H, D] seen as [B, H, T, D]; returns them and v.
 
-    With `write`, real new keys and values go to their slots: into a line any number of tokens, into a ring one. The last
-    axis of q, k and v is contiguous. `neighbours` pairs every number with the one beside it instead of half a head away.
+    With `write`, real new keys and values go to their slots: into a line any number of tokens, into a ring one. The
+    last axis of q, k and v is contiguous. `neighbours` pairs every number with the one beside it, not half a head away.
     """
     B, Hq, T, D = q.shape
     Hk, Dv = k.shape[1], v.shape[3]
@@ -123,7 +123,7 @@ def rotate_and_append(
         q, k, v, q_out, k_out, cos, sin, table,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *cos.stride()[:2],
         T=T, Q_HEADS=Hq, K_HEADS=Hk, D=D, DV=Dv, PAIRS=pairs, PAIRS_PAD=triton.next_power_of_2(max(pairs, 1)),
-        REST_PAD=triton.next_power_of_2(D - 2 * pairs) if D > 2 * pairs else 0, DV_PAD=triton.next_power_of_2(Dv),
+        REST_PAD=triton.next_power_of_2(D - 2 * pairs) if 2 * pairs < D else 0, DV_PAD=triton.next_power_of_2(Dv),
         NEIGHBOURS=neighbours, WRITE=write, FIRST=first, PDL=pdl(), num_warps=1, **launch_options(),
     )  # fmt: skip
     return (q_out.transpose(1, 2), k_out.transpose(1, 2), v) if turns else (q, k, v)
@@ -133,17 +133,17 @@ def rotate_and_append(
 def _append(  # type: ignore[no-untyped-def]
     x, table, x_row, x_token, T: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, PDL: tl.constexpr
 ):
-    begin(PDL)
     row, t = tl.program_id(0) // T, tl.program_id(0) % T
     length, count = row_of(table, row, T)
     slot = tl.where(t < count, slot_at(table, length + t), 0)
+    begin(PDL)
     i = tl.arange(0, D_PAD)
     numbers = tl.load(x + row * x_row + t * x_token + i, mask=i < D, other=0.0)
     tl.store(store_at(table, 0, x, row, 0, slot, 1, D) + i, numbers, mask=(i < D) & (t < count))
 
 
 def append(x: Tensor, table: Tensor) -> None:
-    """Real new tokens x [B, T, D] (latents, plain vectors) into their slots: into a line any number, into a ring one."""
+    """Real new tokens x [B, T, D] (latents) into their slots: into a line any number of them, into a ring one."""
     B, T, D = x.shape
     _append[(B * T,)](
         x, table, *x.stride()[:2], T=T, D=D, D_PAD=triton.next_power_of_2(D), PDL=pdl(), num_warps=4, **launch_options()

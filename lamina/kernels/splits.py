@@ -37,7 +37,11 @@ MERGE_BYTES = 1 << 17  # of parts that one program may merge; with more, a secon
 
 @triton.jit
 def row_of(table, row, T: tl.constexpr):  # type: ignore[no-untyped-def]
-    """How many tokens the row holds, and how many of the T new ones are real."""
+    """How many tokens the row holds, and how many of the T new ones are real.
+
+    Both were set by an earlier pass, so kernels read them before `begin`: the kernel just before them does not write
+    them, and the ones before that are over when a kernel starts.
+    """
     lengths, counts = tl.load(table + 5).to(tl.pointer_type(tl.int64)), tl.load(table + 6)
     length = tl.load(lengths + row)
     count = tl.load(counts.to(tl.pointer_type(tl.int64)) + row, mask=counts != 0, other=T)
@@ -176,12 +180,12 @@ def _merge(  # type: ignore[no-untyped-def]
     PDL: tl.constexpr,
 ):  # fmt: skip
     """One query and C columns a program. A row with a single part has been written already."""
-    begin(PDL)
     group, r = tl.program_id(0) // ROWS, tl.program_id(0) % ROWS + tl.arange(0, 1)
     row, head, block = group // (HEADS * QUERIES), group // QUERIES % HEADS, group % QUERIES
     length, count = row_of(table, row, T)
-    kept, first, many, ring = visible(table, length, count, size, keep, KIND)
-    each, used = cut(many, most, least, BLOCK)
+    _kept, _first, many, _ring = visible(table, length, count, size, keep, KIND)
+    _each, used = cut(many, most, least, BLOCK)
+    begin(PDL)
     if used > 1:
         d = tl.program_id(1) * C + tl.arange(0, C)
         top, total, mix = merge(parts, group, used, most, r, d, ROWS, DV, 1, C, CHUNK)
@@ -232,6 +236,11 @@ def rule_of(window: Window) -> tuple[str, int, int]:
     raise InputError(f"the attention kernels know Full, Sliding and Chunked, not {window}: use lamina.attention")
 
 
+def reach(window: Window) -> int | None:
+    """The most tokens a query can see; None where there is no end to them."""
+    return None if window.span is None else window.span + rule_of(window)[2]
+
+
 @cache
 def multiprocessors() -> int:
     return 132 if INTERPRETED else torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
@@ -242,16 +251,16 @@ def least_tokens(groups: int) -> int:
     return 256 if groups < multiprocessors() else 4096
 
 
-def splits_for(rows: int, key_heads: int, slots: int, *, waves: int = 2, least: int | None = None) -> int:
+def splits_for(rows: int, key_heads: int, slots: int | None, *, waves: int = 1, least: int | None = None) -> int:
     """How many parts a launch should have room for: `waves` programs for each multiprocessor, and with many rows still
-    some for a row that is much longer than the others. `slots`: the most tokens a row can see (capacity or window).
+    some for a row that is much longer than the others. `slots`: the most tokens a row can see, None where not known.
 
     >>> splits_for(1, 8, 128), splits_for(32, 8, 4096)
     (1, 1)
     """
     groups = rows * key_heads
-    fill = waves * multiprocessors() // groups
-    return max(1, min(max(fill, 8), triton.cdiv(slots, least or least_tokens(groups))))
+    room = max(waves * multiprocessors() // groups, 4)
+    return room if slots is None else max(1, min(room, triton.cdiv(slots, least or least_tokens(groups))))
 
 
 @cache

@@ -1,8 +1,8 @@
 """Products of a weight matrix and up to 64 vectors with the matrix units: still the time of reading the matrix once.
 
 A program owns a tile of outputs: ROWS rows of the weight (with their partners when gated) times all vectors. Tiles of
-the weight stream through shared memory, several at a time on their way. The vectors are read again by every program, from
-L2: wide tiles keep that small against the weight, and cutting the sums into parts keeps enough programs at work.
+the weight stream through shared memory, several on their way at a time. Every program reads the vectors again, from L2:
+wide tiles keep that small against the weight, and cutting the sums into parts keeps enough programs at work.
 """
 
 # mypy: allow-untyped-defs

@@ -1,8 +1,8 @@
 """Products of a weight matrix and one or a few vectors, where all the time is that of reading the matrix.
 
-Two forms. `rows_kernel`: a program owns a few rows of the weight (or a part of them, when there are too few rows to keep
-the memory busy) and walks along them. `sweep_kernel`: as many programs as fit at once, each keeps the whole vector in
-registers and walks down the matrix, whole rows at a time, with the next rows already on their way into shared memory; so
+Two forms. `rows_kernel`: a program owns a few rows of the weight (or a part of them, when there are too few rows to
+keep the memory busy) and walks along them. `sweep_kernel`: as many programs as fit at once, each keeps the whole vector
+in registers and walks down the matrix, whole rows at a time, the next rows already on their way into shared memory; so
 the vector is read once, and normalising it first costs no kernel of its own.
 
 While the kernel before is still running, `ahead` rows can be asked into the L2 cache: weights depend on nobody.
@@ -88,7 +88,9 @@ def rows_kernel(
             w = tl.load(row + k, mask=inside, other=0, eviction_policy="evict_first")
             v = tl.load(x_row + k, mask=inside, other=0, eviction_policy="evict_last").to(tl.float32)
         if GATED:
-            u = tl.load(row + tl.cast(M, tl.int64) * weight_stride + k, mask=inside, other=0, eviction_policy="evict_first")
+            u = tl.load(
+                row + tl.cast(M, tl.int64) * weight_stride + k, mask=inside, other=0, eviction_policy="evict_first"
+            )
         if NORM:
             squares += v * v
             v *= tl.load(norm + k, mask=inside, other=0).to(tl.float32) + (1.0 if PLUS_ONE else 0.0)
@@ -172,6 +174,8 @@ def sweep_kernel(
             if EVEN:
                 u = tl.load(row + tl.cast(M, tl.int64) * weight_stride, eviction_policy="evict_first")
             else:
-                u = tl.load(row + tl.cast(M, tl.int64) * weight_stride, mask=inside, other=0, eviction_policy="evict_first")
+                u = tl.load(
+                    row + tl.cast(M, tl.int64) * weight_stride, mask=inside, other=0, eviction_policy="evict_first"
+                )
             z = total(times(u, v, N_BLOCK), N_BLOCK)
         finish(y, z, first, second, rest, n[:, None], m[None, :], keep, M, scale, out, GATED, ACT)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lamina.checkpoint.names import Value
 from lamina.config import Config
 from lamina.model import Model
-from lamina.nn import Linear, Rotary
+from lamina.nn import Linear, RMSNorm, Rotary
 
 
 class Decoder(Model):
@@ -18,7 +18,7 @@ class Decoder(Model):
     the embedding."""
 
     def __init__(
-        self, c: Config, blocks: Iterable[nn.Module], norm: nn.Module, *, rope: Rotary | None, tied: bool
+        self, c: Config, blocks: Iterable[nn.Module], norm: RMSNorm, *, rope: Rotary | None, tied: bool
     ) -> None:
         super().__init__()
         self.vocab = c.vocab_size
@@ -37,7 +37,7 @@ class Decoder(Model):
         return None if self.rope is None else self.rope(positions)
 
     def unembed(self, x: Tensor) -> Tensor:
-        return self.head(self.norm(x))
+        return self.head(self.norm.into(x))
 
 
 def qkv_names(ours: str, theirs: str) -> dict[str, Value]:

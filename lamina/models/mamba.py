@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lamina.cache.memory import Memory
@@ -18,7 +17,7 @@ from lamina.cache.spec import Recurrent
 from lamina.checkpoint.names import From
 from lamina.config import Config
 from lamina.models.decoder import Decoder
-from lamina.nn import Linear, Mamba2Mixer, RMSNorm, ShortConvolution, activation
+from lamina.nn import Linear, Mamba2Mixer, RMSNorm, ShortConvolution
 from lamina.recurrence import SelectiveScan
 
 
@@ -32,8 +31,8 @@ class Mixer(nn.Module):
         self.rank = math.ceil(c.hidden_size / 16) if rank == "auto" else rank
         self.rule = SelectiveScan(inner, c.state_size)
         self.project = Linear(c.hidden_size, 2 * inner, bias=c.get("use_bias", False))
-        self.conv = ShortConvolution(inner, c.conv_kernel, bias=c.get("use_conv_bias", True))
-        self.act = activation(c.get("hidden_act", "silu"))
+        act = c.get("hidden_act", "silu")
+        self.conv = ShortConvolution(inner, c.conv_kernel, bias=c.get("use_conv_bias", True), act=act)
         self.select = Linear(inner, self.rank + 2 * c.state_size, bias=False)
         self.dt = Linear(self.rank, inner, bias=False)
         self.dt_bias = nn.Parameter(torch.zeros(inner))
@@ -42,14 +41,13 @@ class Mixer(nn.Module):
         self.out = Linear(inner, c.hidden_size, bias=c.get("use_bias", False))
         self.specs = {"conv": self.conv.spec, "state": Recurrent(self.rule)}
 
-    def forward(self, u: Tensor, memory: Memory) -> Tensor:
+    def forward(self, u: Tensor, memory: Memory, onto: Tensor | None = None) -> Tensor:
         x, z = self.project(u).chunk(2, dim=-1)  # [B, T, C] each
-        x = self.act(self.conv(x, memory))
+        x = self.conv(x, memory)
         dt, B, C = self.select(x).split([self.rank, self.rule.state, self.rule.state], dim=-1)
-        dt = F.softplus(self.dt(dt) + self.dt_bias)  # [B, T, C] in float32, as dt_bias is
-        y = memory.recur(self.rule, {"x": x, "dt": dt, "B": B, "C": C}, {"A": self.A})
-        y = y + self.D * x
-        return self.out((y * F.silu(z.to(y.dtype))).to(z.dtype))
+        around = {"dt_bias": self.dt_bias, "skip": self.D, "gate": z}
+        y = memory.recur(self.rule, {"x": x, "dt": self.dt(dt), "B": B, "C": C}, {"A": self.A}, around=around)
+        return self.out(y, onto)
 
 
 class Block(nn.Module):
@@ -61,8 +59,9 @@ class Block(nn.Module):
         self.specs = mixer.specs
 
     def forward(self, x: Tensor, memory: Memory, shared: None) -> Tensor:
-        y = self.mixer(self.norm(x).to(self.mixer.conv.weight.dtype), memory)
-        return (x.to(torch.promote_types(x.dtype, torch.float32)) if self.float_residual else x) + y
+        if self.float_residual:
+            x = x.to(torch.promote_types(x.dtype, torch.float32))
+        return self.mixer(self.norm(x, self.mixer.conv.weight.dtype), memory, onto=x)
 
 
 class Mamba(Decoder):

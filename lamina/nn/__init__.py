@@ -1,6 +1,6 @@
 """The blocks that families are built from."""
 
-from lamina.nn.activation import activation
+from lamina.activation import activation
 from lamina.nn.attention import SelfAttention
 from lamina.nn.conv import ShortConvolution
 from lamina.nn.cross import CrossAttention
@@ -15,7 +15,7 @@ from lamina.nn.relative import RelativeBias
 from lamina.nn.rotary import Rotary, rope_parameters, rotate, rotate_neighbours
 
 __all__ = [
-    "MLP", "CrossAttention", "Experts", "GatedDeltaMixer", "GatedMLP", "GatedRMSNorm", "Linear", "Mamba2Mixer", "RMSNorm",
-    "RelativeBias", "Rotary", "SelfAttention", "ShortConvolution", "activation", "mamba2_names", "rope_parameters",
-    "rotate", "rotate_neighbours",
+    "MLP", "CrossAttention", "Experts", "GatedDeltaMixer", "GatedMLP", "GatedRMSNorm", "Linear", "Mamba2Mixer",
+    "RMSNorm", "RelativeBias", "Rotary", "SelfAttention", "ShortConvolution", "activation", "mamba2_names",
+    "rope_parameters", "rotate", "rotate_neighbours",
 ]  # fmt: skip

@@ -13,7 +13,8 @@ from lamina.attention.window import Full, Window
 from lamina.cache.memory import Memory
 from lamina.cache.spec import Attention
 from lamina.nn.linear import Linear
-from lamina.nn.rotary import Table, rotate
+from lamina.nn.norm import Normed
+from lamina.nn.rotary import Table
 
 
 class SelfAttention(nn.Module):
@@ -48,14 +49,19 @@ class SelfAttention(nn.Module):
         self.out = Linear(heads * head_dim, width, bias=out_bias)
         self.q_norm, self.k_norm = q_norm, k_norm
 
-    def forward(self, x: Tensor, memory: Memory, rope: Table | None, bias: Bias | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor | Normed,
+        memory: Memory,
+        rope: Table | None,
+        bias: Bias | None = None,
+        onto: Tensor | None = None,  # what the result is added to (a residual)
+    ) -> Tensor:
         qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, heads + 2 kv, T, D]
         q, *gate, k, v = qkv.split(self.parts, dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        if rope is not None:
-            q, k = rotate(q, rope), rotate(k, rope)
-        out = memory.attend(q, k, v, scale=self.scale, softcap=self.softcap, bias=bias)  # [B, H, T, D]
+        out = memory.attend(q, k, v, scale=self.scale, rope=rope, softcap=self.softcap, bias=bias)  # [B, H, T, D]
         if gate:
             out = out * gate[0].sigmoid()
-        return self.out(out.transpose(1, 2).flatten(2))
+        return self.out(out.transpose(1, 2).flatten(2), onto)

@@ -10,13 +10,14 @@ from lamina.cache.spec import Convolution
 
 
 class ShortConvolution(nn.Module):
-    """Depthwise over the layer's memory, without an activation. Checkpoints keep the weight [C, K] as [C, 1, K]."""
+    """Depthwise over the layer's memory, and an activation. Checkpoints keep the weight [C, K] as [C, 1, K]."""
 
-    def __init__(self, channels: int, kernel: int, *, bias: bool = True) -> None:
+    def __init__(self, channels: int, kernel: int, *, bias: bool = True, act: str | None = None) -> None:
         super().__init__()
+        self.act = act
         self.spec = Convolution(channels, kernel)
         self.weight = nn.Parameter(torch.zeros(channels, kernel))
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
-        return memory.convolve(x, self.weight, self.bias)  # [B, T, C]
+        return memory.convolve(x, self.weight, self.bias, act=self.act)  # [B, T, C]

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lamina.nn.activation import activation
+from lamina import kernels
+from lamina.activation import activation
 
 
 class Experts(nn.Module):
@@ -36,6 +37,8 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """x [..., W], chosen and weights [..., K] -> [..., W]: each token's K experts, weighed and added up."""
         tokens, chosen, weights = x.flatten(0, -2), chosen.flatten(0, -2), weights.flatten(0, -2)
+        if kernels.on():
+            return self._by_kernel(tokens, chosen, weights).view(x.shape)
         few = 3 * chosen.numel() <= self.gate_up.shape[0]  # gathered weights are read, written and read again
         grouped = self._grouped_products(tokens)
         if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -46,6 +49,12 @@ class Experts(nn.Module):
             way = self.by_expert if grouped else self.everyone
         out = way(tokens, chosen, weights)
         return out.to(x.dtype).view(x.shape)
+
+    def _by_kernel(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        from lamina.kernels.experts import expert_down, expert_gated
+
+        inward, outward = (weights, None) if self.weigh_input else (None, weights)
+        return expert_down(expert_gated(x, self.gate_up, chosen, self.act, inward), self.down, chosen, outward)
 
     def by_expert(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """x [N, W], chosen and weights [N, K] -> [N, W]: (token, expert) pairs in the order of their experts."""

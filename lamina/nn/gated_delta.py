@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lamina.cache.memory import Memory
 from lamina.cache.spec import Recurrent
-from lamina.nn.activation import activation
 from lamina.nn.conv import ShortConvolution
 from lamina.nn.gated_norm import GatedRMSNorm
 from lamina.nn.linear import Linear
+from lamina.nn.norm import Normed
 from lamina.recurrence import GatedDelta
 
 
@@ -37,29 +36,22 @@ class GatedDeltaMixer(nn.Module):
         keys, values = key_heads * key_dim, value_heads * value_dim
         self.mixed, self.parts = [keys, keys, values], [2 * keys + values, values, value_heads, value_heads]
         self.project = Linear(width, sum(self.parts), bias=False)
-        self.conv = ShortConvolution(sum(self.mixed), kernel, bias=False)
-        self.act = activation(act)
+        self.conv = ShortConvolution(sum(self.mixed), kernel, bias=False, act=act)
         self.A = nn.Parameter(-torch.ones(value_heads))
         self.dt_bias = nn.Parameter(torch.zeros(value_heads))
         self.norm = GatedRMSNorm(value_dim, eps, gate_first=False)
         self.out = Linear(values, width, bias=False)
         self.specs = {"conv": self.conv.spec, "state": Recurrent(self.rule)}
 
-    def forward(self, u: Tensor, memory: Memory) -> Tensor:
+    def forward(self, u: Tensor | Normed, memory: Memory, onto: Tensor | None = None) -> Tensor:
         rule = self.rule
         qkv, z, b, a = self.project(u).split(self.parts, dim=-1)
-        q, k, v = self.act(self.conv(qkv, memory)).split(self.mixed, dim=-1)
-        q, k = (unit(x.unflatten(-1, (rule.key_heads, -1))) for x in (q, k))  # [B, T, Hk, Dk]
+        q, k, v = self.conv(qkv, memory).split(self.mixed, dim=-1)
+        q, k = (x.unflatten(-1, (rule.key_heads, -1)) for x in (q, k))  # [B, T, Hk, Dk]
         v, z = (x.unflatten(-1, (rule.value_heads, -1)) for x in (v, z))  # [B, T, Hv, Dv]
-        g = self.A * F.softplus(a + self.dt_bias)  # [B, T, Hv] in float32, as dt_bias is
-        y = memory.recur(rule, {"q": q * rule.key_dim**-0.5, "k": k, "v": v, "g": g, "beta": b.sigmoid()}, {})
-        return self.out(self.norm(y, z).flatten(2))
-
-
-def unit(x: Tensor) -> Tensor:
-    """Vectors of length one."""
-    y = x.to(torch.promote_types(x.dtype, torch.float32))
-    return (y * torch.rsqrt(y.pow(2).sum(-1, keepdim=True) + 1e-6)).to(x.dtype)
+        around = {"unit": True, "gates": (self.A, self.dt_bias)}
+        y = memory.recur(rule, {"q": q, "k": k, "v": v, "g": a, "beta": b}, {}, around=around)
+        return self.out(self.norm(y, z).flatten(2), onto)
 
 
 def parts_apart(heads: int, *sizes: int) -> Callable[[Tensor], Tensor]:

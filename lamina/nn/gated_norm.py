@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lamina import kernels
+
 
 class GatedRMSNorm(nn.Module):
     """norm(x · silu(gate)), or norm(x) · silu(gate), computed in float32 or better and returned in the gate's dtype.
@@ -20,6 +22,13 @@ class GatedRMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        if kernels.on():
+            from lamina.kernels.norm import gated_rms_norm
+
+            flat, gates = x.reshape(-1, x.shape[-1]), gate.reshape(-1, x.shape[-1])
+            groups, first = self.groups, self.gate_first
+            out = gated_rms_norm(flat, gates, self.weight, self.eps, groups=groups, gate_first=first)
+            return out.view(gate.shape)
         y = x.to(torch.promote_types(x.dtype, torch.float32))
         open_by = F.silu(gate.to(y.dtype))
         if self.gate_first:

@@ -11,13 +11,11 @@ import math
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lamina.cache.memory import Memory
 from lamina.cache.spec import Recurrent
 from lamina.checkpoint.names import From, Value
-from lamina.nn.activation import activation
 from lamina.nn.conv import ShortConvolution
 from lamina.nn.gated_norm import GatedRMSNorm
 from lamina.nn.linear import Linear
@@ -56,8 +54,7 @@ class Mamba2Mixer(nn.Module):
         inner, shared = heads * head_dim, groups * state
         self.parts, self.scales = [inner, inner, shared, shared, heads], list(scales)
         self.project = Linear(width, sum(self.parts), bias=bias)
-        self.conv = ShortConvolution(inner + 2 * shared, kernel, bias=conv_bias)
-        self.act = activation(act)
+        self.conv = ShortConvolution(inner + 2 * shared, kernel, bias=conv_bias, act=act)
         self.dt_bias = nn.Parameter(torch.zeros(heads))
         self.dt_limit = (dt_limit[0], dt_limit[1])
         self.A = nn.Parameter(-torch.ones(heads))
@@ -73,19 +70,20 @@ class Mamba2Mixer(nn.Module):
         if any(scale != 1 for scale in self.scales):
             self.scale = torch.cat([torch.full((n,), scale) for n, scale in zip(self.parts, self.scales, strict=True)])
 
-    def forward(self, u: Tensor, memory: Memory) -> Tensor:
+    def forward(self, u: Tensor, memory: Memory, onto: Tensor | None = None) -> Tensor:
         inner, _, shared, _, heads = self.parts
         projected = self.project(u)
         if self.scale is not None:
             projected = (projected * self.scale).to(projected.dtype)
         z, xBC, dt = projected.split([inner, inner + 2 * shared, heads], dim=-1)
-        x, B, C = self.act(self.conv(xBC, memory)).split([inner, shared, shared], dim=-1)
+        x, B, C = self.conv(xBC, memory).split([inner, shared, shared], dim=-1)
         x = x.unflatten(-1, (heads, -1))  # [B, T, H, P]
         B, C = (part.unflatten(-1, (self.rule.groups, -1)) for part in (B, C))  # [B, T, G, N]
-        dt = F.softplus(dt + self.dt_bias).clamp(*self.dt_limit)  # [B, T, H] in float32, as dt_bias is
-        y = memory.recur(self.rule, {"x": x, "dt": dt, "B": B, "C": C}, {"A": self.A})
-        y = (y + self.D[:, None] * x).flatten(2)
-        return self.out((y * F.silu(z.to(y.dtype))).to(z.dtype) if self.norm is None else self.norm(y, z))
+        around = {"dt_bias": self.dt_bias, "dt_limit": self.dt_limit, "skip": self.D}
+        if self.norm is None:
+            around["gate"] = z.unflatten(-1, (heads, -1))
+        y = memory.recur(self.rule, {"x": x, "dt": dt, "B": B, "C": C}, {"A": self.A}, around=around).flatten(2)
+        return self.out(y if self.norm is None else self.norm(y, z), onto)
 
 
 def mamba2_names(ours: str, theirs: str) -> dict[str, Value]:

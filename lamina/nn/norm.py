@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from lamina import kernels
+
+
+@dataclass(frozen=True)
+class Normed:
+    """x / rms(x) · weight that is not computed yet."""
+
+    x: Tensor
+    weight: Tensor
+    eps: float
+    plus_one: bool
 
 
 class RMSNorm(nn.Module):
@@ -15,10 +30,24 @@ class RMSNorm(nn.Module):
         start = torch.zeros(dim) if plus_one else torch.ones(dim)
         self.weight = nn.Parameter(start) if weight else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def into(self, x: Tensor) -> Tensor | Normed:
+        """The norm of x for a product that follows at once: in a captured step of one row the product does it."""
+        if kernels.on() and self.weight is not None and x.numel() == x.shape[-1] and x.dtype == self.weight.dtype:
+            return Normed(x, self.weight, self.eps, self.plus_one)
+        return self(x)
+
+    def forward(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """The norm in `dtype`, or in that of x."""
+        if kernels.on():
+            from lamina.kernels.norm import rms_norm
+
+            flat = x.reshape(-1, x.shape[-1])
+            return rms_norm(flat, self.weight, self.eps, plus_one=self.plus_one, dtype=dtype).view(x.shape)
+        if x.dtype == torch.float32 and not self.plus_one and (self.weight is None or self.weight.dtype == x.dtype):
+            return F.rms_norm(x, x.shape[-1:], self.weight, self.eps).to(dtype or x.dtype)
         y = x.to(torch.promote_types(x.dtype, torch.float32))
         y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)
         if self.weight is not None:
             weight = self.weight.to(y.dtype)
             y = y * (1 + weight) if self.plus_one else y * weight
-        return y.to(x.dtype)
+        return y.to(dtype or x.dtype)

@@ -1,8 +1,7 @@
 """Rotary position embedding: pairs of numbers turned by an angle that grows with the position.
 
 A table (cos, sin), each [B, T, D/2] in float32, is made once a pass from the true positions and used by every layer.
-Checkpoints pair the numbers of a head in two ways: first half with second half (`rotate`), or neighbours
-(`rotate_neighbours`).
+Turning itself is `lamina.attention.rotary`.
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lamina.attention.rotary import Table, rotate, rotate_neighbours
 from lamina.config import Config
 from lamina.errors import InputError
-
-Table = tuple[Tensor, Tensor]
 
 
 def rope_parameters(config: Config, base: float = 10_000.0) -> dict[str, Any]:
@@ -101,17 +99,4 @@ def yarn_scale(factor: float, weight: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
-def rotate(x: Tensor, table: Table) -> Tensor:
-    """Turns the first numbers of each head, first half paired with second half. x: [B, H, T, D]"""
-    cos, sin = (part[:, None] for part in table)  # [B, 1, T, P]
-    half = cos.shape[-1]
-    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]  # products promote to float32 or better
-    turned = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
-    return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
-
-
-def rotate_neighbours(x: Tensor, table: Table) -> Tensor:
-    """Turns each head, every number paired with its neighbour. x: [B, H, T, D]"""
-    cos, sin = (part[:, None] for part in table)
-    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
-    return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2).to(x.dtype)
+__all__ = ["Rotary", "Table", "frequencies", "rope_parameters", "rotate", "rotate_neighbours", "yarn_scale"]

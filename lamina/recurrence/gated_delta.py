@@ -10,9 +10,10 @@ the chunk enters linearly too: u = fresh - seen S_0, and both factors are solved
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lamina.recurrence.rule import Rule, Tensors, segment_sums
@@ -21,6 +22,9 @@ from lamina.recurrence.rule import Rule, Tensors, segment_sums
 @dataclass(frozen=True)
 class GatedDelta(Rule):
     """Inputs `q`, `k` (normalised and scaled by the model), `v`, `g` (log decay, <= 0), `beta`; no constants.
+
+    Around it: unit=True (q and k are brought to length one, q then divided by √key_dim), gates=(A, dt_bias) (g and beta
+    are as projected: A · softplus(g + dt_bias) and sigmoid(beta) are meant).
 
     Value head h reads key head h // (value_heads // key_heads).
 
@@ -56,6 +60,19 @@ class GatedDelta(Rule):
     def input_shapes(self) -> dict[str, tuple[int, ...]]:
         key, value = (self.key_heads, self.key_dim), (self.value_heads, self.value_dim)
         return {"q": key, "k": key, "v": value, "g": (self.value_heads,), "beta": (self.value_heads,)}
+
+    def before(
+        self, inputs: Tensors, unit: bool = False, gates: tuple[Tensor, Tensor] | None = None, **around: Any
+    ) -> Tensors:
+        inputs = dict(inputs)
+        if unit:
+            inputs["q"] = unit_length(inputs["q"]) * self.key_dim**-0.5
+            inputs["k"] = unit_length(inputs["k"])
+        if gates is not None:
+            A, dt_bias = gates
+            inputs["g"] = A * F.softplus(inputs["g"] + dt_bias)  # in float32, as dt_bias is
+            inputs["beta"] = inputs["beta"].sigmoid()
+        return inputs
 
     def step(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
         q, k, v, g, beta = (inputs[name].to(state.dtype) for name in self.input_shapes)
@@ -103,3 +120,9 @@ class GatedDelta(Rule):
     def _per_value_head(self, x: Tensor, dim: int) -> Tensor:
         repeats = self.value_heads // self.key_heads
         return x.repeat_interleave(repeats, dim) if repeats > 1 else x
+
+
+def unit_length(x: Tensor) -> Tensor:
+    """Vectors of length one."""
+    y = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (y * torch.rsqrt(y.pow(2).sum(-1, keepdim=True) + 1e-6)).to(x.dtype)

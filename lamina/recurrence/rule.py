@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -56,6 +56,14 @@ class Rule(ABC):
     @abstractmethod
     def scratch_per_token(self, length: int) -> int:
         """About how many numbers `chunks` holds for each token of a row in chunks of `length` tokens."""
+
+    def before(self, inputs: Tensors, **around: Any) -> Tensors:
+        """The inputs as the rule takes them, from what a model has: see `around` of `memory.recur`."""
+        return inputs
+
+    def after(self, out: Tensor, inputs: Tensors, **around: Any) -> Tensor:
+        """What the model wants, from what the rule gave."""
+        return out
 
     def zero_state(self, rows: int, device: torch.device | str | None = None) -> Tensor:
         """The state of `rows` rows that have seen nothing."""
@@ -141,6 +149,23 @@ class Rule(ABC):
                     f"{[rows, tokens, *shape]} for {rows} rows of {tokens} tokens"
                 )
         return tokens
+
+
+def step_sizes(
+    inputs: Tensors, dt_bias: Tensor | None = None, dt_limit: tuple[float, float] | None = None, **_: Any
+) -> Tensors:
+    """dt as projected becomes softplus(dt + dt_bias), in the bias's dtype, held to `dt_limit`."""
+    if dt_bias is None:
+        return inputs
+    dt = F.softplus(inputs["dt"] + dt_bias)
+    return {**inputs, "dt": dt if dt_limit is None else dt.clamp(*dt_limit)}
+
+
+def skipped_and_gated(out: Tensor, x: Tensor, skip: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
+    """out + skip · x, then · silu(gate) in the gate's dtype."""
+    if skip is not None:
+        out = out + skip * x
+    return out if gate is None else (out * F.silu(gate.to(out.dtype))).to(gate.dtype)
 
 
 def segment_sums(logs: Tensor) -> Tensor:

@@ -10,17 +10,19 @@ it forgets, and a second pass from those starts gives the outputs. Nothing is ev
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from lamina.recurrence.rule import Rule, Tensors
+from lamina.recurrence.rule import Rule, Tensors, skipped_and_gated, step_sizes
 
 
 @dataclass(frozen=True)
 class SelectiveScan(Rule):
     """Inputs `x`, `dt` (>= 0, after softplus), `B`, `C`; constant `A` [channels, state], negative.
+
+    Around it: dt_bias [channels] (dt is as projected), skip [channels] (+ skip · x), gate like x (· silu(gate)).
 
     >>> rule = SelectiveScan(channels=2, state=1)
     >>> token = {"x": torch.ones(1, 2), "dt": torch.ones(1, 2), "B": torch.ones(1, 1), "C": torch.ones(1, 1)}
@@ -43,6 +45,14 @@ class SelectiveScan(Rule):
     @property
     def input_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"x": (self.channels,), "dt": (self.channels,), "B": (self.state,), "C": (self.state,)}
+
+    def before(self, inputs: Tensors, **around: Any) -> Tensors:
+        return step_sizes(inputs, **around)
+
+    def after(
+        self, out: Tensor, inputs: Tensors, skip: Tensor | None = None, gate: Tensor | None = None, **around: Any
+    ) -> Tensor:
+        return skipped_and_gated(out, inputs["x"], skip, gate)
 
     def step(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
         x, dt, B, C = (inputs[name].to(state.dtype) for name in self.input_shapes)

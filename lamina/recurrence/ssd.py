@@ -9,17 +9,19 @@ tokens. What came before the chunk enters through the state at its start.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from lamina.recurrence.rule import Rule, Tensors, segment_sums
+from lamina.recurrence.rule import Rule, Tensors, segment_sums, skipped_and_gated, step_sizes
 
 
 @dataclass(frozen=True)
 class SSD(Rule):
     """Inputs `x`, `dt` (>= 0, after softplus), `B`, `C`; constant `A` [heads], negative.
+
+    Around it: dt_bias [heads] and dt_limit (dt is as projected), skip [heads] (+ skip · x), gate like x (· silu(gate)).
 
     A group's `B` and `C` serve heads // groups heads, in order.
 
@@ -52,6 +54,14 @@ class SSD(Rule):
     def input_shapes(self) -> dict[str, tuple[int, ...]]:
         shared = (self.groups, self.state)
         return {"x": (self.heads, self.head_dim), "dt": (self.heads,), "B": shared, "C": shared}
+
+    def before(self, inputs: Tensors, **around: Any) -> Tensors:
+        return step_sizes(inputs, **around)
+
+    def after(
+        self, out: Tensor, inputs: Tensors, skip: Tensor | None = None, gate: Tensor | None = None, **around: Any
+    ) -> Tensor:
+        return skipped_and_gated(out, inputs["x"], None if skip is None else skip[:, None], gate)
 
     def step(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
         x, dt, B, C = (inputs[name].to(state.dtype) for name in self.input_shapes)

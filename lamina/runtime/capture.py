@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from lamina import kernels
 from lamina.cache.cache import Cache
 from lamina.cache.memory import Memory
 from lamina.runtime.tables import WIDTH, header_of, layers_of, tables_of
@@ -88,7 +89,8 @@ class CapturedStep:
         from lamina.kernels import step as ends_of_step
 
         ends_of_step.positions(self.header, self.positions)
-        logits = self.model.forward(self.ids, self, logits="last")  # type: ignore[arg-type]
+        with kernels.in_use():
+            logits = self.model.forward(self.ids, self, logits="last")  # type: ignore[arg-type]
         assert logits is not None
         ends_of_step.finish(logits, self.header, self.ids, self.counts, self.left, self.ends, self.scratch)
 

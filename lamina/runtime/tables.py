@@ -1,11 +1,12 @@
-"""What a captured step knows of a cache: a row of numbers for each of its entries, and layers that pass them to kernels.
+"""What a captured step knows of a cache: a row of numbers for each entry, and layers that pass them to kernels.
 
-A row is [k or latent or ring or state, v, slots, ring, keep, lengths, counts, –]: pointers and sizes, as every kernel of
-`lamina.kernels` reads them.
+A row is [k or latent or ring or state, v, slots, ring, keep, lengths, counts, –]: pointers and sizes, as every kernel
+of `lamina.kernels` reads them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from lamina.cache.cache import Cache
 from lamina.cache.layer import Key, Layer
 from lamina.cache.spec import Attention, Convolution, Latent, Recurrent
 from lamina.cache.store import TokenLayer
+from lamina.recurrence.rule import Tensors
 
 if TYPE_CHECKING:
     from lamina.model import Model
@@ -46,20 +48,19 @@ def header_of(cache: Cache) -> list[int]:
 def layers_of(model: Model, tables: Tensor) -> list[dict[str, Any]]:
     """For each layer of the model, name -> what answers `memory` calls in a captured step."""
     rows = iter(tables)
-    kinds = {Attention: DeviceAttention, Latent: DeviceLatent, Convolution: DeviceConvolution, Recurrent: DeviceRecurrent}
-    return [{name: kinds[type(spec)](spec, next(rows)) for name, spec in entry.items()} for entry in model.specs]
+    return [{name: KINDS[type(spec)](spec, next(rows)) for name, spec in entry.items()} for entry in model.specs]
 
 
 class DeviceLayer:
     """A store that is known by its row of the table alone."""
+
+    fuses = True  # calls come with what stands around them, to be done in the same kernel
 
     def __init__(self, spec: Any, table: Tensor) -> None:
         self.spec, self.table = spec, table
 
 
 class DeviceAttention(DeviceLayer):
-    turns = True  # rotary and append are one kernel
-
     def attend(
         self, step: CapturedStep, key: Key, q: Tensor, k: Tensor | None, v: Tensor | None,
         *, rope: Any = None, bias: Any = None, **how: Any,
@@ -77,25 +78,38 @@ class DeviceLatent(DeviceLayer):
         self, step: CapturedStep, key: Key, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor,
         *, up: Tensor, scale: float,
     ) -> Tensor:  # fmt: skip
-        from lamina.kernels.latent import append_latent, decode_latent
+        from lamina.kernels.latent import decode_latent
+        from lamina.kernels.rope import append
 
         nope = q_nope.shape[-1]
         new = torch.cat([latent, k_rope], dim=-1)
-        append_latent(new, self.table)
+        append(new, self.table)
         q = torch.cat([q_nope @ up[:, :nope], q_rope], dim=-1)
-        out = decode_latent(q, new, self.table, rank=self.spec.rank, scale=scale)
+        out = decode_latent(q, new, self.table, rank=self.spec.rank, scale=scale, window=self.spec.window)
         return out @ up[:, nope:].transpose(1, 2)
 
 
 class DeviceConvolution(DeviceLayer):
-    def convolve(self, step: CapturedStep, key: Key, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def convolve(
+        self, step: CapturedStep, key: Key, x: Tensor, weight: Tensor, bias: Tensor | None, act: str | None
+    ) -> Tensor:
         from lamina.kernels.conv import convolve_step
 
-        return convolve_step(x, weight, bias, self.table)
+        return convolve_step(x, weight, bias, self.table, act=act)
 
 
 class DeviceRecurrent(DeviceLayer):
-    def recur(self, step: CapturedStep, key: Key, inputs: dict[str, Tensor], constants: dict[str, Tensor]) -> Tensor:
+    def recur(
+        self, step: CapturedStep, key: Key, inputs: Tensors, constants: Tensors, around: Mapping[str, Any]
+    ) -> Tensor:
         from lamina.kernels.recur import recur_step
 
-        return recur_step(self.spec.rule, inputs, constants, self.table)
+        return recur_step(self.spec.rule, inputs, constants, self.table, **around)
+
+
+KINDS: dict[type, type[DeviceLayer]] = {
+    Attention: DeviceAttention,
+    Latent: DeviceLatent,
+    Convolution: DeviceConvolution,
+    Recurrent: DeviceRecurrent,
+}

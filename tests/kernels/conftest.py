@@ -1,21 +1,49 @@
-"""Kernels run on the CPU, through Triton's interpreter, which must be chosen before Triton is imported."""
+"""Kernels run on the CPU, through Triton's interpreter (TRITON_INTERPRET=1, see tests/conftest.py).
+
+What the interpreter of Triton 3.6 gets wrong is put right here: loops over a number that a kernel was given (NumPy 2.4
+turns only arrays of no dimension into an int), bfloat16 rounded towards zero, and products of bfloat16 matrices.
+"""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-os.environ.setdefault("TRITON_INTERPRET", "1")
-
+import numpy as np
+import triton.language as tl
 from triton.runtime import interpreter
 
 patch_tensor = interpreter._patch_lang_tensor
+convert = interpreter._convert_float
+dot = interpreter.InterpreterBuilder.create_dot
 
 
-def patch_tensor_for_numpy_2_4(tensor: Any, scope: Any) -> None:
-    """Loops over a number that a kernel was given: NumPy 2.4 turns only arrays of no dimension into an int."""
+def patch_tensor_with_index(tensor: Any, scope: Any) -> None:
     patch_tensor(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
 
-interpreter._patch_lang_tensor = patch_tensor_for_numpy_2_4
+def convert_to_nearest(x: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
+    """bfloat16 is the upper half of a float32; halfway cases go to the even neighbour."""
+    if (source, target) == (tl.bfloat16, tl.float32):
+        return x.astype(np.uint32) << 16
+    if (source, target) == (tl.float32, tl.bfloat16):
+        bits = x.view(np.uint32)
+        rounded = bits + 0x7FFF + (bits >> 16 & 1)
+        return (np.where(np.isnan(x), bits | 0x400000, rounded) >> 16).astype(np.uint16)
+    return convert(x, source, target, rounding)
+
+
+def dot_in_float32(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+    return dot(self, in_float32(a), in_float32(b), d, *options)
+
+
+def in_float32(x: Any) -> Any:
+    if x.dtype.scalar != tl.bfloat16:
+        return x
+    wide = convert_to_nearest(x.data, tl.bfloat16, tl.float32, None).view(np.float32)
+    return interpreter.TensorHandle(wide, tl.float32)
+
+
+interpreter._patch_lang_tensor = patch_tensor_with_index
+interpreter._convert_float = convert_to_nearest
+interpreter.InterpreterBuilder.create_dot = dot_in_float32

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lamina.attention import View, Window, reference_attention
 from lamina.cache.layout import Layout
-from lamina.cache.store import layout_for
+from lamina.cache.store import layout_for, write_slots
 
 
 @dataclass
@@ -79,6 +79,15 @@ class Held:
         # A slot out of reach keeps its position, so that the view hides it, but NaN times 0 is NaN.
         k, v = (torch.cat([a.nan_to_num(0), b], dim=2) for a, b in zip(self.fields, new, strict=True))
         return reference_attention(q, k, v, self.view(q.shape[2]), dtype=dtype, **how)  # type: ignore[arg-type]
+
+    def after(self, new: list[Tensor]) -> list[Tensor]:
+        """The stores once each real token of new [B, H, T, D] is in its slot."""
+        fields = [field.clone() for field in self.fields]
+        for row, t in self.real(new[0].shape[2]).nonzero().tolist():
+            slot = self.layout.slots(self.lengths[row] + t).reshape(1, 1)
+            for field, x in zip(fields, new, strict=True):
+                write_slots(field, torch.tensor([row], device=field.device), slot, x[row : row + 1, :, t : t + 1])
+        return fields
 
 
 def error(ours: Tensor, truth: Tensor, real: Tensor) -> float:

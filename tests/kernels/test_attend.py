@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
@@ -19,13 +21,13 @@ def run(
     lengths: list[int],
     T: int,
     *,
-    heads: tuple[int, int] = (4, 2),
+    heads: tuple[int, int] = (2, 1),
     dims: tuple[int, int] = (32, 32),
     counts: list[int] | None = None,
     slack: int = 0,
     ring: bool = True,
     slots: int = 96,
-    splits: int = 4,
+    splits: int = 3,
     dtype: torch.dtype = torch.float32,
     softcap: float | None = None,
     sinks: bool = False,
@@ -49,28 +51,44 @@ def run(
 
 
 @pytest.mark.parametrize("T", [1, 3])
-@pytest.mark.parametrize("splits", [1, 2, 7])
+@pytest.mark.parametrize("splits", [1, 5])
 def test_a_line_with_ragged_rows_equals_the_reference(T: int, splits: int) -> None:
-    ours, _ = run(Full(), [0, 1, 40, 77], T, splits=splits)
+    ours, _ = run(Full(), [0, 1, 77], T, heads=(4, 2), splits=splits)
     assert ours < 1e-5
 
 
-@pytest.mark.parametrize("T", [1, 4])
-@pytest.mark.parametrize("slack", [0, 3])
-@pytest.mark.parametrize(
-    "window", [Sliding(20), Sliding(20, keep=3), Sliding(2, keep=1), Chunked(16), Chunked(5)], ids=str
-)
+@pytest.mark.parametrize(("T", "slack"), [(1, 0), (1, 3), (4, 0)])
+@pytest.mark.parametrize("window", [Sliding(20), Sliding(20, keep=3), Sliding(2, keep=1), Chunked(16)], ids=str)
 def test_a_ring_equals_the_reference_before_at_and_after_the_wrap(window: Window, slack: int, T: int) -> None:
-    for lengths in ([0, 2, 19, 20], [21, 23, 24, 75]):
-        ours, _ = run(window, lengths, T, slack=slack)
-        assert ours < 1e-5
+    ours, _ = run(window, [0, 2, 20, 23, 75], T, slack=slack, splits=2)
+    assert ours < 1e-5
 
 
 @pytest.mark.parametrize("window", [Sliding(20), Sliding(20, keep=3), Chunked(16)], ids=str)
 def test_a_window_over_a_line_reads_only_what_it_shows(window: Window) -> None:
-    for T in (1, 5):
-        ours, _ = run(window, [0, 2, 20, 75], T, ring=False)
-        assert ours < 1e-5
+    ours, _ = run(window, [2, 20, 75], 5, ring=False)
+    assert ours < 1e-5
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_shapes_windows_lengths_and_counts_equal_the_reference(seed: int) -> None:
+    rng = random.Random(seed)
+    window = rng.choice([Full(), Sliding(rng.randint(1, 30), keep=rng.randint(0, 5)), Chunked(rng.randint(1, 30))])
+    T, rows, key_heads = rng.randint(1, 9), rng.randint(1, 3), rng.randint(1, 2)
+    ours, _ = run(
+        window,
+        [rng.choice([0, rng.randint(1, 90)]) for _ in range(rows)],
+        T,
+        heads=(key_heads * rng.randint(1, 5), key_heads),
+        dims=(rng.choice([32, 40, 80]), rng.choice([32, 48, 96])),
+        counts=rng.choice([None, [rng.randint(0, T) for _ in range(rows)]]),
+        slack=rng.randint(0, 3),
+        splits=rng.randint(1, 6),
+        softcap=rng.choice([None, 3.0]),
+        sinks=rng.random() < 0.5,
+        ring=rng.random() < 0.7,
+    )
+    assert ours < 1e-5
 
 
 def test_padding_gives_zeros_and_changes_no_other_token() -> None:
@@ -80,56 +98,46 @@ def test_padding_gives_zeros_and_changes_no_other_token() -> None:
     assert ours < 1e-5
 
 
-@pytest.mark.parametrize("dims", [(80, 80), (96, 64), (64, 128), (256, 256), (32, 48)], ids=str)
+@pytest.mark.parametrize("dims", [(80, 80), (96, 64), (64, 128), (256, 256)], ids=str)
 def test_head_dims_need_not_be_powers_of_two_nor_equal(dims: tuple[int, int]) -> None:
-    ours, _ = run(Full(), [5, 60], 2, dims=dims)
+    ours, _ = run(Full(), [5, 40], 2, dims=dims)
     assert ours < 1e-5
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (6, 2), (8, 1), (3, 3)], ids=str)
+@pytest.mark.parametrize("heads", [(1, 1), (6, 2), (3, 3)], ids=str)
 @pytest.mark.parametrize("T", [1, 16])
 def test_any_grouping_of_heads_and_up_to_16_tokens(heads: tuple[int, int], T: int) -> None:
-    ours, _ = run(Full(), [3, 50], T, heads=heads, splits=3)
-    assert ours < 1e-5
-    ours, _ = run(Sliding(9), [3, 50], T, heads=heads, splits=3)
+    ours, _ = run(Sliding(19), [40], T, heads=heads, splits=2)
     assert ours < 1e-5
 
 
 def test_more_queries_than_a_program_takes_are_spread_over_several() -> None:
-    ours, _ = run(Full(), [3, 50], 16, heads=(10, 1), splits=3)  # 160 queries of one key head
+    ours, _ = run(Full(), [3, 20], 16, heads=(3, 1), splits=2)  # 48 queries of one key head
     assert ours < 1e-5
 
 
 @pytest.mark.parametrize("splits", [1, 4])
 def test_softcap_and_sinks_take_part_in_every_part(splits: int) -> None:
-    for window in (Full(), Sliding(30, keep=2)):
-        ours, _ = run(window, [0, 7, 70], 2, softcap=2.0, splits=splits)
-        assert ours < 1e-5
-        ours, _ = run(window, [0, 7, 70], 2, sinks=True, splits=splits)
-        assert ours < 1e-5
+    ours, _ = run(Full(), [0, 7, 70], 2, softcap=2.0, sinks=True, splits=splits)
+    assert ours < 1e-5
 
 
 def test_many_numbers_are_merged_by_the_second_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lamina.kernels.splits.MERGE_BYTES", 0)
-    ours, _ = run(Full(), [0, 7, 70], 3, dims=(32, 80), sinks=True, counts=[3, 2, 3])
-    assert ours < 1e-5
-    ours, _ = run(Full(), [3, 50], 16, heads=(10, 1), splits=3)
+    ours, _ = run(Full(), [0, 40], 3, dims=(32, 80), sinks=True, counts=[3, 2])
     assert ours < 1e-5
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_low_precision_is_within_twice_the_error_of_the_plain_computation(dtype: torch.dtype) -> None:
-    for window in (Full(), Sliding(20)):
-        ours, plain = run(window, [1, 40, 77], 2, dtype=dtype)
-        assert ours <= 2 * plain
+def test_low_precision_is_within_twice_the_error_of_the_plain_computation() -> None:
+    ours, plain = run(Full(), [1, 77], 2, dtype=torch.float16)  # the interpreter's products know no bfloat16
+    assert ours <= 2 * plain
 
 
 def test_the_counters_are_zero_again_after_a_merge() -> None:
     from lamina.kernels.splits import arrivals
 
-    for _ in range(2):
-        ours, _ = run(Full(), [77, 0, 40], 1, splits=5)
-        assert ours < 1e-5
+    ours, _ = run(Full(), [77, 0, 40], 1, splits=5)
+    assert ours < 1e-5
     assert not arrivals(torch.device("cpu")).any()
 
 
@@ -137,7 +145,7 @@ def test_splits_fill_the_device_without_being_useless() -> None:
     assert splits_for(1, 8, 128) == 1  # 128 tokens are one part
     assert splits_for(1, 8, 16_384) == 33  # two programs on each of 132 multiprocessors
     assert splits_for(32, 8, 512) == 1  # the rows alone fill it
-    assert splits_for(32, 8, 1 << 16) == 8  # room for a row that is far longer than the others
+    assert splits_for(32, 8, None) == 4  # room for a row that is far longer than the others
 
 
 def test_more_than_16_tokens_are_refused() -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lamina.nn.activation import activation
+from lamina.activation import activation
 from lamina.recurrence import causal_convolution_by_steps
 
 conv = pytest.importorskip("lamina.kernels.conv", reason="needs Triton")

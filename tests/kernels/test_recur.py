@@ -7,17 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lamina.nn.gated_delta import unit
+from lamina.recurrence.gated_delta import unit_length as unit
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
-
 from tests.recurrence.inputs import RULES, Case, error
 
 recur = pytest.importorskip("lamina.kernels.recur", reason="needs Triton")
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value")  # NaN where there is no token is meant
 
 LARGER: list[Rule] = [  # several tiles to a head, the last one not full
     SelectiveScan(channels=70, state=16),
-    SSD(heads=2, head_dim=40, state=64, groups=1),
-    GatedDelta(key_heads=1, value_heads=2, key_dim=48, value_dim=72),
+    SSD(heads=2, head_dim=20, state=64, groups=1),
+    GatedDelta(key_heads=1, value_heads=2, key_dim=48, value_dim=40),
 ]
 EVERY = [*RULES, *LARGER]
 every_rule = pytest.mark.parametrize("rule", EVERY, ids=str)
@@ -48,8 +48,14 @@ def test_tokens_through_the_kernel_are_the_rules_scan(rule: Rule, tokens: int) -
 
 
 @each_kind
+def test_a_launch_of_many_states_is_the_same(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recur, "MANY", 1)
+    check(Case(rule, rows=3, tokens=2).to(torch.float32), torch.tensor([2, 0, 1]))
+
+
+@each_kind
 def test_sixteen_tokens_and_rows_that_stop_anywhere_among_them(rule: Rule) -> None:
-    check(Case(rule, rows=4, tokens=16).to(torch.float32), torch.tensor([16, 0, 7, 12]))
+    check(Case(rule, rows=3, tokens=16).to(torch.float32), torch.tensor([16, 0, 7]))
 
 
 def check(case: Case, counts: Tensor | None) -> None:
@@ -109,7 +115,7 @@ def test_one_token_after_the_other_is_several_at_once(rule: Rule) -> None:
 
 @each_kind
 def test_inputs_may_be_slices_of_one_projection_and_tiles_of_any_size(rule: Rule) -> None:
-    case = Case(rule, rows=2, tokens=3).to(torch.float32)
+    case = Case(rule, rows=2, tokens=2).to(torch.float32)
     expected, final = rule.scan(case.state, case.inputs, case.constants)
     sizes = [x[0, 0].numel() for x in case.inputs.values()]
     joined = torch.cat([x.flatten(2) for x in case.inputs.values()], -1)
@@ -118,7 +124,7 @@ def test_inputs_may_be_slices_of_one_projection_and_tiles_of_any_size(rule: Rule
         for (name, x), part in zip(case.inputs.items(), joined.split(sizes, -1), strict=True)
     }
     step = {SSD: recur.ssd_step, SelectiveScan: recur.selective_scan_step, GatedDelta: recur.gated_delta_step}
-    for numbers in (64, 512, 2**20):
+    for numbers in (512, 2**20):
         state = case.state.clone()
         out = step[type(rule)](views, case.constants, table_of(state, None), tile=recur.Tile(numbers, 4))
         assert error(out, expected) < 3e-6
@@ -129,10 +135,10 @@ def test_inputs_may_be_slices_of_one_projection_and_tiles_of_any_size(rule: Rule
 @pytest.mark.parametrize("kind", [SSD, SelectiveScan])
 def test_step_sizes_skip_and_gate_can_be_done_on_the_way(kind: type[Rule], dtype: torch.dtype) -> None:
     rule = next(rule for rule in LARGER if isinstance(rule, kind))
-    case = Case(rule, rows=2, tokens=5).to(torch.float32, dtype)
+    case = Case(rule, rows=2, tokens=3).to(torch.float32, dtype)
     case.inputs["dt"] = (3 * torch.randn(case.inputs["dt"].shape)).to(dtype)
-    counts = torch.tensor([5, 3])
-    valid = valid_of(counts, 5)
+    counts = torch.tensor([3, 1])
+    valid = valid_of(counts, 3)
     assert valid is not None
     per_head = case.inputs["dt"].shape[2]
     skip, bias, gate = torch.randn(per_head), torch.randn(per_head) - 4, torch.randn(case.inputs["x"].shape).to(dtype)

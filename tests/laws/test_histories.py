@@ -192,6 +192,8 @@ def some_rows(rng: random.Random, world: World) -> list[int]:
 
 
 FREQUENT = ["append", "append_one", "append_ragged", "append_to_some_rows", "accept_some", "fail", "rewind", "join"]
+# A failing history shrinks towards the first: what does not matter falls away.
+NAMES = ["nothing", *FREQUENT, *OPERATIONS]
 
 
 @given(
@@ -200,9 +202,7 @@ FREQUENT = ["append", "append_one", "append_ragged", "append_to_some_rows", "acc
     grows=st.booleans(),
     slack=st.integers(0, 4),
     seed=st.integers(0, 2**16),
-    history=st.lists(
-        st.tuples(st.sampled_from(FREQUENT + list(OPERATIONS)), st.integers(0, 2**16)), min_size=10, max_size=30
-    ),
+    history=st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 2**16)), min_size=10, max_size=30),
 )
 @examples(0.7)
 def test_any_history_leaves_a_cache_equal_to_plain_lists_of_ids(
@@ -210,8 +210,9 @@ def test_any_history_leaves_a_cache_equal_to_plain_lists_of_ids(
 ) -> None:
     caches = History(kind, rows, grows, slack, seed)
     for i, (name, number) in enumerate(history):
-        note(name)
-        caches.run(name, random.Random(number * 100 + i))
+        if name != "nothing":
+            note(name)
+            caches.run(name, random.Random(number * 100 + i))
     note("at the end")
     caches.finish()
 

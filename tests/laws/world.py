@@ -76,11 +76,11 @@ def counts_on_the_device(pretend: bool = True) -> Iterator[None]:
         clamped = torch.minimum(given.clamp(min=0), ceiling)
         return Counts(clamped, [0] * rows, list(tops), (clamped != given).any())
 
-    Counts.of = staticmethod(unread)  # type: ignore[method-assign, assignment]
+    Counts.of = staticmethod(unread)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Counts.of = staticmethod(plain)  # type: ignore[method-assign, assignment]
+        Counts.of = staticmethod(plain)  # type: ignore[method-assign]
 
 
 class World:

@@ -191,7 +191,7 @@ class _Run:
         def needed() -> int:
             return subject.needs(rows, context + MOST_STEPS)
 
-        self._measure(subject.name, f"{rows} rows at context {context}", measure, needed)
+        self._measure(subject.name, f"{rows} row{'s' * (rows != 1)} at context {context}", measure, needed)
         subject.close()
 
     def _times(self, subject: Subject) -> tuple[list[float], int]:

@@ -1,0 +1,30 @@
+"""Turning queries and keys by their positions: pairs of numbers, rotated by the angles of a table.
+
+A table is (cos, sin), each [B, T, P] in float32. Checkpoints pair the numbers of a head in two ways: first half with
+second half (`rotate`), or neighbours (`rotate_neighbours`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Table = tuple[Tensor, Tensor]
+
+
+def rotate(x: Tensor, table: Table) -> Tensor:
+    """Turns the first numbers of each head, first half paired with second half. x: [B, H, T, D]"""
+    cos, sin = table[0][:, None], table[1][:, None]  # [B, 1, T, P]
+    half = cos.shape[-1]
+    if 2 * half < x.shape[-1]:
+        return torch.cat([rotate(x[..., : 2 * half], table), x[..., 2 * half :]], dim=-1)
+    a, b = x.chunk(2, dim=-1)  # products promote to float32 or better
+    turned = torch.cat([torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)], dim=-1)
+    return turned if turned.dtype == x.dtype else turned.to(x.dtype)
+
+
+def rotate_neighbours(x: Tensor, table: Table) -> Tensor:
+    """Turns each head, every number paired with its neighbour. x: [B, H, T, D]"""
+    cos, sin = (part[:, None] for part in table)
+    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2).to(x.dtype)

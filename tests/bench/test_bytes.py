@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from lamina.attention.window import Chunked, Full, Sliding, Window
+from lamina.bench.bytes import Moved, decode_bytes, distinct_experts, moved_by, visible, weight_bytes
+from lamina.bench.random_model import random_model
+from lamina.cache.spec import Attention, Convolution, Cross, Latent, Recurrent, Shared, Tokens
+from lamina.errors import InputError
+from lamina.recurrence import SSD
+from tests.bench.small import small
+
+
+@pytest.mark.parametrize("window", [Full(), Sliding(1), Sliding(7), Sliding(5, keep=3), Chunked(6)])
+def test_visible_tokens_are_those_that_the_window_sees(window: Window) -> None:
+    for position in range(30):
+        seen = window.sees(torch.tensor(position), torch.arange(position))
+        assert visible(window, position) == int(seen.sum())
+
+
+def test_each_kind_of_memory_moves_what_it_keeps() -> None:
+    assert moved_by(Attention(2, 8, 6), 3, 100, 2) == Moved(tokens=3 * 100 * 2 * 14 * 2, new=3 * 2 * 14 * 2)
+    sliding = Attention(2, 8, 8, Sliding(16))
+    assert moved_by(sliding, 1, 100, 2) == Moved(tokens=15 * 2 * 16 * 2, new=2 * 16 * 2)
+    assert moved_by(Latent(16, 4), 2, 10, 4) == Moved(tokens=2 * 10 * 20 * 4, new=2 * 20 * 4)
+    assert moved_by(Tokens(5), 1, 10, 4) == Moved(tokens=10 * 5 * 4, new=5 * 4)
+    assert moved_by(Convolution(6, 4), 2, 100, 2) == Moved(states=2 * 4 * 6 * 2)  # three read, one written
+    assert moved_by(Convolution(6, 4), 2, 1, 2) == Moved(states=2 * 2 * 6 * 2)
+    rule = SSD(4, 8, 16, 1)
+    assert moved_by(Recurrent(rule), 3, 100, 2) == Moved(states=3 * 2 * 4 * 8 * 16 * 4)  # float32 all the same
+
+
+def test_a_kind_that_is_not_known_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match="how many bytes a Cross moves in a decode step is not known"):
+        moved_by(Cross(1, 2, 2), 1, 1, 2)
+
+
+def test_a_layer_that_shares_anothers_tokens_reads_them_and_writes_none() -> None:
+    model = random_model(small("llama-3.1-8b"), torch.float32, "cpu")
+    alone = decode_bytes(model, 2, 50)
+    model.blocks[1].specs = {"attention": Shared(0)}  # type: ignore[assignment]
+    sharing = decode_bytes(model, 2, 50)
+    assert sharing.tokens == alone.tokens
+    assert sharing.new == alone.new / 2
+
+
+def test_every_weight_is_read_once_and_of_the_embedding_only_the_rows_lines() -> None:
+    untied = random_model(small("llama-3.1-8b"), torch.bfloat16, "cpu")
+    every = sum(parameter.nbytes for parameter in untied.parameters())
+    table = 67 * 32 * 2
+    assert weight_bytes(untied, rows=3) == every - table + 3 * 32 * 2
+    assert weight_bytes(untied, rows=1000) == every
+    tied = random_model(small("smollm2-135m"), torch.bfloat16, "cpu")
+    assert weight_bytes(tied, rows=3) == sum(parameter.nbytes for parameter in tied.parameters())
+
+
+def test_only_the_experts_that_are_visited_are_read() -> None:
+    model = random_model(small("qwen3-next"), torch.float32, "cpu")
+    expert = 3 * 32 * 16 * 4
+    layers = 4
+    one, all_of_them = weight_bytes(model, 1), weight_bytes(model, 1, experts=8)
+    assert all_of_them - one == pytest.approx(layers * 5 * expert)
+    several = weight_bytes(model, 4) - 3 * 32 * 4  # three more lines of the embedding
+    assert several - one == pytest.approx(layers * (distinct_experts(8, 3, 4) - 3) * expert)
+
+
+def test_the_expected_number_of_experts_is_that_of_random_choices() -> None:
+    rng = random.Random(0)
+    tries = [len({e for _ in range(4) for e in rng.sample(range(16), 3)}) for _ in range(4000)]
+    assert distinct_experts(16, 3, 4) == pytest.approx(sum(tries) / len(tries), rel=0.02)

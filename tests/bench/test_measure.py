@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from lamina.bench.measure import Limits, Peak, free_memory, limits, peak_of_process, seconds
+
+CPU = torch.device("cpu")
+
+
+def test_limits_are_measured() -> None:
+    found = limits(CPU, torch.float32, nbytes=2**20)
+    assert found.read > 0 and found.copy > 0 and found.matrix > 0
+    assert found.read_by in ("sum", "dot", "amax")
+
+
+def test_the_better_of_two_measurements_is_the_higher_of_each() -> None:
+    assert Limits(1, "sum", 5, 2).better(Limits(3, "dot", 4, 1)) == Limits(3, "dot", 5, 2)
+
+
+def test_seconds_times_the_work_and_memory_is_known_where_it_can_be() -> None:
+    done = []
+    assert seconds(lambda: done.append(1), CPU) >= 0 and done == [1]
+    with Peak(CPU) as peak:
+        pass
+    assert peak.nbytes is None
+    assert free_memory(CPU) > 0
+    assert (peak_of_process(CPU) or 1) > 0
+
+
+def test_the_read_kernel_reads_every_number() -> None:
+    pytest.importorskip("triton")
+    script = (
+        "import torch; from lamina.bench.read_kernel import read\n"
+        "x = torch.rand(100_001)\n"
+        "torch.testing.assert_close(read(x).sum(), x.sum())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,146 @@
+"""Products against PyTorch in float64: an error of at most twice that of the plain computation in the same dtype."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lamina.activation import ACTIVATIONS
+from lamina.errors import InputError
+from lamina.kernels.finish import COUNTERS, PARTS, act_kind, scratch
+from lamina.kernels.product import (
+    Form,
+    Norm,
+    Rows,
+    Sweep,
+    Tiles,
+    choose,
+    gated,
+    gated_product,
+    linear,
+    parts_of,
+    product,
+)
+
+FORMS: dict[str, Form] = {
+    "rows": Rows(rows=2, block=32),
+    "rows, pipelined": Rows(rows=1, block=16, stages=3),
+    "rows, in parts": Rows(rows=4, block=16, splits=2, unroll=2),
+    "sweep": Sweep(rows=2, per_sm=3),
+    "sweep, single rows": Sweep(rows=1, per_sm=1, ahead=2),
+    "tiles": Tiles(rows=16, block=16),
+    "tiles, in parts": Tiles(rows=16, block=16, splits=4),
+    "tiles, by descriptor": Tiles(rows=16, block=32, tma=True),
+}
+
+
+def close(got: Tensor, plain: Tensor, exact: Tensor) -> bool:
+    """At most twice the error of the plain computation; where that was lucky, of a rounding of the largest number, or
+    in float32, where sums are rounded too, of a few."""
+    assert got.dtype == plain.dtype and got.isfinite().all()
+    roundings = 4 if got.dtype == torch.float32 else 1
+    floor = roundings * torch.finfo(got.dtype).eps / 2 * exact.abs().max()
+    return bool((got.double() - exact).abs().max() <= 2 * torch.maximum((plain.double() - exact).abs().max(), floor))
+
+
+def numbers(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize(("n", "dtype"), [(1, torch.float32), (1, torch.bfloat16), (3, torch.bfloat16)])
+def test_a_product_with_bias_scale_and_residual_is_the_linear_map(form: Form, n: int, dtype: torch.dtype) -> None:
+    for m, k in ((8, 64), (7, 40)):
+        x, weight = numbers(n, k, dtype=dtype), numbers(m, k, dtype=dtype, seed=1)
+        bias, residual = numbers(m, dtype=dtype, seed=2), numbers(n, m, dtype=dtype, seed=3)
+        inputs = (x, weight, bias, residual)
+        exact = linear(*(t.double() for t in inputs), 0.3)
+        assert close(
+            product(x, weight, bias=bias, residual=residual, scale=0.3, form=form), linear(*inputs, 0.3), exact
+        )
+    assert close(product(x, weight, form=form), F.linear(x, weight), F.linear(x.double(), weight.double()))
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_gated_product_is_the_activation_of_the_gate_times_up(form: Form) -> None:
+    for n, dtype, inner, with_bias in ((2, torch.float32, 7, True), (1, torch.bfloat16, 8, False)):
+        x, weight = numbers(n, 48, dtype=dtype), numbers(2 * inner, 48, dtype=dtype, seed=1) * 0.2
+        bias = numbers(2 * inner, dtype=dtype, seed=2) if with_bias else None
+        exact = gated(x.double(), weight.double(), "silu", None if bias is None else bias.double())
+        assert close(gated_product(x, weight, "silu", bias=bias, form=form), gated(x, weight, "silu", bias), exact)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("plus_one", [False, True])
+def test_a_norm_in_front_of_a_product_is_the_norm_and_then_the_product(form: Form, plus_one: bool) -> None:
+    dtype = torch.bfloat16
+    x, weight = 3 * numbers(2, 40, dtype=dtype), numbers(10, 40, dtype=dtype, seed=1) * 0.2
+    norm = Norm(numbers(40, dtype=dtype, seed=2), 1e-5, plus_one)
+
+    def before(t: Tensor) -> Tensor:
+        return F.rms_norm(t, (40,), norm.weight.to(t.dtype) + plus_one, norm.eps)
+
+    exact = before(x.double())
+    plain = before(x.float()).to(dtype)
+    got = product(x, weight, norm=norm, form=form)
+    assert close(got, F.linear(plain, weight), F.linear(exact, weight.double()))
+    got = gated_product(x, weight, "gelu_new", norm=norm, form=form)
+    assert close(got, gated(plain, weight, "gelu_new"), gated(exact, weight.double(), "gelu_new"))
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_every_activation_of_the_models_has_a_kernel(name: str) -> None:
+    x, weight = numbers(1, 16, dtype=torch.float32), numbers(8, 16, dtype=torch.float32, seed=1)
+    want = gated(x, weight, name)
+    assert torch.allclose(gated_product(x, weight, name), want, atol=1e-5)
+    assert torch.allclose(gated_product(x, weight, ACTIVATIONS[name]), want, atol=1e-5)
+    with pytest.raises(InputError, match=r"activation 'tanh' has no kernel; known: silu"):
+        act_kind("tanh")
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 5, 17, 64])
+def test_the_form_chosen_for_a_number_of_rows_gives_the_product(n: int) -> None:
+    x, weight = numbers(n, 96, dtype=torch.bfloat16), numbers(12, 96, dtype=torch.bfloat16, seed=1)
+    assert close(product(x, weight), F.linear(x, weight), F.linear(x.double(), weight.double()))
+
+
+def test_a_form_is_chosen_for_every_shape_and_its_parts_fit_the_scratch_store() -> None:
+    for n in (1, 2, 3, 4, 5, 8, 16, 17, 32, 64):
+        for m in (1, 7, 64, 512, 1024, 4096, 6144, 14336, 18432, 65536, 128256, 256000):
+            for k in (1, 32, 512, 2048, 4096, 5120, 14336, 16384, 28672):
+                for itemsize, is_gated in ((2, False), (2, True), (4, False), (4, True)):
+                    form = choose(n, m, k, itemsize, is_gated)
+                    if not isinstance(form, Sweep) and form.splits > 1:
+                        counters, parts = parts_of(form, n, m)
+                        assert counters <= COUNTERS and parts <= PARTS, (form, n, m, k)
+
+
+def test_views_with_their_own_row_stride_are_read_in_place() -> None:
+    wide = numbers(3, 100, dtype=torch.float32)
+    x, residual = wide[:, 4:52], wide[:, 60:68]
+    weight = numbers(8, 60, dtype=torch.float32, seed=1)[:, :48]
+    for form in FORMS.values():
+        if not (isinstance(form, Tiles) and form.tma):
+            got = product(x, weight, residual=residual, form=form)
+            assert torch.allclose(got, linear(x, weight, residual=residual), atol=1e-5), form
+
+
+def test_counters_are_zero_again_after_sums_in_parts() -> None:
+    x, weight = numbers(1, 64, dtype=torch.float32), numbers(8, 64, dtype=torch.float32, seed=1)
+    first = product(x, weight, form=FORMS["rows, in parts"])
+    assert torch.equal(first, product(x, weight, form=FORMS["rows, in parts"]))
+    assert not scratch(x.device)[1].any()
+
+
+def test_what_does_not_fit_is_refused_by_name() -> None:
+    weight = torch.zeros(4, 16)
+    with pytest.raises(
+        InputError, match=r"a product of 65 vectors; the kernels take 1 to 64, beyond that use F.linear"
+    ):
+        product(torch.zeros(65, 16), weight)
+    with pytest.raises(InputError, match=r"rows of the same length and dtype"):
+        product(torch.zeros(1, 15), weight)
+    with pytest.raises(InputError, match=r"parts of sums and .* counters, but the scratch store has room for"):
+        product(torch.zeros(64, 16), torch.zeros(1 << 15, 16), form=Tiles(splits=2))
