@@ -20,8 +20,8 @@ from torch import Tensor
 
 from lamina.kernels.conv import convolve_step
 from lamina.kernels.recur import Tile, gated_delta_step, recur_step, selective_scan_step, ssd_step
-from lamina.recurrence.gated_delta import unit_length as unit
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan, causal_convolution_by_steps
+from lamina.recurrence.gated_delta import unit_length as unit
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"

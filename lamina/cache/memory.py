@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lamina.activation import activation
-from lamina.attention.rotary import rotate
 from lamina.cache.layer import Key, Layer
 from lamina.errors import InputError
 from lamina.recurrence.rule import Rule
@@ -74,7 +73,7 @@ class Memory:
         if getattr(layer, "fuses", False):
             how["rope"] = rope
         elif rope is not None:
-            q, k = rotate(q, rope), None if k is None else rotate(k, rope)
+            q, k = self._step.turned(q, rope), None if k is None else self._step.turned(k, rope)
         return layer.attend(self._step, (self._index, entry), q, k, v, **how)
 
     def attend_latent(

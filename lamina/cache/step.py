@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lamina.attention.rotary import Table, rotate, rotate_widened, widened
 from lamina.attention.view import View
 from lamina.attention.window import Window
 from lamina.cache.clock import on_device
@@ -81,6 +82,7 @@ class Step:
         self.base = before
         self._left: dict[Key, Any] = {}
         self._views: dict[Hashable, View] = {}
+        self._widened: tuple[Table, Table] | None = None
         self._shared: dict[Key, tuple[Tensor, Tensor, View]] = {}
 
     @classmethod
@@ -160,6 +162,14 @@ class Step:
         if kind not in self._views:
             self._views[kind] = make()
         return self._views[kind]
+
+    def turned(self, x: Tensor, rope: Table) -> Tensor:
+        """`rotate`, with what all layers need of the table made once."""
+        if torch.compiler.is_compiling() or 2 * rope[0].shape[-1] != x.shape[-1]:
+            return rotate(x, rope)
+        if self._widened is None or self._widened[0] is not rope:
+            self._widened = rope, widened(rope)
+        return rotate_widened(x, self._widened[1])
 
     def view_of_new(self, window: Window) -> View:
         """This pass's tokens, seen by themselves."""

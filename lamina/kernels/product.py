@@ -143,21 +143,13 @@ def gated(x: Tensor, weight: Tensor, act: str, bias: Tensor | None = None) -> Te
 @cache
 def choose(n: int, m: int, k: int, itemsize: int, is_gated: bool) -> Form:
     """The form for n vectors, m outputs and sums over k."""
-    reads = 2 if is_gated else 1  # rows of the weight for an output
-    wide = triton.next_power_of_2(k) * itemsize  # bytes of a row, as a program holds it
     if n > 1:
-        form: Rows | Tiles = Tiles(64, (128 if is_gated else 256) // itemsize)
-        return _in_parts(form, n, m, k, programs=96, shortest=512)
-    if is_gated and wide == 1 << 13:
-        return Sweep(2, 8, stages=4, per_sm=1)
-    if 2048 <= wide <= 1 << 14 and m * reads >= 6144:
-        rows = 1  # of 16 KB together, but no more than leave two groups for each program
-        while 2 * rows * wide * reads <= 1 << 14 and m >= 1056 * rows:
-            rows *= 2
-        return Sweep(rows, min(8, wide // 512), stages=4)
+        block = 64 if is_gated or n > 16 else 128
+        return _in_parts(Tiles(64, 2 * block // itemsize), n, m, k, programs=132 if n > 16 else 96, shortest=512)
+    # Whole layers run best with one form for all products: the next launch fills the gaps that the last one leaves.
     block = max(16, min(1024, triton.next_power_of_2(k)))
-    form = Rows(2 // reads, block, unroll=4 if k >= 4 * block else 1)
-    return _in_parts(form, n, m, k, programs=528, shortest=2 * form.block)
+    form = Rows(1 if is_gated else 2, block, unroll=4 if k >= 8 * block else 1)
+    return form if m >= 1024 else _in_parts(form, n, m, k, programs=528, shortest=2 * form.block)
 
 
 def _in_parts(form: Rows | Tiles, n: int, m: int, k: int, programs: int, shortest: int) -> Rows | Tiles:

@@ -37,7 +37,7 @@ class Decoder(Model):
         return None if self.rope is None else self.rope(positions)
 
     def unembed(self, x: Tensor) -> Tensor:
-        return self.head(self.norm.into(x))
+        return self.head(self.norm(x))
 
 
 def qkv_names(ours: str, theirs: str) -> dict[str, Value]:

@@ -16,7 +16,6 @@ from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, mlp_names, qkv_names
 from lamina.nn import GatedMLP, GatedRMSNorm, Mamba2Mixer, RMSNorm, Rotary, SelfAttention, mamba2_names
-from lamina.nn.norm import Normed
 from lamina.nn.rotary import Table, rope_parameters
 
 
@@ -25,11 +24,11 @@ class MLP(GatedMLP):
         super().__init__(width, inner, act, bias)
         self.gate_factor, self.down_factor = factors
 
-    def inner(self, given: Tensor | Normed) -> Tensor:
-        gate, up = self.gate_up(given).chunk(2, dim=-1)
+    def inner(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.act(gate * self.gate_factor) * up
 
-    def forward(self, x: Tensor | Normed, onto: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
         y = super().forward(x) * self.down_factor
         return y if onto is None else onto + y
 
@@ -59,7 +58,7 @@ class Block(nn.Module):
         y = self.mixer_norm(x)
         attended = self.attention(y * self.attention_in, memory, rope) * self.attention_out
         x = x + (self.mamba(y * self.mamba_in, memory) * self.mamba_out + attended)
-        return self.mlp(self.mlp_norm.into(x), onto=x)
+        return self.mlp(self.mlp_norm(x), onto=x)
 
 
 def mamba(c: Config) -> Mamba2Mixer:

@@ -33,8 +33,8 @@ class Block(nn.Module):
         self.specs = {"attention": self.attention.spec}
 
     def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:
-        x = x + self.after_attention(self.attention(self.before_attention.into(x), memory, rope))
-        return x + self.after_mlp(self.mlp(self.before_mlp.into(x)))
+        x = x + self.after_attention(self.attention(self.before_attention(x), memory, rope))
+        return x + self.after_mlp(self.mlp(self.before_mlp(x)))
 
 
 def norm(c: Config) -> RMSNorm:

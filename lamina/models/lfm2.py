@@ -51,7 +51,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:
         x = x + self.mixer(self.mixer_norm(x), memory, rope)
-        return self.mlp(self.mlp_norm.into(x), onto=x)
+        return self.mlp(self.mlp_norm(x), onto=x)
 
 
 def inner_width(c: Config) -> int:

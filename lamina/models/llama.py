@@ -28,8 +28,8 @@ class Block(nn.Module):
         self.specs = {"attention": self.attention.spec}
 
     def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:
-        x = self.attention(self.attention_norm.into(x), memory, rope, onto=x)
-        return self.mlp(self.mlp_norm.into(x), onto=x)
+        x = self.attention(self.attention_norm(x), memory, rope, onto=x)
+        return self.mlp(self.mlp_norm(x), onto=x)
 
 
 class Llama(Decoder):

@@ -62,7 +62,7 @@ class Block(nn.Module):
         self.mlp = GatedMLP(width, c.intermediate_size, act) if dense else Mixture(c)
 
     def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:
-        y = self.mixer_norm.into(x)
+        y = self.mixer_norm(x)
         x = self.attention(y, memory, rope, onto=x) if self.attends else self.delta(y, memory, onto=x)
         return x + self.mlp(self.mlp_norm(x))
 

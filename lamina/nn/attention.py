@@ -13,7 +13,6 @@ from lamina.attention.window import Full, Window
 from lamina.cache.memory import Memory
 from lamina.cache.spec import Attention
 from lamina.nn.linear import Linear
-from lamina.nn.norm import Normed
 from lamina.nn.rotary import Table
 
 
@@ -51,7 +50,7 @@ class SelfAttention(nn.Module):
 
     def forward(
         self,
-        x: Tensor | Normed,
+        x: Tensor,
         memory: Memory,
         rope: Table | None,
         bias: Bias | None = None,

@@ -18,7 +18,6 @@ from lamina.cache.spec import Recurrent
 from lamina.nn.conv import ShortConvolution
 from lamina.nn.gated_norm import GatedRMSNorm
 from lamina.nn.linear import Linear
-from lamina.nn.norm import Normed
 from lamina.recurrence import GatedDelta
 
 
@@ -43,7 +42,7 @@ class GatedDeltaMixer(nn.Module):
         self.out = Linear(values, width, bias=False)
         self.specs = {"conv": self.conv.spec, "state": Recurrent(self.rule)}
 
-    def forward(self, u: Tensor | Normed, memory: Memory, onto: Tensor | None = None) -> Tensor:
+    def forward(self, u: Tensor, memory: Memory, onto: Tensor | None = None) -> Tensor:
         rule = self.rule
         qkv, z, b, a = self.project(u).split(self.parts, dim=-1)
         q, k, v = self.conv(qkv, memory).split(self.mixed, dim=-1)

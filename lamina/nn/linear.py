@@ -1,8 +1,8 @@
 """`Linear`: a matrix product that stays near the memory limit when there are few tokens.
 
-A product with few rows costs what reading the weight costs, if every core reads. On a CPU the library's x Wᵀ does not do
-that for one row, and hardly for a few. As a batch of products, one for each stretch of the weight's rows (a view, nothing
-is copied or stored in another order), the same numbers come three to four times as fast.
+A product with few rows costs what reading the weight costs, if every core reads. On a CPU the library's x Wᵀ does not
+do that for one row, and hardly for a few. As a batch of products, one for each stretch of the weight's rows (a view:
+nothing is copied or stored in another order), the same numbers come three to four times as fast.
 """
 
 from __future__ import annotations
@@ -23,19 +23,17 @@ MKL = torch.backends.mkl.is_available()  # whose products these are facts about
 class Linear(nn.Linear):
     """y = x Wᵀ + b for x [..., in] and W [out, in], added onto `onto` [..., out] where that is given (a residual)."""
 
-    def forward(self, x: Tensor | Normed, onto: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
         if kernels.on():
             return self._by_kernel(x, onto)
-        assert isinstance(x, Tensor)
         y = self._product(x)
         return y if onto is None else onto + y
 
-    def _by_kernel(self, given: Tensor | Normed, onto: Tensor | None) -> Tensor:
+    def _by_kernel(self, x: Tensor, onto: Tensor | None) -> Tensor:
         from lamina.kernels.product import product
 
-        x, norm = taken_apart(given)
         residual = None if onto is None else onto.reshape(-1, onto.shape[-1])
-        y = product(x.reshape(-1, x.shape[-1]), self.weight, bias=self.bias, residual=residual, norm=norm)
+        y = product(x.reshape(-1, x.shape[-1]), self.weight, bias=self.bias, residual=residual)
         return y.view(*x.shape[:-1], -1)
 
     def _product(self, x: Tensor) -> Tensor:
@@ -54,7 +52,7 @@ def in_pieces(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     out, width = weight.shape
     pieces = math.gcd(out, PIECES)
-    columns = x.reshape(-1, width).t().expand(pieces, -1, -1)  # [pieces, in, rows]
-    y = torch.bmm(weight.unflatten(0, (pieces, -1)), columns)  # [pieces, out / pieces, rows]
-    y = y.view(out, -1).t().reshape(*x.shape[:-1], out)
+    columns = x.reshape(1, -1, width).mT.expand(pieces, -1, -1)  # [pieces, in, rows]
+    y = torch.bmm(weight.view(pieces, -1, width), columns)  # [pieces, out / pieces, rows]
+    y = (y if x.numel() == width else y.view(out, -1).t()).reshape(*x.shape[:-1], out)
     return y if bias is None else y + bias

@@ -6,8 +6,7 @@ from torch import Tensor, nn
 
 from lamina import kernels
 from lamina.activation import activation
-from lamina.nn.linear import Linear, taken_apart
-from lamina.nn.norm import Normed
+from lamina.nn.linear import Linear
 
 
 class MLP(nn.Module):
@@ -28,17 +27,16 @@ class GatedMLP(nn.Module):
         self.down = Linear(inner, width, bias=bias)
         self.act = activation(act)
 
-    def forward(self, x: Tensor | Normed, onto: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
         """`onto`: what the result is added to (a residual)."""
         return self.down(self.inner(x), onto)
 
-    def inner(self, given: Tensor | Normed) -> Tensor:
+    def inner(self, x: Tensor) -> Tensor:
         if kernels.on():
             from lamina.kernels.product import gated_product
 
-            x, norm = taken_apart(given)
             weight, bias = self.gate_up.weight, self.gate_up.bias
-            y = gated_product(x.reshape(-1, x.shape[-1]), weight, self.act, bias=bias, norm=norm)
+            y = gated_product(x.reshape(-1, x.shape[-1]), weight, self.act, bias=bias)
             return y.view(*x.shape[:-1], -1)
-        gate, up = self.gate_up(given).chunk(2, dim=-1)
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.act(gate) * up

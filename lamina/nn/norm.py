@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lamina import kernels
-
-
-@dataclass(frozen=True)
-class Normed:
-    """x / rms(x) · weight that is not computed yet."""
-
-    x: Tensor
-    weight: Tensor
-    eps: float
-    plus_one: bool
 
 
 class RMSNorm(nn.Module):
@@ -29,12 +17,6 @@ class RMSNorm(nn.Module):
         self.eps, self.plus_one = eps, plus_one
         start = torch.zeros(dim) if plus_one else torch.ones(dim)
         self.weight = nn.Parameter(start) if weight else None
-
-    def into(self, x: Tensor) -> Tensor | Normed:
-        """The norm of x for a product that follows at once: in a captured step of one row the product does it."""
-        if kernels.on() and self.weight is not None and x.numel() == x.shape[-1] and x.dtype == self.weight.dtype:
-            return Normed(x, self.weight, self.eps, self.plus_one)
-        return self(x)
 
     def forward(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """The norm in `dtype`, or in that of x."""

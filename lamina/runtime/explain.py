@@ -21,7 +21,7 @@ MOST_ROWS = 64
 
 def why_not_captured(model: Model, cache: Cache | None = None, rows: int = 1) -> str | None:
     """Why decoding is not captured in one graph; None when it is."""
-    if model.device.type != "cuda" and not kernels.INTERPRETED:
+    if model.device.type != "cuda":
         return f"the model is on {model.device.type}; decode steps are captured on a GPU"
     if reason := kernels.why_not(next(model.parameters())):
         return reason

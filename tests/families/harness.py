@@ -32,7 +32,9 @@ def relative(found: Tensor, truth: Tensor) -> float:
 def pair(family: str, name: str) -> tuple[Any, Model]:
     """A random model of transformers in float32, and ours loaded from what it saved."""
     torch.manual_seed(0)
-    theirs = AutoModelForCausalLM.from_config(cases(family)[name](), dtype=torch.float32, attn_implementation="eager").eval()
+    theirs = AutoModelForCausalLM.from_config(
+        cases(family)[name](), dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     with torch.no_grad():  # defaults leave norms at one and biases at zero, which would hide mistakes
         for parameter in theirs.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lamina.recurrence.gated_delta import unit_length as unit
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
+from lamina.recurrence.gated_delta import unit_length as unit
 from tests.recurrence.inputs import RULES, Case, error
 
 recur = pytest.importorskip("lamina.kernels.recur", reason="needs Triton")
