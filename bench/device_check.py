@@ -1,8 +1,9 @@
 """Everything that only a GPU can show, in one run: `python -m bench.device_check [OUT.md]`
 
-Every family on the GPU: the laws in float32 and bfloat16, logits against transformers' uncached pass. Then what the
-host may not do: passes with counts that live on the device run without a single synchronisation, growth included as
-long as the host's bounds allow, and device counts out of range are clamped and told at the next read.
+Every family on the GPU: the laws in float32 and bfloat16, logits against transformers' uncached pass, and captured
+decoding against plain passes, with two caches in turn, one of them growing, through one graph. Then what the host may
+not do: passes with counts that live on the device run without a single synchronisation, and device counts out of range
+are clamped and told at the next read.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from datetime import date
 import torch
 
 import lamina
+from lamina.generation import loop as generation
+from lamina.generation.greedy import plainly
+from lamina.generation.prompt import from_rows
 from lamina.model import Model
 from tests.families.cases import FIRST
 from tests.families.harness import pair, random_ids, relative, truth
@@ -27,8 +31,9 @@ def main() -> None:
         f"Machine: {torch.cuda.get_device_name()}, PyTorch {torch.__version__}, Python {platform.python_version()}, "
         f"{date.today()}. Command: `python -m bench.device_check`.",
         "",
-        "| family | logits against transformers, float32 | laws, float32 | laws, bfloat16 | no sync in a decode pass |",
-        "|---|---|---|---|---|",
+        "| family | logits against transformers, float32 | laws, float32 | laws, bfloat16 | no sync in a decode pass | "
+        "captured equals plain, float32 | captures for two caches |",
+        "|---|---|---|---|---|---|---|",
     ]
     ok = True
     for family, name in FIRST:
@@ -39,12 +44,20 @@ def main() -> None:
         error = relative(model(ids), truth(theirs, ids))
         full = lamina.verify(model, tries=1)
         quiet = without_syncs(model)
+        same, captures = captured_is_plain(model)
         half = lamina.verify(model.to(torch.bfloat16), tries=1)
         for report in (full, half):
             if not report:
                 print(report, file=sys.stderr)
-        ok &= error < 2e-4 and full.ok and half.ok and quiet == "yes"
-        cells = [family, f"{error:.1e}", *("ok" if r.ok else "FAILED" for r in (full, half)), quiet]
+        ok &= error < 2e-4 and full.ok and half.ok and quiet == "yes" and same == "yes" and captures == 1
+        cells = [
+            family,
+            f"{error:.1e}",
+            *("ok" if r.ok else "FAILED" for r in (full, half)),
+            quiet,
+            same,
+            str(captures),
+        ]
         lines.append(f"| {' | '.join(cells)} |")
         print(lines[-1], f"{time.perf_counter() - started:.0f} s", flush=True)
     text = "\n".join(lines) + "\n"
@@ -53,6 +66,31 @@ def main() -> None:
         with open(sys.argv[1], "w") as file:
             file.write(text)
     sys.exit(not ok)
+
+
+def captured_is_plain(model: Model) -> tuple[str, int]:
+    """Whether generation through one graph gives the tokens of plain passes, and how often a step was captured."""
+    if reason := model.explain().partition("since ")[2]:
+        return reason, 0
+    prompts = [[5, 9, 12, 3, 44, 8, 21], [7], [30, 31, 32]]
+    model.graphs.kept.clear()
+    model.graphs.captures = 0
+    expected = []
+    for more in (20, 30):
+        cache = model.new_cache(rows=3)
+        logits = generation._prefill(model, from_rows(prompts), cache)
+        expected.append(plainly(model, cache, logits, more, set(), None))
+    short, long = (model.generate(prompts, more, eos=()) for more in (20, 30))
+    again = model.generate([[1, 2]] * 3, 40, eos=(), cache=short.cache)  # the same cache, grown in between
+    model.generate([[1, 2]] * 3, 4, eos=(), cache=long.cache)
+    rest = plainly_after(model, [p + t + [1, 2] for p, t in zip(prompts, expected[0], strict=True)], 40)
+    same = short.tokens == expected[0] and long.tokens == expected[1] and again.tokens == rest
+    return "yes" if same else "no", model.graphs.captures
+
+
+def plainly_after(model: Model, rows: list[list[int]], more: int) -> list[list[int]]:
+    cache = model.new_cache(rows=len(rows))
+    return plainly(model, cache, generation._prefill(model, from_rows(rows), cache), more, set(), None)
 
 
 def without_syncs(model: Model) -> str:

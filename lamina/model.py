@@ -22,6 +22,7 @@ from lamina.cache.spec import Cross, LayerSpecs
 from lamina.cache.step import Step
 from lamina.config import Config
 from lamina.errors import CapacityError, InputError
+from lamina.runtime.compiled import CompiledBlocks, why_not_compiled
 
 if TYPE_CHECKING:
     from lamina.checkpoint.names import Names
@@ -49,6 +50,7 @@ class Model(nn.Module):
     vocab: int
     config: Config
     tokenizer: Tokenizer | None = None
+    compiled: CompiledBlocks | None = None
 
     @classmethod
     def build(cls, config: Config) -> Self:
@@ -106,8 +108,11 @@ class Model(nn.Module):
             assert ids is not None
             embeds = self.embed(ids if step.valid is None else ids.masked_fill(~step.valid, 0))
         x, shared = embeds, self.prepare(step.positions)
-        for i, block in enumerate(self.blocks):
-            x = block(x, step.memory(i), shared)
+        if self.compiled is not None and not torch.compiler.is_compiling() and why_not_compiled(step, x) is None:
+            x = self.compiled(self.blocks, x, step, shared)
+        else:
+            for i, block in enumerate(self.blocks):
+                x = block(x, step.memory(i), shared)
         step.ids = ids
         if logits is None:
             return None
@@ -267,6 +272,17 @@ class Model(nn.Module):
 
         reason = why_not_captured(self, cache, rows)
         return "decoding: one captured graph a step" if reason is None else f"decoding: plain passes, since {reason}"
+
+    def compile(self, **options: Any) -> None:
+        """From now on, passes of few tokens run compiled blocks: decoding is faster after a wait of some seconds.
+
+        The wait is in the first pass of a new number of rows or tokens. Blocks of a kind share one program, which
+        serves any length, growing and fixed caches. `options` are those of `torch.compile`. Unlike with
+        `nn.Module.compile`, prompts and other long passes stay as they are. On a GPU, captured decode steps need none.
+
+        >>> model.compile()                                           # doctest: +SKIP
+        """
+        self.compiled = CompiledBlocks(**options)
 
     def generate(self, prompts: Any, max_new_tokens: int = 20, **options: Any) -> Result:
         """Continues each prompt; see `lamina.generation.generate`."""

@@ -73,6 +73,7 @@ class Step:
         self.new_positions = self.positions if self.valid is None else torch.where(self.valid, self.positions, -1)
         self.row_index = torch.arange(len(before), device=device) if rows is None else on_device(rows, device)
 
+        self.cut = False  # lines end with the slots of this pass's tokens, which are real and in all rows the same
         self.backend: str | None = None  # which attention to use; None: the best that fits
         self.source: Any = None  # cross keys and values by layer, for a pass without a cache
         self.ids: Tensor | None = None

@@ -136,7 +136,7 @@ class TokenLayer(Layer):
         return self._extend_ring(step, new)
 
     def _extend_line(self, step: Step, new: Fields) -> tuple[Fields, View]:
-        start = step.start
+        start = self.slots - step.T if step.cut else step.start
         if start is not None:
             end = start + step.T
             for name, store in self.data.items():

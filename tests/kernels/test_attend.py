@@ -143,7 +143,7 @@ def test_the_counters_are_zero_again_after_a_merge() -> None:
 
 def test_splits_fill_the_device_without_being_useless() -> None:
     assert splits_for(1, 8, 128) == 1  # 128 tokens are one part
-    assert splits_for(1, 8, 16_384) == 33  # two programs on each of 132 multiprocessors
+    assert splits_for(1, 8, 16_384) == 16  # a program on each of 132 multiprocessors
     assert splits_for(32, 8, 512) == 1  # the rows alone fill it
     assert splits_for(32, 8, None) == 4  # room for a row that is far longer than the others
 

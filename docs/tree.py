@@ -1,0 +1,37 @@
+"""Prints the file tree of the README, one line a file, from the first line of each file: `python docs/tree.py`"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from itertools import groupby
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ["lamina", "bench", "docs", "tests"]
+
+
+def tree() -> str:
+    """One line for each Python file that git knows, by folder; tests by folder only."""
+    listed = subprocess.run(["git", "ls-files", *FOLDERS], cwd=ROOT, capture_output=True, text=True, check=True)
+    files = sorted(Path(name) for name in listed.stdout.split() if name.endswith(".py"))
+    lines: list[str] = []
+    for folder, inside in groupby(files, key=lambda file: file.parent):
+        names = list(inside)
+        init = folder / "__init__.py"
+        lines.append(f"{folder}/".ljust(34) + (first_line(init) if init in names else ""))
+        if folder.parts[0] != "tests":
+            for file in names:
+                if file.name != "__init__.py":
+                    lines.append(f"  {file.name}".ljust(34) + first_line(file))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def first_line(file: Path) -> str:
+    """The first sentence of a file, without the file's own name in front of it."""
+    text = ast.get_docstring(ast.parse((ROOT / file).read_text())) or ""
+    return text.split("\n\n")[0].replace("\n", " ").split(". ")[0].rstrip(".")
+
+
+if __name__ == "__main__":
+    print(tree())
