@@ -8,23 +8,27 @@ from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ["lamina", "bench", "docs", "tests"]
+FOLDERS = ["lamina", "bench", "docs"]
+TESTS = (
+    "tests/".ljust(34)
+    + "mirror the packages; tests/laws holds the laws as properties, tests/families compares with transformers"
+)
 
 
 def tree() -> str:
-    """One line for each Python file that git knows, by folder; tests by folder only."""
+    """One line for each Python file that git knows, by folder, and one for all tests."""
     listed = subprocess.run(["git", "ls-files", *FOLDERS], cwd=ROOT, capture_output=True, text=True, check=True)
-    files = sorted(Path(name) for name in listed.stdout.split() if name.endswith(".py"))
+    files = [Path(name) for name in listed.stdout.split() if name.endswith(".py")]
+    files.sort(key=lambda file: (FOLDERS.index(file.parts[0]), file.parent, file.name))
     lines: list[str] = []
     for folder, inside in groupby(files, key=lambda file: file.parent):
         names = list(inside)
         init = folder / "__init__.py"
         lines.append(f"{folder}/".ljust(34) + (first_line(init) if init in names else ""))
-        if folder.parts[0] != "tests":
-            for file in names:
-                if file.name != "__init__.py":
-                    lines.append(f"  {file.name}".ljust(34) + first_line(file))
-    return "\n".join(line.rstrip() for line in lines)
+        for file in names:
+            if file.name != "__init__.py":
+                lines.append(f"  {file.name}".ljust(34) + first_line(file))
+    return "\n".join(line.rstrip() for line in [*lines, TESTS])
 
 
 def first_line(file: Path) -> str:

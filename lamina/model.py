@@ -109,7 +109,7 @@ class Model(nn.Module):
             embeds = self.embed(ids if step.valid is None else ids.masked_fill(~step.valid, 0))
         x, shared = embeds, self.prepare(step.positions)
         if self.compiled is not None and not torch.compiler.is_compiling() and why_not_compiled(step, x) is None:
-            x = self.compiled(self.blocks, x, step, shared)
+            x = self.compiled(x, step, shared)
         else:
             for i, block in enumerate(self.blocks):
                 x = block(x, step.memory(i), shared)
@@ -282,7 +282,7 @@ class Model(nn.Module):
 
         >>> model.compile()                                           # doctest: +SKIP
         """
-        self.compiled = CompiledBlocks(**options)
+        self.compiled = CompiledBlocks(self.blocks, **options)
 
     def generate(self, prompts: Any, max_new_tokens: int = 20, **options: Any) -> Result:
         """Continues each prompt; see `lamina.generation.generate`."""

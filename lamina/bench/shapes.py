@@ -65,7 +65,7 @@ FALCON_H1_7B = Shape(
         attention_out_multiplier=0.9, ssm_in_multiplier=1.25, ssm_out_multiplier=0.25, mlp_multipliers=[0.88, 0.2],
         ssm_multipliers=[0.35, 0.25, 0.18, 0.5, 0.35],
     ),
-    "its fixed factors are rounded: that they are not one is what costs time",
+    "its fixed factors are stand-ins: that they are not one is what costs time",
 )  # fmt: skip
 
 QWEN3_NEXT = Shape(

@@ -201,8 +201,8 @@ def decode_attention(
     _attend[(groups, most_splits)](
         out, q, k, v, out if sinks is None else sinks, parts, arrivals(q.device), table, size, keep, least, scale,
         1.0 if softcap is None else softcap, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        T=T, G=Hq // Hk, HEADS=Hk, D=D, DV=Dv, D_PAD=max(16, triton.next_power_of_2(D)), DV_PAD=values, M=M, ROWS=rows, R=R,
-        QUERIES=blocks, KIND=kind, SOFTCAP=softcap is not None, SINKS=sinks is not None,
+        T=T, G=Hq // Hk, HEADS=Hk, D=D, DV=Dv, D_PAD=max(16, triton.next_power_of_2(D)), DV_PAD=values,
+        M=M, ROWS=rows, R=R, QUERIES=blocks, KIND=kind, SOFTCAP=softcap is not None, SINKS=sinks is not None,
         MERGES=merges and most_splits > 1, BLOCK=shape.block,
         CHUNK=max(1, min(triton.next_power_of_2(most_splits), 2048 * shape.warps // (R * values))),
         PDL=pdl(), num_warps=shape.warps, num_stages=shape.stages, **launch_options(),

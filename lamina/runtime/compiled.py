@@ -9,6 +9,7 @@ Decoding passes are compiled: few tokens, for all rows of a cache. Everything el
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Iterable
 from types import FunctionType
 from typing import Any
@@ -43,31 +44,38 @@ class BlockStep(Step):
 class CompiledBlocks:
     """Runs the blocks of a model. `options` are those of `torch.compile`."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, blocks: Iterable[nn.Module], **options: Any) -> None:
+        self.blocks = [(block, kind_of(block)) for block in blocks]
         self.options = options
-        self.programs: dict[Hashable, dict[type, Callable[..., Tensor]]] = {}
+        self.programs: dict[Hashable, dict[Hashable, Callable[..., Tensor]]] = {}
 
-    def __call__(self, blocks: Iterable[nn.Module], x: Tensor, step: Step, shared: Any) -> Tensor:
+    def __call__(self, x: Tensor, step: Step, shared: Any) -> Tensor:
         """What `block(x, step.memory(i), shared)`, block after block, gives."""
         assert step.cache is not None
         for_all, end = BlockStep(step), step.bound
         key = (*x.shape[:2], for_all.cut)
         first, programs = key not in self.programs, self.programs.setdefault(key, {})
         sources = {i for i, _ in step.cache.shared}
-        for i, block in enumerate(blocks):
+        for i, (block, kind) in enumerate(self.blocks):
             if i in sources or any(isinstance(layer, SharedLayer) for layer in step.layers[i].values()):
                 x = block(x, step.memory(i), shared)  # keys and values go from block to block
                 continue
             layers = {name: cut(layer, end) for name, layer in step.layers[i].items()}
             if first:
                 let_lengths_vary(layers.values())
-            if type(block) not in programs:
-                programs[type(block)] = torch.compile(_own_copy(_run), fullgraph=True, **self.options)
+            if kind not in programs:
+                programs[kind] = _program(**self.options)
             for_all._left = {}
-            x = programs[type(block)](block, x, Memory(for_all, 0, layers), shared)
+            x = programs[kind](block, x, Memory(for_all, 0, layers), shared)
             for (_, name), left in for_all._left.items():
                 step.leave((i, name), left)
         return x
+
+
+def kind_of(block: nn.Module) -> Hashable:
+    """The same for blocks that differ in their numbers alone, as far as is seen here; `torch.compile` looks closer."""
+    specs: Any = block.specs
+    return type(block), tuple(specs.items()), tuple(parameter.shape for parameter in block.parameters())
 
 
 def why_not_compiled(step: Step, x: Tensor) -> str | None:
@@ -110,7 +118,12 @@ def _run(block: nn.Module, x: Tensor, memory: Memory, shared: Any) -> Tensor:
     return block(x, memory, shared).reshape(-1, x.shape[-1]).view(x.shape)
 
 
-def _own_copy(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with a code object of its own: compiled forms are kept, and limited in number, by code object."""
-    assert isinstance(function, FunctionType)
-    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+def _program(**options: Any) -> Callable[..., Tensor]:
+    """`_run` to be compiled, with a code object and a name of its own: `torch.compile` keeps, and limits, the compiled
+    forms of a code object, and what varied under a name once is never a constant again."""
+    name = f"block_{next(_numbers)}"
+    own = FunctionType(_run.__code__.replace(co_name=name), globals(), name)
+    return torch.compile(own, fullgraph=True, **options)
+
+
+_numbers = itertools.count()

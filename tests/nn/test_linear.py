@@ -7,17 +7,17 @@ import torch
 import torch.nn.functional as F
 
 from lamina.nn import Linear
-from lamina.nn.linear import in_pieces
+from lamina.nn.linear import few_rows
 
 
 @pytest.mark.parametrize("out", [1, 7, 24, 160])
 @pytest.mark.parametrize("lead", [(1,), (1, 1), (3, 1), (2, 5)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_product_in_pieces_is_that_of_the_whole(out: int, lead: tuple[int, ...], bias: bool) -> None:
+def test_a_product_few_rows_is_that_of_the_whole(out: int, lead: tuple[int, ...], bias: bool) -> None:
     draw = torch.Generator().manual_seed(out)
     x, weight = torch.randn(*lead, 33, generator=draw), torch.randn(out, 33, generator=draw)
     added = torch.randn(out, generator=draw) if bias else None
-    torch.testing.assert_close(in_pieces(x, weight, added), F.linear(x, weight, added))
+    torch.testing.assert_close(few_rows(x, weight, added), F.linear(x, weight, added))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 4, 300])

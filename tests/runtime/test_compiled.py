@@ -13,9 +13,10 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from lamina import Cache, Model
 from lamina.config import Config
 from lamina.models.llama import Llama
-from tests.laws.toys import KINDS, EncoderDecoder, assert_close, random_ids, toy, truth
+from tests.laws.toys import EncoderDecoder, assert_close, random_ids, toy, truth
 
-ROWS, LENGTH = 2, 40  # a growing store starts with 32 slots
+ROWS, LENGTH = 2, 36  # a growing store starts with 32 slots
+SOME_KINDS = ["sliding, keep", "sliding and full", "latent", "gated delta", "hybrid", "cross", "shared", "from outside"]
 
 
 @contextmanager
@@ -49,7 +50,7 @@ def decode(model: Model, cache: Cache, ids: Tensor, T: int) -> Tensor:
     return torch.cat([model(piece, cache=cache) for piece in ids.split(T, dim=1)], dim=1)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME_KINDS)
 def test_compiled_blocks_give_the_uncached_logits_while_the_cache_grows(kind: str) -> None:
     model = toy(kind)
     cache, sources = cache_for(model)
