@@ -10,9 +10,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ["lamina", "bench", "docs"]
 TESTS = "tests/".ljust(34) + "mirror the packages; laws/ holds the laws as properties, families/ the truth from outside"
-    "tests/".ljust(34)
-    + "mirror the packages; tests/laws holds the laws as properties, tests/families compares with transformers"
-)
 
 
 def tree() -> str:
