@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 
-import pytest
 import torch
 
 from lamina.bench.measure import Limits, Peak, free_memory, limits, peak_of_process, seconds
@@ -33,7 +32,6 @@ def test_seconds_times_the_work_and_memory_is_known_where_it_can_be() -> None:
 
 
 def test_the_read_kernel_reads_every_number() -> None:
-    pytest.importorskip("triton")
     script = (
         "import torch; from lamina.bench.read_kernel import read\n"
         "x = torch.rand(100_001)\n"

@@ -59,7 +59,6 @@ def test_a_run_measures_every_size_of_every_subject_and_reports_it(tmp_path: Pat
 
 
 def test_a_plot_is_drawn_where_matplotlib_is(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     s = settings("llama-3.1-8b", contexts=(8, 16), rows=(1,), prefill=0)
     files = Report(s, run(s)).write(tmp_path)
     assert files[-1].suffix == ".png" and files[-1].stat().st_size > 1000

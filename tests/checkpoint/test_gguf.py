@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -13,7 +14,6 @@ from torch import nn
 from lamina.checkpoint import CheckpointError, config_dtype, fill, open_source, packaged_smollm2
 from lamina.checkpoint.gguf import llama3_divisors, unpair_rows
 
-gguf = pytest.importorskip("gguf")
 Kind = gguf.GGMLQuantizationType
 
 WIDTH, HEADS, KEY_HEADS, HEAD_DIM, LAYERS, VOCAB, INNER = 256, 4, 2, 64, 2, 11, 512
@@ -198,8 +198,9 @@ def test_a_bias_is_put_back_in_order_like_its_weight(tmp_path):
 
 
 def test_every_tensor_equals_what_transformers_reads(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    utils = pytest.importorskip("transformers.modeling_gguf_pytorch_utils")
+    import transformers
+    import transformers.modeling_gguf_pytorch_utils as utils
+
     path = write(tmp_path / "m.gguf", llama_arrays(), Kind.Q8_0)
     source = open_source(path)
     with torch.device("meta"):
@@ -251,8 +252,9 @@ def test_llama_3_scaling_is_recovered_from_its_divisors(tmp_path):
 
 
 def test_llama_3_divisors_are_those_of_transformers():
-    transformers = pytest.importorskip("transformers")
-    utils = pytest.importorskip("transformers.modeling_rope_utils")
+    import transformers
+    import transformers.modeling_rope_utils as utils
+
     parameters = {
         "rope_type": "llama3",
         "rope_theta": 500000.0,

