@@ -187,7 +187,8 @@ CHATML = (
 
 
 def test_a_chat_is_rendered_as_transformers_renders_it(folder):
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     config = {
         "bos_token": "<|im_start|>",
         "eos_token": "<|im_end|>",

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lamina.activation import activation
+from lamina.kernels import conv
 from lamina.recurrence import causal_convolution_by_steps
-
-conv = pytest.importorskip("lamina.kernels.conv", reason="needs Triton")
 
 
 class Ring:

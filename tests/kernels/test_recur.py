@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lamina.kernels import recur
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
 from lamina.recurrence.gated_delta import unit_length as unit
 from tests.recurrence.inputs import RULES, Case, error
 
-recur = pytest.importorskip("lamina.kernels.recur", reason="needs Triton")
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value")  # NaN where there is no token is meant
 
 LARGER: list[Rule] = [  # several tiles to a head, the last one not full

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from lamina.recurrence import SSD, GatedDelta, SelectiveScan
 
 from .inputs import Case, error
 
-pytest.importorskip("transformers")
 TOLERANCE = 1e-5  # relative, float32 on both sides
 
 
