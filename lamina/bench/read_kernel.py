@@ -11,7 +11,7 @@ BLOCK, EACH = 4096, 8  # numbers of a load, loads of a program
 
 
 @triton.jit
-def _read(x, out, numbers, BLOCK: tl.constexpr, EACH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _read(x, out, numbers, BLOCK: tl.constexpr, EACH: tl.constexpr):
     program = tl.program_id(0).to(tl.int64)
     total = tl.zeros([BLOCK], tl.float32)
     for i in range(EACH):

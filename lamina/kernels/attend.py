@@ -79,7 +79,7 @@ def shape_for(key_dim: int, value_dim: int, itemsize: int, queries: int) -> Shap
 
 
 @triton.jit
-def _attend(  # type: ignore[no-untyped-def]
+def _attend(
     out, q, k, v, sinks, parts, arrived, table, size, keep, least, scale, softcap,
     q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token,
     T: tl.constexpr, G: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,

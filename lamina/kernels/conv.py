@@ -27,7 +27,7 @@ ACTIVATIONS = (None, "silu", "swish", "relu", "gelu", "gelu_new", "gelu_pytorch_
 
 
 @triton.jit
-def _convolve(  # type: ignore[no-untyped-def]
+def _convolve(
     x, weight, bias, out, table, x_row, x_token,
     T: tl.constexpr, C: tl.constexpr, K: tl.constexpr, ACT: tl.constexpr,
     BLOCK: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
@@ -69,7 +69,7 @@ def _convolve(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _activate(x, ACT: tl.constexpr):  # type: ignore[no-untyped-def]
+def _activate(x, ACT: tl.constexpr):
     if ACT == "silu" or ACT == "swish":
         x = x * tl.sigmoid(x)
     elif ACT == "relu":

@@ -48,7 +48,7 @@ LEAST = 128  # tokens a part has at least: a slot is as long as the keys and val
 
 
 @triton.jit
-def _attend_latent(  # type: ignore[no-untyped-def]
+def _attend_latent(
     out, q, new, parts, table, size, keep, least, scale, q_row, q_head, q_token, new_row, new_token,
     T: tl.constexpr, H: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr,
     RANK_PAD: tl.constexpr, ROPE_PAD: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, QUERIES: tl.constexpr,

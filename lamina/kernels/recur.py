@@ -73,19 +73,19 @@ def recur_step(rule: Rule, inputs: Tensors, constants: Tensors, table: Tensor, *
 
 
 @triton.jit
-def _state(table):  # type: ignore[no-untyped-def]
+def _state(table):
     # A pointer read from memory carries no alignment by itself; with it, four numbers move at a time.
     return tl.multiple_of(tl.load(table).to(tl.pointer_type(tl.float32)), 16)
 
 
 @triton.jit
-def _count(table, row, T):  # type: ignore[no-untyped-def]
+def _count(table, row, T):
     counts = tl.load(table + 6)
     return tl.load(counts.to(tl.pointer_type(tl.int64)) + row, mask=counts != 0, other=T).to(tl.int32)
 
 
 @triton.jit
-def _softplus(x):  # type: ignore[no-untyped-def]
+def _softplus(x):
     e = tl.exp(tl.minimum(x, 20.0))
     u = 1.0 + e
     # log(u) · e / (u - 1) keeps the digits of a small e that 1 + e drops.
@@ -94,7 +94,7 @@ def _softplus(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _step_size(dt, bias, low, high):  # type: ignore[no-untyped-def]
+def _step_size(dt, bias, low, high):
     if bias is not None:
         dt = _softplus(dt + bias)
     if low is not None:
@@ -125,7 +125,7 @@ def _by_token(x: Tensor) -> Tensor:
 
 
 @triton.jit
-def _ssd(  # type: ignore[no-untyped-def]
+def _ssd(
     x, dt, B, C, A, skip, gate, bias, low, high, out, table,
     x_row, x_token, dt_row, dt_token, B_row, B_token, C_row, C_token, gate_row, gate_token,
     T: tl.constexpr, H: tl.constexpr, P: tl.constexpr, N: tl.constexpr, SHARED: tl.constexpr,
@@ -230,7 +230,7 @@ def _strides(x: Tensor | None) -> tuple[int, int]:
 
 
 @triton.jit
-def _selective_scan(  # type: ignore[no-untyped-def]
+def _selective_scan(
     x, dt, B, C, A, skip, gate, bias, out, table,
     x_row, x_token, dt_row, dt_token, B_row, B_token, C_row, C_token, gate_row, gate_token,
     T: tl.constexpr, CHANNELS: tl.constexpr, N: tl.constexpr,
@@ -318,7 +318,7 @@ def selective_scan_step(
 
 
 @triton.jit
-def _gated_delta(  # type: ignore[no-untyped-def]
+def _gated_delta(
     q, k, v, g, beta, A, bias, scale, out, table,
     q_row, q_token, k_row, k_token, v_row, v_token, g_row, g_token, beta_row, beta_token,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, UNIT: tl.constexpr,

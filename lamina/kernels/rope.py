@@ -20,21 +20,21 @@ from lamina.kernels.splits import row_of
 
 
 @triton.jit
-def slot_at(table, position):  # type: ignore[no-untyped-def]
+def slot_at(table, position):
     ring, keep = tl.load(table + 3), tl.load(table + 4)
     around = keep + (position - keep) % tl.maximum(ring, 1)
     return tl.where((ring == 0) | (position < keep), position, around)
 
 
 @triton.jit
-def store_at(table, FIELD: tl.constexpr, like, row, head, slot, HEADS, D):  # type: ignore[no-untyped-def]
+def store_at(table, FIELD: tl.constexpr, like, row, head, slot, HEADS, D):
     """Where the numbers of a slot begin: the store is [B, HEADS, S, D]."""
     base = tl.load(table + FIELD).to(like.dtype)
     return base + ((row * HEADS + head).to(tl.int64) * tl.load(table + 2) + slot) * D
 
 
 @triton.jit
-def _rotate(  # type: ignore[no-untyped-def]
+def _rotate(
     q, k, v, q_out, k_out, cos, sin, table,
     q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token, rope_row, rope_token,
     T: tl.constexpr, Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
@@ -130,9 +130,7 @@ def rotate_and_append(
 
 
 @triton.jit
-def _append(  # type: ignore[no-untyped-def]
-    x, table, x_row, x_token, T: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, PDL: tl.constexpr
-):
+def _append(x, table, x_row, x_token, T: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, PDL: tl.constexpr):
     row, t = tl.program_id(0) // T, tl.program_id(0) % T
     length, count = row_of(table, row, T)
     slot = tl.where(t < count, slot_at(table, length + t), 0)

@@ -36,7 +36,7 @@ MERGE_BYTES = 1 << 17  # of parts that one program may merge; with more, a secon
 
 
 @triton.jit
-def row_of(table, row, T: tl.constexpr):  # type: ignore[no-untyped-def]
+def row_of(table, row, T: tl.constexpr):
     """How many tokens the row holds, and how many of the T new ones are real.
 
     Both were set by an earlier pass, so kernels read them before `begin`: the kernel just before them does not write
@@ -49,7 +49,7 @@ def row_of(table, row, T: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def first_seen(position, size, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+def first_seen(position, size, KIND: tl.constexpr):
     """The first position inside the window of a query at `position` (kept ones aside)."""
     if KIND == "sliding":
         first = tl.maximum(position - size + 1, 0)
@@ -61,7 +61,7 @@ def first_seen(position, size, KIND: tl.constexpr):  # type: ignore[no-untyped-d
 
 
 @triton.jit
-def visible(table, length, count, size, keep, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+def visible(table, length, count, size, keep, KIND: tl.constexpr):
     """The list of committed tokens that some new token sees: the first `kept` ones, then `first` … length - 1."""
     ring = tl.load(table + 3).to(tl.int32)
     ring = tl.where(ring == 0, 1 << 30, ring)  # a line is a ring that never wraps
@@ -73,13 +73,13 @@ def visible(table, length, count, size, keep, KIND: tl.constexpr):  # type: igno
 
 
 @triton.jit
-def position_of(j, kept, first):  # type: ignore[no-untyped-def]
+def position_of(j, kept, first):
     """The position of the j-th visible token."""
     return tl.where(j < kept, j, first + j - kept)
 
 
 @triton.jit
-def slot_of(j, kept, first, ring, keep):  # type: ignore[no-untyped-def]
+def slot_of(j, kept, first, ring, keep):
     """The slot of the j-th visible token. The list wraps at most once, so no division per token."""
     around = (first - keep) % ring + j - kept
     around = tl.where(around >= ring, around - ring, around)
@@ -87,7 +87,7 @@ def slot_of(j, kept, first, ring, keep):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def cut(many, most, least, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def cut(many, most, least, BLOCK: tl.constexpr):
     """How many tokens each part has and how many parts there are; at least one, for the new tokens."""
     wanted = tl.maximum(tl.minimum(most, tl.cdiv(many, least)), 1)
     each = tl.maximum(tl.cdiv(tl.cdiv(many, wanted), BLOCK), 1) * BLOCK
@@ -98,7 +98,7 @@ def cut(many, most, least, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def scored(products, scale, softcap, SOFTCAP: tl.constexpr):  # type: ignore[no-untyped-def]
+def scored(products, scale, softcap, SOFTCAP: tl.constexpr):
     scores = products * scale
     if SOFTCAP:  # tanh by exp: right at both ends, and to rounding between
         scores = softcap * (1 - 2 / (tl.exp(2 * scores / softcap) + 1))
@@ -106,7 +106,7 @@ def scored(products, scale, softcap, SOFTCAP: tl.constexpr):  # type: ignore[no-
 
 
 @triton.jit
-def fold(top, total, mix, scores, seen, values):  # type: ignore[no-untyped-def]
+def fold(top, total, mix, scores, seen, values):
     """Takes more keys in: scores and seen [M, N], values [N, DV]."""
     scores = tl.where(seen, scores, float("-inf"))
     higher = tl.maximum(top, tl.max(scores, axis=1))
@@ -117,7 +117,7 @@ def fold(top, total, mix, scores, seen, values):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def write(  # type: ignore[no-untyped-def]
+def write(
     out, top, total, mix, sinks, row, head, r, d, count,
     T: tl.constexpr, G: tl.constexpr, HEADS: tl.constexpr, DV: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
@@ -138,9 +138,7 @@ def write(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def leave(  # type: ignore[no-untyped-def]
-    parts, top, total, mix, group, split, most, r, d, ROWS: tl.constexpr, DV: tl.constexpr
-):
+def leave(parts, top, total, mix, group, split, most, r, d, ROWS: tl.constexpr, DV: tl.constexpr):
     """Writes one part: parts [groups, most, ROWS, DV + TAIL], r counted inside the block of queries."""
     at = ((group.to(tl.int64) * most + split) * ROWS + r) * (DV + TAIL)
     tl.store(parts + at[:, None] + d[None, :], mix, mask=(r < ROWS)[:, None] & (d < DV)[None, :])
@@ -149,7 +147,7 @@ def leave(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def merge(  # type: ignore[no-untyped-def]
+def merge(
     parts, group, used, most, r, d, ROWS: tl.constexpr, DV: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
@@ -173,7 +171,7 @@ def merge(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _merge(  # type: ignore[no-untyped-def]
+def _merge(
     out, parts, sinks, table, size, keep, least, most,
     T: tl.constexpr, G: tl.constexpr, HEADS: tl.constexpr, DV: tl.constexpr, ROWS: tl.constexpr, QUERIES: tl.constexpr,
     SINKS: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr, CHUNK: tl.constexpr,

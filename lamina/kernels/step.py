@@ -22,7 +22,7 @@ STRETCH = 4096  # logits that one program looks at
 
 
 @triton.jit
-def _positions(header, out, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+def _positions(header, out, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     begin(PDL)
     row = tl.arange(0, BLOCK)
     lengths = tl.load(header).to(tl.pointer_type(tl.int64))
@@ -36,7 +36,7 @@ def positions(header: Tensor, out: Tensor) -> None:
 
 
 @triton.jit
-def _finish(  # type: ignore[no-untyped-def]
+def _finish(
     logits, header, ids, counts, left, ends, best, where, arrived, VOCAB, ENDS,
     ROW_ENDS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip

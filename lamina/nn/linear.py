@@ -53,7 +53,8 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     out, width = weight.shape
     if x.numel() == width:
         pieces = math.gcd(out, PIECES)
-        column = x.reshape(1, width, 1).expand(pieces, -1, -1)
+        # A transposed row, not a column: the strides of the axis of length 1 decide which kernel is taken.
+        column = x.reshape(1, 1, width).mT.expand(pieces, -1, -1)
         y = torch.bmm(weight.view(pieces, -1, width), column)  # [pieces, out / pieces, 1]
     else:
         y = torch.mm(weight, x.reshape(-1, width).t()).t().contiguous()  # [rows, out]
