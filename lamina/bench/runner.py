@@ -21,7 +21,7 @@ from lamina.bench.flops import prefill_flops
 from lamina.bench.measure import Limits, Peak, free_memory, limits, random_ids, seconds
 from lamina.bench.random_model import random_model
 from lamina.bench.shapes import Shape
-from lamina.bench.subjects import Lamina, Subject
+from lamina.bench.subjects import CompiledLamina, Lamina, Subject
 from lamina.errors import InputError
 
 MOST_STEPS, LEAST_STEPS = 64, 4  # tokens of one timed run
@@ -143,7 +143,10 @@ class _Run:
                 self._measure(name, "first token", partial(self._first_token, name))
         self._tell("weights")
         self.model = random_model(s.shape.config, s.dtype, s.device)
-        self.subjects: list[Subject] = [Lamina(self.model), *self._peers()]
+        ours = [Lamina(self.model)]
+        if s.compiled and s.device.type == "cpu":  # on a GPU steps are captured, not compiled
+            ours.append(CompiledLamina(self.model))
+        self.subjects: list[Subject] = [*ours, *self._peers()]
         self.results.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.results.weights = self.subjects[0].weights
         for rows in s.rows:

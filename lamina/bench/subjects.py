@@ -14,6 +14,7 @@ from lamina.cache.cache import Cache
 from lamina.generation import generate
 from lamina.model import Model
 from lamina.nn import Experts
+from lamina.runtime.compiled import CompiledBlocks
 
 
 class Subject(Protocol):
@@ -105,3 +106,20 @@ class Lamina:
 
     def close(self) -> None:
         self.cache = None
+
+
+class CompiledLamina(Lamina):
+    """The same after `model.compile()`."""
+
+    name = "lamina, compiled"
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self.blocks = CompiledBlocks(model.blocks)
+
+    def run(self, steps: int) -> None:
+        self.model.compiled = self.blocks
+        try:
+            super().run(steps)
+        finally:
+            self.model.compiled = None
