@@ -2,7 +2,8 @@
 
 A step is captured once for a number of rows and then serves any cache: kernels find a cache's memory through tables of
 pointers, and taking up another cache, or one that has grown, is copying its tables in. Rows that have ended stay in the
-graph with a count of 0 and cost no memory traffic of their own; nothing is read back while steps run.
+graph with a count of 0: nothing of theirs is written, and kernels of large launches do not read it either. Nothing is
+read back while steps run.
 
     step = graphs.step(rows)          captured at the first call
     step.take_up(cache, ids, left, ends)
