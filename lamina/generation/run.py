@@ -1,0 +1,141 @@
+"""What every strategy works with: rows of a cache after their prompts, how tokens are chosen, and when rows end.
+
+A strategy is a function `Run -> Made`. It feeds every token it makes, the last one of a row too, so that the cache holds
+prompt and new tokens and can be continued by giving only what comes next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from lamina.cache.cache import Cache
+from lamina.generation.history import History, Processor, history_of
+
+if TYPE_CHECKING:
+    from lamina.generation.settings import Settings
+    from lamina.model import Model
+
+Told = Callable[[int, int, str | None], None]
+"""told(row, token, reason): called for each new token, in order; the reason why the row ends is given with its last."""
+
+
+class Stopping(Protocol):
+    """When rows end."""
+
+    def reason(self, row: int, tokens: Sequence[int]) -> str | None:
+        """Why the row ends after the last of its new tokens; None when it goes on."""
+
+
+@dataclass(frozen=True)
+class Chooser:
+    """How scores become tokens.
+
+    processors  change the scores, in this order; what sampling cuts away included
+    sample      draws from the distribution of the scores; else the best is taken
+    seed        of the draws: a token depends on (seed, the row's number, its position) and nothing else
+    """
+
+    processors: tuple[Processor, ...] = ()
+    sample: bool = False
+    seed: int = 0
+
+    def scores(self, logits: Tensor, history: History) -> Tensor:
+        """logits [B, V] -> processed scores [B, V] in float32"""
+        scores = logits.float()
+        for process in self.processors:
+            scores = process(scores, history)
+        return scores
+
+    def choose(self, scores: Tensor, numbers: Tensor, positions: Tensor, stream: int = 0) -> Tensor:
+        """The next token of each row [B]. numbers [B]: the rows' own numbers; positions [B]: where the token will be."""
+        if not self.sample:
+            return scores.argmax(dim=-1)
+        from lamina.generation.noise import gumbel
+
+        return (scores + gumbel(self.seed, numbers, positions, scores.shape[-1], stream)).argmax(dim=-1)
+
+
+@dataclass
+class Run:
+    """A call of `generate` once the prompts are in.
+
+    cache     holds the prompts, one row for each sequence that is made
+    logits    [B, V] after each row's prompt
+    prompts   how many tokens each row held before the first new one
+    numbers   the rows' own numbers, for their noise
+    source    [B, E] the encoder's ids, padded with -1, for models that have one
+    """
+
+    model: Model
+    cache: Cache
+    logits: Tensor
+    chooser: Chooser
+    stopping: Stopping
+    prompts: list[int]
+    numbers: list[int]
+    settings: Settings
+    told: Told | None = None
+    source: Tensor | None = None
+
+    def history(self, rows: Sequence[int] | None = None) -> History:
+        """Of all rows, or of some; as the cache holds them now."""
+        some = range(self.cache.rows) if rows is None else rows
+        history = history_of(self.cache, [self.prompts[row] for row in some], rows)
+        if self.source is not None:
+            history.sources = self.source if rows is None else self.source[list(rows)]
+        return history
+
+    def feed(self, ids: Tensor, rows: Sequence[int]) -> Tensor:
+        """Feeds one token to each of these rows: ids [R] -> logits [R, V]"""
+        step = self.cache.step(1, rows=None if len(rows) == self.cache.rows else rows)
+        try:
+            logits = self.model.forward(ids[:, None], step, logits="last")
+        except BaseException:
+            step.abort()
+            raise
+        step.commit()
+        assert logits is not None
+        return logits
+
+
+@dataclass
+class Made:
+    """What a strategy made: new tokens of each row, why each ended, and the cache that holds prompts and new tokens.
+
+    more   what else is known, by name: sequence scores, beam indices, acceptance statistics …
+    """
+
+    tokens: list[list[int]]
+    reasons: list[str]
+    cache: Cache
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+@torch.no_grad()
+def one_by_one(run: Run) -> Made:
+    """Greedy or sampled, one pass a token over the rows that go on."""
+    tokens: list[list[int]] = [[] for _ in range(run.cache.rows)]
+    reasons = [""] * run.cache.rows
+    live, logits = list(range(run.cache.rows)), run.logits
+    numbers = torch.tensor(run.numbers, device=logits.device)
+    while live:
+        history = run.history(live)
+        chosen = run.chooser.choose(run.chooser.scores(logits, history), numbers[live], history.lengths)
+        going = []  # indices into `live`
+        for at, (row, token) in enumerate(zip(live, chosen.tolist(), strict=True)):
+            tokens[row].append(token)
+            reason = run.stopping.reason(row, tokens[row])
+            if reason is None:
+                going.append(at)
+            else:
+                reasons[row] = reason
+            if run.told:
+                run.told(row, token, reason)
+        logits = run.feed(chosen, live)[going]
+        live = [live[at] for at in going]
+    return Made(tokens, reasons, run.cache)
