@@ -18,6 +18,7 @@ from lamina.cache.spec import Cross, Keeping
 from lamina.errors import InputError
 
 if TYPE_CHECKING:
+    from lamina.cache.reordering import Moves
     from lamina.cache.step import Step
 
 
@@ -83,6 +84,9 @@ class CrossLayer(Layer):
         unused = Layout().positions(self.slots, self.data["lengths"]) < 0
         for name in ("k", "v"):
             self.data[name].masked_fill_(unused[:, None, :, None], value)
+
+    def reorder(self, moves: Moves) -> None:
+        super().reorder(moves.unrelated)  # rows that share tokens share their source
 
     def fit(self, like: Self, clock: Clock) -> Self:
         new = self._with(dict(self.data))
