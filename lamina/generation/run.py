@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.generation.history import History, Processor, history_of
+from lamina.generation.noise import draw
 
 if TYPE_CHECKING:
     from lamina.generation.settings import Settings
@@ -55,9 +56,7 @@ class Chooser:
         """The next token of each row [B]. numbers [B]: the rows' own; positions [B]: where the token will be."""
         if not self.sample:
             return scores.argmax(dim=-1)
-        from lamina.generation.noise import gumbel
-
-        return (scores + gumbel(self.seed, numbers, positions, scores.shape[-1], stream)).argmax(dim=-1)
+        return draw(scores, self.seed, numbers, positions, stream)
 
 
 @dataclass
