@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.generation.greedy import feed
+from lamina.generation.run import Chooser
 from lamina.model import Model
 from lamina.runtime import why_not_captured
 
@@ -15,7 +16,7 @@ from lamina.runtime import why_not_captured
 def run_steps(model: Model, cache: Cache, ids: Tensor, n: int) -> Tensor:
     """Feeds ids [B] and then n - 1 tokens that the model chose; -> the ids chosen last [B]"""
     if why_not_captured(model, cache) is None:
-        step = model.graphs.step(cache.rows)
+        step = model.graphs.step(cache.rows, Chooser())
         step.take_up(cache, ids, [n + 1] * cache.rows, ())
         step.run(n)
         return step.ids[:, 0]

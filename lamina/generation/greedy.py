@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
+from lamina.generation.run import Chooser
 
 if TYPE_CHECKING:
     from lamina.model import Model
@@ -63,7 +64,7 @@ def captured(
     """The same through one captured step. The device decides which rows go on; the host looks at it late, or after
     every token when someone is to be told."""
     start = cache.clock.sync()
-    step = model.graphs.step(cache.rows)
+    step = model.graphs.step(cache.rows, Chooser())
     first = logits.argmax(dim=-1)
     step.take_up(cache, first, [most] * cache.rows, ends)
     if told:

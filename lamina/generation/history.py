@@ -62,7 +62,7 @@ Processor = Callable[[Tensor, History], Tensor]
 
 
 def history_of(cache: Cache, prompts: Sequence[int], rows: Sequence[int] | None = None) -> History:
-    """What a cache knows of its rows, or of some of them. prompts: how many tokens of each of these are the prompt's."""
+    """What a cache knows of its rows, or of some of them. prompts: how many tokens of each are the prompt's."""
     lengths, record = cache.lengths, cache.record
     if rows is not None:
         index = torch.tensor(list(rows), device=record.device)

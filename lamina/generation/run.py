@@ -1,7 +1,7 @@
 """What every strategy works with: rows of a cache after their prompts, how tokens are chosen, and when rows end.
 
-A strategy is a function `Run -> Made`. It feeds every token it makes, the last one of a row too, so that the cache holds
-prompt and new tokens and can be continued by giving only what comes next.
+A strategy is a function `Run -> Made`. It feeds every token it makes, the last one of a row too, so that the cache
+holds prompt and new tokens and can be continued by giving only what comes next.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.generation.history import History, Processor, history_of
+from lamina.generation.noise import draw
 
 if TYPE_CHECKING:
     from lamina.generation.settings import Settings
@@ -52,12 +53,10 @@ class Chooser:
         return scores
 
     def choose(self, scores: Tensor, numbers: Tensor, positions: Tensor, stream: int = 0) -> Tensor:
-        """The next token of each row [B]. numbers [B]: the rows' own numbers; positions [B]: where the token will be."""
+        """The next token of each row [B]. numbers [B]: the rows' own; positions [B]: where the token will be."""
         if not self.sample:
             return scores.argmax(dim=-1)
-        from lamina.generation.noise import gumbel
-
-        return (scores + gumbel(self.seed, numbers, positions, scores.shape[-1], stream)).argmax(dim=-1)
+        return draw(scores, self.seed, numbers, positions, stream)
 
 
 @dataclass

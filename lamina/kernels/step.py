@@ -3,9 +3,10 @@
 What belongs to a cache is reached through pointers in small tables on the device, so one captured step serves every
 cache: `HEADER` is one row of them for the cache as a whole, beside the rows that its layers have.
 
-`finish` is greedy choice and the device half of commit in one kernel. Each program looks at a stretch of a row's logits
-and puts it into the cache; the last of a row to arrive picks the best of all stretches, records the token that was fed,
-advances the row's marks, and says whether the row goes on: it stops after an end token or when nothing is left to make.
+`finish` is the choice of the next token and the device half of commit in one kernel. Each program looks at a stretch of
+a row's scores, with noise on them where tokens are drawn, and puts its logits into the cache; the last of a row to
+arrive picks the best of all stretches, records the token that was fed, advances the row's marks, and says whether the
+row goes on: it stops after an end token or when nothing is left to make.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lamina.kernels.launch import begin, launch_options, pdl
+from lamina.kernels.noise import gumbel, uniform
 
 HEADER = ("lengths", "written", "base", "record", "record width", "logits")
 STRETCH = 4096  # logits that one program looks at
@@ -37,8 +39,8 @@ def positions(header: Tensor, out: Tensor) -> None:
 
 @triton.jit
 def _finish(
-    logits, header, ids, counts, left, ends, best, where, arrived, VOCAB, ENDS,
-    ROW_ENDS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, PDL: tl.constexpr,
+    logits, scores, seed, numbers, header, ids, counts, left, ends, best, where, arrived, VOCAB, ENDS,
+    SAMPLE: tl.constexpr, ROW_ENDS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     row, part = tl.program_id(0), tl.program_id(1)
@@ -48,10 +50,13 @@ def _finish(
     if count > 0:
         kept = tl.load(header + 5).to(tl.pointer_type(logits.dtype.element_ty))
         tl.store(kept + row * VOCAB + at, values, mask=at < VOCAB)
-    scores = values.to(tl.float32)
-    top = tl.max(scores, axis=0)
+    merit = tl.load(scores + row * VOCAB + at, mask=at < VOCAB, other=float("-inf")).to(tl.float32)
+    if SAMPLE:
+        position = tl.load(tl.load(header).to(tl.pointer_type(tl.int64)) + row) + 1  # of the token to be drawn
+        merit += gumbel(uniform(tl.load(seed), tl.load(numbers + row), position, 0, at))
+    top = tl.max(merit, axis=0)
     tl.store(best + row * PARTS + part, top)
-    tl.store(where + row * PARTS + part, tl.min(tl.where(scores == top, at, VOCAB), axis=0))
+    tl.store(where + row * PARTS + part, tl.min(tl.where(merit == top, at, VOCAB), axis=0))
     tl.debug_barrier()
     if tl.atomic_add(arrived + row, 1, sem="acq_rel") == PARTS - 1:
         tl.store(arrived + row, 0)
@@ -60,6 +65,7 @@ def _finish(
             tops = tl.load(best + row * PARTS + parts, mask=parts < PARTS, other=float("-inf"), cache_modifier=".cg")
             places = tl.load(where + row * PARTS + parts, mask=parts < PARTS, other=0, cache_modifier=".cg")
             chosen = tl.min(tl.where(tops == tl.max(tops, axis=0), places, VOCAB), axis=0)
+            chosen = tl.minimum(chosen, VOCAB - 1)  # where every score is NaN
             fed = tl.load(ids + row)
             lengths = tl.load(header).to(tl.pointer_type(tl.int64))
             written = tl.load(header + 1).to(tl.pointer_type(tl.int64))
@@ -79,7 +85,9 @@ def _finish(
 
 
 def finish(
-    logits: Tensor,  # [B, V]
+    logits: Tensor,  # [B, V]: kept by the cache
+    scores: Tensor,  # [B, V]: chosen from; the logits, or what processors made of them
+    noise: tuple[Tensor, Tensor] | None,  # seed [1] and the rows' numbers [B], where tokens are drawn
     header: Tensor,
     ids: Tensor,  # [B, 1]: the tokens that were fed; becomes those to feed next
     counts: Tensor,  # [B]: 1 where the row takes part; becomes 0 where it ends
@@ -90,8 +98,9 @@ def finish(
     """Chooses the next tokens and commits the ones fed. A row with count 0 stays exactly as it is."""
     rows, vocab = logits.shape
     best, where, arrived = scratch
+    seed, numbers = noise or (left, left)
     _finish[(rows, best.shape[1])](
-        logits, header, ids, counts, left, ends, best, where, arrived, vocab, len(ends),
+        logits, scores, seed, numbers, header, ids, counts, left, ends, best, where, arrived, vocab, len(ends), noise is not None,
         triton.next_power_of_2(max(len(ends), 1)), STRETCH, best.shape[1], triton.next_power_of_2(best.shape[1]), pdl(),
         num_warps=8, **launch_options(),
     )  # fmt: skip

@@ -1,13 +1,13 @@
 """One decode step in one graph: every kernel of a pass, the choice of the next tokens and the commit, replayed as one.
 
-A step is captured once for a number of rows and then serves any cache: kernels find a cache's memory through tables of
-pointers, and taking up another cache, or one that has grown, is copying its tables in. Rows that have ended stay in the
+A step is captured once for a number of rows and a way of choosing tokens, and then serves any cache: kernels find a
+cache's memory through tables of pointers, and taking up another cache, or one that has grown, is copying its tables in. Rows that have ended stay in the
 graph with a count of 0: nothing of theirs is written, and kernels of large launches do not read it either. Nothing is
 read back while steps run.
 
-    step = graphs.step(rows)          captured at the first call
+    step = graphs.step(rows, chooser)     captured at the first run
     step.take_up(cache, ids, left, ends)
-    step.run(n)                       n tokens for every live row
+    step.run(n)                           n tokens for every live row
 
 Without CUDA (kernels interpreted on the CPU) a replay runs the same program again, which is how this file is tested.
 """
@@ -15,7 +15,8 @@ Without CUDA (kernels interpreted on the CPU) a replay runs the same program aga
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,6 +28,7 @@ from lamina.cache.memory import Memory
 from lamina.runtime.tables import WIDTH, header_of, layers_of, tables_of
 
 if TYPE_CHECKING:
+    from lamina.generation.run import Chooser
     from lamina.model import Model
 
 MOST_GRAPHS = 8  # of a model; the least recently used goes first
@@ -40,11 +42,11 @@ class CapturedStep:
     valid = None
     backend = None
 
-    def __init__(self, model: Model, rows: int) -> None:
+    def __init__(self, model: Model, rows: int, chooser: Chooser) -> None:
         from lamina.kernels.step import HEADER, scratch_for
 
         device = model.device
-        self.model, self.rows = model, rows
+        self.model, self.rows, self.chooser = model, rows, chooser
         entries = sum(len(entry) for entry in model.specs)
         self.tables = torch.zeros(entries, WIDTH, dtype=torch.int64, device=device)
         self.header = torch.zeros(len(HEADER), dtype=torch.int64, device=device)
@@ -52,6 +54,11 @@ class CapturedStep:
         self.counts, self.left = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(2))
         self.ends = torch.full((MOST_ENDS,), -1, dtype=torch.int64, device=device)
         self.all_counts = self.counts
+        self.seed = torch.zeros(1, dtype=torch.int64, device=device)
+        self.numbers, self.prompts = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(2))
+        self.seen: Tensor | None = None
+        if chooser.processors:
+            self.seen = torch.zeros(rows, model.vocab, dtype=torch.int64, device=device)
         self.scratch = scratch_for(rows, model.vocab, device)
         self.layers = layers_of(model, self.tables)
         self.logits: Tensor | None = None
@@ -61,8 +68,24 @@ class CapturedStep:
     def memory(self, i: int) -> Memory:
         return Memory(self, i, self.layers[i])  # type: ignore[arg-type]
 
-    def take_up(self, cache: Cache, ids: Tensor, left: Iterable[int], ends: Iterable[int]) -> None:
-        """Makes this cache the one that `run` goes on with: feed `ids` [B] first, make `left` tokens a row at most."""
+    def take_up(
+        self,
+        cache: Cache,
+        ids: Tensor,
+        left: Iterable[int],
+        ends: Iterable[int],
+        *,
+        seed: int = 0,
+        numbers: Sequence[int] | None = None,
+        prompts: Sequence[int] | None = None,
+    ) -> None:
+        """Makes this cache the one that `run` goes on with: feed `ids` [B] first, make `left` tokens a row at most.
+
+        seed, numbers   of the noise, where tokens are drawn; rows have their own numbers
+        prompts         how many tokens of each row are the prompt's, for processors
+        """
+        from lamina.generation.history import history_of
+
         ends = list(ends)
         cache.drop_open_step()
         cache.logits_kept(self.model.vocab, self.model.dtype)
@@ -71,6 +94,12 @@ class CapturedStep:
         _copy_in(self.header, header_of(cache))
         _copy_in(self.ends, ends + [-1] * (MOST_ENDS - len(ends)))
         _copy_in(self.left, list(left))
+        _copy_in(self.seed, [seed])
+        _copy_in(self.numbers, list(numbers or range(self.rows)))
+        if self.seen is not None:
+            before = list(prompts or cache.clock.high)
+            _copy_in(self.prompts, before)
+            self.seen.copy_(history_of(cache, before).seen(self.model.vocab))
         self.ids.copy_(ids.reshape(-1, 1))
         self.counts.copy_(self.left > 0)
 
@@ -87,13 +116,21 @@ class CapturedStep:
         self.cache.clock.drift(steps)
 
     def _program(self) -> None:
+        from lamina.generation.history import History
         from lamina.kernels import step as ends_of_step
 
         ends_of_step.positions(self.header, self.positions)
         with kernels.in_use():
             logits = self.model.forward(self.ids, self, logits="last")  # type: ignore[arg-type]
         assert logits is not None
-        ends_of_step.finish(logits, self.header, self.ids, self.counts, self.left, self.ends, self.scratch)
+        scores = logits
+        if self.seen is not None:
+            self.seen.scatter_add_(1, self.ids, self.counts[:, None])
+            history = History(self.positions[:, 0] + 1, self.prompts, counts=self.seen)
+            scores = self.chooser.scores(logits, history)
+        noise = (self.seed, self.numbers) if self.chooser.sample else None
+        marks = (self.header, self.ids, self.counts, self.left, self.ends, self.scratch)
+        ends_of_step.finish(logits, scores, noise, *marks)
 
     def _capture(self) -> None:
         """Runs once with no row alive, so that kernels are built and nothing changes, then records."""
@@ -113,21 +150,23 @@ class CapturedStep:
 
 
 class Graphs:
-    """The captured steps of a model, one for each number of rows; `captures` counts how many were ever made."""
+    """The captured steps of a model, one for each number of rows and way of choosing; `captures` counts all ever made."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.captures = 0
-        self.kept: OrderedDict[int, CapturedStep] = OrderedDict()
+        self.kept: OrderedDict[tuple[int, Chooser], CapturedStep] = OrderedDict()
 
-    def step(self, rows: int) -> CapturedStep:
-        if rows not in self.kept:
-            self.kept[rows] = CapturedStep(self.model, rows)
+    def step(self, rows: int, chooser: Chooser) -> CapturedStep:
+        chooser = replace(chooser, seed=0)  # seeds are copied in
+        key = (rows, chooser)
+        if key not in self.kept:
+            self.kept[key] = CapturedStep(self.model, rows, chooser)
             self.captures += 1
             if len(self.kept) > MOST_GRAPHS:
                 self.kept.popitem(last=False)
-        self.kept.move_to_end(rows)
-        return self.kept[rows]
+        self.kept.move_to_end(key)
+        return self.kept[key]
 
 
 def _copy_in(tensor: Tensor, numbers: list[int] | list[list[int]]) -> None:

@@ -10,6 +10,7 @@ import torch
 
 import lamina
 from lamina.generation.greedy import captured, plainly
+from lamina.generation.run import Chooser
 from lamina.runtime import Graphs, why_not_captured
 from lamina.runtime.capture import MOST_GRAPHS
 from tests.families.cases import FIRST
@@ -61,7 +62,7 @@ def test_rows_end_on_the_device_and_are_told_in_order() -> None:
 def test_one_step_serves_two_live_caches_and_growth() -> None:
     model = pair("llama", "grouped")[1]
     graphs = Graphs(model)
-    step = graphs.step(2)
+    step = graphs.step(2, Chooser())
     (a, logits), (b, _) = start(model), start(model)
     first = logits.argmax(-1)
     expected = plainly(model, start(model)[0], logits, 4, set(), None)
@@ -72,7 +73,7 @@ def test_one_step_serves_two_live_caches_and_growth() -> None:
         cache.reserve(2 * cache.layers[0]["attention"].slots + 1)  # new memory, elsewhere
         rows.append(step.ids[:, 0].clone())
     for cache, ids in zip((a, b), rows, strict=True):
-        assert graphs.step(2) is step
+        assert graphs.step(2, Chooser()) is step
         step.take_up(cache, ids, [9, 9], ())
         step.run(2)
     assert graphs.captures == 1
@@ -81,12 +82,12 @@ def test_one_step_serves_two_live_caches_and_growth() -> None:
 
 def test_the_least_recently_used_step_is_dropped() -> None:
     graphs = Graphs(pair("llama", "grouped")[1])
-    first = graphs.step(1)
+    first = graphs.step(1, Chooser())
     for rows in range(2, MOST_GRAPHS + 1):
-        graphs.step(rows)
-    assert graphs.step(1) is first
-    graphs.step(MOST_GRAPHS + 1)
-    assert 1 in graphs.kept and 2 not in graphs.kept
+        graphs.step(rows, Chooser())
+    assert graphs.step(1, Chooser()) is first
+    graphs.step(MOST_GRAPHS + 1, Chooser())
+    assert (1, Chooser()) in graphs.kept and (2, Chooser()) not in graphs.kept
 
 
 def test_what_is_not_captured_says_why() -> None:

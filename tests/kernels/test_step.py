@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lamina.generation.noise import draw
 from lamina.kernels.step import STRETCH, finish, positions, scratch_for
 
 
+@pytest.mark.parametrize("sample", [False, True])
 @pytest.mark.parametrize(("rows", "vocab"), [(1, 7), (3, STRETCH), (5, 2 * STRETCH + 13)])
-def test_finish_chooses_commits_and_ends_rows(rows: int, vocab: int) -> None:
+def test_finish_chooses_commits_and_ends_rows(rows: int, vocab: int, sample: bool) -> None:
     torch.manual_seed(rows)
     lengths, written, base = (torch.randint(0, 9, (rows,)) for _ in range(3))
     record, kept = torch.full((rows, 16), -1), torch.full((rows, vocab), -7.0)
@@ -19,21 +21,24 @@ def test_finish_chooses_commits_and_ends_rows(rows: int, vocab: int) -> None:
     counts[-1:] = rows == 1  # with several rows, the last one has ended before
     ends = torch.tensor([4, 5, -1])
     logits = torch.randn(rows, vocab)
-    logits[0, -1] = logits[0].max()  # of equal ones the first is taken
     before = {name: t.clone() for name, t in locals().items() if isinstance(t, torch.Tensor)}
     scratch = scratch_for(rows, vocab, torch.device("cpu"))
     at = torch.zeros(rows, 1, dtype=torch.int64)
     positions(header, at)
     assert torch.equal(at[:, 0], lengths)
 
-    finish(logits, header, ids, counts, left, ends, scratch)
+    scores = torch.randn(rows, vocab)  # what processors made of the logits
+    scores[0, -1] = scores[0].max()  # of equal ones the first is taken
+    seed, numbers = torch.tensor([2**40 + 3]), torch.arange(rows) + 7
+    chosen = draw(scores, int(seed), numbers, lengths + 1) if sample else scores.argmax(dim=-1)
+    finish(logits, scores, (seed, numbers) if sample else None, header, ids, counts, left, ends, scratch)
     for r in range(rows):
         fed, live = int(before["ids"][r]), bool(before["counts"][r])
         assert lengths[r] == before["lengths"][r] + int(live)
         assert written[r] == (max(before["written"][r], before["lengths"][r] + 1) if live else before["written"][r])
         assert base[r] == (before["lengths"][r] + 1 if live else before["base"][r])
         assert torch.equal(kept[r], logits[r] if live else before["kept"][r])
-        assert ids[r] == (logits[r].argmax() if live else fed)
+        assert ids[r] == (chosen[r] if live else fed)
         assert left[r] == before["left"][r] - int(live)
         assert counts[r] == (live and fed not in (4, 5) and left[r] > 0)
         assert record[r].tolist() == [fed if live and p == before["lengths"][r] else -1 for p in range(16)]
