@@ -8,7 +8,7 @@ mask, a position argument or padding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
@@ -47,6 +47,8 @@ class Model(nn.Module):
     """What every row of a decoder that reads a source starts with."""
 
     blocks: nn.ModuleList
+    head: nn.Module
+    """[..., width] -> [..., vocab], the last part of `unembed`"""
     vocab: int
     config: Config
     tokenizer: Tokenizer | None = None
@@ -90,6 +92,10 @@ class Model(nn.Module):
         """What all blocks share in a pass over these positions [B, T]."""
         return None
 
+    def finish(self, x: Tensor) -> Tensor:
+        """[..., width] what the last block gives -> the last hidden state, as the model's own norm leaves it"""
+        return x
+
     def unembed(self, x: Tensor) -> Tensor:
         """[..., width] -> [..., vocab]"""
         raise TypeError(f"{type(self).__name__} does not say how logits are made")
@@ -101,18 +107,31 @@ class Model(nn.Module):
     # -- passes ----------------------------------------------------------------------------------------------------
 
     def forward(
-        self, ids: Tensor | None, step: Step, logits: Logits = "all", embeds: Tensor | None = None
+        self,
+        ids: Tensor | None,
+        step: Step,
+        logits: Logits = "all",
+        embeds: Tensor | None = None,
+        hidden: Collection[int] = (),
     ) -> Tensor | None:
-        """The middle of a pass: a pure tensor program, which is what is compiled and exported."""
+        """The middle of a pass: a pure tensor program, which is what is compiled and exported.
+
+        hidden   which hidden states are kept in `step.hidden`: 0 is what the first block reads, i what the i-th gives
+        """
         if embeds is None:
             assert ids is not None
             embeds = self.embed(ids if step.valid is None else ids.masked_fill(~step.valid, 0))
         x, shared = embeds, self.prepare(step.positions)
-        if self.compiled is not None and not torch.compiler.is_compiling() and why_not_compiled(step, x) is None:
-            x = self.compiled(x, step, shared)
+        compiled = None if hidden or torch.compiler.is_compiling() else self.compiled
+        if compiled is not None and why_not_compiled(step, x) is None:
+            x = compiled(x, step, shared)
         else:
             for i, block in enumerate(self.blocks):
+                if i in hidden:
+                    step.hidden[i] = x
                 x = block(x, step.memory(i), shared)
+            if len(self.blocks) in hidden:
+                step.hidden[len(self.blocks)] = x
         step.ids = ids
         if logits is None:
             return None

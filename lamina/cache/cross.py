@@ -75,7 +75,7 @@ class CrossLayer(Layer):
             return View(step.positions, positions, Full(), causal=False)
 
         view = step.view(("cross", held["k"].shape[-2]), make)
-        return attention(q, held["k"], held["v"], view, backend=step.backend, **how)  # type: ignore[arg-type]
+        return attention(q, held["k"], held["v"], view, backend=step.backend_of(key), **how)  # type: ignore[arg-type]
 
     def reset(self, index: Tensor) -> None:
         self.data["lengths"].index_fill_(0, index, 0)
