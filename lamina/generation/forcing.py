@@ -27,21 +27,17 @@ class ForcedFirst:
 
 @dataclass(frozen=True)
 class ForcedLast:
-    """The last token that a row may make is one of these: the one with which it holds `length` tokens, or has made
-    `new`."""
+    """The last token that a row may make is one of these: the one with which it holds `most` tokens, or `most` new
+    ones."""
 
     ids: Tensor  # [V] bool
-    new: int | None = None
-    length: int | None = None
+    most: int
+    new: bool = True
     needs_tokens: ClassVar[bool] = False
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
-        last = torch.zeros_like(history.lengths, dtype=torch.bool)
-        if self.new is not None:
-            last = last | (history.lengths - history.prompts == self.new - 1)
-        if self.length is not None:
-            last = last | (history.lengths == self.length - 1)
-        return forced(scores, last, self.ids)
+        held = history.lengths - history.prompts if self.new else history.lengths
+        return forced(scores, held == self.most - 1, self.ids)
 
 
 def forced(scores: Tensor, rows: Tensor, ids: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
+from lamina.generation.bans import inside
 from lamina.generation.forcing import only
 from lamina.generation.history import History
 
@@ -113,6 +114,8 @@ def grammar_of(given: Any, tokenizer: Tokenizer | None, ends: Sequence[int], voc
         raise InputError("a grammar needs the text of every token, and this checkpoint has no tokenizer")
     if not ends:
         raise InputError("a grammar needs eos_token_id: without it a row could not end where the grammar does")
+    for id in ends:
+        inside(id, vocab, "eos_token_id")
     kind, value = next(iter(given.items()))
     if kind == "choice" and (isinstance(value, str) or not value):
         raise InputError(f"choice must be a list of texts, not {value!r}")

@@ -46,6 +46,8 @@ from lamina.generation.watermark import watermark_of
 if TYPE_CHECKING:
     from lamina.checkpoint.tokenizer import Tokenizer
 
+NEW_TOKENS = 20  # that a row makes at most when no length is given
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -204,8 +206,7 @@ def ids_of(given: Any) -> list[int]:
 
 def _forced_last(settings: Any, facts: Facts) -> forcing.ForcedLast:
     """max_new_tokens is what counts where both lengths are given."""
-    if settings.max_new_tokens is None and settings.max_length is None:
-        raise InputError("forced_eos_token_id is the last token of a row's longest length: give max_new_tokens")
     last = bans.mask_of(ids_of(settings.forced_eos_token_id), facts.vocab, facts.device, "forced_eos_token_id")
-    length = settings.max_length if settings.max_new_tokens is None else None
-    return forcing.ForcedLast(last, settings.max_new_tokens, length)
+    if settings.max_new_tokens is None and settings.max_length is not None:
+        return forcing.ForcedLast(last, settings.max_length, new=False)
+    return forcing.ForcedLast(last, settings.max_new_tokens or NEW_TOKENS)

@@ -110,7 +110,7 @@ def detect(rows: Sequence[Sequence[int]], watermark: Watermark, once: bool = Fal
                count the same chance many times
 
     >>> [round(found.z, 2) for found in detect([[1, 2, 3, 4, 5, 6]], Watermark(vocab=50))]
-    [-0.26]
+    [0.77]
     """
     n = watermark.context_width + (watermark.seeding_scheme == "lefthash")
     found = []

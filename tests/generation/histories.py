@@ -13,13 +13,42 @@ from lamina.generation.history import History
 
 VOCAB = 23
 
-NAMES = """
-    max_new_tokens max_length min_length min_new_tokens do_sample num_beams temperature top_k top_p min_p top_h typical_p
-    epsilon_cutoff eta_cutoff repetition_penalty presence_penalty frequency_penalty encoder_repetition_penalty
-    no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids sequence_bias suppress_tokens begin_suppress_tokens
-    forced_bos_token_id forced_eos_token_id exponential_decay_length_penalty prefix_allowed_tokens_fn
-    remove_invalid_values renormalize_logits watermarking_config grammar eos_token_id logits_processor
-""".split()
+NAMES = [
+    "max_new_tokens",
+    "max_length",
+    "min_length",
+    "min_new_tokens",
+    "do_sample",
+    "num_beams",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "top_h",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "encoder_repetition_penalty",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "bad_words_ids",
+    "sequence_bias",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "exponential_decay_length_penalty",
+    "prefix_allowed_tokens_fn",
+    "remove_invalid_values",
+    "renormalize_logits",
+    "watermarking_config",
+    "grammar",
+    "eos_token_id",
+    "logits_processor",
+]
 
 
 def asked(**given: Any) -> SimpleNamespace:
@@ -59,7 +88,8 @@ def random_scores(seed: int, rows: int = 6, vocab: int = VOCAB, banned: bool = T
 
 
 def row_by_row(theirs: Callable[[int, Tensor], Any], scores: Tensor, history: History) -> Tensor:
-    """What transformers gives for each row alone, unpadded; theirs(prompt's length, prompt [1, P]) makes its processor."""
+    """What transformers gives for each row alone, unpadded; theirs(length of the prompt, prompt [1, P]) makes its
+    processor."""
     assert history.tokens is not None
     out = []
     for r, (length, prompt) in enumerate(zip(history.lengths.tolist(), history.prompts.tolist(), strict=True)):

@@ -14,6 +14,7 @@ from transformers.generation import logits_process as theirs
 
 from lamina.errors import InputError
 from lamina.generation.history import History
+from lamina.generation.noise import draw
 from lamina.generation.processors import Facts, RemoveInvalid, chain_of, processed
 from tests.generation.histories import VOCAB, asked, random_history, random_scores, row_by_row
 
@@ -80,7 +81,9 @@ def test_everything_at_once_is_what_transformers_makes_of_it() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("leave", [name for name in EVERYTHING if name not in ("max_length", "do_sample", "eta_cutoff")])
+@pytest.mark.parametrize(
+    "leave", [name for name in EVERYTHING if name not in ("max_length", "do_sample", "eta_cutoff")]
+)
 def test_each_setting_left_out_is_what_transformers_makes_of_the_rest(leave: str) -> None:
     given = {name: value for name, value in EVERYTHING.items() if name != leave}
     if leave == "top_k":
@@ -133,10 +136,6 @@ def test_scores_that_are_no_numbers_are_put_right() -> None:
             "sequence_bias must map id sequences to numbers, as {(3, 5): -2.0} or [[[3, 5], -2.0]], not {3: 1.0}",
         ),
         (
-            {"forced_eos_token_id": 3},
-            "forced_eos_token_id is the last token of a row's longest length: give max_new_tokens",
-        ),
-        (
             {"exponential_decay_length_penalty": (1, 1.1)},
             "exponential_decay_length_penalty raises the score of end tokens: give eos_token_id",
         ),
@@ -161,3 +160,16 @@ def test_tokens_are_asked_for_in_words_where_there_are_none() -> None:
     (processor,) = chain_of(asked(no_repeat_ngram_size=2), FACTS)
     with pytest.raises(InputError, match="this history has no tokens"):
         processor(torch.zeros(1, VOCAB), History(torch.tensor([1]), torch.tensor([1]), None, None))
+
+
+def test_the_device_waits_for_nobody() -> None:
+    """Tensors without contents: whatever asks for a number of theirs raises."""
+    given = {**EVERYTHING, "eos_token_id": ENDS, "frequency_penalty": 1.0, "top_h": 0.5, "max_new_tokens": 4}
+    facts = Facts(VOCAB, "meta")
+    history = random_history(0)
+    assert history.tokens is not None
+    away = History(history.lengths.to("meta"), history.prompts.to("meta"), history.tokens.to("meta"), None)
+    chain = chain_of(asked(**given), facts)
+    assert processed(random_scores(0).to("meta"), away, chain).shape == (6, VOCAB)
+    words = draw(random_scores(0).to("meta"), 1, away.lengths, away.lengths)
+    assert words.shape == (6,)

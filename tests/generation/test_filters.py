@@ -23,8 +23,14 @@ CASES: list[tuple[Processor, Any]] = [
     (Temperature(1.7), theirs.TemperatureLogitsWarper(1.7)),
     *((TopH(h), theirs.TopHLogitsWarper(h)) for h in (0.1, 0.5, 0.9)),
     *((TopK(k, n), theirs.TopKLogitsWarper(k, min_tokens_to_keep=n)) for k, n in ((1, 1), (5, 1), (2, 4), (500, 1))),
-    *((TopP(p, n), theirs.TopPLogitsWarper(p, min_tokens_to_keep=n)) for p, n in ((0.0, 1), (0.4, 1), (0.9, 1), (0.3, 5))),
-    *((MinP(p, n), theirs.MinPLogitsWarper(p, min_tokens_to_keep=n)) for p, n in ((0.0, 1), (0.1, 1), (1.0, 1), (0.7, 4))),
+    *(
+        (TopP(p, n), theirs.TopPLogitsWarper(p, min_tokens_to_keep=n))
+        for p, n in ((0.0, 1), (0.4, 1), (0.9, 1), (0.3, 5))
+    ),
+    *(
+        (MinP(p, n), theirs.MinPLogitsWarper(p, min_tokens_to_keep=n))
+        for p, n in ((0.0, 1), (0.1, 1), (1.0, 1), (0.7, 4))
+    ),
     *((Typical(m, n), theirs.TypicalLogitsWarper(m, min_tokens_to_keep=n)) for m, n in ((0.2, 1), (0.9, 1), (0.1, 6))),
     *((Epsilon(e, n), theirs.EpsilonLogitsWarper(e, min_tokens_to_keep=n)) for e, n in ((0.02, 1), (0.9, 1), (0.5, 3))),
     *((Eta(e, n), theirs.EtaLogitsWarper(e, min_tokens_to_keep=n)) for e, n in ((0.01, 1), (0.3, 1), (0.99, 3))),
@@ -78,7 +84,9 @@ def test_all_filters_together_in_the_order_of_transformers_and_draws_follow_what
 
 def test_nothing_is_cut_away_without_sampling_or_by_neutral_settings() -> None:
     assert filters_of(asked(do_sample=False, top_k=50, temperature=0.5)) == []
-    neutral = asked(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, typical_p=1.0, epsilon_cutoff=0.0, eta_cutoff=0.0)
+    neutral = asked(
+        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, typical_p=1.0, epsilon_cutoff=0.0, eta_cutoff=0.0
+    )
     assert filters_of(neutral) == []
 
 

@@ -100,7 +100,9 @@ def test_length_decay_gives_what_transformers_gives() -> None:
         history, scores = random_history(seed), random_scores(seed)
         (decay,) = chain_of(asked(exponential_decay_length_penalty=(2, 1.15), eos_token_id=[2, 5]), FACTS)
         found = decay(scores, history)
-        expected = row_by_row(lambda n, ids: theirs.ExponentialDecayLengthPenalty((2, 1.15), [2, 5], n), scores, history)
+        expected = row_by_row(
+            lambda n, ids: theirs.ExponentialDecayLengthPenalty((2, 1.15), [2, 5], n), scores, history
+        )
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -109,6 +111,13 @@ def test_length_decay_far_past_its_start_is_still_a_number() -> None:
     scores = torch.zeros(1, VOCAB).index_fill_(1, torch.tensor([1]), -4.0)
     history = History(torch.tensor([5000]), torch.tensor([1]), None, None)
     assert not decay(scores, history).isnan().any() and decay(scores, history).argmax() == 1
+
+
+def test_where_no_length_is_given_the_twentieth_token_is_forced() -> None:
+    (last,) = chain_of(asked(forced_eos_token_id=(6,)), FACTS)
+    history = history_of([[1], [1, 2, 3], [1]], [[4] * 18, [4] * 19, [4] * 20])
+    found = last(random_scores(0, rows=3, banned=False), history)
+    assert (found.isfinite().sum(dim=-1) == torch.tensor([VOCAB, 1, VOCAB])).all() and found[1].argmax() == 6
 
 
 def test_suppress_at_begin_waits_for_a_forced_first_token() -> None:
@@ -122,6 +131,11 @@ def test_suppress_at_begin_waits_for_a_forced_first_token() -> None:
         assert torch.equal(processor(scores, history), expected)
 
 
+def each_its_own(others: list[Any], scores: Tensor, history: History) -> Tensor:
+    left = iter(others)
+    return row_by_row(lambda n, ids: next(left), scores, history)
+
+
 def test_an_encoders_ids_are_the_source_where_there_is_an_encoder() -> None:
     generator = torch.Generator().manual_seed(0)
     for seed in range(10):
@@ -130,15 +144,11 @@ def test_an_encoders_ids_are_the_source_where_there_is_an_encoder() -> None:
         sources = [torch.randint(0, VOCAB, (n,), generator=generator) for n in sizes]
         history.sources = torch.nn.utils.rnn.pad_sequence(sources, batch_first=True, padding_value=-1)
         first, second = processors_of(asked(encoder_repetition_penalty=0.6, encoder_no_repeat_ngram_size=2), FACTS)
-        left = iter(sources)
-        expected = row_by_row(
-            lambda n, ids: theirs.EncoderRepetitionPenaltyLogitsProcessor(0.6, next(left)[None]), scores, history
-        )
+        others = [theirs.EncoderRepetitionPenaltyLogitsProcessor(0.6, source[None]) for source in sources]
+        expected = each_its_own(others, scores, history)
         assert torch.equal(first(scores, history), expected)
-        left = iter(sources)
-        expected = row_by_row(
-            lambda n, ids: theirs.EncoderNoRepeatNGramLogitsProcessor(2, next(left)[None]), scores, history
-        )
+        others = [theirs.EncoderNoRepeatNGramLogitsProcessor(2, source[None]) for source in sources]
+        expected = each_its_own(others, scores, history)
         assert torch.equal(second(scores, history), expected)
 
 
