@@ -100,7 +100,7 @@ class Grammar:
 def new_tokens(history: History) -> list[list[int]]:
     """The new tokens of each row, on the host."""
     prompts, lengths = torch.stack([history.prompts, history.lengths]).tolist()
-    first = min(prompts, default=0)  # longer than that the prompts need not be copied
+    first = min(prompts, default=0)  # so many tokens are prompt in every row: they are not copied
     rows = history.ids[:, first:].tolist()
     return [row[prompt - first : length - first] for row, prompt, length in zip(rows, prompts, lengths, strict=True)]
 
