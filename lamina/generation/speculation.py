@@ -139,14 +139,13 @@ class _Rows:
         return draft(rows, [self.texts[row] for row in rows], most) if any(most) else Guess([[] for _ in rows])
 
     def _most(self, row: int, most: int) -> int:
-        """How many guesses can be of use: where all are right, one more token is made, which is not read."""
+        """How many guesses can be of use. A row whose last token was guessed needs no pass more to read it."""
         settings, limit, held = self.run.settings, self.run.cache.limit, len(self.texts[row])
-        if limit is not None:
-            most = min(most, limit - held)
         if settings.max_new_tokens is not None:
-            most = min(most, settings.max_new_tokens - len(self.tokens[row]) - 1)
-        if settings.max_length is not None:
-            most = min(most, settings.max_length - held - 1)
+            most = min(most, settings.max_new_tokens - len(self.tokens[row]))
+        for longest in (settings.max_length, limit):
+            if longest is not None:
+                most = min(most, longest - held)
         return max(most, 0)
 
 
