@@ -38,30 +38,6 @@ def ring_of(table, row, C: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def remembered(ring, size, length, weight, bias, c, here, C: tl.constexpr, K: tl.constexpr):
-    """Of channels c: the K - 1 inputs before the row's next one, oldest first, the K taps, and the bias."""
-    past, taps = (), ()
-    for tap in tl.static_range(K):
-        taps += (tl.load(weight + c * K + tap, mask=here, other=0.0).to(tl.float32),)
-    start = tl.zeros(c.shape, tl.float32)
-    if bias is not None:
-        start += tl.load(bias + c, mask=here, other=0.0).to(tl.float32)
-    for back in tl.static_range(K - 1, 0, -1):
-        at = length - back
-        past += (tl.load(ring + tl.maximum(at, 0) % size * C + c, mask=here & (at >= 0), other=0.0),)
-    return past, taps, start
-
-
-@triton.jit
-def convolved(past, new, taps, start, K: tl.constexpr, ACT: tl.constexpr):
-    """act(bias + Σ tap · input) over the last K - 1 of the past inputs and the new one, in float32."""
-    y = start + new.to(tl.float32) * taps[K - 1]
-    for back in tl.static_range(1, K):
-        y += past[len(past) - back].to(tl.float32) * taps[K - 1 - back]
-    return y if ACT is None else activate(y, ACT)
-
-
-@triton.jit
 def _convolve(
     x, weight, bias, out, table, x_row, x_token,
     T: tl.constexpr, C: tl.constexpr, K: tl.constexpr, ACT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
@@ -71,20 +47,29 @@ def _convolve(
     counts = tl.load(table + 6)
     ring, size, length = ring_of(table, row, C, x.dtype.element_ty)
     count = count_of(counts, row, T)
-    past, taps, start = remembered(ring, size, length, weight, bias, c, here, C, K)
+    inputs, taps = (), ()
+    for tap in tl.static_range(K):
+        taps += (tl.load(weight + c * K + tap, mask=here, other=0.0).to(tl.float32),)
+    start = tl.zeros([BLOCK], tl.float32)
+    if bias is not None:
+        start += tl.load(bias + c, mask=here, other=0.0).to(tl.float32)
+    for back in tl.static_range(K - 1, 0, -1):
+        at = length - back
+        inputs += (tl.load(ring + tl.maximum(at, 0) % size * C + c, mask=here & (at >= 0), other=0.0),)
     begin(PDL)
-    given = ()
     for t in tl.static_range(T):
-        given += (tl.load(x + row * x_row + t * x_token + c, mask=here, other=0.0),)
+        inputs += (tl.load(x + row * x_row + t * x_token + c, mask=here, other=0.0),)
     for t in tl.static_range(T):
-        y = tl.where(t < count, convolved(past, given[t], taps, start, K, ACT), 0.0)
-        tl.store(out + (row * T + t) * C + c, y, mask=here)
-        past += (given[t],)
+        y = start
+        for tap in tl.static_range(K):
+            y += inputs[t + tap].to(tl.float32) * taps[tap]
+        y = y if ACT is None else activate(y, ACT)
+        tl.store(out + (row * T + t) * C + c, tl.where(t < count, y, 0.0), mask=here)
     if T > 1:  # with one token, the slot it takes is none of those that are read
         tl.debug_barrier()
     for t in tl.static_range(T):
         newest = (t < count) & (t >= count - size)
-        tl.store(ring + (length + t) % size * C + c, given[t], mask=here & newest)
+        tl.store(ring + (length + t) % size * C + c, inputs[K - 1 + t], mask=here & newest)
 
 
 def convolve_step(

@@ -22,8 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lamina.kernels.conv import convolved, remembered, ring_of
-from lamina.kernels.finish import COUNTERS, act_kind, arrive, scratch
+from lamina.kernels.conv import ring_of
+from lamina.kernels.finish import COUNTERS, act_kind, activate, arrive, scratch
 from lamina.kernels.launch import begin, launch_options, pdl
 from lamina.kernels.recur import MANY, Tile, bounds, count_of, delta_token, ssd_token, state_of, step_size
 from lamina.recurrence import SSD, GatedDelta, Rule
@@ -75,7 +75,7 @@ def mix_step(
 
 
 class Ending(NamedTuple):
-    """How a kernel ends, in the order of the arguments of `ended` behind `gate`."""
+    """How a kernel ends: four of its arguments, and then five of its constants, in their order."""
 
     weight: Tensor | None
     eps: float
@@ -86,6 +86,26 @@ class Ending(NamedTuple):
     DIM: int  # of the norm's weight, which serves W // DIM stretches alike
     PROGRAMS: int  # of a group
     GATE_FIRST: bool
+
+
+@triton.jit
+def begun(ring, size, length, weight, bias, c, here, C: tl.constexpr, K: tl.constexpr):
+    """Of channels c: what the inputs so far and the bias add to the convolution, and the tap of the new input."""
+    y = tl.zeros(c.shape, tl.float32)
+    if bias is not None:
+        y += tl.load(bias + c, mask=here, other=0.0).to(tl.float32)
+    for tap in tl.static_range(K - 1):
+        at = length - (K - 1) + tap
+        held = tl.load(ring + tl.maximum(at, 0) % size * C + c, mask=here & (at >= 0), other=0.0)
+        y += held.to(tl.float32) * tl.load(weight + c * K + tap, mask=here, other=0.0).to(tl.float32)
+    return y, tl.load(weight + c * K + K - 1, mask=here, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def completed(y, tap, new, ACT: tl.constexpr):
+    """The convolution with its new input, and the activation behind it."""
+    y += new.to(tl.float32) * tap
+    return y if ACT is None else activate(y, ACT)
 
 
 @triton.jit
@@ -181,9 +201,9 @@ def _ssd_kernel(
     ring, size, length = ring_of(rings, row, C, x.dtype.element_ty)
     count = count_of(counts, row, 1)
     h = tl.load(at, mask=inside & (count > 0) if LIVE_ONLY else inside, other=0.0)  # [P, N]
-    xs, x_taps, x_bias = remembered(ring, size, length, taps, bias, c, here, C, K)
-    Bs, B_taps, B_bias = remembered(ring, size, length, taps, bias, at_B, entry, C, K)
-    Cs, C_taps, C_bias = remembered(ring, size, length, taps, bias, at_C, entry, C, K)
+    x_sum, x_tap = begun(ring, size, length, taps, bias, c, here, C, K)
+    B_sum, B_tap = begun(ring, size, length, taps, bias, at_B, entry, C, K)
+    C_sum, C_tap = begun(ring, size, length, taps, bias, at_C, entry, C, K)
     a = tl.load(A + head).to(tl.float32)
     step_bias = None if dt_bias is None else tl.load(dt_bias + head).to(tl.float32)
     D = None if skip is None else tl.load(skip + head).to(tl.float32)
@@ -194,21 +214,22 @@ def _ssd_kernel(
     raw = tl.load(dt + row * dt_row + head).to(tl.float32)
     z = tl.load(gate + row * gate_row + c, mask=here, other=0.0).to(tl.float32)
 
-    ring += length % size * C
     real = count > 0
-    shared = real & (block == 0) & (head % SHARED == 0)  # who keeps what the group shares
-    tl.store(ring + c, new_x, mask=here & real)
-    tl.store(ring + at_B, new_B, mask=entry & shared)
-    tl.store(ring + at_C, new_C, mask=entry & shared)
-    values = convolved(xs, new_x, x_taps, x_bias, K, ACT)
-    keys = convolved(Bs, new_B, B_taps, B_bias, K, ACT)
-    queries = convolved(Cs, new_C, C_taps, C_bias, K, ACT)
+    values = completed(x_sum, x_tap, new_x, ACT)
+    keys = completed(B_sum, B_tap, new_B, ACT)
+    queries = completed(C_sum, C_tap, new_C, ACT)
     h, y = ssd_token(h, values, step_size(raw, step_bias, low, high), keys, queries, a)
     if D is not None:
         y += D * values
     group = head * P // GROUP if GROUP else 0
     last = given_out(y, z, real, row, group, c, here, out, sums, arrived, H * P, GROUP, PROGRAMS, GATE_FIRST)
-    tl.store(at, h, mask=inside & real)  # now, so that nobody who waits for y waits for this
+    # What is kept is written now, so that nobody who waits for y waits for it.
+    tl.store(at, h, mask=inside & real)
+    ring += length % size * C
+    shared = real & (block == 0) & (head % SHARED == 0)  # B and C are kept by the first program of their group
+    tl.store(ring + c, new_x, mask=here & real)
+    tl.store(ring + at_B, new_B, mask=entry & shared)
+    tl.store(ring + at_C, new_C, mask=entry & shared)
     if GROUP and last:
         normalise(row, group, real, out, sums, gate, gate_row, weight, eps, H * P, GROUP, GROUP_BLOCK, DIM, GATE_FIRST)
 
@@ -261,9 +282,9 @@ def _delta_kernel(
     ring, size, length = ring_of(rings, row, C, x.dtype.element_ty)
     count = count_of(counts, row, 1)
     s = tl.load(at, mask=inside & (count > 0) if LIVE_ONLY else inside, other=0.0)  # [D, V]
-    qs, q_taps, q_bias = remembered(ring, size, length, taps, bias, at_q, entry, C, K)
-    ks, k_taps, k_bias = remembered(ring, size, length, taps, bias, at_k, entry, C, K)
-    vs, v_taps, v_bias = remembered(ring, size, length, taps, bias, at_v, here, C, K)
+    q_sum, q_tap = begun(ring, size, length, taps, bias, at_q, entry, C, K)
+    k_sum, k_tap = begun(ring, size, length, taps, bias, at_k, entry, C, K)
+    v_sum, v_tap = begun(ring, size, length, taps, bias, at_v, here, C, K)
     a = None if A is None else tl.load(A + head).to(tl.float32)
     step_bias = None if dt_bias is None else tl.load(dt_bias + head).to(tl.float32)
     begin(PDL)
@@ -274,19 +295,20 @@ def _delta_kernel(
     strength = tl.load(beta + row * beta_row + head).to(tl.float32)
     z = tl.load(gate + row * gate_row + c, mask=here, other=0.0).to(tl.float32)
 
-    ring += length % size * C
     real = count > 0
-    shared = real & (block == 0) & (head % SHARED == 0)  # who keeps what the heads share
-    tl.store(ring + at_q, new_q, mask=entry & shared)
-    tl.store(ring + at_k, new_k, mask=entry & shared)
-    tl.store(ring + at_v, new_v, mask=here & real)
-    query = convolved(qs, new_q, q_taps, q_bias, K, ACT)
-    key = convolved(ks, new_k, k_taps, k_bias, K, ACT)
-    value = convolved(vs, new_v, v_taps, v_bias, K, ACT)
+    query = completed(q_sum, q_tap, new_q, ACT)
+    key = completed(k_sum, k_tap, new_k, ACT)
+    value = completed(v_sum, v_tap, new_v, ACT)
     s, y = delta_token(s, query, key, value, log, strength, a, step_bias, scale, UNIT)
     group = head * V // GROUP if GROUP else 0
     last = given_out(y, z, real, row, group, c, here, out, sums, arrived, H * V, GROUP, PROGRAMS, GATE_FIRST)
-    tl.store(at, s, mask=inside & real)  # now, so that nobody who waits for y waits for this
+    # What is kept is written now, so that nobody who waits for y waits for it.
+    tl.store(at, s, mask=inside & real)
+    ring += length % size * C
+    shared = real & (block == 0) & (head % SHARED == 0)  # q and k are kept by the first program of their head
+    tl.store(ring + at_q, new_q, mask=entry & shared)
+    tl.store(ring + at_k, new_k, mask=entry & shared)
+    tl.store(ring + at_v, new_v, mask=here & real)
     if GROUP and last:
         normalise(row, group, real, out, sums, gate, gate_row, weight, eps, H * V, GROUP, GROUP_BLOCK, DIM, GATE_FIRST)
 
