@@ -3,6 +3,8 @@
     q, k, v, z, b, a = project(u)        q, k, v = act(convolve(q, k, v))        q, k = q / |q|, k / |k|
     y = gated delta(q, k, v, decay(a), sigmoid(b))        out(norm(y) · silu(z))
 
+What lies between the two projections is one call, `memory.mix`.
+
 https://arxiv.org/abs/2412.06464
 """
 

@@ -2,6 +2,8 @@
 
     z, xBC, dt = project(u)        x, B, C = act(convolve(xBC))        y = ssd(x, dt, B, C) + D x        out(norm(y, z))
 
+What lies between the two projections is one call, `memory.mix`.
+
 https://arxiv.org/abs/2405.21060
 """
 
