@@ -98,7 +98,7 @@ class Model(nn.Module):
         """[..., width] -> [..., vocab]"""
         raise TypeError(f"{type(self).__name__} does not say how logits are made")
 
-    def encode(self, ids: Any, counts: Any = None) -> Source:
+    def encode(self, ids: Any, counts: Any = None, embeds: Any = None) -> Source:
         """The encoder's output, for models that read a source."""
         raise InputError(f"{type(self).__name__} reads no source: only encoder–decoder models do")
 
