@@ -109,10 +109,14 @@ def test_embedded_prompts_of_every_family_give_the_logits_of_their_ids(family: s
 
 
 def test_generation_from_embeddings_goes_on_as_from_ids(model: Model) -> None:
-    expected = model.generate(ROWS, 6)
+    expected = model.generate(ROWS, 6, eos=()).tokens
     prompt = prompt_of(model, inputs_embeds=[model.embed(torch.tensor(row)) for row in ROWS])
-    logits, _ = feed(model, prompt)
-    assert logits.argmax(-1).tolist() == [row[0] for row in expected.tokens]
+    cache = model.new_cache(3)
+    logits = model(embeds=prompt.embeds, cache=cache, counts=prompt.counts, logits="last")
+    assert logits is not None
+    first = logits.argmax(-1).tolist()
+    rest = model.generate([[token] for token in first], 5, cache=cache, eos=()).tokens
+    assert [[token, *after] for token, after in zip(first, rest, strict=True)] == expected
 
 
 # -- models that read a source -----------------------------------------------------------------------------------------
