@@ -36,11 +36,24 @@ class Encoder(nn.Module):
         """What the last block gives, as the decoder reads it."""
         return x
 
-    def forward(self, ids: Tensor, counts: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
-        """ids [B, S] -> states [B, S, width]; of each row the first `counts` are real, or it is packed."""
+    def forward(
+        self,
+        ids: Tensor | None,
+        counts: Tensor | None = None,
+        segments: Tensor | None = None,
+        embeds: Tensor | None = None,
+    ) -> Tensor:
+        """ids [B, S], or embeds [B, S, width] instead -> states [B, S, width]; of each row the first `counts` are real,
+        or it is packed."""
+        given = embeds if embeds is not None else ids
+        assert given is not None
         layers = [{name: spec.layer(None) for name, spec in block.specs.items()} for block in self.blocks]  # type: ignore[union-attr, operator]
-        step = Step.alone(layers, (ids.shape[0], ids.shape[1]), ids.device, counts, segments, causal=False)
-        x = self.embed(ids if step.valid is None else ids.masked_fill(~step.valid, 0))
+        step = Step.alone(layers, (given.shape[0], given.shape[1]), given.device, counts, segments, causal=False)
+        if embeds is None:
+            assert ids is not None
+            x = self.embed(ids if step.valid is None else ids.masked_fill(~step.valid, 0))
+        else:
+            x = embeds if step.valid is None else embeds.masked_fill(~step.valid[..., None], 0)
         shared = self.prepare(step.positions)
         for i, block in enumerate(self.blocks):
             x = block(x, step.memory(i), shared)
@@ -54,20 +67,23 @@ class EncoderDecoder(Model):
     encoder: Encoder
 
     def encode(
-        self, ids: Tensor | Sequence[Sequence[int]], counts: int | Sequence[int] | Tensor | None = None
+        self,
+        ids: Tensor | Sequence[Sequence[int]] | None = None,
+        counts: int | Sequence[int] | Tensor | None = None,
+        embeds: Tensor | None = None,
     ) -> Source:
-        """What the decoder reads of the source ids [B, S], padded on the right where `counts` [B] says so.
+        """What the decoder reads of the source ids [B, S], padded on the right where `counts` [B] says so, or of
+        embeddings [B, S, width] in their place.
 
         >>> source = model.encode([[5, 6, 7]])                       # doctest: +SKIP
         >>> cache = model.new_cache(rows=1, source=source)           # doctest: +SKIP
         """
-        checked, _ = self._checked(ids, None, counts)
-        assert checked is not None
-        rows, width = checked.shape
+        ids, embeds = self._checked(ids, embeds, counts)
+        rows, width = embeds.shape[:2] if embeds is not None else ids.shape  # type: ignore[union-attr]
         if counts is None:
             lengths = torch.full((rows,), width, dtype=torch.int64, device=self.device)
-            return Source(self.encoder(checked), lengths)
+            return Source(self.encoder(ids, embeds=embeds), lengths)
         real = Counts.of(counts, rows, width, self.device, "counts")
         if 0 in real.high:
             raise InputError(f"row {real.high.index(0)} of the source is empty: give at least one token")
-        return Source(self.encoder(checked, real.tensor), real.tensor)
+        return Source(self.encoder(ids, real.tensor, embeds=embeds), real.tensor)

@@ -32,6 +32,7 @@ def load(path: str | Path, dtype: torch.dtype | None = None, device: str | torch
         model = cls.build(config)
     fill(model, source, model.names, dtype=dtype, device=place, ignore=model.ignored)
     model.tokenizer = source.tokenizer()
+    model.generation_defaults = dict(source.generation_config)
     return model.eval()
 
 

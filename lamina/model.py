@@ -52,6 +52,8 @@ class Model(nn.Module):
     vocab: int
     config: Config
     tokenizer: Tokenizer | None = None
+    generation_defaults: Mapping[str, Any] = {}
+    """What the checkpoint's generation_config.json says."""
     compiled: CompiledBlocks | None = None
 
     @classmethod
@@ -69,9 +71,11 @@ class Model(nn.Module):
     @property
     def eos_ids(self) -> tuple[int, ...]:
         """The ids that end a text, as the checkpoint says."""
-        if self.tokenizer is not None and self.tokenizer.eos_ids:
-            return tuple(self.tokenizer.eos_ids)
-        ids = self.config.get("eos_token_id", ())
+        ids = self.generation_defaults.get("eos_token_id")
+        if ids is None and self.tokenizer is not None and self.tokenizer.eos_ids:
+            ids = self.tokenizer.eos_ids
+        if ids is None:
+            ids = self.config.get("eos_token_id", ())
         return (ids,) if isinstance(ids, int) else tuple(ids)
 
     @property
@@ -100,7 +104,7 @@ class Model(nn.Module):
         """[..., width] -> [..., vocab]"""
         raise TypeError(f"{type(self).__name__} does not say how logits are made")
 
-    def encode(self, ids: Any, counts: Any = None) -> Source:
+    def encode(self, ids: Any, counts: Any = None, embeds: Any = None) -> Source:
         """The encoder's output, for models that read a source."""
         raise InputError(f"{type(self).__name__} reads no source: only encoder–decoder models do")
 

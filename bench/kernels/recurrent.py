@@ -1,34 +1,52 @@
 """The recurrent kernels on a GPU: right, and how near to the memory's speed: `python -m bench.kernels.recurrent`
 
 First every kernel beside its reference on shapes of real models, in bfloat16 and float32. Then times: one CUDA graph of
-as many launches as there are layers, each with a state of its own, more than the device's cache holds in all. The share
-is that of a plain copy, measured in the same run. Without a GPU (TRITON_INTERPRET=1): small shapes, no times.
+many layers, each with a state of its own, more than the device's cache holds in all. Mixers are timed between their
+projections (`mix.py`, and convolution, rule and norm apart) and with them. The share is that of a plain copy, measured
+in the same run. Without a GPU (TRITON_INTERPRET=1): small shapes, no times.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bench.kernels.timing import all_at_once, bandwidths, microseconds
+from lamina import kernels
+from lamina.bench.random_model import start
+from lamina.bench.shapes import SHAPES
+from lamina.config import Config
 from lamina.kernels.conv import convolve_step
-from lamina.kernels.recur import Tile, gated_delta_step, recur_step, selective_scan_step, ssd_step
+from lamina.kernels.mix import mix_step
+from lamina.kernels.recur import Tile, recur_step
+from lamina.models.falcon_h1 import mamba as falcon_mixer
+from lamina.models.mamba2 import Mamba2
+from lamina.nn import GatedDeltaMixer, GatedRMSNorm, Mamba2Mixer, ShortConvolution
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan, causal_convolution_by_steps
-from lamina.recurrence.gated_delta import unit_length as unit
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 TIMES = 2 if CUDA else 4  # the error of the plain computation; the interpreter cuts off what the device rounds
-RULES: dict[str, Rule] = {
+BF16, F32 = torch.bfloat16, torch.float32
+ROWS = (1, 8, 32)
+FEWER, MORE = [Tile(1024, 4), Tile(2048, 4), Tile(2048, 8)], [Tile(4096, 4), Tile(4096, 8), Tile(8192, 8)]
+TILES: dict[tuple[type[Rule], bool], list[Tile]] = {  # (rule, several rows)
+    (SSD, False): [Tile(512, 4), *FEWER],
+    (SSD, True): [*FEWER, *MORE],
+    (GatedDelta, False): [Tile(1024, 1), Tile(1024, 2), *FEWER, Tile(4096, 4)],
+    (GatedDelta, True): [Tile(1024, 1), *FEWER, *MORE],
+}
+ALONE: dict[str, Rule] = {
     "mamba2-2.7b": SSD(heads=80, head_dim=64, state=128, groups=1),
-    "falcon-h1-7b": SSD(heads=24, head_dim=128, state=256, groups=1),
     "qwen3-next": GatedDelta(key_heads=16, value_heads=32, key_dim=128, value_dim=128),
     "mamba-2.8b": SelectiveScan(channels=5120, state=16),
 }
@@ -37,20 +55,96 @@ SMALL: dict[str, Rule] = {
     "delta": GatedDelta(key_heads=1, value_heads=2, key_dim=16, value_dim=8),
     "scan": SelectiveScan(channels=24, state=4),
 }
-CONVOLUTIONS = {"mamba2-2.7b": (5376, 4), "falcon-h1-7b": (3584, 4), "qwen3-next": (8192, 4), "lfm2": (2048, 3)}
-TILES: dict[type[Rule], list[Tile]] = {
-    SSD: [Tile(512, 2), Tile(512, 4), Tile(1024, 2), Tile(1024, 4), Tile(2048, 4), Tile(4096, 4), Tile(8192, 8)],
-    GatedDelta: [Tile(1024, 4), Tile(2048, 2), Tile(2048, 4), Tile(4096, 4), Tile(4096, 8), Tile(8192, 8)],
-    SelectiveScan: [Tile(128, 1), Tile(256, 2), Tile(512, 2), Tile(512, 4), Tile(1024, 4), Tile(2048, 4)],
-}
-BLOCKS = [(32, 1), (64, 2), (128, 4), (128, 2), (256, 4)]
-STEPS: dict[type[Rule], Callable[..., Tensor]] = {
-    SSD: ssd_step, GatedDelta: gated_delta_step, SelectiveScan: selective_scan_step,
-}  # fmt: skip
+CONVOLUTIONS = {"mamba-2.8b": (5120, 4), "lfm2": (2048, 3)}
 Inputs = dict[str, Tensor]
+Mixer = Mamba2Mixer | GatedDeltaMixer
 
 
-# -- inputs ----------------------------------------------------------------------------------------------------------
+# -- mixers ----------------------------------------------------------------------------------------------------------
+
+
+def mixers() -> dict[str, Callable[[], Mixer]]:
+    """By name, how a mixer of the model is built."""
+    if not CUDA:
+        return {
+            "ssd": lambda: Mamba2Mixer(12, 4, 6, 16, 2, 4, norm=GatedRMSNorm(24, 1e-5, groups=2)),
+            "ssd, only gated": lambda: Mamba2Mixer(12, 2, 8, 16, 1, 3),
+            "delta": lambda: GatedDeltaMixer(12, 1, 2, 16, 8, 4, eps=1e-5),
+        }
+    configs = {name: Config(SHAPES[name].config) for name in ("mamba2-2.7b", "falcon-h1-7b", "qwen3-next")}
+    c = configs["qwen3-next"]
+    return {
+        "mamba2-2.7b": lambda: Mamba2.mixer(configs["mamba2-2.7b"]),
+        "falcon-h1-7b": lambda: falcon_mixer(configs["falcon-h1-7b"]),
+        "qwen3-next": lambda: GatedDeltaMixer(
+            c.hidden_size, c.linear_num_key_heads, c.linear_num_value_heads, c.linear_key_head_dim,
+            c.linear_value_head_dim, c.linear_conv_kernel_dim, eps=c.rms_norm_eps,
+        ),
+    }  # fmt: skip
+
+
+class Layer:
+    """A mixer with random weights and what its rows remember; stands where a captured step's memory stands."""
+
+    apart = False  # whether each part has a kernel of its own
+
+    def __init__(self, build: Callable[[], Mixer], rows: int, dtype: torch.dtype) -> None:
+        with torch.device(DEVICE):
+            self.mixer = build().requires_grad_(False)
+        noise = torch.Generator(DEVICE).manual_seed(rows)
+        for module in self.mixer.modules():
+            for name, values in module.named_parameters(recurse=False):
+                kept = name in getattr(module, "keep_float32", ())
+                values.data = values.data.to(F32 if kept else dtype)
+                start(module, name, values.data, noise)
+        self.rule, self.taps = self.mixer.rule, self.mixer.conv.weight.shape[1]
+        self.ring = torch.randn(rows, self.taps + 1, self.mixer.conv.weight.shape[0], device=DEVICE).to(dtype)
+        self.state = torch.randn(rows, *self.rule.state_shape, device=DEVICE)
+        self.lengths = torch.tensor([9, 0, 2] * 11, device=DEVICE)[:rows].contiguous()
+        self.counts = torch.ones(rows, dtype=torch.int64, device=DEVICE)
+        self.tables = table_of(self.ring, self.counts, self.lengths), table_of(self.state, self.counts)
+        self.bytes = 8 * self.state.numel()
+        self.asked: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+    def mix(self, *what: Any, around: Mapping[str, Any], tile: Tile | None = None, **how: Any) -> Tensor:
+        self.asked = what, {"around": around, **how}
+        if self.apart:
+            return self.one_by_one(*what, **how, **around)
+        return mix_step(*what, *self.tables, **how, **around, **({"tile": tile} if tile else {}))
+
+    def one_by_one(
+        self, rule: Rule, x: Tensor, inputs: Inputs, constants: Inputs,
+        *, conv: ShortConvolution, gate: Tensor, norm: GatedRMSNorm | None, **around: Any,
+    ) -> Tensor:  # fmt: skip
+        """The same with a kernel for each part."""
+        x = convolve_step(x, conv.weight, conv.bias, self.tables[0], act=conv.act)
+        if norm is None:
+            around["gate"] = gate.unflatten(-1, rule.input_shapes[rule.value])
+        y = recur_step(rule, {**cut(rule, x, inputs), **inputs}, constants, self.tables[1], **around).flatten(2)
+        return (
+            y if norm is None else norm(*(part.unflatten(-1, (-1, len(norm.weight))) for part in (y, gate))).flatten(2)
+        )
+
+    def prepare(self) -> None:
+        """Runs the mixer once, so that `again` can repeat what it asks of its memory."""
+        width = self.mixer.project.in_features
+        self.u = torch.randn(len(self.counts), 1, width, device=DEVICE).to(self.ring.dtype)
+        self.whole()
+
+    def whole(self) -> Tensor:
+        """The mixer with its projections."""
+        return self.mixer(self.u, self)  # type: ignore[arg-type]
+
+    def again(self, tile: Tile | None = None) -> Tensor:
+        assert self.asked is not None
+        return self.mix(*self.asked[0], **self.asked[1], tile=tile)
+
+
+def cut(rule: Rule, mixed: Tensor, given: Inputs) -> Inputs:
+    """The inputs of the rule that a convolution's channels are."""
+    shapes = {name: shape for name, shape in rule.input_shapes.items() if name not in given}
+    parts = mixed.split([prod(shape) for shape in shapes.values()], dim=-1)
+    return {name: part.unflatten(-1, shapes[name]) for name, part in zip(shapes, parts, strict=True)}
 
 
 def table_of(store: Tensor, counts: Tensor | None = None, lengths: Tensor | None = None) -> Tensor:
@@ -59,96 +153,96 @@ def table_of(store: Tensor, counts: Tensor | None = None, lengths: Tensor | None
     return torch.tensor(numbers, device=store.device)
 
 
-def projected(rule: Rule, rows: int, tokens: int, dtype: torch.dtype) -> Inputs:
-    """Inputs as a mixer has them before step sizes, gates and norms: slices of one tensor."""
-    sizes = {name: torch.Size(shape).numel() for name, shape in rule.input_shapes.items()}
-    parts = torch.randn(rows, tokens, sum(sizes.values()), device=DEVICE).to(dtype).split(list(sizes.values()), -1)
-    return {n: part.unflatten(-1, rule.input_shapes[n]) for n, part in zip(sizes, parts, strict=True)}
-
-
-def prepared(rule: Rule, raw: Inputs, extra: dict[str, Any]) -> Inputs:
-    """What the rule itself takes: the operations that the kernels can do on the way, one by one."""
-    if isinstance(rule, GatedDelta):
-        A, bias = extra["gates"]
-        q, k = unit(raw["q"]) * rule.key_dim**-0.5, unit(raw["k"])
-        return {**raw, "q": q, "k": k, "g": A * F.softplus(raw["g"] + bias), "beta": raw["beta"].sigmoid()}
-    low, high = extra.get("dt_limit", (0.0, torch.inf))
-    return {**raw, "dt": F.softplus(raw["dt"] + extra["dt_bias"]).clamp(low, high)}
-
-
-def parameters(rule: Rule) -> tuple[Inputs, dict[str, Any]]:
-    """-> constants, keywords for what is done on the way"""
-    heads = rule.input_shapes["g" if isinstance(rule, GatedDelta) else "dt"][0]
-    bias, some = torch.randn(heads, device=DEVICE) - 2, torch.randn(heads, device=DEVICE)
-    if isinstance(rule, GatedDelta):
-        return {}, {"gates": (-some.exp(), bias), "unit": True}
-    shape = rule.state_shape if isinstance(rule, SelectiveScan) else (heads,)
-    limit = {"dt_limit": (0.001, 0.5)} if isinstance(rule, SSD) else {}
-    return {"A": -torch.randn(shape, device=DEVICE).exp()}, {"skip": some, "dt_bias": bias, **limit}
-
-
-def finish(rule: Rule, y: Tensor, x: Tensor, extra: dict[str, Any]) -> Tensor:
-    """The operations behind the rule."""
-    if "skip" not in extra:
-        return y
-    return y + (extra["skip"][:, None] if isinstance(rule, SSD) else extra["skip"]) * x
-
-
 # -- right? ----------------------------------------------------------------------------------------------------------
 
 
-def distance(a: Tensor, b: Tensor) -> float:
-    if not a.isfinite().all():
-        return float("inf")
-    return float((a.double() - b.double()).abs().max() / b.double().abs().max())
+def check_mix(name: str, build: Callable[[], Mixer], dtype: torch.dtype, tile: Tile | None) -> bool:
+    """Three rows, one of them without a token, against the plain operations in float64 and in their own dtype."""
+    torch.manual_seed(1)
+    layer = Layer(build, 3, dtype)
+    layer.prepare()
+    layer.counts[1] = 0
+    live = layer.counts > 0
+    ring, state = layer.ring.clone(), layer.state.clone()
+    assert layer.asked is not None
+    (rule, x, inputs, constants), how = layer.asked
+
+    def plain(dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+        conv, norm, gate = how["conv"], how["norm"], as_(how["gate"], dtype)
+        past = torch.zeros(3, layer.taps - 1, ring.shape[2], device=DEVICE).to(ring)
+        for row, length in enumerate(layer.lengths.tolist()):
+            for back in range(1, min(length, layer.taps - 1) + 1):
+                past[row, -back] = ring[row, (length - back) % ring.shape[1]]
+        mixed = causal_convolution_by_steps(*as_((past, x, conv.weight, conv.bias), dtype))
+        mixed = mixed if conv.act is None else F.silu(mixed)
+        around = as_(dict(how["around"]), dtype)
+        if norm is None:
+            around["gate"] = gate.unflatten(-1, rule.input_shapes[rule.value])
+        ready = rule.before({**cut(rule, mixed, inputs), **as_(inputs, dtype)}, **around)
+        out, new = rule.scan(as_(state, dtype), ready, as_(constants, dtype), live[:, None])
+        y = rule.after(out, ready, **around).flatten(2)
+        if norm is not None:
+            y = norm(*(part.unflatten(-1, (-1, len(norm.weight))) for part in (y, gate))).flatten(2)
+        return y, new
+
+    (truth, final), (rough, rough_state) = plain(torch.float64), plain(None)
+    settle()
+    out = layer.again(tile)
+    for row, length in enumerate(layer.lengths.tolist()):
+        if live[row]:
+            ring[row, length % ring.shape[1]] = x[row, 0]
+    kept = torch.equal(layer.ring, ring) and torch.equal(layer.state[1], state[1]) and not out[1].any()
+    errors = distance(out[live], truth[live]), distance(rough[live], truth[live])
+    states = distance(layer.state, final), distance(rough_state, final)
+    ok = kept and errors[0] <= TIMES * errors[1] + 1e-6 and states[0] <= TIMES * states[1] + 1e-6
+    told = f"mix {name} {str(dtype)[6:]:8} {f'{tile.numbers} numbers, {tile.warps} warps' if tile else ''}"
+    say(ok, told, f"out {errors[0]:.1e} (plain {errors[1]:.1e}), state {states[0]:.1e} ({states[1]:.1e}), kept {kept}")
+    return ok
 
 
-def wide(x: Any) -> Any:
-    """The same in float64."""
-    match x:
-        case Tensor():
-            return x.double()
-        case dict():
-            return {name: wide(one) for name, one in x.items()}
-        case tuple():
-            return tuple(wide(one) for one in x)
-    return x
-
-
-def check_rule(name: str, rule: Rule, tokens: int, dtype: torch.dtype, fused: bool, ragged: bool, early: bool) -> bool:
-    rows = 3
+def check_rule(name: str, rule: Rule, tokens: int, dtype: torch.dtype) -> bool:
+    """Ragged rows, with everything on the way in and out."""
     torch.manual_seed(tokens)
-    constants, extra = parameters(rule)
-    raw = projected(rule, rows, tokens, dtype)
-    inputs = raw if fused else prepared(rule, raw, extra)
-    state = torch.randn(rows, *rule.state_shape, device=DEVICE)
-    counts = torch.tensor([tokens, 0, (tokens + 1) // 2], device=DEVICE) if ragged else None
-    valid = None if counts is None else torch.arange(tokens, device=DEVICE) < counts[:, None]
+    inputs, constants, around = alone(rule, 3, tokens, dtype)
+    state = torch.randn(3, *rule.state_shape, device=DEVICE)
+    counts = torch.tensor([tokens, 0, (tokens + 1) // 2], device=DEVICE)
+    valid = torch.arange(tokens, device=DEVICE) < counts[:, None]
 
-    def reference(state: Tensor, inputs: Inputs, constants: Inputs, extra: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        ready = prepared(rule, inputs, extra) if fused else inputs
-        out, new = rule.scan(state, ready, constants, valid)
-        return finish(rule, out, inputs[rule.value], extra) if fused else out, new
+    def plain(dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+        some = as_(around, dtype)
+        ready = rule.before(as_(inputs, dtype), **some)
+        out, new = rule.scan(as_(state, dtype), ready, as_(constants, dtype), valid)
+        return rule.after(out, ready, **some), new
 
-    truth, final = reference(*wide((state, inputs, constants, extra)))
-    plain, plain_state = reference(state, inputs, constants, extra)
+    (truth, final), (rough, rough_state) = plain(torch.float64), plain(None)
     new = state.clone()
     table = table_of(new, counts)
-    if early and CUDA:
-        torch.cuda.synchronize()  # the launch just before may not be the one that wrote the state
-    if fused:
-        out = STEPS[type(rule)](inputs, constants, table, **extra, early=early)
-    else:
-        out = recur_step(rule, inputs, constants, table, early=early)
-    same = counts is None or torch.equal(new[1].view(torch.int32), state[1].view(torch.int32))
-    finite = bool(out.isfinite().all())
-    if valid is not None:
-        out, plain, truth = out[valid], plain[valid], truth[valid]
-    errors = distance(out, truth), distance(plain, truth), distance(new, final), distance(plain_state, final)
-    ok = same and finite and errors[0] <= TIMES * errors[1] + 1e-6 and errors[2] <= TIMES * errors[3] + 1e-6
-    told = f"T={tokens:<2} {str(dtype)[6:]:8} {'fused' if fused else 'plain'}{' ragged' * ragged}{' early' * early}"
-    say(ok, f"{name} {told}", f"out {errors[0]:.1e} (plain {errors[1]:.1e}), state {errors[2]:.1e} ({errors[3]:.1e})")
+    settle()
+    out = recur_step(rule, inputs, constants, table, **around)
+    same = torch.equal(new[1].view(torch.int32), state[1].view(torch.int32))
+    errors = distance(out[valid], truth[valid]), distance(rough[valid], truth[valid])
+    states = distance(new, final), distance(rough_state, final)
+    ok = same and errors[0] <= TIMES * errors[1] + 1e-6 and states[0] <= TIMES * states[1] + 1e-6
+    say(
+        ok,
+        f"rule {name} T={tokens:<2} {str(dtype)[6:]}",
+        f"out {errors[0]:.1e} (plain {errors[1]:.1e}), state {states[0]:.1e} ({states[1]:.1e})",
+    )
     return ok
+
+
+def alone(rule: Rule, rows: int, tokens: int, dtype: torch.dtype) -> tuple[Inputs, Inputs, dict[str, Any]]:
+    """-> inputs as slices of one projection, constants, and what is done around the rule"""
+    sizes = {name: prod(shape) for name, shape in rule.input_shapes.items()}
+    parts = torch.randn(rows, tokens, sum(sizes.values()), device=DEVICE).to(dtype).split(list(sizes.values()), -1)
+    inputs = {n: part.unflatten(-1, rule.input_shapes[n]) for n, part in zip(sizes, parts, strict=True)}
+    gate = torch.randn(inputs[rule.value].shape, device=DEVICE).to(dtype)
+    heads = rule.input_shapes["g" if isinstance(rule, GatedDelta) else "dt"][0]
+    bias, some = torch.randn(heads, device=DEVICE) - 2, torch.randn(heads, device=DEVICE)
+    if isinstance(rule, GatedDelta):
+        return inputs, {}, {"gates": (-some.exp(), bias), "unit": True, "gate": gate}
+    shape = rule.state_shape if isinstance(rule, SelectiveScan) else (heads,)
+    return inputs, {"A": -torch.randn(shape, device=DEVICE).exp()}, {"skip": some, "dt_bias": bias, "gate": gate}
 
 
 def check_convolution(name: str, channels: int, taps: int, tokens: int, dtype: torch.dtype) -> bool:
@@ -165,8 +259,10 @@ def check_convolution(name: str, channels: int, taps: int, tokens: int, dtype: t
     x = torch.randn(rows, tokens, channels + 32, device=DEVICE).to(dtype)[..., 16:-16]
     weight, bias = (torch.randn(*shape, device=DEVICE).to(dtype) for shape in ((channels, taps), (channels,)))
     before = ring.clone()
-    out = convolve_step(x, weight, bias, table_of(ring, counts, lengths), act="silu")
-    truth = F.silu(causal_convolution_by_steps(*wide((past, x, weight, bias))))
+    table = table_of(ring, counts, lengths)
+    settle()
+    out = convolve_step(x, weight, bias, table, act="silu")
+    truth = F.silu(causal_convolution_by_steps(*as_((past, x, weight, bias), torch.float64)))
     plain = F.silu(causal_convolution_by_steps(past, x, weight, bias))
     kept = True
     for row, (length, count) in enumerate(zip(lengths.tolist(), counts.tolist(), strict=True)):
@@ -178,6 +274,30 @@ def check_convolution(name: str, channels: int, taps: int, tokens: int, dtype: t
     ok = kept and bool(out.isfinite().all()) and errors[0] <= TIMES * errors[1] + 1e-6
     say(ok, f"conv {name} T={tokens:<2} {str(dtype)[6:]}", f"out {errors[0]:.1e} (plain {errors[1]:.1e}), ring {kept}")
     return ok
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    if not a.isfinite().all():
+        return float("inf")
+    return float((a.double() - b.double()).abs().max() / b.double().abs().max().clamp(min=1e-30))
+
+
+def as_(x: Any, dtype: torch.dtype | None) -> Any:
+    """The same in another dtype, or as it is."""
+    match x:
+        case Tensor():
+            return x if dtype is None else x.to(dtype)
+        case dict():
+            return {name: as_(one, dtype) for name, one in x.items()}
+        case tuple():
+            return tuple(as_(one, dtype) for one in x)
+    return x
+
+
+def settle() -> None:
+    """The launch just before a kernel may not be the one that wrote its state."""
+    if CUDA:
+        torch.cuda.synchronize()
 
 
 def say(ok: bool, what: str, numbers: str) -> None:
@@ -195,154 +315,84 @@ def tried(check: Callable[..., bool], *arguments: Any) -> bool:
 
 
 def checks() -> Iterable[tuple[Any, ...]]:
-    for name, rule in (RULES if CUDA else SMALL).items():
-        for dtype in (torch.bfloat16, torch.float32):
-            yield check_rule, name, rule, 1, dtype, False, False, False
-            yield check_rule, name, rule, 1, dtype, True, True, True
-        yield check_rule, name, rule, 4, torch.bfloat16, False, True, False
-        yield check_rule, name, rule, 16, torch.float32, False, True, False
-        yield check_rule, name, rule, 3, torch.bfloat16, True, True, False
+    for name, build in mixers().items():
+        for dtype in (BF16, F32):
+            yield check_mix, name, build, dtype, None
+        yield check_mix, name, build, BF16, Tile(1024, 1)
+        yield check_mix, name, build, BF16, Tile(8192, 8)
+    for name, rule in (ALONE if CUDA else SMALL).items():
+        for tokens, dtype in ((1, BF16), (1, F32), (3, BF16), (16, F32)):
+            yield check_rule, name, rule, tokens, dtype
     for name, (channels, taps) in CONVOLUTIONS.items() if CUDA else [("small", (40, 4))]:
-        for tokens, dtype in ((1, torch.bfloat16), (1, torch.float32), (4, torch.bfloat16), (16, torch.bfloat16)):
+        for tokens, dtype in ((1, BF16), (1, F32), (4, BF16), (16, BF16)):
             yield check_convolution, name, channels, taps, tokens, dtype
 
 
 # -- fast? -----------------------------------------------------------------------------------------------------------
 
 
-def microseconds(launches: list[Callable[[], Any]]) -> float:
-    """Of one launch, the median of several replays of a graph of them all."""
-    for launch in launches[:2]:
-        launch()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for launch in launches:
-            launch()
-    times = []
-    for _ in range(8):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / len(launches))
-    return sorted(times[2:])[3]
+def show(what: str, calls: list[Callable[[], Any]], moved: int, copy: float) -> None:
+    try:
+        took = microseconds(calls)
+    except Exception as error:  # one that does not run must not hide the others
+        print(f"  {what:46} FAILED {type(error).__name__}: {error}".splitlines()[0], flush=True)
+        return
+    rate = moved / took / 1e6
+    print(f"  {what:46} {took:8.2f} µs  {moved / 1e6:8.2f} MB  {rate:5.2f} TB/s  {rate / copy:6.1%}", flush=True)
 
 
-def copy_speed() -> float:
-    """Bytes a second of a plain copy, read and written."""
-    source = torch.empty(2**29, dtype=torch.uint8, device=DEVICE)
-    target = torch.empty_like(source)
-    return 2 * source.numel() / (microseconds([lambda: target.copy_(source)] * 4) * 1e-6)
-
-
-class Layers:
-    """The layers of one model: states of their own, more in all than the device's cache; inputs shared, as if fresh."""
-
-    def __init__(self, rule: Rule, rows: int, tokens: int = 1) -> None:
-        self.rule, self.step = rule, STEPS[type(rule)]
-        numbers = rows * torch.Size(rule.state_shape).numel()
-        count = min(256, max(4, -(-(3 * 2**26) // (4 * numbers))))
-        self.states = [torch.randn(rows, *rule.state_shape, device=DEVICE) for _ in range(count)]
-        self.counts = torch.full((rows,), tokens, device=DEVICE)
-        self.tables = [table_of(state, self.counts) for state in self.states]
-        self.inputs = projected(rule, rows, tokens, torch.bfloat16)
-        if isinstance(rule, GatedDelta):
-            self.inputs["beta"] = self.inputs["beta"] - 4
-        self.parameters = [parameters(rule) for _ in range(count)]
-        constants = sum(x.numel() for x in self.parameters[0][0].values())
-        small = sum(x.numel() for x in self.inputs.values()) + self.inputs[rule.value].numel()
-        self.bytes = 8 * numbers + 4 * constants + 2 * small
-
-    def launches(self, tile: Tile | None = None, early: bool = False) -> list[Callable[[], Any]]:
-        def launch(i: int) -> Callable[[], Any]:
-            constants, extra = self.parameters[i]
-            return lambda: self.step(self.inputs, constants, self.tables[i], **extra, tile=tile, early=early)
-
-        return [launch(i) for i in range(len(self.tables))]
-
-
-def convolution_launches(
-    channels: int, taps: int, rows: int, block: tuple[int, int] | None = None, early: bool = False, layers: int = 256
-) -> list[Callable[[], Any]]:
-    rings = [torch.randn(rows, taps, channels, device=DEVICE).bfloat16() for _ in range(layers)]
-    lengths = torch.full((rows,), 9, device=DEVICE)
-    counts = torch.ones_like(lengths)
-    tables = [table_of(ring, counts, lengths) for ring in rings]
-    x = torch.randn(rows, 1, channels, device=DEVICE).bfloat16()
-    weights = [torch.randn(channels, taps, device=DEVICE).bfloat16() for _ in range(layers)]
-
-    def launch(i: int) -> Callable[[], Any]:
-        def one(*_: Any) -> Tensor:
-            return convolve_step(x, weights[i], None, tables[i], act="silu", early=early, block=block)
-
-        return partial(one, rings, lengths, counts)  # the tables hold only their addresses
-
-    return [launch(i) for i in range(layers)]
-
-
-def show(what: str, took: float, moved: int, copy: float) -> None:
-    rate = moved / took * 1e6
-    print(f"  {what:46} {took:8.2f} µs  {moved / 1e6:8.2f} MB  {rate / 1e12:5.2f} TB/s  {rate / copy:6.1%}", flush=True)
-
-
-def compile_all() -> None:
-    """Every variant that is timed, compiled side by side."""
-    jobs: list[Callable[[], Any]] = []
-    held = []
-    for rule in RULES.values():
-        for rows in (1, 32):
-            layers = Layers(rule, rows)
-            held.append(layers)
-            jobs += [layers.launches(tile)[0] for tile in TILES[type(rule)]]
-            jobs += [layers.launches(None, early)[0] for early in (False, True)]
-    for channels, taps in CONVOLUTIONS.values():
-        for block in BLOCKS:
-            jobs.append(convolution_launches(channels, taps, 1, block, layers=1)[0])
-    with ThreadPoolExecutor(16) as pool:
-        for job in [pool.submit(job) for job in jobs]:
-            if job.exception() is not None:
-                print(f"FAILED to compile: {job.exception()}")
-    torch.cuda.synchronize()
+def layers_of(build: Callable[[], Mixer], rows: int, most: int = 64) -> list[Layer]:
+    """Enough that neither states nor weights stay in the device's cache."""
+    layers = [Layer(build, rows, BF16)]
+    for _ in range(min(most, max(4, -(-(3 << 26) // layers[0].bytes))) - 1):
+        layers.append(Layer(build, rows, BF16))
+    for layer in layers:
+        layer.prepare()
+    return layers
 
 
 def times() -> None:
-    copy = copy_speed()
-    print(f"\ncopy: {copy / 1e12:.2f} TB/s\n")
-    compile_all()
-    for name, rule in RULES.items():
-        for rows in (1, 8, 32):
-            print(f"{name} {rule}, {rows} rows, 1 token, everything on the way")
-            layers = Layers(rule, rows)
-            for tile in TILES[type(rule)]:
-                told = f"tile of {tile.numbers} numbers, {tile.warps} warps"
-                show(told, microseconds(layers.launches(tile)), layers.bytes, copy)
-            for early in (False, True):
-                told = f"as configured{', early' * early}"
-                show(told, microseconds(layers.launches(None, early)), layers.bytes, copy)
-            del layers
-        for tokens in (4, 16):
-            layers = Layers(rule, 1, tokens)
-            show(f"1 row, {tokens} tokens", microseconds(layers.launches()), layers.bytes, copy)
+    copy, _ = bandwidths()
+    print(f"\ncopy: {copy:.2f} TB/s")
+    some = [layer for build in mixers().values() for rows in (1, 8) for layer in layers_of(build, rows, most=1)]
+    all_at_once([partial(x.again, tile) for x in some for tile in TILES[type(x.rule), len(x.counts) > 1]])
+    for name, build in mixers().items():
+        for rows in ROWS:
+            layers = layers_of(build, rows)
+            rule, moved = layers[0].rule, layers[0].bytes
+            print(f"{name} {rule}, {rows} rows, between its projections")
+            for tile in TILES[type(rule), rows > 1]:
+                calls: list[Callable[[], Any]] = [partial(layer.again, tile) for layer in layers]
+                show(f"tile of {tile.numbers} numbers, {tile.warps} warps", calls, moved, copy)
+            whole = moved + sum(x.nbytes for x in layers[0].mixer.parameters())
+            for apart in (False, True):
+                for layer in layers:
+                    layer.apart = apart
+                told = "a kernel for each part" if apart else "as configured"
+                show(told, [layer.again for layer in layers], moved, copy)
+                show(f"{told}, with projections", [layer.whole for layer in layers], whole, copy)
+    print("rules alone, as configured")
+    for name, rule in ALONE.items():
+        for rows, tokens in ((1, 1), (32, 1), (1, 4), (1, 16)):
+            inputs, constants, around = alone(rule, rows, tokens, BF16)
+            numbers = rows * prod(rule.state_shape)
+            states = [
+                torch.zeros(rows, *rule.state_shape, device=DEVICE) for _ in range(-(-(3 << 26) // (4 * numbers)))
+            ]
+            tables = [table_of(state) for state in states]
+            calls = [partial(recur_step, rule, inputs, constants, table, **around) for table in tables]
+            show(f"{name}, {rows} rows, {tokens} tokens", calls, 8 * numbers, copy)
+    print("convolutions alone, as configured")
     for name, (channels, taps) in CONVOLUTIONS.items():
         for rows in (1, 32):
-            print(f"convolution of {name}: {channels} channels, {taps} taps, {rows} rows")
-            moved = 2 * channels * (taps + rows * (taps + 2))
-            for block in BLOCKS:
-                told = f"{block[0]} channels, {block[1]} warps"
-                show(told, microseconds(convolution_launches(channels, taps, rows, block)), moved, copy)
-            show("early", microseconds(convolution_launches(channels, taps, rows, None, True)), moved, copy)
-    print("convolution, then rule, 1 row, as in a layer; the time is that of both")
-    for name in ("mamba2-2.7b", "falcon-h1-7b", "qwen3-next"):
-        layers = Layers(RULES[name], 1)
-        channels, taps = CONVOLUTIONS[name]
-        for early in (False, True):
-            rules = layers.launches(None, early)
-            convolutions = convolution_launches(channels, taps, 1, None, early, layers=len(rules))
-            pairs = [launch for pair in zip(convolutions, rules, strict=True) for launch in pair]
-            took = 2 * microseconds(pairs)
-            show(f"{name}{', early' * early}", took, layers.bytes + 2 * channels * (2 * taps + 2), copy)
+            rings = [torch.randn(rows, taps, channels, device=DEVICE).to(BF16) for _ in range(64)]
+            lengths = torch.full((rows,), 9, device=DEVICE)
+            x, weight = (
+                torch.randn(*shape, device=DEVICE).to(BF16) for shape in ((rows, 1, channels), (channels, taps))
+            )
+            tables = [table_of(ring, None, lengths) for ring in rings]
+            calls = [partial(convolve_step, x, weight, None, table, act="silu") for table in tables]
+            show(f"{name}, {rows} rows", calls, 2 * channels * (taps + rows * (taps + 2)), copy)
 
 
 def main() -> None:
@@ -352,7 +402,8 @@ def main() -> None:
         results = list(pool.map(lambda check: tried(*check), checks()))
     print(f"\n{sum(results)} of {len(results)} right, {time.perf_counter() - started:.0f} s")
     if CUDA:
-        times()
+        with kernels.in_use():
+            times()
         print(f"\n{time.perf_counter() - started:.0f} s in all")
     sys.exit(not all(results))
 

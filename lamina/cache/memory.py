@@ -11,6 +11,7 @@ is, where the tokens lie and what may be seen is the memory's business.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ from lamina.recurrence.rule import Rule
 
 if TYPE_CHECKING:
     from lamina.cache.step import Step
+    from lamina.nn.conv import ShortConvolution
+    from lamina.nn.gated_norm import GatedRMSNorm
 
 
 class Memory:
@@ -109,19 +112,59 @@ class Memory:
 
         around   what the rule offers to do with inputs and outputs on the way; its class says what there is
         """
-        entry, layer = self._entry(name, "recur")
-        if layer.spec.rule != rule:
-            raise InputError(f"layer {self._index} entry {entry!r} keeps the state of {layer.spec.rule}, not of {rule}")
+        entry, layer = self._recurrent(rule, name)
         key, around = (self._index, entry), around or {}
         if getattr(layer, "fuses", False):
             return layer.recur(self._step, key, inputs, constants, around)
         ready = rule.before(inputs, **around)
         return rule.after(layer.recur(self._step, key, ready, constants), ready, **around)
 
+    def mix(
+        self,
+        rule: Rule,
+        x: Tensor,  # [B, T, C]
+        inputs: Mapping[str, Tensor],
+        constants: Mapping[str, Tensor],
+        *,
+        conv: ShortConvolution,
+        gate: Tensor,  # [B, T, W]
+        norm: GatedRMSNorm | None = None,
+        around: Mapping[str, Any] | None = None,
+    ) -> Tensor:
+        """A recurrent mixer between its projections: `conv`, then the rule, then `norm` with the gate. -> [B, T, W]
+
+        The convolution's channels are the inputs of the rule that are not given, side by side in the rule's order.
+        Without a norm the output is y · silu(gate). A norm of fewer than W numbers is over each stretch of so many.
+        """
+        entry, layer = self._recurrent(rule, None)
+        around = around or {}
+        if getattr(layer, "fuses", False) and x.shape[1] == 1:
+            _, ring = self._entry(None, "convolve")
+            return layer.mix(
+                self._step, (self._index, entry), ring, x, inputs, constants, conv=conv, gate=gate, norm=norm, **around
+            )
+        shapes = {name: shape for name, shape in rule.input_shapes.items() if name not in inputs}
+        parts = conv(x, self).split([math.prod(shape) for shape in shapes.values()], dim=-1)
+        mixed = {n: part.unflatten(-1, shapes[n]) for n, part in zip(shapes, parts, strict=True)}
+        if norm is None:
+            around = {**around, "gate": gate.unflatten(-1, rule.input_shapes[rule.value])}
+        y = self.recur(rule, {**mixed, **inputs}, constants, around=around).flatten(2)
+        if norm is None:
+            return y
+        stretches = (-1, norm.weight.shape[0])
+        return norm(y.unflatten(-1, stretches), gate.unflatten(-1, stretches)).flatten(2)
+
     def recall(self, x: Tensor, *, name: str | None = None) -> tuple[Tensor, Tensor]:
         """Remembers one vector a token. x [B, T, D] -> all of them [B, S, D], and which each query sees [B, T, S]"""
         entry, layer = self._entry(name, "recall")
         return layer.recall(self._step, (self._index, entry), x)
+
+    def _recurrent(self, rule: Rule, name: str | None) -> tuple[str, Any]:
+        """The entry that keeps the state of this rule."""
+        entry, layer = self._entry(name, "recur")
+        if layer.spec.rule != rule:
+            raise InputError(f"layer {self._index} entry {entry!r} keeps the state of {layer.spec.rule}, not of {rule}")
+        return entry, layer
 
     def _entry(self, name: str | None, call: str | None) -> tuple[str, Any]:
         """The entry of that name, or the only one that answers to the call."""

@@ -126,6 +126,17 @@ class TextStream:
         self._shown = self._decode()
         return new
 
+    @property
+    def held(self) -> str:
+        """What is not shown yet; its last character may be unfinished."""
+        return self._decode()[len(self._shown) :] if len(self._ids) > self._known else ""
+
+    def fork(self) -> TextStream:
+        """A stream of its own that goes on from here."""
+        new = TextStream(self._tokenizer, self._skip_special)
+        new._ids, new._known, new._shown = list(self._ids), self._known, self._shown
+        return new
+
     def end(self) -> str:
         """What was held back; the stream starts anew."""
         rest = self._decode()[len(self._shown) :]

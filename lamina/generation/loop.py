@@ -12,7 +12,7 @@ from torch import Tensor
 from lamina.cache.cache import Cache
 from lamina.errors import InputError
 from lamina.generation.greedy import captured, plainly
-from lamina.generation.prompt import Prompt, from_rows, prompt_of
+from lamina.generation.prompt import Prompt, prompt_of
 from lamina.generation.result import Result, Timing
 from lamina.runtime.capture import MOST_ENDS
 from lamina.runtime.explain import why_not_captured
@@ -77,15 +77,15 @@ def _begin(model: Model, prompts: Any, attention_mask: Tensor | None, cache: Cac
     rows = len(prompt.counts)
     if cache is not None and cache.rows != rows:
         raise InputError(f"{rows} prompts were given, the cache has {cache.rows} rows")
-    if not model.start_ids:
+    if prompt.source is None:
         return prompt, cache if cache is not None else model.new_cache(rows)
-    source = model.encode(prompt.ids, prompt.counts)
-    cache = model.new_cache(rows, source=source) if cache is None else cache.attach(source)
-    return from_rows([list(model.start_ids)] * rows), cache
+    source = model.encode(prompt.source.ids, prompt.source.counts, prompt.source.embeds)
+    return prompt, model.new_cache(rows, source=source) if cache is None else cache.attach(source)
 
 
 def _prefill(model: Model, prompt: Prompt, cache: Cache) -> Tensor:
     even = len(set(prompt.counts)) == 1
-    logits = model(prompt.ids, cache=cache, counts=None if even else prompt.counts, logits="last")
+    counts = None if even else prompt.counts
+    logits = model(prompt.ids, embeds=prompt.embeds, cache=cache, counts=counts, logits="last")
     assert logits is not None
     return logits

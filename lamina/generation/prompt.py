@@ -1,33 +1,148 @@
-"""Prompts in any form become ragged rows: ids padded on the right, and how many of them are real."""
+"""Prompts in any form become ragged rows: ids or embeddings padded on the right, and how many of them are real.
+
+The forms: a text or texts, ids of one row or of several, a tensor padded on either side with its mask, embeddings, a
+chat or chats (lists of messages), and nothing, which is the id that texts begin with. For a model that reads a source,
+these are the source; what its decoder begins with is its start id and what is given for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lamina.errors import InputError
+from lamina.generation.settings import Settings, settings_of
 
 if TYPE_CHECKING:
+    from lamina.checkpoint.tokenizer import Tokenizer
     from lamina.model import Model
+
+FORMS = (
+    "text, a list of texts, a list of id lists, a tensor of ids, or a chat (a list of messages with role and content)"
+)
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """ids [B, T], real ones first in each row, and their number `counts`."""
+    """Rows of which the first `counts` tokens are real, as ids [B, T] or as embeddings [B, T, width]."""
 
-    ids: Tensor
+    ids: Tensor | None
     counts: list[int]
+    embeds: Tensor | None = None
+    known: list[list[int]] | None = None
+    """The ids of embedded rows, where they were given too. They are never fed."""
+    source: Prompt | None = None
+    """What the encoder reads, for a model that has one; the rest is then what its decoder begins with."""
 
     @property
     def rows(self) -> list[list[int]]:
-        return [row[:count].tolist() for row, count in zip(self.ids, self.counts, strict=True)]
+        """Each row's ids as far as they are known: of embeddings alone, none."""
+        if self.ids is not None:
+            return [row[:count].tolist() for row, count in zip(self.ids, self.counts, strict=True)]
+        return [[] for _ in self.counts] if self.known is None else self.known
 
 
-def from_rows(rows: Sequence[Sequence[int]]) -> Prompt:
+def prompt_of(
+    model: Model,
+    prompts: Any = None,
+    attention_mask: Tensor | None = None,
+    *,
+    inputs_embeds: Tensor | Sequence[Tensor] | None = None,
+    decoder_input_ids: Any = None,
+    decoder_attention_mask: Tensor | None = None,
+    settings: Settings | None = None,
+    add_generation_prompt: bool = True,
+    chat_options: Mapping[str, Any] | None = None,
+    allow_empty: bool = False,
+) -> Prompt:
+    """The prompt that any of the forms stands for.
+
+    attention_mask         of a tensor of ids or embeddings: 1 where it is real; padding on the left or the right
+    inputs_embeds          [B, T, width] or a list of [T, width], as `model.embed` gives them; `prompts` may name ids
+    decoder_input_ids      what follows the start id of a decoder that reads a source
+    add_generation_prompt  whether a chat's prompt ends with the beginning of the model's answer
+    chat_options           what else a chat template is given (tools=, enable_thinking= …)
+    allow_empty            rows without a token are no error: a cache may hold all there is
+
+    >>> prompt_of(model, [[5, 6], [7]]).counts                       # doctest: +SKIP
+    [2, 1]
+    """
+    settings = settings_of(model, {}) if settings is None else settings
+    read = _Reader(model.tokenizer, add_generation_prompt, chat_options or {}, allow_empty)
+    if model.start_ids:
+        given = prompts is not None or inputs_embeds is not None
+        source = _first(model, read, prompts, attention_mask, inputs_embeds) if given else None
+        begun = (
+            None if decoder_input_ids is None else read.ids(decoder_input_ids, decoder_attention_mask, special=False)
+        )
+        return replace(_begin(source, begun, settings.decoder_start_token_id), source=source)
+    if decoder_input_ids is not None or decoder_attention_mask is not None:
+        raise InputError(
+            f"decoder_input_ids are for models that read a source, and {type(model).__name__} does not: "
+            "put those ids at the end of the prompt"
+        )
+    if prompts is None and inputs_embeds is None:
+        if attention_mask is not None:
+            raise InputError("an attention_mask was given, and no prompt that it belongs to")
+        if settings.bos_token_id is None:
+            raise InputError(
+                "no prompt was given, and the checkpoint names no id that texts begin with: "
+                "give a prompt, or bos_token_id"
+            )
+        return from_rows([[settings.bos_token_id]])
+    return _first(model, read, prompts, attention_mask, inputs_embeds)
+
+
+def _first(model: Model, read: _Reader, prompts: Any, mask: Tensor | None, embeds: Any) -> Prompt:
+    """What the model reads first: its prompt or its source."""
+    if embeds is None:
+        return read.ids(prompts, mask)
+    prompt = _embedded(embeds, mask)
+    first = getattr(model, "encoder", model)
+    width = first.embed(torch.zeros(1, 1, dtype=torch.int64, device=model.device)).shape[-1]
+    assert prompt.embeds is not None
+    if prompt.embeds.shape[-1] != width:
+        raise InputError(
+            f"inputs_embeds are {prompt.embeds.shape[-1]} wide, and the model's embeddings are {width} wide"
+        )
+    if prompts is None:
+        return prompt
+    named = read.ids(prompts, mask if isinstance(prompts, Tensor) else None)
+    if named.counts != prompt.counts:
+        raise InputError(
+            f"the prompts name {named.counts} ids and inputs_embeds hold {prompt.counts} tokens: "
+            "give one id for each, or leave the ids out"
+        )
+    return replace(prompt, known=named.rows)
+
+
+def _begin(source: Prompt | None, begun: Prompt | None, start: int | tuple[int, ...] | None) -> Prompt:
+    """The decoder's rows: each begins with the start id, whether or not that was given."""
+    if source is None and begun is None:
+        raise InputError(
+            "this model reads a source: give a prompt, or decoder_input_ids and a cache that holds its source"
+        )
+    assert start is not None
+    rows = len((source or begun).counts)  # type: ignore[union-attr]
+    after: list[list[int]] = [[]] * rows if begun is None else begun.rows
+    if len(after) != rows:
+        raise InputError(f"decoder_input_ids have {len(after)} rows, the source has {rows}: give one for each")
+    starts = (start,) * rows if isinstance(start, int) else start
+    if len(starts) != rows:
+        raise InputError(f"decoder_start_token_id has {len(starts)} ids for {rows} rows: give one, or one for each")
+    return from_rows([row if row[:1] == [one] else [one, *row] for one, row in zip(starts, after, strict=True)])
+
+
+# -- ids ---------------------------------------------------------------------------------------------------------------
+
+
+def from_rows(rows: Sequence[Sequence[int] | Tensor], allow_empty: bool = False) -> Prompt:
     """Id lists of different lengths.
 
     >>> from_rows([[5, 6], [7]]).ids.tolist()
@@ -35,17 +150,22 @@ def from_rows(rows: Sequence[Sequence[int]]) -> Prompt:
     """
     if not rows:
         raise InputError("there are no prompts")
-    for r, row in enumerate(rows):
-        if len(row) == 0:
-            raise InputError(f"prompt {r} is empty: give at least one token")
     counts = [len(row) for row in rows]
+    if 0 in counts and not allow_empty:
+        raise InputError(f"prompt {counts.index(0)} is empty: give at least one token")
     ids = torch.zeros(len(rows), max(counts), dtype=torch.int64)
     for r, row in enumerate(rows):
-        ids[r, : len(row)] = torch.as_tensor(row, dtype=torch.int64)
+        try:
+            values = torch.as_tensor(row) if len(row) else ids[r, :0]
+        except (TypeError, ValueError, RuntimeError):
+            values = torch.zeros(())
+        if values.dim() != 1 or values.is_floating_point() or values.dtype == torch.bool:
+            raise InputError(f"prompt {r} must be a list of ids, whole numbers, not {_short(row)}")
+        ids[r, : len(row)] = values
     return Prompt(ids, counts)
 
 
-def ragged(ids: Tensor, attention_mask: Tensor | None = None) -> Prompt:
+def ragged(ids: Tensor, attention_mask: Tensor | None = None, allow_empty: bool = False) -> Prompt:
     """A tensor padded on the left or the right, with its mask (1 = real).
 
     >>> ragged(torch.tensor([[0, 5], [6, 7]]), torch.tensor([[0, 1], [1, 1]])).rows
@@ -54,33 +174,131 @@ def ragged(ids: Tensor, attention_mask: Tensor | None = None) -> Prompt:
     ids = ids[None] if ids.dim() == 1 else ids
     if ids.dim() != 2:
         raise InputError(f"prompt ids must be [B, T] or [T], not {list(ids.shape)}")
+    if ids.is_floating_point():
+        raise InputError(f"prompt ids must be whole numbers, not {ids.dtype}: give embeddings as inputs_embeds")
+    rows = ids.cpu()
     if attention_mask is None:
-        return from_rows(ids.tolist())
-    if attention_mask.shape != ids.shape:
-        raise InputError(f"attention_mask is {list(attention_mask.shape)}, the ids are {list(ids.shape)}")
-    rows = []
-    for r, (row, mask) in enumerate(zip(ids.cpu(), attention_mask.cpu().bool(), strict=True)):
-        real = mask.nonzero()[:, 0]
-        if len(real) and int(real[-1] - real[0]) + 1 != len(real):
+        return from_rows(list(rows), allow_empty)
+    real = _real(attention_mask, ids.shape, "ids")
+    return from_rows([row[first:end] for row, (first, end) in zip(rows, real, strict=True)], allow_empty)
+
+
+def _real(mask: Tensor, shape: torch.Size, what: str) -> list[tuple[int, int]]:
+    """Where the real tokens of each row begin and end."""
+    mask = torch.as_tensor(mask)
+    mask = mask[None] if mask.dim() == 1 else mask
+    if mask.shape != shape[:2]:
+        raise InputError(f"attention_mask is {list(mask.shape)}, the {what} are {list(shape[:2])}")
+    found = []
+    for r, row in enumerate(mask.cpu().bool()):
+        real = row.nonzero()[:, 0].tolist()
+        if real and real[-1] - real[0] + 1 != len(real):
             raise InputError(f"the attention_mask of row {r} has a gap: padding belongs on the left or the right")
-        rows.append(row[mask].tolist())
-    return from_rows(rows)
+        found.append((real[0], real[-1] + 1) if real else (0, 0))
+    return found
 
 
-def prompt_of(model: Model, prompts: Any, attention_mask: Tensor | None = None) -> Prompt:
-    """Text, texts, id lists or a tensor."""
-    if isinstance(prompts, Tensor):
-        return ragged(prompts, attention_mask)
-    if attention_mask is not None:
-        raise InputError("an attention_mask belongs to a tensor of ids; lists of ids and texts need none")
-    if isinstance(prompts, str):
-        prompts = [prompts]
-    if not isinstance(prompts, Sequence) or not prompts:
-        raise InputError(f"prompts must be text, a list of texts, a list of id lists or a tensor, not {prompts!r}")
-    if isinstance(prompts[0], int):
-        prompts = [prompts]
-    if isinstance(prompts[0], str):
-        if model.tokenizer is None:
+@dataclass(frozen=True)
+class _Reader:
+    """Turns what was given into ids."""
+
+    tokenizer: Tokenizer | None
+    add_generation_prompt: bool
+    chat_options: Mapping[str, Any]
+    allow_empty: bool
+
+    def ids(self, prompts: Any, mask: Tensor | None = None, special: bool = True) -> Prompt:
+        if isinstance(prompts, np.ndarray):
+            prompts = torch.as_tensor(prompts)
+        if isinstance(prompts, Tensor):
+            return ragged(prompts, mask, self.allow_empty)
+        if mask is not None:
+            raise InputError("an attention_mask belongs to a tensor of ids; lists of ids and texts need none")
+        if isinstance(prompts, str):
+            prompts = [prompts]
+        if not isinstance(prompts, Sequence) or not prompts:
+            raise InputError(f"prompts must be {FORMS}, not {_short(prompts)}")
+        kinds = list(dict.fromkeys(kind for one in prompts if (kind := _kind(one)) != "nothing")) or ["ids"]
+        if len(kinds) > 1:
+            raise InputError(f"prompts are {' and '.join(kinds)} in one list: give all of them in one form, {FORMS}")
+        match kinds[0]:
+            case "text":
+                prompts = [self._tokens(text, special) for text in prompts]
+            case "a message":
+                prompts = [self._chat(prompts)]
+            case "messages":
+                prompts = [self._chat(chat) for chat in prompts]
+            case "an id":
+                prompts = [prompts]
+            case "ids":
+                pass
+            case other:
+                raise InputError(f"prompts must be {FORMS}, not a list that holds {other}")
+        return from_rows(prompts, self.allow_empty)
+
+    def _tokens(self, text: str, special: bool) -> list[int]:
+        if self.tokenizer is None:
             raise InputError("this checkpoint has no tokenizer: give lists of ids instead of text")
-        prompts = [model.tokenizer.encode(text) for text in prompts]
-    return from_rows(prompts)
+        return self.tokenizer.encode(text, special)
+
+    def _chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        for m, message in enumerate(messages):
+            if not isinstance(message, Mapping) or "role" not in message:
+                raise InputError(
+                    f'message {m} of a chat must be like {{"role": "user", "content": "…"}}, not {message!r}'
+                )
+        if self.tokenizer is None:
+            raise InputError(
+                "this checkpoint has no tokenizer and no chat template: give lists of ids instead of messages"
+            )
+        text = self.tokenizer.chat(messages, self.add_generation_prompt, **self.chat_options)
+        return self.tokenizer.encode(text, special=False)
+
+
+def _kind(one: Any) -> str:
+    """What one element of a list of prompts is, in words."""
+    if isinstance(one, str):
+        return "text"
+    if isinstance(one, Mapping):
+        return "a message"
+    if isinstance(one, Integral) or (isinstance(one, Tensor | np.ndarray) and one.ndim == 0):
+        return "an id"
+    if isinstance(one, Tensor | np.ndarray):
+        return "ids"
+    if not isinstance(one, Sequence):
+        return f"a {type(one).__name__}"
+    if not one:
+        return "nothing"
+    return "messages" if isinstance(one[0], Mapping) else "ids" if isinstance(one[0], Integral) else _kind(one[0]) + "s"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+# -- embeddings --------------------------------------------------------------------------------------------------------
+
+
+def _embedded(embeds: Tensor | Sequence[Tensor], mask: Tensor | None) -> Prompt:
+    """Embedded rows, zero where they are padded."""
+    if isinstance(embeds, Tensor):
+        embeds = embeds[None] if embeds.dim() == 2 else embeds
+        if embeds.dim() != 3 or 0 in embeds.shape:
+            raise InputError(f"inputs_embeds must be [B, T, width] with at least one token, not {list(embeds.shape)}")
+        if mask is None:
+            return Prompt(None, [embeds.shape[1]] * embeds.shape[0], embeds)
+        real = _real(mask, embeds.shape, "inputs_embeds")
+        rows = [row[first:end] for row, (first, end) in zip(embeds, real, strict=True)]
+    else:
+        if mask is not None:
+            raise InputError("an attention_mask belongs to a tensor; a list of inputs_embeds needs none")
+        rows = list(embeds)
+    if not rows or any(not isinstance(row, Tensor) or row.dim() != 2 for row in rows):
+        raise InputError("inputs_embeds must be a tensor [B, T, width] or a list of tensors [T, width]")
+    if len(widths := {row.shape[1] for row in rows}) > 1:
+        raise InputError(f"inputs_embeds must be of one width, not of {sorted(widths)}")
+    counts = [len(row) for row in rows]
+    if 0 in counts:
+        raise InputError(f"prompt {counts.index(0)} is empty: give at least one token")
+    return Prompt(None, counts, torch.nn.utils.rnn.pad_sequence(rows, batch_first=True))

@@ -5,8 +5,9 @@ K - 1 inputs before the new tokens from the ring and the T new ones from this pa
 channels of one row, then puts the new inputs into the ring and, if asked, applies the activation that follows.
 
 The ring is found through the cache's `table` (int64 [8]: [0] the inputs [B, S, C], [2] S, [3] the ring R >= K, [5]
-lengths [B], [6] counts [B] or 0). Row b takes its first counts[b] tokens; the rest write nothing and give zeros.
-Reference: `lamina.recurrence.conv.causal_convolution_by_steps`. For `early` see `lamina.kernels.recur`.
+lengths [B], [6] counts [B] or 0). Row b takes its first counts[b] tokens; the rest write nothing and give zeros. What
+was there before the pass is read before waiting for the launch just before, as in `recur.py`.
+Reference: `lamina.recurrence.conv.causal_convolution_by_steps`.
 """
 
 # The kernel gathers tensors in tuples that grow:
@@ -19,66 +20,56 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lamina.kernels.finish import act_kind, activate
 from lamina.kernels.launch import begin, launch_options, pdl
+from lamina.kernels.recur import count_of
 
 BLOCKS = {False: (64, 2), True: (256, 4)}  # many numbers -> channels of a program, warps
 MANY = 2**18  # channels of all rows from which there are programs enough
-ACTIVATIONS = (None, "silu", "swish", "relu", "gelu", "gelu_new", "gelu_pytorch_tanh")
+
+
+@triton.jit
+def ring_of(table, row, C: tl.constexpr, dtype: tl.constexpr):
+    """The row's inputs in the ring, the ring's size, and how many tokens the row holds."""
+    ring = tl.multiple_of(tl.load(table).to(tl.pointer_type(dtype)), 16)
+    slots, size, lengths = tl.load(table + 2), tl.load(table + 3), tl.load(table + 5)
+    length = tl.load(lengths.to(tl.pointer_type(tl.int64)) + row)
+    return ring + row * slots * C, size.to(tl.int32), length.to(tl.int32)
 
 
 @triton.jit
 def _convolve(
     x, weight, bias, out, table, x_row, x_token,
-    T: tl.constexpr, C: tl.constexpr, K: tl.constexpr, ACT: tl.constexpr,
-    BLOCK: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    T: tl.constexpr, C: tl.constexpr, K: tl.constexpr, ACT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if not EARLY:
-        begin(PDL)
     row, c = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = c < C
-    ring = tl.multiple_of(tl.load(table).to(tl.pointer_type(x.dtype.element_ty)), 16)
-    slots, size = tl.load(table + 2), tl.load(table + 3).to(tl.int32)
-    length = tl.load(tl.load(table + 5).to(tl.pointer_type(tl.int64)) + row).to(tl.int32)
     counts = tl.load(table + 6)
-    count = tl.load(counts.to(tl.pointer_type(tl.int64)) + row, mask=counts != 0, other=T).to(tl.int32)
-    ring += row * slots * C + c
+    ring, size, length = ring_of(table, row, C, x.dtype.element_ty)
+    count = count_of(counts, row, T)
     inputs, taps = (), ()
-    for back in tl.static_range(K - 1, 0, -1):
-        at = length - back
-        inputs += (tl.load(ring + tl.maximum(at, 0) % size * C, mask=here & (at >= 0), other=0.0),)
     for tap in tl.static_range(K):
         taps += (tl.load(weight + c * K + tap, mask=here, other=0.0).to(tl.float32),)
-    if EARLY:
-        begin(PDL)
-    for t in tl.static_range(T):
-        inputs += (tl.load(x + row * x_row + t * x_token + c, mask=here, other=0.0),)
     start = tl.zeros([BLOCK], tl.float32)
     if bias is not None:
         start += tl.load(bias + c, mask=here, other=0.0).to(tl.float32)
+    for back in tl.static_range(K - 1, 0, -1):
+        at = length - back
+        inputs += (tl.load(ring + tl.maximum(at, 0) % size * C + c, mask=here & (at >= 0), other=0.0),)
+    begin(PDL)
+    for t in tl.static_range(T):
+        inputs += (tl.load(x + row * x_row + t * x_token + c, mask=here, other=0.0),)
     for t in tl.static_range(T):
         y = start
         for tap in tl.static_range(K):
             y += inputs[t + tap].to(tl.float32) * taps[tap]
-        y = tl.where(t < count, _activate(y, ACT), 0.0)
-        tl.store(out + (row * T + t) * C + c, y, mask=here)
+        y = y if ACT is None else activate(y, ACT)
+        tl.store(out + (row * T + t) * C + c, tl.where(t < count, y, 0.0), mask=here)
     if T > 1:  # with one token, the slot it takes is none of those that are read
         tl.debug_barrier()
     for t in tl.static_range(T):
         newest = (t < count) & (t >= count - size)
-        tl.store(ring + (length + t) % size * C, inputs[K - 1 + t], mask=here & newest)
-
-
-@triton.jit
-def _activate(x, ACT: tl.constexpr):
-    if ACT == "silu" or ACT == "swish":
-        x = x * tl.sigmoid(x)
-    elif ACT == "relu":
-        x = tl.maximum(x, 0.0)
-    elif ACT == "gelu":
-        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-    elif ACT is not None:
-        x = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))  # the tanh form, as a sigmoid
-    return x
+        tl.store(ring + (length + t) % size * C + c, inputs[K - 1 + t], mask=here & newest)
 
 
 def convolve_step(
@@ -88,22 +79,19 @@ def convolve_step(
     table: Tensor,
     *,
     act: str | None = None,
-    early: bool = False,
     block: tuple[int, int] | None = None,
 ) -> Tensor:
     """x [B, T, C] (any strides, channels together), weight [C, K], bias [C] -> act(convolution) [B, T, C].
 
-    `act` is one of `ACTIVATIONS`. The new inputs of real tokens are in the ring afterwards.
+    `act` is a name that `act_kind` knows. The new inputs of real tokens are in the ring afterwards.
     """
-    if act not in ACTIVATIONS:
-        raise ValueError(f"the convolution kernel has no activation {act!r}; it has {', '.join(map(str, ACTIVATIONS))}")
     x = x if x.stride(2) == 1 else x.contiguous()
     rows, tokens, channels = x.shape
     out = torch.empty(rows, tokens, channels, dtype=x.dtype, device=x.device)
     width, warps = block or BLOCKS[rows * channels >= MANY]
     _convolve[triton.cdiv(channels, width), rows](
         x, weight.contiguous(), bias, out, table, x.stride(0), x.stride(1),
-        tokens, channels, weight.shape[1], act, width, early, pdl(),
+        tokens, channels, weight.shape[1], None if act is None else act_kind(act), width, pdl(),
         num_warps=warps, **launch_options(),
     )  # fmt: skip
     return out

@@ -3,6 +3,8 @@
     q, k, v, z, b, a = project(u)        q, k, v = act(convolve(q, k, v))        q, k = q / |q|, k / |k|
     y = gated delta(q, k, v, decay(a), sigmoid(b))        out(norm(y) · silu(z))
 
+What lies between the two projections is one call, `memory.mix`.
+
 https://arxiv.org/abs/2412.06464
 """
 
@@ -33,9 +35,9 @@ class GatedDeltaMixer(nn.Module):
         super().__init__()
         self.rule = GatedDelta(key_heads, value_heads, key_dim, value_dim)
         keys, values = key_heads * key_dim, value_heads * value_dim
-        self.mixed, self.parts = [keys, keys, values], [2 * keys + values, values, value_heads, value_heads]
+        self.parts = [2 * keys + values, values, value_heads, value_heads]
         self.project = Linear(width, sum(self.parts), bias=False)
-        self.conv = ShortConvolution(sum(self.mixed), kernel, bias=False, act=act)
+        self.conv = ShortConvolution(self.parts[0], kernel, bias=False, act=act)
         self.A = nn.Parameter(-torch.ones(value_heads))
         self.dt_bias = nn.Parameter(torch.zeros(value_heads))
         self.norm = GatedRMSNorm(value_dim, eps, gate_first=False)
@@ -43,14 +45,12 @@ class GatedDeltaMixer(nn.Module):
         self.specs = {"conv": self.conv.spec, "state": Recurrent(self.rule)}
 
     def forward(self, u: Tensor, memory: Memory, onto: Tensor | None = None) -> Tensor:
-        rule = self.rule
         qkv, z, b, a = self.project(u).split(self.parts, dim=-1)
-        q, k, v = self.conv(qkv, memory).split(self.mixed, dim=-1)
-        q, k = (x.unflatten(-1, (rule.key_heads, -1)) for x in (q, k))  # [B, T, Hk, Dk]
-        v, z = (x.unflatten(-1, (rule.value_heads, -1)) for x in (v, z))  # [B, T, Hv, Dv]
-        around = {"unit": True, "gates": (self.A, self.dt_bias)}
-        y = memory.recur(rule, {"q": q, "k": k, "v": v, "g": a, "beta": b}, {}, around=around)
-        return self.out(self.norm(y, z).flatten(2), onto)
+        y = memory.mix(
+            self.rule, qkv, {"g": a, "beta": b}, {}, conv=self.conv, gate=z, norm=self.norm,
+            around={"unit": True, "gates": (self.A, self.dt_bias)},
+        )  # fmt: skip
+        return self.out(y, onto)
 
 
 def parts_apart(heads: int, *sizes: int) -> Callable[[Tensor], Tensor]:

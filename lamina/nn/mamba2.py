@@ -2,6 +2,8 @@
 
     z, xBC, dt = project(u)        x, B, C = act(convolve(xBC))        y = ssd(x, dt, B, C) + D x        out(norm(y, z))
 
+What lies between the two projections is one call, `memory.mix`.
+
 https://arxiv.org/abs/2405.21060
 """
 
@@ -76,14 +78,11 @@ class Mamba2Mixer(nn.Module):
         if self.scale is not None:
             projected = (projected * self.scale).to(projected.dtype)
         z, xBC, dt = projected.split([inner, inner + 2 * shared, heads], dim=-1)
-        x, B, C = self.conv(xBC, memory).split([inner, shared, shared], dim=-1)
-        x = x.unflatten(-1, (heads, -1))  # [B, T, H, P]
-        B, C = (part.unflatten(-1, (self.rule.groups, -1)) for part in (B, C))  # [B, T, G, N]
-        around = {"dt_bias": self.dt_bias, "dt_limit": self.dt_limit, "skip": self.D}
-        if self.norm is None:
-            around["gate"] = z.unflatten(-1, (heads, -1))
-        y = memory.recur(self.rule, {"x": x, "dt": dt, "B": B, "C": C}, {"A": self.A}, around=around).flatten(2)
-        return self.out(y if self.norm is None else self.norm(y, z), onto)
+        y = memory.mix(
+            self.rule, xBC, {"dt": dt}, {"A": self.A}, conv=self.conv, gate=z, norm=self.norm,
+            around={"dt_bias": self.dt_bias, "dt_limit": self.dt_limit, "skip": self.D},
+        )  # fmt: skip
+        return self.out(y, onto)
 
 
 def mamba2_names(ours: str, theirs: str) -> dict[str, Value]:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lamina.recurrence.rule import Rule, Tensors, segment_sums
+from lamina.recurrence.rule import Rule, Tensors, segment_sums, skipped_and_gated
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class GatedDelta(Rule):
     """Inputs `q`, `k` (normalised and scaled by the model), `v`, `g` (log decay, <= 0), `beta`; no constants.
 
     Around it: unit=True (q and k are brought to length one, q then divided by √key_dim), gates=(A, dt_bias) (g and beta
-    are as projected: A · softplus(g + dt_bias) and sigmoid(beta) are meant).
+    are as projected: A · softplus(g + dt_bias) and sigmoid(beta) are meant), gate like v (· silu(gate)).
 
     Value head h reads key head h // (value_heads // key_heads).
 
@@ -73,6 +73,9 @@ class GatedDelta(Rule):
             inputs["g"] = A * F.softplus(inputs["g"] + dt_bias)  # in float32, as dt_bias is
             inputs["beta"] = inputs["beta"].sigmoid()
         return inputs
+
+    def after(self, out: Tensor, inputs: Tensors, gate: Tensor | None = None, **around: Any) -> Tensor:
+        return skipped_and_gated(out, inputs["v"], gate=gate)
 
     def step(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
         q, k, v, g, beta = (inputs[name].to(state.dtype) for name in self.input_shapes)

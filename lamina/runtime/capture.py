@@ -56,9 +56,9 @@ class CapturedStep:
         self.all_counts = self.counts
         self.seed = torch.zeros(1, dtype=torch.int64, device=device)
         self.numbers, self.prompts = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(2))
-        self.seen: Tensor | None = None
+        self.seen: Tensor | None = None  # how often each id occurs in each row, for processors
         if chooser.processors:
-            self.seen = torch.zeros(rows, model.vocab, dtype=torch.int64, device=device)
+            self.seen, self.seen_in_prompt = torch.zeros(2, rows, model.vocab, dtype=torch.int64, device=device)
         self.scratch = scratch_for(rows, model.vocab, device)
         self.layers = layers_of(model, self.tables)
         self.logits: Tensor | None = None
@@ -99,7 +99,9 @@ class CapturedStep:
         if self.seen is not None:
             before = list(prompts or cache.clock.high)
             _copy_in(self.prompts, before)
-            self.seen.copy_(history_of(cache, before).seen(self.model.vocab))
+            history = history_of(cache, before)
+            self.seen.copy_(history.seen(self.model.vocab))
+            self.seen_in_prompt.copy_(history.seen_in_prompt(self.model.vocab))
         self.ids.copy_(ids.reshape(-1, 1))
         self.counts.copy_(self.left > 0)
 
@@ -126,7 +128,8 @@ class CapturedStep:
         scores = logits
         if self.seen is not None:
             self.seen.scatter_add_(1, self.ids, self.counts[:, None])
-            history = History(self.positions[:, 0] + 1, self.prompts, counts=self.seen)
+            lengths, in_prompt = self.positions[:, 0] + 1, self.seen_in_prompt
+            history = History(lengths, self.prompts, counts=self.seen, prompt_counts=in_prompt)
             scores = self.chooser.scores(logits, history)
         noise = (self.seed, self.numbers) if self.chooser.sample else None
         marks = (self.header, self.ids, self.counts, self.left, self.ends, self.scratch)

@@ -106,6 +106,14 @@ class DeviceRecurrent(DeviceLayer):
 
         return recur_step(self.spec.rule, inputs, constants, self.table, **around)
 
+    def mix(
+        self, step: CapturedStep, key: Key, ring: DeviceConvolution, x: Tensor, inputs: Tensors, constants: Tensors,
+        **how: Any,
+    ) -> Tensor:  # fmt: skip
+        from lamina.kernels.mix import mix_step
+
+        return mix_step(self.spec.rule, x, inputs, constants, ring.table, self.table, **how)
+
 
 KINDS: dict[type, type[DeviceLayer]] = {
     Attention: DeviceAttention,

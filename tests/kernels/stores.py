@@ -90,6 +90,28 @@ class Held:
         return fields
 
 
+class Ring:
+    """Inputs of rows of several lengths, and the ring that keeps the newest of them; unused slots are NaN."""
+
+    def __init__(self, history: list[Tensor], slots: int, dtype: torch.dtype = torch.float32) -> None:
+        channels = history[0].shape[1]
+        self.history = history  # of each row [length, C]
+        self.store = torch.full((len(history), slots, channels), torch.nan, dtype=dtype)
+        for row, inputs in enumerate(history):
+            for position, x in enumerate(inputs):
+                self.store[row, position % slots] = x
+        self.lengths = torch.tensor([len(inputs) for inputs in history])
+
+    def table(self, counts: Tensor | None) -> Tensor:
+        pointers = self.lengths.data_ptr(), 0 if counts is None else counts.data_ptr()
+        slots = self.store.shape[1]
+        return torch.tensor([self.store.data_ptr(), 0, slots, slots, 0, *pointers, 0])
+
+    def past(self, row: int, taps: int) -> Tensor:
+        inputs = self.history[row]
+        return torch.cat([torch.zeros(taps - 1, inputs.shape[1]).to(inputs), inputs])[len(inputs) :][None]
+
+
 def error(ours: Tensor, truth: Tensor, real: Tensor) -> float:
     """max |a - b| / max |b| over the real tokens of [B, H, T, D]; NaN counts as infinite."""
     a, b = (x.transpose(1, 2)[real].double() for x in (ours, truth))

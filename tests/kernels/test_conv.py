@@ -9,31 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lamina.activation import activation
+from lamina.activation import ACTIVATIONS, activation
+from lamina.errors import InputError
 from lamina.kernels import conv
 from lamina.recurrence import causal_convolution_by_steps
-
-
-class Ring:
-    """Inputs of rows of several lengths, and the ring that keeps the newest of them; unused slots are NaN."""
-
-    def __init__(self, history: list[Tensor], slots: int, dtype: torch.dtype = torch.float32) -> None:
-        channels = history[0].shape[1]
-        self.history = history  # of each row [length, C]
-        self.store = torch.full((len(history), slots, channels), torch.nan, dtype=dtype)
-        for row, inputs in enumerate(history):
-            for position, x in enumerate(inputs):
-                self.store[row, position % slots] = x
-        self.lengths = torch.tensor([len(inputs) for inputs in history])
-
-    def table(self, counts: Tensor | None) -> Tensor:
-        pointers = self.lengths.data_ptr(), 0 if counts is None else counts.data_ptr()
-        slots = self.store.shape[1]
-        return torch.tensor([self.store.data_ptr(), 0, slots, slots, 0, *pointers, 0])
-
-    def past(self, row: int, taps: int) -> Tensor:
-        inputs = self.history[row]
-        return torch.cat([torch.zeros(taps - 1, inputs.shape[1]).to(inputs), inputs])[len(inputs) :][None]
+from tests.kernels.stores import Ring
 
 
 def random_case(
@@ -87,7 +67,7 @@ def test_bfloat16_is_summed_in_float32_and_kept_as_it_came(seed: int) -> None:
     assert torch.equal(ring.store[torch.arange(4), newest], x[:, 1])
 
 
-@pytest.mark.parametrize("act", [name for name in conv.ACTIVATIONS if name])
+@pytest.mark.parametrize("act", ACTIVATIONS)
 def test_the_activation_that_follows_can_be_applied(act: str) -> None:
     ring, x, weight, bias, _ = random_case(1, 2)
     past = torch.cat([ring.past(row, weight.shape[1]) for row in range(4)])
@@ -110,5 +90,5 @@ def test_many_single_tokens_go_around_the_ring_like_one_long_convolution() -> No
 
 def test_an_unknown_activation_is_refused_by_name() -> None:
     ring, x, weight, bias, _ = random_case(0, 1)
-    with pytest.raises(ValueError, match="no activation 'mish'; it has None, silu"):
+    with pytest.raises(InputError, match="activation 'mish' has no kernel; known: silu"):
         conv.convolve_step(x, weight, bias, ring.table(None), act="mish")

@@ -1,0 +1,245 @@
+"""Drafts: guesses at how rows go on, which speculation.py checks in one pass of the model.
+
+A draft may be as wrong as it likes: what is made of it is right in any case, so all it decides is how fast. Three kinds
+are here: `Lookup` finds the row's last tokens earlier in the row and guesses what followed them there; `Assistant` runs
+a cheaper model; and `early_exit` makes such a model of the first layers of the one that is checked against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from lamina.cache.cache import Cache
+from lamina.cache.clock import on_device
+from lamina.cache.cross import Source
+from lamina.cache.step import Step
+from lamina.errors import InputError
+from lamina.generation.run import Run
+
+if TYPE_CHECKING:
+    from lamina.model import Model
+
+DRAWING = 1
+"""The stream of the noise that guesses are drawn with; the model's own draws have stream 0."""
+MOST_GROWN = 32  # a draft that learns grows up to here, or stays at the length it was given
+
+
+@dataclass
+class Guess:
+    """tokens: for each row that was asked for; none is a fine answer.
+
+    scores   [R, K, V] the processed scores that they were drawn from; None where no chance was involved
+    """
+
+    tokens: list[list[int]]
+    scores: Tensor | None = None
+
+
+class Draft(Protocol):
+    """draft(rows, texts, most): guesses for some rows of the run.
+
+    texts   what each of them holds, prompt and new tokens; the model has not read the last one yet
+    most    how many tokens each may get
+    """
+
+    def __call__(self, rows: Sequence[int], texts: Sequence[Sequence[int]], most: Sequence[int]) -> Guess: ...
+
+
+class Schedule:
+    """How many tokens are drafted for each row.
+
+    "constant": always the same. "heuristic": two more after a draft that was right to its end, one fewer after another;
+    every call starts anew, so "heuristic_transient" is the same.
+    """
+
+    def __init__(self, rows: int, start: int, kind: str = "constant") -> None:
+        kinds = ("constant", "heuristic", "heuristic_transient")
+        if kind not in kinds:
+            raise InputError(f"num_assistant_tokens_schedule must be one of {', '.join(kinds)}, not {kind!r}")
+        if start < 1:
+            raise InputError(f"a draft must be at least 1 token long, not {start}")
+        self.learns = kind != "constant"
+        self.most = max(start, MOST_GROWN) if self.learns else start
+        self.lengths = [start] * rows
+
+    def learn(self, row: int, drafted: int, accepted: int) -> None:
+        if self.learns and drafted:
+            length = self.lengths[row] + 2 if accepted == drafted else self.lengths[row] - 1
+            self.lengths[row] = min(max(length, 1), self.most)
+
+
+class Lookup:
+    """Guesses that a row repeats itself: what followed the first place where its last `longest` tokens stand, or, where
+    they stand nowhere else, its last `longest - 1` …"""
+
+    def __init__(self, longest: int = 2) -> None:
+        if longest < 1:
+            raise InputError(f"max_matching_ngram_size must be at least 1, not {longest}")
+        self.longest = longest
+        self.ends: dict[int, dict[tuple[int, ...], int]] = {}  # row -> tokens in a run -> where they first end
+        self.read: dict[int, int] = {}  # row -> up to where its runs are in there
+
+    def __call__(self, rows: Sequence[int], texts: Sequence[Sequence[int]], most: Sequence[int]) -> Guess:
+        return Guess([self._guess(*one) for one in zip(rows, texts, most, strict=True)])
+
+    def _guess(self, row: int, text: Sequence[int], most: int) -> list[int]:
+        ends = self.ends.setdefault(row, {})
+        for end in range(self.read.get(row, 1), len(text)):  # all that something follows
+            for n in range(1, min(self.longest, end) + 1):
+                ends.setdefault(tuple(text[end - n : end]), end)
+        self.read[row] = len(text)
+        for n in range(min(self.longest, len(text) - 1), 0, -1):
+            if found := ends.get(tuple(text[-n:])):
+                return list(takewhile(lambda token: token >= 0, text[found : found + most]))  # -1: an embedding
+        return []
+
+
+class Assistant:
+    """The guesses of a model that is cheaper to run, each chosen as the run chooses, from its own scores.
+
+    Its cache is its own. It reads its guesses one by one as it makes them, so what turned out wrong is taken back
+    before the next draft; `most` says how long a draft may be, and so how much slack that needs. A draft ends with the
+    first token that has a probability below `threshold`. That token stays: leaving it out would be a choice by what was
+    drawn, and the tokens made of such drafts would not have the model's distribution.
+    """
+
+    def __init__(self, run: Run, model: Model, most: int, threshold: float | None = None) -> None:
+        if model.vocab != run.model.vocab:
+            raise InputError(
+                f"the assistant has a vocabulary of {model.vocab} ids and the model one of {run.model.vocab}: "
+                "drafts need an assistant with the same vocabulary, or prompt_lookup_num_tokens, which needs none"
+            )
+        for row, text in enumerate(run.cache.tokens):
+            if -1 in text:
+                raise InputError(
+                    f"row {row} holds embeddings, which an assistant that reads ids cannot follow: give ids, or use "
+                    "prompt_lookup_num_tokens"
+                )
+        self.run, self.model, self.threshold = run, model, threshold or 0.0
+        self.cache = model.new_cache(run.cache.rows, slack=most - 1, source=_source(run, model))
+        self.numbers = torch.tensor(run.numbers, device=run.logits.device)
+        self.guessed: dict[int, tuple[int, list[int]]] = {}  # row -> where its last guesses began, those it has read
+
+    @torch.no_grad()
+    def __call__(self, rows: Sequence[int], texts: Sequence[Sequence[int]], most: Sequence[int]) -> Guess:
+        self._take_back(rows, texts)
+        if self.cache.limit is not None:
+            most = [min(n, self.cache.limit - len(text) + 1) for n, text in zip(most, texts, strict=True)]
+        going = [i for i, n in enumerate(most) if n > 0]  # indices into `rows`
+        if not going:
+            return Guess([[] for _ in rows])
+        chooser, device, vocab = self.run.chooser, self.run.logits.device, self.model.vocab
+        tokens = torch.full((len(rows), max(most)), -1, device=device)
+        kept = torch.zeros(*tokens.shape, vocab, device=device) if chooser.sample else None
+        history = self.run.history([rows[i] for i in going])
+        history = history.and_then(on_device([texts[i][-1] for i in going], device)[:, None])
+        logits = self._read([rows[i] for i in going], [texts[i] for i in going])
+        for k in range(max(most)):
+            at = on_device(going, device)
+            scores = chooser.scores(logits.to(device), history)
+            chosen = chooser.choose(scores, self.numbers[[rows[i] for i in going]], history.lengths, DRAWING)
+            tokens[at, k] = chosen
+            if kept is not None:
+                kept[at, k] = scores
+            sure = self._sure(scores, chosen)
+            left = [n for n, i in enumerate(going) if sure[n] and most[i] > k + 1]
+            if not left:
+                break
+            going, index = [going[n] for n in left], on_device(left, device)
+            history = history.take(index).and_then(chosen[index, None])
+            logits = self._pass(chosen[index, None].to(self.cache.device), [rows[i] for i in going])
+        guessed = [[token for token in row if token >= 0] for row in tokens.tolist()]
+        for row, text, guess in zip(rows, texts, guessed, strict=True):
+            self.guessed[row] = (len(text), guess[:-1])
+        return Guess(guessed, kept)
+
+    def _sure(self, scores: Tensor, chosen: Tensor) -> list[bool]:
+        if not self.threshold:
+            return [True] * len(chosen)
+        return (scores.softmax(dim=-1).gather(1, chosen[:, None])[:, 0] >= self.threshold).tolist()
+
+    def _take_back(self, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> None:
+        """Drops the guesses that the rows did not go on with."""
+        back = [0] * self.cache.rows
+        for row, text in zip(rows, texts, strict=True):
+            start, guessed = self.guessed.pop(row, (0, []))
+            pairs = zip(guessed, text[start:-1], strict=False)  # the last token is to be read in any case
+            back[row] = len(guessed) - sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if any(back):
+            self.cache.rewind(back)
+
+    def _read(self, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
+        """Reads what of these rows it has not read yet: the prompt at first, then what was made. -> logits [R, V]"""
+        unread = [list(text[self.cache.clock.high[row] :]) for row, text in zip(rows, texts, strict=True)]
+        piece = self.run.settings.prefill_chunk or max(map(len, unread))
+        while long := [i for i, tokens in enumerate(unread) if len(tokens) > piece]:
+            ids, _ = padded([unread[i][:piece] for i in long], self.cache.device)
+            self._pass(ids, [rows[i] for i in long])
+            for i in long:
+                del unread[i][:piece]
+        ids, counts = padded(unread, self.cache.device)
+        return self._pass(ids, rows, counts)
+
+    def _pass(self, ids: Tensor, rows: Sequence[int], counts: list[int] | None = None) -> Tensor:
+        """ids [R, T] -> logits [R, V]"""
+        step = open_pass(self.cache, ids, rows, counts)
+        logits = self.model.forward(ids, step, logits="last")
+        step.commit()
+        assert logits is not None
+        return logits
+
+
+def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, list[int] | None]:
+    """Ids [R, T], padded on the right, and how many of each row are real; None: all."""
+    counts = [len(row) for row in rows]
+    longest = max(counts)
+    flat = [id for row in rows for id in (*row, *[0] * (longest - len(row)))]
+    return on_device(flat, device).view(len(rows), longest), None if min(counts) == longest else counts
+
+
+def open_pass(cache: Cache, ids: Tensor, rows: Sequence[int], counts: list[int] | None) -> Step:
+    return cache.step(ids.shape[1], counts, rows=None if len(rows) == cache.rows else rows)
+
+
+def early_exit(model: Model, layers: int) -> Model:
+    """The first layers of a model between its embedding and its head, as a model of its own. It shares all weights."""
+    if not 0 < layers < len(model.blocks):
+        raise InputError(
+            f"assistant_early_exit={layers}: the model has {len(model.blocks)} layers, so it must be between 1 and "
+            f"{len(model.blocks) - 1}"
+        )
+    first: Model = object.__new__(type(model))
+    modules = {**model._modules, "blocks": model.blocks[:layers]}
+    first.__dict__.update({**model.__dict__, "_modules": modules, "compiled": None})
+    first.__dict__.pop("_graphs", None)  # those are captured steps of the whole model
+    return first
+
+
+def draft_of(run: Run) -> tuple[Draft, Schedule]:
+    """What the settings ask for."""
+    s, rows = run.settings, run.cache.rows
+    if s.prompt_lookup_num_tokens is not None:
+        return Lookup(s.max_matching_ngram_size), Schedule(rows, s.prompt_lookup_num_tokens)
+    if s.assistant_model is None and s.assistant_early_exit is None:
+        raise InputError("speculation needs assistant_model, prompt_lookup_num_tokens or assistant_early_exit")
+    schedule = Schedule(rows, s.num_assistant_tokens, s.num_assistant_tokens_schedule)
+    model = s.assistant_model if s.assistant_model is not None else early_exit(run.model, s.assistant_early_exit)
+    return Assistant(run, model, schedule.most, s.assistant_confidence_threshold), schedule
+
+
+def _source(run: Run, model: Model) -> Source | None:
+    """What an assistant that reads a source makes of the run's."""
+    if not model.start_ids:
+        return None
+    if run.source is None:
+        raise InputError(
+            f"the assistant is a {type(model).__name__}, which reads a source, and there are no source ids: use an "
+            "assistant of the model's own kind, or prompt_lookup_num_tokens"
+        )
+    return model.encode(run.source.clamp(min=0), (run.source >= 0).sum(dim=1).tolist())

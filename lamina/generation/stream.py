@@ -1,0 +1,247 @@
+"""Streams: the events of a generation that runs in a thread of its own, to be read one by one.
+
+    for event in stream:                 # or: async for event in stream
+        print(event.text, end="")
+    stream.result                        # what generate would have returned
+
+Nothing runs before the first event is asked for, and never more than `buffer` events ahead of the reader. Leaving the
+loop, an error in it, `cancel()` and dropping the stream all end the producer between two of its steps; when the loop is
+left or `cancel()` returns, the producer is over and its cache can be used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+import torch
+
+from lamina.errors import InputError
+from lamina.generation.stopping import Reason
+
+if TYPE_CHECKING:
+    from lamina.checkpoint.tokenizer import Tokenizer
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Event:
+    """A new token of a row; `text` is what became whole characters with it, `reason` is why the row ends here."""
+
+    row: int
+    token: int
+    text: str
+    reason: Reason | None = None
+
+
+class Pieces:
+    """Makes events of tokens: the texts of a row's events joined are the text of its tokens."""
+
+    def __init__(self, tokenizer: Tokenizer | None, rows: int) -> None:
+        self._texts = None if tokenizer is None else [tokenizer.stream() for _ in range(rows)]
+
+    def event(self, row: int, token: int, reason: Reason | None = None) -> Event:
+        if self._texts is None:
+            return Event(row, token, "", reason)
+        text = self._texts[row]
+        return Event(row, token, text.put(token) + ("" if reason is None else text.end()), reason)
+
+
+class Cancelled(Exception):
+    """Raised in a producer when nobody wants its events any more."""
+
+
+class Emit:
+    """What a producer is given: called with each event, it waits while the reader is far behind. `check` is for steps
+    that have no event. Both raise `Cancelled` when it is time to clean up and leave."""
+
+    def __init__(self, channel: _Channel) -> None:
+        self._channel = channel
+
+    def __call__(self, event: Event) -> None:
+        self._channel.put(event)
+
+    def check(self) -> None:
+        if self._channel.cancelled:
+            raise Cancelled
+
+
+class Stream(Generic[R]):
+    """Reads what `produce(emit)` emits; `result` is what it returned.
+
+    >>> def produce(emit):
+    ...     for token in (5, 6):
+    ...         emit(Event(0, token, ""))
+    ...     return "done"
+    >>> stream = Stream(produce)
+    >>> [event.token for event in stream], stream.result
+    ([5, 6], 'done')
+    """
+
+    def __init__(self, produce: Callable[[Emit], R], buffer: int = 64) -> None:
+        self._channel: _Channel = _Channel(buffer)
+        self._thread = threading.Thread(target=_run, args=(produce, self._channel, _place()), daemon=True)
+
+    @property
+    def over(self) -> bool:
+        """Whether the producer has ended, one way or another; events may be left to read."""
+        return self._channel.over
+
+    @property
+    def result(self) -> R:
+        """What the producer returned, after the end."""
+        if not self.over:
+            raise InputError("the stream is not over: read it to its end before asking for the result")
+        if self._channel.error is not None:
+            raise self._channel.error
+        if not self._channel.finished:
+            raise InputError("the stream was cancelled, so there is no result")
+        return self._channel.result
+
+    def cancel(self) -> None:
+        """Ends the producer and waits until it is over; nothing happens where it is."""
+        with self._channel.changed:
+            self._channel.cancel(started=self._thread.ident is not None)
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _start(self) -> None:
+        with self._channel.changed:
+            if self._thread.ident is None and not self._channel.over:
+                self._thread.start()
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def __next__(self) -> Event:
+        self._start()
+        event = self._channel.take()
+        if event is None:
+            raise StopIteration
+        return event
+
+    def __iter__(self) -> Iterator[Event]:
+        self._start()
+        try:
+            while (event := self._channel.take()) is not None:
+                yield event
+        finally:  # also when the loop is left
+            self.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        loop, there = asyncio.get_running_loop(), asyncio.Event()
+        self._channel.wake = lambda: loop.call_soon_threadsafe(there.set)
+        self._start()
+        try:
+            while True:
+                there.clear()
+                if not self._channel.ready:
+                    await there.wait()
+                elif (event := self._channel.take()) is not None:
+                    yield event
+                else:
+                    return
+        finally:
+            if not self._channel.over:
+                await asyncio.to_thread(self.cancel)  # a step may be under way
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.to_thread(self.cancel)
+
+    def __del__(self) -> None:
+        self._channel.cancel(started=True)  # without waiting: the thread leaves by itself
+
+
+class _Channel:
+    """What the two sides share. The producer's thread knows this and not the stream, so a dropped stream is noticed."""
+
+    def __init__(self, buffer: int) -> None:
+        self.buffer = buffer
+        self.changed = threading.Condition(threading.RLock())
+        self.events: deque[Event] = deque()
+        self.over = self.finished = self.cancelled = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.wake: Callable[[], object] = lambda: None  # tells an event loop that something is there
+
+    @property
+    def ready(self) -> bool:
+        """Whether `take` would not wait."""
+        return bool(self.events) or self.over
+
+    def put(self, event: Event) -> None:
+        with self.changed:
+            self.changed.wait_for(lambda: len(self.events) < self.buffer or self.cancelled)
+            if self.cancelled:
+                raise Cancelled
+            self.events.append(event)
+            self._tell()
+
+    def take(self) -> Event | None:
+        """The next event, waiting for it; None at the end."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.ready)
+            if self.events:
+                self.changed.notify_all()
+                return self.events.popleft()
+        if self.error is not None and not self.cancelled:
+            raise self.error
+        return None
+
+    def cancel(self, started: bool) -> None:
+        with self.changed:
+            if self.over:
+                return
+            self.cancelled = True
+            self.over = not started
+            self.events.clear()
+            self._tell()
+
+    def end(self, result: Any = None, error: BaseException | None = None, finished: bool = False) -> None:
+        with self.changed:
+            self.result, self.error, self.finished, self.over = result, error, finished, True
+            self._tell()
+
+    def _tell(self) -> None:
+        self.changed.notify_all()
+        with suppress(RuntimeError):  # the event loop of the reader is closed
+            self.wake()
+
+
+def _run(produce: Callable[[Emit], Any], channel: _Channel, place: Callable[[Callable[[], Any]], Any]) -> None:
+    try:
+        result = place(lambda: produce(Emit(channel)))
+    except Cancelled:
+        channel.end()
+    except BaseException as error:
+        channel.end(error=error)
+    else:
+        channel.end(result, finished=True)
+
+
+def _place() -> Callable[[Callable[[], Any]], Any]:
+    """Runs something with the context and the current device of the thread that asked for it."""
+    context = contextvars.copy_context()
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+    def run(work: Callable[[], Any]) -> Any:
+        if device is not None:
+            torch.cuda.set_device(device)
+        return context.run(work)
+
+    return run

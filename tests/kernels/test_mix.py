@@ -1,0 +1,267 @@
+"""The mixer in one kernel: one token through it is convolution, rule, gate and norm one after the other, in place."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lamina import kernels
+from lamina.activation import ACTIVATIONS, activation
+from lamina.cache.memory import Memory
+from lamina.cache.spec import Recurrent
+from lamina.kernels import mix
+from lamina.kernels.finish import scratch
+from lamina.kernels.recur import Tile
+from lamina.nn import GatedRMSNorm, ShortConvolution
+from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan, causal_convolution_by_steps
+from lamina.runtime.tables import DeviceConvolution, DeviceRecurrent
+from tests.kernels.stores import Ring
+from tests.recurrence.inputs import error
+
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value")  # NaN where there is no token is meant
+
+SMALL: list[Rule] = [
+    SSD(heads=2, head_dim=3, state=5, groups=1),
+    SSD(heads=4, head_dim=4, state=8, groups=2),
+    GatedDelta(key_heads=1, value_heads=2, key_dim=6, value_dim=3),
+    GatedDelta(key_heads=3, value_heads=3, key_dim=4, value_dim=4),
+]
+LARGER: list[Rule] = [  # several tiles to a head, the last one not full
+    SSD(heads=2, head_dim=20, state=64, groups=2),
+    GatedDelta(key_heads=1, value_heads=2, key_dim=48, value_dim=20),
+]
+each_kind = pytest.mark.parametrize("rule", LARGER, ids=lambda rule: type(rule).__name__)
+
+
+@dataclass
+class Mixer:
+    """Rows that hold some tokens, one new token each, and the parameters of a mixer."""
+
+    rule: Rule
+    ring: Ring
+    state: Tensor
+    x: Tensor  # [B, 1, C], as are the next three slices of one projection
+    inputs: dict[str, Tensor]
+    gate: Tensor
+    counts: Tensor
+    conv: ShortConvolution
+    norm: GatedRMSNorm | None
+    constants: dict[str, Tensor]
+    around: dict[str, Any]
+
+    @classmethod
+    def random(cls, rule: Rule, seed: int, dtype: torch.dtype = torch.float32, norm: str | None = None) -> Mixer:
+        torch.manual_seed(seed)
+        picks = random.Random(seed)
+        small = ("dt",) if isinstance(rule, SSD) else ("g", "beta")
+        shapes = rule.input_shapes
+        heads, dim = shapes[rule.value]
+        width, channels = heads * dim, sum(prod(shape) for name, shape in shapes.items() if name not in small)
+        taps, rows = picks.randint(2, 5), 3
+        lengths = [picks.randint(0, 1), picks.randint(1, taps), picks.randint(taps, 30)]
+        history = [torch.randn(length, channels).to(dtype) for length in lengths]
+        projected = torch.randn(rows, 1, 3 + width + channels + heads * len(small)).to(dtype)
+        _, gate, x, *rest = projected.split([3, width, channels] + [heads] * len(small), dim=-1)
+        conv = ShortConvolution(channels, taps, bias=picks.random() < 0.5, act=picks.choice([None, *ACTIVATIONS]))
+        if isinstance(rule, SSD):
+            constants = {"A": -torch.rand(heads)}
+            around = {"dt_bias": torch.randn(heads) - 2, "dt_limit": (0.01, 0.5), "skip": torch.randn(heads)}
+        else:
+            constants = {}
+            around = {"unit": True, "gates": (-torch.rand(heads), torch.randn(heads))}
+        made = None
+        match norm or picks.choice(["none", "whole", "groups", "heads"]):
+            case "whole":
+                made = GatedRMSNorm(width, 1e-5, gate_first=picks.random() < 0.5)
+            case "groups":
+                groups = picks.choice([n for n in range(1, heads + 1) if heads % n == 0])
+                made = GatedRMSNorm(width, 1e-5, groups=groups, gate_first=picks.random() < 0.5)
+            case "heads":
+                made = GatedRMSNorm(dim, 1e-5, gate_first=picks.random() < 0.5)
+        for module in (conv, made):
+            for parameter in () if module is None else module.parameters():
+                parameter.data = torch.randn(parameter.shape).to(dtype)
+        return cls(
+            rule, Ring(history, taps + picks.choice([0, 0, 3]), dtype), torch.randn(rows, *rule.state_shape), x,
+            dict(zip(small, rest, strict=True)), gate, torch.tensor([1, picks.randint(0, 1), 1]), conv, made,
+            constants, around,
+        )  # fmt: skip
+
+    @property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Of the ring and of the state."""
+        counts = self.counts.data_ptr()
+        return self.ring.table(self.counts), torch.tensor([self.state.data_ptr(), 0, 0, 0, 0, 0, counts, 0])
+
+    def run(self, **more: Any) -> Tensor:
+        """The kernel, on this ring and this state."""
+        with torch.no_grad():
+            return mix.mix_step(
+                self.rule, self.x, self.inputs, self.constants, *self.tables,
+                conv=self.conv, gate=self.gate, norm=self.norm, **self.around, **more,
+            )  # fmt: skip
+
+    def memory(self) -> Memory:
+        """What a captured step gives to the mixer's layer."""
+        ring, state = self.tables
+        layers: dict[str, Any] = {
+            "conv": DeviceConvolution(self.conv.spec, ring),
+            "state": DeviceRecurrent(Recurrent(self.rule), state),
+        }
+        return Memory(None, 0, layers)  # type: ignore[arg-type]
+
+    def plain(self, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+        """Out [B, 1, W] and the new state, one operation after the other, in `dtype` where it is given."""
+
+        def cast(x: Any) -> Any:
+            if isinstance(x, tuple):
+                return tuple(map(cast, x))
+            return x.detach().to(dtype) if isinstance(x, Tensor) and dtype else x
+
+        taps, shapes = self.conv.weight.shape[1], self.rule.input_shapes
+        past = torch.cat([self.ring.past(row, taps) for row in range(len(self.x))])
+        y = causal_convolution_by_steps(*map(cast, (past, self.x, self.conv.weight, self.conv.bias)))
+        y = y if self.conv.act is None else activation(self.conv.act)(y)
+        mixed = [name for name in shapes if name not in self.inputs]
+        parts = y.split([prod(shapes[name]) for name in mixed], dim=-1)
+        inputs = {name: part.unflatten(-1, shapes[name]) for name, part in zip(mixed, parts, strict=True)}
+        inputs |= {name: cast(x) for name, x in self.inputs.items()}
+        around, gate = {name: cast(x) for name, x in self.around.items()}, cast(self.gate)
+        constants = {name: cast(x) for name, x in self.constants.items()}
+        if self.norm is None:
+            around["gate"] = gate.unflatten(-1, shapes[self.rule.value])
+        ready = self.rule.before(inputs, **around)
+        out, state = self.rule.scan(cast(self.state), ready, constants, self.counts[:, None] > 0)
+        out = self.rule.after(out, ready, **around).flatten(2)
+        if self.norm is not None:
+            stretch = self.norm.weight.shape[0]
+            out = self.norm(out.unflatten(-1, (-1, stretch)), gate.unflatten(-1, (-1, stretch))).flatten(2)
+        return out.detach(), state.detach()
+
+
+def check(one: Mixer, **more: Any) -> None:
+    """The kernel against the plain operations, with NaN wherever there is no token."""
+    live = one.counts > 0
+    expected, final = one.plain()
+    for x in (one.x, one.gate, *one.inputs.values()):
+        x[~live] = torch.nan
+    slots, before = one.ring.store.shape[1], one.ring.store.clone()
+    kept = one.state[~live].clone()
+    out = one.run(**more)
+    assert out.shape == expected.shape and out.dtype == one.gate.dtype
+    assert error(out[live], expected[live]) < 2e-5
+    assert (out[~live] == 0).all()
+    assert error(one.state[live], final[live]) < 5e-6
+    assert torch.equal(one.state[~live].view(torch.int32), kept.view(torch.int32))
+    for row, length in enumerate(one.ring.lengths.tolist()):
+        if live[row]:
+            before[row, length % slots] = one.x[row, 0]
+    assert torch.equal(one.ring.store.view(torch.int32), before.view(torch.int32))
+    assert not scratch(one.x.device)[1].any()  # counted back to zero
+
+
+@pytest.mark.parametrize("rule", SMALL, ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_one_token_is_convolution_rule_gate_and_norm(rule: Rule, seed: int) -> None:
+    check(Mixer.random(rule, seed))
+
+
+@pytest.mark.parametrize("norm", ["none", "whole", "heads"])
+@each_kind
+def test_programs_that_share_a_head_or_a_norm_make_it_whole(rule: Rule, norm: str) -> None:
+    for numbers in (512, 2**20):
+        check(Mixer.random(rule, numbers, norm=norm), tile=Tile(numbers, 4))
+
+
+@each_kind
+def test_a_launch_of_many_states_is_the_same(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mix, "MANY", 1)
+    one = Mixer.random(rule, 5, norm="whole")
+    one.counts[:] = torch.tensor([1, 0, 1])
+    check(one)
+
+
+@each_kind
+def test_a_row_without_a_token_keeps_every_bit(rule: Rule) -> None:
+    one = Mixer.random(rule, 1, norm="heads")
+    one.counts[:] = torch.tensor([0, 1, 0])
+    one.state[0].view(-1)[:4] = torch.tensor([-0.0, 1e-42, torch.inf, torch.nan])
+    check(one)
+
+
+@each_kind
+def test_bfloat16_is_no_further_from_the_truth_than_the_plain_operations(rule: Rule) -> None:
+    one = Mixer.random(rule, 3, torch.bfloat16)
+    live = one.counts > 0
+    truth, final = one.plain(torch.float64)
+    plain, plain_state = one.plain()
+    out = one.run()
+    assert out.dtype == torch.bfloat16
+    assert error(out[live], truth[live]) <= 2 * error(plain[live], truth[live]) + 2**-8
+    assert error(one.state[live], final[live]) <= 2 * error(plain_state[live], final[live]) + 1e-6
+
+
+@pytest.mark.parametrize("rule", SMALL[::2], ids=str)
+def test_many_tokens_go_around_the_ring(rule: Rule) -> None:
+    one = Mixer.random(rule, 2)
+    one.counts[:] = 1
+    for _ in range(6):
+        expected, final = one.plain()
+        out = one.run()
+        assert error(out, expected) < 2e-5
+        assert error(one.state, final) < 5e-6
+        one.ring.history = [torch.cat([old, new]) for old, new in zip(one.ring.history, one.x, strict=True)]
+        one.ring.lengths += 1
+        one.x = torch.randn(one.x.shape)
+
+
+@pytest.mark.parametrize("norm", ["none", "heads"])
+@pytest.mark.parametrize("rule", SMALL[::2], ids=str)
+def test_several_tokens_through_a_memory_are_one_after_the_other(rule: Rule, norm: str) -> None:
+    one = Mixer.random(rule, 4, norm=norm)
+    ring, state, rows = one.ring.store.clone(), one.state.clone(), len(one.counts)
+    several = {
+        name: torch.randn(rows, 3, x.shape[2]) for name, x in {"x": one.x, "gate": one.gate, **one.inputs}.items()
+    }
+
+    def mixed(first: int, last: int) -> Tensor:
+        x, gate, *rest = (part[:, first:last] for part in several.values())
+        inputs = dict(zip(one.inputs, rest, strict=True))
+        with torch.no_grad(), kernels.in_use():
+            return memory.mix(
+                rule, x, inputs, one.constants, conv=one.conv, gate=gate, norm=one.norm, around=one.around
+            )  # fmt: skip
+
+    one.counts[:] = 1
+    memory = one.memory()
+    singly = []
+    for t in range(3):
+        singly.append(mixed(t, t + 1))
+        one.ring.lengths += 1
+    after = one.ring.store.clone(), one.state.clone()
+    one.ring.store.copy_(ring), one.state.copy_(state)
+    one.ring.lengths -= 3
+    one.counts[:] = 3
+    assert error(mixed(0, 3), torch.cat(singly, 1)) < 2e-5
+    assert torch.equal(one.ring.store.nan_to_num(), after[0].nan_to_num())
+    assert error(one.state, after[1]) < 5e-6
+
+
+def test_what_the_kernel_cannot_do_is_refused() -> None:
+    one = Mixer.random(SMALL[0], 0)
+    one.norm = GatedRMSNorm(6, 1e-5, groups=3)
+    with pytest.raises(ValueError, match="a norm of 3 groups over 6 numbers does not fit 2 heads of 3"):
+        one.run()
+    one.x = one.x.repeat(1, 2, 1)
+    with pytest.raises(ValueError, match="one token a row, not 2"):
+        one.run()
+    one = Mixer.random(SMALL[0], 0)
+    one.rule = SelectiveScan(channels=6, state=4)
+    with pytest.raises(ValueError, match="no kernel mixes by the rule SelectiveScan"):
+        one.run()
