@@ -16,21 +16,19 @@ the end the returned sequences are fed in one pass to rows of the prompts' cache
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.cache.clock import on_device
-from lamina.generation.feeding import feed_all
+from lamina.generation.feeding import feed_all, spread
 from lamina.generation.noise import gumbel, noise
 from lamina.generation.run import Made, Run
-
-if TYPE_CHECKING:
-    from lamina.generation.settings import Settings
+from lamina.generation.stopping import State
 
 NOTHING = -1e9
 """Below every sum of log-probabilities: the score of beams that are there to fill rows."""
@@ -44,6 +42,7 @@ class Beam:
     tokens: list[int]
     path: list[int]  # for each token, the row that held the sequence it was put after
     ranks: list[int]  # for each token, the rank of that sequence among the prompt's, best first
+    state: State  # as `Stopping` sees it
     rank: int = 0
 
     @property
@@ -70,38 +69,39 @@ class Candidate(NamedTuple):
 
 
 class Search:
-    """The beams of one prompt."""
+    """The beams of one prompt, which is row `row` of the run."""
 
-    def __init__(self, settings: Settings, most: int, reason: Callable[[list[int]], str | None]) -> None:
-        self.settings, self.most, self.reason = settings, most, reason
+    def __init__(self, run: Run, row: int) -> None:
+        self.row, self.settings, self.stopping = row, run.settings, run.stopping
+        state = self.stopping.rows[row]
         # All rows are the prompt: only the first counts, or every continuation would be there many times.
-        self.beams = [Beam(NOTHING if row else 0.0, [], [], [], row) for row in range(settings.num_beams)]
+        scores = [0.0] + [NOTHING] * (self.settings.num_beams - 1)
+        self.beams = [Beam(score, [], [], [], state, rank) for rank, score in enumerate(scores)]
         self.ended: list[Ended] = []  # best first
         self.over = False
         self.firsts: list[int] = []  # at each step, where the prompt's rows begin
 
     def advance(self, found: Sequence[Candidate]) -> list[int]:
         """Takes up the best continuations, best (or drawn) first. -> for each row, the row that it goes on from"""
-        count = len(self.beams)
-        made = [self._continued(one) for one in found]
-        reasons = [self.reason(beam.tokens) for beam in made]
-        for place, (beam, reason) in enumerate(zip(made, reasons, strict=True)):
+        count, made = len(self.beams), []
+        for place, (score, row, token) in enumerate(found):
+            before = self.beams[row]
+            tokens, path, ranks = [*before.tokens, token], [*before.path, row], [*before.ranks, before.rank]
+            made.append(beam := Beam(score, tokens, path, ranks, before.state))
+            if not beam.real:
+                continue
+            beam.state, reason = self.stopping.branch(self.row, before.state, token)
             if reason is not None:
-                if place < count and beam.real:
-                    score = beam.score / len(beam.tokens) ** self.settings.length_penalty
-                    self.ended.append(Ended(score, beam, reason))
-                beam.score += NOTHING
+                if place < count:
+                    self.ended.append(Ended(score / len(tokens) ** self.settings.length_penalty, beam, reason))
+                beam.score = NOTHING + score
         self.ended = sorted(self.ended, key=lambda one: -one.score)[:count]
         best = sorted(made, key=lambda beam: -beam.score)[:count]
         for rank, beam in enumerate(best):
             beam.rank = rank
-        self.over = None not in reasons or not best[0].real or not self._can_improve(best[0])
+        self.over = not best[0].real or not self._can_improve(best[0])
         self.beams = _in_rows(best)
         return [beam.path[-1] for beam in self.beams]
-
-    def _continued(self, one: Candidate) -> Beam:
-        before = self.beams[one.row]
-        return Beam(one.score, [*before.tokens, one.token], [*before.path, one.row], [*before.ranks, before.rank])
 
     def _can_improve(self, best: Beam) -> bool:
         """Whether a beam may still end better than all that is kept, as far as early_stopping wants to know."""
@@ -110,7 +110,7 @@ class Search:
         early, penalty = self.settings.early_stopping, self.settings.length_penalty
         if early is True:
             return False
-        length = self.most if early == "never" and penalty > 0 else len(best.tokens)
+        length = self.beams[0].state.most if early == "never" and penalty > 0 else len(best.tokens)
         return best.score / length**penalty > self.ended[-1].score
 
     def returned(self) -> list[Ended]:
@@ -132,17 +132,14 @@ def _in_rows(beams: Sequence[Beam]) -> list[Beam]:
 def beam_search(run: Run) -> Made:
     """Follows `num_beams` beams for each row of the run, and returns `num_return_sequences` for each, side by side.
 
-    The run's own cache stays as it is. `more` has of each sequence
+    The run's own cache stays as it is; its stopping then has a row for each sequence. `more` has of each sequence
     sequences_scores   its sum of log-probabilities, divided as the length penalty says
     beam_indices       for each token the beam that it continued: prompt · num_beams + rank
     scores, logits     where asked for, what each token was chosen from [tokens, V]
     """
     settings, count = run.settings, run.settings.num_beams
-    searches = [
-        Search(settings, settings.most_new(prompt), lambda tokens, row=row: run.stopping.reason(row, tokens))  # type: ignore[misc]
-        for row, prompt in enumerate(run.prompts)
-    ]
-    live = list(range(len(searches)))
+    live = list(range(len(run.prompts)))
+    searches = [Search(run, row) for row in live]
     cache, logits = run.cache.repeat(count), run.logits.repeat_interleave(count, dim=0)
     kept: dict[str, list[Tensor]] = {"scores": [], "logits": []}
     while True:
@@ -175,7 +172,7 @@ def beam_search(run: Run) -> Made:
 def _beams_run(run: Run, cache: Cache, live: Sequence[int]) -> Run:
     """The run over all beams of the live prompts, which have numbers of their own: prompt · num_beams + row."""
     count = run.settings.num_beams
-    beams = run.spread(cache, live, count)
+    beams = spread(run, cache, live, count)
     return replace(beams, numbers=[run.numbers[row] * count + beam for row in live for beam in range(count)])
 
 
@@ -215,8 +212,11 @@ def _made(run: Run, searches: Sequence[Search], kept: dict[str, list[Tensor]]) -
         for i, (_, one) in enumerate(returned):
             for t, token in enumerate(one.beam.tokens, start=1):
                 run.told(i, token, one.reason if t == len(one.beam.tokens) else None)
+    run.stopping.rows = [one.beam.state for _, one in returned]
     cache = run.cache.select([row for row, _ in returned])
-    return Made(tokens, [one.reason for _, one in returned], feed_all(run.model, cache, tokens), more)
+    made = Made(tokens, [one.reason for _, one in returned], feed_all(run.model, cache, tokens))
+    made.more.update(more)
+    return made
 
 
 def _along(steps: Sequence[Tensor], firsts: Sequence[int], path: Sequence[int]) -> Tensor:

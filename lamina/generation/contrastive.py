@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lamina.generation.feeding import feed_all, feed_one
+from lamina.generation.feeding import feed_all, feed_one, spread, take
 from lamina.generation.inside import hidden_states
 from lamina.generation.run import Made, Run
 
@@ -57,11 +57,11 @@ def contrastive_search(run: Run) -> Made:
     assert alpha is not None
     tokens: list[list[int]] = [[] for _ in run.prompts]
     reasons = [""] * len(tokens)
-    states = model.finish(hidden_states(run, (depth,))[depth])
+    states = model.finish(hidden_states(run.cache, (depth,))[depth])
     context = Context(states, run.prompts, max(settings.most_new(prompt) for prompt in run.prompts))
     live, logits, cache = list(range(len(tokens))), run.logits, run.cache.repeat(k)
     while True:
-        history = run.spread(cache, live, k).history(range(0, len(live) * k, k))
+        history = spread(run, cache, live, k).history(range(0, len(live) * k, k))
         likely, ids = run.chooser.scores(logits, history).softmax(dim=-1).topk(k)  # [R, k]
         before = [run.prompts[row] + len(tokens[row]) for row in live]
         tried, step = feed_one(model, cache, ids.flatten(), hidden=(depth,))
@@ -70,7 +70,7 @@ def contrastive_search(run: Run) -> Made:
         rows = torch.arange(len(live), device=best.device)
         context.add(states[rows, best])
         chosen, places = torch.stack([ids[rows, best], best]).tolist()
-        going = run.take(live, chosen, tokens, reasons)
+        going = take(run, live, chosen, tokens, reasons)
         if not going:
             break
         logits = tried.unflatten(0, (-1, k))[rows, best][going]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.generation.feeding import feed_one
+from lamina.generation.feeding import feed_one, take
 from lamina.generation.inside import hidden_states
 from lamina.generation.run import Made, Run
 
@@ -78,7 +78,7 @@ def dola(run: Run) -> Made:
     live, logits = list(range(len(tokens))), run.logits
     numbers = torch.tensor(run.numbers, device=logits.device)
     ends = torch.tensor(run.prompts, device=logits.device) - 1
-    prompts = hidden_states(run, layers)
+    prompts = hidden_states(run.cache, layers)
     states = torch.stack([prompts[layer][torch.arange(len(live)), ends] for layer in layers])  # [N, B, width]
     del prompts
     while live:
@@ -86,7 +86,7 @@ def dola(run: Run) -> Made:
         early = model.head(states.to(model.dtype)).float()
         scores = chooser.scores(contrast(logits.float(), early), history)
         chosen = chooser.choose(scores, numbers[live], history.lengths)
-        going = run.take(live, chosen.tolist(), tokens, reasons)
+        going = take(run, live, chosen.tolist(), tokens, reasons)
         fed, step = feed_one(model, run.cache, chosen, live, hidden=layers)
         logits = fed[going]
         states = torch.stack([step.hidden[layer][:, 0] for layer in layers])[:, going]

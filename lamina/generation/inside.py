@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,9 +18,6 @@ from lamina.cache.cross import CrossLayer
 from lamina.cache.layer import Key
 from lamina.cache.step import Step
 from lamina.errors import InputError
-
-if TYPE_CHECKING:
-    from lamina.generation.run import Run
 
 
 @dataclass(frozen=True)
@@ -61,12 +57,12 @@ def look_inside(cache: Cache, *, hidden: bool = True, attentions: bool = False) 
     )  # fmt: skip
 
 
-def hidden_states(run: Run, layers: Collection[int]) -> dict[int, Tensor]:
-    """The hidden states of the prompts by layer, as `Model.forward` counts them. [B, S, width], unused past a row's end"""
-    if run.hidden is not None and all(layer in run.hidden for layer in layers):
-        return {layer: run.hidden[layer] for layer in layers}
-    step = _whole_pass(run.cache)
-    run.model.forward(step.ids, step, logits=None, hidden=layers)
+def hidden_states(cache: Cache, layers: Collection[int]) -> dict[int, Tensor]:
+    """The hidden states of all that the rows hold, by layer as `Model.forward` counts them. [B, S, width] each, of no use
+    past a row's end"""
+    assert cache.model is not None
+    step = _whole_pass(cache)
+    cache.model.forward(step.ids, step, logits=None, hidden=layers)
     return step.hidden
 
 
