@@ -58,8 +58,8 @@ def look_inside(cache: Cache, *, hidden: bool = True, attentions: bool = False) 
 
 
 def hidden_states(cache: Cache, layers: Collection[int]) -> dict[int, Tensor]:
-    """The hidden states of all that the rows hold, by layer as `Model.forward` counts them. [B, S, width] each, of no use
-    past a row's end"""
+    """The hidden states of all that the rows hold, by layer as `Model.forward` counts them. [B, S, width] each; past a
+    row's end they mean nothing"""
     assert cache.model is not None
     step = _whole_pass(cache)
     cache.model.forward(step.ids, step, logits=None, hidden=layers)
