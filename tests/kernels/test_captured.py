@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from lamina.generation.greedy import captured, plainly
 
 import lamina
-from lamina.generation.greedy import captured, plainly
 from lamina.generation.run import Chooser
 from lamina.runtime import Graphs, why_not_captured
 from lamina.runtime.capture import MOST_GRAPHS
