@@ -28,7 +28,7 @@ from lamina.kernels.finish import Act, act_kind, activate
 from lamina.kernels.launch import begin, launch_options, pdl
 
 TOGETHER = 8  # tokens that one program takes on, at most, where they all read the same rows
-PIECES = 40  # of weights, that a program holds at a time
+PIECES = 24  # of weights, that a program for one token can hold
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def expert_gated(
     """
     (tokens, width), k, inner = x.shape, chosen.shape[1], gate_up.shape[1] // 2
     size = 0 if shared is None else shared.shape[0] // 2
-    share = share or _share(2, 1024, x.element_size(), *[width] * 4)
+    share = share or _share(2, 1024, x, [width] * 4)
     out = x.new_empty(tokens, k * inner + size)
     together = min(tokens, TOGETHER)
     for_all = triton.cdiv(size, share.rows) * triton.cdiv(tokens, together)
@@ -92,7 +92,7 @@ def expert_down(
     """
     tokens, k, (_, width, inner) = h.shape[0], chosen.shape[1], down.shape
     size = 0 if shared is None else shared.shape[1]
-    share = share or _share(1, 512, h.element_size(), *[inner] * k, size)
+    share = share or _share(1, 512, h, [*[inner] * k, size])
     out = h.new_empty(tokens, width, dtype=None if residual is None else residual.dtype)
     together = min(tokens, TOGETHER)
     _down_kernel[(triton.cdiv(width, share.rows), triton.cdiv(tokens, together))](
@@ -104,13 +104,13 @@ def expert_down(
     return out
 
 
-def _share(rows: int, block: int, itemsize: int, *held: int) -> Share:
+def _share(rows: int, block: int, x: Tensor, held: list[int]) -> Share:
     """A program holds rows of these sizes: blocks are wider where they would be more pieces than registers can hold,
     and warps no more than fill a block with 16 bytes a thread: beyond that, threads would exchange what they hold."""
-    block = min(block, triton.next_power_of_2(max(held)))
-    while sum(triton.cdiv(size, block) for size in held) > PIECES:
+    block, most = min(block, triton.next_power_of_2(max(held))), PIECES if x.shape[0] == 1 else PIECES * 2 // 3
+    while sum(triton.cdiv(size, block) for size in held) > most:
         block *= 2
-    return Share(rows, block, max(1, min(8, block * itemsize // 512)))
+    return Share(rows, block, max(1, min(8, block * x.element_size() // 512)))
 
 
 @triton.jit

@@ -41,7 +41,7 @@ def route(
         raise InputError(f"{choice} cannot choose from {experts} experts")
     if tokens > COUNTERS or tokens * outputs > PARTS:
         raise InputError(
-            f"{tokens} tokens × {outputs} logits; the scratch store has room for {PARTS}: give fewer tokens"
+            f"{tokens} tokens × {outputs} logits, but the scratch store has room for {PARTS}; use fewer tokens"
         )
     logits, arrived = scratch(x.device)
     chosen = torch.empty(tokens, choice.each, dtype=torch.int32, device=x.device)
@@ -114,7 +114,8 @@ def _choose(
         top = tl.max(merit)
         total = tl.sum(tl.exp(merit - top))
     if BIAS:
-        merit = _score(merit, top, total, SOFTMAX) + tl.load(bias + expert, mask=inside, other=0).to(tl.float32)
+        merit = _score(merit, top, total, SOFTMAX)
+        merit += tl.load(bias + expert, mask=inside, other=float("-inf")).to(tl.float32)
     if GROUPS > 1:
         leaders = _place(tl.max(_ranked(merit, expert, inside), 1))  # [GROUPS_BLOCK]
         others = tl.where(expert == leaders[:, None], float("-inf"), merit)
