@@ -1,4 +1,4 @@
-"""Products, norms and experts on a GPU: are they right, and how near the bandwidth? `python -m bench.kernels.products`
+"""Products and norms on a GPU: are they right, and how near the bandwidth? `python -m bench.kernels.products`
 
 First every form against float64 (the error may be twice that of PyTorch in the same dtype). Then the time of each form
 for the matrices of an 8B llama and 1, 4 and 32 rows (`--all`: 1 to 64), norms and residuals as in the model; then whole
@@ -18,11 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.kernels.timing import all_at_once, bandwidths, microseconds
-from lamina.kernels.experts import Share, expert_down, expert_gated
 from lamina.kernels.finish import scratch
 from lamina.kernels.norm import gated_rms_norm, rms_norm
 from lamina.kernels.product import Form, Norm, Rows, Sweep, Tiles, choose, gated, gated_product, linear, product
-from lamina.nn import Experts, GatedRMSNorm
+from lamina.nn import GatedRMSNorm
 
 BF16 = torch.bfloat16
 SHAPES = {  # outputs, sums over, gated
@@ -158,18 +157,8 @@ def check_others() -> None:
         got = gated_rms_norm(x.float(), gate, norm.weight, 1e-5, groups=8)
         exact = GatedRMSNorm(4096, 1e-5, groups=8).cuda().double()(x.double(), gate.double())
         good += report(f"gated_rms_norm {dtype}", got, norm(x.float(), gate), exact)
-        for n, k, width, inner in ((1, 10, 2048, 512), (4, 6, 2048, 1408)):
-            plain = Experts(32, width, inner).cuda().to(dtype)
-            high = Experts(32, width, inner).cuda().double()
-            high.load_state_dict(plain.state_dict())
-            x = torch.randn(n, width, device="cuda", dtype=dtype)
-            chosen = torch.stack([torch.randperm(32, device="cuda")[:k] for _ in range(n)])
-            weights = torch.rand(n, k, device="cuda", dtype=dtype)
-            got = expert_down(expert_gated(x, plain.gate_up, chosen, "silu"), plain.down, chosen, weights)
-            low = plain.gathered(x, chosen, weights)
-            good += report(f"experts {n} × {k} {dtype}", got, low, high.gathered(x.double(), chosen, weights.double()))
-        total += 4
-    print(f"norms and experts: {good} of {total} OK", flush=True)
+        total += 2
+    print(f"norms: {good} of {total} OK", flush=True)
 
 
 def time_products(counts: Iterable[int], limit: float) -> None:
@@ -262,46 +251,6 @@ def time_layers(limit: float, n: int = 1, layers: int = 6) -> None:
         print(f"  {us:8.2f} µs a layer  {size / layers / us / 1e6 / limit:6.1%}  {name}", flush=True)
 
 
-def time_experts(limit: float) -> None:
-    for what, experts, width, inner, k in (("qwen3-next", 512, 2048, 512, 10), ("deepseek-v2-lite", 64, 2048, 1408, 6)):
-        gate_up = torch.randn(experts, 2 * inner, width, device="cuda", dtype=BF16) * width**-0.5
-        down = torch.randn(experts, width, inner, device="cuda", dtype=BF16) * inner**-0.5
-        for n in (1, 8):
-            x, h = (torch.randn(*s, device="cuda", dtype=BF16) for s in ((n, width), (n, k, inner)))
-            choices = [torch.rand(n, experts, device="cuda").argsort(1)[:, :k] for _ in range(24)]
-            weights = torch.rand(n, k, device="cuda", dtype=BF16)
-            distinct = sum(c.unique().numel() for c in choices) / len(choices)
-            size = distinct * width * inner * 2
-            print(f"\n{what}: {n} tokens × {k} of {experts}, {3 * size / 1e6:.1f} MB in all", flush=True)
-            for share in (
-                None,
-                Share(1, 1024, 4),
-                Share(2, 1024, 4),
-                Share(2, 2048, 4),
-                Share(2, 2048, 8),
-                Share(4, 1024, 4),
-            ):
-                us = microseconds([partial(expert_gated, x, gate_up, c, "silu", share=share) for c in choices])
-                print(
-                    f"  gated {us:7.2f} µs {2 * size / us / 1e6:5.2f} TB/s {2 * size / us / 1e6 / limit:4.0%} {share}",
-                    flush=True,
-                )
-            for share in (
-                None,
-                Share(1, 512, 2),
-                Share(2, 512, 2),
-                Share(4, 512, 2),
-                Share(2, 512, 1),
-                Share(1, 1024, 4),
-                Share(2, 2048, 4),
-            ):
-                us = microseconds([partial(expert_down, h, down, c, weights, share=share) for c in choices])
-                print(
-                    f"  down  {us:7.2f} µs {size / us / 1e6:5.2f} TB/s {size / us / 1e6 / limit:4.0%} {share}",
-                    flush=True,
-                )
-
-
 def time_norms() -> None:
     x, scale = torch.randn(32, 4096, device="cuda", dtype=BF16), torch.ones(4096, device="cuda", dtype=BF16)
     for n in (1, 32):
@@ -322,7 +271,6 @@ def main() -> None:
     time_layers(limit)
     time_layers(limit, 32)
     time_norms()
-    time_experts(limit)
 
 
 if __name__ == "__main__":

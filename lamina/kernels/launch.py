@@ -2,6 +2,7 @@
 
 Programmatic dependent launch hides the gap between two kernels. A kernel calls `begin(PDL)` first of all: it waits
 until what it depends on is written, then lets its own successor be launched. `PDL` is a constexpr, from `pdl()`.
+Weights, which depend on nobody, may be asked for before; so may what was written before the kernel in front began.
 
     kernel[grid](..., PDL=pdl(), **launch_options())
 """
@@ -32,7 +33,7 @@ def launch_options() -> dict[str, Any]:
 
 @triton.jit
 def begin(PDL: tl.constexpr):
-    """The first line of a kernel: nothing that another kernel wrote may be read before it."""
+    """The first line of a kernel: nothing that the kernel in front wrote may be read before it."""
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()

@@ -19,7 +19,7 @@ from lamina.checkpoint.names import Stack
 from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, mlp_names
-from lamina.nn import Experts, GatedMLP, Linear, RMSNorm, Rotary, rope_parameters, rotate, rotate_neighbours
+from lamina.nn import Choice, GatedMLP, Linear, Mixture, RMSNorm, Rotary, rope_parameters, rotate, rotate_neighbours
 from lamina.nn.rotary import Table, yarn_scale
 
 
@@ -72,49 +72,21 @@ def score_scale(c: Config) -> float:
     return sharper**2 * (c.qk_nope_head_dim + c.qk_rope_head_dim) ** -0.5
 
 
-class Router(nn.Module):
-    """Scores are sigmoids; the bias, which balances the load in training, has a say in the choice alone."""
-
-    keep_float32 = ("weight", "bias")
-
-    def __init__(self, c: Config) -> None:
-        super().__init__()
-        experts, self.each = c.n_routed_experts, c.num_experts_per_tok
-        self.groups, self.groups_each = c.n_group, c.topk_group
-        self.normed, self.factor = c.get("norm_topk_prob", True), c.routed_scaling_factor
-        if experts % self.groups or (self.groups > 1 and experts < 2 * self.groups):
-            raise InputError(
-                f"n_routed_experts={experts} cannot be cut into n_group={self.groups} groups of two experts or more"
-            )
-        self.weight = nn.Parameter(torch.zeros(experts, c.hidden_size))
-        self.bias = nn.Parameter(torch.zeros(experts))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, T, W] -> the experts of each token and their weights, [B, T, K] both"""
-        scores = nn.functional.linear(x.to(self.weight.dtype), self.weight).sigmoid()
-        merit = scores + self.bias
-        if self.groups > 1:
-            members = merit.unflatten(-1, (self.groups, -1))  # [B, T, groups, experts of a group]
-            best = members.topk(2, dim=-1).values.sum(-1).topk(self.groups_each, dim=-1).indices
-            shut = torch.ones_like(members[..., 0], dtype=torch.bool).scatter(-1, best, False)
-            merit = members.masked_fill(shut[..., None], float("-inf")).flatten(-2)
-        chosen = merit.topk(self.each, dim=-1).indices
-        weights = scores.gather(-1, chosen)
-        if self.normed:
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-        return chosen, weights * self.factor
-
-
-class Mixture(nn.Module):
-    def __init__(self, c: Config) -> None:
-        super().__init__()
-        act, inner = c.get("hidden_act", "silu"), c.moe_intermediate_size
-        self.router = Router(c)
-        self.experts = Experts(c.n_routed_experts, c.hidden_size, inner, act)
-        self.shared = GatedMLP(c.hidden_size, inner * c.n_shared_experts, act)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.experts(x, *self.router(x)) + self.shared(x)
+def mixture(c: Config) -> Mixture:
+    """Scores are sigmoids; a bias, which balances the load in training, has a say in the choice alone."""
+    experts, groups, inner = c.n_routed_experts, c.n_group, c.moe_intermediate_size
+    if experts % groups or (groups > 1 and experts < 2 * groups):
+        raise InputError(
+            f"n_routed_experts={experts} cannot be cut into n_group={groups} groups of two experts or more"
+        )
+    choice = Choice(
+        c.num_experts_per_tok, "sigmoid", normed=c.get("norm_topk_prob", True), factor=c.routed_scaling_factor,
+        groups=groups, groups_each=c.topk_group,
+    )  # fmt: skip
+    return Mixture(
+        c.hidden_size, experts, inner, c.get("hidden_act", "silu"), choice, shared=inner * c.n_shared_experts,
+        balanced=True, exact=True,
+    )  # fmt: skip
 
 
 class Block(nn.Module):
@@ -123,12 +95,12 @@ class Block(nn.Module):
         self.attention_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.attention = LatentAttention(c)
         self.mlp_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.mlp = GatedMLP(c.hidden_size, c.intermediate_size, c.get("hidden_act", "silu")) if dense else Mixture(c)
+        self.mlp = GatedMLP(c.hidden_size, c.intermediate_size, c.get("hidden_act", "silu")) if dense else mixture(c)
         self.specs = {"attention": self.attention.spec}
 
     def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:
         x = x + self.attention(self.attention_norm(x), memory, rope)
-        return x + self.mlp(self.mlp_norm(x))
+        return self.mlp(self.mlp_norm(x), onto=x)
 
 
 class DeepseekV3(Decoder):

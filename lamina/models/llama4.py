@@ -20,7 +20,7 @@ from lamina.checkpoint.names import From, under
 from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, mlp_names, qkv_names
-from lamina.nn import Experts, GatedMLP, Linear, RMSNorm, Rotary, rope_parameters, rotate_neighbours
+from lamina.nn import Choice, GatedMLP, Linear, Mixture, RMSNorm, Rotary, rope_parameters, rotate_neighbours
 from lamina.nn.rotary import Table
 
 
@@ -55,33 +55,24 @@ class Attention(nn.Module):
         return self.out(out.transpose(1, 2).flatten(2))
 
 
-class Mixture(nn.Module):
-    """One MLP for all tokens, and the experts a router picks; the router's weight is a factor on what they read."""
-
-    def __init__(self, c: Config) -> None:
-        super().__init__()
-        self.each = c.num_experts_per_tok
-        self.router = Linear(c.hidden_size, c.num_local_experts, bias=False)
-        self.experts = Experts(c.num_local_experts, c.hidden_size, c.intermediate_size, c.hidden_act, weigh_input=True)
-        self.shared = GatedMLP(c.hidden_size, c.intermediate_size, c.hidden_act)
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores, chosen = self.router(x).topk(self.each, dim=-1)
-        return self.shared(x) + self.experts(x, chosen, scores.sigmoid())
+def mixture(c: Config) -> Mixture:
+    """The router's weight is a factor on what experts read."""
+    width, inner, choice = c.hidden_size, c.intermediate_size, Choice(c.num_experts_per_tok, "sigmoid")
+    return Mixture(width, c.num_local_experts, inner, c.hidden_act, choice, shared=inner, weigh_input=True)
 
 
 class Block(nn.Module):
-    def __init__(self, c: Config, window: Window, rotary: bool, mixture: bool) -> None:
+    def __init__(self, c: Config, window: Window, rotary: bool, dense: bool) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.attention = Attention(c, window, rotary)
         self.mlp_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.mlp = Mixture(c) if mixture else GatedMLP(c.hidden_size, c.intermediate_size_mlp, c.hidden_act)
+        self.mlp = GatedMLP(c.hidden_size, c.intermediate_size_mlp, c.hidden_act) if dense else mixture(c)
         self.specs = {"attention": self.attention.spec}
 
     def forward(self, x: Tensor, memory: Memory, shared: Shared) -> Tensor:
         x = x + self.attention(self.attention_norm(x), memory, shared)
-        return x + self.mlp(self.mlp_norm(x))
+        return self.mlp(self.mlp_norm(x), onto=x)
 
 
 def blocks(c: Config) -> list[Block]:
@@ -98,7 +89,7 @@ def blocks(c: Config) -> list[Block]:
             f"not {kinds} and {rotary}"
         )
     windows = [Chunked(c.attention_chunk_size) if kind == known[0] else Full() for kind in kinds]
-    return [Block(c, windows[i], bool(rotary[i]), i in mixtures) for i in layers]
+    return [Block(c, windows[i], bool(rotary[i]), dense=i not in mixtures) for i in layers]
 
 
 def swap(stack: Tensor) -> Tensor:
