@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lamina.activation import activation
+from lamina.attention.rotary import Table, rotate, rotate_neighbours
 from lamina.cache.layer import Key, Layer
 from lamina.errors import InputError
 from lamina.recurrence.rule import Rule
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from lamina.cache.step import Step
     from lamina.nn.conv import ShortConvolution
     from lamina.nn.gated_norm import GatedRMSNorm
+    from lamina.nn.norm import RMSNorm
 
 
 class Memory:
@@ -80,13 +82,28 @@ class Memory:
         return layer.attend(self._step, (self._index, entry), q, k, v, **how)
 
     def attend_latent(
-        self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, *, up: Tensor, scale: float,
+        self,
+        q: Tensor,  # [B, H, T, N + P]
+        kv: Tensor,  # [B, T, rank + P]: one latent and one rotary key a token, which all heads share
+        *,
+        norm: RMSNorm,  # of the latent
+        rope: Table,  # turns the last P numbers of q and kv
+        neighbours: bool,  # in which pairs: see lamina.attention.rotary
+        up: Tensor,  # [H, N + V, rank]: a latent's way up to each head's key and value
+        scale: float,
         name: str | None = None,
-    ) -> Tensor:  # fmt: skip
-        """Latent attention: remembers one latent and one rotary key a token. See `LatentLayer.attend_latent`."""
+    ) -> Tensor:
+        """Latent attention: remembers normed latents and turned keys, and attends over them. -> [B, H, T, V]"""
         entry, layer = self._entry(name, "attend_latent")
         key = (self._index, entry)
-        return layer.attend_latent(self._step, key, q_nope, q_rope, latent, k_rope, up=up, scale=scale)
+        if getattr(layer, "fuses", False):
+            around: dict[str, Any] = {"norm": norm, "rope": rope, "neighbours": neighbours}
+            return layer.attend_latent(self._step, key, q, kv, up=up, scale=scale, **around)
+        turn = rotate_neighbours if neighbours else rotate
+        q_nope, q_rope = q.split([q.shape[-1] - layer.spec.rope_dim, layer.spec.rope_dim], dim=-1)
+        latent, k_rope = kv.split([layer.spec.rank, layer.spec.rope_dim], dim=-1)
+        q_rope, k_rope = turn(q_rope, rope), turn(k_rope[:, None], rope)[:, 0]
+        return layer.attend_latent(self._step, key, q_nope, q_rope, norm(latent), k_rope, up=up, scale=scale)
 
     def convolve(
         self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, act: str | None = None, name: str | None = None

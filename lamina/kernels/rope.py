@@ -127,22 +127,3 @@ def rotate_and_append(
         NEIGHBOURS=neighbours, WRITE=write, FIRST=first, PDL=pdl(), num_warps=1, **launch_options(),
     )  # fmt: skip
     return (q_out.transpose(1, 2), k_out.transpose(1, 2), v) if turns else (q, k, v)
-
-
-@triton.jit
-def _append(x, table, x_row, x_token, T: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, PDL: tl.constexpr):
-    row, t = tl.program_id(0) // T, tl.program_id(0) % T
-    length, count = row_of(table, row, T)
-    slot = tl.where(t < count, slot_at(table, length + t), 0)
-    begin(PDL)
-    i = tl.arange(0, D_PAD)
-    numbers = tl.load(x + row * x_row + t * x_token + i, mask=i < D, other=0.0)
-    tl.store(store_at(table, 0, x, row, 0, slot, 1, D) + i, numbers, mask=(i < D) & (t < count))
-
-
-def append(x: Tensor, table: Tensor) -> None:
-    """Real new tokens x [B, T, D] (latents) into their slots: into a line any number of them, into a ring one."""
-    B, T, D = x.shape
-    _append[(B * T,)](
-        x, table, *x.stride()[:2], T=T, D=D, D_PAD=triton.next_power_of_2(D), PDL=pdl(), num_warps=4, **launch_options()
-    )

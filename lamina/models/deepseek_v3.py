@@ -19,7 +19,7 @@ from lamina.checkpoint.names import Stack
 from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, mlp_names
-from lamina.nn import Choice, GatedMLP, Linear, Mixture, RMSNorm, Rotary, rope_parameters, rotate, rotate_neighbours
+from lamina.nn import Choice, GatedMLP, Linear, Mixture, RMSNorm, Rotary, rope_parameters
 from lamina.nn.rotary import Table, yarn_scale
 
 
@@ -28,40 +28,40 @@ class LatentAttention(nn.Module):
         super().__init__()
         bias = c.get("attention_bias", False)
         self.heads, self.rank, self.q_rank = c.num_attention_heads, c.kv_lora_rank, c.q_lora_rank
-        self.nope_dim, self.rope_dim, value_dim = c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim
-        self.rotate = rotate_neighbours if c.get("rope_interleave", True) else rotate
+        nope_dim, rope_dim, value_dim = c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim
+        self.neighbours = c.get("rope_interleave", True)
         self.scale = score_scale(c)
-        self.spec = Latent(self.rank, self.rope_dim)
-        q_dim = self.heads * (self.nope_dim + self.rope_dim)
+        self.spec = Latent(self.rank, rope_dim)
+        q_dim, kv_dim = self.heads * (nope_dim + rope_dim), self.rank + rope_dim
         if self.q_rank is None:
-            self.q = Linear(c.hidden_size, q_dim, bias=False)
-            self.kv_down = Linear(c.hidden_size, self.rank + self.rope_dim, bias=bias)
+            self.q_kv = Linear(c.hidden_size, q_dim + kv_dim, bias=False)
+            self.kv_bias = nn.Parameter(torch.zeros(kv_dim)) if bias else None
         else:
-            self.down = Linear(c.hidden_size, self.q_rank + self.rank + self.rope_dim, bias=bias)
+            self.down = Linear(c.hidden_size, self.q_rank + kv_dim, bias=bias)
             self.q_norm = RMSNorm(self.q_rank)
             self.q_up = Linear(self.q_rank, q_dim, bias=False)
         self.kv_norm = RMSNorm(self.rank)
-        self.kv_up = nn.Parameter(torch.zeros(self.heads * (self.nope_dim + value_dim), self.rank))
+        self.kv_up = nn.Parameter(torch.zeros(self.heads * (nope_dim + value_dim), self.rank))
         self.out = Linear(self.heads * value_dim, c.hidden_size, bias=bias)
 
-    def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:
+    def forward(self, x: Tensor, memory: Memory, rope: Table, onto: Tensor | None = None) -> Tensor:
+        kv_dim = self.rank + self.spec.rope_dim
         if self.q_rank is None:
-            q, latent_rope = self.q(x), self.kv_down(x)
+            q, kv = self.q_kv(x).tensor_split([-kv_dim], dim=-1)
+            kv = kv if self.kv_bias is None else kv + self.kv_bias
         else:
-            q, latent_rope = self.down(x).tensor_split([self.q_rank], dim=-1)
+            q, kv = self.down(x).tensor_split([-kv_dim], dim=-1)
             q = self.q_up(self.q_norm(q))
-        latent, k_rope = latent_rope.split([self.rank, self.rope_dim], dim=-1)
-        q = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, H, T, N + P]
-        q_nope, q_rope = q.split([self.nope_dim, self.rope_dim], dim=-1)
         out = memory.attend_latent(
-            q_nope,
-            self.rotate(q_rope, rope),
-            self.kv_norm(latent),
-            self.rotate(k_rope[:, None], rope)[:, 0],
+            q.unflatten(-1, (self.heads, -1)).transpose(1, 2),  # [B, H, T, N + P]
+            kv,  # [B, T, rank + P]
+            norm=self.kv_norm,
+            rope=rope,
+            neighbours=self.neighbours,
             up=self.kv_up.unflatten(0, (self.heads, -1)),
             scale=self.scale,
         )  # [B, H, T, V]
-        return self.out(out.transpose(1, 2).flatten(2))
+        return self.out(out.transpose(1, 2).flatten(2), onto)
 
 
 def score_scale(c: Config) -> float:
@@ -99,7 +99,7 @@ class Block(nn.Module):
         self.specs = {"attention": self.attention.spec}
 
     def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), memory, rope)
+        x = self.attention(self.attention_norm(x), memory, rope, onto=x)
         return self.mlp(self.mlp_norm(x), onto=x)
 
 
@@ -107,8 +107,11 @@ class DeepseekV3(Decoder):
     names = {
         "embedding": "model.embed_tokens",
         "blocks.{i}.attention_norm": "model.layers.{i}.input_layernorm",
-        "blocks.{i}.attention.q": "model.layers.{i}.self_attn.q_proj",
-        "blocks.{i}.attention.kv_down": "model.layers.{i}.self_attn.kv_a_proj_with_mqa",
+        "blocks.{i}.attention.q_kv": (
+            "model.layers.{i}.self_attn.q_proj",
+            "model.layers.{i}.self_attn.kv_a_proj_with_mqa",
+        ),
+        "blocks.{i}.attention.kv_bias": "model.layers.{i}.self_attn.kv_a_proj_with_mqa.bias",
         "blocks.{i}.attention.down": (
             "model.layers.{i}.self_attn.q_a_proj",
             "model.layers.{i}.self_attn.kv_a_proj_with_mqa",

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
+from lamina.attention.rotary import Table
 from lamina.cache.cache import Cache
 from lamina.cache.layer import Key, Layer
 from lamina.cache.spec import Attention, Convolution, Latent, Recurrent
@@ -20,6 +20,7 @@ from lamina.recurrence.rule import Tensors
 
 if TYPE_CHECKING:
     from lamina.model import Model
+    from lamina.nn.norm import RMSNorm
     from lamina.runtime.capture import CapturedStep
 
 WIDTH = 8
@@ -75,18 +76,17 @@ class DeviceAttention(DeviceLayer):
 
 class DeviceLatent(DeviceLayer):
     def attend_latent(
-        self, step: CapturedStep, key: Key, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor,
-        *, up: Tensor, scale: float,
+        self, step: CapturedStep, key: Key, q: Tensor, kv: Tensor,
+        *, norm: RMSNorm, rope: Table, neighbours: bool, up: Tensor, scale: float,
     ) -> Tensor:  # fmt: skip
+        from lamina.kernels.absorb import into_latent, out_of_latent
         from lamina.kernels.latent import decode_latent
-        from lamina.kernels.rope import append
 
-        nope = q_nope.shape[-1]
-        new = torch.cat([latent, k_rope], dim=-1)
-        append(new, self.table)
-        q = torch.cat([q_nope @ up[:, :nope], q_rope], dim=-1)
-        out = decode_latent(q, new, self.table, rank=self.spec.rank, scale=scale, window=self.spec.window)
-        return out @ up[:, nope:].transpose(1, 2)
+        assert norm.weight is not None and not norm.plus_one
+        up_k, up_v = up.tensor_split([q.shape[-1] - self.spec.rope_dim], dim=1)
+        q, new = into_latent(q, kv, up_k, norm.weight, norm.eps, rope, self.table, neighbours=neighbours)
+        parts = decode_latent(q, new, self.table, rank=self.spec.rank, scale=scale, window=self.spec.window)
+        return out_of_latent(parts, up_v, self.table)
 
 
 class DeviceConvolution(DeviceLayer):
