@@ -15,6 +15,7 @@ from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, mlp_names, qkv_names
 from lamina.nn import GatedMLP, RMSNorm, Rotary, SelfAttention, rope_parameters
+from lamina.nn.norm import add_and_norm
 from lamina.nn.rotary import Table
 
 
@@ -33,8 +34,9 @@ class Block(nn.Module):
         self.specs = {"attention": self.attention.spec}
 
     def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:
-        x = x + self.after_attention(self.attention(self.before_attention(x), memory, rope))
-        return x + self.after_mlp(self.mlp(self.before_mlp(x)))
+        y = self.attention(self.before_attention(x), memory, rope)
+        x, y = add_and_norm(x, y, self.after_attention, self.before_mlp)
+        return self.after_mlp(self.mlp(y), onto=x)
 
 
 def norm(c: Config) -> RMSNorm:
@@ -80,5 +82,4 @@ class Gemma2(Decoder):
         return x * x.new_full((), x.shape[-1] ** 0.5)  # the factor is rounded to the model's own dtype, as in training
 
     def unembed(self, x: Tensor) -> Tensor:
-        logits = super().unembed(x)
-        return logits if self.softcap is None else (logits / self.softcap).tanh() * self.softcap
+        return self.head(self.norm(x), softcap=self.softcap)
