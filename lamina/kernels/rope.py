@@ -188,3 +188,24 @@ def append(x: Tensor, table: Tensor) -> None:
     _append[(B * T,)](
         x, table, *x.stride()[:2], T=T, D=D, D_PAD=triton.next_power_of_2(D), PDL=pdl(), num_warps=4, **launch_options()
     )
+
+
+@triton.jit
+def _angles(positions, frequencies, cos, sin, scale, P: tl.constexpr, P_PAD: tl.constexpr, PDL: tl.constexpr):
+    token, i = tl.program_id(0), tl.arange(0, P_PAD)
+    frequency = tl.load(frequencies + i, mask=i < P, other=0.0)
+    begin(PDL)
+    angle = tl.load(positions + token).to(tl.float32) * frequency
+    tl.store(cos + token * P + i, tl.cos(angle) * scale, mask=i < P)
+    tl.store(sin + token * P + i, tl.sin(angle) * scale, mask=i < P)
+
+
+def rotary_table(positions: Tensor, frequencies: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """The table of `lamina.nn.Rotary`: positions [B, T], frequencies [P] -> cos and sin [B, T, P], times `scale`."""
+    pairs = frequencies.shape[0]
+    cos, sin = (torch.empty(*positions.shape, pairs, device=positions.device) for _ in range(2))
+    _angles[(positions.numel(),)](
+        positions.contiguous(), frequencies, cos, sin, scale,
+        P=pairs, P_PAD=triton.next_power_of_2(pairs), PDL=pdl(), num_warps=1, **launch_options(),
+    )  # fmt: skip
+    return cos, sin

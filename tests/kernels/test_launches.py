@@ -1,0 +1,33 @@
+"""What a captured step launches: every launch costs microseconds, however small, so there are few, and all are ours."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.families.cases import FIRST
+from tests.families.harness import pair
+from tests.kernels.launches import launches
+
+CASES = dict(FIRST)
+LAUNCHES = {"falcon_h1": 12, "gemma2": 8, "llama": 8, "mamba": 7, "mamba2": 6}  # of a block that is not the first
+
+
+@pytest.mark.parametrize("family", LAUNCHES)
+def test_a_block_launches_so_many_kernels_and_nothing_of_pytorchs(family: str) -> None:
+    _, blocks, end = launches(pair(family, CASES[family])[1])
+    assert not [name for block in [*blocks, end] for name in block if name.startswith("aten.")]
+    assert len(blocks[1]) == LAUNCHES[family], blocks[1]
+    assert end == ["_norm_kernel", "rows_kernel", "_finish"]
+
+
+@pytest.mark.parametrize(("family", "layer"), [("qwen3_next", 1), ("lfm2", 1), ("llama4", 0), ("llama4", 3)])
+def test_norms_rotary_and_gate_of_attention_take_no_launch_but_one_each(family: str, layer: int) -> None:
+    model = pair(family, CASES[family])[1]
+    gate = ["_gate_kernel"] if family == "qwen3_next" else []
+    expected = ["_norm_kernel", "rows_kernel", "_rotate", "_attend", *gate, "rows_kernel", "_norm_kernel"]
+    assert launches(model)[1][layer][: len(expected)] == expected
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_next"])
+def test_the_table_of_angles_is_one_launch(family: str) -> None:
+    assert launches(pair(family, CASES[family])[1])[0] == ["_positions", "aten.embedding", "_angles"]
