@@ -93,7 +93,7 @@ class FalconH1(Decoder):
         self.embedding_factor, self.head_factor = c.get("embedding_multiplier", 1.0), c.get("lm_head_multiplier", 1.0)
 
     def embed(self, ids: Tensor) -> Tensor:
-        return super().embed(ids) * self.embedding_factor
+        return self.embedding(ids, self.embedding_factor)
 
     def unembed(self, x: Tensor) -> Tensor:
         return self.head(self.norm(x), scale=self.head_factor)

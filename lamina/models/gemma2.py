@@ -96,8 +96,7 @@ class Gemma2(Decoder):
         self.softcap = c.values.get("final_logit_softcapping", 30.0)
 
     def embed(self, ids: Tensor) -> Tensor:
-        x = super().embed(ids)
-        return x * x.new_full((), x.shape[-1] ** 0.5)  # the factor is rounded to the model's own dtype, as in training
+        return self.embedding(ids, self.embedding.embedding_dim**0.5, rounded=True)  # rounded as it was in training
 
     def prepare(self, positions: Tensor) -> Shared:
         return Shared(super().prepare(positions), [])

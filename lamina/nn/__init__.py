@@ -4,6 +4,7 @@ from lamina.activation import activation
 from lamina.nn.attention import SelfAttention
 from lamina.nn.conv import ShortConvolution
 from lamina.nn.cross import CrossAttention
+from lamina.nn.embedding import Embedding
 from lamina.nn.experts import Experts
 from lamina.nn.gated_delta import GatedDeltaMixer
 from lamina.nn.gated_norm import GatedRMSNorm
@@ -15,7 +16,7 @@ from lamina.nn.relative import RelativeBias
 from lamina.nn.rotary import Rotary, rope_parameters, rotate, rotate_neighbours
 
 __all__ = [
-    "MLP", "CrossAttention", "Experts", "GatedDeltaMixer", "GatedMLP", "GatedRMSNorm", "Linear", "Mamba2Mixer",
-    "RMSNorm", "RelativeBias", "Rotary", "SelfAttention", "ShortConvolution", "activation", "mamba2_names",
-    "rope_parameters", "rotate", "rotate_neighbours",
+    "MLP", "CrossAttention", "Embedding", "Experts", "GatedDeltaMixer", "GatedMLP", "GatedRMSNorm", "Linear",
+    "Mamba2Mixer", "RMSNorm", "RelativeBias", "Rotary", "SelfAttention", "ShortConvolution", "activation",
+    "mamba2_names", "rope_parameters", "rotate", "rotate_neighbours",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lamina import kernels
-from lamina.nn import GatedMLP, Linear, RMSNorm, Rotary
+from lamina.nn import Embedding, GatedMLP, Linear, RMSNorm, Rotary
 from lamina.nn.norm import add_and_norm
 
 
@@ -53,6 +53,14 @@ def test_norms_onto_a_residual(others: dict[str, bool]) -> None:
     torch.testing.assert_close(*both(lambda: after(y, onto=x)))
     torch.testing.assert_close(after(y, onto=x), x + after(y))
     torch.testing.assert_close(*both(lambda: add_and_norm(x, y, after, before)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("others", [{}, {"scale": 5.66}, {"scale": 59.87, "rounded": True}], ids=str)
+def test_embeddings_times_a_factor(dtype: torch.dtype, others: dict[str, Any]) -> None:
+    embedding = Embedding(9, 1100, dtype=dtype).requires_grad_(False)
+    got, plain = both(lambda: embedding(torch.tensor([[3], [8], [0]]), **others))
+    assert torch.equal(got, plain)
 
 
 def test_the_rotary_table() -> None:
