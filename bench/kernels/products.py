@@ -1,8 +1,9 @@
 """Products, norms and experts on a GPU: are they right, and how near the bandwidth? `python -m bench.kernels.products`
 
 First every form against float64 (the error may be twice that of PyTorch in the same dtype). Then the time of each form
-for the matrices of an 8B llama and 1, 4 and 32 rows (`--all`: 1 to 64), residuals as in the model; then whole layers in
-a row, attention replaced by a small kernel, which shows how well a form hides its start.
+for the matrices of a model (an 8B llama, or the one of `MATRICES` that is named) and 1, 4 and 32 rows (`--all`: 1 to
+64), residuals as in the model; then whole layers in a row, attention replaced by a small kernel, which shows how well a
+form hides its start.
 """
 
 from __future__ import annotations
@@ -25,16 +26,25 @@ from lamina.kernels.product import Form, Rows, Tiles, choose, gated, gated_produ
 from lamina.nn import Experts, GatedRMSNorm
 
 BF16 = torch.bfloat16
-SHAPES = {  # outputs, sums over, gated
-    "qkv": (6144, 4096, False),
-    "o": (4096, 4096, False),
-    "gate_up": (14336, 4096, True),
-    "down": (4096, 14336, False),
-    "head": (128256, 4096, False),
-}
+Matrix = tuple[int, int, bool]  # outputs, sums over, gated
+MATRICES: dict[str, dict[str, Matrix]] = {
+    "llama-3.1-8b": {
+        "qkv": (6144, 4096, False), "o": (4096, 4096, False), "gate_up": (14336, 4096, True),
+        "down": (4096, 14336, False), "head": (128256, 4096, False),
+    },
+    "gemma-2-9b": {
+        "qkv": (8192, 3584, False), "o": (3584, 4096, False), "gate_up": (14336, 3584, True),
+        "down": (3584, 14336, False), "head": (256000, 3584, False),
+    },
+    "falcon-h1-7b": {
+        "qkv": (2048, 3072, False), "o": (3072, 1536, False), "gate_up": (12288, 3072, True),
+        "down": (3072, 12288, False), "head": (130048, 3072, False), "mamba in": (6680, 3072, False),
+        "mamba out": (3072, 3072, False),
+    },
+}  # fmt: skip
 ROWS: list[Form] = [
-    Rows(2, 1024, 4), Rows(2, 512, 2), Rows(1, 2048, 4), Rows(2, 1024, 4, unroll=4), Rows(2, 1024, 4, splits=2),
-    Rows(2, 1024, 4, splits=4),
+    Rows(2, 1024, 4), Rows(2, 512, 2), Rows(1, 2048, 4), Rows(2, 1024, 4, unroll=4), Rows(2, 512, 2, unroll=4),
+    Rows(2, 1024, 4, splits=2), Rows(2, 1024, 4, splits=4),
 ]  # fmt: skip
 TILES: list[Form] = [
     Tiles(128, 64, 4, 4), Tiles(64, 64, 4, 5), Tiles(64, 128, 4, 4), Tiles(128, 64, 4, 4, 4), Tiles(64, 128, 4, 4, 2),
@@ -42,9 +52,8 @@ TILES: list[Form] = [
 ]  # fmt: skip
 
 
-def forms_for(name: str, n: int) -> list[Form]:
+def forms_for(m: int, k: int, is_gated: bool, n: int) -> list[Form]:
     """The forms worth trying; a gated program reads two rows of the weight for each of its own."""
-    m, k, is_gated = SHAPES[name]
     found = ROWS if n == 1 else TILES
     if is_gated:
         found = [replace(f, rows=max(1, f.rows // 2)) for f in found]
@@ -158,8 +167,8 @@ def check_others() -> None:
     print(f"norms and experts: {good} of {total} OK", flush=True)
 
 
-def time_products(counts: Iterable[int], limit: float) -> None:
-    for name, (m, k, is_gated) in SHAPES.items():
+def time_products(matrices: dict[str, Matrix], counts: Iterable[int], limit: float) -> None:
+    for name, (m, k, is_gated) in matrices.items():
         rows = m * (1 + is_gated)
         size = rows * k * 2
         weights = [
@@ -167,14 +176,14 @@ def time_products(counts: Iterable[int], limit: float) -> None:
         ]
         for n in counts:
             x = torch.randn(n, k, device="cuda", dtype=BF16)
-            rest = torch.randn(n, m, device="cuda", dtype=BF16) if name in ("o", "down") else None
+            rest = torch.randn(n, m, device="cuda", dtype=BF16) if name in ("o", "down", "mamba out") else None
 
             def one(weight: Tensor, form: Form, x: Tensor, rest: Tensor | None, pair: bool) -> Tensor:
                 if pair:
                     return gated_product(x, weight, "silu", form=form)
                 return product(x, weight, residual=rest, form=form)
 
-            forms = forms_for(name, n)
+            forms = forms_for(m, k, is_gated, n)
             others = (x, rest, is_gated)
             errors = all_at_once([partial(one, weights[0], form, *others) for form in forms])
             found = [(microseconds([partial(F.linear, x, w) for w in weights] * 2), "F.linear, nothing else")]
@@ -192,21 +201,22 @@ def time_products(counts: Iterable[int], limit: float) -> None:
         del weights
 
 
-def time_layers(limit: float, n: int = 1, layers: int = 6) -> None:
+def time_layers(matrices: dict[str, Matrix], limit: float, n: int = 1, layers: int = 6) -> None:
     """Layers in a row: norm, qkv, a small kernel, o, norm, gate_up, down. The share counts weights only."""
-    blocks = []
-    for _ in range(layers):
-        shapes = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
-        blocks.append([torch.randn(*s, device="cuda", dtype=BF16) * s[1] ** -0.5 for s in shapes])
-    factor = torch.ones(4096, device="cuda", dtype=BF16)
-    start = torch.randn(n, 4096, device="cuda", dtype=BF16)
+    shapes = [
+        (m * (1 + is_gated), k) for m, k, is_gated in (matrices[name] for name in ("qkv", "o", "gate_up", "down"))
+    ]
+    width, heads = shapes[0][1], shapes[1][1]
+    blocks = [[torch.randn(*s, device="cuda", dtype=BF16) * s[1] ** -0.5 for s in shapes] for _ in range(layers)]
+    factor = torch.ones(max(width, heads), device="cuda", dtype=BF16)
+    start = torch.randn(n, width, device="cuda", dtype=BF16)
     size = sum(w.numel() * 2 for block in blocks for w in block)
 
     def run(narrow: Form | None, gate: Form | None, wide: Form | None) -> Tensor:
         x = start
         for qkv, o, gate_up, down in blocks:
             y = product(rms_norm(x, factor, 1e-5), qkv, form=narrow)
-            x = product(rms_norm(y[:, :4096], factor, 1e-5), o, residual=x, form=narrow)
+            x = product(rms_norm(y[:, :heads], factor, 1e-5), o, residual=x, form=narrow)
             h = gated_product(rms_norm(x, factor, 1e-5), gate_up, "silu", form=gate)
             x = product(h, down, residual=x, form=wide)
         return x
@@ -283,9 +293,10 @@ def main() -> None:
     scratch(torch.device("cuda", torch.cuda.current_device()))  # before threads ask for it
     check_products()
     check_others()
-    time_products((1, 2, 4, 8, 16, 32, 64) if "--all" in sys.argv else (1, 4, 32), limit)
-    time_layers(limit)
-    time_layers(limit, 32)
+    matrices = MATRICES[next((name for name in sys.argv[1:] if name in MATRICES), "llama-3.1-8b")]
+    time_products(matrices, (1, 2, 4, 8, 16, 32, 64) if "--all" in sys.argv else (1, 4, 32), limit)
+    time_layers(matrices, limit)
+    time_layers(matrices, limit, 32)
     time_norms()
     time_experts(limit)
 
