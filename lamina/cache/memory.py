@@ -24,6 +24,7 @@ from lamina.errors import InputError
 from lamina.recurrence.rule import Rule
 
 if TYPE_CHECKING:
+    from lamina.attention.rotary import Table
     from lamina.cache.step import Step
     from lamina.nn.conv import ShortConvolution
     from lamina.nn.gated_norm import GatedRMSNorm
@@ -66,7 +67,12 @@ class Memory:
         v: Tensor | None = None,  # [B, H, T, Dv]
         *,
         scale: float,
-        rope: tuple[Tensor, Tensor] | None = None,  # turns q and k first: (cos, sin), see lamina.nn.rotary
+        rope: Table | None = None,  # turns q and k first: (cos, sin), see lamina.nn.rotary
+        neighbours: bool = False,  # `rope` pairs each number with the one beside it, not half a head away
+        norms: tuple[RMSNorm, RMSNorm] | None = None,  # of each head of q and of k
+        norms_last: bool = False,  # norms come after turning, not before
+        factor: Tensor | None = None,  # [B, T] on q
+        gate: Tensor | None = None,  # [B, Hq, T, Dv]: what comes out is multiplied by its sigmoid
         softcap: float | None = None,
         sinks: Tensor | None = None,  # [Hq]
         bias: Callable[..., Tensor] | None = None,  # bias(head, q_pos, kv_pos), added to the scores
@@ -75,11 +81,16 @@ class Memory:
         """Remembers k and v, and attends from q over all that is visible. -> [B, Hq, T, Dv]"""
         entry, layer = self._entry(name, "attend")
         how: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks, "bias": bias}
+        turn: dict[str, Any] = {"rope": rope, "neighbours": neighbours, "norms_last": norms_last}
+        key = (self._index, entry)
         if getattr(layer, "fuses", False):
-            how["rope"] = rope
-        elif rope is not None:
-            q, k = self._step.turned(q, rope), None if k is None else self._step.turned(k, rope)
-        return layer.attend(self._step, (self._index, entry), q, k, v, **how)
+            return layer.attend(self._step, key, q, k, v, **how, **turn, norms=norms, factor=factor, gate=gate)
+        q = self._step.ready(q, norm=norms and norms[0], **turn)
+        k = None if k is None else self._step.ready(k, norm=norms and norms[1], **turn)
+        if factor is not None:
+            q = (q * factor[:, None, :, None]).to(q.dtype)
+        out = layer.attend(self._step, key, q, k, v, **how)
+        return out if gate is None else out * gate.sigmoid()
 
     def attend_latent(
         self,

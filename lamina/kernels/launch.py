@@ -37,3 +37,23 @@ def begin(PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def fetch_ahead(pointer, size):
+    """Asks `size` bytes (a multiple of 16) into the L2 cache; one thread of the program does."""
+    tl.inline_asm_elementwise(
+        """{
+            .reg .pred first;
+            .reg .b32 thread;
+            mov.u32 thread, %tid.x;
+            setp.eq.u32 first, thread, 0;
+            @first cp.async.bulk.prefetch.L2.global [$1], $2;
+            mov.u32 $0, 0;
+        }""",
+        "=r,l,r",
+        [pointer.to(tl.int64), size.to(tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

@@ -27,8 +27,7 @@ from torch import Tensor
 from lamina.attention.window import Chunked, Full, Sliding, Window
 from lamina.errors import InputError
 from lamina.kernels import INTERPRETED
-from lamina.kernels.launch import pdl
-from lamina.kernels.vector import fetch_ahead
+from lamina.kernels.launch import fetch_ahead, pdl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 NOTHING = tl.constexpr(-1e30)  # a top below every score; finite, so that differences of two are never NaN

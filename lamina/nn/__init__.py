@@ -4,6 +4,7 @@ from lamina.activation import activation
 from lamina.nn.attention import SelfAttention
 from lamina.nn.conv import ShortConvolution
 from lamina.nn.cross import CrossAttention
+from lamina.nn.embedding import Embedding
 from lamina.nn.experts import Experts
 from lamina.nn.gated_delta import GatedDeltaMixer
 from lamina.nn.gated_norm import GatedRMSNorm
@@ -17,7 +18,7 @@ from lamina.nn.rotary import Rotary, rope_parameters, rotate, rotate_neighbours
 from lamina.nn.router import Choice, Router
 
 __all__ = [
-    "MLP", "Choice", "CrossAttention", "Experts", "GatedDeltaMixer", "GatedMLP", "GatedRMSNorm", "Linear",
+    "MLP", "Choice", "CrossAttention", "Embedding", "Experts", "GatedDeltaMixer", "GatedMLP", "GatedRMSNorm", "Linear",
     "Mamba2Mixer", "Mixture", "RMSNorm", "RelativeBias", "Rotary", "Router", "SelfAttention", "ShortConvolution",
     "activation", "mamba2_names", "rope_parameters", "rotate", "rotate_neighbours",
 ]  # fmt: skip

@@ -64,14 +64,16 @@ class DeviceLayer:
 class DeviceAttention(DeviceLayer):
     def attend(
         self, step: CapturedStep, key: Key, q: Tensor, k: Tensor | None, v: Tensor | None,
-        *, rope: Any = None, bias: Any = None, **how: Any,
+        *, scale: float, softcap: float | None, sinks: Tensor | None, bias: Any, gate: Tensor | None, **before: Any,
     ) -> Tensor:  # fmt: skip
         from lamina.kernels.attend import decode_attention
+        from lamina.kernels.norm import sigmoid_gated
         from lamina.kernels.rope import rotate_and_append
 
         assert k is not None and v is not None and bias is None
-        q, k, v = rotate_and_append(q, k, v, rope, self.table, write=True)
-        return decode_attention(q, k, v, self.table, self.spec.window, **how)
+        q, k, v = rotate_and_append(q, k, v, table=self.table, write=True, **before)
+        out = decode_attention(q, k, v, self.table, self.spec.window, scale=scale, softcap=softcap, sinks=sinks)
+        return out if gate is None else sigmoid_gated(out, gate)
 
 
 class DeviceLatent(DeviceLayer):

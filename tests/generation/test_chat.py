@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from lamina.cache import Cache
 from lamina.errors import InputError
 from lamina.generation.chat import Chat
 from lamina.generation.continuation import continuation

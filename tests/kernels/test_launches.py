@@ -1,65 +1,40 @@
-"""What a captured step launches: kernels of ours alone, and no more of them than a layer is meant to have."""
+"""What a captured step launches: every launch costs microseconds, however small, so there are few, and all are ours."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from triton.runtime.interpreter import GridExecutor
 
-from lamina import kernels
-from lamina.attention import Full
-from lamina.cache.memory import Memory
-from lamina.config import Config
-from lamina.models.deepseek_v3 import LatentAttention
-from lamina.runtime.tables import DeviceLatent
-from tests.families.cases.deepseek_v3 import make
-from tests.kernels.stores import Held
+from tests.families.cases import FIRST
+from tests.families.harness import pair
+from tests.kernels.launches import launches
+
+CASES = dict(FIRST)
+LAUNCHES = {"falcon_h1": 11, "gemma2": 8, "llama": 8, "mamba": 7, "mamba2": 4}  # of a block that is not the first
 
 
-class Launched(TorchDispatchMode):
-    """Kernels of ours by name, and what PyTorch computes, in order; views and new memory are neither."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__()
-        self.names: list[str] = []
-        self.inside = False
-        launch = GridExecutor.__call__
-
-        def counted(executor: Any, *args: Any, **how: Any) -> Any:
-            self.names.append(executor.fn.__name__)
-            self.inside = True  # the interpreter's own use of PyTorch does not count
-            found = launch(executor, *args, **how)
-            self.inside = False
-            return found
-
-        monkeypatch.setattr(GridExecutor, "__call__", counted)
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = function(*args, **(kwargs or {}))
-        made = isinstance(found, Tensor) and not function.is_view and "empty" not in str(function)
-        if made and not self.inside:
-            self.names.append(str(function))
-        return found
+@pytest.mark.parametrize("family", LAUNCHES)
+def test_a_block_launches_so_many_kernels_and_nothing_of_pytorchs(family: str) -> None:
+    start, blocks, end = launches(pair(family, CASES[family])[1])
+    assert not [name for part in [start, *blocks, end] for name in part if name.startswith("aten.")]
+    assert len(blocks[1]) == LAUNCHES[family], blocks[1]
+    assert end == ["_norm_kernel", "rows_kernel", "_finish"]
 
 
-@pytest.mark.parametrize(("q_rank", "before"), [(None, ["rows"]), (12, ["rows", "norm", "rows"])])
-def test_latent_attention_is_products_and_three_launches(
-    q_rank: int | None, before: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    attention = LatentAttention(Config(make(q_lora_rank=q_rank).to_dict())).requires_grad_(False)
-    held = Held.random(Full(), [9, 0], 1, (attention.spec.rank + attention.spec.rope_dim,), slots=16, counts=[1, 1])
-    layer = DeviceLatent(attention.spec, held.table())
-    x, angles = torch.randn(2, 1, 32), torch.rand(2, 1, attention.spec.rope_dim // 2)
-    memory = Memory(None, 0, {"attention": layer})  # type: ignore[arg-type, dict-item]
-    rope = angles.cos(), angles.sin()
-    with kernels.in_use():
-        attention(x, memory, rope, onto=x)  # what is made once is there
-        with Launched(monkeypatch) as launched:
-            attention(x, memory, rope, onto=x)
-    products = {"rows_kernel": "rows", "tiles_kernel": "rows", "_norm_kernel": "norm"}
-    found = [products.get(name, name) for name in launched.names]
-    assert found == [*before, "_into_latent", "_attend_latent", "_out_of_latent", "rows"]
+@pytest.mark.parametrize(("family", "layer"), [("qwen3_next", 1), ("lfm2", 1), ("llama4", 0), ("llama4", 3)])
+def test_norms_rotary_and_gate_of_attention_take_no_launch_but_one_each(family: str, layer: int) -> None:
+    model = pair(family, CASES[family])[1]
+    gate = ["_gate_kernel"] if family == "qwen3_next" else []
+    expected = ["_norm_kernel", "rows_kernel", "_rotate", "_attend", *gate, "rows_kernel", "_norm_kernel"]
+    assert launches(model)[1][layer][: len(expected)] == expected
+
+
+@pytest.mark.parametrize("family", ["falcon_h1", "gemma2", "llama", "qwen3_next"])
+def test_embedding_and_angles_are_one_launch_each(family: str) -> None:
+    assert launches(pair(family, CASES[family])[1])[0] == ["_positions", "_embed", "_angles"]
+
+
+def test_latent_attention_is_products_and_three_launches() -> None:
+    block = launches(pair("deepseek_v3", CASES["deepseek_v3"])[1])[1][1]
+    between = [name for name in block if name in ("_into_latent", "_attend_latent", "_out_of_latent")]
+    assert between == ["_into_latent", "_attend_latent", "_out_of_latent"]
+    assert not [name for name in block if name.startswith("aten.")]
