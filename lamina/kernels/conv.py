@@ -28,7 +28,7 @@ ACTIVATIONS = (None, "silu", "swish", "relu", "gelu", "gelu_new", "gelu_pytorch_
 
 @triton.jit
 def _convolve(
-    x, weight, bias, out, table, x_row, x_token,
+    x, weight, bias, inward, outward, out, table, x_row, x_token, in_row, in_token, out_row, out_token,
     T: tl.constexpr, C: tl.constexpr, K: tl.constexpr, ACT: tl.constexpr,
     BLOCK: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -51,7 +51,11 @@ def _convolve(
     if EARLY:
         begin(PDL)
     for t in tl.static_range(T):
-        inputs += (tl.load(x + row * x_row + t * x_token + c, mask=here, other=0.0),)
+        new = tl.load(x + row * x_row + t * x_token + c, mask=here, other=0.0)
+        if inward is not None:
+            opening = tl.load(inward + row * in_row + t * in_token + c, mask=here, other=0.0)
+            new = (new.to(tl.float32) * opening.to(tl.float32)).to(x.dtype.element_ty)
+        inputs += (new,)
     start = tl.zeros([BLOCK], tl.float32)
     if bias is not None:
         start += tl.load(bias + c, mask=here, other=0.0).to(tl.float32)
@@ -59,7 +63,10 @@ def _convolve(
         y = start
         for tap in tl.static_range(K):
             y += inputs[t + tap].to(tl.float32) * taps[tap]
-        y = tl.where(t < count, _activate(y, ACT), 0.0)
+        y = _activate(y, ACT)
+        if outward is not None:
+            y *= tl.load(outward + row * out_row + t * out_token + c, mask=here, other=0.0).to(tl.float32)
+        y = tl.where(t < count, y, 0.0)
         tl.store(out + (row * T + t) * C + c, y, mask=here)
     if T > 1:  # with one token, the slot it takes is none of those that are read
         tl.debug_barrier()
@@ -88,12 +95,14 @@ def convolve_step(
     table: Tensor,
     *,
     act: str | None = None,
+    gates: tuple[Tensor, Tensor] | None = None,
     early: bool = False,
     block: tuple[int, int] | None = None,
 ) -> Tensor:
     """x [B, T, C] (any strides, channels together), weight [C, K], bias [C] -> act(convolution) [B, T, C].
 
-    `act` is one of `ACTIVATIONS`. The new inputs of real tokens are in the ring afterwards.
+    `act` is one of `ACTIVATIONS`. `gates` are factors, each as x is: on what goes in and on what comes out. The new
+    inputs of real tokens are in the ring afterwards.
     """
     if act not in ACTIVATIONS:
         raise ValueError(f"the convolution kernel has no activation {act!r}; it has {', '.join(map(str, ACTIVATIONS))}")
@@ -101,8 +110,10 @@ def convolve_step(
     rows, tokens, channels = x.shape
     out = torch.empty(rows, tokens, channels, dtype=x.dtype, device=x.device)
     width, warps = block or BLOCKS[rows * channels >= MANY]
+    inward, outward = gates or (None, None)
+    strides = [stride for gate in gates or () for stride in gate.stride()[:2]] or [0] * 4
     _convolve[triton.cdiv(channels, width), rows](
-        x, weight.contiguous(), bias, out, table, x.stride(0), x.stride(1),
+        x, weight.contiguous(), bias, inward, outward, out, table, x.stride(0), x.stride(1), *strides,
         tokens, channels, weight.shape[1], act, width, early, pdl(),
         num_warps=warps, **launch_options(),
     )  # fmt: skip
