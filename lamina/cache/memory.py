@@ -117,15 +117,23 @@ class Memory:
         return layer.attend_latent(self._step, key, q_nope, q_rope, norm(latent), k_rope, up=up, scale=scale)
 
     def convolve(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, act: str | None = None, name: str | None = None
+        self,
+        x: Tensor,  # [B, T, C]
+        weight: Tensor,  # [C, K]
+        bias: Tensor | None = None,
+        *,
+        act: str | None = None,
+        gates: tuple[Tensor, Tensor] | None = None,  # factors as x is, on what goes in and on what comes out
+        name: str | None = None,
     ) -> Tensor:
-        """Causal depthwise convolution over the row so far, then `act`. x [B, T, C], weight [C, K] -> [B, T, C]"""
+        """Causal depthwise convolution over the row so far, then `act`. -> [B, T, C]"""
         entry, layer = self._entry(name, "convolve")
         key = (self._index, entry)
         if getattr(layer, "fuses", False):
-            return layer.convolve(self._step, key, x, weight, bias, act)
-        y = layer.convolve(self._step, key, x, weight, bias)
-        return y if act is None else activation(act)(y)
+            return layer.convolve(self._step, key, x, weight, bias, act, gates)
+        y = layer.convolve(self._step, key, x if gates is None else gates[0] * x, weight, bias)
+        y = y if act is None else activation(act)(y)
+        return y if gates is None else gates[1] * y
 
     def recur(
         self,

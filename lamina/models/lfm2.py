@@ -30,7 +30,7 @@ class GatedConvolution(nn.Module):
 
     def forward(self, u: Tensor, memory: Memory, rope: Table, onto: Tensor | None = None) -> Tensor:
         B, C, x = self.inward(u).chunk(3, dim=-1)
-        return self.outward(C * self.conv(B * x, memory), onto)
+        return self.outward(self.conv(x, memory, gates=(B, C)), onto)
 
 
 class Block(nn.Module):

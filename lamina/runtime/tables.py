@@ -93,11 +93,12 @@ class DeviceLatent(DeviceLayer):
 
 class DeviceConvolution(DeviceLayer):
     def convolve(
-        self, step: CapturedStep, key: Key, x: Tensor, weight: Tensor, bias: Tensor | None, act: str | None
-    ) -> Tensor:
+        self, step: CapturedStep, key: Key, x: Tensor, weight: Tensor, bias: Tensor | None, act: str | None,
+        gates: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:  # fmt: skip
         from lamina.kernels.conv import convolve_step
 
-        return convolve_step(x, weight, bias, self.table, act=act)
+        return convolve_step(x, weight, bias, self.table, act=act, gates=gates)
 
 
 class DeviceRecurrent(DeviceLayer):

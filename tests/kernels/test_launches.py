@@ -9,7 +9,7 @@ from tests.families.harness import pair
 from tests.kernels.launches import launches
 
 CASES = dict(FIRST)
-LAUNCHES = {"falcon_h1": 11, "gemma2": 8, "llama": 8, "mamba": 7, "mamba2": 4}  # of a block that is not the first
+LAUNCHES = {"falcon_h1": 11, "gemma2": 8, "lfm2": 8, "llama": 8, "mamba": 7, "mamba2": 4}  # of a later block
 
 
 @pytest.mark.parametrize("family", LAUNCHES)
