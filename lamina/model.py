@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lamina.checkpoint.names import Names
     from lamina.checkpoint.tokenizer import Tokenizer
     from lamina.generation.result import Result
+    from lamina.generation.stream import Stream
     from lamina.runtime.capture import Graphs
 
 Logits = Literal["all", "last"] | None
@@ -226,10 +227,11 @@ class Model(nn.Module):
         if ids.is_floating_point() or ids.dtype == torch.bool:
             raise InputError(f"ids must be whole numbers, not {ids.dtype}")
         if ids.device.type == "cpu" and not (isinstance(counts, Tensor) and counts.device.type != "cpu"):
-            self._check_in_vocabulary(ids, counts)
+            self.check_ids(ids, counts)
         return ids.to(self.device, torch.int64), None
 
-    def _check_in_vocabulary(self, ids: Tensor, counts: int | Sequence[int] | Tensor | None) -> None:
+    def check_ids(self, ids: Tensor, counts: int | Sequence[int] | Tensor | None = None) -> None:
+        """Refuses ids that the vocabulary does not have; of each row its first `counts` are looked at."""
         bad = (ids < 0) | (ids >= self.vocab)
         if counts is not None:
             real = Counts.of(counts, ids.shape[0], ids.shape[1], ids.device, "counts").tensor
@@ -307,8 +309,14 @@ class Model(nn.Module):
         """
         self.compiled = CompiledBlocks(self.blocks, **options)
 
-    def generate(self, prompts: Any, max_new_tokens: int = 20, **options: Any) -> Result:
+    def generate(self, prompts: Any = None, max_new_tokens: int | None = None, **options: Any) -> Result:
         """Continues each prompt; see `lamina.generation.generate`."""
         from lamina.generation import generate
 
         return generate(self, prompts, max_new_tokens, **options)
+
+    def stream(self, prompts: Any = None, max_new_tokens: int | None = None, **options: Any) -> Stream[Result]:
+        """The same, as an iterator of events; see `lamina.generation.stream`."""
+        from lamina.generation import stream
+
+        return stream(self, prompts, max_new_tokens, **options)

@@ -1,8 +1,9 @@
-"""Products, norms and experts on a GPU: are they right, and how near the bandwidth? `python -m bench.kernels.products`
+"""Products and norms on a GPU: are they right, and how near the bandwidth? `python -m bench.kernels.products`
 
 First every form against float64 (the error may be twice that of PyTorch in the same dtype). Then the time of each form
-for the matrices of an 8B llama and 1, 4 and 32 rows (`--all`: 1 to 64), norms and residuals as in the model; then whole
-layers in a row, attention replaced by a small kernel, which shows how well a form hides its start.
+for the matrices of a model (an 8B llama, or the one of `MATRICES` that is named) and 1, 4 and 32 rows (`--all`: 1 to
+64), residuals as in the model; then whole layers in a row, attention replaced by a small kernel, which shows how well a
+form hides its start.
 """
 
 from __future__ import annotations
@@ -18,48 +19,45 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.kernels.timing import all_at_once, bandwidths, microseconds
-from lamina.kernels.experts import Share, expert_down, expert_gated
 from lamina.kernels.finish import scratch
-from lamina.kernels.norm import gated_rms_norm, rms_norm
-from lamina.kernels.product import Form, Norm, Rows, Sweep, Tiles, choose, gated, gated_product, linear, product
-from lamina.nn import Experts, GatedRMSNorm
+from lamina.kernels.norm import gated_rms_norm, rms_norm, rms_norm_twice
+from lamina.kernels.product import Form, Rows, Tiles, choose, gated, gated_product, linear, product
+from lamina.nn import GatedRMSNorm
 
 BF16 = torch.bfloat16
-SHAPES = {  # outputs, sums over, gated
-    "qkv": (6144, 4096, False),
-    "o": (4096, 4096, False),
-    "gate_up": (14336, 4096, True),
-    "down": (4096, 14336, False),
-    "head": (128256, 4096, False),
-}
+Matrix = tuple[int, int, bool]  # outputs, sums over, gated
+MATRICES: dict[str, dict[str, Matrix]] = {
+    "llama-3.1-8b": {
+        "qkv": (6144, 4096, False), "o": (4096, 4096, False), "gate_up": (14336, 4096, True),
+        "down": (4096, 14336, False), "head": (128256, 4096, False),
+    },
+    "gemma-2-9b": {
+        "qkv": (8192, 3584, False), "o": (3584, 4096, False), "gate_up": (14336, 3584, True),
+        "down": (3584, 14336, False), "head": (256000, 3584, False),
+    },
+    "falcon-h1-7b": {
+        "qkv": (2048, 3072, False), "o": (3072, 1536, False), "gate_up": (12288, 3072, True),
+        "down": (3072, 12288, False), "head": (130048, 3072, False), "mamba in": (6680, 3072, False),
+        "mamba out": (3072, 3072, False),
+    },
+}  # fmt: skip
 ROWS: list[Form] = [
-    Rows(2, 1024, 4), Rows(2, 512, 2), Rows(1, 2048, 4), Rows(2, 1024, 4, unroll=4), Rows(2, 1024, 4, stages=4),
+    Rows(2, 1024, 4), Rows(2, 512, 2), Rows(1, 2048, 4), Rows(2, 1024, 4, unroll=4), Rows(2, 512, 2, unroll=4),
     Rows(2, 1024, 4, splits=2), Rows(2, 1024, 4, splits=4),
-]  # fmt: skip
-SWEEPS: list[Form] = [
-    Sweep(2, 8, 4, 2), Sweep(2, 8, 5, 2), Sweep(1, 8, 6, 2), Sweep(1, 4, 5, 4), Sweep(2, 4, 4, 3), Sweep(2, 8, 3, 4),
-    Sweep(4, 8, 4, 1), Sweep(2, 8, 4, 2, ahead=2),
-]  # fmt: skip
-WIDE_SWEEPS: list[Form] = [
-    Sweep(1, 16, 4, 1), Sweep(1, 16, 6, 1), Sweep(2, 16, 3, 1), Sweep(1, 16, 3, 2), Sweep(1, 8, 4, 2),
 ]  # fmt: skip
 TILES: list[Form] = [
     Tiles(128, 64, 4, 4), Tiles(64, 64, 4, 5), Tiles(64, 128, 4, 4), Tiles(128, 64, 4, 4, 4), Tiles(64, 128, 4, 4, 2),
-    Tiles(64, 128, 4, 4, 4), Tiles(128, 64, 4, 5, 8), Tiles(128, 64, 4, 4, 1, True), Tiles(64, 128, 4, 4, 4, True),
-    Tiles(32, 128, 4, 5),
+    Tiles(64, 128, 4, 4, 4), Tiles(128, 64, 4, 5, 8), Tiles(32, 128, 4, 5),
 ]  # fmt: skip
 
 
-def forms_for(name: str, n: int) -> list[Form]:
+def forms_for(m: int, k: int, is_gated: bool, n: int) -> list[Form]:
     """The forms worth trying; a gated program reads two rows of the weight for each of its own."""
-    m, k, is_gated = SHAPES[name]
-    sweeps = WIDE_SWEEPS if k > 8192 else SWEEPS
-    found = [*ROWS, *sweeps] if n == 1 else [*ROWS[4:5], *(SWEEPS[:2] if k <= 8192 else [])] if n <= 4 else []
-    found += TILES if n >= 4 else []
+    found = ROWS if n == 1 else TILES
     if is_gated:
         found = [replace(f, rows=max(1, f.rows // 2)) for f in found]
     if m > 8192:
-        found = [f for f in found if isinstance(f, Sweep) or f.splits == 1]
+        found = [f for f in found if f.splits == 1]
     return list(dict.fromkeys([choose(n, m, k, 2, is_gated), *found]))
 
 
@@ -81,14 +79,17 @@ Case = tuple[str, Callable[[], Tensor], Callable[[], Tensor], Callable[[], Tenso
 
 
 def check_products() -> None:
-    """Every form as it is used: with a norm, with a residual, gated with a norm."""
+    """Every form as it is used: with bias and factors, with a residual, gated."""
     cases: list[Case] = []
     for k in (4096, 14336):
-        sweeps = WIDE_SWEEPS if k > 8192 else SWEEPS
-        few = ROWS[4:5] if k > 8192 else [*ROWS[4:5], *SWEEPS[:2]]
-        for n, forms in ((1, [*ROWS, *sweeps]), (4, [*few, *TILES]), (32, TILES)):
+        for n, forms in ((1, ROWS), (4, TILES), (32, TILES)):
             cases += [case for form in forms for case in product_cases(form, n, k, BF16)]
-        for n, form in ((1, Rows(1, 1024, 4, 2)), (1, sweeps[-1]), (3, Rows(1, 256, 4, 1, 1, 3)), (32, Tiles(64, 32))):
+        for n, form in (
+            (1, Rows(1, 1024, 4, 2)),
+            (3, Tiles(64, 64)),
+            (32, Tiles(64, 32)),
+            (32, Tiles(64, 32, splits=4)),
+        ):
             cases += product_cases(form, n, k, torch.float32)
     started = time.perf_counter()
     failed = all_at_once([case[1] for case in cases])
@@ -105,28 +106,24 @@ def check_products() -> None:
 def product_cases(form: Form, n: int, k: int, dtype: torch.dtype) -> list[Case]:
     """1040 outputs: no multiple of the larger forms' rows, but of 16, as in the model, so that kernels are shared."""
     torch.manual_seed(0)
-    m, eps = 1040, 1e-5
-    x, rest, factor = (torch.randn(*s, device="cuda", dtype=dtype) for s in ((n, k), (n, m), (k,)))
+    m = 1040
+    x, rest = (torch.randn(*s, device="cuda", dtype=dtype) for s in ((n, k), (n, m)))
     weight = torch.randn(2 * m, k, device="cuda", dtype=dtype) * k**-0.5
     half, bias = weight[:m], torch.randn(m, device="cuda", dtype=dtype)
-    norm = None if isinstance(form, Tiles) else Norm(factor, eps)
-
-    def before(t: Tensor) -> Tensor:
-        return t if norm is None else F.rms_norm(t, (k,), factor.to(t.dtype), eps)
-
+    each = torch.rand(m, device="cuda", dtype=dtype)
     what = f"{form}, {n} × {k}, {str(dtype).removeprefix('torch.')}"
-    cases: list[Case] = [
+    return [
         (
-            f"{what}, bias and scale",
-            lambda: product(x, half, bias=bias, scale=0.5, form=form),
-            lambda: linear(x, half, bias, scale=0.5),
-            lambda: linear(x.double(), half.double(), bias.double(), scale=0.5),
+            f"{what}, bias and factors",
+            lambda: product(x, half, bias=bias, before=0.5, scale=each, form=form),
+            lambda: linear(x, half, bias, before=0.5, scale=each),
+            lambda: linear(x.double(), half.double(), bias.double(), before=0.5, scale=each.double()),
         ),
         (
-            f"{what}, norm",
-            lambda: product(x, half, norm=norm, form=form),
-            lambda: linear(before(x), half),
-            lambda: linear(before(x.double()), half.double()),
+            f"{what}, softly capped",
+            lambda: product(x, half, scale=5.0, softcap=4.0, form=form),
+            lambda: linear(x, half, scale=5.0, softcap=4.0),
+            lambda: linear(x.double(), half.double(), scale=5.0, softcap=4.0),
         ),
         (
             f"{what}, residual",
@@ -136,14 +133,11 @@ def product_cases(form: Form, n: int, k: int, dtype: torch.dtype) -> list[Case]:
         ),
         (
             f"{what}, gated",
-            lambda: gated_product(x, weight, "silu", norm=norm, form=form),
-            lambda: gated(before(x), weight, "silu"),
-            lambda: gated(before(x.double()), weight.double(), "silu"),
+            lambda: gated_product(x, weight, "silu", scale=0.8, form=form),
+            lambda: gated(x, weight, "silu", scale=0.8),
+            lambda: gated(x.double(), weight.double(), "silu", scale=0.8),
         ),
     ]
-    if isinstance(form, Sweep) and k > 8192:
-        cases.pop()  # two rows of that width at a time leave no room for stages
-    return cases if dtype == torch.float32 else cases[1:]
 
 
 @torch.no_grad()
@@ -158,40 +152,28 @@ def check_others() -> None:
         got = gated_rms_norm(x.float(), gate, norm.weight, 1e-5, groups=8)
         exact = GatedRMSNorm(4096, 1e-5, groups=8).cuda().double()(x.double(), gate.double())
         good += report(f"gated_rms_norm {dtype}", got, norm(x.float(), gate), exact)
-        for n, k, width, inner in ((1, 10, 2048, 512), (4, 6, 2048, 1408)):
-            plain = Experts(32, width, inner).cuda().to(dtype)
-            high = Experts(32, width, inner).cuda().double()
-            high.load_state_dict(plain.state_dict())
-            x = torch.randn(n, width, device="cuda", dtype=dtype)
-            chosen = torch.stack([torch.randperm(32, device="cuda")[:k] for _ in range(n)])
-            weights = torch.rand(n, k, device="cuda", dtype=dtype)
-            got = expert_down(expert_gated(x, plain.gate_up, chosen, "silu"), plain.down, chosen, weights)
-            low = plain.gathered(x, chosen, weights)
-            good += report(f"experts {n} × {k} {dtype}", got, low, high.gathered(x.double(), chosen, weights.double()))
-        total += 4
-    print(f"norms and experts: {good} of {total} OK", flush=True)
+        total += 2
+    print(f"norms: {good} of {total} OK", flush=True)
 
 
-def time_products(counts: Iterable[int], limit: float) -> None:
-    for name, (m, k, is_gated) in SHAPES.items():
+def time_products(matrices: dict[str, Matrix], counts: Iterable[int], limit: float) -> None:
+    for name, (m, k, is_gated) in matrices.items():
         rows = m * (1 + is_gated)
         size = rows * k * 2
         weights = [
             torch.randn(rows, k, device="cuda", dtype=BF16) * k**-0.5 for _ in range(max(2, (400 << 20) // size))
         ]
-        factor = torch.ones(k, device="cuda", dtype=BF16)
         for n in counts:
             x = torch.randn(n, k, device="cuda", dtype=BF16)
-            rest = torch.randn(n, m, device="cuda", dtype=BF16) if name in ("o", "down") else None
+            rest = torch.randn(n, m, device="cuda", dtype=BF16) if name in ("o", "down", "mamba out") else None
 
-            def one(weight: Tensor, form: Form, x: Tensor, rest: Tensor | None, factor: Tensor, pair: bool) -> Tensor:
-                norm = None if isinstance(form, Tiles) or rest is not None else Norm(factor, 1e-5)
+            def one(weight: Tensor, form: Form, x: Tensor, rest: Tensor | None, pair: bool) -> Tensor:
                 if pair:
-                    return gated_product(x, weight, "silu", norm=norm, form=form)
-                return product(x, weight, residual=rest, norm=norm, form=form)
+                    return gated_product(x, weight, "silu", form=form)
+                return product(x, weight, residual=rest, form=form)
 
-            forms = forms_for(name, n)
-            others = (x, rest, factor, is_gated)
+            forms = forms_for(m, k, is_gated, n)
+            others = (x, rest, is_gated)
             errors = all_at_once([partial(one, weights[0], form, *others) for form in forms])
             found = [(microseconds([partial(F.linear, x, w) for w in weights] * 2), "F.linear, nothing else")]
             for form, error in zip(forms, errors, strict=True):
@@ -208,50 +190,31 @@ def time_products(counts: Iterable[int], limit: float) -> None:
         del weights
 
 
-def time_layers(limit: float, n: int = 1, layers: int = 6) -> None:
+def time_layers(matrices: dict[str, Matrix], limit: float, n: int = 1, layers: int = 6) -> None:
     """Layers in a row: norm, qkv, a small kernel, o, norm, gate_up, down. The share counts weights only."""
-    blocks = []
-    for _ in range(layers):
-        shapes = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
-        blocks.append([torch.randn(*s, device="cuda", dtype=BF16) * s[1] ** -0.5 for s in shapes])
-    factor = torch.ones(4096, device="cuda", dtype=BF16)
-    start = torch.randn(n, 4096, device="cuda", dtype=BF16)
+    shapes = [
+        (m * (1 + is_gated), k) for m, k, is_gated in (matrices[name] for name in ("qkv", "o", "gate_up", "down"))
+    ]
+    width, heads = shapes[0][1], shapes[1][1]
+    blocks = [[torch.randn(*s, device="cuda", dtype=BF16) * s[1] ** -0.5 for s in shapes] for _ in range(layers)]
+    factor = torch.ones(max(width, heads), device="cuda", dtype=BF16)
+    start = torch.randn(n, width, device="cuda", dtype=BF16)
     size = sum(w.numel() * 2 for block in blocks for w in block)
 
-    def run(forms: dict[str, Form | None], fused: bool) -> Tensor:
+    def run(narrow: Form | None, gate: Form | None, wide: Form | None) -> Tensor:
         x = start
         for qkv, o, gate_up, down in blocks:
-            norm = Norm(factor, 1e-5) if fused else None
-            y = product(x if fused else rms_norm(x, factor, 1e-5), qkv, norm=norm, form=forms["qkv"])
-            x = product(rms_norm(y[:, :4096], factor, 1e-5), o, residual=x, form=forms["o"])
-            z = x if fused else rms_norm(x, factor, 1e-5)
-            h = gated_product(z, gate_up, "silu", norm=norm, form=forms["gate_up"])
-            x = product(h, down, residual=x, form=forms["down"])
+            y = product(rms_norm(x, factor, 1e-5), qkv, form=narrow)
+            x = product(rms_norm(y[:, :heads], factor, 1e-5), o, residual=x, form=narrow)
+            h = gated_product(rms_norm(x, factor, 1e-5), gate_up, "silu", form=gate)
+            x = product(h, down, residual=x, form=wide)
         return x
 
-    def same(narrow: Form | None, gate: Form | None, wide: Form | None) -> dict[str, Form | None]:
-        return {"qkv": narrow, "o": narrow, "gate_up": gate, "down": wide}
-
-    plans: dict[str, tuple[dict[str, Form | None], bool]] = {
-        "chosen, norm apart": (same(None, None, None), False),
-        "chosen, norm inside": (same(None, None, None), True),
-    }
+    plans: dict[str, tuple[Form | None, Form | None, Form | None]] = {"chosen": (None, None, None)}
     if n == 1:
-        narrow = Rows(2, 1024, 4)
-        plans["rows, norm apart"] = (same(narrow, Rows(1, 1024, 4), narrow), False)
-        plans["rows, norm inside"] = (same(narrow, Rows(1, 1024, 4), narrow), True)
-        for ahead in (0, 1, 2, 4):
-            for stages in (4, 5):
-                sweep = same(
-                    Sweep(2, 8, stages, 2, ahead), Sweep(1, 8, stages, 2, ahead), Sweep(1, 16, stages, 1, ahead)
-                )
-                plans[f"sweep, {stages} stages, {ahead} ahead, norm inside"] = (sweep, True)
-        mixed = same(Sweep(2, 8, 4, 2, 1), Sweep(1, 8, 4, 2, 1), Rows(2, 1024, 4))
-        plans["sweep, 1 ahead, down by rows, norm inside"] = (mixed, True)
-        plans["sweep, 1 ahead, norm apart"] = (
-            same(Sweep(2, 8, 4, 2, 1), Sweep(1, 8, 4, 2, 1), Sweep(1, 16, 4, 1, 1)),
-            False,
-        )
+        plans["rows"] = (Rows(2, 1024, 4), Rows(1, 1024, 4), Rows(2, 1024, 4))
+        plans["rows, unrolled"] = (Rows(2, 1024, 4, unroll=4), Rows(1, 1024, 4, unroll=4), Rows(2, 1024, 4, unroll=4))
+        plans["rows, narrow"] = (Rows(2, 512, 2), Rows(1, 512, 2), Rows(2, 512, 2))
     print(f"\n{layers} layers, {n} rows, {size / layers / 1e6:.1f} MB each", flush=True)
     errors = all_at_once([partial(run, *plan) for plan in plans.values()])
     for (name, plan), error in zip(plans.items(), errors, strict=True):
@@ -262,52 +225,13 @@ def time_layers(limit: float, n: int = 1, layers: int = 6) -> None:
         print(f"  {us:8.2f} µs a layer  {size / layers / us / 1e6 / limit:6.1%}  {name}", flush=True)
 
 
-def time_experts(limit: float) -> None:
-    for what, experts, width, inner, k in (("qwen3-next", 512, 2048, 512, 10), ("deepseek-v2-lite", 64, 2048, 1408, 6)):
-        gate_up = torch.randn(experts, 2 * inner, width, device="cuda", dtype=BF16) * width**-0.5
-        down = torch.randn(experts, width, inner, device="cuda", dtype=BF16) * inner**-0.5
-        for n in (1, 8):
-            x, h = (torch.randn(*s, device="cuda", dtype=BF16) for s in ((n, width), (n, k, inner)))
-            choices = [torch.rand(n, experts, device="cuda").argsort(1)[:, :k] for _ in range(24)]
-            weights = torch.rand(n, k, device="cuda", dtype=BF16)
-            distinct = sum(c.unique().numel() for c in choices) / len(choices)
-            size = distinct * width * inner * 2
-            print(f"\n{what}: {n} tokens × {k} of {experts}, {3 * size / 1e6:.1f} MB in all", flush=True)
-            for share in (
-                None,
-                Share(1, 1024, 4),
-                Share(2, 1024, 4),
-                Share(2, 2048, 4),
-                Share(2, 2048, 8),
-                Share(4, 1024, 4),
-            ):
-                us = microseconds([partial(expert_gated, x, gate_up, c, "silu", share=share) for c in choices])
-                print(
-                    f"  gated {us:7.2f} µs {2 * size / us / 1e6:5.2f} TB/s {2 * size / us / 1e6 / limit:4.0%} {share}",
-                    flush=True,
-                )
-            for share in (
-                None,
-                Share(1, 512, 2),
-                Share(2, 512, 2),
-                Share(4, 512, 2),
-                Share(2, 512, 1),
-                Share(1, 1024, 4),
-                Share(2, 2048, 4),
-            ):
-                us = microseconds([partial(expert_down, h, down, c, weights, share=share) for c in choices])
-                print(
-                    f"  down  {us:7.2f} µs {size / us / 1e6:5.2f} TB/s {size / us / 1e6 / limit:4.0%} {share}",
-                    flush=True,
-                )
-
-
 def time_norms() -> None:
     x, scale = torch.randn(32, 4096, device="cuda", dtype=BF16), torch.ones(4096, device="cuda", dtype=BF16)
     for n in (1, 32):
         ours = microseconds([partial(rms_norm, x[:n], scale, 1e-5)] * 50)
         theirs = microseconds([partial(F.rms_norm, x[:n], (4096,), scale, 1e-5)] * 50)
-        print(f"rms_norm {n} × 4096: {ours:.2f} µs, PyTorch {theirs:.2f} µs", flush=True)
+        twice = microseconds([partial(rms_norm_twice, x[:n], x[:n], (scale, scale), (1e-5, 1e-5))] * 50)
+        print(f"rms_norm {n} × 4096: {ours:.2f} µs, PyTorch {theirs:.2f} µs; with a second {twice:.2f} µs", flush=True)
 
 
 def main() -> None:
@@ -318,11 +242,11 @@ def main() -> None:
     scratch(torch.device("cuda", torch.cuda.current_device()))  # before threads ask for it
     check_products()
     check_others()
-    time_products((1, 2, 4, 8, 16, 32, 64) if "--all" in sys.argv else (1, 4, 32), limit)
-    time_layers(limit)
-    time_layers(limit, 32)
+    matrices = MATRICES[next((name for name in sys.argv[1:] if name in MATRICES), "llama-3.1-8b")]
+    time_products(matrices, (1, 2, 4, 8, 16, 32, 64) if "--all" in sys.argv else (1, 4, 32), limit)
+    time_layers(matrices, limit)
+    time_layers(matrices, limit, 32)
     time_norms()
-    time_experts(limit)
 
 
 if __name__ == "__main__":

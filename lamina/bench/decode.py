@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
-from lamina.generation.greedy import feed
 from lamina.generation.run import Chooser
 from lamina.model import Model
 from lamina.runtime import why_not_captured
@@ -21,6 +20,8 @@ def run_steps(model: Model, cache: Cache, ids: Tensor, n: int) -> Tensor:
         step.run(n)
         return step.ids[:, 0]
     for _ in range(n):
-        ids = feed(model, ids, cache, list(range(cache.rows))).argmax(dim=-1)
+        logits = model(ids[:, None], cache=cache, logits="last")
+        assert logits is not None
+        ids = logits.argmax(dim=-1)
         ids.tolist()  # stop rules look at every token
     return ids

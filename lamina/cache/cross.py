@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -28,6 +29,11 @@ class Source:
 
     states: Tensor
     lengths: Tensor
+
+    def select(self, rows: Sequence[int]) -> Source:
+        """The given rows, in that order; a row may be named more than once."""
+        index = torch.tensor(list(rows), device=self.states.device)
+        return Source(self.states[index], self.lengths[index])
 
 
 class CrossLayer(Layer):

@@ -18,14 +18,17 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lamina.activation import activation
+from lamina.attention.rotary import Table, rotate, rotate_neighbours
 from lamina.cache.layer import Key, Layer
 from lamina.errors import InputError
 from lamina.recurrence.rule import Rule
 
 if TYPE_CHECKING:
+    from lamina.attention.rotary import Table
     from lamina.cache.step import Step
     from lamina.nn.conv import ShortConvolution
     from lamina.nn.gated_norm import GatedRMSNorm
+    from lamina.nn.norm import RMSNorm
 
 
 class Memory:
@@ -64,7 +67,12 @@ class Memory:
         v: Tensor | None = None,  # [B, H, T, Dv]
         *,
         scale: float,
-        rope: tuple[Tensor, Tensor] | None = None,  # turns q and k first: (cos, sin), see lamina.nn.rotary
+        rope: Table | None = None,  # turns q and k first: (cos, sin), see lamina.nn.rotary
+        neighbours: bool = False,  # `rope` pairs each number with the one beside it, not half a head away
+        norms: tuple[RMSNorm, RMSNorm] | None = None,  # of each head of q and of k
+        norms_last: bool = False,  # norms come after turning, not before
+        factor: Tensor | None = None,  # [B, T] on q
+        gate: Tensor | None = None,  # [B, Hq, T, Dv]: what comes out is multiplied by its sigmoid
         softcap: float | None = None,
         sinks: Tensor | None = None,  # [Hq]
         bias: Callable[..., Tensor] | None = None,  # bias(head, q_pos, kv_pos), added to the scores
@@ -73,31 +81,59 @@ class Memory:
         """Remembers k and v, and attends from q over all that is visible. -> [B, Hq, T, Dv]"""
         entry, layer = self._entry(name, "attend")
         how: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks, "bias": bias}
+        turn: dict[str, Any] = {"rope": rope, "neighbours": neighbours, "norms_last": norms_last}
+        key = (self._index, entry)
         if getattr(layer, "fuses", False):
-            how["rope"] = rope
-        elif rope is not None:
-            q, k = self._step.turned(q, rope), None if k is None else self._step.turned(k, rope)
-        return layer.attend(self._step, (self._index, entry), q, k, v, **how)
+            return layer.attend(self._step, key, q, k, v, **how, **turn, norms=norms, factor=factor, gate=gate)
+        q = self._step.ready(q, norm=norms and norms[0], **turn)
+        k = None if k is None else self._step.ready(k, norm=norms and norms[1], **turn)
+        if factor is not None:
+            q = (q * factor[:, None, :, None]).to(q.dtype)
+        out = layer.attend(self._step, key, q, k, v, **how)
+        return out if gate is None else out * gate.sigmoid()
 
     def attend_latent(
-        self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, *, up: Tensor, scale: float,
+        self,
+        q: Tensor,  # [B, H, T, N + P]
+        kv: Tensor,  # [B, T, rank + P]: one latent and one rotary key a token, which all heads share
+        *,
+        norm: RMSNorm,  # of the latent
+        rope: Table,  # turns the last P numbers of q and kv
+        neighbours: bool,  # in which pairs: see lamina.attention.rotary
+        up: Tensor,  # [H, N + V, rank]: a latent's way up to each head's key and value
+        scale: float,
         name: str | None = None,
-    ) -> Tensor:  # fmt: skip
-        """Latent attention: remembers one latent and one rotary key a token. See `LatentLayer.attend_latent`."""
+    ) -> Tensor:
+        """Latent attention: remembers normed latents and turned keys, and attends over them. -> [B, H, T, V]"""
         entry, layer = self._entry(name, "attend_latent")
         key = (self._index, entry)
-        return layer.attend_latent(self._step, key, q_nope, q_rope, latent, k_rope, up=up, scale=scale)
+        if getattr(layer, "fuses", False):
+            around: dict[str, Any] = {"norm": norm, "rope": rope, "neighbours": neighbours}
+            return layer.attend_latent(self._step, key, q, kv, up=up, scale=scale, **around)
+        turn = rotate_neighbours if neighbours else rotate
+        q_nope, q_rope = q.split([q.shape[-1] - layer.spec.rope_dim, layer.spec.rope_dim], dim=-1)
+        latent, k_rope = kv.split([layer.spec.rank, layer.spec.rope_dim], dim=-1)
+        q_rope, k_rope = turn(q_rope, rope), turn(k_rope[:, None], rope)[:, 0]
+        return layer.attend_latent(self._step, key, q_nope, q_rope, norm(latent), k_rope, up=up, scale=scale)
 
     def convolve(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, act: str | None = None, name: str | None = None
+        self,
+        x: Tensor,  # [B, T, C]
+        weight: Tensor,  # [C, K]
+        bias: Tensor | None = None,
+        *,
+        act: str | None = None,
+        gates: tuple[Tensor, Tensor] | None = None,  # factors as x is, on what goes in and on what comes out
+        name: str | None = None,
     ) -> Tensor:
-        """Causal depthwise convolution over the row so far, then `act`. x [B, T, C], weight [C, K] -> [B, T, C]"""
+        """Causal depthwise convolution over the row so far, then `act`. -> [B, T, C]"""
         entry, layer = self._entry(name, "convolve")
         key = (self._index, entry)
         if getattr(layer, "fuses", False):
-            return layer.convolve(self._step, key, x, weight, bias, act)
-        y = layer.convolve(self._step, key, x, weight, bias)
-        return y if act is None else activation(act)(y)
+            return layer.convolve(self._step, key, x, weight, bias, act, gates)
+        y = layer.convolve(self._step, key, x if gates is None else gates[0] * x, weight, bias)
+        y = y if act is None else activation(act)(y)
+        return y if gates is None else gates[1] * y
 
     def recur(
         self,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lamina.attention.core import Backend
-from lamina.attention.rotary import Table, rotate, rotate_widened, widened
+from lamina.attention.rotary import Table, rotate, rotate_neighbours, rotate_widened, widened
 from lamina.attention.torch_backends import recording
 from lamina.attention.view import View
 from lamina.attention.window import Window
@@ -29,6 +29,7 @@ from lamina.errors import InputError
 
 if TYPE_CHECKING:
     from lamina.cache.cache import Cache
+    from lamina.nn.norm import RMSNorm
 
 Layers = Sequence[Mapping[str, Layer]]
 
@@ -180,6 +181,16 @@ class Step:
         if kind not in self._views:
             self._views[kind] = make()
         return self._views[kind]
+
+    def ready(
+        self, x: Tensor, *, rope: Table | None, neighbours: bool, norm: RMSNorm | None, norms_last: bool
+    ) -> Tensor:
+        """Queries or keys x [B, H, T, D] as they attend: each head normed and turned."""
+        if norm is not None and not norms_last:
+            x = norm(x)
+        if rope is not None:
+            x = rotate_neighbours(x, rope) if neighbours else self.turned(x, rope)
+        return norm(x) if norm is not None and norms_last else x
 
     def turned(self, x: Tensor, rope: Table) -> Tensor:
         """`rotate`, with what all layers need of the table made once."""

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from lamina.checkpoint.names import Names, Recipe, find_recipe, matches_any
-from lamina.checkpoint.progress import LoadingBar
+from lamina.checkpoint.progress import Bar
 from lamina.checkpoint.source import CheckpointError, Source, config_dtype, listing
 
 
@@ -66,7 +66,7 @@ def fill(
     dtype = config_dtype(source.config) if dtype is None else dtype
     device = torch.device("cpu") if device is None else torch.device(device)
     places = plan(module, source, names, dtype, tuple(ignore))
-    with LoadingBar(sum(p.like.numel() * p.dtype.itemsize for p in places), progress) as bar:
+    with Bar("loading weights", sum(p.like.numel() * p.dtype.itemsize for p in places), wanted=progress) as bar:
         for place in places:
             values = torch.empty(place.like.shape, dtype=place.dtype, device=device)
             copy_pieces(values, place.recipe, source)

@@ -1,4 +1,4 @@
-"""A progress bar for loading: on a terminal only, and only when loading takes a while."""
+"""A progress bar for what takes a while: on a terminal only, and only once it does."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 SHOW_AFTER = 1.0  # seconds
 
 
-class LoadingBar:
-    """Counts bytes; shows itself on standard error once `SHOW_AFTER` seconds have passed."""
+class Bar:
+    """Counts bytes or something else; shows itself on standard error once `SHOW_AFTER` seconds have passed."""
 
-    def __init__(self, total: int, wanted: bool = True) -> None:
+    def __init__(self, what: str, total: int, unit: str = "bytes", wanted: bool = True) -> None:
+        self._what, self._unit = what, unit
         self._total, self._done = total, 0
         self._wanted = wanted and sys.stderr.isatty()
         self._begin = time.monotonic()
@@ -35,8 +36,8 @@ class LoadingBar:
     def shown(self) -> bool:
         return self._bar is not None
 
-    def advance(self, nbytes: int) -> None:
-        self._done += nbytes
+    def advance(self, more: int) -> None:
+        self._done += more
         if self._bar is None and self._wanted and time.monotonic() - self._begin > SHOW_AFTER:
             self._bar = self._show()
         if self._bar is not None:
@@ -44,9 +45,17 @@ class LoadingBar:
 
     def _show(self) -> Progress:
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
-        columns = (TextColumn("loading weights"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        count = DownloadColumn() if self._unit == "bytes" else MofNCompleteColumn()
+        columns = (TextColumn(self._what), BarColumn(), count, TimeRemainingColumn())
         bar = Progress(*columns, console=Console(stderr=True), transient=True)
         bar.add_task("", total=self._total)
         bar.start()

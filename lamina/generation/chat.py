@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from lamina.cache.cache import Cache
 from lamina.errors import InputError
-from lamina.generation.continuation import continue_from
 from lamina.generation.prompt import prompt_of
 from lamina.generation.result import Result
 from lamina.generation.settings import settings_of
-from lamina.generation.stopping import Stopping
-from lamina.generation.stream import Cancelled, Emit, Pieces, Stream
+from lamina.generation.stream import Cancelled, Emit, Stream
 
 if TYPE_CHECKING:
     from lamina.model import Model
@@ -66,9 +64,9 @@ class Chat:
     def send(self, text: str) -> Result:
         """The model's answer. If it fails, the conversation is as it was."""
         self._check_free()
-        asked, _, rest = self._prepare(text)
-        result = self.model.generate(rest, cache=self.cache, **self._given)
-        self._say(asked, result.text[0])
+        asked, prompt = self._prepare(text)
+        result = self.model.generate(prompt, cache=self.cache, whole=True, **self._given)
+        self._say(asked, result)
         return result
 
     def stream(self, text: str) -> Stream[Result]:
@@ -78,34 +76,28 @@ class Chat:
         return self._open
 
     def _produce(self, text: str, emit: Emit) -> Result:
-        asked, whole, rest = self._prepare(text)
-        pieces = Pieces(self.model.tokenizer, 1)
-        stopping = Stopping.of(self.settings, [whole], self.model.tokenizer)
+        asked, prompt = self._prepare(text)
         said: list[str] = []
-
-        def told(row: int, token: int, _: str) -> None:
-            event = pieces.event(row, token, stopping.put(row, token))
-            said.append(event.text)
-            emit(event)
-
+        events = self.model.stream(prompt, cache=self.cache, whole=True, **self._given)
         try:
-            result = self.model.generate(rest, cache=self.cache, stream=told, **self._given)
+            for event in events:
+                said.append(event.text)
+                emit(event)
         except Cancelled:
             self._say(asked, "".join(said))
             raise
-        self._say(asked, result.text[0])
-        return result
+        self._say(asked, events.result)
+        return events.result
 
-    def _prepare(self, text: str) -> tuple[dict[str, Any], int, list[list[int]]]:
-        """The new message, how long the whole prompt is, and what of it is to be fed."""
+    def _prepare(self, text: str) -> tuple[dict[str, Any], list[list[int]]]:
+        """The new message, and the whole conversation with it as ids."""
         asked = {"role": "user", "content": text}
-        rows = prompt_of(
-            self.model, [*self.messages, asked], settings=self.settings, chat_options=self.chat_options
-        ).rows
-        (self.reused,), rest = continue_from(self.cache, rows)
-        return asked, len(rows[0]), rest
+        prompt = prompt_of(self.model, [*self.messages, asked], settings=self.settings, chat_options=self.chat_options)
+        return asked, prompt.rows
 
-    def _say(self, asked: dict[str, Any], answer: str) -> None:
+    def _say(self, asked: dict[str, Any], answer: Result | str) -> None:
+        if isinstance(answer, Result):
+            self.reused, self.cache, answer = answer.reused[0], answer.cache, answer.text[0]
         self.messages += [asked, {"role": "assistant", "content": answer}]
 
     def _check_free(self) -> None:

@@ -1,51 +1,84 @@
-"""Continuing a cache with whole sequences: what it already holds is not fed again.
+"""Continuing a cache, with only what comes next or with whole sequences, of which it already holds a part.
 
-Each row is taken back, exactly, to where the wanted sequence leaves what it holds. Where a row cannot go back that far,
-that row alone starts anew.
+For a whole sequence a row is taken back, exactly, to where the sequence leaves what it holds, and the rest is fed.
+Where a row cannot go back that far, that row alone starts anew. `continuation` only looks; `begin` changes the cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from lamina.cache.cache import Cache
 from lamina.errors import InputError
 
 
-def continue_from(cache: Cache, rows: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
-    """Brings each row of the cache to a prefix of its wanted sequence; -> how many tokens of it are reused, and those
-    that are still to be fed.
+@dataclass(frozen=True)
+class Continuation:
+    """How each row of a cache gets to its prompt.
 
-    Nothing is left to feed where the cache holds exactly the sequence and the logits after it; otherwise at least the
-    last token is. A row that starts anew has lost an attached source too.
+    back     tokens that it is taken back by
+    anew     rows that start from nothing
+    rest     tokens that are then fed; none where the logits after the last one are known
+    reused   tokens of the prompt that need not be fed
+    """
+
+    back: list[int]
+    anew: list[int]
+    rest: list[list[int]]
+    reused: list[int]
+
+    def begin(self, cache: Cache) -> None:
+        """Takes the rows to where `rest` goes on. A row that starts anew loses an attached source too."""
+        if any(self.back):
+            cache.rewind(self.back)
+        if self.anew:
+            cache.reset(self.anew)
+
+
+def continuation(cache: Cache, prompts: Sequence[Sequence[int]], whole: bool | None = None) -> Continuation:
+    """How the rows of a cache are continued by prompts.
+
+    whole   whether prompts are whole sequences or only what comes next. None: decided row by row; a prompt is a whole
+            sequence where it and the row have at least the first half of the shorter one in common
+
+    An empty prompt goes on from where the row is.
 
     >>> cache = model.new_cache()                                      # doctest: +SKIP
     >>> model([[5, 6, 7, 8]], cache=cache)                             # doctest: +SKIP
-    >>> continue_from(cache, [[5, 6, 9]])                              # doctest: +SKIP
-    ([2], [[9]])
+    >>> continuation(cache, [[5, 6, 9]])                               # doctest: +SKIP
+    Continuation(back=[2], anew=[], rest=[[9]], reused=[2])
     """
-    if len(rows) != cache.rows:
-        raise InputError(f"{len(rows)} prompts were given, the cache has {cache.rows} rows")
     possible = cache.rewindable.tolist()
     known = [False] * cache.rows if cache.logits is None else (~cache.logits[:, 0].isnan()).tolist()
-    reused, back, anew = [], [0] * cache.rows, []
-    for row, (ids, held) in enumerate(zip(rows, cache.tokens, strict=True)):
-        if not ids:
-            raise InputError(f"prompt {row} is empty: give at least one token")
-        keep = common(ids, held)
-        if keep == len(ids) and not (keep == len(held) and known[row]):
+    back, anew, rest, reused = [0] * cache.rows, [], [], []
+    for row, (prompt, held) in enumerate(zip(prompts, cache.tokens, strict=True)):
+        if not prompt and not held:
+            raise InputError(f"prompt {row} is empty, and so is its row of the cache: give at least one token")
+        is_whole = bool(prompt) and _is_whole(prompt, held, whole)
+        wanted = list(prompt) if is_whole else [*held, *prompt]
+        keep = common(wanted, held)
+        if keep == len(wanted) and not (keep == len(held) and known[row]):
             keep -= 1  # its logits are made again
         if len(held) - keep <= possible[row]:
             back[row] = len(held) - keep
+        elif -1 in wanted:
+            raise InputError(
+                f"row {row} cannot go back to where the logits after its last token can be made again, and was fed "
+                "embeddings, which cannot be fed anew: give at least one new token"
+            )
         else:
             anew.append(row)
             keep = 0
-        reused.append(keep)
-    if any(back):
-        cache.rewind(back)
-    if anew:
-        cache.reset(anew)
-    return reused, [list(ids[keep:]) for ids, keep in zip(rows, reused, strict=True)]
+        rest.append(wanted[keep:])
+        reused.append(keep if is_whole else 0)
+    return Continuation(back, anew, rest, reused)
+
+
+def _is_whole(prompt: Sequence[int], held: Sequence[int], whole: bool | None) -> bool:
+    if whole is not None:
+        return whole
+    return bool(held) and common(prompt, held) * 2 >= min(len(prompt), len(held))
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:

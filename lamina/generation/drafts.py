@@ -226,10 +226,12 @@ def draft_of(run: Run) -> tuple[Draft, Schedule]:
     s, rows = run.settings, run.cache.rows
     if s.prompt_lookup_num_tokens is not None:
         return Lookup(s.max_matching_ngram_size), Schedule(rows, s.prompt_lookup_num_tokens)
-    if s.assistant_model is None and s.assistant_early_exit is None:
-        raise InputError("speculation needs assistant_model, prompt_lookup_num_tokens or assistant_early_exit")
+    model = s.assistant_model
+    if model is None:
+        if s.assistant_early_exit is None:
+            raise InputError("speculation needs assistant_model, prompt_lookup_num_tokens or assistant_early_exit")
+        model = early_exit(run.model, s.assistant_early_exit)
     schedule = Schedule(rows, s.num_assistant_tokens, s.num_assistant_tokens_schedule)
-    model = s.assistant_model if s.assistant_model is not None else early_exit(run.model, s.assistant_early_exit)
     return Assistant(run, model, schedule.most, s.assistant_confidence_threshold), schedule
 
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -46,30 +45,13 @@ def heal(tokenizer: Tokenizer, ids: Sequence[int]) -> Healed:
     return Healed(whole[:-1], tokenizer.decode(whole, skip_special=False)[len(before) :], allowed)
 
 
-class Lengths(Protocol):
-    """What is looked at of a history: tokens so far, and how many of them were the prompt's. [B] each"""
-
-    lengths: Tensor
-    prompts: Tensor
-
-
-@dataclass(frozen=True)
-class Heal:
-    """A processor: the first new token of each row is one of those that are allowed. allowed [B, vocab]"""
-
-    allowed: Tensor
-    needs_tokens: ClassVar[bool] = False
-
-    @classmethod
-    def of(cls, rows: Sequence[Healed], vocab: int, device: torch.device) -> Heal:
-        allowed = torch.zeros(len(rows), vocab, dtype=torch.bool)
-        for r, row in enumerate(rows):
-            allowed[r, [i for i in row.allowed if i < vocab] if row.allowed else slice(None)] = True
-        return cls(allowed.to(device))
-
-    def __call__(self, scores: Tensor, history: Lengths) -> Tensor:
-        first = history.lengths == history.prompts
-        return scores.masked_fill(first[:, None] & ~self.allowed, float("-inf"))
+def only_healing(logits: Tensor, rows: Sequence[Healed]) -> Tensor:
+    """The logits of the first new tokens, without those that would not heal. [B, V]"""
+    vocab = logits.shape[-1]
+    allowed = torch.zeros(len(rows), vocab, dtype=torch.bool)
+    for r, row in enumerate(rows):
+        allowed[r, [i for i in row.allowed if i < vocab] if row.allowed else slice(None)] = True
+    return logits.masked_fill(~allowed.to(logits.device), float("-inf"))
 
 
 class _Vocabulary:

@@ -80,9 +80,10 @@ class History:
     def take(self, rows: Tensor) -> History:
         """The history of some rows, in that order; a row may be named more than once."""
         parts = (self.tokens, self.counts, self.sources, self.prompt_counts)
-        taken = (None if part is None else part[rows] for part in parts)
+        tokens, counts, sources, prompt_counts = (None if part is None else part[rows] for part in parts)
         own = self.numbers()
-        return History(self.lengths[rows], self.prompts[rows], *taken, [own[row] for row in rows.tolist()])
+        numbers = [own[row] for row in rows.tolist()]
+        return History(self.lengths[rows], self.prompts[rows], tokens, counts, sources, prompt_counts, numbers)
 
     def and_then(self, ids: Tensor) -> History:
         """The same rows with more tokens: ids [B, n]."""

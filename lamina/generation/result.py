@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -10,6 +12,13 @@ from torch import Tensor
 from lamina.cache.cache import Cache
 from lamina.checkpoint.tokenizer import Tokenizer
 from lamina.errors import InputError
+from lamina.generation.kept import Kept, Logprob
+
+if TYPE_CHECKING:
+    from lamina.generation.prompt import Prompt
+    from lamina.generation.run import Made, Run
+    from lamina.generation.settings import Settings
+    from lamina.model import Model
 
 
 @dataclass
@@ -29,26 +38,82 @@ class Timing:
 
 @dataclass
 class Result:
-    """tokens: the new ids of each row; cache: holds every row's prompt and new tokens, ready to be continued."""
+    """A row for each sequence: `num_return_sequences` rows for each prompt, one after the other."""
 
     prompts: list[list[int]]
+    """The ids of each row's prompt, as far as they are known."""
     tokens: list[list[int]]
+    """The new ids of each row, the one that ended it included."""
     reasons: list[str]
-    """Why each row ended: "eos" or "length"."""
-    cache: Cache
+    """Why each row ended: "eos", "length", "stop" or "time"."""
+    reused: list[int] = field(default_factory=list)
+    """How many tokens of each prompt the given cache already held."""
+    how: str = ""
+    """How tokens were decoded, and where a fast path was not taken, why."""
+    timing: Timing = field(default_factory=Timing)
     tokenizer: Tokenizer | None = None
     pad_id: int = 0
-    timing: Timing = field(default_factory=Timing)
+    cuts: list[int | None] = field(default_factory=list)
+    """Where in each row's text the stop string begins that ended it."""
+    kept: Kept | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+    """What a strategy knows besides: sequence scores and beam indices, acceptance statistics."""
+    held: Cache | None = None
+
+    @classmethod
+    def of(
+        cls, model: Model, settings: Settings, prompt: Prompt, made: Made, run: Run, reused: Sequence[int],
+        timing: Timing,
+    ) -> Result:  # fmt: skip
+        times = len(made.tokens) // len(prompt.counts)
+        each = [row for row in range(len(prompt.counts)) for _ in range(times)]
+        rows, cuts = prompt.rows, run.stopping.cuts
+        return cls(
+            [rows[row] for row in each], made.tokens, made.reasons, [reused[row] for row in each], made.how, timing,
+            model.tokenizer, settings.pad_token_id, cuts if len(cuts) == len(each) else [None] * len(each), run.kept,
+            made.more, made.cache,
+        )  # fmt: skip
+
+    @property
+    def cache(self) -> Cache:
+        """Holds every row's prompt and new tokens, ready to be continued."""
+        if self.held is None:
+            raise InputError("use_cache=False keeps nothing: generate with a cache to have one to continue")
+        return self.held
 
     @property
     def text(self) -> list[str]:
-        """The new text of each row."""
+        """The new text of each row, up to the stop string where one ended it."""
         if self.tokenizer is None:
             raise InputError("this checkpoint has no tokenizer: read result.tokens instead")
-        return [self.tokenizer.decode(row) for row in self.tokens]
+        texts = [self.tokenizer.decode(row) for row in self.tokens]
+        return [text[:cut] for text, cut in zip(texts, self.cuts or [None] * len(texts), strict=True)]
 
     @property
     def sequences(self) -> Tensor:
         """Prompt and new tokens of each row, padded on the right. [B, longest]"""
         rows = [torch.tensor(prompt + new) for prompt, new in zip(self.prompts, self.tokens, strict=True)]
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=self.pad_id)
+
+    @property
+    def scores(self) -> list[Tensor]:
+        """Of each row, what its tokens were chosen from [n, V]; with output_scores=True."""
+        return self._stacked("scores")
+
+    @property
+    def logits(self) -> list[Tensor]:
+        """Of each row, what the model gave [n, V]; with output_logits=True."""
+        return self._stacked("logits")
+
+    @property
+    def logprobs(self) -> list[list[Logprob]]:
+        """Of each row, the log-probabilities of its tokens; with logprobs=n."""
+        if self.kept is None or self.kept.top is None:
+            raise InputError("log-probabilities were not kept: generate with logprobs=0, or =5 for the five best too")
+        return self.kept.logprobs
+
+    def _stacked(self, name: str) -> list[Tensor]:
+        rows = None if self.kept is None else getattr(self.kept, name)
+        if rows is None:
+            raise InputError(f"{name} were not kept: generate with output_{name}=True")
+        return [torch.stack(row) for row in rows]

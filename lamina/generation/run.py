@@ -8,28 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.generation.history import History, Processor, history_of
+from lamina.generation.kept import Kept
 from lamina.generation.noise import draw
+from lamina.generation.stopping import Stopping
 
 if TYPE_CHECKING:
+    from lamina.generation.guide import Guide
     from lamina.generation.settings import Settings
     from lamina.model import Model
 
 Told = Callable[[int, int, str | None], None]
 """told(row, token, reason): called for each new token, in order; the reason why the row ends is given with its last."""
-
-
-class Stopping(Protocol):
-    """When rows end."""
-
-    def reason(self, row: int, tokens: Sequence[int]) -> str | None:
-        """Why the row ends after the last of its new tokens; None when it goes on."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +64,8 @@ class Run:
     prompts   how many tokens each row held before the first new one
     numbers   the rows' own numbers, for their noise
     source    [B, E] the encoder's ids, padded with -1, for models that have one
+    guide     leads scores away from a negative prompt
+    kept      what is written down of every token
     """
 
     model: Model
@@ -80,18 +78,25 @@ class Run:
     settings: Settings
     told: Told | None = None
     source: Tensor | None = None
+    guide: Guide | None = None
+    kept: Kept | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.prompts)
 
     def history(self, rows: Sequence[int] | None = None) -> History:
         """Of all rows, or of some; as the cache holds them now."""
-        some = range(self.cache.rows) if rows is None else rows
+        some = range(self.rows) if rows is None else rows
         history = history_of(self.cache, [self.prompts[row] for row in some], rows)
+        history.rows = [self.numbers[row] for row in some]
         if self.source is not None:
             history.sources = self.source if rows is None else self.source[list(rows)]
         return history
 
     def feed(self, ids: Tensor, rows: Sequence[int]) -> Tensor:
         """Feeds one token to each of these rows: ids [R] -> logits [R, V]"""
-        step = self.cache.step(1, rows=None if len(rows) == self.cache.rows else rows)
+        step = self.cache.step(1, rows=None if len(rows) == self.rows else rows)
         try:
             logits = self.model.forward(ids[:, None], step, logits="last")
         except BaseException:
@@ -106,35 +111,43 @@ class Run:
 class Made:
     """What a strategy made: new tokens of each row, why each ended, and the cache that holds prompts and new tokens.
 
+    how    the way it was decoded, in words
     more   what else is known, by name: sequence scores, beam indices, acceptance statistics …
     """
 
     tokens: list[list[int]]
     reasons: list[str]
     cache: Cache
+    how: str = "plain passes"
     more: dict[str, Any] = field(default_factory=dict)
 
 
 @torch.no_grad()
 def one_by_one(run: Run) -> Made:
     """Greedy or sampled, one pass a token over the rows that go on."""
-    tokens: list[list[int]] = [[] for _ in range(run.cache.rows)]
-    reasons = [""] * run.cache.rows
-    live, logits = list(range(run.cache.rows)), run.logits
+    tokens: list[list[int]] = [[] for _ in range(run.rows)]
+    reasons = [""] * run.rows
+    live, logits = list(range(run.rows)), run.logits
     numbers = torch.tensor(run.numbers, device=logits.device)
     while live:
         history = run.history(live)
-        chosen = run.chooser.choose(run.chooser.scores(logits, history), numbers[live], history.lengths)
+        led = logits if run.guide is None else run.guide.lead(logits, live)
+        scores = run.chooser.scores(led, history)
+        chosen = run.chooser.choose(scores, numbers[live], history.lengths)
         going = []  # indices into `live`
         for at, (row, token) in enumerate(zip(live, chosen.tolist(), strict=True)):
             tokens[row].append(token)
-            reason = run.stopping.reason(row, tokens[row])
+            reason = run.stopping.put(row, token)
             if reason is None:
                 going.append(at)
             else:
                 reasons[row] = reason
             if run.told:
                 run.told(row, token, reason)
+        if run.kept is not None:
+            run.kept.add(live, logits, scores, chosen)
         logits = run.feed(chosen, live)[going]
         live = [live[at] for at in going]
+        if run.guide is not None and live:
+            run.guide.feed(chosen[going], live)
     return Made(tokens, reasons, run.cache)

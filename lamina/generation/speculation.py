@@ -103,7 +103,8 @@ def speculate(run: Run, draft: Draft | None = None, schedule: Schedule | None = 
         live = [row for row, tokens in new.items() if taken[row] == len(tokens)]
         rows.tell()
     made = [len(tokens) for tokens in rows.tokens]
-    return Made(rows.tokens, rows.reasons, cache, {"speculation": Speculated(drafted, accepted, passes, made)})
+    more = {"speculation": Speculated(drafted, accepted, passes, made)}
+    return Made(rows.tokens, rows.reasons, cache, "plain passes of several tokens", more)
 
 
 class _Rows:
@@ -121,7 +122,7 @@ class _Rows:
         for n, token in enumerate(new, 1):
             self.texts[row].append(token)
             self.tokens[row].append(token)
-            reason = self.run.stopping.reason(row, self.tokens[row])
+            reason = self.run.stopping.put(row, token)
             self.untold.append((row, token, reason))
             if reason is not None:
                 self.reasons[row] = reason

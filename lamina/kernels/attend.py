@@ -5,13 +5,14 @@ times the T new tokens are the rows of a matrix product, so grouped heads share 
 this pass's tensors, committed ones from the store; what the store is (a line, a ring, where, how long each row) is read
 on the device from the cache's table, so one captured launch serves every cache and length.
 
-The parts of a long row are merged by its last program to arrive, or by a second kernel where there is much to merge.
+The parts of a long row are merged by the programs that complete them: there is no second launch.
 
 The reference is `lamina.attention.reference_attention`.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -23,18 +24,18 @@ from lamina.attention.window import Window
 from lamina.errors import InputError
 from lamina.kernels.launch import begin, launch_options, pdl
 from lamina.kernels.splits import (
+    COUNTERS,
     NEW,
     NOTHING,
     TAIL,
     arrivals,
+    bunch_for,
     cut,
+    fetch,
     first_seen,
     fold,
+    gathered,
     least_tokens,
-    leave,
-    merge,
-    merge_parts,
-    merges_itself,
     position_of,
     reach,
     row_of,
@@ -42,6 +43,7 @@ from lamina.kernels.splits import (
     scored,
     slot_of,
     splits_for,
+    tokens_ahead,
     visible,
     write,
 )
@@ -80,12 +82,13 @@ def shape_for(key_dim: int, value_dim: int, itemsize: int, queries: int) -> Shap
 
 @triton.jit
 def _attend(
-    out, q, k, v, sinks, parts, arrived, table, size, keep, least, scale, softcap,
+    out, q, k, v, sinks, parts, counters, table, size, keep, least, scale, softcap,
     q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token,
     T: tl.constexpr, G: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     D_PAD: tl.constexpr, DV_PAD: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr,
     QUERIES: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, MERGES: tl.constexpr,
-    BLOCK: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+    BLOCK: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr, CHUNK: tl.constexpr, AHEAD: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     group, split, most = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row, head, block = group // (HEADS * QUERIES), group // QUERIES % HEADS, group % QUERIES
@@ -94,6 +97,15 @@ def _attend(
     each, used = cut(many, most, least, BLOCK)
     if split >= used:
         return
+    base = (row * HEADS + head).to(tl.int64) * tl.load(table + 2)
+    stored = k.dtype
+    k_store = tl.multiple_of(tl.multiple_of(tl.load(table), 16).to(stored), 16) + base * D
+    v_store = tl.multiple_of(tl.multiple_of(tl.load(table + 1), 16).to(stored), 16) + base * DV
+    begins = split * each
+    ends = tl.minimum(begins + each, many)
+    if AHEAD:
+        fetch(k_store, begins, tl.minimum(begins + AHEAD, ends), D)
+        fetch(v_store, begins, tl.minimum(begins + AHEAD, ends), DV)
     begin(PDL)
 
     d, dv = tl.arange(0, D_PAD), tl.arange(0, DV_PAD)
@@ -114,13 +126,6 @@ def _attend(
     new_keys = tl.load(k + at_k[:, None] + d[None, :], mask=is_new & (d < D)[None, :], other=0.0)
     new_values = tl.load(v + at_v[:, None] + dv[None, :], mask=is_new & (dv < DV)[None, :], other=0.0)
 
-    slots = tl.load(table + 2)
-    base = (row * HEADS + head).to(tl.int64) * slots
-    stored = k.dtype
-    k_store = tl.multiple_of(tl.multiple_of(tl.load(table), 16).to(stored), 16) + base * D
-    v_store = tl.multiple_of(tl.multiple_of(tl.load(table + 1), 16).to(stored), 16) + base * DV
-    begins = split * each
-    ends = tl.minimum(begins + each, many)
     for start in range(begins, ends, BLOCK):
         j = start + tl.arange(0, BLOCK)
         there = (j < ends)[:, None]
@@ -144,15 +149,14 @@ def _attend(
 
     if used == 1:
         write(out, top, total, mix, sinks, row, head, r, dv, count, T, G, HEADS, DV, SINKS)
-    else:
-        leave(parts, top, total, mix, group, split, most, inner, dv, ROWS, DV)
-        if MERGES:
-            tl.debug_barrier()  # every thread's numbers are written before the arrival is
-            if tl.atomic_add(arrived + group, 1, sem="acq_rel") == used - 1:
-                tl.store(arrived + group, 0)
-                n = tl.arange(0, R)
-                best, sums, mixed = merge(parts, group, used, most, n, dv, ROWS, DV, R, DV_PAD, CHUNK)
-                write(out, best, sums, mixed, sinks, row, head, block * M + n, dv, count, T, G, HEADS, DV, SINKS)
+    elif MERGES:
+        n = tl.arange(0, R)
+        whole, best, sums, mixed = gathered(
+            parts, counters, top, total, mix, group, split, used, most, inner, n, dv,
+            ROWS, DV, R, DV_PAD, BUNCH, TREE, CHUNK,
+        )  # fmt: skip
+        if whole:
+            write(out, best, sums, mixed, sinks, row, head, block * M + n, dv, count, T, G, HEADS, DV, SINKS)
 
 
 def decode_attention(
@@ -168,13 +172,15 @@ def decode_attention(
     most_splits: int | None = None,
     shape: Shape | None = None,
     least: int | None = None,
+    ahead: bool = True,
 ) -> Tensor:
     """Attention of up to 16 new tokens over what the cache's rows hold and themselves: [B, Hq, T, Dv].
 
     Only visible slots of the store are read, whatever its capacity. Padding gives zeros. The last axis of q, k and v is
     contiguous. `most_splits` bounds the programs a row may be divided over; a caller that knows the capacity can give
-    `splits_for(rows, key_heads, capacity)`. `shape` and `least` are for measuring other configurations. The output lies
-    as [B, T, Hq, Dv], so putting the heads side by side afterwards costs nothing.
+    `splits_for(rows, key_heads, capacity)`. The output lies as [B, T, Hq, Dv], so putting the heads side by side
+    afterwards costs nothing. `shape`, `least` and `ahead` (whether tokens are asked for before the kernel in front has
+    finished) are for measuring other configurations.
     """
     B, Hq, T, D = q.shape
     Hk, Dv = k.shape[1], v.shape[3]
@@ -192,23 +198,23 @@ def decode_attention(
     kind, size, keep = rule_of(window)
     if most_splits is None:
         most_splits = splits_for(B, Hk * blocks, reach(window), least=least)
+    bunch = bunch_for(most_splits, rows, Dv)
+    bunches = triton.cdiv(most_splits, bunch)
+    if groups * (bunches + 1) > COUNTERS:
+        most_splits = 1  # so many groups keep the device busy undivided
     out = torch.empty(B, T, Hq, Dv, dtype=q.dtype, device=q.device)
-    merges = merges_itself(groups, most_splits, rows, Dv)
     parts = out
     if most_splits > 1:
-        parts = torch.empty(groups, most_splits, rows, Dv + TAIL.value, dtype=torch.float32, device=q.device)
+        parts = torch.empty(groups, most_splits + bunches, rows, Dv + TAIL.value, device=q.device)
     R, values = triton.next_power_of_2(rows), max(16, triton.next_power_of_2(Dv))
     _attend[(groups, most_splits)](
         out, q, k, v, out if sinks is None else sinks, parts, arrivals(q.device), table, size, keep, least, scale,
         1.0 if softcap is None else softcap, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         T=T, G=Hq // Hk, HEADS=Hk, D=D, DV=Dv, D_PAD=max(16, triton.next_power_of_2(D)), DV_PAD=values,
         M=M, ROWS=rows, R=R, QUERIES=blocks, KIND=kind, SOFTCAP=softcap is not None, SINKS=sinks is not None,
-        MERGES=merges and most_splits > 1, BLOCK=shape.block,
-        CHUNK=max(1, min(triton.next_power_of_2(most_splits), 2048 * shape.warps // (R * values))),
+        MERGES=most_splits > 1, BLOCK=shape.block, BUNCH=bunch, TREE=bunches > 1,
+        CHUNK=max(1, min(bunch, 2048 * shape.warps // (R * values))),
+        AHEAD=tokens_ahead(kind, math.gcd(D, Dv) * k.element_size(), shape.block) if ahead else 0,
         PDL=pdl(), num_warps=shape.warps, num_stages=shape.stages, **launch_options(),
     )  # fmt: skip
-    if most_splits > 1 and not merges:
-        merge_parts(
-            out, parts, sinks, table, (kind, size, keep), heads=Hk, queries=blocks, least=least, block=shape.block
-        )
     return out.transpose(1, 2)

@@ -39,7 +39,7 @@ def ring_of(table, row, C: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def _convolve(
-    x, weight, bias, out, table, x_row, x_token,
+    x, weight, bias, inward, outward, out, table, x_row, x_token, in_row, in_token, out_row, out_token,
     T: tl.constexpr, C: tl.constexpr, K: tl.constexpr, ACT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, c = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -58,12 +58,18 @@ def _convolve(
         inputs += (tl.load(ring + tl.maximum(at, 0) % size * C + c, mask=here & (at >= 0), other=0.0),)
     begin(PDL)
     for t in tl.static_range(T):
-        inputs += (tl.load(x + row * x_row + t * x_token + c, mask=here, other=0.0),)
+        new = tl.load(x + row * x_row + t * x_token + c, mask=here, other=0.0)
+        if inward is not None:
+            opening = tl.load(inward + row * in_row + t * in_token + c, mask=here, other=0.0)
+            new = (new.to(tl.float32) * opening.to(tl.float32)).to(x.dtype.element_ty)
+        inputs += (new,)
     for t in tl.static_range(T):
         y = start
         for tap in tl.static_range(K):
             y += inputs[t + tap].to(tl.float32) * taps[tap]
         y = y if ACT is None else activate(y, ACT)
+        if outward is not None:
+            y *= tl.load(outward + row * out_row + t * out_token + c, mask=here, other=0.0).to(tl.float32)
         tl.store(out + (row * T + t) * C + c, tl.where(t < count, y, 0.0), mask=here)
     if T > 1:  # with one token, the slot it takes is none of those that are read
         tl.debug_barrier()
@@ -79,18 +85,22 @@ def convolve_step(
     table: Tensor,
     *,
     act: str | None = None,
+    gates: tuple[Tensor, Tensor] | None = None,
     block: tuple[int, int] | None = None,
 ) -> Tensor:
     """x [B, T, C] (any strides, channels together), weight [C, K], bias [C] -> act(convolution) [B, T, C].
 
-    `act` is a name that `act_kind` knows. The new inputs of real tokens are in the ring afterwards.
+    `act` is a name that `act_kind` knows. `gates` are factors, each as x is: on what goes in and on what comes out. The
+    new inputs of real tokens are in the ring afterwards.
     """
     x = x if x.stride(2) == 1 else x.contiguous()
     rows, tokens, channels = x.shape
     out = torch.empty(rows, tokens, channels, dtype=x.dtype, device=x.device)
     width, warps = block or BLOCKS[rows * channels >= MANY]
+    inward, outward = gates or (None, None)
+    strides = [stride for gate in gates or () for stride in gate.stride()[:2]] or [0] * 4
     _convolve[triton.cdiv(channels, width), rows](
-        x, weight.contiguous(), bias, out, table, x.stride(0), x.stride(1),
+        x, weight.contiguous(), bias, inward, outward, out, table, x.stride(0), x.stride(1), *strides,
         tokens, channels, weight.shape[1], None if act is None else act_kind(act), width, pdl(),
         num_warps=warps, **launch_options(),
     )  # fmt: skip

@@ -1,10 +1,18 @@
 """Mixtures of experts for few tokens: each (token, expert) pair reads its expert's rows where they are, unsorted.
 
-    expert_gated    act(gate(x)) · up(x) of each chosen expert
-    expert_down     what the chosen experts give, weighed and added up, with an optional residual
+    expert_gated    act(gate(x)) · up(x) of each chosen expert, weighed
+    expert_down     what the chosen experts give, added up, with an optional residual
 
-The reference is `lamina.nn.Experts`. Pairs are the fast dimension of the grid, so tokens that chose the same expert
-read its rows at about the same time, from L2.
+A shared expert, which every token visits, takes part in both launches; its size may be another. The weight of an expert
+is a factor on what its down matrix reads, which is the same as one on what it gives. The reference is
+`lamina.nn.Mixture`.
+
+Pairs are the fast dimension of the grid, so tokens that chose the same expert read its rows at about the same time,
+from L2; rows of the shared expert are held in registers while token after token passes. All sizes are constants of a
+kernel: what a program reads of a weight is asked for at once, before the first of it is used.
+
+Rows of which it is known where they lie need not wait for the kernel in front to finish. For the shared expert that is
+always so. For `expert_down` all rows are known, since the choice was made before `expert_gated` began.
 """
 
 # mypy: allow-untyped-defs, disable-error-code=assignment
@@ -19,38 +27,52 @@ from torch import Tensor
 from lamina.kernels.finish import Act, act_kind, activate
 from lamina.kernels.launch import begin, launch_options, pdl
 
+TOGETHER = 8  # tokens that one program takes on, at most, where they all read the same rows
+PIECES = 24  # of weights, that a program for one token can hold
+
 
 @dataclass(frozen=True)
 class Share:
-    """A program's share: `rows` outputs, `block` numbers of their sums at a time."""
+    """A program's share: `rows` outputs, `block` numbers of their sums at a time.
+
+    early   rows that are known are asked for before the kernel in front has finished
+    """
 
     rows: int = 1
     block: int = 2048
     warps: int = 4
+    early: bool = True
 
 
 def expert_gated(
     x: Tensor,
     gate_up: Tensor,
     chosen: Tensor,
+    weights: Tensor,
     act: Act,
-    input_weights: Tensor | None = None,
     *,
+    weigh_input: bool = False,
+    shared: Tensor | None = None,
+    opening: Tensor | None = None,
     share: Share | None = None,
 ) -> Tensor:
-    """x [N, K], gate_up [E, 2I, K], chosen [N, k] -> [N, k, I]
+    """x [N, K], gate_up [E, 2I, K], chosen and weights [N, k] -> [N, k · I + S]
 
-    `input_weights` [N, k] are factors on what experts read; being factors of the products too, they are applied there.
+    weigh_input   weights are factors on what experts read; being factors of its products too, they are applied there
+    shared        [2S, K], the matrix of an expert for all tokens; opening [N, 1], its weights (1 where there are none)
     """
     (tokens, width), k, inner = x.shape, chosen.shape[1], gate_up.shape[1] // 2
-    if share is None:
-        block = min(1024, triton.next_power_of_2(width))
-        share = Share(2, block, _warps(block, x))
-    out = x.new_empty(tokens, k, inner)
-    _gated_kernel[(tokens * k, triton.cdiv(inner, share.rows))](
-        x, gate_up, chosen.contiguous(), x if input_weights is None else input_weights.contiguous(), out,
-        inner, width, x.stride(0), CHOICES=k, ROWS=share.rows, BLOCK=share.block, EVEN=width % share.block == 0,
-        ACT=act_kind(act), WEIGHTS=input_weights is not None, PDL=pdl(), num_warps=share.warps, **launch_options(),
+    size = 0 if shared is None else shared.shape[0] // 2
+    share = share or _share(2, 1024, x, [width] * 4)
+    out = x.new_empty(tokens, k * inner + size)
+    together = min(tokens, TOGETHER)
+    for_all = triton.cdiv(size, share.rows) * triton.cdiv(tokens, together)
+    _gated_kernel[(for_all + tokens * k * triton.cdiv(inner, share.rows),)](
+        x, gate_up, x if shared is None else shared, chosen.contiguous(), weights.contiguous(),
+        x if opening is None else opening.contiguous(), out, tokens, x.stride(0), for_all,
+        CHOICES=k, INNER=inner, SHARED=size, K=width, ROWS=share.rows, BLOCK=share.block, TOGETHER=together,
+        ACT=act_kind(act), WEIGH_INPUT=weigh_input, OPENING=opening is not None, EARLY=share.early, PDL=pdl(),
+        num_warps=share.warps, **launch_options(),
     )  # fmt: skip
     return out
 
@@ -59,90 +81,142 @@ def expert_down(
     h: Tensor,
     down: Tensor,
     chosen: Tensor,
-    weights: Tensor | None,
-    residual: Tensor | None = None,
     *,
+    shared: Tensor | None = None,
+    residual: Tensor | None = None,
     share: Share | None = None,
 ) -> Tensor:
-    """h [N, k, I], down [E, W, I], chosen and weights [N, k], residual [N, W] -> [N, W]"""
-    tokens, k, inner = h.shape
-    width = down.shape[1]
-    if share is None:
-        block = min(512, triton.next_power_of_2(inner))
-        share = Share(1, block, _warps(block, h))
-    out = h.new_empty(tokens, width)
-    _down_kernel[(tokens, triton.cdiv(width, share.rows))](
-        h.contiguous(), down, chosen.contiguous(), h if weights is None else weights.contiguous(),
-        h if residual is None else residual, out, inner, width, 0 if residual is None else residual.stride(0),
-        CHOICES=k, ROWS=share.rows, BLOCK=share.block, EVEN=inner % share.block == 0,
-        WEIGHTS=weights is not None, RESIDUAL=residual is not None, PDL=pdl(),
-        num_warps=share.warps, **launch_options(),
+    """h [N, k · I + S], down [E, W, I], chosen [N, k], shared [W, S], residual [N, W] -> [N, W]
+
+    `chosen` must be there before the launch in front of this one begins, as it is where that is `expert_gated`.
+    """
+    tokens, k, (_, width, inner) = h.shape[0], chosen.shape[1], down.shape
+    size = 0 if shared is None else shared.shape[1]
+    share = share or _share(1, 512, h, [*[inner] * k, size])
+    out = h.new_empty(tokens, width, dtype=None if residual is None else residual.dtype)
+    together = min(tokens, TOGETHER)
+    _down_kernel[(triton.cdiv(width, share.rows), triton.cdiv(tokens, together))](
+        h, down, h if shared is None else shared, chosen.contiguous(), h if residual is None else residual, out,
+        tokens, 0 if residual is None else residual.stride(0), CHOICES=k, INNER=inner, SHARED=size, W=width,
+        ROWS=share.rows, BLOCK=share.block, TOGETHER=together, RESIDUAL=residual is not None,
+        EARLY=share.early, PDL=pdl(), num_warps=share.warps, **launch_options(),
     )  # fmt: skip
     return out
 
 
-def _warps(block: int, x: Tensor) -> int:
-    """No more than fill a block with 16 bytes for each thread: beyond that, threads would exchange what they hold."""
-    return max(1, min(4, block * x.element_size() // 512))
+def _share(rows: int, block: int, x: Tensor, held: list[int]) -> Share:
+    """A program holds rows of these sizes: blocks are wider where they would be more pieces than registers can hold,
+    and warps no more than fill a block with 16 bytes a thread: beyond that, threads would exchange what they hold."""
+    block, most = min(block, triton.next_power_of_2(max(held))), PIECES if x.shape[0] == 1 else PIECES * 2 // 3
+    while sum(triton.cdiv(size, block) for size in held) > most:
+        block *= 2
+    return Share(rows, block, max(1, min(8, block * x.element_size() // 512)))
+
+
+@triton.jit
+def pieces(rows, SIZE: tl.constexpr, BLOCK: tl.constexpr, POLICY: tl.constexpr):
+    """Rows [ROWS, 1] of SIZE numbers as a tuple of [ROWS, BLOCK], zeros beyond the end."""
+    found = ()
+    for start in tl.static_range(0, SIZE, BLOCK):
+        k = start + tl.arange(0, BLOCK)[None, :]
+        if start + BLOCK <= SIZE:
+            found += (tl.load(rows + k, eviction_policy=POLICY),)
+        else:
+            found += (tl.load(rows + k, mask=k < SIZE, other=0, eviction_policy=POLICY),)
+    return found
+
+
+@triton.jit
+def products(acc, rows, x, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """acc [ROWS, BLOCK] + the products of pieces of rows and of a vector, number by number."""
+    for i in tl.static_range((SIZE + BLOCK - 1) // BLOCK):
+        acc += rows[i].to(tl.float32) * x[i].to(tl.float32)
+    return acc
 
 
 @triton.jit
 def _gated_kernel(
-    x, gate_up, chosen, weights, out, INNER, K, x_stride, CHOICES: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, EVEN: tl.constexpr, ACT: tl.constexpr, WEIGHTS: tl.constexpr, PDL: tl.constexpr,
+    x, gate_up, shared, chosen, weights, opening, out, N, x_stride, for_all,
+    CHOICES: tl.constexpr, INNER: tl.constexpr, SHARED: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, TOGETHER: tl.constexpr, ACT: tl.constexpr, WEIGH_INPUT: tl.constexpr, OPENING: tl.constexpr,
+    EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (p, i): outputs i · ROWS and on of the pair p = token · CHOICES + choice."""
-    begin(PDL)
-    pair = tl.program_id(0)
-    expert = tl.load(chosen + pair).to(tl.int64)
-    x += tl.cast(pair // CHOICES, tl.int64) * x_stride
-    i = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    gate = gate_up + (expert * (2 * INNER) + tl.minimum(i, INNER - 1))[:, None] * K  # [ROWS, 1]
-    up = gate + tl.cast(INNER, tl.int64) * K
-    a = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
-    b = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
-    for start in range(0, K, BLOCK):
-        k = start + tl.arange(0, BLOCK)[None, :]
-        inside = (k < K) | EVEN
-        w = tl.load(gate + k, mask=inside, other=0, eviction_policy="evict_first")
-        u = tl.load(up + k, mask=inside, other=0, eviction_policy="evict_first")
-        v = tl.load(x + k, mask=inside, other=0, eviction_policy="evict_last").to(tl.float32)
-        a += w.to(tl.float32) * v
-        b += u.to(tl.float32) * v
-    y, z = tl.sum(a, 1), tl.sum(b, 1)
-    if WEIGHTS:
-        factor = tl.load(weights + pair).to(tl.float32)
-        y, z = y * factor, z * factor
-    y = activate(y, ACT) * z
-    tl.store(out + tl.cast(pair, tl.int64) * INNER + i, y.to(out.dtype.element_ty), mask=i < INNER)
+    """The first `for_all` programs are those of the shared expert: (i, t) does outputs i · ROWS and on of the tokens
+    t · TOGETHER and on. Then (i, p): the same outputs of the pair p = token · CHOICES + choice."""
+    program = tl.program_id(0)
+    HIDDEN: tl.constexpr = CHOICES * INNER + SHARED
+    if program < for_all:
+        if not EARLY:
+            begin(PDL)
+        groups = tl.cdiv(N, TOGETHER)
+        i = program // groups * ROWS + tl.arange(0, ROWS)
+        rows = shared + tl.minimum(i, SHARED - 1)[:, None] * K
+        gate = pieces(rows, K, BLOCK, "evict_first")
+        up = pieces(rows + SHARED * K, K, BLOCK, "evict_first")
+        if EARLY:
+            begin(PDL)
+        for t in range(TOGETHER):
+            n = (program % groups * TOGETHER + t).to(tl.int64)
+            if n < N:
+                factor = tl.load(opening + n).to(tl.float32) if OPENING else 1.0
+                y = _gated(gate, up, x + n * x_stride, factor, K, ROWS, BLOCK, ACT, False)
+                tl.store(out + n * HIDDEN + CHOICES * INNER + i, y.to(out.dtype.element_ty), mask=i < SHARED)
+    else:
+        begin(PDL)
+        pairs = N * CHOICES
+        pair = (program - for_all) % pairs
+        expert, factor = tl.load(chosen + pair).to(tl.int64), tl.load(weights + pair).to(tl.float32)
+        n = (pair // CHOICES).to(tl.int64)
+        i = (program - for_all) // pairs * ROWS + tl.arange(0, ROWS)
+        rows = gate_up + expert * (2 * INNER * K) + tl.minimum(i, INNER - 1)[:, None] * K
+        gate = pieces(rows, K, BLOCK, "evict_first")
+        up = pieces(rows + INNER * K, K, BLOCK, "evict_first")
+        y = _gated(gate, up, x + n * x_stride, factor, K, ROWS, BLOCK, ACT, WEIGH_INPUT)
+        tl.store(out + n * HIDDEN + pair % CHOICES * INNER + i, y.to(out.dtype.element_ty), mask=i < INNER)
+
+
+@triton.jit
+def _gated(
+    gate, up, x, factor, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, ACT: tl.constexpr,
+    WEIGH_INPUT: tl.constexpr,
+):  # fmt: skip
+    """act(gate x) · up x, weighed, for one token x [K] -> [ROWS]"""
+    zeros = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
+    v = pieces(x, K, BLOCK, "evict_last")
+    y, z = tl.sum(products(zeros, gate, v, K, BLOCK), 1), tl.sum(products(zeros, up, v, K, BLOCK), 1)
+    return activate(y * factor, ACT) * (z * factor) if WEIGH_INPUT else activate(y, ACT) * z * factor
 
 
 @triton.jit
 def _down_kernel(
-    h, down, chosen, weights, residual, out, INNER, W, residual_stride, CHOICES: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, EVEN: tl.constexpr, WEIGHTS: tl.constexpr, RESIDUAL: tl.constexpr, PDL: tl.constexpr,
+    h, down, shared, chosen, residual, out, N, residual_stride, CHOICES: tl.constexpr, INNER: tl.constexpr,
+    SHARED: tl.constexpr, W: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
+    RESIDUAL: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (n, w): outputs w · ROWS and on of token n, over all its choices.
-
-    Choices and weights are all loaded before the first is used, so their rows are on their way together."""
-    begin(PDL)
-    n = tl.cast(tl.program_id(0), tl.int64)
-    m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    """Program (w, t): outputs w · ROWS and on of the tokens t · TOGETHER and on, over all their experts."""
+    if not EARLY:
+        begin(PDL)
+    m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row = tl.minimum(m, W - 1)[:, None]
-    experts, factors = (), ()
-    for j in tl.static_range(CHOICES):
-        experts += (tl.load(chosen + n * CHOICES + j).to(tl.int64),)
-        factors += (tl.load(weights + n * CHOICES + j).to(tl.float32) if WEIGHTS else 1.0,)
-    acc = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
-    for start in range(0, INNER, BLOCK):
-        i = start + tl.arange(0, BLOCK)[None, :]
-        inside = (i < INNER) | EVEN
-        for j in tl.static_range(CHOICES):
-            at = (experts[j] * W + row) * INNER + i
-            w = tl.load(down + at, mask=inside, other=0, eviction_policy="evict_first")
-            v = tl.load(h + (n * CHOICES + j) * INNER + i, mask=inside, other=0, eviction_policy="evict_last")
-            acc += w.to(tl.float32) * (v.to(tl.float32) * factors[j])
-    y = tl.sum(acc, 1)  # [ROWS]
-    if RESIDUAL:
-        y += tl.load(residual + n * residual_stride + m, mask=m < W, other=0).to(tl.float32)
-    tl.store(out + n * W + m, y.to(out.dtype.element_ty), mask=m < W)
+    for_all = pieces(shared + row * SHARED, SHARED, BLOCK, "evict_first")
+    for t in range(TOGETHER):
+        n = (tl.program_id(1) * TOGETHER + t).to(tl.int64)
+        if n < N:
+            experts, own = (), ()
+            for j in tl.static_range(CHOICES):  # past the first-level cache, which may be older than the choice
+                experts += (tl.load(chosen + n * CHOICES + j, cache_modifier=".cg").to(tl.int64),)
+            for j in tl.static_range(CHOICES):
+                own += (pieces(down + experts[j] * (W * INNER) + row * INNER, INNER, BLOCK, "evict_first"),)
+            if EARLY:
+                begin(PDL)
+            inside = h + n * (CHOICES * INNER + SHARED)
+            acc = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
+            rest = tl.zeros([ROWS], dtype=tl.float32)
+            if RESIDUAL:
+                rest = tl.load(residual + n * residual_stride + m, mask=m < W, other=0).to(tl.float32)
+            for j in tl.static_range(CHOICES):
+                v = pieces(inside + j * INNER, INNER, BLOCK, "evict_last")
+                acc = products(acc, own[j], v, INNER, BLOCK)
+            v = pieces(inside + CHOICES * INNER, SHARED, BLOCK, "evict_last")
+            y = tl.sum(products(acc, for_all, v, SHARED, BLOCK), 1) + rest
+            tl.store(out + n * W + m, y.to(out.dtype.element_ty), mask=m < W)

@@ -64,25 +64,33 @@ def activate(x, ACT: tl.constexpr):
 
 
 @triton.jit
-def added(n, m, keep, M, bias, residual, residual_stride,
-          GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr):  # fmt: skip
-    """What `finish` adds at [n, m]: bias, the partner's bias, residual. Loaded early, so that nobody waits for it."""
-    zero = tl.zeros([1, 1], dtype=tl.float32)
-    first, second, rest = zero, zero, zero
+def wanted(m, at, keep, M, bias, factors, residual,
+           GATED: tl.constexpr, BIAS: tl.constexpr, FACTORS: tl.constexpr, RESIDUAL: tl.constexpr):  # fmt: skip
+    """What `finish` needs for outputs m beside their sums: bias, the partner's bias, factor, and residual (which lies
+    `at` there). Loaded early, so that nobody waits for it."""
+    first, second, factor, rest = 0.0, 0.0, 1.0, 0.0
     if BIAS:
         first = tl.load(bias + m, mask=keep, other=0).to(tl.float32)
         if GATED:
             second = tl.load(bias + M + m, mask=keep, other=0).to(tl.float32)
+    if FACTORS:
+        factor = tl.load(factors + m, mask=keep, other=0).to(tl.float32)
     if RESIDUAL:
-        rest = tl.load(residual + n * residual_stride + m, mask=keep, other=0).to(tl.float32)
-    return first, second, rest
+        rest = tl.load(residual + at, mask=keep, other=0).to(tl.float32)
+    return first, second, factor, rest
 
 
 @triton.jit
-def finish(a, b, first, second, rest, n, m, keep, M, scale, out, GATED: tl.constexpr, ACT: tl.constexpr):
-    """Stores (a + bias) · scale + residual, or act(a + bias) · (b + bias), at out[n, m] where `keep`; out: [N, M]"""
-    y = activate(a + first, ACT) * (b + second) if GATED else (a + first) * scale + rest
-    tl.store(out + n * M + m, y.to(out.dtype.element_ty), mask=keep)
+def finish(a, b, first, second, factor, rest, before, scale, softcap, out, keep,
+           GATED: tl.constexpr, ACT: tl.constexpr, SOFTCAP: tl.constexpr):  # fmt: skip
+    """Stores y + residual with y = (before · a + bias) · scale · factor, softly capped, or act(y) · (before · b + bias)
+    when gated, at `out` where `keep`."""
+    y = (a * before + first) * scale * factor
+    if GATED:
+        y = activate(y, ACT) * (b * before + second)
+    if SOFTCAP:
+        y = softcap * (2 * tl.sigmoid(2 * y / softcap) - 1)  # softcap · tanh(y / softcap)
+    tl.store(out, (y + rest).to(out.dtype.element_ty), mask=keep)
 
 
 @triton.jit

@@ -1,12 +1,17 @@
 """Decode attention in the latent (MLA, absorbed): one vector a token serves as key and value of every head.
 
 A slot holds [latent | rotary key]. The key is all of it, the value its first `rank` numbers, so a block is read once
-and used in three products: two for the scores, one for the mix. All heads times new tokens are the rows of the
-products; the history is never expanded. Everything else is as in `attend`. A part is `rank` numbers for each query, too
-much for one program to merge, so the second kernel does it.
+and used in three products: two for the scores, one for the mix. The history is never expanded. Heads are few against
+tokens and ranks, so products have tokens or the rank as their rows and all heads times new tokens as their columns:
+matrix units then take a block from shared memory as it lies. New tokens are one stretch with the last part's tokens.
+
+A part is `rank` numbers for each query, too many for one program to merge: parts stay as they are, each a mean of
+latents and the `level` it stands at, and `absorb.out_of_latent` merges them on the way. The rest is as in `attend`.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -18,41 +23,57 @@ from lamina.errors import InputError
 from lamina.kernels.attend import MOST_QUERIES, Shape
 from lamina.kernels.launch import begin, launch_options, pdl
 from lamina.kernels.splits import (
+    LOG2E,
     NEW,
     NOTHING,
-    TAIL,
     cut,
+    fetch,
     first_seen,
-    fold,
-    leave,
-    merge_parts,
+    least_tokens,
+    multiprocessors,
     position_of,
     reach,
     row_of,
     rule_of,
-    scored,
     slot_of,
     splits_for,
+    tokens_ahead,
     visible,
-    write,
 )
 
-# By bytes of one number, and by queries in a program.
+# By bytes of one number, and by queries in a program. Blocks of 64 tokens are for the matrix units of Hopper.
 SHAPES = {
-    (2, 16): Shape(32, 8, 3),
-    (2, 32): Shape(32, 8, 3),
-    (2, 64): Shape(32, 8, 3),
-    (4, 16): Shape(16, 8, 3),
+    (2, 16): Shape(64, 4, 2),
+    (2, 32): Shape(64, 4, 2),
+    (2, 64): Shape(64, 8, 2),
+    (4, 16): Shape(16, 8, 2),
 }
-LEAST = 128  # tokens a part has at least: a slot is as long as the keys and values of four heads
+EARLIER = Shape(32, 8, 2)  # for devices before it
+LEAST = 64  # tokens a part has at least: a slot is as long as the keys and values of four heads
+MOST_SPLITS = 128
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the queries saw, in parts. Query h·T + t of a row lies in block (h·T + t) // M of its queries."""
+
+    means: Tensor  # [B * blocks, parts, queries, rank]
+    levels: Tensor  # [B * blocks, queries, parts] float32: log2 of the sum of a part's shares
+    rows: int  # B
+    heads: int
+    tokens: int  # T
+    queries: int  # M, in a block
+    window: Window
+    least: int
+    block: int
 
 
 @triton.jit
 def _attend_latent(
-    out, q, new, parts, table, size, keep, least, scale, q_row, q_head, q_token, new_row, new_token,
+    means, levels, q, new, table, size, keep, least, scale, q_row, q_head, q_token, new_row, new_token,
     T: tl.constexpr, H: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr,
     RANK_PAD: tl.constexpr, ROPE_PAD: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, QUERIES: tl.constexpr,
-    KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    KIND: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     group, split, most = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row, block = group // QUERIES, group % QUERIES
@@ -61,57 +82,59 @@ def _attend_latent(
     each, used = cut(many, most, least, BLOCK)
     if split >= used:
         return
-    begin(PDL)
-
-    c, p = tl.arange(0, RANK_PAD)[None, :], tl.arange(0, ROPE_PAD)[None, :]
-    inner = tl.arange(0, M)  # this program's queries: token t of head r // T
-    r = block * M + inner
-    t = r % T
-    low = first_seen(length + t, size, KIND)  # [M]
-    ours = q + (row * q_row + r // T * q_head + t * q_token)[:, None]
-    real = (r < H * T)[:, None]
-    q_latent = tl.load(ours + c, mask=real & (c < RANK), other=0.0)
-    q_rope = tl.load(ours + RANK + p, mask=real & (p < ROPE), other=0.0)
-    top, total = tl.full([M], NOTHING, tl.float32), tl.zeros([M], tl.float32)
-    mix = tl.zeros([M, RANK_PAD], tl.float32)
-
     store = tl.multiple_of(tl.multiple_of(tl.load(table), 16).to(new.dtype), 16)
     store += row.to(tl.int64) * tl.load(table + 2) * (RANK + ROPE)
     begins = split * each
     ends = tl.minimum(begins + each, many)
-    for start in range(begins, ends, BLOCK):
+    if AHEAD:
+        fetch(store, begins, tl.minimum(begins + AHEAD, ends), RANK + ROPE)
+    begin(PDL)
+
+    c, p = tl.arange(0, RANK_PAD)[None, :], tl.arange(0, ROPE_PAD)[None, :]
+    m = tl.arange(0, M)  # this program's queries: token t of head r // T
+    r = block * M + m
+    t = r % T
+    low = first_seen(length + t, size, KIND)[None, :]  # [1, M]
+    ours = q + (row * q_row + r // T * q_head + t * q_token)[:, None]
+    real = (r < H * T)[:, None]
+    q_latent = tl.trans(tl.load(ours + c, mask=real & (c < RANK), other=0.0))  # [RANK, M]
+    q_rope = tl.trans(tl.load(ours + RANK + p, mask=real & (p < ROPE), other=0.0))
+    top, total = tl.full([M], NOTHING, tl.float32), tl.zeros([M], tl.float32)
+    mix = tl.zeros([RANK_PAD, M], tl.float32)
+
+    stop = tl.where(split == used - 1, many + count, ends)  # the shortest part takes the new tokens too
+    for start in range(begins, stop, BLOCK):
+        if AHEAD:
+            fetch(store, start + AHEAD, tl.minimum(start + AHEAD + BLOCK, ends), RANK + ROPE)
         j = start + tl.arange(0, BLOCK)
-        there = (j < ends)[:, None]
-        at = store + (slot_of(j, kept, first, ring, keep) * (RANK + ROPE))[:, None]
-        latents = tl.load(at + c, mask=there & (c < RANK), other=0.0)
-        ropes = tl.load(at + RANK + p, mask=there & (p < ROPE), other=0.0)
-        products = tl.dot(q_latent, tl.trans(latents), input_precision="ieee")
-        products = tl.dot(q_rope, tl.trans(ropes), products, input_precision="ieee")
-        seen = (j < ends)[None, :]
-        if KIND != "full" and T > 1:
-            position = position_of(j, kept, first)[None, :]
-            seen = seen & ((position >= low[:, None]) | (position < keep))
-        top, total, mix = fold(top, total, mix, scored(products, scale, 1.0, False), seen, latents)
+        u = j - many  # a new token's number
+        kept_at = store + slot_of(j, kept, first, ring, keep) * (RANK + ROPE)
+        at = tl.where(u < 0, kept_at, new + row * new_row + u * new_token)[:, None]
+        seen = (j < stop)[:, None]
+        latents = tl.load(at + c, mask=seen & (c < RANK), other=0.0)  # [BLOCK, RANK]
+        ropes = tl.load(at + RANK + p, mask=seen & (p < ROPE), other=0.0)
+        scores = tl.dot(latents, q_latent, input_precision="ieee")
+        scores = tl.dot(ropes, q_rope, scores, input_precision="ieee") * (scale * LOG2E)  # [BLOCK, M]
+        if T > 1:
+            seen = seen & (u[:, None] <= t[None, :])
+            if KIND != "full":
+                position = tl.where(u < 0, position_of(j, kept, first), length + u)[:, None]
+                seen = seen & ((position >= low) | (position < keep))
+        scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, axis=0))
+        shares, fade = tl.exp2(scores - higher[None, :]), tl.exp2(top - higher)
+        total = total * fade + tl.sum(shares, axis=0)
+        mix = tl.dot(tl.trans(latents), shares.to(latents.dtype), mix * fade[None, :], input_precision="ieee")
+        top = higher
 
-    if split == used - 1:  # the shortest part takes the new tokens too
-        u = tl.arange(0, NEW)
-        at_new, is_new = new + (row * new_row + u * new_token)[:, None], (u < count)[:, None]
-        new_latents = tl.load(at_new + c, mask=is_new & (c < RANK), other=0.0)
-        new_ropes = tl.load(at_new + RANK + p, mask=is_new & (p < ROPE), other=0.0)
-        new_products = tl.dot(q_latent, tl.trans(new_latents), input_precision="ieee")
-        new_products = tl.dot(q_rope, tl.trans(new_ropes), new_products, input_precision="ieee")
-        sees_new = (u < count)[None, :] & (u[None, :] <= t[:, None])
-        if KIND != "full":
-            new_position = (length + u)[None, :]
-            sees_new = sees_new & ((new_position >= low[:, None]) | (new_position < keep))
-        new_scores = scored(new_products, scale, 1.0, False)
-        top, total, mix = fold(top, total, mix, new_scores, sees_new, new_latents)
-
-    column = tl.arange(0, RANK_PAD)
-    if used == 1:
-        write(out, top, total, mix, out, row, 0, r, column, count, T, H, 1, RANK, False)
-    else:
-        leave(parts, top, total, mix, group, split, most, inner, column, ROWS, RANK)
+    some = total > 0
+    mean = mix / tl.where(some, total, 1.0)[None, :]
+    level = tl.where(some, top + tl.log2(tl.where(some, total, 1.0)), NOTHING)
+    place = (group.to(tl.int64) * most + split) * ROWS + m
+    column = tl.arange(0, RANK_PAD)[:, None]
+    inside = (m < ROWS)[None, :] & (column < RANK)
+    tl.store(means + place[None, :] * RANK + column, mean.to(means.dtype.element_ty), mask=inside)
+    tl.store(levels + (group * ROWS + m) * most + split, level, mask=m < ROWS)
 
 
 def decode_latent(
@@ -124,9 +147,10 @@ def decode_latent(
     window: Window | None = None,
     most_splits: int | None = None,
     shape: Shape | None = None,
-    least: int = LEAST,
-) -> Tensor:
-    """Attention of up to 16 new tokens over the latents that the cache's rows hold and their own: [B, H, T, rank].
+    least: int | None = None,
+    ahead: bool = True,
+) -> Parts:
+    """Attention of up to 16 new tokens over the latents that the cache's rows hold and their own, in parts.
 
     As `decode_attention` with one key head and values = keys[..., :rank].
     """
@@ -137,25 +161,25 @@ def decode_latent(
         )
     M = min(max(16, triton.next_power_of_2(H * T)), MOST_QUERIES[q.element_size()])
     blocks = triton.cdiv(H * T, M)
-    rows = M if blocks > 1 else H * T
-    shape = shape or SHAPES[q.element_size(), M]
+    queries = M if blocks > 1 else H * T
+    shape = shape or shape_for(q.element_size(), M)
     window = window or Full()
     kind, size, keep = rule_of(window)
-    if most_splits is None:  # parts are large here: one program a multiprocessor
-        most_splits = splits_for(B * blocks, 1, reach(window), waves=1, least=least)
-    out = torch.empty(B, T, H, rank, dtype=q.dtype, device=q.device)
-    parts = out
-    if most_splits > 1:
-        parts = torch.empty(B * blocks, most_splits, rows, rank + TAIL.value, dtype=torch.float32, device=q.device)
+    least = least or (LEAST if B * blocks < multiprocessors() else least_tokens(B * blocks))
+    if most_splits is None:
+        most_splits = min(splits_for(B * blocks, 1, reach(window), least=least), MOST_SPLITS)
+    means = torch.empty(B * blocks, most_splits, queries, rank, dtype=q.dtype, device=q.device)
+    levels = torch.empty(B * blocks, queries, most_splits, device=q.device)
     _attend_latent[(B * blocks, most_splits)](
-        out, q, new, parts, table, size, keep, least, scale, *q.stride()[:3], *new.stride()[:2],
+        means, levels, q, new, table, size, keep, least, scale, *q.stride()[:3], *new.stride()[:2],
         T=T, H=H, RANK=rank, ROPE=D - rank,
         RANK_PAD=max(16, triton.next_power_of_2(rank)), ROPE_PAD=max(16, triton.next_power_of_2(D - rank)),
-        M=M, ROWS=rows, QUERIES=blocks, KIND=kind, BLOCK=shape.block,
+        M=M, ROWS=queries, QUERIES=blocks, KIND=kind, BLOCK=shape.block,
+        AHEAD=tokens_ahead(kind, D * q.element_size(), shape.block) if ahead else 0,
         PDL=pdl(), num_warps=shape.warps, num_stages=shape.stages, **launch_options(),
     )  # fmt: skip
-    if most_splits > 1:
-        merge_parts(
-            out, parts, None, table, (kind, size, keep), heads=1, queries=blocks, least=least, block=shape.block
-        )
-    return out.transpose(1, 2)
+    return Parts(means, levels, B, H, T, M, window, least, shape.block)
+
+
+def shape_for(itemsize: int, queries: int) -> Shape:
+    return SHAPES[itemsize, queries] if pdl() or itemsize == 4 else EARLIER

@@ -2,6 +2,7 @@
 
 Programmatic dependent launch hides the gap between two kernels. A kernel calls `begin(PDL)` first of all: it waits
 until what it depends on is written, then lets its own successor be launched. `PDL` is a constexpr, from `pdl()`.
+Weights, which depend on nobody, may be asked for before; so may what was written before the kernel in front began.
 
     kernel[grid](..., PDL=pdl(), **launch_options())
 """
@@ -32,7 +33,27 @@ def launch_options() -> dict[str, Any]:
 
 @triton.jit
 def begin(PDL: tl.constexpr):
-    """The first line of a kernel: nothing that another kernel wrote may be read before it."""
+    """The first line of a kernel: nothing that the kernel in front wrote may be read before it."""
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def fetch_ahead(pointer, size):
+    """Asks `size` bytes (a multiple of 16) into the L2 cache; one thread of the program does."""
+    tl.inline_asm_elementwise(
+        """{
+            .reg .pred first;
+            .reg .b32 thread;
+            mov.u32 thread, %tid.x;
+            setp.eq.u32 first, thread, 0;
+            @first cp.async.bulk.prefetch.L2.global [$1], $2;
+            mov.u32 $0, 0;
+        }""",
+        "=r,l,r",
+        [pointer.to(tl.int64), size.to(tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

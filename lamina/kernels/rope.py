@@ -1,14 +1,17 @@
-"""Rotary embedding of queries and keys, and the new tokens into their slots, in one launch.
+"""Norms and rotary embedding of queries and keys, and the new tokens into their slots, in one launch.
 
-A program takes one head of one token: a query head is turned, a key head is turned and stored, a value head is stored.
+A program takes one head of one token: a query head is normed and turned, a key head is also stored, a value head is
+stored.
 Slots follow from the row's length, read on the device: in a line slot p, in a ring behind `keep` first ones
 keep + (p - keep) % R. Padding is not stored. Several tokens at once go into a line but not into a ring, where the cache
 stores the accepted ones at commit.
 
-The references are `lamina.nn.rotary.rotate`, `rotate_neighbours` and `lamina.cache.layout.Layout.slots`.
+The references are `lamina.cache.step.Step.ready` and `lamina.cache.layout.Layout.slots`.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -17,6 +20,9 @@ from torch import Tensor
 
 from lamina.kernels.launch import begin, launch_options, pdl
 from lamina.kernels.splits import row_of
+
+if TYPE_CHECKING:
+    from lamina.nn.norm import RMSNorm
 
 
 @triton.jit
@@ -34,57 +40,84 @@ def store_at(table, FIELD: tl.constexpr, like, row, head, slot, HEADS, D):
 
 
 @triton.jit
+def put(y, z, at, numbers, inside, stores, MOVES: tl.constexpr, WRITE: tl.constexpr):
+    """A head's numbers `at` their places: into the new tensor, and into the store where `stores`."""
+    numbers = numbers.to(y.dtype.element_ty)
+    if MOVES:
+        tl.store(y + at, numbers, mask=inside)
+    if WRITE:
+        tl.store(z + at, numbers, mask=inside & stores)
+
+
+@triton.jit
+def normed(a, b, rest, scales, D, eps):
+    """The RMS norm of one head that lies in three parts."""
+    factor = tl.rsqrt((tl.sum(a * a) + tl.sum(b * b) + tl.sum(rest * rest)) / D + eps)
+    return a * factor * scales[0], b * factor * scales[1], rest * factor * scales[2]
+
+
+@triton.jit
 def _rotate(
-    q, k, v, q_out, k_out, cos, sin, table,
-    q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token, rope_row, rope_token,
+    q, k, v, q_out, k_out, cos, sin, q_weight, k_weight, factor, table,
+    q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token, rope_row, rope_token, factor_row,
+    factor_token, q_eps, k_eps, q_plus, k_plus,
     T: tl.constexpr, Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     PAIRS: tl.constexpr, PAIRS_PAD: tl.constexpr, REST_PAD: tl.constexpr, DV_PAD: tl.constexpr,
-    NEIGHBOURS: tl.constexpr, WRITE: tl.constexpr, FIRST: tl.constexpr, PDL: tl.constexpr,
+    NEIGHBOURS: tl.constexpr, NORMS: tl.constexpr, WEIGHTS: tl.constexpr, FACTOR: tl.constexpr, MOVES: tl.constexpr,
+    WRITE: tl.constexpr, FIRST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, t, head = tl.program_id(0) // T, tl.program_id(0) % T, tl.program_id(1) + FIRST
     length, count = row_of(table, row, T)
     real = t < count
     slot = tl.where(real, slot_at(table, length + t), 0)
-    begin(PDL)
     if head < Q_HEADS + K_HEADS:
         is_key = head >= Q_HEADS
         h = tl.where(is_key, head - Q_HEADS, head)
         if is_key:
             x = k + row * k_row + h * k_head + t * k_token
             y = k_out + ((row * T + t) * K_HEADS + h) * D
+            weight, eps, plus = k_weight, k_eps, k_plus
         else:
             x = q + row * q_row + h * q_head + t * q_token
             y = q_out + ((row * T + t) * Q_HEADS + h) * D
-        stores = is_key & real
+            weight, eps, plus = q_weight, q_eps, q_plus
+        z = y
         if WRITE:
             z = store_at(table, 0, k, row, h, slot, K_HEADS, D)
-        if PAIRS:
-            i = tl.arange(0, PAIRS_PAD)
-            if NEIGHBOURS:
-                one, two = 2 * i, 2 * i + 1
-            else:
-                one, two = i, PAIRS + i
-            inside = i < PAIRS
-            angle = row * rope_row + t * rope_token + i
-            c = tl.load(cos + angle, mask=inside, other=0.0)
-            s = tl.load(sin + angle, mask=inside, other=0.0)
-            a = tl.load(x + one, mask=inside, other=0.0).to(tl.float32)
-            b = tl.load(x + two, mask=inside, other=0.0).to(tl.float32)
-            turned_a = (a * c - b * s).to(k.dtype.element_ty)
-            turned_b = (b * c + a * s).to(k.dtype.element_ty)
-            tl.store(y + one, turned_a, mask=inside)
-            tl.store(y + two, turned_b, mask=inside)
-            if WRITE:
-                tl.store(z + one, turned_a, mask=inside & stores)
-                tl.store(z + two, turned_b, mask=inside & stores)
-        if REST_PAD:  # numbers that are not turned
-            j = 2 * PAIRS + tl.arange(0, REST_PAD)
-            rest = tl.load(x + j, mask=j < D, other=0.0)
-            if PAIRS:
-                tl.store(y + j, rest, mask=j < D)
-            if WRITE:
-                tl.store(z + j, rest, mask=(j < D) & stores)
+        # A head is pairs (a, b), which are turned, and the rest. Either may be nothing.
+        i, j = tl.arange(0, PAIRS_PAD), 2 * PAIRS + tl.arange(0, REST_PAD)
+        if NEIGHBOURS:
+            one, two = 2 * i, 2 * i + 1
+        else:
+            one, two = i, PAIRS + i
+        inside, left = i < PAIRS, j < D
+        scales = (1.0, 1.0, 1.0)
+        if WEIGHTS:
+            scales = (tl.load(weight + one, mask=inside, other=0.0).to(tl.float32) + plus,
+                      tl.load(weight + two, mask=inside, other=0.0).to(tl.float32) + plus,
+                      tl.load(weight + j, mask=left, other=0.0).to(tl.float32) + plus)  # fmt: skip
+        begin(PDL)
+        angle = row * rope_row + t * rope_token + i
+        c = tl.load(cos + angle, mask=inside, other=0.0)
+        s = tl.load(sin + angle, mask=inside, other=0.0)
+        a = tl.load(x + one, mask=inside, other=0.0).to(tl.float32)
+        b = tl.load(x + two, mask=inside, other=0.0).to(tl.float32)
+        rest = tl.load(x + j, mask=left, other=0.0).to(tl.float32)
+        if NORMS == "first":
+            a, b, rest = normed(a, b, rest, scales, D, eps)
+        a, b = a * c - b * s, b * c + a * s
+        if NORMS == "last":
+            a, b, rest = normed(a, b, rest, scales, D, eps)
+        if FACTOR:
+            by = tl.load(factor + row * factor_row + t * factor_token)
+            by = tl.where(is_key, 1.0, by)
+            a, b, rest = a * by, b * by, rest * by
+        stores = is_key & real
+        put(y, z, one, a, inside, stores, MOVES, WRITE)
+        put(y, z, two, b, inside, stores, MOVES, WRITE)
+        put(y, z, j, rest, left, stores, MOVES, WRITE)
     else:
+        begin(PDL)
         if WRITE:
             h = head - Q_HEADS - K_HEADS
             d = tl.arange(0, DV_PAD)
@@ -100,49 +133,60 @@ def rotate_and_append(
     table: Tensor,  # the row of the cache's table for this entry
     *,
     neighbours: bool = False,
+    norms: tuple[RMSNorm, RMSNorm] | None = None,  # of each query and each key head
+    norms_last: bool = False,
+    factor: Tensor | None = None,  # [B, T], on queries
     write: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Turns q and k into new tensors, [B, T, H, D] seen as [B, H, T, D]; returns them and v.
+    """Norms and turns q and k into new tensors, [B, T, H, D] seen as [B, H, T, D]; returns them and v.
 
     With `write`, real new keys and values go to their slots: into a line any number of tokens, into a ring one. The
     last axis of q, k and v is contiguous. `neighbours` pairs every number with the one beside it, not half a head away.
+    Norms come before turning, or after it with `norms_last`; both have weights, or neither.
     """
     B, Hq, T, D = q.shape
     Hk, Dv = k.shape[1], v.shape[3]
-    if rope is None and not write:
+    moves = rope is not None or norms is not None or factor is not None
+    if not moves and not write:
         return q, k, v
-    turns = rope is not None
-    cos, sin = rope if rope is not None else (q, q)
-    pairs = cos.shape[-1] if turns else 0
+    cos, sin = (q, q) if rope is None else rope
+    pairs = 0 if rope is None else cos.shape[-1]
+    weights = [q if norm.weight is None else norm.weight for norm in norms or ()] or [q, q]
+    numbers = [norm.eps for norm in norms or ()] + [float(norm.plus_one) for norm in norms or ()] or [0.0] * 4
     q_out, k_out = q, k
-    if turns:
+    if moves:
         q_out = torch.empty(B, T, Hq, D, dtype=q.dtype, device=q.device)
         k_out = torch.empty(B, T, Hk, D, dtype=k.dtype, device=k.device)
-    first = 0 if turns else Hq  # queries that are not turned stay where they are
+    first = 0 if moves else Hq  # queries that do not change stay where they are
     _rotate[(B * T, Hq - first + Hk * (2 if write else 1))](
-        q, k, v, q_out, k_out, cos, sin, table,
+        q, k, v, q_out, k_out, cos, sin, *weights, q if factor is None else factor, table,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *cos.stride()[:2],
+        *((0, 0) if factor is None else factor.stride()), *numbers,
         T=T, Q_HEADS=Hq, K_HEADS=Hk, D=D, DV=Dv, PAIRS=pairs, PAIRS_PAD=triton.next_power_of_2(max(pairs, 1)),
-        REST_PAD=triton.next_power_of_2(D - 2 * pairs) if 2 * pairs < D else 0, DV_PAD=triton.next_power_of_2(Dv),
-        NEIGHBOURS=neighbours, WRITE=write, FIRST=first, PDL=pdl(), num_warps=1, **launch_options(),
+        REST_PAD=triton.next_power_of_2(max(D - 2 * pairs, 1)), DV_PAD=triton.next_power_of_2(Dv),
+        NEIGHBOURS=neighbours, NORMS="" if norms is None else "last" if norms_last else "first",
+        WEIGHTS=norms is not None and norms[0].weight is not None, FACTOR=factor is not None, MOVES=moves,
+        WRITE=write, FIRST=first, PDL=pdl(), num_warps=1, **launch_options(),
     )  # fmt: skip
-    return (q_out.transpose(1, 2), k_out.transpose(1, 2), v) if turns else (q, k, v)
+    return (q_out.transpose(1, 2), k_out.transpose(1, 2), v) if moves else (q, k, v)
 
 
 @triton.jit
-def _append(x, table, x_row, x_token, T: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, PDL: tl.constexpr):
-    row, t = tl.program_id(0) // T, tl.program_id(0) % T
-    length, count = row_of(table, row, T)
-    slot = tl.where(t < count, slot_at(table, length + t), 0)
+def _angles(positions, frequencies, cos, sin, scale, P: tl.constexpr, P_PAD: tl.constexpr, PDL: tl.constexpr):
+    token, i = tl.program_id(0), tl.arange(0, P_PAD)
+    frequency = tl.load(frequencies + i, mask=i < P, other=0.0)
     begin(PDL)
-    i = tl.arange(0, D_PAD)
-    numbers = tl.load(x + row * x_row + t * x_token + i, mask=i < D, other=0.0)
-    tl.store(store_at(table, 0, x, row, 0, slot, 1, D) + i, numbers, mask=(i < D) & (t < count))
+    angle = tl.load(positions + token).to(tl.float32) * frequency
+    tl.store(cos + token * P + i, tl.cos(angle) * scale, mask=i < P)
+    tl.store(sin + token * P + i, tl.sin(angle) * scale, mask=i < P)
 
 
-def append(x: Tensor, table: Tensor) -> None:
-    """Real new tokens x [B, T, D] (latents) into their slots: into a line any number of them, into a ring one."""
-    B, T, D = x.shape
-    _append[(B * T,)](
-        x, table, *x.stride()[:2], T=T, D=D, D_PAD=triton.next_power_of_2(D), PDL=pdl(), num_warps=4, **launch_options()
-    )
+def rotary_table(positions: Tensor, frequencies: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """The table of `lamina.nn.Rotary`: positions [B, T], frequencies [P] -> cos and sin [B, T, P], times `scale`."""
+    pairs = frequencies.shape[0]
+    cos, sin = (torch.empty(*positions.shape, pairs, device=positions.device) for _ in range(2))
+    _angles[(positions.numel(),)](
+        positions.contiguous(), frequencies, cos, sin, scale,
+        P=pairs, P_PAD=triton.next_power_of_2(pairs), PDL=pdl(), num_warps=1, **launch_options(),
+    )  # fmt: skip
+    return cos, sin

@@ -8,10 +8,15 @@ launch that was captured once fits every length, and slots that nobody sees are 
 Each program keeps, for each of its queries, the largest score (`top`), the sum of shares relative to it (`total`) and
 the sum of values weighted by them (`mix`). Two such triples merge into one: scale both to the larger top, add. Scores
 are in powers of two. A part is written as a row of `mix | top | total | 2 unused`, aligned to 16 bytes.
+
+Parts are merged by the programs that made them (`gathered`), in a tree of two levels: a program that completes a bunch
+of parts merges the bunch, one that completes the bunches merges those. Chance decides who that is, but not what is
+merged with what, so results repeat bit for bit.
 """
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import torch
@@ -22,14 +27,14 @@ from torch import Tensor
 from lamina.attention.window import Chunked, Full, Sliding, Window
 from lamina.errors import InputError
 from lamina.kernels import INTERPRETED
-from lamina.kernels.launch import begin, launch_options, pdl
+from lamina.kernels.launch import fetch_ahead, pdl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 NOTHING = tl.constexpr(-1e30)  # a top below every score; finite, so that differences of two are never NaN
 NEW = tl.constexpr(16)  # new tokens a row may have
 TAIL = tl.constexpr(4)  # numbers of a part behind its mix
-MOST_GROUPS = 1 << 16
-MERGE_BYTES = 1 << 17  # of parts that one program may merge; with more, a second kernel does it faster
+COUNTERS = 1 << 16
+MERGE_BYTES = 1 << 16  # of parts that one program merges at once; with more, two levels are faster
 
 
 # -- what a row sees -------------------------------------------------------------------------------------------------
@@ -94,6 +99,16 @@ def cut(many, most, least, BLOCK: tl.constexpr):
     return each, tl.maximum(tl.cdiv(many, each), 1)
 
 
+@triton.jit
+def fetch(store, begins, ends, WIDTH: tl.constexpr):
+    """Asks the tokens begins … ends - 1 of a line, WIDTH numbers each, into the L2 cache.
+
+    What a cache held before this pass nobody writes, so a program may ask for it before `begin`.
+    """
+    if ends > begins:
+        fetch_ahead(store + begins * WIDTH, (ends - begins) * (WIDTH * store.dtype.element_ty.primitive_bitwidth // 8))
+
+
 # -- arithmetic ------------------------------------------------------------------------------------------------------
 
 
@@ -138,81 +153,76 @@ def write(
 
 
 @triton.jit
-def leave(parts, top, total, mix, group, split, most, r, d, ROWS: tl.constexpr, DV: tl.constexpr):
-    """Writes one part: parts [groups, most, ROWS, DV + TAIL], r counted inside the block of queries."""
-    at = ((group.to(tl.int64) * most + split) * ROWS + r) * (DV + TAIL)
+def leave(parts, top, total, mix, place, r, d, ROWS: tl.constexpr, DV: tl.constexpr):
+    """Writes one part: parts [places, ROWS, DV + TAIL], r counted inside the block of queries."""
+    at = (place * ROWS + r) * (DV + TAIL)
     tl.store(parts + at[:, None] + d[None, :], mix, mask=(r < ROWS)[:, None] & (d < DV)[None, :])
     tl.store(parts + at + DV, top, mask=r < ROWS)
     tl.store(parts + at + DV + 1, total, mask=r < ROWS)
 
 
 @triton.jit
+def arrive(counter, expected):
+    """Counts this program's part as written; whether it was the last of those expected."""
+    tl.debug_barrier()  # every thread's numbers are written before one thread counts
+    last = tl.atomic_add(counter, 1, sem="acq_rel") == expected - 1
+    if last:
+        tl.store(counter, 0)
+    return last
+
+
+@triton.jit
 def merge(
-    parts, group, used, most, r, d, ROWS: tl.constexpr, DV: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    parts, place, many, r, d, ROWS: tl.constexpr, DV: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Merges the parts of the queries r [R], columns d [C], CHUNK parts at a time so that their loads overlap."""
+    """Merges `many` parts from `place` on: the queries r [R], columns d [C], the loads of CHUNK parts at a time."""
     top, total, mix = tl.full([R], NOTHING, tl.float32), tl.zeros([R], tl.float32), tl.zeros([R, C], tl.float32)
-    for start in range(0, used, CHUNK):
-        s = start + tl.arange(0, CHUNK)
-        there = (s < used)[:, None] & (r < ROWS)[None, :]
-        at = ((group.to(tl.int64) * most + s)[:, None] * ROWS + r[None, :]) * (DV + TAIL)  # [CHUNK, R]
-        # Written by other programs of this launch: read past the first-level cache.
-        tops = tl.load(parts + at + DV, mask=there, other=NOTHING, cache_modifier=".cg")
-        totals = tl.load(parts + at + DV + 1, mask=there, other=0.0, cache_modifier=".cg")
-        inside = there[:, :, None] & (d < DV)[None, None, :]
-        mixes = tl.load(parts + at[:, :, None] + d[None, None, :], mask=inside, other=0.0, cache_modifier=".cg")
-        higher = tl.maximum(top, tl.max(tops, axis=0))
-        share, fade = tl.exp2(tops - higher[None, :]), tl.exp2(top - higher)
-        total = total * fade + tl.sum(totals * share, axis=0)
-        mix = mix * fade[:, None] + tl.sum(mixes * share[:, :, None], axis=0)
-        top = higher
+    for start in range(0, many, CHUNK):
+        for i in tl.static_range(CHUNK):
+            there = (r < ROWS) & (start + i < many)
+            at = parts + ((place + start + i) * ROWS + r) * (DV + TAIL)
+            # Written by other programs of this launch: read past the first-level cache.
+            part_top = tl.load(at + DV, mask=there, other=NOTHING, cache_modifier=".cg")
+            part_total = tl.load(at + DV + 1, mask=there, other=0.0, cache_modifier=".cg")
+            inside = there[:, None] & (d < DV)[None, :]
+            part_mix = tl.load(at[:, None] + d[None, :], mask=inside, other=0.0, cache_modifier=".cg")
+            higher = tl.maximum(top, part_top)
+            fade, share = tl.exp2(top - higher), tl.exp2(part_top - higher)
+            total = total * fade + part_total * share
+            mix = mix * fade[:, None] + part_mix * share[:, None]
+            top = higher
     return top, total, mix
 
 
 @triton.jit
-def _merge(
-    out, parts, sinks, table, size, keep, least, most,
-    T: tl.constexpr, G: tl.constexpr, HEADS: tl.constexpr, DV: tl.constexpr, ROWS: tl.constexpr, QUERIES: tl.constexpr,
-    SINKS: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr, CHUNK: tl.constexpr,
-    PDL: tl.constexpr,
+def gathered(
+    parts, counters, top, total, mix, group, split, used, most, inner, n, d,
+    ROWS: tl.constexpr, DV: tl.constexpr, R: tl.constexpr, C: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One query and C columns a program. A row with a single part has been written already."""
-    group, r = tl.program_id(0) // ROWS, tl.program_id(0) % ROWS + tl.arange(0, 1)
-    row, head, block = group // (HEADS * QUERIES), group // QUERIES % HEADS, group % QUERIES
-    length, count = row_of(table, row, T)
-    _kept, _first, many, _ring = visible(table, length, count, size, keep, KIND)
-    _each, used = cut(many, most, least, BLOCK)
-    begin(PDL)
-    if used > 1:
-        d = tl.program_id(1) * C + tl.arange(0, C)
-        top, total, mix = merge(parts, group, used, most, r, d, ROWS, DV, 1, C, CHUNK)
-        write(out, top, total, mix, sinks, row, head, block * ROWS + r, d, count, T, G, HEADS, DV, SINKS)
+    """Leaves this program's part (queries `inner`) and merges what it completes.
 
-
-def merge_parts(
-    out: Tensor,  # [B, T, HEADS * G, DV]
-    parts: Tensor,  # [groups, most, ROWS, DV + TAIL]
-    sinks: Tensor | None,
-    table: Tensor,
-    window: tuple[str, int, int],
-    *,
-    heads: int,
-    queries: int,
-    least: int,
-    block: int,
-) -> None:
-    """The second kernel, for parts that are too many numbers for one program."""
-    groups, most, rows, width = parts.shape
-    kind, size, keep = window
-    values = width - TAIL.value
-    columns = min(triton.next_power_of_2(values), 128)
-    _merge[(groups * rows, triton.cdiv(values, columns))](
-        out, parts, out if sinks is None else sinks, table, size, keep, least, most,
-        T=out.shape[1], G=out.shape[2] // heads, HEADS=heads, DV=values, ROWS=rows, QUERIES=queries,
-        SINKS=sinks is not None, KIND=kind, BLOCK=block, C=columns, CHUNK=min(triton.next_power_of_2(most), 64),
-        PDL=pdl(), num_warps=4, **launch_options(),
-    )  # fmt: skip
+    -> whether that is the whole of the group; if so the top, total and mix of its queries n [R]
+    A group's parts are at its `most` first places, its merged bunches behind them.
+    """
+    bunches, bunch = tl.cdiv(most, BUNCH), split // BUNCH
+    place = group.to(tl.int64) * (most + bunches)
+    leave(parts, top, total, mix, place + split, inner, d, ROWS, DV)
+    counters += group * (bunches + 1)
+    here = tl.minimum(used - bunch * BUNCH, BUNCH)
+    last = arrive(counters + bunch, here)
+    best, sums, mixed = tl.full([R], NOTHING, tl.float32), tl.zeros([R], tl.float32), tl.zeros([R, C], tl.float32)
+    if last:
+        best, sums, mixed = merge(parts, place + bunch * BUNCH, here, n, d, ROWS, DV, R, C, CHUNK)
+        if TREE:
+            sets = tl.cdiv(used, BUNCH)
+            if sets > 1:
+                leave(parts, best, sums, mixed, place + most + bunch, n, d, ROWS, DV)
+                last = arrive(counters + bunches, sets)
+                if last:
+                    best, sums, mixed = merge(parts, place + most, sets, n, d, ROWS, DV, R, C, CHUNK)
+    return last, best, sums, mixed
 
 
 # -- the host's part -------------------------------------------------------------------------------------------------
@@ -261,18 +271,31 @@ def splits_for(rows: int, key_heads: int, slots: int | None, *, waves: int = 1, 
     return room if slots is None else max(1, min(room, triton.cdiv(slots, least or least_tokens(groups))))
 
 
+def tokens_ahead(kind: str, token_bytes: int, block: int) -> int:
+    """How many tokens of its part a program asks for while the kernel in front is still at work: two blocks, where the
+    device can and a part lies in one piece."""
+    return 2 * block if pdl() and kind == "full" and token_bytes % 16 == 0 else 0
+
+
 @cache
 def arrivals(device: torch.device) -> Tensor:
-    """Counts the programs of a group that are done: zero before every launch, since the last one sets it back.
+    """Counts the programs that are done: zeros before every launch, since the last of each set puts its counter back.
 
     Shared by all launches of a device, which must follow each other on one stream. Made at first use, which may not be
     inside a capture: its zeros would be part of the graph.
     """
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise InputError("call an attention kernel once before capturing it: the first call allocates its counters")
-    return torch.zeros(MOST_GROUPS, dtype=torch.int32, device=device)
+    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 
-def merges_itself(groups: int, most: int, rows: int, values: int) -> bool:
-    """Whether a group's last program merges, instead of a kernel of its own."""
-    return groups <= MOST_GROUPS and most * rows * (values + TAIL.value) * 4 <= MERGE_BYTES
+def bunch_for(most: int, rows: int, values: int) -> int:
+    """How many parts of `rows` queries a program merges at once: all while they are few bytes, else about as many as
+    there will be bunches.
+
+    >>> bunch_for(16, 4, 128), bunch_for(66, 6, 128)
+    (16, 8)
+    """
+    if most * rows * (values + TAIL.value) * 4 <= MERGE_BYTES:
+        return triton.next_power_of_2(most)
+    return 1 << round(math.log2(most) / 2)

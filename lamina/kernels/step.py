@@ -40,7 +40,8 @@ def positions(header: Tensor, out: Tensor) -> None:
 @triton.jit
 def _finish(
     logits, scores, seed, numbers, header, ids, counts, left, ends, best, where, arrived, VOCAB, ENDS,
-    SAMPLE: tl.constexpr, ROW_ENDS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, PDL: tl.constexpr,
+    SAMPLE: tl.constexpr, ROW_ENDS: tl.constexpr,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     row, part = tl.program_id(0), tl.program_id(1)
@@ -100,9 +101,9 @@ def finish(
     best, where, arrived = scratch
     seed, numbers = noise or (left, left)
     _finish[(rows, best.shape[1])](
-        logits, scores, seed, numbers, header, ids, counts, left, ends, best, where, arrived, vocab, len(ends), noise is not None,
-        triton.next_power_of_2(max(len(ends), 1)), STRETCH, best.shape[1], triton.next_power_of_2(best.shape[1]), pdl(),
-        num_warps=8, **launch_options(),
+        logits, scores, seed, numbers, header, ids, counts, left, ends, best, where, arrived, vocab, len(ends),
+        noise is not None, triton.next_power_of_2(max(len(ends), 1)), STRETCH, best.shape[1],
+        triton.next_power_of_2(best.shape[1]), pdl(), num_warps=8, **launch_options(),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lamina.checkpoint.names import Value
 from lamina.config import Config
 from lamina.model import Model
-from lamina.nn import Linear, RMSNorm, Rotary
+from lamina.nn import Embedding, Linear, RMSNorm, Rotary
 
 
 class Decoder(Model):
@@ -22,7 +22,7 @@ class Decoder(Model):
     ) -> None:
         super().__init__()
         self.vocab = c.vocab_size
-        self.embedding = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.embedding = Embedding(c.vocab_size, c.hidden_size)
         self.rope = rope
         self.blocks = nn.ModuleList(blocks)
         self.norm = norm

@@ -19,7 +19,7 @@ from lamina.checkpoint.names import Stack
 from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, mlp_names
-from lamina.nn import Experts, GatedMLP, Linear, RMSNorm, Rotary, rope_parameters, rotate, rotate_neighbours
+from lamina.nn import Choice, GatedMLP, Linear, Mixture, RMSNorm, Rotary, rope_parameters
 from lamina.nn.rotary import Table, yarn_scale
 
 
@@ -28,40 +28,40 @@ class LatentAttention(nn.Module):
         super().__init__()
         bias = c.get("attention_bias", False)
         self.heads, self.rank, self.q_rank = c.num_attention_heads, c.kv_lora_rank, c.q_lora_rank
-        self.nope_dim, self.rope_dim, value_dim = c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim
-        self.rotate = rotate_neighbours if c.get("rope_interleave", True) else rotate
+        nope_dim, rope_dim, value_dim = c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim
+        self.neighbours = c.get("rope_interleave", True)
         self.scale = score_scale(c)
-        self.spec = Latent(self.rank, self.rope_dim)
-        q_dim = self.heads * (self.nope_dim + self.rope_dim)
+        self.spec = Latent(self.rank, rope_dim)
+        q_dim, kv_dim = self.heads * (nope_dim + rope_dim), self.rank + rope_dim
         if self.q_rank is None:
-            self.q = Linear(c.hidden_size, q_dim, bias=False)
-            self.kv_down = Linear(c.hidden_size, self.rank + self.rope_dim, bias=bias)
+            self.q_kv = Linear(c.hidden_size, q_dim + kv_dim, bias=False)
+            self.kv_bias = nn.Parameter(torch.zeros(kv_dim)) if bias else None
         else:
-            self.down = Linear(c.hidden_size, self.q_rank + self.rank + self.rope_dim, bias=bias)
+            self.down = Linear(c.hidden_size, self.q_rank + kv_dim, bias=bias)
             self.q_norm = RMSNorm(self.q_rank)
             self.q_up = Linear(self.q_rank, q_dim, bias=False)
         self.kv_norm = RMSNorm(self.rank)
-        self.kv_up = nn.Parameter(torch.zeros(self.heads * (self.nope_dim + value_dim), self.rank))
+        self.kv_up = nn.Parameter(torch.zeros(self.heads * (nope_dim + value_dim), self.rank))
         self.out = Linear(self.heads * value_dim, c.hidden_size, bias=bias)
 
-    def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:
+    def forward(self, x: Tensor, memory: Memory, rope: Table, onto: Tensor | None = None) -> Tensor:
+        kv_dim = self.rank + self.spec.rope_dim
         if self.q_rank is None:
-            q, latent_rope = self.q(x), self.kv_down(x)
+            q, kv = self.q_kv(x).tensor_split([-kv_dim], dim=-1)
+            kv = kv if self.kv_bias is None else kv + self.kv_bias
         else:
-            q, latent_rope = self.down(x).tensor_split([self.q_rank], dim=-1)
+            q, kv = self.down(x).tensor_split([-kv_dim], dim=-1)
             q = self.q_up(self.q_norm(q))
-        latent, k_rope = latent_rope.split([self.rank, self.rope_dim], dim=-1)
-        q = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, H, T, N + P]
-        q_nope, q_rope = q.split([self.nope_dim, self.rope_dim], dim=-1)
         out = memory.attend_latent(
-            q_nope,
-            self.rotate(q_rope, rope),
-            self.kv_norm(latent),
-            self.rotate(k_rope[:, None], rope)[:, 0],
+            q.unflatten(-1, (self.heads, -1)).transpose(1, 2),  # [B, H, T, N + P]
+            kv,  # [B, T, rank + P]
+            norm=self.kv_norm,
+            rope=rope,
+            neighbours=self.neighbours,
             up=self.kv_up.unflatten(0, (self.heads, -1)),
             scale=self.scale,
         )  # [B, H, T, V]
-        return self.out(out.transpose(1, 2).flatten(2))
+        return self.out(out.transpose(1, 2).flatten(2), onto)
 
 
 def score_scale(c: Config) -> float:
@@ -72,49 +72,21 @@ def score_scale(c: Config) -> float:
     return sharper**2 * (c.qk_nope_head_dim + c.qk_rope_head_dim) ** -0.5
 
 
-class Router(nn.Module):
-    """Scores are sigmoids; the bias, which balances the load in training, has a say in the choice alone."""
-
-    keep_float32 = ("weight", "bias")
-
-    def __init__(self, c: Config) -> None:
-        super().__init__()
-        experts, self.each = c.n_routed_experts, c.num_experts_per_tok
-        self.groups, self.groups_each = c.n_group, c.topk_group
-        self.normed, self.factor = c.get("norm_topk_prob", True), c.routed_scaling_factor
-        if experts % self.groups or (self.groups > 1 and experts < 2 * self.groups):
-            raise InputError(
-                f"n_routed_experts={experts} cannot be cut into n_group={self.groups} groups of two experts or more"
-            )
-        self.weight = nn.Parameter(torch.zeros(experts, c.hidden_size))
-        self.bias = nn.Parameter(torch.zeros(experts))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, T, W] -> the experts of each token and their weights, [B, T, K] both"""
-        scores = nn.functional.linear(x.to(self.weight.dtype), self.weight).sigmoid()
-        merit = scores + self.bias
-        if self.groups > 1:
-            members = merit.unflatten(-1, (self.groups, -1))  # [B, T, groups, experts of a group]
-            best = members.topk(2, dim=-1).values.sum(-1).topk(self.groups_each, dim=-1).indices
-            shut = torch.ones_like(members[..., 0], dtype=torch.bool).scatter(-1, best, False)
-            merit = members.masked_fill(shut[..., None], float("-inf")).flatten(-2)
-        chosen = merit.topk(self.each, dim=-1).indices
-        weights = scores.gather(-1, chosen)
-        if self.normed:
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-        return chosen, weights * self.factor
-
-
-class Mixture(nn.Module):
-    def __init__(self, c: Config) -> None:
-        super().__init__()
-        act, inner = c.get("hidden_act", "silu"), c.moe_intermediate_size
-        self.router = Router(c)
-        self.experts = Experts(c.n_routed_experts, c.hidden_size, inner, act)
-        self.shared = GatedMLP(c.hidden_size, inner * c.n_shared_experts, act)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.experts(x, *self.router(x)) + self.shared(x)
+def mixture(c: Config) -> Mixture:
+    """Scores are sigmoids; a bias, which balances the load in training, has a say in the choice alone."""
+    experts, groups, inner = c.n_routed_experts, c.n_group, c.moe_intermediate_size
+    if experts % groups or (groups > 1 and experts < 2 * groups):
+        raise InputError(
+            f"n_routed_experts={experts} cannot be cut into n_group={groups} groups of two experts or more"
+        )
+    choice = Choice(
+        c.num_experts_per_tok, "sigmoid", normed=c.get("norm_topk_prob", True), factor=c.routed_scaling_factor,
+        groups=groups, groups_each=c.topk_group,
+    )  # fmt: skip
+    return Mixture(
+        c.hidden_size, experts, inner, c.get("hidden_act", "silu"), choice, shared=inner * c.n_shared_experts,
+        balanced=True, exact=True,
+    )  # fmt: skip
 
 
 class Block(nn.Module):
@@ -123,20 +95,23 @@ class Block(nn.Module):
         self.attention_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.attention = LatentAttention(c)
         self.mlp_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.mlp = GatedMLP(c.hidden_size, c.intermediate_size, c.get("hidden_act", "silu")) if dense else Mixture(c)
+        self.mlp = GatedMLP(c.hidden_size, c.intermediate_size, c.get("hidden_act", "silu")) if dense else mixture(c)
         self.specs = {"attention": self.attention.spec}
 
     def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), memory, rope)
-        return x + self.mlp(self.mlp_norm(x))
+        x = self.attention(self.attention_norm(x), memory, rope, onto=x)
+        return self.mlp(self.mlp_norm(x), onto=x)
 
 
 class DeepseekV3(Decoder):
     names = {
         "embedding": "model.embed_tokens",
         "blocks.{i}.attention_norm": "model.layers.{i}.input_layernorm",
-        "blocks.{i}.attention.q": "model.layers.{i}.self_attn.q_proj",
-        "blocks.{i}.attention.kv_down": "model.layers.{i}.self_attn.kv_a_proj_with_mqa",
+        "blocks.{i}.attention.q_kv": (
+            "model.layers.{i}.self_attn.q_proj",
+            "model.layers.{i}.self_attn.kv_a_proj_with_mqa",
+        ),
+        "blocks.{i}.attention.kv_bias": "model.layers.{i}.self_attn.kv_a_proj_with_mqa.bias",
         "blocks.{i}.attention.down": (
             "model.layers.{i}.self_attn.q_a_proj",
             "model.layers.{i}.self_attn.kv_a_proj_with_mqa",

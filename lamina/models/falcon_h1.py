@@ -19,20 +19,6 @@ from lamina.nn import GatedMLP, GatedRMSNorm, Mamba2Mixer, RMSNorm, Rotary, Self
 from lamina.nn.rotary import Table, rope_parameters
 
 
-class MLP(GatedMLP):
-    def __init__(self, width: int, inner: int, act: str, bias: bool, factors: tuple[float, float]) -> None:
-        super().__init__(width, inner, act, bias)
-        self.gate_factor, self.down_factor = factors
-
-    def inner(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.act(gate * self.gate_factor) * up
-
-    def forward(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
-        y = super().forward(x) * self.down_factor
-        return y if onto is None else onto + y
-
-
 class Block(nn.Module):
     def __init__(self, c: Config, head_dim: int) -> None:
         super().__init__()
@@ -42,22 +28,19 @@ class Block(nn.Module):
             c.hidden_size, c.num_attention_heads, c.get("num_key_value_heads", c.num_attention_heads), head_dim,
             bias=bias, out_bias=bias,
             scale=c.get("key_multiplier", 1.0) * head_dim**-0.5,  # a factor on keys is one on scores
+            factors=(c.get("attention_in_multiplier", 1.0), c.get("attention_out_multiplier", 1.0)),
         )  # fmt: skip
         self.mamba = mamba(c)
         self.mlp_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.mlp = MLP(
-            c.hidden_size, c.intermediate_size, act, c.get("mlp_bias", False), c.get("mlp_multipliers", (1.0, 1.0))
-        )
-        self.attention_in = c.get("attention_in_multiplier", 1.0)
-        self.attention_out = c.get("attention_out_multiplier", 1.0)
-        self.mamba_in = c.get("ssm_in_multiplier", 1.0)
-        self.mamba_out = c.get("ssm_out_multiplier", 1.0)
+        self.mlp = GatedMLP(
+            c.hidden_size, c.intermediate_size, act, c.get("mlp_bias", False),
+            factors=c.get("mlp_multipliers", (1.0, 1.0)),
+        )  # fmt: skip
         self.specs = {"attention": self.attention.spec, **self.mamba.specs}
 
     def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:
         y = self.mixer_norm(x)
-        attended = self.attention(y * self.attention_in, memory, rope) * self.attention_out
-        x = x + (self.mamba(y * self.mamba_in, memory) * self.mamba_out + attended)
+        x = self.mamba(y, memory, onto=self.attention(y, memory, rope, onto=x))
         return self.mlp(self.mlp_norm(x), onto=x)
 
 
@@ -80,6 +63,7 @@ def mamba(c: Config) -> Mamba2Mixer:
         act=c.get("hidden_act", "silu"), bias=c.get("mamba_proj_bias", False), conv_bias=c.get("mamba_conv_bias", True),
         out_bias=c.get("projectors_bias", False), dt_limit=c.get("time_step_limit", (0.0, math.inf)), norm=norm,
         scales=c.get("ssm_multipliers", (1.0,) * 5),
+        factors=(c.get("ssm_in_multiplier", 1.0), c.get("ssm_out_multiplier", 1.0)),
     )  # fmt: skip
 
 
@@ -109,7 +93,7 @@ class FalconH1(Decoder):
         self.embedding_factor, self.head_factor = c.get("embedding_multiplier", 1.0), c.get("lm_head_multiplier", 1.0)
 
     def embed(self, ids: Tensor) -> Tensor:
-        return super().embed(ids) * self.embedding_factor
+        return self.embedding(ids, self.embedding_factor)
 
     def unembed(self, x: Tensor) -> Tensor:
-        return super().unembed(x) * self.head_factor
+        return self.head(self.norm(x), scale=self.head_factor)

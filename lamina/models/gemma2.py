@@ -7,20 +7,31 @@ https://arxiv.org/abs/2408.00118
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import NamedTuple
+
 from torch import Tensor, nn
 
+from lamina import kernels
 from lamina.attention.window import Full, Sliding
 from lamina.cache.memory import Memory
 from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, mlp_names, qkv_names
 from lamina.nn import GatedMLP, RMSNorm, Rotary, SelfAttention, rope_parameters
+from lamina.nn.norm import add_and_norm
 from lamina.nn.rotary import Table
+
+
+class Shared(NamedTuple):
+    rope: Table
+    normed: list[Tensor]  # the input of the next block after its first norm, where the block before has made that too
 
 
 class Block(nn.Module):
     def __init__(self, c: Config, kind: str) -> None:
         super().__init__()
+        self.following: tuple[RMSNorm, ...] = ()  # the first norm of the next block; in a tuple it is no child of this
         bias = c.get("attention_bias", False)
         self.attention = SelfAttention(
             c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.get("head_dim", 256),
@@ -32,9 +43,16 @@ class Block(nn.Module):
         self.before_mlp, self.after_mlp = norm(c), norm(c)
         self.specs = {"attention": self.attention.spec}
 
-    def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:
-        x = x + self.after_attention(self.attention(self.before_attention(x), memory, rope))
-        return x + self.after_mlp(self.mlp(self.before_mlp(x)))
+    def forward(self, x: Tensor, memory: Memory, shared: Shared) -> Tensor:
+        y = shared.normed.pop() if shared.normed else self.before_attention(x)
+        y = self.attention(y, memory, shared.rope)
+        x, y = add_and_norm(x, y, self.after_attention, self.before_mlp)
+        y = self.mlp(y)
+        if not (kernels.on() and self.following):
+            return self.after_mlp(y, onto=x)
+        x, y = add_and_norm(x, y, self.after_mlp, *self.following)
+        shared.normed.append(y)
+        return x
 
 
 def norm(c: Config) -> RMSNorm:
@@ -73,12 +91,15 @@ class Gemma2(Decoder):
             rope=Rotary(c.get("head_dim", 256), rope_parameters(c), c.get("max_position_embeddings")),
             tied=c.get("tie_word_embeddings", True),
         )
+        for block, following in pairwise(self.blocks):
+            block.following = (following.before_attention,)  # type: ignore[assignment]
         self.softcap = c.values.get("final_logit_softcapping", 30.0)
 
     def embed(self, ids: Tensor) -> Tensor:
-        x = super().embed(ids)
-        return x * x.new_full((), x.shape[-1] ** 0.5)  # the factor is rounded to the model's own dtype, as in training
+        return self.embedding(ids, self.embedding.embedding_dim**0.5, rounded=True)  # rounded as it was in training
+
+    def prepare(self, positions: Tensor) -> Shared:
+        return Shared(super().prepare(positions), [])
 
     def unembed(self, x: Tensor) -> Tensor:
-        logits = super().unembed(x)
-        return logits if self.softcap is None else (logits / self.softcap).tanh() * self.softcap
+        return self.head(self.norm(x), softcap=self.softcap)

@@ -28,9 +28,9 @@ class GatedConvolution(nn.Module):
         self.outward = Linear(width, width, bias=bias)
         self.spec = self.conv.spec
 
-    def forward(self, u: Tensor, memory: Memory, rope: Table) -> Tensor:
+    def forward(self, u: Tensor, memory: Memory, rope: Table, onto: Tensor | None = None) -> Tensor:
         B, C, x = self.inward(u).chunk(3, dim=-1)
-        return self.outward(C * self.conv(B * x, memory))
+        return self.outward(self.conv(x, memory, gates=(B, C)), onto)
 
 
 class Block(nn.Module):
@@ -50,7 +50,7 @@ class Block(nn.Module):
         self.specs = {"conv" if kind == "conv" else "attention": self.mixer.spec}
 
     def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:
-        x = x + self.mixer(self.mixer_norm(x), memory, rope)
+        x = self.mixer(self.mixer_norm(x), memory, rope, onto=x)
         return self.mlp(self.mlp_norm(x), onto=x)
 
 

@@ -8,7 +8,7 @@ https://ai.meta.com/blog/llama-4-multimodal-intelligence
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,13 @@ from lamina.checkpoint.names import From, under
 from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, mlp_names, qkv_names
-from lamina.nn import Experts, GatedMLP, Linear, RMSNorm, Rotary, rope_parameters, rotate_neighbours
+from lamina.nn import Choice, GatedMLP, Linear, Mixture, RMSNorm, Rotary, rope_parameters
 from lamina.nn.rotary import Table
 
 
 class Shared(NamedTuple):
     rope: Table
-    temperature: Tensor | None  # [B, 1, T, 1]: a factor on queries without positions
+    temperature: Tensor | None  # [B, T]: a factor on queries without positions
 
 
 class Attention(nn.Module):
@@ -42,46 +42,35 @@ class Attention(nn.Module):
         self.out = Linear(heads * c.head_dim, c.hidden_size, bias=bias)
         self.norm = RMSNorm(c.head_dim, c.rms_norm_eps, weight=False) if c.get("use_qk_norm", True) else None
 
-    def forward(self, x: Tensor, memory: Memory, shared: Shared) -> Tensor:
+    def forward(self, x: Tensor, memory: Memory, shared: Shared, onto: Tensor | None = None) -> Tensor:
         qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, heads + 2 kv, T, D]
         q, k, v = qkv.split(self.parts, dim=1)
+        how: dict[str, Any] = {"factor": shared.temperature}
         if self.rotary:
-            q, k = rotate_neighbours(q, shared.rope), rotate_neighbours(k, shared.rope)
-            if self.norm is not None:
-                q, k = self.norm(q), self.norm(k)
-        elif shared.temperature is not None:
-            q = (q * shared.temperature).to(q.dtype)
-        out = memory.attend(q, k, v, scale=self.head_dim**-0.5)  # [B, H, T, D]
-        return self.out(out.transpose(1, 2).flatten(2))
+            norms = None if self.norm is None else (self.norm, self.norm)
+            how = {"rope": shared.rope, "neighbours": True, "norms": norms, "norms_last": True}
+        out = memory.attend(q, k, v, scale=self.head_dim**-0.5, **how)  # [B, H, T, D]
+        return self.out(out.transpose(1, 2).flatten(2), onto)
 
 
-class Mixture(nn.Module):
-    """One MLP for all tokens, and the experts a router picks; the router's weight is a factor on what they read."""
-
-    def __init__(self, c: Config) -> None:
-        super().__init__()
-        self.each = c.num_experts_per_tok
-        self.router = Linear(c.hidden_size, c.num_local_experts, bias=False)
-        self.experts = Experts(c.num_local_experts, c.hidden_size, c.intermediate_size, c.hidden_act, weigh_input=True)
-        self.shared = GatedMLP(c.hidden_size, c.intermediate_size, c.hidden_act)
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores, chosen = self.router(x).topk(self.each, dim=-1)
-        return self.shared(x) + self.experts(x, chosen, scores.sigmoid())
+def mixture(c: Config) -> Mixture:
+    """The router's weight is a factor on what experts read."""
+    width, inner, choice = c.hidden_size, c.intermediate_size, Choice(c.num_experts_per_tok, "sigmoid")
+    return Mixture(width, c.num_local_experts, inner, c.hidden_act, choice, shared=inner, weigh_input=True)
 
 
 class Block(nn.Module):
-    def __init__(self, c: Config, window: Window, rotary: bool, mixture: bool) -> None:
+    def __init__(self, c: Config, window: Window, rotary: bool, dense: bool) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.attention = Attention(c, window, rotary)
         self.mlp_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.mlp = Mixture(c) if mixture else GatedMLP(c.hidden_size, c.intermediate_size_mlp, c.hidden_act)
+        self.mlp = GatedMLP(c.hidden_size, c.intermediate_size_mlp, c.hidden_act) if dense else mixture(c)
         self.specs = {"attention": self.attention.spec}
 
     def forward(self, x: Tensor, memory: Memory, shared: Shared) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), memory, shared)
-        return x + self.mlp(self.mlp_norm(x))
+        x = self.attention(self.attention_norm(x), memory, shared, onto=x)
+        return self.mlp(self.mlp_norm(x), onto=x)
 
 
 def blocks(c: Config) -> list[Block]:
@@ -98,7 +87,7 @@ def blocks(c: Config) -> list[Block]:
             f"not {kinds} and {rotary}"
         )
     windows = [Chunked(c.attention_chunk_size) if kind == known[0] else Full() for kind in kinds]
-    return [Block(c, windows[i], bool(rotary[i]), i in mixtures) for i in layers]
+    return [Block(c, windows[i], bool(rotary[i]), dense=i not in mixtures) for i in layers]
 
 
 def swap(stack: Tensor) -> Tensor:
@@ -137,7 +126,7 @@ class Llama4(Decoder):
         if not self.tuned:
             return Shared(super().prepare(positions), None)
         steps = torch.div(positions + 1, self.floor, rounding_mode="floor").float()
-        return Shared(super().prepare(positions), (1 + self.growth * steps.log1p())[:, None, :, None])
+        return Shared(super().prepare(positions), 1 + self.growth * steps.log1p())
 
 
 class Llama4TextPart(Llama4):

@@ -97,4 +97,4 @@ class Mamba(Decoder):
         return Mixer(c)
 
     def unembed(self, x: Tensor) -> Tensor:
-        return self.head(self.norm(x).to(self.embedding.weight.dtype))
+        return self.head(self.norm(x, self.embedding.weight.dtype))

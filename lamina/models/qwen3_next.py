@@ -7,7 +7,6 @@ https://qwen.ai/blog?id=qwen3-next
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from lamina.cache.memory import Memory
@@ -16,26 +15,18 @@ from lamina.checkpoint.names import From, Names, Stack
 from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder
-from lamina.nn import Experts, GatedDeltaMixer, GatedMLP, Linear, RMSNorm, Rotary, SelfAttention, rope_parameters
+from lamina.nn import Choice, GatedDeltaMixer, GatedMLP, Mixture, RMSNorm, Rotary, SelfAttention, rope_parameters
 from lamina.nn.gated_delta import parts_apart
 from lamina.nn.rotary import Table
 
 
-class Mixture(nn.Module):
-    def __init__(self, c: Config) -> None:
-        super().__init__()
-        act = c.get("hidden_act", "silu")
-        self.each, self.normed = c.num_experts_per_tok, c.get("norm_topk_prob", True)
-        self.router = Linear(c.hidden_size, c.num_experts, bias=False)
-        self.experts = Experts(c.num_experts, c.hidden_size, c.moe_intermediate_size, act)
-        self.shared = GatedMLP(c.hidden_size, c.shared_expert_intermediate_size, act)
-        self.shared_gate = Linear(c.hidden_size, 1, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        weights, chosen = self.router(x).softmax(dim=-1, dtype=torch.float32).topk(self.each, dim=-1)  # [B, T, K]
-        if self.normed:
-            weights = weights / weights.sum(-1, keepdim=True)
-        return self.experts(x, chosen, weights.to(x.dtype)) + self.shared_gate(x).sigmoid() * self.shared(x)
+def mixture(c: Config) -> Mixture:
+    """The best experts by a softmax over all; the gate of the shared one is a row of the router's matrix."""
+    return Mixture(
+        c.hidden_size, c.num_experts, c.moe_intermediate_size, c.get("hidden_act", "silu"),
+        Choice(c.num_experts_per_tok, "softmax", normed=c.get("norm_topk_prob", True)),
+        shared=c.shared_expert_intermediate_size, opens=True,
+    )  # fmt: skip
 
 
 class Block(nn.Module):
@@ -59,12 +50,12 @@ class Block(nn.Module):
             self.specs = self.delta.specs
         self.mixer_norm = RMSNorm(width, eps, plus_one=True)
         self.mlp_norm = RMSNorm(width, eps, plus_one=True)
-        self.mlp = GatedMLP(width, c.intermediate_size, act) if dense else Mixture(c)
+        self.mlp = GatedMLP(width, c.intermediate_size, act) if dense else mixture(c)
 
     def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:
         y = self.mixer_norm(x)
         x = self.attention(y, memory, rope, onto=x) if self.attends else self.delta(y, memory, onto=x)
-        return x + self.mlp(self.mlp_norm(x))
+        return self.mlp(self.mlp_norm(x), onto=x)
 
 
 def layer_kinds(c: Config) -> list[str]:
@@ -112,14 +103,13 @@ def tensor_names(c: Config) -> Names:
         "blocks.{i}.mlp_norm": f"{layer}.post_attention_layernorm",
         "blocks.{i}.mlp.gate_up": (f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"),
         "blocks.{i}.mlp.down": f"{layer}.mlp.down_proj",
-        "blocks.{i}.mlp.router": f"{layer}.mlp.gate",
+        "blocks.{i}.mlp.router": (f"{layer}.mlp.gate", f"{layer}.mlp.shared_expert_gate"),
         "blocks.{i}.mlp.experts.gate_up": Stack(
             (f"{layer}.mlp.experts.{{e}}.gate_proj.weight", f"{layer}.mlp.experts.{{e}}.up_proj.weight")
         ),
         "blocks.{i}.mlp.experts.down": Stack(f"{layer}.mlp.experts.{{e}}.down_proj.weight"),
         "blocks.{i}.mlp.shared.gate_up": (f"{layer}.mlp.shared_expert.gate_proj", f"{layer}.mlp.shared_expert.up_proj"),
         "blocks.{i}.mlp.shared.down": f"{layer}.mlp.shared_expert.down_proj",
-        "blocks.{i}.mlp.shared_gate": f"{layer}.mlp.shared_expert_gate",
         "norm": "model.norm",
         "head": "lm_head",
     }

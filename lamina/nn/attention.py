@@ -13,13 +13,15 @@ from lamina.attention.window import Full, Window
 from lamina.cache.memory import Memory
 from lamina.cache.spec import Attention
 from lamina.nn.linear import Linear
+from lamina.nn.norm import RMSNorm
 from lamina.nn.rotary import Table
 
 
 class SelfAttention(nn.Module):
     """Grouped-query attention over the layer's memory.
 
-    gated  a gate for each number of the heads, made beside the queries, opens and closes what comes out
+    gated    a gate for each number of the heads, made beside the queries, opens and closes what comes out
+    factors  fixed ones, on what is read and on what comes out
     """
 
     def __init__(
@@ -34,14 +36,16 @@ class SelfAttention(nn.Module):
         window: Window | None = None,
         scale: float | None = None,
         softcap: float | None = None,
-        q_norm: nn.Module | None = None,
-        k_norm: nn.Module | None = None,
+        q_norm: RMSNorm | None = None,
+        k_norm: RMSNorm | None = None,
         gated: bool = False,
+        factors: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         super().__init__()
         self.head_dim = head_dim
         self.scale = head_dim**-0.5 if scale is None else scale
         self.softcap = softcap
+        self.in_factor, self.out_factor = factors
         self.spec = Attention(kv_heads, head_dim, head_dim, window or Full())
         self.parts = [heads, heads, kv_heads, kv_heads] if gated else [heads, kv_heads, kv_heads]
         self.qkv = Linear(width, sum(self.parts) * head_dim, bias=bias)
@@ -56,11 +60,11 @@ class SelfAttention(nn.Module):
         bias: Bias | None = None,
         onto: Tensor | None = None,  # what the result is added to (a residual)
     ) -> Tensor:
-        qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, heads + 2 kv, T, D]
-        q, *gate, k, v = qkv.split(self.parts, dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        out = memory.attend(q, k, v, scale=self.scale, rope=rope, softcap=self.softcap, bias=bias)  # [B, H, T, D]
-        if gate:
-            out = out * gate[0].sigmoid()
-        return self.out(out.transpose(1, 2).flatten(2), onto)
+        qkv = self.qkv(x, before=self.in_factor).unflatten(-1, (-1, self.head_dim))  # [B, T, heads + 2 kv, D]
+        q, *gate, k, v = qkv.transpose(1, 2).split(self.parts, dim=1)
+        norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
+        out = memory.attend(
+            q, k, v, scale=self.scale, rope=rope, norms=norms, gate=gate[0] if gate else None, softcap=self.softcap,
+            bias=bias,
+        )  # fmt: skip
+        return self.out(out.transpose(1, 2).flatten(2), onto, scale=self.out_factor)  # from [B, H, T, D]

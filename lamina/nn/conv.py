@@ -19,5 +19,5 @@ class ShortConvolution(nn.Module):
         self.weight = nn.Parameter(torch.zeros(channels, kernel))
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
 
-    def forward(self, x: Tensor, memory: Memory) -> Tensor:
-        return memory.convolve(x, self.weight, self.bias, act=self.act)  # [B, T, C]
+    def forward(self, x: Tensor, memory: Memory, gates: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        return memory.convolve(x, self.weight, self.bias, act=self.act, gates=gates)  # [B, T, C]

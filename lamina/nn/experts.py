@@ -1,6 +1,6 @@
 """Mixture of experts: many gated MLPs, of which every token visits a few.
 
-A router, which is the family's own, gives for each token the experts it chose and their weights; `Experts` runs them.
+A router gives for each token the experts it chose and their weights (`router.py`); `Experts` runs them.
 The same sum is computed in three ways. `by_expert` puts the tokens of an expert side by side, so each chosen expert's
 weights are read once and the others never. `gathered` copies out the weights that few tokens need. `everyone` runs all
 experts over all tokens: the definition, and the way for many tokens where no shape may depend on the choice.
@@ -36,9 +36,9 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """x [..., W], chosen and weights [..., K] -> [..., W]: each token's K experts, weighed and added up."""
-        tokens, chosen, weights = x.flatten(0, -2), chosen.flatten(0, -2), weights.flatten(0, -2)
         if kernels.on():
-            return self._by_kernel(tokens, chosen, weights).view(x.shape)
+            return self.by_kernel(x, chosen, weights)
+        tokens, chosen, weights = x.flatten(0, -2), chosen.flatten(0, -2), weights.flatten(0, -2)
         few = 3 * chosen.numel() <= self.gate_up.shape[0]  # gathered weights are read, written and read again
         grouped = self._grouped_products(tokens)
         if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -50,11 +50,29 @@ class Experts(nn.Module):
         out = way(tokens, chosen, weights)
         return out.to(x.dtype).view(x.shape)
 
-    def _by_kernel(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    def by_kernel(
+        self,
+        x: Tensor,
+        chosen: Tensor,
+        weights: Tensor,
+        shared: tuple[Tensor, Tensor] | None = None,
+        opening: Tensor | None = None,
+        onto: Tensor | None = None,
+    ) -> Tensor:
+        """The same in two launches, for few tokens; with onto + opening · what a shared expert gives.
+
+        shared: its gate and up as one, [2S, W], and its down [W, S]; opening [..., 1]; onto [..., W]
+        """
         from lamina.kernels.experts import expert_down, expert_gated
 
-        inward, outward = (weights, None) if self.weigh_input else (None, weights)
-        return expert_down(expert_gated(x, self.gate_up, chosen, self.act, inward), self.down, chosen, outward)
+        tokens, chosen, weights = x.flatten(0, -2), chosen.flatten(0, -2), weights.flatten(0, -2)
+        gate_up, down = (None, None) if shared is None else shared
+        h = expert_gated(
+            tokens, self.gate_up, chosen, weights, self.act, weigh_input=self.weigh_input, shared=gate_up,
+            opening=opening,
+        )  # fmt: skip
+        residual = None if onto is None else onto.flatten(0, -2)
+        return expert_down(h, self.down, chosen, shared=down, residual=residual).view(x.shape)
 
     def by_expert(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """x [N, W], chosen and weights [N, K] -> [N, W]: (token, expert) pairs in the order of their experts."""

@@ -21,27 +21,52 @@ MKL = torch.backends.mkl.is_available()  # whose products these are facts about
 
 
 class Linear(nn.Linear):
-    """y = x Wᵀ + b for x [..., in] and W [out, in], added onto `onto` [..., out] where that is given (a residual)."""
+    """y = x Wᵀ + b for x [..., in] and W [out, in], and what stands around it, so that one kernel can do it all.
 
-    def forward(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
+    onto     [..., out] what y is added to (a residual)
+    before   a factor on x
+    scale    a factor on y, or one for each of its numbers, [out]
+    softcap  holds y between -softcap and softcap
+    """
+
+    def forward(
+        self,
+        x: Tensor,
+        onto: Tensor | None = None,
+        *,
+        before: float = 1.0,
+        scale: float | Tensor = 1.0,
+        softcap: float | None = None,
+    ) -> Tensor:
         if kernels.on():
-            return self._by_kernel(x, onto)
-        y = self._product(x)
+            return self._by_kernel(x, onto, before, scale, softcap)
+        y = self._product(x if before == 1 else x * before)
+        if isinstance(scale, Tensor) or scale != 1:
+            y = (y * scale).to(y.dtype)
+        if softcap is not None:
+            y = (y / softcap).tanh() * softcap
         return y if onto is None else onto + y
 
-    def _by_kernel(self, x: Tensor, onto: Tensor | None) -> Tensor:
+    def _by_kernel(
+        self, x: Tensor, onto: Tensor | None, before: float, scale: float | Tensor, softcap: float | None
+    ) -> Tensor:
         from lamina.kernels.product import product
 
-        residual = None if onto is None else onto.reshape(-1, onto.shape[-1])
-        y = product(x.reshape(-1, x.shape[-1]), self.weight, bias=self.bias, residual=residual)
+        flat, residual = x.reshape(-1, x.shape[-1]), None if onto is None else onto.reshape(-1, onto.shape[-1])
+        y = product(flat, self.weight, bias=self.bias, residual=residual, before=before, scale=scale, softcap=softcap)
         return y.view(*x.shape[:-1], -1)
 
     def _product(self, x: Tensor) -> Tensor:
-        if x.device.type == "cpu" and x.dtype == torch.float32 and MKL and not torch.compiler.is_exporting():
-            rows = x.numel() // x.shape[-1]
-            if 0 < rows <= MOST_ROWS:
-                return few_rows(x, self.weight, self.bias)
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """F.linear, asked for in the way that is fastest here."""
+    if x.device.type == "cpu" and x.dtype == torch.float32 and MKL and not torch.compiler.is_exporting():
+        rows = x.numel() // x.shape[-1]
+        if 0 < rows <= MOST_ROWS:
+            return few_rows(x, weight, bias)
+    return F.linear(x, weight, bias)
 
 
 def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

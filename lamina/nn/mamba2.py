@@ -30,6 +30,7 @@ class Mamba2Mixer(nn.Module):
     dt_limit  the range that step sizes are held to
     norm      gated; without one the output is only gated
     scales    factors on the five parts of the projection: z, x, B, C, dt
+    factors   on what is read and on what comes out
     """
 
     keep_float32 = ("A", "D", "dt_bias")
@@ -50,8 +51,10 @@ class Mamba2Mixer(nn.Module):
         dt_limit: Sequence[float] = (0.0, math.inf),
         norm: GatedRMSNorm | None = None,
         scales: Sequence[float] = (1.0, 1.0, 1.0, 1.0, 1.0),
+        factors: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         super().__init__()
+        self.in_factor, self.out_factor = factors
         self.rule = SSD(heads, head_dim, state, groups)
         inner, shared = heads * head_dim, groups * state
         self.parts, self.scales = [inner, inner, shared, shared, heads], list(scales)
@@ -74,15 +77,13 @@ class Mamba2Mixer(nn.Module):
 
     def forward(self, u: Tensor, memory: Memory, onto: Tensor | None = None) -> Tensor:
         inner, _, shared, _, heads = self.parts
-        projected = self.project(u)
-        if self.scale is not None:
-            projected = (projected * self.scale).to(projected.dtype)
+        projected = self.project(u, before=self.in_factor, scale=1.0 if self.scale is None else self.scale)
         z, xBC, dt = projected.split([inner, inner + 2 * shared, heads], dim=-1)
         y = memory.mix(
             self.rule, xBC, {"dt": dt}, {"A": self.A}, conv=self.conv, gate=z, norm=self.norm,
             around={"dt_bias": self.dt_bias, "dt_limit": self.dt_limit, "skip": self.D},
         )  # fmt: skip
-        return self.out(y, onto)
+        return self.out(y, onto, scale=self.out_factor)
 
 
 def mamba2_names(ours: str, theirs: str) -> dict[str, Value]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from lamina import kernels
@@ -21,22 +23,33 @@ class MLP(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    def __init__(self, width: int, inner: int, act: str = "silu", bias: bool = False) -> None:
+    """factors: fixed ones, on the gate before its activation and on the result"""
+
+    def __init__(
+        self,
+        width: int,
+        inner: int,
+        act: str = "silu",
+        bias: bool = False,
+        *,
+        factors: Sequence[float] = (1.0, 1.0),
+    ) -> None:
         super().__init__()
+        self.gate_factor, self.down_factor = factors
         self.gate_up = Linear(width, 2 * inner, bias=bias)
         self.down = Linear(inner, width, bias=bias)
         self.act = activation(act)
 
     def forward(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
         """`onto`: what the result is added to (a residual)."""
-        return self.down(self.inner(x), onto)
+        return self.down(self.inner(x), onto, scale=self.down_factor)
 
     def inner(self, x: Tensor) -> Tensor:
         if kernels.on():
             from lamina.kernels.product import gated_product
 
             weight, bias = self.gate_up.weight, self.gate_up.bias
-            y = gated_product(x.reshape(-1, x.shape[-1]), weight, self.act, bias=bias)
+            y = gated_product(x.reshape(-1, x.shape[-1]), weight, self.act, bias=bias, scale=self.gate_factor)
             return y.view(*x.shape[:-1], -1)
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.act(gate) * up
+        return self.act(gate if self.gate_factor == 1 else gate * self.gate_factor) * up

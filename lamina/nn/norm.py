@@ -18,13 +18,18 @@ class RMSNorm(nn.Module):
         start = torch.zeros(dim) if plus_one else torch.ones(dim)
         self.weight = nn.Parameter(start) if weight else None
 
-    def forward(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """The norm in `dtype`, or in that of x."""
+    def forward(self, x: Tensor, dtype: torch.dtype | None = None, onto: Tensor | None = None) -> Tensor:
+        """The norm in `dtype`, or in that of x, added onto `onto` where that is given (a residual)."""
         if kernels.on():
             from lamina.kernels.norm import rms_norm
 
-            flat = x.reshape(-1, x.shape[-1])
-            return rms_norm(flat, self.weight, self.eps, plus_one=self.plus_one, dtype=dtype).view(x.shape)
+            flat, rest = _flat(x), None if onto is None else _flat(onto)
+            y = rms_norm(flat, self.weight, self.eps, plus_one=self.plus_one, residual=rest, dtype=dtype)
+            return y.view(x.shape)
+        y = self._plain(x, dtype)
+        return y if onto is None else onto + y
+
+    def _plain(self, x: Tensor, dtype: torch.dtype | None) -> Tensor:
         if x.dtype == torch.float32 and not self.plus_one and (self.weight is None or self.weight.dtype == x.dtype):
             return F.rms_norm(x, x.shape[-1:], self.weight, self.eps).to(dtype or x.dtype)
         y = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -33,3 +38,19 @@ class RMSNorm(nn.Module):
             weight = self.weight.to(y.dtype)
             y = y * (1 + weight) if self.plus_one else y * weight
         return y.to(dtype or x.dtype)
+
+
+def add_and_norm(x: Tensor, y: Tensor, after: RMSNorm, before: RMSNorm) -> tuple[Tensor, Tensor]:
+    """x + after(y), and `before` of that: between two parts of a block that have a norm on both sides."""
+    if kernels.on() and after.weight is not None and before.weight is not None and after.plus_one == before.plus_one:
+        from lamina.kernels.norm import rms_norm_twice
+
+        weights, eps = (after.weight, before.weight), (after.eps, before.eps)
+        added, normed = rms_norm_twice(_flat(y), _flat(x), weights, eps, plus_one=after.plus_one)
+        return added.view(x.shape), normed.view(x.shape)
+    added = after(y, onto=x)
+    return added, before(added)
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lamina import kernels
 from lamina.attention.rotary import Table, rotate, rotate_neighbours
 from lamina.config import Config
 from lamina.errors import InputError
@@ -45,6 +46,10 @@ class Rotary(nn.Module):
         self.frequencies, self.scale = frequencies(self.dim, self.settings, self.max_positions)
 
     def forward(self, positions: Tensor) -> Table:
+        if kernels.on():
+            from lamina.kernels.rope import rotary_table
+
+            return rotary_table(positions, self.frequencies, self.scale)
         angles = positions[..., None].float() * self.frequencies
         return angles.cos() * self.scale, angles.sin() * self.scale
 

@@ -1,9 +1,9 @@
 """One decode step in one graph: every kernel of a pass, the choice of the next tokens and the commit, replayed as one.
 
 A step is captured once for a number of rows and a way of choosing tokens, and then serves any cache: kernels find a
-cache's memory through tables of pointers, and taking up another cache, or one that has grown, is copying its tables in. Rows that have ended stay in the
-graph with a count of 0: nothing of theirs is written, and kernels of large launches do not read it either. Nothing is
-read back while steps run.
+cache's memory through tables of pointers, and taking up another cache, or one that has grown, is copying its tables in.
+Rows that have ended stay in the graph with a count of 0: nothing of theirs is written, and kernels of large launches do
+not read it either. Nothing is read back while steps run.
 
     step = graphs.step(rows, chooser)     captured at the first run
     step.take_up(cache, ids, left, ends)
@@ -153,7 +153,7 @@ class CapturedStep:
 
 
 class Graphs:
-    """The captured steps of a model, one for each number of rows and way of choosing; `captures` counts all ever made."""
+    """The captured steps of a model, one for each number of rows and way of choosing; `captures` counts them."""
 
     def __init__(self, model: Model) -> None:
         self.model = model

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
+from lamina.attention.rotary import Table
 from lamina.cache.cache import Cache
 from lamina.cache.layer import Key, Layer
 from lamina.cache.spec import Attention, Convolution, Latent, Recurrent
@@ -20,6 +20,7 @@ from lamina.recurrence.rule import Tensors
 
 if TYPE_CHECKING:
     from lamina.model import Model
+    from lamina.nn.norm import RMSNorm
     from lamina.runtime.capture import CapturedStep
 
 WIDTH = 8
@@ -63,39 +64,41 @@ class DeviceLayer:
 class DeviceAttention(DeviceLayer):
     def attend(
         self, step: CapturedStep, key: Key, q: Tensor, k: Tensor | None, v: Tensor | None,
-        *, rope: Any = None, bias: Any = None, **how: Any,
+        *, scale: float, softcap: float | None, sinks: Tensor | None, bias: Any, gate: Tensor | None, **before: Any,
     ) -> Tensor:  # fmt: skip
         from lamina.kernels.attend import decode_attention
+        from lamina.kernels.norm import sigmoid_gated
         from lamina.kernels.rope import rotate_and_append
 
         assert k is not None and v is not None and bias is None
-        q, k, v = rotate_and_append(q, k, v, rope, self.table, write=True)
-        return decode_attention(q, k, v, self.table, self.spec.window, **how)
+        q, k, v = rotate_and_append(q, k, v, table=self.table, write=True, **before)
+        out = decode_attention(q, k, v, self.table, self.spec.window, scale=scale, softcap=softcap, sinks=sinks)
+        return out if gate is None else sigmoid_gated(out, gate)
 
 
 class DeviceLatent(DeviceLayer):
     def attend_latent(
-        self, step: CapturedStep, key: Key, q_nope: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor,
-        *, up: Tensor, scale: float,
+        self, step: CapturedStep, key: Key, q: Tensor, kv: Tensor,
+        *, norm: RMSNorm, rope: Table, neighbours: bool, up: Tensor, scale: float,
     ) -> Tensor:  # fmt: skip
+        from lamina.kernels.absorb import into_latent, out_of_latent
         from lamina.kernels.latent import decode_latent
-        from lamina.kernels.rope import append
 
-        nope = q_nope.shape[-1]
-        new = torch.cat([latent, k_rope], dim=-1)
-        append(new, self.table)
-        q = torch.cat([q_nope @ up[:, :nope], q_rope], dim=-1)
-        out = decode_latent(q, new, self.table, rank=self.spec.rank, scale=scale, window=self.spec.window)
-        return out @ up[:, nope:].transpose(1, 2)
+        assert norm.weight is not None and not norm.plus_one
+        up_k, up_v = up.tensor_split([q.shape[-1] - self.spec.rope_dim], dim=1)
+        q, new = into_latent(q, kv, up_k, norm.weight, norm.eps, rope, self.table, neighbours=neighbours)
+        parts = decode_latent(q, new, self.table, rank=self.spec.rank, scale=scale, window=self.spec.window)
+        return out_of_latent(parts, up_v, self.table)
 
 
 class DeviceConvolution(DeviceLayer):
     def convolve(
-        self, step: CapturedStep, key: Key, x: Tensor, weight: Tensor, bias: Tensor | None, act: str | None
-    ) -> Tensor:
+        self, step: CapturedStep, key: Key, x: Tensor, weight: Tensor, bias: Tensor | None, act: str | None,
+        gates: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:  # fmt: skip
         from lamina.kernels.conv import convolve_step
 
-        return convolve_step(x, weight, bias, self.table, act=act)
+        return convolve_step(x, weight, bias, self.table, act=act, gates=gates)
 
 
 class DeviceRecurrent(DeviceLayer):

@@ -52,7 +52,7 @@ def test_setting_the_clock_back_decodes_the_same_again() -> None:
 
 def test_steps_choose_the_tokens_that_generate_chooses() -> None:
     model = random_model(small("gemma-2-9b"), torch.float32, "cpu")
-    made = model.generate([[3, 4, 5], [6, 7, 8]], max_new_tokens=12, eos=())
+    made = model.generate([[3, 4, 5], [6, 7, 8]], max_new_tokens=12, eos_token_id=())
     cache = model.new_cache(rows=2)
     logits = model(torch.tensor([[3, 4, 5], [6, 7, 8]]), cache=cache, logits="last")
     assert logits is not None

@@ -9,7 +9,7 @@ from torch import nn
 from lamina.checkpoint import CheckpointError, From, Stack, fill, open_source
 from lamina.checkpoint import progress as progress_module
 from lamina.checkpoint.names import find_recipe
-from lamina.checkpoint.progress import LoadingBar
+from lamina.checkpoint.progress import Bar
 
 WIDTH, LAYERS, EXPERTS, VOCAB = 4, 2, 3, 7
 
@@ -298,9 +298,9 @@ def test_each_parameter_is_allocated_once(save_folder, monkeypatch):
 def test_the_progress_bar_is_for_terminals_and_long_loads(monkeypatch, terminal, wait, shown):
     monkeypatch.setattr(progress_module.sys.stderr, "isatty", lambda: terminal, raising=False)
     monkeypatch.setattr(progress_module, "SHOW_AFTER", wait)
-    with LoadingBar(100) as bar:
+    with Bar("loading", 100) as bar:
         bar.advance(50)
         assert bar.shown == shown
-    with LoadingBar(100, wanted=False) as bar:
+    with Bar("loading", 100, wanted=False) as bar:
         bar.advance(50)
         assert not bar.shown

@@ -178,7 +178,7 @@ def test_greedy_generation_reads_the_prompts_as_sources() -> None:
     theirs, ours = pair(FIRST)
     assert ours.start_ids == (0,)
     sources = random_rows([12, 5])
-    result = ours.generate([row.tolist() for row in sources], max_new_tokens=12, eos=[])
+    result = ours.generate([row.tolist() for row in sources], max_new_tokens=12, eos_token_id=[])
     for row, tokens in zip(sources, result.tokens, strict=True):
         made = theirs.generate(row[None], max_new_tokens=12, min_new_tokens=12, do_sample=False, eos_token_id=None)
         assert tokens == made[0, 1:].tolist()

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from lamina.cache import Cache
 from lamina.errors import InputError
 from lamina.generation.chat import Chat
-from lamina.generation.continuation import continue_from
+from lamina.generation.continuation import continuation
 from lamina.model import Model
 from lamina.models.llama import Llama
 from tests.families.cases import FIRST
@@ -29,6 +30,13 @@ def fed(model: Model, rows: list[list[int]], slack: int) -> Any:
     return cache
 
 
+def begun(cache: Cache, prompts: list[list[int]], whole: bool | None = True) -> tuple[list[int], list[list[int]]]:
+    """Makes the cache ready; how much of each prompt it holds, and what is left to feed."""
+    plan = continuation(cache, prompts, whole)
+    plan.begin(cache)
+    return plan.reused, plan.rest
+
+
 @pytest.mark.parametrize("slack", [0, 3])
 @pytest.mark.parametrize(("family", "name"), FIRST, ids=[f for f, _ in FIRST])
 def test_what_a_cache_holds_is_not_fed_again_and_changes_nothing(family: str, name: str, slack: int) -> None:
@@ -42,7 +50,7 @@ def test_what_a_cache_holds_is_not_fed_again_and_changes_nothing(family: str, na
     wanted[4][0] = (held[4][0] + 1) % model.vocab
     cache = fed(model, held, slack)
     possible = cache.rewindable.tolist()
-    reused, rest = continue_from(cache, wanted)
+    reused, rest = begun(cache, wanted)
     for row, (back, at) in enumerate(((0, 9), (2, 10), (0, 5), (4, 3), (30, 0))):
         assert reused[row] == (at if back <= possible[row] else 0)
     assert [ids[:n] for ids, n in zip(wanted, reused, strict=True)] == cache.tokens
@@ -58,9 +66,9 @@ def test_what_a_cache_holds_is_not_fed_again_and_changes_nothing(family: str, na
 def test_the_last_token_is_fed_again_where_its_logits_are_not_there() -> None:
     model = reader()
     cache = fed(model, [[5, 6, 7]], 0)
-    assert continue_from(cache, [[5, 6, 7]]) == ([3], [[]])
+    assert begun(cache, [[5, 6, 7]]) == ([3], [[]])
     cache.rewind(1)
-    assert continue_from(cache, [[5, 6]]) == ([1], [[6]])
+    assert begun(cache, [[5, 6]]) == ([1], [[6]])
     assert cache.tokens == [[5]]
 
 
@@ -68,16 +76,25 @@ def test_embedded_tokens_are_never_recognised() -> None:
     model = reader()
     cache = model.new_cache()
     model(embeds=model.embed(torch.tensor([[5, 6]])), cache=cache)
-    assert continue_from(cache, [[5, 6, 7]]) == ([0], [[5, 6, 7]])
+    assert begun(cache, [[5, 6, 7]]) == ([0], [[5, 6, 7]])
 
 
-def test_continuing_refuses_what_it_cannot_mean_and_changes_nothing() -> None:
+def test_looking_changes_nothing_and_an_empty_prompt_goes_on() -> None:
     cache = fed(reader(), [[5, 6], [7, 8]], 0)
-    with pytest.raises(InputError, match="1 prompts were given, the cache has 2 rows"):
-        continue_from(cache, [[5]])
-    with pytest.raises(InputError, match="prompt 1 is empty"):
-        continue_from(cache, [[9], []])
+    assert begun(cache.fork(), [[9], []], None) == ([0, 0], [[9], []])
+    continuation(cache, [[1], [7]], True)
     assert cache.tokens == [[5, 6], [7, 8]]
+    with pytest.raises(InputError, match="prompt 0 is empty, and so is its row"):
+        continuation(cache.reset([0]), [[], [1]])
+
+
+def test_prompts_are_taken_as_whole_where_they_begin_like_the_row() -> None:
+    cache = fed(reader(), [[5, 6, 7, 8]], 0)
+    assert begun(cache.fork(), [[5, 6, 7, 8, 9]], None) == ([4], [[9]])
+    assert begun(cache.fork(), [[5, 6]], None) == ([1], [[6]])
+    assert begun(cache.fork(), [[5, 6, 1, 2]], None) == ([2], [[1, 2]])
+    assert begun(cache.fork(), [[5, 1, 2, 3]], None) == ([0], [[5, 1, 2, 3]])
+    assert begun(cache.fork(), [[5, 6]], False) == ([0], [[5, 6]])
 
 
 # -- chats -------------------------------------------------------------------------------------------------------------

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from types import SimpleNamespace
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.tokenization_python import ExtensionsTrie
 
 from lamina.checkpoint import Tokenizer, open_source, packaged_smollm2
-from lamina.generation.healing import Heal, heal
+from lamina.generation.healing import heal, only_healing
 from tests.generation.text import tokenizer
 
 PROMPTS = [
@@ -65,17 +64,13 @@ def test_half_a_character_is_completed() -> None:
     assert all(tokenizer().backend.id_to_token(i).startswith(known) for i in found.allowed)
 
 
-def test_only_the_first_new_token_of_healed_rows_is_bound() -> None:
+def test_only_healed_rows_are_bound() -> None:
     rows = [heal(tokenizer(), tokenizer().encode("the th")), heal(tokenizer(), tokenizer().encode("<|im_end|>"))]
-    processor = Heal.of(rows, tokenizer().vocab_size + 5, torch.device("cpu"))
     scores = torch.randn(2, tokenizer().vocab_size + 5)
-    history = SimpleNamespace(lengths=torch.tensor([3, 1]), prompts=torch.tensor([3, 1]))
-    found = processor(scores, history)
+    found = only_healing(scores, rows)
     assert found[0].isfinite().nonzero()[:, 0].tolist() == rows[0].allowed
     assert torch.equal(found[0, rows[0].allowed], scores[0, rows[0].allowed])
     assert torch.equal(found[1], scores[1])
-    history.lengths = torch.tensor([4, 2])
-    assert torch.equal(processor(scores, history), scores)
 
 
 def test_the_tokens_that_may_come_are_those_of_transformers_without_special_ones() -> None:
@@ -113,8 +108,7 @@ def test_the_healed_token_is_that_of_transformers_apart_from_its_favour_for_the_
         with torch.no_grad():
             scores = theirs(torch.tensor([found.ids])).logits[:, -1]
         assert expected[:-1] == found.ids
-        history = SimpleNamespace(lengths=torch.tensor([len(found.ids)]), prompts=torch.tensor([len(found.ids)]))
-        bound = Heal.of([found], scores.shape[1], scores.device)(scores, history)
+        bound = only_healing(scores, [found])
         bound[0, ids[-1]] += 1
         assert expected[-1] == int(bound.argmax())
         changed += expected[-1] != ids[-1]

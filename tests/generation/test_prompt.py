@@ -109,13 +109,13 @@ def test_embedded_prompts_of_every_family_give_the_logits_of_their_ids(family: s
 
 
 def test_generation_from_embeddings_goes_on_as_from_ids(model: Model) -> None:
-    expected = model.generate(ROWS, 6, eos=()).tokens
+    expected = model.generate(ROWS, 6, eos_token_id=()).tokens
     prompt = prompt_of(model, inputs_embeds=[model.embed(torch.tensor(row)) for row in ROWS])
     cache = model.new_cache(3)
     logits = model(embeds=prompt.embeds, cache=cache, counts=prompt.counts, logits="last")
     assert logits is not None
     first = logits.argmax(-1).tolist()
-    rest = model.generate([[token] for token in first], 5, cache=cache, eos=()).tokens
+    rest = model.generate([[token] for token in first], 5, cache=cache, eos_token_id=()).tokens
     assert [[token, *after] for token, after in zip(first, rest, strict=True)] == expected
 
 

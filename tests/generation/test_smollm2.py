@@ -48,9 +48,9 @@ def expected() -> list[list[int]]:
 
 
 def test_greedy_text_equals_transformers_one_at_a_time_and_as_one_ragged_batch() -> None:
-    alone = [ours().generate(prompt, NEW, eos=()).tokens[0] for prompt in PROMPTS]
+    alone = [ours().generate(prompt, NEW, eos_token_id=()).tokens[0] for prompt in PROMPTS]
     assert alone == expected()
-    together = ours().generate(PROMPTS, NEW, eos=())
+    together = ours().generate(PROMPTS, NEW, eos_token_id=())
     assert together.tokens == expected()
     assert all(len(text) > NEW for text in together.text)
 

@@ -7,13 +7,11 @@ import copy
 import functools
 import math
 import random
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from itertools import product
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -29,43 +27,15 @@ from lamina.generation.history import History
 from lamina.generation.prompt import from_rows
 from lamina.generation.run import Chooser, Made, Run, one_by_one
 from lamina.generation.speculation import settle, speculate
+from lamina.generation.stopping import Stopping
 from lamina.model import Model
 from lamina.models.llama import Llama
 from tests.families.cases import FIRST
 from tests.families.harness import pair, random_ids
 from tests.families.test_t5 import pair as t5_pair
 
-if find_spec("lamina.generation.noise") is None:  # a plain hash in its place
-
-    def gumbel(seed: int, numbers: Tensor, positions: Tensor, vocab: int, stream: int = 0) -> Tensor:
-        mixed = torch.full_like(positions, seed)
-        for word in (numbers, positions, torch.full_like(positions, stream)):
-            mixed = _mixed(mixed * 31 + word)
-        mixed = _mixed(mixed[:, None] + torch.arange(vocab))
-        return -(-((mixed >> 11 & (1 << 40) - 1).double() + 0.5).div(1 << 40).log()).log().float()
-
-    def _mixed(x: Tensor) -> Tensor:
-        for factor in (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15):
-            x = (x ^ (x >> 31)) * factor
-        return x ^ (x >> 29)
-
-    stand_in = ModuleType("lamina.generation.noise")
-    stand_in.gumbel = gumbel  # type: ignore[attr-defined]
-    sys.modules[stand_in.__name__] = stand_in
-
 FAMILIES = [family for family, _ in FIRST]
 PROMPTS = [[5, 9, 12, 3, 44, 8, 21, 9, 12], [7], [30, 31, 32]]
-
-
-@dataclass
-class Ends:
-    """Rows end by an id, or after some tokens."""
-
-    most: int
-    eos: tuple[int, ...] = ()
-
-    def reason(self, row: int, tokens: Sequence[int]) -> str | None:
-        return "eos" if tokens[-1] in self.eos else "length" if len(tokens) == self.most else None
 
 
 def settings(**changes: Any) -> Any:
@@ -93,14 +63,19 @@ def begin(model: Model, prompts: list[list[int]], new: int, eos: tuple[int, ...]
         logits = model(prompt.ids, cache=cache, counts=prompt.counts, logits="last")
     assert logits is not None
     return Run(
-        model, cache, logits, chooser, Ends(new, eos), prompt.counts, list(range(len(prompts))),
+        model, cache, logits, chooser, Stopping([new] * len(prompts), eos), prompt.counts, list(range(len(prompts))),
         settings(max_new_tokens=new, **more), source=source,
     )  # fmt: skip
 
 
 def again(run: Run, **changes: Any) -> Run:
     """The same run, with a cache of its own."""
-    return replace(run, cache=run.cache.fork(), settings=settings(**vars(run.settings) | changes))
+    return replace(
+        run,
+        cache=run.cache.fork(),
+        stopping=run.stopping.select(range(run.rows)),
+        settings=settings(**vars(run.settings) | changes),
+    )
 
 
 def ragged(rows: int, seed: int = 0) -> list[list[int]]:
@@ -224,7 +199,7 @@ def test_the_model_as_its_own_assistant_is_always_right() -> None:
 def test_rows_that_end_inside_accepted_guesses_hold_only_what_comes_before_that() -> None:
     run = begin(model_of("gemma2"), ragged(6), 30)
     free = one_by_one(again(run))
-    run.stopping = Ends(30, tuple({free.tokens[0][7], free.tokens[3][11], free.tokens[4][0]}))
+    run.stopping = Stopping([30] * 6, {free.tokens[0][7], free.tokens[3][11], free.tokens[4][0]})
     truth = one_by_one(again(run))
     assert "eos" in truth.reasons
     told: list[tuple[int, int, str | None]] = []
@@ -293,11 +268,11 @@ class NoRecent:
     needs_tokens: ClassVar[bool] = True
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
-        assert history.tokens is not None
-        for row, length in zip(history.tokens.tolist(), history.lengths.tolist(), strict=True):
+        assert history.ids is not None
+        for row, length in zip(history.ids.tolist(), history.lengths.tolist(), strict=True):
             assert row[:length] in [text[:length] for text in self.texts] if self.texts else True
             assert set(row[length:]) <= {-1}
-        last = history.tokens.gather(1, (history.lengths[:, None] - torch.tensor([1, 2])).clamp(min=0))
+        last = history.ids.gather(1, (history.lengths[:, None] - torch.tensor([1, 2])).clamp(min=0))
         return scores.scatter(1, last, -torch.inf).masked_fill(history.seen(67) > 2, -torch.inf)
 
 
@@ -388,7 +363,7 @@ def test_tokens_drawn_with_an_assistant_have_the_models_distribution(changes: di
     one = begin(model, [prompt], n)
     run = replace(
         one, cache=one.cache.repeat(rows), logits=one.logits.expand(rows, -1), prompts=[len(prompt)] * rows,
-        numbers=list(range(rows)), chooser=Chooser((scaled,), sample=True, seed=11),
+        numbers=list(range(rows)), chooser=Chooser((scaled,), sample=True, seed=11), stopping=Stopping([n] * rows),
         settings=settings(max_new_tokens=n, assistant_model=helper, **{"num_assistant_tokens": 3} | changes),
     )  # fmt: skip
     made = speculate(run)
@@ -496,7 +471,7 @@ def test_after_an_error_the_cache_holds_its_committed_tokens_and_can_be_continue
     broken = [
         (again(run), fails_at(3, oracle)),
         (replace(again(run), chooser=Chooser((fails_at(7, lambda scores, history: scores),))), oracle),
-        (replace(again(run), stopping=SimpleNamespace(reason=fails_at(17, run.stopping.reason))), oracle),
+        (replace(again(run), stopping=SimpleNamespace(put=fails_at(17, run.stopping.select(range(3)).put))), oracle),
         (replace(again(run), told=fails_at(15, lambda *event: None)), oracle),
     ]
     for one, draft in broken:

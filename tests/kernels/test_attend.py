@@ -122,9 +122,16 @@ def test_softcap_and_sinks_take_part_in_every_part(splits: int) -> None:
     assert ours < 1e-5
 
 
-def test_many_numbers_are_merged_by_the_second_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("splits", [2, 6])
+def test_many_bytes_are_merged_in_two_levels(monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
     monkeypatch.setattr("lamina.kernels.splits.MERGE_BYTES", 0)
-    ours, _ = run(Full(), [0, 40], 3, dims=(32, 80), sinks=True, counts=[3, 2])
+    ours, _ = run(Full(), [0, 90, 20], 3, dims=(32, 80), sinks=True, counts=[3, 2, 0], splits=splits)
+    assert ours < 1e-5
+
+
+def test_more_groups_than_counters_are_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lamina.kernels.attend.COUNTERS", 1)
+    ours, _ = run(Full(), [0, 40], 1, splits=3)
     assert ours < 1e-5
 
 

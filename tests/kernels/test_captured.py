@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from lamina.generation.greedy import captured, plainly
 
 import lamina
-from lamina.generation.greedy import captured, plainly
 from lamina.generation.run import Chooser
 from lamina.runtime import Graphs, why_not_captured
 from lamina.runtime.capture import MOST_GRAPHS
 from tests.families.cases import FIRST
 from tests.families.harness import pair
 
+MORE = [("falcon_h1", "norm before gate, biases, own head dim"), ("gemma2", "untied, biases, one key head")]
 PROMPTS = [[5, 9, 12, 3, 44, 8, 21, 2, 2, 6, 13], [7]]
 
 
@@ -30,7 +31,7 @@ def start(model: lamina.Model, capacity: int | None = None) -> tuple[lamina.Cach
     return cache.reserve(30), logits
 
 
-@pytest.mark.parametrize(("family", "name"), FIRST, ids=[family for family, _ in FIRST])
+@pytest.mark.parametrize(("family", "name"), FIRST + MORE)
 def test_captured_and_plain_steps_give_the_same(family: str, name: str) -> None:
     model = pair(family, name)[1]
     (plain, logits), (replayed, _) = start(model), start(model)

@@ -76,6 +76,19 @@ def test_the_activation_that_follows_can_be_applied(act: str) -> None:
     assert torch.allclose(out, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_gates_are_factors_on_what_goes_in_and_on_what_comes_out(tokens: int) -> None:
+    ring, x, weight, bias, _ = random_case(2, tokens)
+    wide = torch.randn(4, tokens, 2 * x.shape[2])
+    gates = wide.chunk(2, dim=-1)
+    past = torch.cat([ring.past(row, weight.shape[1]) for row in range(4)])
+    out = conv.convolve_step(x, weight, bias, ring.table(None), act="silu", gates=(gates[0], gates[1]))
+    expected = gates[1] * F.silu(causal_convolution_by_steps(past, gates[0] * x, weight, bias))
+    assert torch.allclose(out, expected, rtol=1e-5, atol=1e-5)
+    newest = (ring.lengths + tokens - 1) % ring.store.shape[1]
+    assert torch.allclose(ring.store[torch.arange(4), newest], (gates[0] * x)[:, -1])
+
+
 def test_many_single_tokens_go_around_the_ring_like_one_long_convolution() -> None:
     draw = torch.Generator().manual_seed(0)
     x, weight = torch.randn(2, 15, 6, generator=draw), torch.randn(6, 4, generator=draw)

@@ -1,32 +1,142 @@
-"""Experts against `lamina.nn.Experts`, in float64."""
+"""Experts against `lamina.nn.Mixture` and `lamina.nn.Experts`, in float64."""
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from lamina.kernels.experts import Share, expert_down, expert_gated
-from lamina.nn import Experts
+from lamina import kernels
+from lamina.kernels import experts as module
+from lamina.kernels.experts import PIECES, Share, expert_down, expert_gated
+from lamina.nn import Choice, Experts, Mixture
 from tests.kernels.test_product import close, numbers
+
+SHARES = [None, Share(4, 8), Share(2, 4, early=False)]
+
+
+def a_choice(tokens: int, experts: int, each: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    chosen = torch.stack([torch.randperm(experts)[:each] for _ in range(tokens)])
+    return chosen, torch.rand(tokens, each).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("weigh_input", [False, True])
-@pytest.mark.parametrize("share", [None, Share(4, 8)])
+@pytest.mark.parametrize("share", SHARES)
 @torch.no_grad()
 def test_chosen_experts_give_what_the_block_gives(dtype: torch.dtype, weigh_input: bool, share: Share | None) -> None:
-    for tokens, choices, width, inner in ((1, 3, 10, 6), (2, 2, 8, 5)):
+    for tokens, each, width, inner in ((1, 3, 10, 6), (2, 2, 8, 5)):
         torch.manual_seed(0)
-        plain = Experts(6, width, inner, "silu", weigh_input=weigh_input).to(dtype)
-        exact = Experts(6, width, inner, "silu", weigh_input=weigh_input).double()
-        exact.load_state_dict(plain.state_dict())
-        x, rest = numbers(tokens, width, dtype=dtype), numbers(tokens, width, dtype=dtype, seed=1)
-        chosen = torch.stack([torch.randperm(6)[:choices] for _ in range(tokens)])
-        weights = torch.rand(tokens, choices).to(dtype)
-        h = expert_gated(x, plain.gate_up, chosen, plain.act, weights if weigh_input else None, share=share)
-        got = expert_down(h, plain.down, chosen, None if weigh_input else weights, rest, share=share)
-        want = rest.double() + exact(x.double(), chosen, weights.double())
-        assert h.shape == (tokens, choices, inner)
-        assert close(got, rest + plain(x, chosen, weights), want)
-        alone = expert_down(h, plain.down, chosen.int(), None if weigh_input else weights.float(), share=share)
-        assert close(alone, plain(x, chosen, weights), want - rest.double())
+        plain = Experts(6, width, inner, weigh_input=weigh_input).to(dtype)
+        exact = copy.deepcopy(plain).double()
+        x, (chosen, weights) = numbers(tokens, width, dtype=dtype), a_choice(tokens, 6, each, dtype)
+        h = expert_gated(x, plain.gate_up, chosen, weights, plain.act, weigh_input=weigh_input, share=share)
+        assert h.shape == (tokens, each * inner)
+        got = expert_down(h, plain.down, chosen.int(), share=share)
+        assert close(got, plain(x, chosen, weights), exact(x.double(), chosen, weights.double()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("opens", [False, True])
+@pytest.mark.parametrize("share", SHARES)
+@torch.no_grad()
+def test_a_shared_expert_of_any_size_and_the_residual_are_added(
+    dtype: torch.dtype, opens: bool, share: Share | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TOGETHER", 2)  # three tokens are then one more than a program takes on
+    for tokens, inner, size in ((1, 4, 4), (3, 3, 5)):
+        torch.manual_seed(tokens)
+        plain = Mixture(6, 4, inner, "gelu", Choice(2), shared=size).to(dtype)
+        exact = copy.deepcopy(plain).double()
+        x, rest = numbers(tokens, 6, dtype=dtype), numbers(tokens, 6, dtype=dtype, seed=1)
+        chosen, weights = a_choice(tokens, 4, 2, dtype)
+        opening = torch.rand(tokens, 1) if opens else None
+        h = expert_gated(
+            x, plain.experts.gate_up, chosen, weights, "gelu", shared=plain.shared.gate_up.weight, opening=opening,
+            share=share,
+        )  # fmt: skip
+        assert h.shape == (tokens, 2 * inner + size)
+        got = expert_down(h, plain.experts.down, chosen, shared=plain.shared.down.weight, residual=rest, share=share)
+
+        low, high = (
+            rest.to(to)
+            + block.experts(x.to(to), chosen, weights.to(to))
+            + block.shared(x.to(to)) * (1.0 if opening is None else opening.to(to))
+            for block, to in ((plain, dtype), (exact, torch.float64))
+        )
+        assert close(got, low, high)
+
+
+MIXTURES: dict[str, dict[str, Any]] = {
+    "softmax, opens": dict(choice=Choice(3, normed=True), opens=True),
+    "sigmoid, groups": dict(choice=Choice(2, "sigmoid", True, 1.5, groups=4, groups_each=2), balanced=True),
+    "weighed input": dict(choice=Choice(1, "sigmoid"), weigh_input=True),
+}
+
+
+def a_mixture(name: str) -> Mixture:
+    torch.manual_seed(0)
+    mixture = Mixture(6, 8, 3, "silu", shared=5, **MIXTURES[name]).requires_grad_(False)
+    if mixture.router.bias is not None:
+        mixture.router.bias.normal_()
+    return mixture
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_mixture_gives_the_same_with_kernels(name: str) -> None:
+    mixture = a_mixture(name)
+    for rows, tokens in ((1, 1), (2, 2)):
+        x, onto = (numbers(rows, tokens, 6, dtype=torch.float32, seed=seed) for seed in (1, 2))
+        with kernels.in_use():
+            got = mixture(x, onto)
+        assert got.shape == x.shape
+        assert close(got, mixture(x, onto), copy.deepcopy(mixture).double()(x.double(), onto.double()))
+
+
+class Launches(TorchDispatchMode):
+    """The operations of PyTorch that would be kernels of their own on a GPU, in place of ours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if op.overloadpacket.__name__ not in ("empty", "new_empty", "view", "_unsafe_view", "detach", "alias"):
+            self.seen.append(str(op))
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_mixture_is_three_launches_and_nothing_else(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lamina.kernels import router
+
+    launched: list[str] = []
+
+    class Counted:
+        def __init__(self, what: str) -> None:
+            self.what = what
+
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *args, **options: launched.append(self.what)
+
+    for place, kernel in ((router, "_route_kernel"), (module, "_gated_kernel"), (module, "_down_kernel")):
+        monkeypatch.setattr(place, kernel, Counted(kernel))
+    mixture, x = a_mixture(name), torch.zeros(2, 1, 6)
+    router.scratch(x.device)  # made before, as a step that is captured has run before
+    with kernels.in_use(), Launches() as others:
+        mixture(x, x)
+    assert launched == ["_route_kernel", "_gated_kernel", "_down_kernel"]
+    assert others.seen == []
+
+
+def test_shares_hold_no_more_than_registers_can() -> None:
+    for tokens in (1, 8):
+        x = torch.empty(tokens, 1, dtype=torch.bfloat16)
+        for held in ([512] * 10 + [512], [1408] * 6 + [2816], [2048] * 8 + [2048], [8192, 0], [16384] * 16, [3]):
+            share = module._share(1, 512, x, held)
+            assert sum(-(-size // share.block) for size in held) <= PIECES
+            assert share.block * 2 >= 512 * share.warps or share.warps == 1  # 16 bytes a thread

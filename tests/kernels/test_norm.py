@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lamina.kernels.norm import gated_rms_norm, rms_norm
+from lamina.kernels.norm import gated_rms_norm, rms_norm, rms_norm_twice, sigmoid_gated
 from lamina.nn import GatedRMSNorm, RMSNorm
 from tests.kernels.test_product import close, numbers
 
@@ -32,6 +32,29 @@ def test_rms_norm_is_that_of_the_models(dtype: torch.dtype, plus_one: bool, weig
         rest = numbers(*shape, dtype=dtype, seed=1)
         got = rms_norm(x, plain.weight, 1e-5, plus_one=plus_one, residual=rest)
         assert close(got, rest + plain(x), rest.double() + exact(x.double()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("plus_one", [False, True])
+@torch.no_grad()
+def test_a_norm_onto_a_residual_and_the_norm_of_that_come_together(dtype: torch.dtype, plus_one: bool) -> None:
+    for rows, width in ((1, 64), (3, 40)):
+        (one, _), (two, exact) = (block(width, dtype, plus_one, True) for _ in range(2))
+        two.weight.data.mul_(0.5), exact.weight.data.mul_(0.5)  # type: ignore[union-attr]
+        x, rest = 4 * numbers(rows, width, dtype=dtype), numbers(rows, width, dtype=dtype, seed=1)
+        weights = (one.weight, two.weight)
+        added, normed = rms_norm_twice(x, rest, weights, (1e-5, 1e-5), plus_one=plus_one)  # type: ignore[arg-type]
+        assert torch.equal(added, rms_norm(x, one.weight, 1e-5, plus_one=plus_one, residual=rest))
+        assert close(normed, two(added), exact(added.double()))
+
+
+def test_a_sigmoid_gate_opens_what_comes_out_of_heads() -> None:
+    x = numbers(2, 3, 5, 16, dtype=torch.bfloat16).transpose(1, 2)  # [B, H, T, D], heads side by side
+    qkv = numbers(2, 3, 12, 16, dtype=torch.bfloat16, seed=1).transpose(1, 2)
+    gate = qkv[:, 4:9]
+    got = sigmoid_gated(x, gate)
+    assert got.shape == x.shape and got.transpose(1, 2).is_contiguous()
+    assert close(got, x * gate.sigmoid(), x.double() * gate.double().sigmoid())
 
 
 @torch.no_grad()

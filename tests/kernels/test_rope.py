@@ -1,4 +1,4 @@
-"""Rotary and append against `rotate`, `rotate_neighbours` and the slots that the layout names."""
+"""Norms, rotary and append against `RMSNorm`, `rotate`, `rotate_neighbours` and the slots that the layout names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from lamina.attention import Full, Sliding, Window
-from lamina.kernels.rope import rotate_and_append
+from lamina.kernels.rope import rotary_table, rotate_and_append
+from lamina.nn import RMSNorm, Rotary
 from lamina.nn.rotary import rotate, rotate_neighbours
 from tests.kernels.stores import Held
 
@@ -54,6 +55,60 @@ def test_neighbours_are_turned_as_by_rotate_neighbours() -> None:
     torch.testing.assert_close(turned_q, rotate_neighbours(q, rope))
     torch.testing.assert_close(turned_k, rotate_neighbours(k, rope))
     same(held, before)
+
+
+def norm_of(dim: int, plus_one: bool, weight: bool) -> RMSNorm:
+    norm = RMSNorm(dim, 1e-5, plus_one=plus_one, weight=weight)
+    if norm.weight is not None:
+        norm.weight.data.normal_()
+    return norm
+
+
+@pytest.mark.parametrize(("dim", "pairs"), [(32, 16), (48, 8), (24, None)], ids=["all", "some", "nothing turned"])
+@pytest.mark.parametrize(("plus_one", "weight"), [(False, True), (True, True), (False, False)])
+@torch.no_grad()
+def test_heads_are_normed_before_they_are_turned(dim: int, pairs: int | None, plus_one: bool, weight: bool) -> None:
+    held = Held.random(Full(), [0, 3], 2, (dim, 16), slots=16)
+    q, k, v = heads(2, 2, (dim, 16))
+    rope = None if pairs is None else rope_of(held, 2, pairs)
+    norms = norm_of(dim, plus_one, weight), norm_of(dim, plus_one, weight)
+    want_q, want_k = (norm(x) if rope is None else rotate(norm(x), rope) for norm, x in zip(norms, (q, k), strict=True))
+    stores = held.after([want_k, v])
+    got_q, got_k, _ = rotate_and_append(q, k, v, rope, held.table(), norms=norms, write=True)
+    torch.testing.assert_close(got_q, want_q)
+    torch.testing.assert_close(got_k, want_k)
+    same(held, stores)
+
+
+@torch.no_grad()
+def test_norms_come_after_turning_where_that_is_asked_for() -> None:
+    held = Held.random(Full(), [0, 3], 2, (32, 32), slots=16)
+    q, k, v = heads(2, 2, (32, 32))
+    cos, sin = rope_of(held, 2, 16)
+    rope = 1.5 * cos, 1.5 * sin  # a table with a factor: only then does the order tell
+    norms = norm_of(32, False, True), norm_of(32, False, True)
+    got_q, got_k, _ = rotate_and_append(
+        q, k, v, rope, held.table(), neighbours=True, norms=norms, norms_last=True, write=False
+    )
+    torch.testing.assert_close(got_q, norms[0](rotate_neighbours(q, rope)))
+    torch.testing.assert_close(got_k, norms[1](rotate_neighbours(k, rope)))
+
+
+def test_a_factor_is_on_queries_alone() -> None:
+    held = Held.random(Full(), [0, 3], 2, (32, 32), slots=16)
+    q, k, v = heads(2, 2, (32, 32))
+    factor, stores = torch.rand(2, 2), held.after([k, v])
+    got_q, got_k, _ = rotate_and_append(q, k, v, None, held.table(), factor=factor, write=True)
+    torch.testing.assert_close(got_q, q * factor[:, None, :, None])
+    torch.testing.assert_close(got_k, k)
+    same(held, stores)
+
+
+def test_the_table_of_angles_is_that_of_the_models() -> None:
+    rope = Rotary(24, {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64})
+    positions = torch.tensor([[0, 1, 2], [100, 4000, 100_000]])
+    for got, want in zip(rotary_table(positions, rope.frequencies, rope.scale), rope(positions), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_padding_is_not_stored() -> None:

@@ -18,6 +18,7 @@ from lamina import Model, Source
 from lamina.attention.window import Chunked, Full, Sliding, Window
 from lamina.cache import Attention, Convolution, Cross, Latent, Memory, Recurrent, Shared, Spec, Tokens
 from lamina.cache.counts import Counts
+from lamina.nn import RMSNorm
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
 from tests.laws.outside import Peak
 
@@ -133,19 +134,20 @@ class AttendLatent(nn.Module):
 
     def __init__(self, rank: int, window: Window | None = None) -> None:
         super().__init__()
-        rope, self.nope = 2, 4
+        nope, rope = 4, 2
         self.specs = {"attention": Latent(rank, rope, window or Full())}
-        self.q = nn.Linear(WIDTH, HEADS * (self.nope + rope))
-        self.down = nn.Linear(WIDTH, rank)
-        self.k_rope = nn.Linear(WIDTH, rope)
-        self.up = nn.Parameter(torch.empty(HEADS, self.nope + HEAD_DIM, rank))
+        self.q = nn.Linear(WIDTH, HEADS * (nope + rope))
+        self.down = nn.Linear(WIDTH, rank + rope)
+        self.norm = RMSNorm(rank)
+        self.up = nn.Parameter(torch.empty(HEADS, nope + HEAD_DIM, rank))
         self.out = nn.Linear(HEADS * HEAD_DIM, WIDTH)
 
     def forward(self, x: Tensor, memory: Memory, shared: Tensor) -> Tensor:
-        q = heads(self.q(x + shared), HEADS)
+        angles = 0.7 * memory.positions[..., None].to(x.dtype)
         seen = memory.attend_latent(
-            q[..., : self.nope], q[..., self.nope :], self.down(x), self.k_rope(x + shared), up=self.up, scale=1.0
-        )
+            heads(self.q(x + shared), HEADS), self.down(x + shared), norm=self.norm, rope=(angles.cos(), angles.sin()),
+            neighbours=False, up=self.up, scale=1.0,
+        )  # fmt: skip
         return x + self.out(seen.transpose(1, 2).flatten(2))
 
 

@@ -1,0 +1,92 @@
+"""The same tokens as `one_by_one` through one captured step, replayed (see `lamina.runtime`).
+
+The device decides which rows go on by their length and their last token, and the host looks at that late. Where the
+host has a say of its own (stop strings, a listener), it looks after every token.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lamina.generation.processors import need_tokens
+from lamina.generation.run import Made, Run
+from lamina.runtime.capture import MOST_ENDS
+from lamina.runtime.explain import why_not_captured
+
+AHEAD = 8  # captured steps that are queued before the last ones are looked at
+
+
+def why_not_replayed(run: Run) -> str | None:
+    """Why tokens are made by plain passes; None where they need not be."""
+    if reason := why_not_captured(run.model, run.cache):
+        return reason
+    if need_tokens(run.chooser.processors):
+        names = [type(one).__name__ for one in run.chooser.processors if getattr(one, "needs_tokens", True)]
+        return f"{', '.join(names)} reads the tokens so far, which a captured step does not know"
+    if len(run.stopping.eos) > MOST_ENDS:
+        return f"{len(run.stopping.eos)} ids end a row; a captured step knows up to {MOST_ENDS}"
+    if run.guide is not None:
+        return "guidance runs a second cache"
+    if run.kept is not None:
+        return "scores or log-probabilities are written down"
+    return None
+
+
+@torch.no_grad()
+def replayed(run: Run) -> Made:
+    """Greedy or sampled, through one captured step."""
+    cache, start = run.cache, run.cache.clock.sync()
+    history = run.history()
+    numbers = torch.tensor(run.numbers, device=run.logits.device)
+    first = run.chooser.choose(run.chooser.scores(run.logits, history), numbers, history.lengths)
+    step = run.model.graphs.step(cache.rows, run.chooser)
+    step.take_up(
+        cache, first, run.stopping.most, run.stopping.eos,
+        seed=run.chooser.seed, numbers=run.numbers, prompts=run.prompts,
+    )  # fmt: skip
+    if run.told or not run.stopping.on_device:
+        live, current = list(range(run.rows)), first.tolist()
+        while live:
+            reasons = {row: run.stopping.put(row, current[row]) for row in live}
+            for row, reason in reasons.items():
+                if reason in ("stop", "time"):
+                    step.left[row] = 1  # ends with the token that is fed next
+                if run.told:
+                    run.told(row, current[row], reason)
+            step.run(1)
+            live = [row for row, reason in reasons.items() if reason is None]
+            current = step.ids[:, 0].tolist()
+    else:
+        flags, most = _Flags(step.counts), max(run.stopping.most)
+        for done in range(0, most, AHEAD):
+            step.run(min(AHEAD, most - done))
+            if not flags.any_left():
+                break
+    lengths = cache.clock.sync()
+    tokens = [row[a:b] for row, a, b in zip(cache.record.tolist(), start, lengths, strict=True)]
+    if run.stopping.on_device and not run.told:
+        for row, new in enumerate(tokens):
+            for token in new:
+                run.stopping.put(row, token)
+    return Made(tokens, [reason or "" for reason in run.stopping.reasons], cache, "one captured graph a step")
+
+
+class _Flags:
+    """Whether any row goes on, as it was one look before: the device never waits for the host."""
+
+    def __init__(self, counts: Tensor) -> None:
+        self.counts = counts
+        self.seen = torch.ones(counts.shape, dtype=counts.dtype, pin_memory=counts.is_cuda)
+        self.event = torch.cuda.Event() if counts.is_cuda else None
+        self.looked = False
+
+    def any_left(self) -> bool:
+        if self.looked and self.event is not None:
+            self.event.synchronize()
+        left = bool(self.seen.any())
+        self.seen.copy_(self.counts, non_blocking=True)
+        if self.event is not None:
+            self.event.record()
+        self.looked = True
+        return left

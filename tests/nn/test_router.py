@@ -1,0 +1,73 @@
+"""The rules by which routers choose, against the same written out for one token."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from lamina.nn import Choice, Router
+
+RULES = {
+    "softmax": Choice(3),
+    "softmax, normed": Choice(2, normed=True),
+    "sigmoid": Choice(1, "sigmoid"),
+    "sigmoid, normed, with a factor": Choice(4, "sigmoid", normed=True, factor=2.5),
+    "groups": Choice(3, "sigmoid", normed=True, groups=4, groups_each=2),
+}
+
+
+def one_by_one(rule: Choice, logits: list[float], bias: list[float] | None) -> tuple[list[int], list[float]]:
+    total = sum(math.exp(logit) for logit in logits)
+    scores = [math.exp(z) / total if rule.score == "softmax" else 1 / (1 + math.exp(-z)) for z in logits]
+    merit = logits if bias is None else [score + b for score, b in zip(scores, bias, strict=True)]
+    size = len(logits) // rule.groups
+    groups = [sorted(merit[g * size : (g + 1) * size], reverse=True)[:2] for g in range(rule.groups)]
+    best = sorted(range(rule.groups), key=lambda g: -sum(groups[g]))[: rule.groups_each]
+    members = [e for e in range(len(logits)) if e // size in best]
+    chosen = sorted(members, key=lambda e: -merit[e])[: rule.each]
+    weights = [scores[e] for e in chosen]
+    norm = sum(weights) if rule.normed else 1.0
+    return chosen, [rule.factor * weight / norm for weight in weights]
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("name", RULES)
+def test_a_choice_is_what_it_says_for_each_token(name: str, biased: bool) -> None:
+    torch.manual_seed(0)
+    logits, bias = 2 * torch.randn(3, 5, 8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
+    chosen, weights = RULES[name].of(logits, bias if biased else None)
+    for row, its, factors in zip(logits.flatten(0, 1), chosen.flatten(0, 1), weights.flatten(0, 1), strict=True):
+        expected = one_by_one(RULES[name], row.tolist(), bias.tolist() if biased else None)
+        assert its.tolist() == expected[0]
+        assert factors.tolist() == pytest.approx(expected[1])
+
+
+def test_scores_are_computed_in_float32_and_rounded_to_the_dtype_of_the_logits() -> None:
+    logits = torch.randn(4, 64).to(torch.bfloat16)
+    chosen, weights = Choice(8, normed=True).of(logits)
+    exact = Choice(8, normed=True).of(logits.float())
+    assert torch.equal(chosen, exact[0]) and torch.equal(weights, exact[1].to(torch.bfloat16))
+
+
+def linear_logits(router: Router, x: Tensor) -> Tensor:
+    return x.to(router.weight.dtype) @ router.weight.T
+
+
+def test_the_last_row_of_a_router_that_opens_is_the_gate_of_the_shared_expert() -> None:
+    router, x = Router(6, 5, Choice(2), opens=True).requires_grad_(False), torch.randn(3, 1, 6)
+    chosen, weights, opening = router(x)
+    logits = linear_logits(router, x)
+    expected = router.choice.of(logits[..., :5])
+    assert torch.equal(chosen, expected[0])
+    torch.testing.assert_close(weights, expected[1])
+    torch.testing.assert_close(opening, logits[..., 5:].sigmoid())
+
+
+def test_an_exact_router_computes_in_float32_for_a_model_of_less() -> None:
+    router, x = Router(6, 5, Choice(2), exact=True).requires_grad_(False), torch.randn(3, 1, 6).to(torch.bfloat16)
+    _, weights, opening = router(x)
+    assert router.keep_float32 == ("weight", "bias") and weights.dtype == torch.float32 and opening is None
+    torch.testing.assert_close(weights, router.choice.of(linear_logits(router, x))[1])
