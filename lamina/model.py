@@ -190,7 +190,7 @@ class Model(nn.Module):
             real_tensor = None if real is None else real.tensor
             step = Step.alone(layers, (shape[0], shape[1]), self.device, real_tensor, segments, spans)
             if source is not None:
-                step.source = self._cross_for(source, shape[0])
+                step.source = self.crossed(source, shape[0])
             return self.forward(ids, step, logits, embeds)
         if segments is not None:
             raise InputError("packed segments run without a cache; with one, give each sequence a row of its own")
@@ -264,7 +264,8 @@ class Model(nn.Module):
             if isinstance(spec, Cross)
         }
 
-    def _cross_for(self, source: Source, rows: int) -> Mapping[Key, dict[str, Tensor]]:
+    def crossed(self, source: Source, rows: int) -> Mapping[Key, dict[str, Tensor]]:
+        """What a pass without a cache over so many rows reads of this source: one for all, or one for each."""
         states = self.cross_states(source)
         if not states:
             raise InputError(f"{type(self).__name__} reads no source: only encoder–decoder models do")

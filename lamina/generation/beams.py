@@ -25,7 +25,8 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.cache.clock import on_device
-from lamina.generation.feeding import feed_all, spread
+from lamina.generation.feeding import feed_all
+from lamina.generation.kept import Kept
 from lamina.generation.noise import gumbel, noise
 from lamina.generation.run import Made, Run
 from lamina.generation.stopping import State
@@ -132,23 +133,20 @@ def _in_rows(beams: Sequence[Beam]) -> list[Beam]:
 def beam_search(run: Run) -> Made:
     """Follows `num_beams` beams for each row of the run, and returns `num_return_sequences` for each, side by side.
 
-    The run's own cache stays as it is; its stopping then has a row for each sequence. `more` has of each sequence
+    The run's own cache stays as it is; `stopping` and `kept` then have a row for each sequence. `more` has of each
     sequences_scores   its sum of log-probabilities, divided as the length penalty says
     beam_indices       for each token the beam that it continued: prompt · num_beams + rank
-    scores, logits     where asked for, what each token was chosen from [tokens, V]
     """
-    settings, count = run.settings, run.settings.num_beams
+    count = run.settings.num_beams
     live = list(range(len(run.prompts)))
     searches = [Search(run, row) for row in live]
     cache, logits = run.cache.repeat(count), run.logits.repeat_interleave(count, dim=0)
-    kept: dict[str, list[Tensor]] = {"scores": [], "logits": []}
+    steps: list[tuple[Tensor, Tensor]] = []  # logits and scores, where someone wants them
     while True:
         beams = _beams_run(run, cache, live)
         scores = run.chooser.scores(logits.float().log_softmax(dim=-1), beams.history())
-        if settings.output_scores:
-            kept["scores"].append(scores)
-        if settings.output_logits:
-            kept["logits"].append(logits)
+        if run.kept is not None:
+            steps.append((logits, scores))
         parents: list[int] = []
         since: list[int] = []
         for at, (row, found) in enumerate(zip(live, _best(beams, scores, [searches[i] for i in live]), strict=True)):
@@ -166,13 +164,13 @@ def beam_search(run: Run) -> Made:
         last = [beam.tokens[-1] for row in live for beam in searches[row].beams]
         logits = _beams_run(run, cache, live).feed(on_device(last, cache.device), range(cache.rows))
     del cache, logits
-    return _made(run, searches, kept)
+    return _made(run, searches, steps)
 
 
 def _beams_run(run: Run, cache: Cache, live: Sequence[int]) -> Run:
     """The run over all beams of the live prompts, which have numbers of their own: prompt · num_beams + row."""
     count = run.settings.num_beams
-    beams = spread(run, cache, live, count)
+    beams = run.spread(cache, live, count)
     return replace(beams, numbers=[run.numbers[row] * count + beam for row in live for beam in range(count)])
 
 
@@ -197,28 +195,25 @@ def _best(beams: Run, scores: Tensor, searches: Sequence[Search]) -> list[list[C
     return [[Candidate(score, int(at) // vocab, int(at) % vocab) for score, at in row] for row in both]
 
 
-def _made(run: Run, searches: Sequence[Search], kept: dict[str, list[Tensor]]) -> Made:
+def _made(run: Run, searches: Sequence[Search], steps: Sequence[tuple[Tensor, Tensor]]) -> Made:
     returned = [(row, one) for row, search in enumerate(searches) for one in search.returned()]
-    tokens = [one.beam.tokens for _, one in returned]
-    count = run.settings.num_beams
-    more: dict[str, object] = {
-        "sequences_scores": [one.score for _, one in returned],
-        "beam_indices": [[row * count + rank for rank in one.beam.ranks] for row, one in returned],
-    }
-    for name, steps in kept.items():
-        if steps:
-            more[name] = [_along(steps, searches[row].firsts, one.beam.path) for row, one in returned]
+    tokens, count = [one.beam.tokens for _, one in returned], run.settings.num_beams
     if run.told:
         for i, (_, one) in enumerate(returned):
             for t, token in enumerate(one.beam.tokens, start=1):
                 run.told(i, token, one.reason if t == len(one.beam.tokens) else None)
     run.stopping.rows = [one.beam.state for _, one in returned]
-    cache = run.cache.select([row for row, _ in returned])
-    made = Made(tokens, [one.reason for _, one in returned], feed_all(run.model, cache, tokens))
-    made.more.update(more)
-    return made
-
-
-def _along(steps: Sequence[Tensor], firsts: Sequence[int], path: Sequence[int]) -> Tensor:
-    """What each token of a sequence was chosen from. [tokens, V]"""
-    return torch.stack([step[first + row] for step, first, row in zip(steps, firsts, path, strict=False)])
+    run.kept = Kept.of(run.settings, len(returned))
+    for i, (row, one) in enumerate(returned if run.kept is not None else ()):
+        assert run.kept is not None
+        rows = [first + own for first, own in zip(searches[row].firsts, one.beam.path, strict=False)]
+        logits, scores = (
+            torch.stack([step[kind][at] for step, at in zip(steps, rows, strict=False)]) for kind in range(2)
+        )
+        run.kept.add([i] * len(rows), logits, scores, on_device(one.beam.tokens, logits.device))
+    cache = feed_all(run.model, run.cache.select([row for row, _ in returned]), tokens)
+    more = {
+        "sequences_scores": [one.score for _, one in returned],
+        "beam_indices": [[row * count + rank for rank in one.beam.ranks] for row, one in returned],
+    }
+    return Made(tokens, [one.reason for _, one in returned], cache, "beam search by plain passes", more)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lamina.generation.feeding import feed_all, feed_one, spread, take
+from lamina.generation.feeding import feed_all, feed_one
 from lamina.generation.inside import hidden_states
 from lamina.generation.run import Made, Run
 
@@ -61,16 +61,19 @@ def contrastive_search(run: Run) -> Made:
     context = Context(states, run.prompts, max(settings.most_new(prompt) for prompt in run.prompts))
     live, logits, cache = list(range(len(tokens))), run.logits, run.cache.repeat(k)
     while True:
-        history = spread(run, cache, live, k).history(range(0, len(live) * k, k))
-        likely, ids = run.chooser.scores(logits, history).softmax(dim=-1).topk(k)  # [R, k]
+        history = run.spread(cache, live, k).history(range(0, len(live) * k, k))
+        scores = run.chooser.scores(logits, history)
+        likely, ids = scores.softmax(dim=-1).topk(k)  # [R, k]
         before = [run.prompts[row] + len(tokens[row]) for row in live]
         tried, step = feed_one(model, cache, ids.flatten(), hidden=(depth,))
         states = model.finish(step.hidden[depth][:, 0]).unflatten(0, (-1, k))  # [R, k, width]
         best = ((1 - alpha) * likely - alpha * context.likeness(states)).argmax(dim=-1)
         rows = torch.arange(len(live), device=best.device)
         context.add(states[rows, best])
+        if run.kept is not None:
+            run.kept.add(live, logits, scores, ids[rows, best])
         chosen, places = torch.stack([ids[rows, best], best]).tolist()
-        going = take(run, live, chosen, tokens, reasons)
+        going = run.take(live, chosen, tokens, reasons)
         if not going:
             break
         logits = tried.unflatten(0, (-1, k))[rows, best][going]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.generation.feeding import feed_one, take
+from lamina.generation.feeding import feed_one
 from lamina.generation.inside import hidden_states
 from lamina.generation.run import Made, Run
 
@@ -86,7 +86,9 @@ def dola(run: Run) -> Made:
         early = model.head(states.to(model.dtype)).float()
         scores = chooser.scores(contrast(logits.float(), early), history)
         chosen = chooser.choose(scores, numbers[live], history.lengths)
-        going = take(run, live, chosen.tolist(), tokens, reasons)
+        if run.kept is not None:
+            run.kept.add(live, logits, scores, chosen)
+        going = run.take(live, chosen.tolist(), tokens, reasons)
         fed, step = feed_one(model, run.cache, chosen, live, hidden=layers)
         logits = fed[going]
         states = torch.stack([step.hidden[layer][:, 0] for layer in layers])[:, going]

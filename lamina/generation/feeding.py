@@ -1,9 +1,8 @@
-"""What strategies share that make one token after the other: taking tokens up, and feeding them to rows of a cache."""
+"""Feeding tokens to rows of a cache: one to each, or all of a sequence at once."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,38 +12,7 @@ from lamina.cache.cache import Cache
 from lamina.cache.step import Step
 
 if TYPE_CHECKING:
-    from lamina.generation.run import Run
     from lamina.model import Model
-
-
-def spread(run: Run, cache: Cache, rows: Sequence[int], times: int) -> Run:
-    """The run over a cache in which each of these rows stands `times` times, side by side."""
-    each = [row for row in rows for _ in range(times)]
-    return replace(
-        run,
-        cache=cache,
-        prompts=[run.prompts[row] for row in each],
-        numbers=[run.numbers[row] for row in each],
-        source=None if run.source is None else run.source[each],
-    )
-
-
-def take(
-    run: Run, live: Sequence[int], chosen: Sequence[int], tokens: list[list[int]], reasons: list[str]
-) -> list[int]:
-    """Adds the chosen token of each live row to `tokens`, and why the row ends, if it does, to `reasons`. -> which of
-    the live rows go on, as indices into `live`"""
-    going = []
-    for at, (row, token) in enumerate(zip(live, chosen, strict=True)):
-        tokens[row].append(token)
-        reason = run.stopping.put(row, token)
-        if reason is None:
-            going.append(at)
-        else:
-            reasons[row] = reason
-        if run.told:
-            run.told(row, token, reason)
-    return going
 
 
 def feed_one(

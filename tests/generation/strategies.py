@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
+from lamina.generation.kept import Kept
 from lamina.generation.processors import Facts, chain_of
 from lamina.generation.prompt import from_rows
 from lamina.generation.run import Chooser, Made, Run
@@ -33,6 +34,7 @@ def run_of(
     return Run(
         model, cache, logits, Chooser(chain, settings.do_sample, settings.seed or 0),
         Stopping.of(settings, lengths, None), lengths, list(numbers or range(len(prompts))), settings, told,
+        kept=Kept.of(settings, len(prompts)),
     )  # fmt: skip
 
 

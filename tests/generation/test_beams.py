@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lamina.cache import Cache
 from lamina.generation.beams import beam_search
+from lamina.generation.kept import Kept
 from lamina.generation.run import Made
 from lamina.model import Model
 from tests.families import test_t5
@@ -52,7 +53,7 @@ def theirs_of(theirs: Any, prompt: Sequence[int], **values: Any) -> Any:
     )  # fmt: skip
 
 
-def assert_same(made: Made, row: int, expected: Any, start: int, each: int, beams: int) -> None:
+def assert_same(made: Made, kept: Kept | None, row: int, expected: Any, start: int, each: int, beams: int) -> None:
     """The sequences of one prompt are transformers', with their scores, beams, and what they were chosen from."""
     for i in range(each):
         path = [beam for beam in expected.beam_indices[i].tolist() if beam >= 0]
@@ -62,7 +63,7 @@ def assert_same(made: Made, row: int, expected: Any, start: int, each: int, beam
         assert [beam - row * beams for beam in made.more["beam_indices"][at]] == path
         for name in ("scores", "logits"):
             steps = torch.stack([expected[name][t][beam] for t, beam in enumerate(path)])
-            torch.testing.assert_close(made.more[name][at], steps, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(torch.stack(getattr(kept, name)[at]), steps, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("search", SEARCHES)
@@ -70,10 +71,11 @@ def assert_same(made: Made, row: int, expected: Any, start: int, each: int, beam
 def test_ragged_prompts_give_what_transformers_gives_for_each_alone(family: str, name: str, search: str) -> None:
     theirs, ours = pair(family, name)
     values = SEARCHES[search] | {"max_new_tokens": 10}
-    made = beam_search(run_of(ours, PROMPTS, output_scores=True, output_logits=True, **values))
+    run = run_of(ours, PROMPTS, output_scores=True, output_logits=True, **values)
+    made = beam_search(run)
     each = values.get("num_return_sequences", 1)
     for row, prompt in enumerate(PROMPTS):
-        assert_same(made, row, theirs_of(theirs, prompt, **values), len(prompt), each, values["num_beams"])
+        assert_same(made, run.kept, row, theirs_of(theirs, prompt, **values), len(prompt), each, values["num_beams"])
     assert_can_be_continued(ours, made, PROMPTS)
 
 
@@ -82,9 +84,10 @@ def test_a_decoder_with_a_source_gives_what_transformers_gives() -> None:
     values: dict[str, Any] = dict(num_beams=3, num_return_sequences=2, eos_token_id=MANY, max_new_tokens=8)
     rows = test_t5.random_rows([9, 2, 5], seed=3)
     cache = ours.new_cache(3, source=test_t5.encode_rows(ours, rows))
-    made = beam_search(run_of(ours, [[0]] * 3, cache, output_scores=True, output_logits=True, **values))
+    run = run_of(ours, [[0]] * 3, cache, output_scores=True, output_logits=True, **values)
+    made = beam_search(run)
     for row, source in enumerate(rows):
-        assert_same(made, row, theirs_of(theirs, source.tolist(), **values), 1, 2, 3)
+        assert_same(made, run.kept, row, theirs_of(theirs, source.tolist(), **values), 1, 2, 3)
     assert made.cache.tokens == [[0, *tokens] for tokens in made.tokens]
 
 
@@ -203,9 +206,12 @@ def test_the_prompt_runs_once_and_rows_copy_only_what_they_do_not_share(monkeypa
 def test_the_scores_along_a_sequence_add_up_to_its_own() -> None:
     model = pair("llama", "grouped")[1]
     values: dict[str, Any] = dict(num_beams=4, num_return_sequences=4, eos_token_id=(11, 40), max_new_tokens=9)
-    made = beam_search(run_of(model, PROMPTS, output_scores=True, length_penalty=0.7, **values))
-    for tokens, scores, score in zip(made.tokens, made.more["scores"], made.more["sequences_scores"], strict=True):
-        total = float(scores[range(len(tokens)), tokens].sum())
+    run = run_of(model, PROMPTS, output_scores=True, logprobs=2, length_penalty=0.7, **values)
+    made = beam_search(run)
+    assert run.kept is not None and run.kept.scores is not None
+    for row, (tokens, score) in enumerate(zip(made.tokens, made.more["sequences_scores"], strict=True)):
+        total = float(torch.stack(run.kept.scores[row])[range(len(tokens)), tokens].sum())
+        assert total == pytest.approx(sum(one.logprob for one in run.kept.logprobs[row]), abs=1e-4)
         assert score == pytest.approx(total / len(tokens) ** 0.7, abs=1e-4)
 
 

@@ -124,7 +124,7 @@ def test_low_and_high_name_every_second_layer_of_a_half(depth: int, tied: bool, 
 
 def test_layers_that_are_not_there_are_refused() -> None:
     for wrong in ((2,), (-1,), (), "middle"):
-        with pytest.raises(InputError, match="dola_layers=.* layers from 0 .* to 1, the last layer 2"):
+        with pytest.raises(InputError, match=r"dola_layers=.* layers from 0 .* to 1, the last layer 2"):
             premature_layers(toy("full"), wrong)
 
 
