@@ -265,3 +265,27 @@ def test_an_error_on_the_way_leaves_the_prompts_cache_as_it_was() -> None:
     with pytest.raises(KeyboardInterrupt):
         beam_search(run)
     assert run.cache.tokens == PROMPTS
+
+
+def test_generate_searches_with_beams_and_goes_on_from_their_cache() -> None:
+    model = pair("qwen3_next", "grouped")[1]
+    values: dict[str, Any] = dict(num_beams=3, num_return_sequences=2, eos_token_id=MANY, max_new_tokens=7)
+    result = model.generate(PROMPTS, output_scores=True, logprobs=1, **values)
+    made = beam_search(run_of(model, PROMPTS, **values))
+    assert result.tokens == made.tokens and result.more == made.more
+    assert result.prompts == [prompt for prompt in PROMPTS for _ in range(2)]
+    assert [len(scores) for scores in result.scores] == [len(tokens) for tokens in result.tokens]
+    assert [one.token for one in result.logprobs[3]] == result.tokens[3]
+    whole = [[*prompt, *tokens, 1, 2] for prompt, tokens in zip(result.prompts, result.tokens, strict=True)]
+    more = model.generate([[1, 2]] * 6, cache=result.cache, whole=False, num_beams=3, eos_token_id=MANY)
+    assert more.tokens == model.generate(whole, num_beams=3, eos_token_id=MANY).tokens
+
+
+def test_one_row_of_a_cache_serves_many_prompts() -> None:
+    model, start = pair("llama", "grouped")[1], [5, 9, 12]
+    cache = model.new_cache(1)
+    model([start], cache=cache)
+    values: dict[str, Any] = dict(num_beams=2, max_new_tokens=5, eos_token_id=())
+    found = model.generate([[7], [8, 1]], cache=cache, whole=False, **values)
+    assert found.tokens == model.generate([[*start, 7], [*start, 8, 1]], **values).tokens
+    assert cache.tokens == [start]

@@ -119,3 +119,11 @@ def test_a_prompt_of_embeddings_is_refused_before_anything_is_made() -> None:
     with pytest.raises(InputError, match="token 0 of row 0 was given as an embedding"):
         contrastive_search(run)
     assert run.cache.tokens == [[-1, -1, 1], [-1, -1, 2]]
+
+
+def test_generate_searches_by_contrast() -> None:
+    model = pair("llama", "grouped")[1]
+    values: dict[str, Any] = dict(penalty_alpha=0.6, top_k=4, max_new_tokens=6)
+    result = model.generate(PROMPTS, output_scores=True, eos_token_id=(), **values)
+    assert result.tokens == contrastive_search(run_of(model, PROMPTS, **values)).tokens
+    assert [scores.shape for scores in result.scores] == [(6, model.vocab)] * 3

@@ -133,3 +133,10 @@ def test_the_head_is_known_to_be_the_embedding() -> None:
     assert isinstance(model, Llama)
     assert premature_layers(model, "low") == [1]
     assert premature_layers(pair("llama", "grouped")[1], "low") == [0]
+
+
+def test_generate_contrasts_layers() -> None:
+    model = pair("llama", "grouped")[1]
+    result = model.generate(PROMPTS, dola_layers=[0, 1], max_new_tokens=6, output_scores=True, eos_token_id=())
+    assert result.tokens == dola(run_of(model, PROMPTS, dola_layers=(0, 1), max_new_tokens=6)).tokens
+    assert [row.argmax(dim=-1).tolist() for row in result.scores] == result.tokens

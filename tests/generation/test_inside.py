@@ -147,3 +147,26 @@ def test_rows_that_were_given_embeddings_are_refused() -> None:
     model(embeds=model.embed(random_ids(2, 1)), cache=cache, counts=[0, 1])
     with pytest.raises(InputError, match=r"token 3 of row 1 was given as an embedding: .* so give ids"):
         look_inside(cache)
+
+
+@pytest.mark.parametrize("way", [{}, {"num_beams": 2, "num_return_sequences": 2}, {"use_cache": False}])
+def test_generate_gives_hidden_states_and_attentions_of_whole_rows(way: dict[str, Any]) -> None:
+    theirs, ours = pair("llama", "grouped")
+    result = ours.generate(
+        PROMPTS, max_new_tokens=4, eos_token_id=(), output_hidden_states=True, output_attentions=True, **way
+    )
+    for r, (prompt, tokens) in enumerate(zip(result.prompts, result.tokens, strict=True)):
+        expected = theirs_on(theirs, prompt + tokens)
+        for one, other in zip(result.hidden_states[r], expected.hidden_states, strict=True):
+            assert relative(one, other[0]) < TOLERANCE
+        for one, other in zip(result.attentions[r].values(), expected.attentions, strict=True):
+            assert relative(one, other[0]) < TOLERANCE
+
+
+def test_what_was_not_asked_for_is_not_there() -> None:
+    model = pair("llama", "grouped")[1]
+    result = model.generate(PROMPTS, max_new_tokens=2, output_hidden_states=True)
+    with pytest.raises(InputError, match="generate with output_attentions=True"):
+        _ = result.attentions
+    with pytest.raises(InputError, match="give ids instead of inputs_embeds"):
+        model.generate(inputs_embeds=model.embed(torch.tensor([[1, 2]])), max_new_tokens=2, output_attentions=True)
