@@ -289,3 +289,19 @@ def test_one_row_of_a_cache_serves_many_prompts() -> None:
     found = model.generate([[7], [8, 1]], cache=cache, whole=False, **values)
     assert found.tokens == model.generate([[*start, 7], [*start, 8, 1]], **values).tokens
     assert cache.tokens == [start]
+
+
+def test_a_function_that_lists_what_may_come_is_asked_about_each_beam_by_its_prompts_number() -> None:
+    theirs, ours = pair("llama", "grouped")
+    asked: set[int] = set()
+
+    def allowed(row: int, ids: Tensor) -> list[int]:
+        asked.add(row)
+        return [(int(ids[-1]) * 7 + step) % 67 for step in (1, 5, 11, 30)]
+
+    values: dict[str, Any] = dict(num_beams=3, num_return_sequences=2, max_new_tokens=6)
+    made = beam_search(run_of(ours, PROMPTS, prefix_allowed_tokens_fn=allowed, **values))
+    assert asked == {0, 1, 2}
+    for row, prompt in enumerate(PROMPTS):
+        expected = theirs_of(theirs, prompt, prefix_allowed_tokens_fn=allowed, **values)
+        assert made.tokens[2 * row : 2 * row + 2] == expected.sequences[:, len(prompt) :].tolist()
