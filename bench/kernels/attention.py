@@ -53,14 +53,13 @@ class Case:
     splits: int | None = None
     least: int | None = None
     shape: Shape | None = None
-    ahead: bool = True
 
     @property
     def config(self) -> str:
         """What is not as the kernel chooses it itself."""
         shape = self.shape and f"block {self.shape.block}, warps {self.shape.warps}, stages {self.shape.stages}"
         least, splits = self.least and f"least {self.least}", self.splits and f"splits {self.splits}"
-        return ", ".join(one for one in (shape, splits, least, "" if self.ahead else "nothing ahead") if one)
+        return ", ".join(one for one in (shape, splits, least) if one)
 
 
 CHECKS = [
@@ -90,7 +89,6 @@ NEXT = Case("qwen3-next", (16, 2), (256, 256), (16384,))
 TIMES = [
     *(replace(LLAMA, lengths=(n,)) for n in (128, 4096, 16384, 65536)),
     *(replace(case, lengths=(n,)) for case in (FALCON, NEXT) for n in (128, 1024, 16384)),
-    *(replace(case, lengths=(n,), ahead=False) for case in (LLAMA, FALCON, NEXT) for n in (128, 16384)),
     *(replace(case, lengths=(128,), least=least) for case in (LLAMA, FALCON, NEXT) for least in (32, 64)),
     *(replace(case, least=least) for case in (FALCON, NEXT) for least in (128, 512, 1024)),
     *(replace(LLAMA, splits=splits, least=least) for splits, least in ((33, 512), (33, 256))),
@@ -129,7 +127,7 @@ def stores_of(case: Case, dtype: torch.dtype) -> Held:
 def launch(case: Case, table: Tensor, new: list[Tensor], sinks: Tensor | None = None) -> Tensor:
     return decode_attention(
         *new, table, case.window, scale=0.1, softcap=case.softcap, sinks=sinks, most_splits=case.splits,
-        least=case.least, shape=case.shape, ahead=case.ahead,
+        least=case.least, shape=case.shape,
     )  # fmt: skip
 
 

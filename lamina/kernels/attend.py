@@ -12,7 +12,6 @@ The reference is `lamina.attention.reference_attention`.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +30,6 @@ from lamina.kernels.splits import (
     arrivals,
     bunch_for,
     cut,
-    fetch,
     first_seen,
     fold,
     gathered,
@@ -43,7 +41,6 @@ from lamina.kernels.splits import (
     scored,
     slot_of,
     splits_for,
-    tokens_ahead,
     visible,
     write,
 )
@@ -63,7 +60,7 @@ SHAPES = {
     128: Shape(128, 4, 4),
     256: Shape(128, 4, 3),
     512: Shape(64, 4, 3),
-    1024: Shape(32, 4, 3),
+    1024: Shape(32, 8, 3),
     2048: Shape(16, 4, 3),
 }
 # Rows of a product, by bytes of a number; more queries of one key head are several programs. Matrix units do not do the
@@ -87,8 +84,7 @@ def _attend(
     T: tl.constexpr, G: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     D_PAD: tl.constexpr, DV_PAD: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr,
     QUERIES: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, MERGES: tl.constexpr,
-    BLOCK: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr, CHUNK: tl.constexpr, AHEAD: tl.constexpr,
-    PDL: tl.constexpr,
+    BLOCK: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     group, split, most = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row, head, block = group // (HEADS * QUERIES), group // QUERIES % HEADS, group % QUERIES
@@ -103,9 +99,6 @@ def _attend(
     v_store = tl.multiple_of(tl.multiple_of(tl.load(table + 1), 16).to(stored), 16) + base * DV
     begins = split * each
     ends = tl.minimum(begins + each, many)
-    if AHEAD:
-        fetch(k_store, begins, tl.minimum(begins + AHEAD, ends), D)
-        fetch(v_store, begins, tl.minimum(begins + AHEAD, ends), DV)
     begin(PDL)
 
     d, dv = tl.arange(0, D_PAD), tl.arange(0, DV_PAD)
@@ -172,15 +165,13 @@ def decode_attention(
     most_splits: int | None = None,
     shape: Shape | None = None,
     least: int | None = None,
-    ahead: bool = True,
 ) -> Tensor:
     """Attention of up to 16 new tokens over what the cache's rows hold and themselves: [B, Hq, T, Dv].
 
     Only visible slots of the store are read, whatever its capacity. Padding gives zeros. The last axis of q, k and v is
     contiguous. `most_splits` bounds the programs a row may be divided over; a caller that knows the capacity can give
     `splits_for(rows, key_heads, capacity)`. The output lies as [B, T, Hq, Dv], so putting the heads side by side
-    afterwards costs nothing. `shape`, `least` and `ahead` (whether tokens are asked for before the kernel in front has
-    finished) are for measuring other configurations.
+    afterwards costs nothing. `shape` and `least` are for measuring other configurations.
     """
     B, Hq, T, D = q.shape
     Hk, Dv = k.shape[1], v.shape[3]
@@ -194,7 +185,7 @@ def decode_attention(
     rows = M if blocks > 1 else queries
     shape = shape or shape_for(D, Dv, k.element_size(), M)
     groups = B * Hk * blocks
-    least = least or least_tokens(groups)
+    least = least or least_tokens(groups, shape.block)
     kind, size, keep = rule_of(window)
     if most_splits is None:
         most_splits = splits_for(B, Hk * blocks, reach(window), least=least)
@@ -214,7 +205,6 @@ def decode_attention(
         M=M, ROWS=rows, R=R, QUERIES=blocks, KIND=kind, SOFTCAP=softcap is not None, SINKS=sinks is not None,
         MERGES=most_splits > 1, BLOCK=shape.block, BUNCH=bunch, TREE=bunches > 1,
         CHUNK=max(1, min(bunch, 2048 * shape.warps // (R * values))),
-        AHEAD=tokens_ahead(kind, math.gcd(D, Dv) * k.element_size(), shape.block) if ahead else 0,
         PDL=pdl(), num_warps=shape.warps, num_stages=shape.stages, **launch_options(),
     )  # fmt: skip
     return out.transpose(1, 2)

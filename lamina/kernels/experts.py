@@ -18,7 +18,7 @@ always so. For `expert_down` all rows are known, since the choice was made befor
 # mypy: allow-untyped-defs, disable-error-code=assignment
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import triton
 import triton.language as tl
@@ -92,7 +92,8 @@ def expert_down(
     """
     tokens, k, (_, width, inner) = h.shape[0], chosen.shape[1], down.shape
     size = 0 if shared is None else shared.shape[1]
-    share = share or _share(1, 512, h, [*[inner] * k, size])
+    if share is None:
+        share = replace(_share(2, 512, h, [*[inner] * k, size]), early=tokens == 1)
     out = h.new_empty(tokens, width, dtype=None if residual is None else residual.dtype)
     together = min(tokens, TOGETHER)
     _down_kernel[(triton.cdiv(width, share.rows), triton.cdiv(tokens, together))](

@@ -254,9 +254,10 @@ def multiprocessors() -> int:
     return 132 if INTERPRETED else torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
 
 
-def least_tokens(groups: int) -> int:
-    """The shortest part worth a program: short while programs are few, long once they fill the device anyway."""
-    return 256 if groups < multiprocessors() else 4096
+def least_tokens(groups: int, block: int = 64) -> int:
+    """The shortest part worth a program: short while programs are few, long once they fill the device anyway. Where
+    heads are so wide that blocks are small, walking along them takes longer than merging."""
+    return 4096 if groups >= multiprocessors() else 256 if block > 32 else 32
 
 
 def splits_for(rows: int, key_heads: int, slots: int | None, *, waves: int = 1, least: int | None = None) -> int:

@@ -1,8 +1,8 @@
 """Products of a weight matrix and one vector, where all the time is that of reading the matrix.
 
 A program owns a few rows of the weight, or a part of them when there are too few rows to keep the memory busy, and
-walks along them. The first HELD blocks of its rows are asked for before the kernel in front has finished: weights depend
-on nobody.
+walks along them. The first HELD blocks of its rows are asked for before the kernel in front has finished: weights
+depend on nobody.
 """
 
 # mypy: allow-untyped-defs, disable-error-code="assignment, var-annotated"
@@ -19,8 +19,8 @@ from lamina.kernels.launch import begin
 def rows_kernel(
     x, weight, bias, factors, residual, out, parts, arrived, M, K, weight_stride, before, scale, softcap,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, HELD: tl.constexpr, UNROLL: tl.constexpr,
-    EVEN: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr, FACTORS: tl.constexpr, RESIDUAL: tl.constexpr,
-    SOFTCAP: tl.constexpr, PDL: tl.constexpr,
+    EVEN: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr, FACTORS: tl.constexpr,
+    RESIDUAL: tl.constexpr, SOFTCAP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (i, s): outputs i · ROWS and on, part s of their sums. M outputs; a gated weight has 2M rows."""
     group, split = tl.program_id(0), tl.program_id(1)
