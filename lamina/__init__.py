@@ -10,8 +10,10 @@ from lamina.checking import Report, verify
 from lamina.errors import CapacityError, InputError, LaminaError, RewindError
 from lamina.loading import load
 from lamina.model import Model
+from lamina.planning import Plan, plan
 
 __all__ = [
-    "Cache", "CapacityError", "InputError", "LaminaError", "Model", "Report", "RewindError", "Source", "load", "verify",
+    "Cache", "CapacityError", "InputError", "LaminaError", "Model", "Plan", "Report", "RewindError", "Source", "load",
+    "plan", "verify",
 ]  # fmt: skip
 __version__ = "0.1.0"

@@ -26,8 +26,7 @@ def load(path: str | Path, dtype: torch.dtype | None = None, device: str | torch
     place = one_device(device)
     source = open_source(path)
     config = Config(source.config)
-    if method := config.get("quantization_config", {}).get("quant_method"):
-        raise InputError(f"{path} holds weights quantized with {method!r}; Lamina reads plain ones and GGUF files")
+    refuse_quantized(config, path)
     cls = family(config.model_type)
     with torch.device("meta"):
         model = cls.build(config)
@@ -39,6 +38,12 @@ def load(path: str | Path, dtype: torch.dtype | None = None, device: str | torch
     model.tokenizer = source.tokenizer()
     model.generation_defaults = dict(source.generation_config)
     return model.eval()
+
+
+def refuse_quantized(config: Config, path: str | Path) -> None:
+    """Raises where the configuration says that weights are packed in a way of their own."""
+    if method := config.get("quantization_config", {}).get("quant_method"):
+        raise InputError(f"{path} holds weights quantized with {method!r}; Lamina reads plain ones and GGUF files")
 
 
 def one_device(device: str | torch.device | None) -> torch.device:
