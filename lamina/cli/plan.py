@@ -50,15 +50,20 @@ def plan(
         raise typer.Exit(2) from None
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=2))
-    elif sys.stdout.isatty():
+    elif on_a_terminal():
         from rich.console import Console
 
-        from lamina.planning.show import remarks, rich_table
+        from lamina.planning.show import remarks, rich_table, title
 
-        console = Console(highlight=False)
+        console = Console(highlight=False, soft_wrap=True)
+        console.print(title(found), style="bold", markup=False)
         console.print(rich_table(found))
         for line in remarks(found):
             console.print(line, markup=False)
     else:
         typer.echo(str(found))
     raise typer.Exit(1 if found.fits is False else 0)
+
+
+def on_a_terminal() -> bool:
+    return sys.stdout.isatty()

@@ -130,12 +130,11 @@ class Rehearsal:
         self.held = Held()
         self.traces: dict[Hashable, Trace | None] = {}
         specs = [spec for entry in model.specs for spec in entry.values()]
+        stacks = [getattr(module, "blocks", None) for module in model.modules()]  # of the model, and of its encoder
+        blocks = {id(block): block for stack in stacks if isinstance(stack, nn.ModuleList) for block in stack}
         sources = {id(model.blocks[spec.source]) for spec in specs if isinstance(spec, Shared)}
-        for module in list(model.modules()):
-            blocks = getattr(module, "blocks", None)  # of the model, and of its encoder
-            for block in blocks if isinstance(blocks, nn.ModuleList) else ():
-                if id(block) not in sources:  # those keep tokens for others
-                    block.forward = self._block(block.forward, _kind(block))
+        for key in blocks.keys() - sources:  # those keep tokens for others
+            blocks[key].forward = self._block(blocks[key].forward, _kind(blocks[key]))
         for rule in {id(spec.rule): spec.rule for spec in specs if isinstance(spec, Recurrent)}.values():
             object.__setattr__(rule, "chunks", self._chunks(rule.chunks, rule))  # frozen, but ours alone
 

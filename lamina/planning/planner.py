@@ -142,23 +142,26 @@ def plan(
     known = length if length is not None else capacity
     if known is None and budget is None:
         known = max(min(LENGTH, planner.model.max_positions or LENGTH), prompt or 1)
-    use = Use(rows, known or prompt or 1, capacity, reserve, slack, prompt, prefill_chunk, source)
+    least = known if known is not None else prompt or 1
+    use = Use(rows, least, capacity, reserve, slack, prompt, prefill_chunk, source)
     use.check(planner.model)
     if budget is None:
         return replace(planner.plan(use), bandwidth=rate)
     one = planner.total(replace(use, length=1, capacity=capacity and 1, prompt=None))
-    if (planner.weights if known else one) > budget:
+    if (one if known is None else planner.weights) > budget:
         raise InputError(
             f"the weights of {planner.subject.name} take {size(planner.weights)} in {planner.subject.dtype}, with one "
             f"token in each of {rows} row{'s' * (rows != 1)} it is {size(one)}, and the budget is {size(budget)}: give "
             "more, or ask for a smaller dtype or fewer rows"
         )
     longest = planner.most_length(use, budget)
-    found = planner.plan(use if known else replace(use, length=longest, prompt=prompt and min(prompt, longest)))
+    if known is None:
+        use = replace(use, length=longest, prompt=None if prompt is None else min(prompt, longest))
+    found = planner.plan(use)
     in_pieces = None
-    if prefill_chunk is None and found.use.read > PIECES:
-        in_pieces = planner.most_length(replace(found.use, prefill_chunk=PIECES), budget)
-    most_rows = planner.most_rows(use, budget) if known else None
+    if prefill_chunk is None and use.read > PIECES:
+        in_pieces = planner.most_length(replace(use, prefill_chunk=PIECES), budget)
+    most_rows = None if known is None else planner.most_rows(use, budget)
     return replace(
         found, memory=budget, most_length=longest, most_length_in_pieces=in_pieces, most_rows=most_rows, bandwidth=rate
     )

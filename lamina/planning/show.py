@@ -85,7 +85,7 @@ def text(plan: Plan) -> str:
 def rich_table(plan: Plan) -> Table:
     from rich.table import Table
 
-    table = Table(title=title(plan), title_justify="left", title_style="bold")
+    table = Table()
     for i, name in enumerate(HEAD):
         table.add_column(name, justify="left" if i in LEFT else "right")
     *parts, last = body(plan)
