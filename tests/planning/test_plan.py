@@ -55,6 +55,14 @@ def test_the_cache_of_a_run_is_the_plans_to_the_byte(family: str, way: str) -> N
     assert plan.weights == sum(x.nbytes for x in {*subject.parameters(), *subject.buffers()})
 
 
+@pytest.mark.parametrize("family", ["llama", "falcon_h1"])
+def test_generate_leaves_the_cache_that_was_planned(family: str) -> None:
+    subject = model(family, torch.float32)
+    cache = subject.new_cache(2)
+    subject.generate([[1, 2, 3], [4, 5, 6]], max_new_tokens=40, cache=cache, eos_token_id=())
+    assert lines(cache) == list(lamina.plan(subject, rows=2, length=43, prompt=3).lines)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_models_of_ones_own_are_planned_too(kind: str) -> None:
     plan = lamina.plan(toy(kind), source=4 if kind == "cross" else None, **WAYS["grown"])
