@@ -1,4 +1,4 @@
-"""Everything that only a GPU can show, in one run: `python -m bench.device_check [OUT.md]`
+"""Everything that only a GPU can show, in one run: `python -m bench.device_check [OUT.md [FAMILY …]]`
 
 Every family on the GPU: the laws in float32 and bfloat16, logits against transformers' uncached pass, and captured
 decoding, greedy and drawn, against plain passes, with two caches in turn, one of them growing, through one graph. Then
@@ -37,6 +37,8 @@ def main() -> None:
     ]
     ok = True
     for family, name in FIRST:
+        if len(sys.argv) > 2 and family not in sys.argv[2:]:
+            continue
         started = time.perf_counter()
         theirs, model = pair(family, name)
         theirs, model = theirs.cuda(), model.cuda()
