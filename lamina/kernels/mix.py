@@ -92,7 +92,7 @@ class Ending(NamedTuple):
     GROUP: int  # numbers that are normalised together; 0: no norm
     GROUP_BLOCK: int
     DIM: int  # of the norm's weight, which serves W // DIM stretches alike
-    PROGRAMS: int  # of a group
+    PROGRAMS: int  # of a group, the last of which normalises it; 0: nobody waits for the others
     GATE_FIRST: bool
     UNNORMED: bool  # what is given out is not divided
 
@@ -125,6 +125,16 @@ def completed(y, tap, new, ACT: tl.constexpr):
 
 
 @triton.jit
+def keep(state, new, inside, ring, own, new_own, here, shared, new_shared, more, new_more, entry, real, first):
+    """Writes a tile of the state and the new inputs of channels: a head's own, and two sets that the heads of a group
+    share, which the first program of the group writes."""
+    tl.store(state, new, mask=inside & real)
+    tl.store(ring + own, new_own, mask=here & real)
+    tl.store(ring + shared, new_shared, mask=entry & real & first)
+    tl.store(ring + more, new_more, mask=entry & real & first)
+
+
+@triton.jit
 def given_out(
     y, z, scale, real, row, group, c, here, out, sums, arrived,
     W: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr, GATE_FIRST: tl.constexpr, UNNORMED: tl.constexpr,
@@ -139,7 +149,7 @@ def given_out(
         numbers = y * scale if GATE_FIRST else y * scale * opening
         tl.store(out + c, tl.where(real, numbers, 0.0), mask=here)
         y = tl.where(here & real, y, 0.0)
-    elif GROUP:
+    elif PROGRAMS:
         tl.store(sums + row * W + c, y, mask=here)
         last = arrive(arrived, row * (W // GROUP) + group, PROGRAMS)
     else:
@@ -168,7 +178,7 @@ def normalise(
 def _ending(norm: GatedRMSNorm | None, gate: Tensor, heads: int, dim: int, blocks: int) -> Ending:
     """For heads of `dim` numbers, each in `blocks` programs."""
     if norm is None:
-        return Ending(None, 0.0, None, None, 0, 1, 1, 1, True, False)
+        return Ending(None, 0.0, None, None, 0, 1, 1, 0, True, False)
     rows, device = gate.shape[0], gate.device
     width, stretch = heads * dim, norm.weight.shape[0]
     group = stretch // norm.groups
@@ -176,7 +186,7 @@ def _ending(norm: GatedRMSNorm | None, gate: Tensor, heads: int, dim: int, block
         raise ValueError(f"a norm of {norm.groups} groups over {stretch} numbers does not fit {heads} heads of {dim}")
     if rows == 1 and group == width and gate.dtype != torch.float16:  # whose range is short without the division
         squares = torch.empty(heads * blocks, device=device)
-        return Ending(norm.weight, norm.eps, squares, None, group, 1, stretch, 1, norm.gate_first, True)
+        return Ending(norm.weight, norm.eps, squares, None, group, 1, stretch, 0, norm.gate_first, True)
     if rows * width // group > COUNTERS:
         raise ValueError(f"{rows} rows with {width // group} norms each; at most {COUNTERS} in all: take fewer rows")
     sums = torch.empty(rows, width, device=device)
@@ -247,23 +257,24 @@ def _ssd_kernel(
     keys = completed(B_sum, B_tap, new_B, ACT)
     queries = completed(C_sum, C_tap, new_C, ACT)
     h, y = ssd_token(h, values, step_size(raw, step_bias, low, high), keys, queries, a)
+    ring += length % size * C
+    first = (block == 0) & (head % SHARED == 0)
+    if not PROGRAMS:
+        keep(at, h, inside, ring, c, new_x, here, at_B, new_B, at_C, new_C, entry, real, first)
     if D is not None:
         y += D * values
     group = head * P // GROUP if GROUP else 0
     y, last = given_out(
         y, z, norm_scale, real, row, group, c, here, out, sums, arrived, H * P, GROUP, PROGRAMS, GATE_FIRST, UNNORMED
     )
-    # What is kept is written now, so that nobody who waits for y waits for it.
-    tl.store(at, h, mask=inside & real)
-    ring += length % size * C
-    shared = real & (block == 0) & (head % SHARED == 0)  # B and C are kept by the first program of their group
-    tl.store(ring + c, new_x, mask=here & real)
-    tl.store(ring + at_B, new_B, mask=entry & shared)
-    tl.store(ring + at_C, new_C, mask=entry & shared)
     if UNNORMED:
         tl.store(sums + head * tl.num_programs(0) + block, tl.sum(y * y, axis=0))
-    elif GROUP and last:
-        normalise(row, group, real, out, sums, gate, gate_row, weight, eps, H * P, GROUP, GROUP_BLOCK, DIM, GATE_FIRST)
+    if PROGRAMS:  # what is kept is written now, so that nobody who waits for y waits for it
+        keep(at, h, inside, ring, c, new_x, here, at_B, new_B, at_C, new_C, entry, real, first)
+        if last:
+            normalise(
+                row, group, real, out, sums, gate, gate_row, weight, eps, H * P, GROUP, GROUP_BLOCK, DIM, GATE_FIRST
+            )
 
 
 def _mix_ssd(
@@ -333,21 +344,22 @@ def _delta_kernel(
     key = completed(k_sum, k_tap, new_k, ACT)
     value = completed(v_sum, v_tap, new_v, ACT)
     s, y = delta_token(s, query, key, value, log, strength, a, step_bias, scale, UNIT)
+    ring += length % size * C
+    first = (block == 0) & (head % SHARED == 0)
+    if not PROGRAMS:
+        keep(at, s, inside, ring, at_v, new_v, here, at_q, new_q, at_k, new_k, entry, real, first)
     group = head * V // GROUP if GROUP else 0
     y, last = given_out(
         y, z, norm_scale, real, row, group, c, here, out, sums, arrived, H * V, GROUP, PROGRAMS, GATE_FIRST, UNNORMED
     )
-    # What is kept is written now, so that nobody who waits for y waits for it.
-    tl.store(at, s, mask=inside & real)
-    ring += length % size * C
-    shared = real & (block == 0) & (head % SHARED == 0)  # q and k are kept by the first program of their head
-    tl.store(ring + at_q, new_q, mask=entry & shared)
-    tl.store(ring + at_k, new_k, mask=entry & shared)
-    tl.store(ring + at_v, new_v, mask=here & real)
     if UNNORMED:
         tl.store(sums + head * tl.num_programs(0) + block, tl.sum(y * y, axis=0))
-    elif GROUP and last:
-        normalise(row, group, real, out, sums, gate, gate_row, weight, eps, H * V, GROUP, GROUP_BLOCK, DIM, GATE_FIRST)
+    if PROGRAMS:  # what is kept is written now, so that nobody who waits for y waits for it
+        keep(at, s, inside, ring, at_v, new_v, here, at_q, new_q, at_k, new_k, entry, real, first)
+        if last:
+            normalise(
+                row, group, real, out, sums, gate, gate_row, weight, eps, H * V, GROUP, GROUP_BLOCK, DIM, GATE_FIRST
+            )
 
 
 def _mix_delta(

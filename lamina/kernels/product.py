@@ -66,13 +66,17 @@ Form = Rows | Tiles
 class Unnormed:
     """One vector that its RMS norm has not divided yet, so that whoever wrote parts of it did not wait for each other.
 
-    x        [1, 1, W] with the norm's weight on it
+    x        [..., W] with the norm's weight on it
     squares  [P] float32, the sums of squares of P parts of what the norm divides: W numbers in all
     """
 
     x: Tensor
     squares: Tensor
     eps: float
+
+    def divided(self) -> Tensor:
+        """x as the norm gives it, by plain operations."""
+        return self.x * torch.rsqrt(self.squares.sum() / self.x.shape[-1] + self.eps)
 
 
 def product(
@@ -131,7 +135,7 @@ def linear(
 ) -> Tensor:
     """What `product` computes."""
     if squares is not None:
-        x = x * torch.rsqrt(squares.sum() / x.shape[-1] + eps)
+        x = Unnormed(x, squares, eps).divided()
     y = F.linear(x * before, weight, bias) * scale
     y = y if softcap is None else (y / softcap).tanh() * softcap
     return y if residual is None else residual + y

@@ -43,14 +43,18 @@ def rows_kernel(
     if SQUARES:
         part = tl.arange(0, SQUARES_BLOCK)
         squared = tl.load(squares + part, mask=part < SQUARES, other=0.0)
+    read = ()
+    for i in tl.static_range(HELD):
+        read += (tl.load(x + ahead + i * SPLITS * BLOCK, eviction_policy="evict_last").to(tl.float32),)
+    if SQUARES:  # now, while the blocks that are held may be on their way
+        before *= tl.rsqrt(tl.sum(squared, 0) / K + eps)
     a = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     b = a
 
     for i in tl.static_range(HELD):
-        v = tl.load(x + ahead + i * SPLITS * BLOCK, eviction_policy="evict_last").to(tl.float32)
-        a += held[i].to(tl.float32) * v
+        a += held[i].to(tl.float32) * read[i]
         if GATED:
-            b += partners[i].to(tl.float32) * v
+            b += partners[i].to(tl.float32) * read[i]
     for start in tl.range((split + HELD * SPLITS) * BLOCK, K, SPLITS * BLOCK, loop_unroll_factor=UNROLL):
         k = start + tl.arange(0, BLOCK)[None, :]
         inside = (k < K) | EVEN
@@ -67,8 +71,6 @@ def rows_kernel(
             b += u.to(tl.float32) * v
 
     y, z = tl.sum(a, 1), tl.sum(b, 1)  # [ROWS]
-    if SQUARES:
-        before *= tl.rsqrt(tl.sum(squared, 0) / K + eps)
     if SPLITS == 1:
         finish(y, z, first, second, factor, rest, before, scale, softcap, out + m, keep, GATED, ACT, SOFTCAP)
     else:
