@@ -108,6 +108,21 @@ class Clock:
             self.low[row] = self.high[row] = self.base_low[row] = 0
             self.sourced[row] = False
 
+    def read_marks(self) -> list[list[int]]:
+        """Length, `written` and `base` of each row, read once."""
+        marks = torch.stack([getattr(self, name) for name in MARKS], dim=1).tolist()
+        self.low, _, self.base_low = (list(mark) for mark in zip(*marks, strict=True))
+        self.high = list(self.low)
+        return marks
+
+    def reorder(self, rows: list[int], index: Tensor) -> None:
+        """Each row becomes what the row of that number was."""
+        for name in MARKS:
+            mark = getattr(self, name)
+            mark.copy_(mark.index_select(0, index))
+        for name in BOUNDS:
+            setattr(self, name, [getattr(self, name)[row] for row in rows])
+
     def select(self, rows: list[int], index: Tensor) -> Clock:
         """A clock of its own for these rows."""
         new = Clock(len(rows), self.lengths.device)

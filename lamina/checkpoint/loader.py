@@ -70,7 +70,7 @@ def fill(
         for place in places:
             values = torch.empty(place.like.shape, dtype=place.dtype, device=device)
             copy_pieces(values, place.recipe, source)
-            put(module, place, values)
+            put(module, place.paths, place.like, values)
             bar.advance(values.nbytes)
     finish_buffers(module, device)
 
@@ -192,10 +192,10 @@ def copy_pieces(values: torch.Tensor, recipe: Recipe, source: Source) -> None:
             del tensor  # before the next is read
 
 
-def put(module: nn.Module, place: Place, values: torch.Tensor) -> None:
-    parameter = isinstance(place.like, nn.Parameter)
-    shared = nn.Parameter(values, requires_grad=False) if parameter else values
-    for path in place.paths:
+def put(module: nn.Module, paths: Iterable[str], like: torch.Tensor, values: torch.Tensor) -> None:
+    """Makes values the parameter or buffer at all these paths, which `like` was."""
+    shared = nn.Parameter(values, requires_grad=False) if isinstance(like, nn.Parameter) else values
+    for path in paths:
         submodule, leaf = owner(module, path)
         setattr(submodule, leaf, shared)
 
@@ -207,7 +207,7 @@ def finish_buffers(module: nn.Module, device: torch.device) -> None:
                 reset()
     for path, buffer in list(module.named_buffers(remove_duplicate=False)):
         submodule, leaf = owner(module, path)
-        if buffer.is_meta:
+        if buffer.is_meta and device.type != "meta":
             raise CheckpointError(
                 f"the buffer {path} has no values: the checkpoint does not hold it, and "
                 f"{type(submodule).__name__}.reset_buffers does not make it"

@@ -112,12 +112,13 @@ class CapturedStep:
             self._capture()
         for _ in range(steps):
             if self.graph is None:
-                self._program()
+                self.program()
             else:
                 self.graph.replay()
         self.cache.clock.drift(steps)
 
-    def _program(self) -> None:
+    def program(self) -> None:
+        """One step, kernel by kernel: what is captured."""
         from lamina.generation.history import History
         from lamina.kernels import step as ends_of_step
 
@@ -143,11 +144,11 @@ class CapturedStep:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
-                self._program()
+                self.program()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._program()
+            self.program()
         self.counts.copy_(alive)
         self.graph = graph
 
