@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-FAMILIES = ("llama", "qwen3_next", "deepseek_v3")  # every kind of kernel is in one of them
+FAMILIES = ("mamba2", "llama", "qwen3_next", "deepseek_v3")  # every kind of kernel is in one of them
 
 
 def test_the_kernels_of_a_decode_step_build_for_a_gpu() -> None:
