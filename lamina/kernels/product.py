@@ -154,7 +154,9 @@ def choose(n: int, m: int, k: int, itemsize: int, is_gated: bool) -> Form:
         return _in_parts(Tiles(64, 256 // itemsize), n, m, k, programs=150 if n > 16 else 96, shortest=512)
     # Whole layers run best with one form for all products: the next launch fills the gaps that the last one leaves.
     block = next((size for size in (1024, 512) if k % size == 0), max(16, min(1024, triton.next_power_of_2(k))))
-    form = Rows(1 if is_gated else 2, block, max(1, block // 256), unroll=4 if k >= 8 * block else 1)
+    long = k >= 8 * block
+    held = 4 if is_gated or long else 2
+    form = Rows(1 if is_gated else 2, block, max(1, block // 256), unroll=4 if long else 1, held=held)
     return form if m >= 1024 else _in_parts(form, n, m, k, programs=528, shortest=2 * form.block)
 
 
