@@ -8,10 +8,12 @@ print(model.generate("The sky is", max_new_tokens=20).text[0])
 from lamina.cache import Cache, Source
 from lamina.checking import Report, verify
 from lamina.errors import CapacityError, InputError, LaminaError, RewindError
+from lamina.generation import Chat
 from lamina.loading import load
 from lamina.model import Model
 
 __all__ = [
-    "Cache", "CapacityError", "InputError", "LaminaError", "Model", "Report", "RewindError", "Source", "load", "verify",
+    "Cache", "CapacityError", "Chat", "InputError", "LaminaError", "Model", "Report", "RewindError", "Source", "load",
+    "verify",
 ]  # fmt: skip
 __version__ = "0.1.0"
