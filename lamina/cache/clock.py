@@ -13,7 +13,7 @@ Two more marks a row follow from rewinding:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -107,6 +107,18 @@ class Clock:
         for row in rows:
             self.low[row] = self.high[row] = self.base_low[row] = 0
             self.sourced[row] = False
+
+    def marks(self) -> dict[str, list[int]]:
+        """Every mark of every row as plain numbers, for `set`."""
+        self.sync()
+        return {name: getattr(self, name).tolist() for name in MARKS} | {"sourced": list(map(int, self.sourced))}
+
+    def set(self, marks: Mapping[str, list[int]]) -> None:
+        """Goes on from where another clock was."""
+        for name in MARKS:
+            getattr(self, name).copy_(torch.tensor(marks[name]))
+        self.low, self.high, self.base_low = list(marks["lengths"]), list(marks["lengths"]), list(marks["base"])
+        self.sourced = [bool(one) for one in marks["sourced"]]
 
     def select(self, rows: list[int], index: Tensor) -> Clock:
         """A clock of its own for these rows."""
