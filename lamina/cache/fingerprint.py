@@ -128,8 +128,8 @@ def described(value: Any) -> str:
     if is_dataclass(value):
         inside = ", ".join(f"{field.name}={described(getattr(value, field.name))}" for field in fields(value))
         return f"{type(value).__name__}({inside})"
-    plain = value is None or isinstance(value, bool | int | float | str | tuple | list | dict)
-    return repr(value) if plain else type(value).__name__
+    text = repr(value)
+    return type(value).__name__ if " at 0x" in text else text
 
 
 def _listed(entry: dict[str, str]) -> str:

@@ -33,7 +33,7 @@ from tests.families import test_t5
 from tests.families.cases import FIRST
 from tests.families.harness import pair, random_ids, relative
 from tests.laws.toys import KINDS, VOCAB, Attend, EncoderDecoder, Forgetful, Toy, toy
-from tests.laws.world import World
+from tests.laws.world import World, reloaded
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -76,7 +76,7 @@ def test_another_process_goes_on_to_the_same_logits_bit_for_bit(tmp_path: Path) 
 @pytest.mark.parametrize("capacity", [None, 40])
 def test_a_loaded_cache_says_of_itself_what_the_saved_one_says(kind: str, capacity: int | None, tmp_path: Path) -> None:
     cache = ragged(kind, capacity)
-    loaded = load_cache(cache.save(tmp_path / "cache") and tmp_path / "cache", toy(kind))
+    loaded = reloaded(cache)
     assert str(loaded) == str(cache)
     assert loaded.tokens == cache.tokens
     assert loaded.rewindable.tolist() == cache.rewindable.tolist()
@@ -121,7 +121,7 @@ def test_saving_changes_nothing_and_an_empty_cache_can_be_saved(tmp_path: Path) 
         saved.save(tmp_path / "cache")
         assert torch.equal(go_on(saved), go_on(other)), kind
         fresh = World.fresh(kind, 3, None, SLACK, seed=1)
-        loaded = load_cache(fresh.cache.save(tmp_path / "cache") and tmp_path / "cache", toy(kind))
+        loaded = reloaded(fresh.cache)
         assert torch.equal(go_on(loaded), go_on(fresh.cache)), kind
 
 
@@ -134,7 +134,7 @@ def test_a_cache_loaded_in_inference_mode_can_be_used_outside_of_it(tmp_path: Pa
 
 @pytest.mark.parametrize("family", ["llama", "falcon_h1", "deepseek_v3", "qwen3_next"])
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
-def test_a_model_in_another_dtype_takes_the_cache_over(family: str, low: torch.dtype, tmp_path: Path) -> None:
+def test_a_model_in_another_dtype_takes_the_cache_over(family: str, low: torch.dtype) -> None:
     full = pair(family, dict(FIRST)[family])[1]
     half = copy.deepcopy(full).to(low)
     ids = random_ids(2, 24, full.vocab)
@@ -143,7 +143,7 @@ def test_a_model_in_another_dtype_takes_the_cache_over(family: str, low: torch.d
     for saver, loader in ((full, half), (half, full)):
         cache = saver.new_cache(rows=2, slack=SLACK)
         saver(ids[:, :16], cache=cache)
-        loaded = load_cache(cache.save(tmp_path / "cache") and tmp_path / "cache", loader)
+        loaded = reloaded(cache, loader)
         assert loaded.dtype == loaded.logits.dtype == loader.dtype  # type: ignore[union-attr]
         loaded.rewind(2)
         found = loader(ids[:, 14:], cache=loaded)
