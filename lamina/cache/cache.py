@@ -318,6 +318,17 @@ class Cache:
             self.logits.index_fill_(0, index, float("nan"))
         return self
 
+    def reorder(self, rows: Sequence[int] | Tensor, since: int | Sequence[int] = 0) -> Cache:
+        """Row i becomes what row rows[i] was: `select` in place, and copies only what rows do not have in common.
+
+        since   how many first tokens rows i and rows[i] share, one for all or one for each i; rows that share some
+                share their source too
+        """
+        from lamina.cache.reordering import reorder
+
+        reorder(self, rows, since)
+        return self
+
     def reserve(self, n: int) -> Cache:
         """Makes room for rows of n tokens now, so that no pass up to there has to grow."""
         if self.limit is not None and n > self.limit:

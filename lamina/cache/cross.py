@@ -19,6 +19,7 @@ from lamina.cache.spec import Cross, Keeping
 from lamina.errors import InputError
 
 if TYPE_CHECKING:
+    from lamina.cache.reordering import Moves
     from lamina.cache.step import Step
 
 
@@ -80,7 +81,7 @@ class CrossLayer(Layer):
             return View(step.positions, positions, Full(), causal=False)
 
         view = step.view(("cross", held["k"].shape[-2]), make)
-        return attention(q, held["k"], held["v"], view, backend=step.backend, **how)  # type: ignore[arg-type]
+        return attention(q, held["k"], held["v"], view, backend=step.backend_of(key), **how)  # type: ignore[arg-type]
 
     def reset(self, index: Tensor) -> None:
         self.data["lengths"].index_fill_(0, index, 0)
@@ -89,6 +90,9 @@ class CrossLayer(Layer):
         unused = Layout().positions(self.slots, self.data["lengths"]) < 0
         for name in ("k", "v"):
             self.data[name].masked_fill_(unused[:, None, :, None], value)
+
+    def reorder(self, moves: Moves) -> None:
+        super().reorder(moves.unrelated)  # rows that share tokens share their source
 
     def fit(self, like: Self, clock: Clock) -> Self:
         new = self._with(dict(self.data))

@@ -17,6 +17,7 @@ from lamina.cache.clock import Clock
 from lamina.cache.spec import Spec
 
 if TYPE_CHECKING:
+    from lamina.cache.reordering import Moves
     from lamina.cache.step import Step
 
 Key = tuple[int, str]  # (index of the model's layer, name of the entry)
@@ -86,6 +87,11 @@ class Layer:
     def fit(self, like: Self, clock: Clock) -> Self:
         """The same contents in the shape of `like`, so that the two can be joined."""
         return self
+
+    def reorder(self, moves: Moves) -> None:
+        """Rows become others, in place; the moves say which, and how much they have in common."""
+        for tensor in self.data.values():
+            moves.rows(tensor)
 
     def select(self, index: Tensor) -> Self:
         return self._with({name: _owned(tensor.index_select(0, index)) for name, tensor in self.data.items()})

@@ -27,6 +27,7 @@ from lamina.cache.layout import Layout
 from lamina.cache.spec import Keeping, Spec
 
 if TYPE_CHECKING:
+    from lamina.cache.reordering import Moves
     from lamina.cache.step import Step
 
 Fields = dict[str, Tensor]
@@ -274,6 +275,10 @@ class TokenLayer(Layer):
             unused |= (held >= self.layout.keep) & (held + self.layout.ring < clock.written[:, None])
         for store in self.data.values():
             store.masked_fill_(unused.reshape(len(unused), *(1,) * (store.dim() - 3), -1, 1), value)
+
+    def reorder(self, moves: Moves) -> None:
+        for store in self.data.values():
+            moves.slots(store, self.layout)
 
     def fit(self, like: Self, clock: Clock) -> Self:
         if self.layout == like.layout and self.slots == like.slots:

@@ -22,9 +22,13 @@ from torch import Tensor
 from lamina.cache.cache import Cache
 from lamina.cache.cross import Source
 from lamina.errors import InputError
+from lamina.generation.beams import beam_search
 from lamina.generation.continuation import Continuation, continuation
+from lamina.generation.contrastive import contrastive_search
+from lamina.generation.dola import dola
 from lamina.generation.guide import Guide
 from lamina.generation.healing import Healed, heal, only_healing
+from lamina.generation.inside import Inside, look_inside, look_inside_rows
 from lamina.generation.kept import Kept
 from lamina.generation.prefill import prefill
 from lamina.generation.processors import Facts, chain_of
@@ -133,6 +137,8 @@ class _Call:
     def result(self, cache: Cache | None, whole: bool | None, row_ids: Sequence[int] | None) -> Result:
         settings, prompt = self.settings, self.prompt
         times = settings.num_return_sequences if settings.num_beams == 1 else 1
+        if prompt.embeds is not None and (settings.output_hidden_states or settings.output_attentions):
+            raise InputError("hidden states and attentions are computed from ids: give ids instead of inputs_embeds")
         started = time.perf_counter()
         if not settings.use_cache:
             run: Run = self._uncached(cache, times, row_ids)
@@ -163,7 +169,9 @@ class _Call:
         count = sum(len(row) for row in made.tokens)
         fed = sum(prompt.counts) - sum(reused)
         timing = Timing(fed, prefilled - started, count, finished - prefilled)
-        return Result.of(self.model, settings, prompt, made, run, reused, timing)
+        result = Result.of(self.model, settings, prompt, made, run, reused, timing)
+        result.inside = self._inside(run, made)
+        return result
 
     # -- before the first token ----------------------------------------------------------------------------------------
 
@@ -264,10 +272,12 @@ class _Call:
         match self.settings.strategy:
             case "assisted":
                 return speculate(run)
-            case "plain":
-                pass
-            case other:
-                raise InputError(f"{other} is not there yet")
+            case "beams":
+                return beam_search(run)
+            case "contrastive":
+                return contrastive_search(run)
+            case "dola":
+                return dola(run)
         if isinstance(run, Uncached):
             return one_by_one(run)
         reason = why_not_replayed(run)
@@ -277,6 +287,15 @@ class _Call:
         made = one_by_one(run)
         made.how = f"plain passes, since {reason}"
         return made
+
+    def _inside(self, run: Run, made: Made) -> Inside | None:
+        """Hidden states and attentions, where someone asks for them."""
+        asked = {"hidden": self.settings.output_hidden_states, "attentions": self.settings.output_attentions}
+        if not any(asked.values()):
+            return None
+        if isinstance(run, Uncached):
+            return look_inside_rows(self.model, run.texts, run.encoded, **asked)
+        return look_inside(made.cache, **asked)
 
 
 def _told(model: Model, stream: Callable[[int, int, str], None], rows: int) -> Told:

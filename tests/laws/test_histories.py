@@ -124,6 +124,12 @@ class History:
         world.reset(some_rows(rng, world))
 
     @operation
+    def reorder(self, rng: random.Random) -> None:
+        world = self.one(rng)
+        count = len(world.rows)
+        world.reorder(rng.choices(range(count), k=count), some(rng, [2] * count))
+
+    @operation
     def reserve(self, rng: random.Random) -> None:
         cache, tokens = self.one(rng).cache, rng.randint(1, 70)
         cache.reserve(tokens if cache.limit is None else min(tokens, cache.limit))

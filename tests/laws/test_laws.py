@@ -45,6 +45,10 @@ def cuts(length: int, rng: random.Random) -> list[int]:
     return pieces
 
 
+def maybe(rng: random.Random) -> bool:
+    return rng.random() < 0.5
+
+
 def run(kind: str, ids: Tensor, cache: Cache, pieces: list[int], poison: bool = False) -> Tensor:
     outs = []
     for piece in ids.split(pieces, dim=1):
@@ -147,6 +151,31 @@ def test_rows_verbs_are_indexing_and_never_change_their_parents(
         world.feed(rng.choice([1, 4]))
         world.check()
         world.cache.poison(7.0).reset()
+
+
+@given(kind=kinds, capacity=capacities, slack=slacks, seed=seeds)
+@examples(SHARE)
+def test_rows_reorder_is_select_in_place_whatever_rows_have_in_common(
+    kind: str, capacity: int | None, slack: int, seed: int
+) -> None:
+    rng = random.Random(seed)
+    prompts = World.fresh(kind, 2, capacity, slack, seed)
+    prompts.feed(9, [rng.randint(1, 9) for _ in range(2)])
+    beams = prompts.made(prompts.cache.repeat(3), [0, 0, 0, 1, 1, 1])
+    for _ in range(6):
+        beams.feed(
+            T := rng.choice([1, 1, 2, 5]), accepted=[rng.randint(0, T) for _ in range(6)] if maybe(rng) else None
+        )
+        if maybe(rng):
+            beams.rewind([rng.randint(0, min(2, back)) for back in beams.cache.rewindable.tolist()])
+        groups = [[0, 1, 2], [3, 4, 5]] if rng.random() < 0.8 else [range(6)]
+        rows = [row for group in groups for row in rng.choices(group, k=len(group))]
+        selected = beams.made(beams.cache.select(rows), rows)
+        beams.reorder(rows, [rng.choice([0, 0, 1, 9]) for _ in rows])
+        beams.check()
+        assert beams.cache.rewindable.tolist() == selected.cache.rewindable.tolist()
+    beams.feed(4)
+    selected.feed(1)
 
 
 @given(kind=kinds, slack=slacks, seed=seeds)

@@ -8,6 +8,7 @@ the laws: chunking, independence, rewind, rows, layout, poison, atomic, file.
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import random
 import tempfile
@@ -41,6 +42,14 @@ class Row:
     source: tuple[int, ...] | None = None
     floor: int = 0  # the slack promises that the row can be taken back to this length
     logits_known: bool = False
+
+
+def shared(one: Row, two: Row) -> int:
+    """How many first tokens two rows have in common."""
+    if one.source != two.source:
+        return 0
+    pairs = zip(zip(one.ids, one.shown, strict=True), zip(two.ids, two.shown, strict=True), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 class Halfway(Exception):
@@ -226,6 +235,15 @@ class World:
             self.rows[r].source = source
             padded = [list(source) + [0] * self.rng.randint(0, 2)]
             self.cache.attach(self.model.encode(padded, counts=[len(source)]), rows=[r])
+
+    def reorder(self, rows: Sequence[int], less: Sequence[int]) -> None:
+        """Row i becomes what row rows[i] was; what is said to be shared is `less` than what is, by that many tokens."""
+        since = [
+            max(0, shared(self.rows[i], self.rows[r]) - n) for i, (r, n) in enumerate(zip(rows, less, strict=True))
+        ]
+        note(f"  {rows=} {since=}")
+        self.cache.reorder(list(rows), since)
+        self.rows = [copy.deepcopy(self.rows[r]) for r in rows]
 
     # -- verbs that make caches ------------------------------------------------------------------------------------
 
