@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lamina.checkpoint.loader import finish_buffers, own_dtype, owner, put, tensors_of
+from lamina.checkpoint.loader import finish_buffers, own_dtype, owner, put, room, tensors_of
+from lamina.checkpoint.pages import collapse
 from lamina.config import Config
 from lamina.model import Model
 from lamina.models import family
@@ -36,11 +37,12 @@ def random_model(config: Mapping[str, Any], dtype: torch.dtype, device: torch.de
     for paths, like in tensors_of(model):
         if not isinstance(like, nn.Parameter):
             continue
-        values = torch.empty(like.shape, dtype=own_dtype(model, paths, like, dtype), device=device)
+        values = room(like.shape, own_dtype(model, paths, like, dtype), device)
         module, name = owner(model, paths[0])
         start(module, name, values, noise)
         put(model, paths, like, values)
     finish_buffers(model, device)
+    collapse(model.parameters())
     if building is not None:
         building.wait()
     return model.eval()

@@ -11,6 +11,7 @@ verb works on every kind of layer; what cannot be done is refused before anythin
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -357,6 +358,19 @@ class Cache:
         """Fills every number that no later pass may depend on: a way to prove that none does."""
         for layer in self._all():
             layer.poison(self.clock, value)
+        return self
+
+    def save(self, path: str | os.PathLike[str]) -> Cache:
+        """Writes all rows into a file that `lamina.load_cache(path, model)` reads, here or in another process.
+
+        The file is written whole or, whatever happens, not at all: one that was there before is still there then. To
+        save some rows, select them first.
+
+        >>> cache.select([0]).save("first.cache")                      # doctest: +SKIP
+        """
+        from lamina.cache.file import save
+
+        save(self, path)
         return self
 
     # -- verbs that make caches ------------------------------------------------------------------------------------

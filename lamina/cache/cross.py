@@ -54,14 +54,14 @@ class CrossLayer(Layer):
 
     def attach(self, k: Tensor, v: Tensor, lengths: Tensor, rows: Tensor) -> None:
         """k, v: [R, H, S, D] of these rows' source."""
-        self._widen(k.shape[-2])
+        self.widen(k.shape[-2])
         slots = k.shape[-2]
         for name, new in (("k", k), ("v", v)):
             self.data[name].index_fill_(0, rows, 0)
             self.data[name][rows, :, :slots] = new.to(self.data[name].dtype)
         self.data["lengths"].index_copy_(0, rows, lengths)
 
-    def _widen(self, slots: int) -> None:
+    def widen(self, slots: int) -> None:
         for name in ("k", "v"):
             old = self.data[name]
             if old.shape[-2] < slots:
@@ -96,5 +96,5 @@ class CrossLayer(Layer):
 
     def fit(self, like: Self, clock: Clock) -> Self:
         new = self._with(dict(self.data))
-        new._widen(like.slots)
+        new.widen(like.slots)
         return new

@@ -29,6 +29,9 @@ class Layer:
     limit: int | None = None
     """The most tokens a row may hold here; None when there is no end."""
 
+    constants: dict[str, Tensor] | None = None
+    """Tensors of the model, as the last pass gave them, that going back needs."""
+
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.data: dict[str, Tensor] = {}
@@ -53,6 +56,17 @@ class Layer:
 
     def reserve(self, tokens: int) -> None:
         """Makes room for rows of this many tokens. Called on the host, before a pass."""
+
+    def widen(self, slots: int) -> None:
+        """Makes room for just this many slots, where there are fewer."""
+
+    def used(self, longest: int, written: int) -> Self:
+        """The same layer, sharing its memory, without slots that no row needs: what a file keeps.
+
+        longest   tokens in the longest row
+        written   one past the highest position ever written in any row
+        """
+        return self
 
     def commit(self, step: Step, left: Any, accepted: Tensor) -> None:
         """Takes in what the pass left behind: each row's first `accepted` tokens."""

@@ -160,9 +160,14 @@ class Graphs:
         self.model = model
         self.captures = 0
         self.kept: OrderedDict[tuple[int, Chooser], CapturedStep] = OrderedDict()
+        self.weights: list[int] = []
 
     def step(self, rows: int, chooser: Chooser) -> CapturedStep:
         chooser = replace(chooser, seed=0)  # seeds are copied in
+        weights = [parameter.data_ptr() for parameter in self.model.parameters()]
+        if weights != self.weights:  # the model was moved or converted: what was captured reads memory it has left
+            self.kept.clear()
+            self.weights = weights
         key = (rows, chooser)
         if key not in self.kept:
             self.kept[key] = CapturedStep(self.model, rows, chooser)

@@ -2,14 +2,16 @@
 
 Every operation is done to both. Whatever logits come out of a pass are compared with the uncached pass over each row's
 list alone, and after any operation the cache must say about itself what the lists say. That one comparison holds all
-the laws: chunking, independence, rewind, rows, layout, poison, atomic.
+the laws: chunking, independence, rewind, rows, layout, poison, atomic, file.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
+import os
 import random
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,9 +23,9 @@ from hypothesis import currently_in_test_context
 from hypothesis import note as hypothesis_note
 from torch import Tensor
 
-from lamina import Cache, CapacityError, RewindError
+from lamina import Cache, CapacityError, RewindError, load_cache
 from lamina.cache.counts import Counts
-from lamina.model import Logits
+from lamina.model import Logits, Model
 from tests.laws.toys import VOCAB, EncoderDecoder, Toy, assert_close, toy, truth
 
 
@@ -90,6 +92,15 @@ def counts_on_the_device(pretend: bool = True) -> Iterator[None]:
         yield
     finally:
         Counts.of = staticmethod(plain)  # type: ignore[method-assign]
+
+
+def reloaded(cache: Cache, model: Model | None = None) -> Cache:
+    """What a file of it gives to its model, or to another."""
+    reader = model or cache.model
+    assert reader is not None
+    with tempfile.TemporaryDirectory() as folder:
+        cache.save(path := os.path.join(folder, "cache"))
+        return load_cache(path, reader)
 
 
 class World:
