@@ -16,7 +16,7 @@ from lamina.cache.table import lines
 from lamina.config import Config
 from lamina.planning import Plan
 from lamina.planning.held import Held
-from tests.laws.toys import KINDS, toy
+from tests.laws.toys import toy
 from tests.planning.models import FAMILIES, T5, config, model, owned, source
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -63,7 +63,10 @@ def test_generate_leaves_the_cache_that_was_planned(family: str) -> None:
     assert lines(cache) == list(lamina.plan(subject, rows=2, length=43, prompt=3).lines)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+OWN = ["sliding, keep", "shared", "tokens", "cross", "nothing to remember", "from outside, among others"]
+
+
+@pytest.mark.parametrize("kind", OWN)
 def test_models_of_ones_own_are_planned_too(kind: str) -> None:
     plan = lamina.plan(toy(kind), source=4 if kind == "cross" else None, **WAYS["grown"])
     assert list(plan.lines) == lines(run(toy(kind), plan))
@@ -118,7 +121,7 @@ def test_slack_costs_slots_and_a_second_state() -> None:
 
 @pytest.mark.parametrize(
     ("family", "settings"),
-    [("llama", dict(rows=2, prefill_chunk=16)), ("mamba", dict(prompt=2, reserve=False, slack=2))],
+    [("llama", dict(rows=2, prefill_chunk=16)), ("lfm2", dict(prompt=2, reserve=False, slack=2))],
 )
 def test_the_largest_context_and_the_most_rows_are_the_largest(family: str, settings: dict[str, Any]) -> None:
     def total(**more: int) -> int:
