@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from lamina.cache.cache import Cache
 from lamina.cache.clock import Clock
 from lamina.cache.layer import Layer
-from lamina.cache.spec import Keeping
 from lamina.errors import InputError
 
 
@@ -23,7 +21,6 @@ def join(caches: Sequence[Cache]) -> Cache:
         _same_kind(first, other)
     slack = max(cache.slack for cache in caches)
     capacity = None if first.capacity is None else max(cache.capacity or 0 for cache in caches)
-    keeping = Keeping(1, capacity, slack, first.dtype, first.device)
     clocks = [_with_slack(cache, slack) for cache in caches]
     longest = max(max(clock.sync()) for clock in clocks)
 
@@ -32,7 +29,7 @@ def join(caches: Sequence[Cache]) -> Cache:
         layers.append({})
         for name in entry:
             parts = [cache.layers[i][name] for cache in caches]
-            like = entry[name].spec.layer(replace(keeping))
+            like = entry[name].spec.layer(first.keeping((i, name), 1, capacity, slack))
             like.reserve(max(longest, *(part.slots or 0 for part in parts)))
             widest = max(parts, key=lambda part: part.slots or 0)
             if like.slots is not None and (widest.slots or 0) > like.slots:
@@ -65,6 +62,11 @@ def _same_kind(a: Cache, b: Cache) -> None:
         )
     if a.dtype != b.dtype or a.device != b.device:
         raise InputError(f"caches in {a.dtype} on {a.device} and in {b.dtype} on {b.device} cannot be joined")
+    for i, (one, other) in enumerate(zip(a.codecs, b.codecs, strict=True)):
+        if one != other:
+            raise InputError(f"caches whose layer {i} is written as {one} and as {other} cannot be joined")
+    if a.centres is not b.centres and any(not torch.equal(a.centres[key], b.centres[key]) for key in a.centres):
+        raise InputError("caches whose keys were written around other centres cannot be joined")
 
 
 def _with_slack(cache: Cache, slack: int) -> Clock:

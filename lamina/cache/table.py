@@ -47,8 +47,5 @@ def table(cache: Cache) -> str:
 
 
 def _columns(layer: Layer) -> tuple[str, str, str]:
-    dtypes = sorted(
-        {str(tensor.dtype).removeprefix("torch.") for tensor in layer.data.values() if tensor.is_floating_point()}
-    )
     slots = layer.slots
-    return layer.kind, "" if slots is None else str(slots), ", ".join(dtypes)
+    return layer.kind, "" if slots is None else str(slots), layer.format

@@ -10,6 +10,7 @@ from lamina import kernels
 from lamina.attention.window import Chunked, Full, Sliding
 from lamina.cache.layer import Layer
 from lamina.cache.spec import Attention, Convolution, Latent, Recurrent, Spec
+from lamina.cache.store import TokenLayer
 from lamina.recurrence import SSD, GatedDelta, SelectiveScan
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ def why_not_captured(model: Model, cache: Cache | None = None, rows: int = 1) ->
 
 
 def _unkept(spec: Spec, layer: Layer | None, dtype: torch.dtype) -> str | None:
+    if isinstance(layer, TokenLayer) and layer.coding.forms:
+        return f"it is written as {layer.coding.codec}; no kernel of a captured step reads codes yet"
     match spec:
         case Attention(window=Full() | Sliding() | Chunked()) | Latent(window=Full()) | Convolution():
             return None
