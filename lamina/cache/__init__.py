@@ -9,6 +9,6 @@ from lamina.cache.spec import Attention, Convolution, Cross, Keeping, Latent, Re
 from lamina.cache.step import Step
 
 __all__ = [
-    "Attention", "Cache", "Codec", "Convolution", "Cross", "Keeping", "Latent", "Layer", "Memory", "Recurrent", "Shared",
-    "Source", "Spec", "Step", "Tokens",
+    "Attention", "Cache", "Codec", "Convolution", "Cross", "Keeping", "Latent", "Layer", "Memory", "Recurrent",
+    "Shared", "Source", "Spec", "Step", "Tokens",
 ]  # fmt: skip

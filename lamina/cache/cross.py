@@ -37,7 +37,7 @@ class Source:
 
 
 class CrossLayer(Layer):
-    """Keys and values [B, H, S, D] of the source, as parts of a codec or plain; `lengths` [B], 0 where there is none."""
+    """Keys and values [B, H, S, D] of the source, plain or as a codec writes them; `lengths` [B], 0 for no source."""
 
     spec: Cross
 

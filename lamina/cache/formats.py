@@ -2,8 +2,8 @@
 
 A field [B, *lead, S, D] becomes parts [B, *lead, S, width], so that a part is stored like any field:
 
-    8, 6, 5 or 4 bits   D is cut into groups of 32. Each is turned by the 32-wide Hadamard matrix, which spreads what one
-                        number holds over all 32 of them. What D leaves over is one smaller group, and is not turned.
+    8, 6, 5 or 4 bits   D is cut into groups of 32, each turned by the 32-wide Hadamard matrix, which spreads what one
+                        number holds over all 32 of them. What D leaves over is one smaller group that is not turned.
         name.codes      uint8    8 bits: D bytes; else the low four bits, D/2 bytes, group after group (see bits.py)
         name.high       uint8    6 and 5 bits: the bits above, (bits − 4)·D/8 bytes, group after group
         name.scales     float16  [scale, offset] of each group: number = scale · code + offset
@@ -17,8 +17,7 @@ Where a field has a centre, it is taken from the numbers before all else, and ad
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
@@ -30,32 +29,45 @@ GROUP = 32
 SMALLEST = 2.0**-24  # of the numbers above 0 that float16 has
 
 
-class Form(Protocol):
-    """How one field is written. Vectors are [..., D]; a centre is [H, 1, D]."""
+class Form(ABC):
+    """How one field is written, whose vectors [..., D] are seen in `dtype`. A centre is [H, 1, D]."""
 
-    parts: Mapping[str, tuple[int, torch.dtype]]
+    parts: dict[str, tuple[int, torch.dtype]]
     """The parts that are kept: name -> (width, dtype)."""
 
-    def encode(self, x: Tensor) -> Fields: ...
+    def __init__(self, dtype: torch.dtype, centre: Tensor | None) -> None:
+        self.dtype, self.centre = dtype, centre
+        self.exact = torch.promote_types(dtype, torch.float32)
 
+    @abstractmethod
+    def encode(self, x: Tensor) -> Fields:
+        """[..., D] -> parts [..., width]"""
+
+    @abstractmethod
     def decode(self, parts: Fields) -> Tensor: ...
 
+    @abstractmethod
     def bound(self, x: Tensor) -> Tensor:
         """[..., D] -> [...]: what comes back lies no further from a vector than this, by Euclidean distance.
 
         It holds for numbers up to 10,000, and leaves out the rounding of the dtype that they come back in.
         """
-        ...
+
+    def _centred(self, x: Tensor) -> Tensor:
+        return x.to(self.exact) if self.centre is None else x.to(self.exact) - self.centre
+
+    def _seen(self, x: Tensor) -> Tensor:
+        return (x if self.centre is None else x + self.centre).to(self.dtype)
 
 
-class Grouped:
+class Grouped(Form):
     """Whole numbers of few bits, with a scale and an offset for each group of 32."""
 
     def __init__(
         self, dim: int, bits: int, dtype: torch.dtype, turn: Tensor | None = None, centre: Tensor | None = None
     ) -> None:
-        self.bits, self.dtype, self.turn, self.centre = bits, dtype, turn, centre
-        self.exact = torch.promote_types(dtype, torch.float32)
+        super().__init__(dtype, centre)
+        self.bits, self.turn = bits, turn
         whole, rest = divmod(dim, GROUP)
         self.groups = [(n, size) for n, size in ((whole, GROUP), (1, rest)) if n and size]  # how many, how large
         self.low = [low_bytes(size, bits) for _, size in self.groups]
@@ -87,8 +99,7 @@ class Grouped:
         for i, (_, size) in enumerate(self.groups):
             codes = unpack(low[i], high[i], size, self.bits)
             out.append(self._turned(codes * scales[i][..., :1] + scales[i][..., 1:]).flatten(-2))
-        x = torch.cat(out, dim=-1)
-        return (x if self.centre is None else x + self.centre).to(self.dtype)
+        return self._seen(torch.cat(out, dim=-1))
 
     def bound(self, x: Tensor) -> Tensor:
         total = torch.zeros((), dtype=self.exact, device=x.device)
@@ -100,9 +111,8 @@ class Grouped:
 
     def _groups(self, x: Tensor) -> list[Tensor]:
         """[..., D] -> centred, cut and turned: [..., groups, size] for each size of group"""
-        x = x.to(self.exact)
-        x = x if self.centre is None else x - self.centre
-        return [self._turned(groups) for groups in self._split(x, [size for _, size in self.groups])]
+        sizes = [size for _, size in self.groups]
+        return [self._turned(groups) for groups in self._split(self._centred(x), sizes)]
 
     def _total(self, widths: list[int]) -> int:
         return sum(n * width for (n, _), width in zip(self.groups, widths, strict=False))
@@ -117,12 +127,11 @@ class Grouped:
         return groups if self.turn is None or groups.shape[-1] != GROUP else groups @ self.turn
 
 
-class Float8:
+class Float8(Form):
     """float8 e4m3, with one scale for a vector."""
 
     def __init__(self, dim: int, dtype: torch.dtype, centre: Tensor | None = None) -> None:
-        self.dtype, self.centre = dtype, centre
-        self.exact = torch.promote_types(dtype, torch.float32)
+        super().__init__(dtype, centre)
         self.parts = {"codes": (dim, torch.uint8), "scales": (1, torch.float16)}
 
     def encode(self, x: Tensor) -> Fields:
@@ -132,16 +141,13 @@ class Float8:
         return {"codes": codes.view(torch.uint8), "scales": scale.half()}
 
     def decode(self, parts: Fields) -> Tensor:
-        x = parts["codes"].view(torch.float8_e4m3fn).to(self.exact) * parts["scales"].to(self.exact)
-        return (x if self.centre is None else x + self.centre).to(self.dtype)
+        numbers = parts["codes"].view(torch.float8_e4m3fn).to(self.exact)
+        return self._seen(numbers * parts["scales"].to(self.exact))
 
     def bound(self, x: Tensor) -> Tensor:
         x = self._centred(x).abs()
         scale = x.amax(dim=-1, keepdim=True) / 448 + 2 * SMALLEST
         return (x / 16 + scale / 512).norm(dim=-1)
-
-    def _centred(self, x: Tensor) -> Tensor:
-        return x.to(self.exact) if self.centre is None else x.to(self.exact) - self.centre
 
 
 def hadamard(dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.cache.clock import Clock
-from lamina.cache.layer import Layer
+from lamina.cache.layer import Key, Layer
 from lamina.errors import InputError
 
 
@@ -65,8 +66,12 @@ def _same_kind(a: Cache, b: Cache) -> None:
     for i, (one, other) in enumerate(zip(a.codecs, b.codecs, strict=True)):
         if one != other:
             raise InputError(f"caches whose layer {i} is written as {one} and as {other} cannot be joined")
-    if a.centres is not b.centres and any(not torch.equal(a.centres[key], b.centres[key]) for key in a.centres):
-        raise InputError("caches whose keys were written around other centres cannot be joined")
+    if a.centres is not b.centres and not _same(a.centres, b.centres):
+        raise InputError("caches whose keys are written around different centres cannot be joined")
+
+
+def _same(a: Mapping[Key, Tensor], b: Mapping[Key, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
 def _with_slack(cache: Cache, slack: int) -> Clock:

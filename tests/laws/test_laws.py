@@ -167,7 +167,14 @@ def test_layout_where_the_bytes_sit_changes_nothing(kind: str, codec: str | None
         assert_close(other, found[0], kind)
 
 
-@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, seed=seeds, value=st.sampled_from([float("nan"), float("inf")]))
+@given(
+    kind=kinds,
+    codec=codecs,
+    capacity=capacities,
+    slack=slacks,
+    seed=seeds,
+    value=st.sampled_from([float("nan"), float("inf")]),
+)
 @examples(SHARE)
 def test_poison_in_unused_slots_never_reaches_an_output(
     kind: str, codec: str | None, capacity: int | None, slack: int, seed: int, value: float

@@ -315,9 +315,7 @@ def codec_for(kind: str, codec: str | None) -> str | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def truth(
-    kind: str, ids: tuple[int, ...], source: tuple[int, ...] | None = None, codec: str | None = None
-) -> Tensor:
+def truth(kind: str, ids: tuple[int, ...], source: tuple[int, ...] | None = None, codec: str | None = None) -> Tensor:
     """The uncached logits [T, vocab] of one row by itself, its numbers as `codec` writes them."""
     model = toy(kind)
     given = None if source is None else model.encode([list(source)])
