@@ -49,10 +49,6 @@ def _log_probabilities(logits: Tensor | None) -> Tensor:
     return logits[0].double().log_softmax(dim=-1)
 
 
-def numbers_a_token(model: Model) -> int:
-    return sum(spec.kv_heads * (spec.key_dim + spec.value_dim) for entry in model.specs for spec in entry.values())  # type: ignore[attr-defined]
-
-
 def main() -> None:
     codecs = sys.argv[1:] or [*TO_REACH, *OTHERS]
     path = packaged_smollm2()
@@ -62,14 +58,13 @@ def main() -> None:
     assert model.tokenizer is not None
     ids = torch.tensor(model.tokenizer.encode(TEXT.read_text()))
     far, same = divergences(model, ids, codecs)
-    numbers = numbers_a_token(model)
     plain = model.new_cache(capacity=64).nbytes // 64
+    numbers = plain // torch.float32.itemsize
     lines = [
         f"SmolLM2-135M in float32, {len(ids)} tokens of `bench/{TEXT.relative_to(HERE)}` in pieces of {PIECE}. "
-        f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, PyTorch {torch.__version__}, "
-        f"{date.today()}. Command: `python -m bench.codec_quality`.",
+        f"PyTorch {torch.__version__}, {platform.machine()}, {date.today()}. Command: `python -m bench.codec_quality`.",
         "",
-        "| codec | bytes a token | bits a number | mean KL divergence | to reach | 99 % are below | same likeliest token |",
+        "| codec | bytes a token | bits a number | mean KL divergence | to reach | 99 % below | same first choice |",
         "|---|---|---|---|---|---|---|",
         f"| plain | {plain:,} | {8 * plain / numbers:.2f} | | | | |",
     ]

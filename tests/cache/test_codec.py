@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,11 +19,11 @@ from tests.runtime.test_compiled import compiled, decode
 
 
 @pytest.fixture(scope="module")
-def llama() -> Iterator[Llama]:
+def llama() -> Llama:
     """Heads of 64 numbers."""
     torch.manual_seed(0)
     shape = dict(hidden_size=256, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, vocab_size=61)
-    yield Llama.build(Config(dict(model_type="llama", num_hidden_layers=3, rms_norm_eps=1e-5) | shape))
+    return Llama.build(Config(dict(model_type="llama", num_hidden_layers=3, rms_norm_eps=1e-5) | shape))
 
 
 # -- choosing ----------------------------------------------------------------------------------------------------------

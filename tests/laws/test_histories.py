@@ -1,7 +1,7 @@
 """The heart of the laws: any history of operations on any kind of cache leaves it equal to plain lists of ids.
 
-Hypothesis draws the kind, the layout, the codec, the slack, the rows and the history: a list of operations, each with a number
-that settles its details. A failure is printed as the shortest history that shows it, details and all.
+Hypothesis draws the kind, the layout, the codec, the slack, the rows and the history: a list of operations, each with a
+number that settles its details. A failure is printed as the shortest history that shows it, details and all.
 """
 
 from __future__ import annotations

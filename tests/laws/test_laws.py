@@ -191,8 +191,8 @@ def test_poison_in_unused_slots_never_reaches_an_output(
 
 
 @given(
-    kind=kinds, codec=codecs, capacity=capacities, slack=slacks, seed=seeds, T=st.sampled_from([1, 4]), block=st.integers(0, 2),
-    numbers=st.booleans(),
+    kind=kinds, codec=codecs, capacity=capacities, slack=slacks, seed=seeds, T=st.sampled_from([1, 4]),
+    block=st.integers(0, 2), numbers=st.booleans(),
 )  # fmt: skip
 @examples(SHARE)
 def test_atomic_a_pass_that_raises_leaves_everything_as_it_was(

@@ -2,7 +2,7 @@
 
 Every operation is done to both. Whatever logits come out of a pass are compared with the uncached pass over each row's
 list alone, with its numbers as the cache's codec writes them, and after any operation the cache must say about itself
-what the lists say. That one comparison holds all the laws: chunking, independence, rewind, rows, layout, poison, atomic.
+what the lists say. That one comparison holds the laws of chunking, independence, rewind, rows, layout, poison, atomic.
 """
 
 from __future__ import annotations
