@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from lamina.cache.cache import Cache
+from lamina.cache.centre import centres_of
+from lamina.cache.codec import Codecs, codecs_of
 from lamina.cache.counts import Counts
 from lamina.cache.cross import Source
 from lamina.cache.layer import Key
@@ -246,11 +248,23 @@ class Model(nn.Module):
     # -- caches and sources ----------------------------------------------------------------------------------------
 
     def new_cache(
-        self, rows: int = 1, capacity: int | None = None, slack: int = 0, source: Source | None = None
+        self,
+        rows: int = 1,
+        capacity: int | None = None,
+        slack: int = 0,
+        source: Source | None = None,
+        codec: Codecs | None = None,
     ) -> Cache:
-        """A cache for this model: what must be remembered is the model's to say, how much room and slack is yours."""
+        """A cache for this model: what must be remembered is the model's to say, how it is kept is yours.
+
+        codec   how keys and values are written: "int8", "int4", "k8v4", "fp8" …, a `Codec`, or one for some layers
+
+        >>> model.new_cache(codec={"default": "k5v4", 0: "int8"})      # doctest: +SKIP
+        """
+        codecs = codecs_of(codec, self.specs)
         cache = Cache(
-            self.specs, rows=rows, capacity=capacity, slack=slack, dtype=self.dtype, device=self.device,
+            self.specs, rows=rows, capacity=capacity, slack=slack, dtype=self.dtype, device=self.device, codec=codec,
+            centres=None if all(one.keys == "plain" for one in codecs) else centres_of(self),
             max_positions=self.max_positions, model=self,
         )  # fmt: skip
         return cache if source is None else cache.attach(source)

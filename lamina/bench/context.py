@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from lamina.cache.cache import Cache
 from lamina.cache.recurrent import RecurrentLayer
 
@@ -21,6 +23,8 @@ def fill_context(cache: Cache, tokens: int) -> Cache:
             for numbers in layer.data.values():
                 if numbers.is_floating_point():
                     numbers.normal_(0, 0.5)
+                elif numbers.dtype == torch.uint8:  # codes; 127 and 255 are no numbers in fp8
+                    numbers.random_(127)
             if isinstance(layer, RecurrentLayer) and "base" in layer.data:
                 layer.data["base"].copy_(layer.data["head"])
     set_clock(cache, tokens)

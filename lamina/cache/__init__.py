@@ -1,6 +1,7 @@
 """The layered cache: what a model remembers, where each token lies, and the verbs on it."""
 
 from lamina.cache.cache import Cache
+from lamina.cache.codec import Codec
 from lamina.cache.cross import Source
 from lamina.cache.layer import Layer
 from lamina.cache.memory import Memory
@@ -8,6 +9,6 @@ from lamina.cache.spec import Attention, Convolution, Cross, Keeping, Latent, Re
 from lamina.cache.step import Step
 
 __all__ = [
-    "Attention", "Cache", "Convolution", "Cross", "Keeping", "Latent", "Layer", "Memory", "Recurrent", "Shared",
-    "Source", "Spec", "Step", "Tokens",
+    "Attention", "Cache", "Codec", "Convolution", "Cross", "Keeping", "Latent", "Layer", "Memory", "Recurrent",
+    "Shared", "Source", "Spec", "Step", "Tokens",
 ]  # fmt: skip

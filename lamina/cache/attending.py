@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lamina.attention.core import attention
+from lamina.cache.codec import KEY, LATENT, VALUE, VECTOR
 from lamina.cache.layer import Key, Layer
 from lamina.cache.spec import Latent, Shared
 from lamina.cache.store import TokenLayer
@@ -22,6 +23,8 @@ Bias = Callable[..., Tensor]
 
 class AttentionLayer(TokenLayer):
     """Keys [B, H, S, D] and values."""
+
+    roles = {"k": KEY, "v": VALUE}
 
     def attend(self, step: Step, key: Key, q: Tensor, k: Tensor | None, v: Tensor | None, **how: object) -> Tensor:
         if k is None or v is None:
@@ -47,6 +50,7 @@ class LatentLayer(TokenLayer):
     """One vector a token, [latent | rotary key], that all heads share."""
 
     spec: Latent
+    roles = {"latent": LATENT}
 
     def attend_latent(
         self,
@@ -87,6 +91,8 @@ def absorbs(tokens: int, rank: int, head: int) -> bool:
 
 class TokensLayer(TokenLayer):
     """Plain vectors, read back as they are."""
+
+    roles = {"x": VECTOR}
 
     def recall(self, step: Step, key: Key, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [B, T, D] -> every token's vector [B, S, D] and which of them each query sees [B, T, S]."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from lamina.cache.clock import Clock, allocate, on_device
+from lamina.cache.codec import Codecs, codecs_of
 from lamina.cache.counts import Counts, row_numbers
 from lamina.cache.cross import CrossLayer, Source
 from lamina.cache.layer import Key, Layer
@@ -39,6 +40,8 @@ class Cache:
     specs          for each layer of the model, name -> spec
     capacity       tokens a row may hold; None grows as needed
     slack          how far rings and recurrent layers can be taken back after commit
+    codec          how numbers are written: a name, a Codec, or number of a layer -> either, with "default" for the rest
+    centres        what the codec takes from keys, by entry (see centre.py); nothing where there is none
     max_positions  the model's own limit on positions (a learned table), if it has one
     """
 
@@ -51,6 +54,8 @@ class Cache:
         slack: int = 0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        codec: Codecs | None = None,
+        centres: Mapping[Key, Tensor] | None = None,
         max_positions: int | None = None,
         model: Model | None = None,
     ) -> None:
@@ -63,9 +68,10 @@ class Cache:
         self.specs, self.capacity, self.slack = list(specs), capacity, slack
         self.dtype, self.device = dtype, torch.device(device)
         self.max_positions, self.model = max_positions, model
-        keeping = Keeping(rows, capacity, slack, dtype, self.device)
+        self.codecs, self.centres = codecs_of(codec, self.specs), centres or {}
         self.layers: list[dict[str, Layer]] = [
-            {name: spec.layer(keeping) for name, spec in entry.items()} for entry in self.specs
+            {name: spec.layer(self.keeping((i, name), rows, capacity, slack)) for name, spec in entry.items()}
+            for i, entry in enumerate(self.specs)
         ]
         self.clock = Clock(rows, self.device)
         self.shared = shared_keys(self.specs)
@@ -113,6 +119,13 @@ class Cache:
 
     def _all(self) -> list[Layer]:
         return [layer for entry in self.layers for layer in entry.values()]
+
+    def keeping(self, key: Key, rows: int, capacity: int | None, slack: int) -> Keeping:
+        """How an entry is kept."""
+        centre = self.centres.get(key)
+        if centre is not None:  # over [B, H, S, D]
+            centre = centre.to(self.device, torch.promote_types(self.dtype, torch.float32))[:, None]
+        return Keeping(rows, capacity, slack, self.dtype, self.device, self.codecs[key[0]], centre)
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 

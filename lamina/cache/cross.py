@@ -13,6 +13,7 @@ from lamina.attention.core import attention
 from lamina.attention.view import View
 from lamina.attention.window import Full
 from lamina.cache.clock import Clock, allocate
+from lamina.cache.codec import KEY, VALUE, Coding, unused
 from lamina.cache.layer import Key, Layer
 from lamina.cache.layout import Layout
 from lamina.cache.spec import Cross, Keeping
@@ -37,39 +38,53 @@ class Source:
 
 
 class CrossLayer(Layer):
-    """Keys and values [B, H, S, D] of the source; `lengths` [B], 0 where a row has none."""
+    """Keys and values [B, H, S, D] of the source, plain or as a codec writes them; `lengths` [B], 0 for no source."""
 
     spec: Cross
 
     def __init__(self, spec: Cross, keeping: Keeping | None) -> None:
         super().__init__(spec)
+        self.coding = Coding()
         if keeping is not None:
-            for name, dim in (("k", spec.key_dim), ("v", spec.value_dim)):
-                self.data[name] = allocate((keeping.rows, spec.kv_heads, 0, dim), keeping.dtype, keeping.device)
+            dims = {"k": spec.key_dim, "v": spec.value_dim}
+            self.coding = Coding.of(keeping, {"k": KEY, "v": VALUE}, dims)
+            for name, dim in dims.items():
+                for part, (width, dtype) in self.coding.parts(name, dim, keeping.dtype).items():
+                    self.data[part] = allocate((keeping.rows, spec.kv_heads, 0, width), dtype, keeping.device)
             self.data["lengths"] = allocate((keeping.rows,), torch.int64, keeping.device)
 
     @property
     def slots(self) -> int:
-        return self.data["k"].shape[-2]
+        return next(iter(self.data.values())).shape[-2]
+
+    @property
+    def format(self) -> str:
+        return str(self.coding.codec) if self.coding.forms else super().format
 
     def attach(self, k: Tensor, v: Tensor, lengths: Tensor, rows: Tensor) -> None:
         """k, v: [R, H, S, D] of these rows' source."""
         self.widen(k.shape[-2])
         slots = k.shape[-2]
-        for name, new in (("k", k), ("v", v)):
+        for name, new in self.coding.encode({"k": k, "v": v}).items():
             self.data[name].index_fill_(0, rows, 0)
             self.data[name][rows, :, :slots] = new.to(self.data[name].dtype)
         self.data["lengths"].index_copy_(0, rows, lengths)
 
+    def _parts(self) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in self.data.items() if name != "lengths"}
+
     def widen(self, slots: int) -> None:
-        for name in ("k", "v"):
-            old = self.data[name]
+        for name, old in self._parts().items():
             if old.shape[-2] < slots:
                 self.data[name] = allocate((*old.shape[:-2], slots, old.shape[-1]), old.dtype, old.device)
                 self.data[name][..., : old.shape[-2], :].copy_(old)
 
     def attend(self, step: Step, key: Key, q: Tensor, k: Tensor | None, v: Tensor | None, **how: object) -> Tensor:
-        held = step.source_of(key) if self.bare else {name: step.take(t) for name, t in self.data.items()}
+        if self.bare:
+            held = step.source_of(key)
+        else:
+            lengths = step.take(self.data["lengths"])
+            held = self.coding.decode({name: step.take(x) for name, x in self._parts().items()}) | {"lengths": lengths}
         if held is None or held["k"].shape[-2] == 0:
             raise InputError(
                 "this model reads a source, and none is attached: make one with model.encode(ids) and give it to "
@@ -87,9 +102,9 @@ class CrossLayer(Layer):
         self.data["lengths"].index_fill_(0, index, 0)
 
     def poison(self, clock: Clock, value: float = float("nan")) -> None:
-        unused = Layout().positions(self.slots, self.data["lengths"]) < 0
-        for name in ("k", "v"):
-            self.data[name].masked_fill_(unused[:, None, :, None], value)
+        free = Layout().positions(self.slots, self.data["lengths"]) < 0
+        for part in self._parts().values():
+            part.masked_fill_(free[:, None, :, None], unused(part, value))
 
     def reorder(self, moves: Moves) -> None:
         super().reorder(moves.unrelated)  # rows that share tokens share their source

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,15 +24,15 @@ from torch import Tensor
 
 from lamina.cache import sealed
 from lamina.cache.cache import Cache
+from lamina.cache.centre import centres_of
 from lamina.cache.clock import allocate
+from lamina.cache.codec import Codec, Format
 from lamina.cache.fingerprint import Fingerprint, dtype_name
 from lamina.cache.layer import Layer
 from lamina.errors import CacheFileError, InputError
 
 if TYPE_CHECKING:
     from lamina.model import Model
-
-CODEC = "plain"  # how numbers are kept; the only way there is
 
 
 def save(cache: Cache, path: str | os.PathLike[str]) -> None:
@@ -47,10 +47,10 @@ def save(cache: Cache, path: str | os.PathLike[str]) -> None:
         "model": Fingerprint.of(cache.model).as_values(),
         "kept": {
             "rows": cache.rows, "capacity": cache.capacity, "slack": cache.slack, "dtype": dtype_name(cache.dtype),
-            "codec": CODEC,
+            "codecs": [[codec.keys, codec.values] for codec in cache.codecs],
         },
         "clock": marks,
-        "slots": {key: layer.slots for key, layer in _layers(cache)},
+        "slots": {key: layer.slots for key, layer in _layers(cache)} | {"tokens": cache.record.shape[1]},
         "constants": {key: list(tensors) for key, tensors in constants.items()},
     }  # fmt: skip
     tokens = cache.record[:, :longest]
@@ -89,16 +89,12 @@ def load_cache(path: str | os.PathLike[str], model: Model, device: str | torch.d
         made_by, kept = Fingerprint(**saved["model"]), saved["kept"]
         if difference := made_by.difference(model):
             raise CacheFileError(f"{path} was saved by a model {difference}: load it with the model that saved it")
-        if kept["codec"] != CODEC:
-            raise CacheFileError(
-                f"{path} is kept in the codec {kept['codec']!r}, and this version of Lamina knows {CODEC!r}: read it "
-                "with the version that wrote it"
-            )
+        codecs = _codecs(kept["codecs"], model)
         dtype = getattr(torch, kept["dtype"]) if made_by.dtype == dtype_name(model.dtype) else model.dtype
         place = model.device if device is None else torch.empty(0, device=device).device  # "cuda" is "cuda:0"
         cache = Cache(
             model.specs, rows=kept["rows"], capacity=kept["capacity"], slack=kept["slack"], dtype=dtype, device=place,
-            max_positions=model.max_positions, model=model,
+            max_positions=model.max_positions, model=model, codec=codecs, centres=centres_of(model) if codecs else None,
         )  # fmt: skip
         cache.clock.set(saved["clock"])
         places, like = _places(cache, file.like, saved), file.like
@@ -116,8 +112,9 @@ def _places(cache: Cache, like: Mapping[str, Tensor], saved: Mapping[str, Any]) 
     def room(name: str, dtype: torch.dtype | None = None) -> Tensor:
         return allocate(like[name].shape, dtype or like[name].dtype, cache.device)
 
-    cache.record = room("tokens")
-    places = {"tokens": cache.record}
+    rows, longest = like["tokens"].shape
+    cache.record = allocate((rows, saved["slots"]["tokens"]), torch.int64, cache.device)
+    places = {"tokens": cache.record[:, :longest]}
     if "logits" in like:
         as_kept = dtype_name(like["logits"].dtype) == saved["kept"]["dtype"]
         cache.logits = places["logits"] = room("logits", cache.dtype if as_kept else None)
@@ -131,6 +128,13 @@ def _places(cache: Cache, like: Mapping[str, Tensor], saved: Mapping[str, Any]) 
             layer.constants = {name: room(f"{key}.constants.{name}") for name in names}
             places |= _fields(key, layer.constants, "constants.")
     return places
+
+
+def _codecs(saved: Sequence[tuple[Format, Format]], model: Model) -> dict[int | str, Codec]:
+    """Number of a layer -> its codec, for the layers of which a codec writes something."""
+    takes = [any(spec.takes_codec for spec in entry.values()) for entry in model.specs]
+    codecs = [Codec(*sides) for sides in saved]
+    return {i: codec for i, codec in enumerate(codecs) if takes[i] and not codec.plain}
 
 
 def _layers(cache: Cache) -> Iterator[tuple[str, Layer]]:

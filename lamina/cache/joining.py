@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.cache.clock import Clock
-from lamina.cache.layer import Layer
-from lamina.cache.spec import Keeping
+from lamina.cache.layer import Key, Layer
 from lamina.errors import InputError
 
 
@@ -23,7 +22,6 @@ def join(caches: Sequence[Cache]) -> Cache:
         _same_kind(first, other)
     slack = max(cache.slack for cache in caches)
     capacity = None if first.capacity is None else max(cache.capacity or 0 for cache in caches)
-    keeping = Keeping(1, capacity, slack, first.dtype, first.device)
     clocks = [_with_slack(cache, slack) for cache in caches]
     longest = max(max(clock.sync()) for clock in clocks)
 
@@ -32,7 +30,7 @@ def join(caches: Sequence[Cache]) -> Cache:
         layers.append({})
         for name in entry:
             parts = [cache.layers[i][name] for cache in caches]
-            like = entry[name].spec.layer(replace(keeping))
+            like = entry[name].spec.layer(first.keeping((i, name), 1, capacity, slack))
             like.reserve(max(longest, *(part.slots or 0 for part in parts)))
             widest = max(parts, key=lambda part: part.slots or 0)
             if like.slots is not None and (widest.slots or 0) > like.slots:
@@ -65,6 +63,15 @@ def _same_kind(a: Cache, b: Cache) -> None:
         )
     if a.dtype != b.dtype or a.device != b.device:
         raise InputError(f"caches in {a.dtype} on {a.device} and in {b.dtype} on {b.device} cannot be joined")
+    for i, (one, other) in enumerate(zip(a.codecs, b.codecs, strict=True)):
+        if one != other:
+            raise InputError(f"caches whose layer {i} is written as {one} and as {other} cannot be joined")
+    if a.centres is not b.centres and not _same(a.centres, b.centres):
+        raise InputError("caches whose keys are written around different centres cannot be joined")
+
+
+def _same(a: Mapping[Key, Tensor], b: Mapping[Key, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
 def _with_slack(cache: Cache, slack: int) -> Clock:

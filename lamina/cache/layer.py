@@ -51,6 +51,12 @@ class Layer:
         return None
 
     @property
+    def format(self) -> str:
+        """How numbers are kept, for tables."""
+        dtypes = {str(tensor.dtype) for tensor in self.data.values() if tensor.is_floating_point()}
+        return ", ".join(sorted(dtype.removeprefix("torch.") for dtype in dtypes))
+
+    @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.data.values())
 

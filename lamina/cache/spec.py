@@ -11,11 +11,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
+from torch import Tensor
 
 from lamina.attention.window import Full, Window
+from lamina.cache.codec import Codec
 from lamina.recurrence.rule import Rule
 
 if TYPE_CHECKING:
@@ -24,17 +26,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Keeping:
-    """How the user wants a cache kept: rows, room and slack, number format and device."""
+    """How the user wants a cache kept: rows, room and slack, number format and device, codec."""
 
     rows: int
     capacity: int | None
     slack: int
     dtype: torch.dtype
     device: torch.device
+    codec: Codec = field(default_factory=Codec)
+    centre: Tensor | None = None  # [H, 1, D] what a codec takes from keys
 
 
 class Spec(ABC):
     """One thing a layer remembers."""
+
+    takes_codec: ClassVar[bool] = False
+    """Whether a codec writes any of it."""
 
     @abstractmethod
     def layer(self, keeping: Keeping | None) -> Layer:
@@ -45,6 +52,7 @@ class Spec(ABC):
 class Attention(Spec):
     """Keys and values of attention, of which `window` stays visible."""
 
+    takes_codec = True
     kv_heads: int
     key_dim: int
     value_dim: int
@@ -61,6 +69,7 @@ class Attention(Spec):
 class Latent(Spec):
     """Multi-head latent attention: one latent of `rank` numbers and one rotary key a token, shared by all heads."""
 
+    takes_codec = True
     rank: int
     rope_dim: int
     window: Window = field(default_factory=Full)
@@ -75,6 +84,7 @@ class Latent(Spec):
 class Tokens(Spec):
     """One vector a token that is read back as it is, such as the keys of an indexer."""
 
+    takes_codec = True
     dim: int
     window: Window = field(default_factory=Full)
 
@@ -113,6 +123,7 @@ class Recurrent(Spec):
 class Cross(Spec):
     """Keys and values of an encoder's output: written once, when a source is attached."""
 
+    takes_codec = True
     kv_heads: int
     key_dim: int
     value_dim: int

@@ -1,7 +1,8 @@
 """Token stores: tensors with one slot per token, laid out as a line or a ring.
 
 A field is a tensor [B, *lead, S, D]: slots are always the second last axis, so keys [B, H, S, D] feed attention as they
-are and flat fields [B, S, D] need no head axis.
+are and flat fields [B, S, D] need no head axis. A codec keeps a field as several such tensors, its parts: they are
+written and read by slot like fields, and only what a pass looks at is decoded.
 
 A line is written in place, since slots past a row's length are unused. A ring is written in place when one token comes
 in: the slot it takes holds a token that neither this query nor any rewind within the slack can see. Several tokens at
@@ -22,6 +23,8 @@ from torch import Tensor
 from lamina.attention.view import View
 from lamina.attention.window import Chunked, Sliding, Window
 from lamina.cache.clock import Clock, allocate
+from lamina.cache.codec import Coding, Role, unused
+from lamina.cache.formats import Fields
 from lamina.cache.layer import Key, Layer
 from lamina.cache.layout import Layout
 from lamina.cache.spec import Keeping, Spec
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
     from lamina.cache.reordering import Moves
     from lamina.cache.step import Step
 
-Fields = dict[str, Tensor]
 SMALLEST = 32  # slots a growing store starts with
 
 
@@ -71,6 +73,9 @@ def pick_tokens(new: Tensor, index: Tensor) -> Tensor:
 class TokenLayer(Layer):
     """A layer kept as one slot per token."""
 
+    roles: Mapping[str, Role] = {}
+    """What each field is to a codec; one without a role is kept as it is."""
+
     def __init__(
         self, spec: Spec, fields: Mapping[str, tuple[int, ...]], window: Window, keeping: Keeping | None
     ) -> None:
@@ -79,12 +84,15 @@ class TokenLayer(Layer):
         self.slack = keeping.slack if keeping else 0
         self.layout = layout_for(window, self.slack)
         self.grows = keeping is not None and keeping.capacity is None
+        self.coding = Coding()
         if keeping is not None:
+            self.coding = Coding.of(keeping, self.roles, {name: dim for name, (*_, dim) in fields.items()})
             most = self.layout.most
             slots = keeping.capacity if keeping.capacity is not None else 0
             slots = slots if most is None else min(slots, most)
             for name, (*lead, dim) in fields.items():
-                self.data[name] = allocate((keeping.rows, *lead, slots, dim), keeping.dtype, keeping.device)
+                for part, (width, dtype) in self.coding.parts(name, dim, keeping.dtype).items():
+                    self.data[part] = allocate((keeping.rows, *lead, slots, width), dtype, keeping.device)
 
     @property
     def slots(self) -> int:
@@ -105,6 +113,10 @@ class TokenLayer(Layer):
             case Chunked(size=size):
                 return f"{name}, chunks of {size}"
         return name
+
+    @property
+    def format(self) -> str:
+        return str(self.coding.codec) if self.coding.forms else super().format
 
     # -- room ------------------------------------------------------------------------------------------------------
 
@@ -138,6 +150,11 @@ class TokenLayer(Layer):
         """Adds this pass's tokens; returns all that its queries may look at, and what each of them sees of it."""
         if self.bare:
             return new, step.view(("new", self.window), lambda: step.view_of_new(self.window))
+        parts, view = self._extend(step, key, self.coding.encode(new))
+        return self.coding.decode(parts), view
+
+    def _extend(self, step: Step, key: Key, new: Fields) -> tuple[Fields, View]:
+        """The same with parts as they are kept."""
         if self.layout.ring is None:
             return self._extend_line(step, new)
         if step.T == 1:
@@ -270,11 +287,11 @@ class TokenLayer(Layer):
         if not self.slots:
             return
         held = self.layout.positions(self.slots, clock.lengths)  # [B, S]
-        unused = held < 0
+        free = held < 0
         if self.layout.ring is not None:  # a slot that a token has taken which was refused or taken back
-            unused |= (held >= self.layout.keep) & (held + self.layout.ring < clock.written[:, None])
+            free |= (held >= self.layout.keep) & (held + self.layout.ring < clock.written[:, None])
         for store in self.data.values():
-            store.masked_fill_(unused.reshape(len(unused), *(1,) * (store.dim() - 3), -1, 1), value)
+            store.masked_fill_(free.reshape(len(free), *(1,) * (store.dim() - 3), -1, 1), unused(store, value))
 
     def reorder(self, moves: Moves) -> None:
         for store in self.data.values():

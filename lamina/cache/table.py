@@ -42,7 +42,7 @@ def lines(cache: Cache) -> list[Line]:
     groups: dict[tuple[str, int | None, str], list[int]] = {}
     for entry in cache.layers:
         for layer in entry.values():
-            groups.setdefault((layer.kind, layer.slots, _dtypes(layer.data.values())), []).append(layer.nbytes)
+            groups.setdefault((layer.kind, layer.slots, layer.format), []).append(layer.nbytes)
     found = [Line(kind, len(each), slots, dtype, sum(each)) for (kind, slots, dtype), each in groups.items()]
     found.append(Line("token ids", None, cache.record.shape[1], "int64", cache.record.nbytes))
     if cache.logits is not None:

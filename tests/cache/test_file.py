@@ -182,7 +182,13 @@ def test_a_file_is_plain_safetensors_with_a_text_that_says_what_it_holds(tmp_pat
         metadata = file.metadata()
     assert (metadata["format"], metadata["version"]) == ("lamina cache", "1")
     text = json.loads(metadata["text"])
-    assert text["kept"] == {"rows": 3, "capacity": None, "slack": SLACK, "dtype": "float64", "codec": "plain"}
+    assert text["kept"] == {
+        "rows": 3,
+        "capacity": None,
+        "slack": SLACK,
+        "dtype": "float64",
+        "codecs": [["plain", "plain"]] * 2,
+    }
     assert text["clock"]["lengths"] == [12, 5, 0]
     assert text["model"]["specs"][0]["convolution"] == "Convolution(channels=8, kernel=3)"
 
@@ -232,19 +238,26 @@ def test_files_that_are_something_else_are_refused_by_name(tmp_path: Path) -> No
         load_cache(tmp_path, toy("full"))
 
 
-def test_a_file_of_a_later_version_or_with_another_codec_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_a_later_version_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as later:
         later.setattr(sealed, "VERSION", 2)
         ragged("full").save(tmp_path / "cache")
     with pytest.raises(CacheFileError, match=r"has the format 'lamina cache' 2, and this version .* reads .* 1: read"):
         load_cache(tmp_path / "cache", toy("full"))
-    with monkeypatch.context() as later:
-        later.setattr("lamina.cache.file.CODEC", "int3")
-        ragged("full").save(tmp_path / "cache")
-    with pytest.raises(CacheFileError, match=r"is kept in the codec 'int3', and this version .* knows 'plain'"):
-        load_cache(tmp_path / "cache", toy("full"))
+
+
+@pytest.mark.parametrize("kind", ["full", "sliding", "hybrid", "latent"])
+def test_a_cache_in_codes_goes_on_from_its_file_bit_by_bit(kind: str, tmp_path: Path) -> None:
+    model = toy(kind)
+    cache = model.new_cache(rows=2, slack=SLACK, codec="k5v4")
+    model([[1, 2, 3, 4, 5, 6, 7], [3, 1, 0, 0, 0, 0, 0]], cache=cache, counts=[7, 2])
+    cache.save(tmp_path / "cache")
+    again = load_cache(tmp_path / "cache", model)
+    assert [str(codec) for codec in again.codecs] == [str(codec) for codec in cache.codecs]
+    assert again.nbytes == cache.nbytes
+    for one in (cache, again):
+        one.rewind([2, 1])
+    assert torch.equal(model([[5], [6]], cache=cache), model([[5], [6]], cache=again))
 
 
 class Wide(nn.Module):

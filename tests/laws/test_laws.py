@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lamina import Cache, RewindError
 from tests.laws.budget import examples
-from tests.laws.toys import KINDS, EncoderDecoder, assert_close, random_ids, toy, truth
+from tests.laws.toys import CODECS, KINDS, EncoderDecoder, assert_close, codec_for, random_ids, toy, truth
 from tests.laws.world import Halfway, World, raising_after, reloaded
 
 LENGTH = 26  # more than four times the windows of the toys
@@ -20,13 +20,16 @@ SHARE = 0.3 / 10
 
 kinds, seeds, slacks = st.sampled_from(KINDS), st.integers(0, 2**16), st.integers(0, 4)
 capacities = st.sampled_from([None, 3 * LENGTH])
+codecs = st.sampled_from([*[None] * len(CODECS), *CODECS])
 
 
-def new_cache(kind: str, rows: int, capacity: int | None = None, slack: int = 0, seed: int = 0) -> tuple[Cache, list]:
+def new_cache(
+    kind: str, rows: int, capacity: int | None = None, slack: int = 0, seed: int = 0, codec: str | None = None
+) -> tuple[Cache, list]:
     """A cache and, for each row, what `truth` needs to know of its source."""
     model = toy(kind)
     sources: list = [None] * rows
-    cache = model.new_cache(rows, capacity, slack)
+    cache = model.new_cache(rows, capacity, slack, codec=None if codec is None else CODECS[codec])
     if isinstance(model, EncoderDecoder):
         ids = random_ids(rows, 5, seed + 1)
         cache.attach(model.encode(ids))
@@ -34,8 +37,9 @@ def new_cache(kind: str, rows: int, capacity: int | None = None, slack: int = 0,
     return cache, sources
 
 
-def expected(kind: str, ids: Tensor, sources: list) -> Tensor:
-    return torch.stack([truth(kind, tuple(row), source) for row, source in zip(ids.tolist(), sources, strict=True)])
+def expected(kind: str, ids: Tensor, sources: list, codec: str | None = None) -> Tensor:
+    rows = zip(ids.tolist(), sources, strict=True)
+    return torch.stack([truth(kind, tuple(row), source, codec) for row, source in rows])
 
 
 def cuts(length: int, rng: random.Random) -> list[int]:
@@ -58,38 +62,38 @@ def run(kind: str, ids: Tensor, cache: Cache, pieces: list[int], poison: bool = 
     return torch.cat(outs, dim=1)  # type: ignore[arg-type]
 
 
-@given(kind=kinds, capacity=capacities, slack=slacks, rows=st.integers(1, 3), seed=seeds)
+@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, rows=st.integers(1, 3), seed=seeds)
 @examples(SHARE)
 def test_chunking_any_cut_gives_the_logits_of_one_uncached_pass(
-    kind: str, capacity: int | None, slack: int, rows: int, seed: int
+    kind: str, codec: str | None, capacity: int | None, slack: int, rows: int, seed: int
 ) -> None:
-    ids = random_ids(rows, LENGTH, seed)
-    cache, sources = new_cache(kind, rows, capacity, slack)
+    ids, codec = random_ids(rows, LENGTH, seed), codec_for(kind, codec)
+    cache, sources = new_cache(kind, rows, capacity, slack, codec=codec)
     found = run(kind, ids, cache, cuts(LENGTH, random.Random(seed)))
-    assert_close(found, expected(kind, ids, sources), kind)
+    assert_close(found, expected(kind, ids, sources, codec), kind)
 
 
-@given(kind=kinds, capacity=capacities, slack=slacks, rows=st.integers(2, 5), seed=seeds)
+@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, rows=st.integers(2, 5), seed=seeds)
 @examples(SHARE)
 def test_independence_a_row_does_not_depend_on_neighbours_padding_or_the_batch(
-    kind: str, capacity: int | None, slack: int, rows: int, seed: int
+    kind: str, codec: str | None, capacity: int | None, slack: int, rows: int, seed: int
 ) -> None:
     rng = random.Random(seed)
-    together = World.fresh(kind, rows, capacity, slack, seed)
+    together = World.fresh(kind, rows, capacity, slack, seed, codec)
     for _ in range(6):
         T = rng.randint(1, 5)
         together.feed(T, [rng.randint(0, T) for _ in range(rows)], embeds=rng.random() < 0.5)
     together.check()
 
 
-@given(kind=kinds, capacity=capacities, slack=slacks, seed=seeds)
+@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, seed=seeds)
 @examples(SHARE)
 def test_rewind_append_then_rewind_is_as_if_never_appended(
-    kind: str, capacity: int | None, slack: int, seed: int
+    kind: str, codec: str | None, capacity: int | None, slack: int, seed: int
 ) -> None:
-    rng = random.Random(seed)
+    rng, codec = random.Random(seed), codec_for(kind, codec)
     ids, other = random_ids(2, LENGTH, seed), random_ids(2, LENGTH, seed + 1)
-    cache, sources = new_cache(kind, 2, capacity, slack)
+    cache, sources = new_cache(kind, 2, capacity, slack, codec=codec)
     outs = []
     for piece in ids.split(cuts(LENGTH, rng), dim=1):
         outs.append(toy(kind)(piece, cache=cache))
@@ -99,16 +103,16 @@ def test_rewind_append_then_rewind_is_as_if_never_appended(
                 run(kind, other[:, :stray], cache, cuts(stray, rng))
                 assert (cache.rewindable >= stray).all()
                 cache.rewind(stray).poison()
-    assert_close(torch.cat(outs, dim=1), expected(kind, ids, sources), kind)  # type: ignore[arg-type]
+    assert_close(torch.cat(outs, dim=1), expected(kind, ids, sources, codec), kind)  # type: ignore[arg-type]
 
 
-@given(kind=kinds, capacity=capacities, slack=slacks, seed=seeds)
+@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, seed=seeds)
 @examples(SHARE)
 def test_rewind_goes_exactly_as_far_as_is_said_and_refuses_more_without_a_change(
-    kind: str, capacity: int | None, slack: int, seed: int
+    kind: str, codec: str | None, capacity: int | None, slack: int, seed: int
 ) -> None:
     rng = random.Random(seed)
-    world = World.fresh(kind, 2, capacity, slack, seed)
+    world = World.fresh(kind, 2, capacity, slack, seed, codec)
     for _ in range(4):
         world.feed(T := rng.randint(1, 9), [rng.randint(1, T) for _ in range(2)])
         row, other = rng.sample(range(2), 2)
@@ -124,17 +128,17 @@ def test_rewind_goes_exactly_as_far_as_is_said_and_refuses_more_without_a_change
         world.feed(rng.randint(1, 3))
 
 
-@given(kind=kinds, capacity=capacities, slack=slacks, seed=seeds)
+@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, seed=seeds)
 @examples(SHARE)
 def test_rows_verbs_are_indexing_and_never_change_their_parents(
-    kind: str, capacity: int | None, slack: int, seed: int
+    kind: str, codec: str | None, capacity: int | None, slack: int, seed: int
 ) -> None:
     rng = random.Random(seed)
-    parent = World.fresh(kind, 3, capacity, slack, seed)
+    parent = World.fresh(kind, 3, capacity, slack, seed, codec)
     parent.feed(9, [rng.randint(0, 9) for _ in range(3)])
     parent.feed(1)
     rows = rng.choices(range(3), k=4)
-    stranger = World.fresh(kind, 1, None if capacity is None else capacity + 7, rng.randint(0, 4), seed)
+    stranger = World.fresh(kind, 1, None if capacity is None else capacity + 7, rng.randint(0, 4), seed, codec)
     stranger.feed(rng.randint(1, 12))
     children = [
         parent.made(parent.cache.select(rows), rows),
@@ -178,27 +182,34 @@ def test_rows_reorder_is_select_in_place_whatever_rows_have_in_common(
     selected.feed(1)
 
 
-@given(kind=kinds, slack=slacks, seed=seeds)
+@given(kind=kinds, codec=codecs, slack=slacks, seed=seeds)
 @examples(SHARE)
-def test_layout_where_the_bytes_sit_changes_nothing(kind: str, slack: int, seed: int) -> None:
+def test_layout_where_the_bytes_sit_changes_nothing(kind: str, codec: str | None, slack: int, seed: int) -> None:
     rng = random.Random(seed)
     ids, pieces = random_ids(2, LENGTH, seed), cuts(LENGTH, rng)
     found = []
     for capacity, reserved in [(None, 0), (None, LENGTH), (LENGTH, 0), (5 * LENGTH, 0)]:
-        cache, _ = new_cache(kind, 2, capacity, slack)
+        cache, _ = new_cache(kind, 2, capacity, slack, codec=codec_for(kind, codec))
         found.append(run(kind, ids, cache.reserve(reserved), pieces))
         assert cache.tokens == ids.tolist()
     for other in found[1:]:
         assert_close(other, found[0], kind)
 
 
-@given(kind=kinds, capacity=capacities, slack=slacks, seed=seeds, value=st.sampled_from([float("nan"), float("inf")]))
+@given(
+    kind=kinds,
+    codec=codecs,
+    capacity=capacities,
+    slack=slacks,
+    seed=seeds,
+    value=st.sampled_from([float("nan"), float("inf")]),
+)
 @examples(SHARE)
 def test_poison_in_unused_slots_never_reaches_an_output(
-    kind: str, capacity: int | None, slack: int, seed: int, value: float
+    kind: str, codec: str | None, capacity: int | None, slack: int, seed: int, value: float
 ) -> None:
     rng = random.Random(seed)
-    world = World.fresh(kind, 3, capacity, slack, seed)
+    world = World.fresh(kind, 3, capacity, slack, seed, codec)
     for _ in range(6):
         T = rng.choice([1, 1, 2, 7])
         world.cache.poison(value)
@@ -209,15 +220,15 @@ def test_poison_in_unused_slots_never_reaches_an_output(
 
 
 @given(
-    kind=kinds, capacity=capacities, slack=slacks, seed=seeds, T=st.sampled_from([1, 4]), block=st.integers(0, 2),
-    numbers=st.booleans(),
+    kind=kinds, codec=codecs, capacity=capacities, slack=slacks, seed=seeds, T=st.sampled_from([1, 4]),
+    block=st.integers(0, 2), numbers=st.booleans(),
 )  # fmt: skip
 @examples(SHARE)
 def test_atomic_a_pass_that_raises_leaves_everything_as_it_was(
-    kind: str, capacity: int | None, slack: int, seed: int, T: int, block: int, numbers: bool
+    kind: str, codec: str | None, capacity: int | None, slack: int, seed: int, T: int, block: int, numbers: bool
 ) -> None:
     rng = random.Random(seed)
-    model, world = toy(kind), World.fresh(kind, 2, capacity, slack, seed)
+    model, world = toy(kind), World.fresh(kind, 2, capacity, slack, seed, codec)
     for _ in range(4):
         world.feed(rng.choice([1, 2, 8]))
         back = world.cache.rewindable
@@ -266,9 +277,9 @@ def test_file_save_then_load_goes_on_with_the_same_bits_and_can_be_taken_back_as
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_that_were_taken_back_leave_no_trace_even_when_they_are_no_numbers(kind: str) -> None:
-    for stray in (1, 3):
+    for stray, codec in ((1, None), (3, None), (1, "k5v4"), (3, "fp8")):
         for length in (2, 5, 6, 7, 9, 14):
-            world = World.fresh(kind, 2, None, slack=3)
+            world = World.fresh(kind, 2, None, slack=3, codec=codec)
             world.feed(length)
             toy(kind)(embeds=torch.full((2, stray, 8), float("nan"), dtype=torch.float64), cache=world.cache)
             world.cache.rewind(stray)

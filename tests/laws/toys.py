@@ -16,8 +16,11 @@ from torch.nn import functional as F
 
 from lamina import Model, Source
 from lamina.attention.window import Chunked, Full, Sliding, Window
-from lamina.cache import Attention, Convolution, Cross, Latent, Memory, Recurrent, Shared, Spec, Tokens
+from lamina.cache import Attention, Convolution, Cross, Latent, Layer, Memory, Recurrent, Shared, Spec, Step, Tokens
+from lamina.cache.codec import Codec, Codecs, Coding
 from lamina.cache.counts import Counts
+from lamina.cache.layer import Key
+from lamina.cache.store import TokenLayer
 from lamina.nn import RMSNorm
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
 from tests.laws.outside import Peak
@@ -80,13 +83,13 @@ def heads(x: Tensor, count: int) -> Tensor:
 class Attend(nn.Module):
     """Grouped-query attention over a window."""
 
-    def __init__(self, window: Window | None = None) -> None:
+    def __init__(self, window: Window | None = None, key_dim: int = HEAD_DIM, value_dim: int = HEAD_DIM) -> None:
         super().__init__()
-        self.specs = {"attention": Attention(KV_HEADS, HEAD_DIM, HEAD_DIM, window or Full())}
-        self.q = nn.Linear(WIDTH, HEADS * HEAD_DIM)
-        self.k = nn.Linear(WIDTH, KV_HEADS * HEAD_DIM)
-        self.v = nn.Linear(WIDTH, KV_HEADS * HEAD_DIM)
-        self.out = nn.Linear(HEADS * HEAD_DIM, WIDTH)
+        self.specs = {"attention": Attention(KV_HEADS, key_dim, value_dim, window or Full())}
+        self.q = nn.Linear(WIDTH, HEADS * key_dim)
+        self.k = nn.Linear(WIDTH, KV_HEADS * key_dim)
+        self.v = nn.Linear(WIDTH, KV_HEADS * value_dim)
+        self.out = nn.Linear(HEADS * value_dim, WIDTH)
 
     def forward(self, x: Tensor, memory: Memory, shared: Tensor) -> Tensor:
         placed = x + shared
@@ -266,6 +269,7 @@ MAKERS: dict[str, Callable[[], Toy]] = {
     "full": lambda: Toy(Attend(), Attend()),
     "sliding": lambda: Toy(Attend(Sliding(4)), Attend(Sliding(4))),
     "sliding of one": lambda: Toy(Attend(Sliding(1)), Attend()),
+    "wide heads": lambda: Toy(Attend(None, 40, 32), Attend(Sliding(4), 32, 37)),
     "sliding, keep": lambda: Toy(Attend(Sliding(4, keep=2)), Attend(Sliding(3, keep=5))),
     "sliding and full": lambda: Toy(Attend(Sliding(3)), Attend(), Attend(Sliding(6))),
     "chunked": lambda: Toy(Attend(Chunked(4)), Attend(Chunked(3))),
@@ -293,14 +297,57 @@ def toy(kind: str) -> Toy:
     return MAKERS[kind]()
 
 
+CODECS: dict[str, Codecs] = {
+    "int8": "int8",
+    "int4": "int4",
+    "k5v4": "k5v4",
+    "k6v5": "k6v5",
+    "fp8": "fp8",
+    "values alone": Codec(values=8),
+    "not the first layer": {"default": "k8v4", 0: "plain"},
+}
+
+
+def codec_for(kind: str, codec: str | None) -> str | None:
+    """The codec where something of this kind takes one, else None."""
+    takes = any(spec.takes_codec for entry in toy(kind).specs for spec in entry.values())
+    return codec if takes else None
+
+
 @functools.lru_cache(maxsize=4096)
-def truth(kind: str, ids: tuple[int, ...], source: tuple[int, ...] | None = None) -> Tensor:
-    """The uncached logits [T, vocab] of one row by itself."""
+def truth(kind: str, ids: tuple[int, ...], source: tuple[int, ...] | None = None, codec: str | None = None) -> Tensor:
+    """The uncached logits [T, vocab] of one row by itself, its numbers as `codec` writes them."""
     model = toy(kind)
     given = None if source is None else model.encode([list(source)])
-    logits = model([list(ids)], source=given)
+    if codec is None:
+        logits = model([list(ids)], source=given)
+    else:
+        logits = model.forward(torch.tensor([ids]), written(model, len(ids), given, CODECS[codec]))
     assert logits is not None
     return logits[0]
+
+
+def written(model: Toy, tokens: int, source: Source | None, codec: Codecs) -> Step:
+    """A pass without a cache in which every number goes through its codec once, and is not stored anywhere."""
+    cached = model.new_cache(codec=codec).layers
+    layers: list[dict[str, Layer]] = [{name: spec.layer(None) for name, spec in entry.items()} for entry in model.specs]
+    for i, entry in enumerate(layers):
+        for name, bare in entry.items():
+            if isinstance(bare, TokenLayer):
+                coding: Coding = cached[i][name].coding  # type: ignore[attr-defined]
+                bare.extend = functools.partial(_through, coding, bare.extend)  # type: ignore[method-assign]
+    step = Step.alone(layers, (1, tokens), model.device)
+    if source is not None:
+        step.source = {}
+        for (i, name), held in model.crossed(source, 1).items():
+            kept: Coding = cached[i][name].coding  # type: ignore[attr-defined]
+            numbers = {part: held[part] for part in ("k", "v")}
+            step.source[i, name] = kept.decode(kept.encode(numbers)) | {"lengths": held["lengths"]}
+    return step
+
+
+def _through(coding: Coding, extend: Callable[..., Any], step: Step, key: Key, new: dict[str, Tensor]) -> Any:
+    return extend(step, key, coding.decode(coding.encode(new)))
 
 
 def random_ids(rows: int, length: int, seed: int = 0) -> Tensor:

@@ -1,8 +1,9 @@
 """A cache beside its plain model: each row is nothing but a list of ids.
 
 Every operation is done to both. Whatever logits come out of a pass are compared with the uncached pass over each row's
-list alone, and after any operation the cache must say about itself what the lists say. That one comparison holds all
-the laws: chunking, independence, rewind, rows, layout, poison, atomic, file.
+list alone, with its numbers as the cache's codec writes them, and after any operation the cache must say about itself
+what the lists say. That one comparison holds all the laws: chunking, independence, rewind, rows, layout, poison,
+atomic, file.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch import Tensor
 from lamina import Cache, CapacityError, RewindError, load_cache
 from lamina.cache.counts import Counts
 from lamina.model import Logits, Model
-from tests.laws.toys import VOCAB, EncoderDecoder, Toy, assert_close, toy, truth
+from tests.laws.toys import CODECS, VOCAB, EncoderDecoder, Toy, assert_close, codec_for, toy, truth
 
 
 def note(text: str) -> None:
@@ -106,13 +107,23 @@ def reloaded(cache: Cache, model: Model | None = None) -> Cache:
 class World:
     """One cache and its rows."""
 
-    def __init__(self, kind: str, cache: Cache, rows: list[Row], rng: random.Random) -> None:
-        self.kind, self.cache, self.rows, self.rng = kind, cache, rows, rng
+    def __init__(self, kind: str, cache: Cache, rows: list[Row], rng: random.Random, codec: str | None = None) -> None:
+        self.kind, self.cache, self.rows, self.rng, self.codec = kind, cache, rows, rng, codec
         self.model = toy(kind)
 
     @classmethod
-    def fresh(cls, kind: str, rows: int = 1, capacity: int | None = None, slack: int = 0, seed: int = 0) -> World:
-        world = cls(kind, toy(kind).new_cache(rows, capacity, slack), [Row() for _ in range(rows)], random.Random(seed))
+    def fresh(
+        cls,
+        kind: str,
+        rows: int = 1,
+        capacity: int | None = None,
+        slack: int = 0,
+        seed: int = 0,
+        codec: str | None = None,
+    ) -> World:
+        codec = codec_for(kind, codec)
+        cache = toy(kind).new_cache(rows, capacity, slack, codec=None if codec is None else CODECS[codec])
+        world = cls(kind, cache, [Row() for _ in range(rows)], random.Random(seed), codec)
         world.attach(range(rows))
         return world
 
@@ -198,7 +209,7 @@ class World:
             if not new[i]:
                 continue
             row = self.rows[r]
-            expected = truth(self.kind, (*row.ids, *new[i]), row.source)[len(row.ids) :]
+            expected = truth(self.kind, (*row.ids, *new[i]), row.source, self.codec)[len(row.ids) :]
             if logits == "last":
                 assert_close(found[i], expected[-1], f"{self.kind}, row {r}, last logits")
             else:
@@ -250,13 +261,13 @@ class World:
     def made(self, cache: Cache, rows: Sequence[int]) -> World:
         """The world of a cache that was made of these rows."""
         own = [copy.deepcopy(self.rows[r]) for r in rows]
-        return World(self.kind, cache, own, random.Random(self.rng.random()))
+        return World(self.kind, cache, own, random.Random(self.rng.random()), self.codec)
 
     @staticmethod
     def join(worlds: list[World]) -> World:
         cache = Cache.join([world.cache for world in worlds])
         rows = [copy.deepcopy(row) for world in worlds for row in world.rows]
-        return World(worlds[0].kind, cache, rows, worlds[0].rng)
+        return World(worlds[0].kind, cache, rows, worlds[0].rng, worlds[0].codec)
 
     # -- the check -------------------------------------------------------------------------------------------------
 
@@ -272,7 +283,7 @@ class World:
             known = None if cache.logits is None else cache.logits[r]
             if row.logits_known:
                 assert known is not None
-                expected = truth(self.kind, tuple(row.ids), row.source)[-1]
+                expected = truth(self.kind, tuple(row.ids), row.source, self.codec)[-1]
                 assert_close(known, expected, f"{self.kind}, row {r}, cache.logits")
             else:
                 assert known is None or bool(known.isnan().all()), f"{self.kind}: row {r} has logits of a token it lost"

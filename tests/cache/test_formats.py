@@ -1,0 +1,143 @@
+"""Formats: the bytes mean what formats.py says they mean, read here by hand, and errors stay within the bound."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lamina.cache.bits import WIDTHS, high_bytes, low_bytes, pack, unpack
+from lamina.cache.formats import Float8, Form, Grouped, hadamard
+
+CPU = torch.device("cpu")
+DIMS = [1, 3, 8, 31, 32, 33, 40, 64, 100, 128]
+
+
+def forms(dim: int, dtype: torch.dtype = torch.float64, centre: Tensor | None = None) -> list[Form]:
+    turn = hadamard(torch.promote_types(dtype, torch.float32), CPU)
+    grouped = [Grouped(dim, bits, dtype, way, centre) for bits in WIDTHS for way in (None, turn)]
+    return [*grouped, Float8(dim, dtype, centre)]
+
+
+def code_by_hand(low: list[int], high: list[int], at: int, size: int, bits: int) -> int:
+    """Number `at` of a group of that size."""
+    if bits == 8:
+        return low[at]
+    half = math.ceil(size / 2)
+    code = low[at] & 15 if at < half else low[at - half] >> 4
+    plane = math.ceil(size / 8)
+    for i in range(bits - 4):
+        code |= (high[i * plane + at // 8] >> at % 8 & 1) << 4 + i
+    return code
+
+
+def vector_by_hand(parts: dict[str, list], dim: int, bits: int, turned: bool) -> list[float]:
+    numbers: list[float] = []
+    low, high, scales = parts["codes"], parts.get("high", []), parts["scales"]
+    while len(numbers) < dim:
+        size, group = min(32, dim - len(numbers)), len(numbers) // 32
+        a, b = group * low_bytes(32, bits), group * high_bytes(32, bits)
+        scale, offset = scales[2 * group : 2 * group + 2]
+        found = [scale * code_by_hand(low[a:], high[b:], at, size, bits) + offset for at in range(size)]
+        if turned and size == 32:
+            signs = [[(-1) ** (i & j).bit_count() for i in range(32)] for j in range(32)]
+            found = [sum(s * x for s, x in zip(line, found, strict=True)) / math.sqrt(32) for line in signs]
+        numbers += found
+    return numbers
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_bytes_read_by_hand_as_the_format_says_are_what_decode_gives(dim: int) -> None:
+    x = torch.randn(2, dim, dtype=torch.float64)
+    for form in forms(dim):
+        if isinstance(form, Grouped):
+            parts = form.encode(x)
+            found = form.decode(parts)
+            for row in range(2):
+                kept = {name: part[row].tolist() for name, part in parts.items()}
+                by_hand = vector_by_hand(kept, dim, form.bits, form.turn is not None)
+                assert found[row].tolist() == pytest.approx(by_hand, abs=1e-12)
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("numbers", [1, 2, 7, 8, 9, 31, 32])
+def test_packing_loses_nothing_and_takes_the_bytes_it_says(bits: int, numbers: int) -> None:
+    codes = torch.randint(2**bits, (3, 2, numbers), dtype=torch.uint8)
+    low, high = pack(codes, bits)
+    assert (low.shape[-1], high.shape[-1]) == (low_bytes(numbers, bits), high_bytes(numbers, bits))
+    assert torch.equal(unpack(low, high, numbers, bits), codes)
+
+
+@given(
+    dim=st.sampled_from(DIMS),
+    size=st.sampled_from([1e-7, 1e-4, 0.01, 1.0, 300.0, 1500.0]),
+    shift=st.sampled_from([0.0, 1.0, 30.0]),
+    centred=st.booleans(),
+    double=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_what_comes_back_is_within_the_bound(
+    dim: int, size: float, shift: float, centred: bool, double: bool, seed: int
+) -> None:
+    draw, dtype = torch.Generator().manual_seed(seed), torch.float64 if double else torch.float32
+    x = torch.randn(6, 2, 5, dim, generator=draw, dtype=dtype)
+    x[0, 0] = 0
+    x[1, :, :, 0] *= 20
+    x[2] = x[2, :, :, :1]
+    x = (x + shift) * size / (1 + shift)
+    centre = torch.randn(2, 1, dim, generator=draw, dtype=dtype) * size if centred else None
+    most = x.norm(dim=-1) + (0 if centre is None else centre.norm(dim=-1))
+    for form in forms(dim, dtype, centre):
+        parts = form.encode(x)
+        assert {name: (part.shape[-1], part.dtype) for name, part in parts.items()} == form.parts
+        error = (form.decode(parts) - x).norm(dim=-1)
+        assert (error <= form.bound(x) + 8 * torch.finfo(dtype).eps * most).all()
+
+
+@pytest.mark.parametrize("outlier", [0, 12])
+def test_errors_are_as_small_as_the_bits_allow_even_beside_a_number_that_is_large(outlier: float) -> None:
+    x = torch.randn(200, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[:, 5] += outlier
+    most = {8: 0.006, 6: 0.024, 5: 0.05, 4: 0.1, "fp8": 0.03}
+    for form in forms(64):
+        share = (form.decode(form.encode(x)) - x).norm(dim=-1) / x.norm(dim=-1)
+        if outlier == 0 or not isinstance(form, Grouped) or form.turn is not None:
+            assert share.mean() < most[getattr(form, "bits", "fp8")]
+
+
+def test_a_token_is_written_alone() -> None:
+    x = torch.randn(3, 2, 7, 72)
+    for form in forms(72, torch.float32):
+        together = form.encode(x)
+        for t in range(7):
+            for name, part in form.encode(x[:, :, t : t + 1]).items():
+                assert torch.equal(part, together[name][:, :, t : t + 1])
+
+
+def test_zeros_come_back_as_zeros_and_what_is_no_number_as_none() -> None:
+    for form in forms(40, torch.float32):
+        assert torch.equal(form.decode(form.encode(torch.zeros(2, 40))), torch.zeros(2, 40))
+        bad = torch.zeros(2, 40)
+        bad[1, 3] = float("nan")
+        found = form.decode(form.encode(bad))
+        assert torch.equal(found[0], torch.zeros(40)) and found[1, 3].isnan()
+
+
+def test_in_bfloat16_numbers_come_back_in_bfloat16() -> None:
+    x = torch.randn(4, 64).bfloat16()
+    for form in forms(64, torch.bfloat16):
+        found = form.decode(form.encode(x))
+        assert found.dtype == torch.bfloat16
+        error = (found.float() - x.float()).norm(dim=-1)
+        assert (error <= form.bound(x) + 2**-8 * x.float().norm(dim=-1)).all()
+
+
+def test_the_hadamard_matrix_is_its_own_inverse() -> None:
+    turn = hadamard(torch.float64, CPU)
+    torch.testing.assert_close(turn @ turn, torch.eye(32, dtype=torch.float64))
+    assert torch.equal(turn, turn.T)
