@@ -26,7 +26,7 @@ from lamina.cache import sealed
 from lamina.cache.cache import Cache
 from lamina.cache.centre import centres_of
 from lamina.cache.clock import allocate
-from lamina.cache.codec import Codec, Format
+from lamina.cache.codec import Codec
 from lamina.cache.fingerprint import Fingerprint, dtype_name
 from lamina.cache.layer import Layer
 from lamina.errors import CacheFileError, InputError
@@ -89,13 +89,15 @@ def load_cache(path: str | os.PathLike[str], model: Model, device: str | torch.d
         made_by, kept = Fingerprint(**saved["model"]), saved["kept"]
         if difference := made_by.difference(model):
             raise CacheFileError(f"{path} was saved by a model {difference}: load it with the model that saved it")
-        codecs = _codecs(kept["codecs"], model)
+        codecs = [Codec(*sides) for sides in kept["codecs"]]
+        written = _written(codecs, model)
         dtype = getattr(torch, kept["dtype"]) if made_by.dtype == dtype_name(model.dtype) else model.dtype
         place = model.device if device is None else torch.empty(0, device=device).device  # "cuda" is "cuda:0"
         cache = Cache(
             model.specs, rows=kept["rows"], capacity=kept["capacity"], slack=kept["slack"], dtype=dtype, device=place,
-            max_positions=model.max_positions, model=model, codec=codecs, centres=centres_of(model) if codecs else None,
+            max_positions=model.max_positions, model=model, codec=written, centres=centres_of(model) if written else None,
         )  # fmt: skip
+        cache.codecs = codecs
         cache.clock.set(saved["clock"])
         places, like = _places(cache, file.like, saved), file.like
         for name in sorted(places.keys() | like.keys()):
@@ -130,10 +132,9 @@ def _places(cache: Cache, like: Mapping[str, Tensor], saved: Mapping[str, Any]) 
     return places
 
 
-def _codecs(saved: Sequence[tuple[Format, Format]], model: Model) -> dict[int | str, Codec]:
+def _written(codecs: Sequence[Codec], model: Model) -> dict[int | str, Codec]:
     """Number of a layer -> its codec, for the layers of which a codec writes something."""
     takes = [any(spec.takes_codec for spec in entry.values()) for entry in model.specs]
-    codecs = [Codec(*sides) for sides in saved]
     return {i: codec for i, codec in enumerate(codecs) if takes[i] and not codec.plain}
 
 
