@@ -18,5 +18,5 @@ def generate(
 ) -> None:
     model = open_model(path, dtype, device)
     typer.echo(text, nl=False)
-    result = model.generate(text, max_new_tokens, stream=lambda row, token, piece: typer.echo(piece, nl=False))
+    result = model.generate(text, max_new_tokens, stream=lambda event: typer.echo(event.text, nl=False))
     typer.echo(f"\n{result.timing.tokens_per_second:.1f} tokens/s", err=True)

@@ -57,7 +57,7 @@ class Kept:
             return
         shares = logits.float().log_softmax(dim=-1)
         own = shares.gather(1, chosen[:, None])[:, 0].tolist()
-        best = shares.topk(self.top, dim=-1) if self.top else None
+        best = shares.topk(min(self.top, shares.shape[-1]), dim=-1) if self.top else None
         for at, (row, token) in enumerate(zip(rows, chosen.tolist(), strict=True)):
             top = () if best is None else tuple(zip(best.indices[at].tolist(), best.values[at].tolist(), strict=True))
             self.logprobs[row].append(Logprob(token, own[at], top))

@@ -26,6 +26,7 @@ from lamina.cache.clock import on_device
 from lamina.generation.drafts import Draft, Guess, Schedule, draft_of, open_pass, padded
 from lamina.generation.history import History
 from lamina.generation.run import Chooser, Made, Run
+from lamina.generation.stopping import Reason
 
 ACCEPTING = 2  # the stream of the noise that decides whether a drawn guess is right
 
@@ -115,7 +116,7 @@ class _Rows:
         self.texts = run.cache.tokens
         self.tokens: list[list[int]] = [[] for _ in self.texts]
         self.reasons = [""] * len(self.texts)
-        self.untold: list[tuple[int, int, str | None]] = []
+        self.untold: list[tuple[int, int, Reason | None]] = []
 
     def take(self, row: int, new: Sequence[int]) -> int:
         """Takes in new tokens up to one that ends the row; how many that were."""
@@ -131,9 +132,9 @@ class _Rows:
 
     def tell(self) -> None:
         untold, self.untold = self.untold, []
-        for event in untold if self.run.told else ():
-            assert self.run.told is not None
-            self.run.told(*event)
+        if self.run.told:
+            for event in untold:
+                self.run.told(*event)
 
     def draft(self, draft: Draft, schedule: Schedule, rows: Sequence[int]) -> Guess:
         most = [self._most(row, schedule.lengths[row]) for row in rows]
