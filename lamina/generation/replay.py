@@ -24,6 +24,8 @@ def why_not_replayed(run: Run) -> str | None:
     if need_tokens(run.chooser.processors):
         names = [type(one).__name__ for one in run.chooser.processors if getattr(one, "needs_tokens", True)]
         return f"{', '.join(names)} reads the tokens so far, which a captured step does not know"
+    if fickle := [type(one).__name__ for one in run.chooser.processors if type(one).__hash__ is None]:
+        return f"{', '.join(fickle)} cannot be hashed, and a captured step is kept for what it does"
     if len(run.stopping.eos) > MOST_ENDS:
         return f"{len(run.stopping.eos)} ids end a row; a captured step knows up to {MOST_ENDS}"
     if run.guide is not None:
