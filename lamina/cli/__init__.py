@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typer import Typer
+
 
 def main() -> None:
     """Entry point of `lamina`."""
+    commands()()
+
+
+def commands() -> Typer:
     import typer
 
     from lamina.cli import bench, chat, generate, inspect, verify
@@ -15,4 +24,4 @@ def main() -> None:
     app.command("verify", help="Prove that the cache changes nothing on this model.")(verify.verify)
     app.command("inspect", help="Show what each layer of a model remembers.")(inspect.inspect)
     app.command("bench", help="How near decoding comes to the limit of memory, beside its peers.")(bench.bench)
-    app()
+    return app
