@@ -6,12 +6,16 @@ print(model.generate("The sky is", max_new_tokens=20).text[0])
 """
 
 from lamina.cache import Cache, Source
+from lamina.cache.file import load_cache
 from lamina.checking import Report, verify
-from lamina.errors import CapacityError, InputError, LaminaError, RewindError
+from lamina.errors import CacheFileError, CapacityError, InputError, LaminaError, RewindError
+from lamina.generation import Chat
 from lamina.loading import load
 from lamina.model import Model
+from lamina.planning import Plan, plan
 
 __all__ = [
-    "Cache", "CapacityError", "InputError", "LaminaError", "Model", "Report", "RewindError", "Source", "load", "verify",
+    "Cache", "CacheFileError", "CapacityError", "Chat", "InputError", "LaminaError", "Model", "Plan", "Report",
+    "RewindError", "Source", "load", "load_cache", "plan", "verify",
 ]  # fmt: skip
 __version__ = "0.1.0"

@@ -17,3 +17,7 @@ class CapacityError(LaminaError, ValueError):
 
 class RewindError(LaminaError, ValueError):
     """A row cannot be taken back that far. Nothing was changed."""
+
+
+class CacheFileError(LaminaError, ValueError):
+    """A cache file was cut short or altered, or belongs to another model; or it cannot be written there."""

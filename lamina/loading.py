@@ -20,20 +20,30 @@ def load(path: str | Path, dtype: torch.dtype | None = None, device: str | torch
     >>> model = load("SmolLM2-135M-Instruct.gguf")             # doctest: +SKIP
     >>> print(model.generate("The sky is").text[0])            # doctest: +SKIP
     """
-    from lamina.checkpoint import fill, open_source
+    from lamina.checkpoint import config_dtype, fill, open_source
+    from lamina.runtime.rehearse import rehearsal
 
     place = one_device(device)
     source = open_source(path)
     config = Config(source.config)
-    if method := config.get("quantization_config", {}).get("quant_method"):
-        raise InputError(f"{path} holds weights quantized with {method!r}; Lamina reads plain ones and GGUF files")
+    refuse_quantized(config, path)
     cls = family(config.model_type)
     with torch.device("meta"):
         model = cls.build(config)
+    dtype = config_dtype(source.config) if dtype is None else dtype
+    building = rehearsal(source.config, dtype, place)
     fill(model, source, model.names, dtype=dtype, device=place, ignore=model.ignored)
+    if building is not None:
+        building.wait()
     model.tokenizer = source.tokenizer()
     model.generation_defaults = dict(source.generation_config)
     return model.eval()
+
+
+def refuse_quantized(config: Config, path: str | Path) -> None:
+    """Raises where the configuration says that weights are packed in a way of their own."""
+    if method := config.get("quantization_config", {}).get("quant_method"):
+        raise InputError(f"{path} holds weights quantized with {method!r}; Lamina reads plain ones and GGUF files")
 
 
 def one_device(device: str | torch.device | None) -> torch.device:

@@ -8,7 +8,7 @@ mask, a position argument or padding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
@@ -48,6 +48,8 @@ class Model(nn.Module):
     """What every row of a decoder that reads a source starts with."""
 
     blocks: nn.ModuleList
+    head: nn.Module
+    """[..., width] -> [..., vocab], the last part of `unembed`"""
     vocab: int
     config: Config
     tokenizer: Tokenizer | None = None
@@ -95,6 +97,10 @@ class Model(nn.Module):
         """What all blocks share in a pass over these positions [B, T]."""
         return None
 
+    def finish(self, x: Tensor) -> Tensor:
+        """[..., width] what the last block gives -> the last hidden state, as the model's own norm leaves it"""
+        return x
+
     def unembed(self, x: Tensor) -> Tensor:
         """[..., width] -> [..., vocab]"""
         raise TypeError(f"{type(self).__name__} does not say how logits are made")
@@ -106,18 +112,31 @@ class Model(nn.Module):
     # -- passes ----------------------------------------------------------------------------------------------------
 
     def forward(
-        self, ids: Tensor | None, step: Step, logits: Logits = "all", embeds: Tensor | None = None
+        self,
+        ids: Tensor | None,
+        step: Step,
+        logits: Logits = "all",
+        embeds: Tensor | None = None,
+        hidden: Collection[int] = (),
     ) -> Tensor | None:
-        """The middle of a pass: a pure tensor program, which is what is compiled and exported."""
+        """The middle of a pass: a pure tensor program, which is what is compiled and exported.
+
+        hidden   which hidden states are kept in `step.hidden`: 0 is what the first block reads, i what the i-th gives
+        """
         if embeds is None:
             assert ids is not None
             embeds = self.embed(ids if step.valid is None else ids.masked_fill(~step.valid, 0))
         x, shared = embeds, self.prepare(step.positions)
-        if self.compiled is not None and not torch.compiler.is_compiling() and why_not_compiled(step, x) is None:
-            x = self.compiled(x, step, shared)
+        compiled = None if hidden or torch.compiler.is_compiling() else self.compiled
+        if compiled is not None and why_not_compiled(step, x) is None:
+            x = compiled(x, step, shared)
         else:
             for i, block in enumerate(self.blocks):
+                if i in hidden:
+                    step.hidden[i] = x
                 x = block(x, step.memory(i), shared)
+            if len(self.blocks) in hidden:
+                step.hidden[len(self.blocks)] = x
         step.ids = ids
         if logits is None:
             return None
@@ -171,7 +190,7 @@ class Model(nn.Module):
             real_tensor = None if real is None else real.tensor
             step = Step.alone(layers, (shape[0], shape[1]), self.device, real_tensor, segments, spans)
             if source is not None:
-                step.source = self._cross_for(source, shape[0])
+                step.source = self.crossed(source, shape[0])
             return self.forward(ids, step, logits, embeds)
         if segments is not None:
             raise InputError("packed segments run without a cache; with one, give each sequence a row of its own")
@@ -245,7 +264,8 @@ class Model(nn.Module):
             if isinstance(spec, Cross)
         }
 
-    def _cross_for(self, source: Source, rows: int) -> Mapping[Key, dict[str, Tensor]]:
+    def crossed(self, source: Source, rows: int) -> Mapping[Key, dict[str, Tensor]]:
+        """What a pass without a cache over so many rows reads of this source: one for all, or one for each."""
         states = self.cross_states(source)
         if not states:
             raise InputError(f"{type(self).__name__} reads no source: only encoder–decoder models do")

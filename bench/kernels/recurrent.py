@@ -24,14 +24,18 @@ from bench.kernels.timing import all_at_once, bandwidths, microseconds
 from lamina import kernels
 from lamina.bench.random_model import start
 from lamina.bench.shapes import SHAPES
+from lamina.cache.memory import Memory
+from lamina.cache.spec import Recurrent
 from lamina.config import Config
 from lamina.kernels.conv import convolve_step
 from lamina.kernels.mix import mix_step
+from lamina.kernels.product import Unnormed
 from lamina.kernels.recur import Tile, recur_step
 from lamina.models.falcon_h1 import mamba as falcon_mixer
 from lamina.models.mamba2 import Mamba2
-from lamina.nn import GatedDeltaMixer, GatedRMSNorm, Mamba2Mixer, ShortConvolution
+from lamina.nn import GatedDeltaMixer, GatedRMSNorm, Mamba2Mixer
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan, causal_convolution_by_steps
+from lamina.runtime.tables import DeviceConvolution, DeviceRecurrent
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -68,6 +72,7 @@ def mixers() -> dict[str, Callable[[], Mixer]]:
     if not CUDA:
         return {
             "ssd": lambda: Mamba2Mixer(12, 4, 6, 16, 2, 4, norm=GatedRMSNorm(24, 1e-5, groups=2)),
+            "ssd, one norm": lambda: Mamba2Mixer(12, 4, 6, 16, 2, 4, norm=GatedRMSNorm(24, 1e-5)),
             "ssd, only gated": lambda: Mamba2Mixer(12, 2, 8, 16, 1, 3),
             "delta": lambda: GatedDeltaMixer(12, 1, 2, 16, 8, 4, eps=1e-5),
         }
@@ -81,6 +86,13 @@ def mixers() -> dict[str, Callable[[], Mixer]]:
             c.linear_value_head_dim, c.linear_conv_kernel_dim, eps=c.rms_norm_eps,
         ),
     }  # fmt: skip
+
+
+class Apart(DeviceRecurrent):
+    """A kernel for each part of a mixer."""
+
+    def mixes(self, x: Tensor) -> bool:
+        return False
 
 
 class Layer:
@@ -103,27 +115,20 @@ class Layer:
         self.lengths = torch.tensor([9, 0, 2] * 11, device=DEVICE)[:rows].contiguous()
         self.counts = torch.ones(rows, dtype=torch.int64, device=DEVICE)
         self.tables = table_of(self.ring, self.counts, self.lengths), table_of(self.state, self.counts)
+        ring = DeviceConvolution(self.mixer.conv.spec, self.tables[0])
+        states = [kind(Recurrent(self.rule), self.tables[1]) for kind in (DeviceRecurrent, Apart)]
+        layers: list[dict[str, Any]] = [{"conv": ring, "state": state} for state in states]
+        self.memories = [Memory(None, 0, names) for names in layers]  # type: ignore[arg-type]
         self.bytes = 8 * self.state.numel()
         self.asked: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
-    def mix(self, *what: Any, around: Mapping[str, Any], tile: Tile | None = None, **how: Any) -> Tensor:
+    def mix(self, *what: Any, around: Mapping[str, Any], tile: Tile | None = None, **how: Any) -> Tensor | Unnormed:
         self.asked = what, {"around": around, **how}
-        if self.apart:
-            return self.one_by_one(*what, **how, **around)
-        return mix_step(*what, *self.tables, **how, **around, **({"tile": tile} if tile else {}))
-
-    def one_by_one(
-        self, rule: Rule, x: Tensor, inputs: Inputs, constants: Inputs,
-        *, conv: ShortConvolution, gate: Tensor, norm: GatedRMSNorm | None, **around: Any,
-    ) -> Tensor:  # fmt: skip
-        """The same with a kernel for each part."""
-        x = convolve_step(x, conv.weight, conv.bias, self.tables[0], act=conv.act)
-        if norm is None:
-            around["gate"] = gate.unflatten(-1, rule.input_shapes[rule.value])
-        y = recur_step(rule, {**cut(rule, x, inputs), **inputs}, constants, self.tables[1], **around).flatten(2)
-        return (
-            y if norm is None else norm(*(part.unflatten(-1, (-1, len(norm.weight))) for part in (y, gate))).flatten(2)
-        )
+        if tile:
+            out = mix_step(*what, *self.tables, **how, **around, tile=tile)
+        else:
+            out = self.memories[self.apart].mix(*what, around=around, **how)
+        return out if kernels.on() or isinstance(out, Tensor) else out.divided()
 
     def prepare(self) -> None:
         """Runs the mixer once, so that `again` can repeat what it asks of its memory."""
@@ -135,7 +140,7 @@ class Layer:
         """The mixer with its projections."""
         return self.mixer(self.u, self)  # type: ignore[arg-type]
 
-    def again(self, tile: Tile | None = None) -> Tensor:
+    def again(self, tile: Tile | None = None) -> Any:
         assert self.asked is not None
         return self.mix(*self.asked[0], **self.asked[1], tile=tile)
 
@@ -156,12 +161,12 @@ def table_of(store: Tensor, counts: Tensor | None = None, lengths: Tensor | None
 # -- right? ----------------------------------------------------------------------------------------------------------
 
 
-def check_mix(name: str, build: Callable[[], Mixer], dtype: torch.dtype, tile: Tile | None) -> bool:
-    """Three rows, one of them without a token, against the plain operations in float64 and in their own dtype."""
+def check_mix(name: str, build: Callable[[], Mixer], dtype: torch.dtype, tile: Tile | None, rows: int = 3) -> bool:
+    """Rows, the second without a token, against the plain operations in float64 and in their own dtype."""
     torch.manual_seed(1)
-    layer = Layer(build, 3, dtype)
+    layer = Layer(build, rows, dtype)
     layer.prepare()
-    layer.counts[1] = 0
+    layer.counts[1:2] = 0
     live = layer.counts > 0
     ring, state = layer.ring.clone(), layer.state.clone()
     assert layer.asked is not None
@@ -169,7 +174,7 @@ def check_mix(name: str, build: Callable[[], Mixer], dtype: torch.dtype, tile: T
 
     def plain(dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
         conv, norm, gate = how["conv"], how["norm"], as_(how["gate"], dtype)
-        past = torch.zeros(3, layer.taps - 1, ring.shape[2], device=DEVICE).to(ring)
+        past = torch.zeros(rows, layer.taps - 1, ring.shape[2], device=DEVICE).to(ring)
         for row, length in enumerate(layer.lengths.tolist()):
             for back in range(1, min(length, layer.taps - 1) + 1):
                 past[row, -back] = ring[row, (length - back) % ring.shape[1]]
@@ -191,11 +196,11 @@ def check_mix(name: str, build: Callable[[], Mixer], dtype: torch.dtype, tile: T
     for row, length in enumerate(layer.lengths.tolist()):
         if live[row]:
             ring[row, length % ring.shape[1]] = x[row, 0]
-    kept = torch.equal(layer.ring, ring) and torch.equal(layer.state[1], state[1]) and not out[1].any()
+    kept = torch.equal(layer.ring, ring) and torch.equal(layer.state[1:2], state[1:2]) and not out[1:2].any()
     errors = distance(out[live], truth[live]), distance(rough[live], truth[live])
     states = distance(layer.state, final), distance(rough_state, final)
     ok = kept and errors[0] <= TIMES * errors[1] + 1e-6 and states[0] <= TIMES * states[1] + 1e-6
-    told = f"mix {name} {str(dtype)[6:]:8} {f'{tile.numbers} numbers, {tile.warps} warps' if tile else ''}"
+    told = f"mix {name} {rows} rows {str(dtype)[6:]:8} {f'{tile.numbers} numbers, {tile.warps} warps' if tile else ''}"
     say(ok, told, f"out {errors[0]:.1e} (plain {errors[1]:.1e}), state {states[0]:.1e} ({states[1]:.1e}), kept {kept}")
     return ok
 
@@ -318,6 +323,7 @@ def checks() -> Iterable[tuple[Any, ...]]:
     for name, build in mixers().items():
         for dtype in (BF16, F32):
             yield check_mix, name, build, dtype, None
+            yield check_mix, name, build, dtype, None, 1
         yield check_mix, name, build, BF16, Tile(1024, 1)
         yield check_mix, name, build, BF16, Tile(8192, 8)
     for name, rule in (ALONE if CUDA else SMALL).items():

@@ -15,7 +15,8 @@ from lamina.attention.reference import Bias
 from lamina.attention.torch_backends import eager, flex, sdpa
 from lamina.attention.view import View
 
-BACKENDS: dict[str, Callable[..., Tensor]] = {"sdpa": sdpa, "eager": eager, "flex": flex}
+Backend = Callable[..., Tensor]
+BACKENDS: dict[str, Backend] = {"sdpa": sdpa, "eager": eager, "flex": flex}
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -30,14 +31,14 @@ def attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,  # [Hq]
     bias: Bias | None = None,
-    backend: str | None = None,
+    backend: str | Backend | None = None,
 ) -> Tensor:
     """softmax(softcap(scale * q k^T) + bias) v over what `view` shows: [B, Hq, T, Dv].
 
     `sinks` holds one logit per head that takes part in the softmax and whose share goes nowhere. `bias` is
-    called as `reference.Bias` says. `backend` is a name in `BACKENDS`; None takes "sdpa", or "eager" where
-    scores are changed. Slots that hold no token never reach the output, whatever they hold; a query that
-    sees nothing gives zeros.
+    called as `reference.Bias` says. `backend` is a name in `BACKENDS` or a function like those there; None
+    takes "sdpa", or "eager" where scores are changed. Slots that hold no token never reach the output,
+    whatever they hold; a query that sees nothing gives zeros.
 
     >>> import torch
     >>> from lamina.attention import Full, View
@@ -48,14 +49,15 @@ def attention(
     """
     if backend is None:
         backend = "sdpa" if softcap is None and sinks is None and bias is None else "eager"
-    if backend not in BACKENDS:
+    if isinstance(backend, str) and backend not in BACKENDS:
         raise ValueError(f"unknown attention backend {backend!r}: known are {', '.join(sorted(BACKENDS))}")
     _check(q, k, v, view, softcap, sinks)
     if 0 in q.shape[:3] or k.shape[2] == 0:
         return q.new_zeros(*q.shape[:3], v.shape[-1])
     if not view.clean:
         k, v = without_unused(k, view), without_unused(v, view)
-    return BACKENDS[backend](q, k, v, view, scale=scale, softcap=softcap, sinks=sinks, bias=bias)
+    run = BACKENDS[backend] if isinstance(backend, str) else backend
+    return run(q, k, v, view, scale=scale, softcap=softcap, sinks=sinks, bias=bias)
 
 
 def without_unused(x: Tensor, view: View) -> Tensor:

@@ -8,7 +8,9 @@ is needed it is the View's. A query that sees nothing gives zeros in all three.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -101,10 +103,24 @@ def eager(
     bias: Bias | None = None,
 ) -> Tensor:
     """Products and softmax by hand: anything can be done to the scores, at the price of holding them all."""
-    B, Hq, T, _ = q.shape
-    Hk, S = k.shape[1], k.shape[2]
-    shares = probabilities(q, k, view, scale=scale, softcap=softcap, sinks=sinks, bias=bias).to(v.dtype)
-    return (shares.reshape(B, Hk, -1, S) @ v).reshape(B, Hq, T, -1)
+    return _taken(probabilities(q, k, view, scale=scale, softcap=softcap, sinks=sinks, bias=bias), v)
+
+
+def _taken(shares: Tensor, v: Tensor) -> Tensor:
+    """The values in these shares. shares [B, Hq, T, S], v [B, Hk, S, Dv] -> [B, Hq, T, Dv]"""
+    B, Hq, T, S = shares.shape
+    return (shares.to(v.dtype).reshape(B, v.shape[1], -1, S) @ v).reshape(B, Hq, T, -1)
+
+
+def recording(keep: Callable[[Tensor, View], None]) -> Callable[..., Tensor]:
+    """A backend like `eager` that also hands over its `probabilities`, and the view they are of."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor, view: View, **how: Any) -> Tensor:
+        shares = probabilities(q, k, view, **how)
+        keep(shares, view)
+        return _taken(shares, v)
+
+    return run
 
 
 def flex(

@@ -1,15 +1,15 @@
 """The bytes that a decode step has to move, whoever computes it.
 
 A step of one token a row reads every weight once, however many rows share it; of the embedding only the rows' own
-lines, of experts only those that some row visits. It reads every kept token that the new ones can see, writes the new
-ones, and reads and writes each recurrent state. Activations never have to leave the chip and are not counted.
+lines, of experts only those that some row visits, of an encoder nothing. It reads every kept token that the new ones
+can see, writes the new ones, and reads and writes each recurrent state. Activations never have to leave the chip and
+are not counted.
 
 These bytes over the bandwidth of the memory give the least time that a step can take.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
@@ -18,10 +18,21 @@ import torch
 from torch import nn
 
 from lamina.attention.window import Chunked, Full, Sliding, Window
-from lamina.cache.spec import Attention, Convolution, Latent, LayerSpecs, Recurrent, Shared, Spec, Tokens
+from lamina.cache.spec import (
+    Attention,
+    Convolution,
+    Cross,
+    Keeping,
+    Latent,
+    LayerSpecs,
+    Recurrent,
+    Shared,
+    Spec,
+    Tokens,
+)
 from lamina.errors import InputError
 from lamina.model import Model
-from lamina.nn import Experts
+from lamina.nn import CrossAttention, Experts
 
 
 @dataclass(frozen=True)
@@ -38,13 +49,23 @@ class Moved:
         return self.weights + self.tokens + self.new + self.states
 
 
-def decode_bytes(model: Model, rows: int, context: int, experts: float | None = None) -> Moved:
+def decode_bytes(
+    model: Model,
+    rows: int,
+    context: int,
+    experts: float | None = None,
+    source: int | None = None,
+    keeping: Keeping | None = None,
+) -> Moved:
     """What a step of one token for each of `rows` rows moves when each of them holds `context` tokens.
 
     experts   how many experts of a layer the rows visit together; what is to be expected when None
+    source    tokens of each row's source, for models that read one
+    keeping   how the cache is kept; as the model's own does when None
     """
-    specs, size = model.specs, model.dtype.itemsize
-    kept = [_kept_bytes(spec, specs, rows, context, size) for entry in specs for spec in entry.values()]
+    specs = model.specs
+    keeping = keeping or Keeping(rows, None, 0, model.dtype, torch.device("meta"))
+    kept = [_kept_bytes(spec, specs, rows, context, source, keeping) for entry in specs for spec in entry.values()]
     return Moved(
         weights=weight_bytes(model, rows, experts),
         tokens=sum(one.tokens for one in kept),
@@ -59,11 +80,21 @@ def decode_bytes(model: Model, rows: int, context: int, experts: float | None = 
 def weight_bytes(model: Model, rows: int, experts: float | None = None) -> float:
     owners: dict[int, list[nn.Module]] = {}
     parameters: dict[int, nn.Parameter] = {}
-    for module in model.modules():
+    for module in _decoding(model):
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), []).append(module)
             parameters[id(parameter)] = parameter
     return sum(_read_of(parameter, owners[key], model, rows, experts) for key, parameter in parameters.items())
+
+
+def _decoding(model: Model) -> list[nn.Module]:
+    """The modules that a decode step runs: an encoder, and what makes keys and values of its output, ran before."""
+    found: dict[int, nn.Module] = {}
+    before = {id(module.kv) for module in model.modules() if isinstance(module, CrossAttention)}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if path.split(".")[0] != "encoder" and id(module) not in before:
+            found[id(module)] = module
+    return list(found.values())
 
 
 def _read_of(parameter: nn.Parameter, owners: list[nn.Module], model: Model, rows: int, experts: float | None) -> float:
@@ -88,47 +119,57 @@ def distinct_experts(experts: int, each: int, rows: int) -> float:
 # -- what layers remember ------------------------------------------------------------------------------------------
 
 
-def _kept_bytes(spec: Spec, specs: Sequence[LayerSpecs], rows: int, context: int, size: int) -> Moved:
+def _kept_bytes(
+    spec: Spec, specs: Sequence[LayerSpecs], rows: int, context: int, source: int | None, keeping: Keeping
+) -> Moved:
     if isinstance(spec, Shared):  # reads as many tokens as the layer that wrote them, and writes none
-        return replace(moved_by(specs[spec.source][spec.name], rows, context, size), new=0)
-    return moved_by(spec, rows, context, size)
+        return replace(moved_by(specs[spec.source][spec.name], rows, context, keeping), new=0)
+    if isinstance(spec, Cross):
+        if source is None:
+            raise InputError("this model reads a source: say how many tokens it has with source=…")
+        context = source
+    return moved_by(spec, rows, context, keeping)
+
+
+def bytes_of_one(spec: Spec, keeping: Keeping) -> int:
+    """Bytes that one row has of an entry with room for one token and no slack, as its layer lays them out."""
+    return spec.layer(replace(keeping, rows=1, capacity=1, slack=0, device=torch.device("meta"))).nbytes
 
 
 @singledispatch
-def moved_by(spec: Spec, rows: int, context: int, size: int) -> Moved:
-    """What one entry of a cache moves in a step; `size` is the bytes of a number of its dtype."""
+def moved_by(spec: Spec, rows: int, context: int, keeping: Keeping) -> Moved:
+    """What one entry of a cache moves in a step."""
     raise InputError(f"how many bytes a {type(spec).__name__} moves in a decode step is not known")
 
 
-@moved_by.register
-def _(spec: Attention, rows: int, context: int, size: int) -> Moved:
-    return _of_tokens(spec.kv_heads * (spec.key_dim + spec.value_dim), spec.window, rows, context, size)
+def knows(spec: Spec) -> bool:
+    """Whether `moved_by` has an answer for this kind of entry."""
+    return isinstance(spec, Shared) or moved_by.dispatch(type(spec)) is not moved_by.dispatch(object)
+
+
+@moved_by.register(Attention)
+@moved_by.register(Latent)
+@moved_by.register(Tokens)
+def _(spec: Attention | Latent | Tokens, rows: int, context: int, keeping: Keeping) -> Moved:
+    token = rows * bytes_of_one(spec, keeping)
+    return Moved(tokens=visible(spec.window, context) * token, new=token)
 
 
 @moved_by.register
-def _(spec: Latent, rows: int, context: int, size: int) -> Moved:
-    return _of_tokens(spec.rank + spec.rope_dim, spec.window, rows, context, size)
+def _(spec: Convolution, rows: int, context: int, keeping: Keeping) -> Moved:
+    token = bytes_of_one(spec, keeping) // spec.kernel  # it always has room for all that it mixes
+    return Moved(states=rows * (min(context, spec.kernel - 1) + 1) * token)
 
 
 @moved_by.register
-def _(spec: Tokens, rows: int, context: int, size: int) -> Moved:
-    return _of_tokens(spec.dim, spec.window, rows, context, size)
+def _(spec: Recurrent, rows: int, context: int, keeping: Keeping) -> Moved:
+    return Moved(states=rows * 2 * bytes_of_one(spec, keeping))
 
 
 @moved_by.register
-def _(spec: Convolution, rows: int, context: int, size: int) -> Moved:
-    return Moved(states=rows * (min(context, spec.kernel - 1) + 1) * spec.channels * size)
-
-
-@moved_by.register
-def _(spec: Recurrent, rows: int, context: int, size: int) -> Moved:
-    exact = max(size, torch.float32.itemsize)
-    return Moved(states=rows * 2 * math.prod(spec.rule.state_shape) * exact)
-
-
-def _of_tokens(numbers: int, window: Window, rows: int, context: int, size: int) -> Moved:
-    token = rows * numbers * size
-    return Moved(tokens=visible(window, context) * token, new=token)
+def _(spec: Cross, rows: int, context: int, keeping: Keeping) -> Moved:
+    numbers = spec.kv_heads * (spec.key_dim + spec.value_dim)
+    return Moved(tokens=rows * context * numbers * keeping.dtype.itemsize)
 
 
 def visible(window: Window, position: int) -> int:

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lamina.checkpoint.loader import finish_buffers, own_dtype, owner, tensors_of
+from lamina.checkpoint.loader import finish_buffers, own_dtype, owner, put, room, tensors_of
+from lamina.checkpoint.pages import collapse
 from lamina.config import Config
 from lamina.model import Model
 from lamina.models import family
 from lamina.nn import GatedRMSNorm, RMSNorm
+from lamina.runtime.rehearse import rehearsal
 
 
 @torch.no_grad()
@@ -28,20 +30,21 @@ def random_model(config: Mapping[str, Any], dtype: torch.dtype, device: torch.de
     torch.Size([1, 3, 100])
     """
     device = torch.device(device)
+    building = rehearsal(config, dtype, device)
     with torch.device("meta"):
         model = family(config["model_type"]).build(Config(config))
     noise = torch.Generator(device).manual_seed(seed)
     for paths, like in tensors_of(model):
         if not isinstance(like, nn.Parameter):
             continue
-        values = torch.empty(like.shape, dtype=own_dtype(model, paths, like, dtype), device=device)
+        values = room(like.shape, own_dtype(model, paths, like, dtype), device)
         module, name = owner(model, paths[0])
         start(module, name, values, noise)
-        parameter = nn.Parameter(values, requires_grad=False)
-        for path in paths:
-            module, name = owner(model, path)
-            setattr(module, name, parameter)
+        put(model, paths, like, values)
     finish_buffers(model, device)
+    collapse(model.parameters())
+    if building is not None:
+        building.wait()
     return model.eval()
 
 

@@ -30,7 +30,7 @@ class AttentionLayer(TokenLayer):
             )
         tokens, view = self.extend(step, key, {"k": k, "v": v})
         step.share(key, tokens["k"], tokens["v"], view)
-        return attention(q, tokens["k"], tokens["v"], view, backend=step.backend, **how)  # type: ignore[arg-type]
+        return attention(q, tokens["k"], tokens["v"], view, backend=step.backend_of(key), **how)  # type: ignore[arg-type]
 
 
 class SharedLayer(Layer):
@@ -40,7 +40,7 @@ class SharedLayer(Layer):
 
     def attend(self, step: Step, key: Key, q: Tensor, k: Tensor | None, v: Tensor | None, **how: object) -> Tensor:
         keys, values, view = step.shared((self.spec.source, self.spec.name), key)
-        return attention(q, keys, values, view, backend=step.backend, **how)  # type: ignore[arg-type]
+        return attention(q, keys, values, view, backend=step.backend_of(key), **how)  # type: ignore[arg-type]
 
 
 class LatentLayer(TokenLayer):
@@ -67,13 +67,13 @@ class LatentLayer(TokenLayer):
             # Attend in the latent: the way up is folded into the query, and into the output after the sum.
             q = torch.cat([q_nope @ up[:, :nope], q_rope], dim=-1)
             keys = kept.unsqueeze(1)
-            out = attention(q, keys, keys[..., :rank], view, scale=scale, backend=step.backend)
+            out = attention(q, keys, keys[..., :rank], view, scale=scale, backend=step.backend_of(key))
             return out @ up[:, nope:].transpose(1, 2)
         expanded = kept[:, None, :, :rank] @ up.transpose(1, 2)  # [B, H, S, N + V]
         rope = kept[:, None, :, rank:].expand(-1, q_nope.shape[1], -1, -1)
         k = torch.cat([expanded[..., :nope], rope], dim=-1)
         q = torch.cat([q_nope, q_rope], dim=-1)
-        return attention(q, k, expanded[..., nope:], view, scale=scale, backend=step.backend)
+        return attention(q, k, expanded[..., nope:], view, scale=scale, backend=step.backend_of(key))
 
 
 def absorbs(tokens: int, rank: int, head: int) -> bool:

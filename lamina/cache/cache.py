@@ -11,6 +11,7 @@ verb works on every kind of layer; what cannot be done is refused before anythin
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -317,6 +318,17 @@ class Cache:
             self.logits.index_fill_(0, index, float("nan"))
         return self
 
+    def reorder(self, rows: Sequence[int] | Tensor, since: int | Sequence[int] = 0) -> Cache:
+        """Row i becomes what row rows[i] was: `select` in place, and copies only what rows do not have in common.
+
+        since   how many first tokens rows i and rows[i] share, one for all or one for each i; rows that share some
+                share their source too
+        """
+        from lamina.cache.reordering import reorder
+
+        reorder(self, rows, since)
+        return self
+
     def reserve(self, n: int) -> Cache:
         """Makes room for rows of n tokens now, so that no pass up to there has to grow."""
         if self.limit is not None and n > self.limit:
@@ -346,6 +358,19 @@ class Cache:
         """Fills every number that no later pass may depend on: a way to prove that none does."""
         for layer in self._all():
             layer.poison(self.clock, value)
+        return self
+
+    def save(self, path: str | os.PathLike[str]) -> Cache:
+        """Writes all rows into a file that `lamina.load_cache(path, model)` reads, here or in another process.
+
+        The file is written whole or, whatever happens, not at all: one that was there before is still there then. To
+        save some rows, select them first.
+
+        >>> cache.select([0]).save("first.cache")                      # doctest: +SKIP
+        """
+        from lamina.cache.file import save
+
+        save(self, path)
         return self
 
     # -- verbs that make caches ------------------------------------------------------------------------------------

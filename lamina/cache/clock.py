@@ -13,7 +13,7 @@ Two more marks a row follow from rewinding:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -107,6 +107,34 @@ class Clock:
         for row in rows:
             self.low[row] = self.high[row] = self.base_low[row] = 0
             self.sourced[row] = False
+
+    def read_marks(self) -> list[list[int]]:
+        """Length, `written` and `base` of each row, read once."""
+        marks = torch.stack([getattr(self, name) for name in MARKS], dim=1).tolist()
+        self.low, _, self.base_low = (list(mark) for mark in zip(*marks, strict=True))
+        self.high = list(self.low)
+        return marks
+
+    def reorder(self, rows: list[int], index: Tensor) -> None:
+        """Each row becomes what the row of that number was."""
+        for name in MARKS:
+            mark = getattr(self, name)
+            mark.copy_(mark.index_select(0, index))
+        for name in BOUNDS:
+            setattr(self, name, [getattr(self, name)[row] for row in rows])
+
+    def marks(self) -> dict[str, list[int]]:
+        """Every mark of every row as plain numbers, for `set`."""
+        self.sync()
+        marks = dict(zip(MARKS, map(list, zip(*self.read_marks(), strict=True)), strict=True))
+        return marks | {"sourced": [int(one) for one in self.sourced]}
+
+    def set(self, marks: Mapping[str, list[int]]) -> None:
+        """Goes on from where another clock was."""
+        for name in MARKS:
+            getattr(self, name).copy_(torch.tensor(marks[name]))
+        self.low, self.high, self.base_low = list(marks["lengths"]), list(marks["lengths"]), list(marks["base"])
+        self.sourced = [bool(one) for one in marks["sourced"]]
 
     def select(self, rows: list[int], index: Tensor) -> Clock:
         """A clock of its own for these rows."""

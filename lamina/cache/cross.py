@@ -19,6 +19,7 @@ from lamina.cache.spec import Cross, Keeping
 from lamina.errors import InputError
 
 if TYPE_CHECKING:
+    from lamina.cache.reordering import Moves
     from lamina.cache.step import Step
 
 
@@ -53,14 +54,14 @@ class CrossLayer(Layer):
 
     def attach(self, k: Tensor, v: Tensor, lengths: Tensor, rows: Tensor) -> None:
         """k, v: [R, H, S, D] of these rows' source."""
-        self._widen(k.shape[-2])
+        self.widen(k.shape[-2])
         slots = k.shape[-2]
         for name, new in (("k", k), ("v", v)):
             self.data[name].index_fill_(0, rows, 0)
             self.data[name][rows, :, :slots] = new.to(self.data[name].dtype)
         self.data["lengths"].index_copy_(0, rows, lengths)
 
-    def _widen(self, slots: int) -> None:
+    def widen(self, slots: int) -> None:
         for name in ("k", "v"):
             old = self.data[name]
             if old.shape[-2] < slots:
@@ -80,7 +81,7 @@ class CrossLayer(Layer):
             return View(step.positions, positions, Full(), causal=False)
 
         view = step.view(("cross", held["k"].shape[-2]), make)
-        return attention(q, held["k"], held["v"], view, backend=step.backend, **how)  # type: ignore[arg-type]
+        return attention(q, held["k"], held["v"], view, backend=step.backend_of(key), **how)  # type: ignore[arg-type]
 
     def reset(self, index: Tensor) -> None:
         self.data["lengths"].index_fill_(0, index, 0)
@@ -90,7 +91,10 @@ class CrossLayer(Layer):
         for name in ("k", "v"):
             self.data[name].masked_fill_(unused[:, None, :, None], value)
 
+    def reorder(self, moves: Moves) -> None:
+        super().reorder(moves.unrelated)  # rows that share tokens share their source
+
     def fit(self, like: Self, clock: Clock) -> Self:
         new = self._with(dict(self.data))
-        new._widen(like.slots)
+        new.widen(like.slots)
         return new

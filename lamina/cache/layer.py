@@ -17,6 +17,7 @@ from lamina.cache.clock import Clock
 from lamina.cache.spec import Spec
 
 if TYPE_CHECKING:
+    from lamina.cache.reordering import Moves
     from lamina.cache.step import Step
 
 Key = tuple[int, str]  # (index of the model's layer, name of the entry)
@@ -27,6 +28,9 @@ class Layer:
 
     limit: int | None = None
     """The most tokens a row may hold here; None when there is no end."""
+
+    constants: dict[str, Tensor] | None = None
+    """Tensors of the model, as the last pass gave them, that going back needs."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -53,6 +57,17 @@ class Layer:
     def reserve(self, tokens: int) -> None:
         """Makes room for rows of this many tokens. Called on the host, before a pass."""
 
+    def widen(self, slots: int) -> None:
+        """Makes room for just this many slots, where there are fewer."""
+
+    def used(self, longest: int, written: int) -> Self:
+        """The same layer, sharing its memory, without slots that no row needs: what a file keeps.
+
+        longest   tokens in the longest row
+        written   one past the highest position ever written in any row
+        """
+        return self
+
     def commit(self, step: Step, left: Any, accepted: Tensor) -> None:
         """Takes in what the pass left behind: each row's first `accepted` tokens."""
 
@@ -72,6 +87,11 @@ class Layer:
     def fit(self, like: Self, clock: Clock) -> Self:
         """The same contents in the shape of `like`, so that the two can be joined."""
         return self
+
+    def reorder(self, moves: Moves) -> None:
+        """Rows become others, in place; the moves say which, and how much they have in common."""
+        for tensor in self.data.values():
+            moves.rows(tensor)
 
     def select(self, index: Tensor) -> Self:
         return self._with({name: _owned(tensor.index_select(0, index)) for name, tensor in self.data.items()})

@@ -26,6 +26,7 @@ from lamina.recurrence.rule import Rule
 if TYPE_CHECKING:
     from lamina.attention.rotary import Table
     from lamina.cache.step import Step
+    from lamina.kernels.product import Unnormed
     from lamina.nn.conv import ShortConvolution
     from lamina.nn.gated_norm import GatedRMSNorm
     from lamina.nn.norm import RMSNorm
@@ -166,15 +167,16 @@ class Memory:
         gate: Tensor,  # [B, T, W]
         norm: GatedRMSNorm | None = None,
         around: Mapping[str, Any] | None = None,
-    ) -> Tensor:
+    ) -> Tensor | Unnormed:
         """A recurrent mixer between its projections: `conv`, then the rule, then `norm` with the gate. -> [B, T, W]
 
         The convolution's channels are the inputs of the rule that are not given, side by side in the rule's order.
         Without a norm the output is y · silu(gate). A norm of fewer than W numbers is over each stretch of so many.
+        What is returned is for a `Linear`: in a captured step it may be left to that one to divide by the norm.
         """
         entry, layer = self._recurrent(rule, None)
         around = around or {}
-        if getattr(layer, "fuses", False) and x.shape[1] == 1:
+        if getattr(layer, "fuses", False) and layer.mixes(x):
             _, ring = self._entry(None, "convolve")
             return layer.mix(
                 self._step, (self._index, entry), ring, x, inputs, constants, conv=conv, gate=gate, norm=norm, **around

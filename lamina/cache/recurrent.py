@@ -83,7 +83,6 @@ class RecurrentLayer(Layer):
 
     def __init__(self, spec: Recurrent, keeping: Keeping | None) -> None:
         super().__init__(spec)
-        self.constants: Inputs | None = None  # as the last pass gave them; folding forward needs them
         self.slack = keeping.slack if keeping else 0
         self.log = Layout(ring=max(2 * self.slack, 1))
         if keeping is not None:

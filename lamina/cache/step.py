@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lamina.attention.core import Backend
 from lamina.attention.rotary import Table, rotate, rotate_neighbours, rotate_widened, widened
+from lamina.attention.torch_backends import recording
 from lamina.attention.view import View
 from lamina.attention.window import Window
 from lamina.cache.clock import on_device
@@ -76,9 +78,11 @@ class Step:
 
         self.cut = False  # lines end with the slots of this pass's tokens, which are real and in all rows the same
         self.backend: str | None = None  # which attention to use; None: the best that fits
+        self.attended: dict[Key, tuple[Tensor, Tensor]] | None = None  # see `record_attentions`
         self.source: Any = None  # cross keys and values by layer, for a pass without a cache
         self.ids: Tensor | None = None
         self.logits: Tensor | None = None  # [R, T, vocab] or, of each row's last real token, [R, vocab]
+        self.hidden: dict[int, Tensor] = {}  # [R, T, width] by layer, where the pass was asked to keep some
         self.closed = False
         self.folds = False
         self.base = before
@@ -107,6 +111,12 @@ class Step:
     def memory(self, i: int) -> Memory:
         """What layer `i` of the model is given."""
         return Memory(self, i, self.layers[i])
+
+    def record_attentions(self) -> dict[Key, tuple[Tensor, Tensor]]:
+        """What the pass will fill in, by layer and entry: how much each query takes of each slot [R, Hq, T, S], and the
+        position that each slot holds [R, S], -1 where there is none."""
+        self.attended = {}
+        return self.attended
 
     # -- what layers use -------------------------------------------------------------------------------------------
 
@@ -155,6 +165,13 @@ class Step:
                 f"layer {reader[0]} shares layer {key[0]} entry {key[1]!r}, which has not attended in this pass"
             )
         return self._shared[key]
+
+    def backend_of(self, key: Key) -> str | Backend | None:
+        """Which attention this layer uses."""
+        attended = self.attended
+        if attended is None:
+            return self.backend
+        return recording(lambda shares, view: attended.update({key: (shares, view.kv_positions)}))
 
     def source_of(self, key: Key) -> dict[str, Tensor] | None:
         return None if self.source is None else self.source[key]

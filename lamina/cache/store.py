@@ -27,6 +27,7 @@ from lamina.cache.layout import Layout
 from lamina.cache.spec import Keeping, Spec
 
 if TYPE_CHECKING:
+    from lamina.cache.reordering import Moves
     from lamina.cache.step import Step
 
 Fields = dict[str, Tensor]
@@ -112,8 +113,12 @@ class TokenLayer(Layer):
         if self.bare or not self.grows or needed <= self.slots:
             return
         slots = max(needed, 2 * self.slots, SMALLEST)
-        self._resize(slots if self.layout.most is None else min(slots, self.layout.most))
-        self.grows = self.slots != self.layout.most
+        self.widen(slots if self.layout.most is None else min(slots, self.layout.most))
+
+    def widen(self, slots: int) -> None:
+        if slots > self.slots:
+            self._resize(slots)
+            self.grows = self.grows and self.slots != self.layout.most
 
     def _resize(self, slots: int) -> None:
         """More slots. One field at a time, so that the peak is one field's copy."""
@@ -121,6 +126,11 @@ class TokenLayer(Layer):
             new = allocate((*old.shape[:-2], slots, old.shape[-1]), old.dtype, old.device)
             new[..., : old.shape[-2], :].copy_(old)
             self.data[name] = new
+
+    def used(self, longest: int, written: int) -> Self:
+        wrapped = self.layout.most is not None and written > self.layout.most
+        end = self.slots if wrapped else longest  # until a ring goes round, slot and position are the same
+        return self._with({name: store[..., :end, :] for name, store in self.data.items()})
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 
@@ -265,6 +275,10 @@ class TokenLayer(Layer):
             unused |= (held >= self.layout.keep) & (held + self.layout.ring < clock.written[:, None])
         for store in self.data.values():
             store.masked_fill_(unused.reshape(len(unused), *(1,) * (store.dim() - 3), -1, 1), value)
+
+    def reorder(self, moves: Moves) -> None:
+        for store in self.data.values():
+            moves.slots(store, self.layout)
 
     def fit(self, like: Self, clock: Clock) -> Self:
         if self.layout == like.layout and self.slots == like.slots:

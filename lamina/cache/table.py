@@ -1,12 +1,15 @@
-"""A cache as a small table: kinds of layers, slots, number format, bytes."""
+"""A cache as a small table: kinds of layers, slots, number format, bytes; every tensor that it holds is in a line."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 if TYPE_CHECKING:
     from lamina.cache.cache import Cache
-    from lamina.cache.layer import Layer
 
 
 def size(nbytes: int) -> str:
@@ -21,34 +24,61 @@ def size(nbytes: int) -> str:
     return f"{number:.0f} {units[0]}" if units[0] == "B" else f"{number:.1f} {units[0]}"
 
 
-def table(cache: Cache) -> str:
-    """What `print(cache)` shows."""
-    groups: dict[tuple[str, ...], list[int]] = {}
+@dataclass(frozen=True)
+class Line:
+    """Bytes of one kind of thing that a cache holds."""
+
+    kind: str
+    layers: int | None
+    """How many layers of the kind there are; None for what belongs to the cache itself."""
+    slots: int | None
+    """Token slots of a row; None for what is not kept by token."""
+    dtype: str
+    nbytes: int
+
+
+def lines(cache: Cache) -> list[Line]:
+    """Every tensor of a cache: its kinds of layers, the ids it was fed, each row's last logits, and the clock."""
+    groups: dict[tuple[str, int | None, str], list[int]] = {}
     for entry in cache.layers:
         for layer in entry.values():
-            groups.setdefault(_columns(layer), []).append(layer.nbytes)
-    lines = [("kind", "layers", "slots", "dtype", "bytes")]
-    lines += [(kind, str(len(sizes)), slots, dtype, size(sum(sizes))) for (kind, slots, dtype), sizes in groups.items()]
-    lines.append(("all", str(len(cache.layers)), "", "", size(cache.nbytes)))
-    widths = [max(len(line[i]) for line in lines) for i in range(5)]
-    body = [
-        "  ".join(
-            cell.ljust(w) if i in (0, 3) else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    ]
-    body.insert(1, "  ".join("-" * w for w in widths))
+            groups.setdefault((layer.kind, layer.slots, _dtypes(layer.data.values())), []).append(layer.nbytes)
+    found = [Line(kind, len(each), slots, dtype, sum(each)) for (kind, slots, dtype), each in groups.items()]
+    found.append(Line("token ids", None, cache.record.shape[1], "int64", cache.record.nbytes))
+    if cache.logits is not None:
+        found.append(Line("logits", None, None, _dtypes([cache.logits]), cache.logits.nbytes))
+    marks = [mark for mark in vars(cache.clock).values() if isinstance(mark, Tensor)]
+    return [*found, Line("clock", None, None, "int64", sum(mark.nbytes for mark in marks))]
+
+
+def table(cache: Cache) -> str:
+    """What `print(cache)` shows."""
+    found = lines(cache)
+    body: list[tuple[str, ...]] = [("kind", "layers", "slots", "dtype", "bytes")]
+    body += [(line.kind, *map(_cell, (line.layers, line.slots)), line.dtype, size(line.nbytes)) for line in found]
+    body.append(("all", str(len(cache.layers)), "", "", size(sum(line.nbytes for line in found))))
     room = "grows" if cache.capacity is None else f"capacity {cache.capacity}"
     lengths = cache.clock.sync()
     shown = ", ".join(map(str, lengths[:8])) + (", …" if len(lengths) > 8 else "")
     head = f"Cache of {cache.rows} row{'s' * (cache.rows != 1)}, {room}, slack {cache.slack}, lengths [{shown}]"
-    return "\n".join([head, *(line.rstrip() for line in body)])
+    return "\n".join([head, *aligned(body, left=(0, 3))])
 
 
-def _columns(layer: Layer) -> tuple[str, str, str]:
-    dtypes = sorted(
-        {str(tensor.dtype).removeprefix("torch.") for tensor in layer.data.values() if tensor.is_floating_point()}
-    )
-    slots = layer.slots
-    return layer.kind, "" if slots is None else str(slots), ", ".join(dtypes)
+def aligned(body: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
+    """Columns of one width, those named in `left` to the left; a rule under the first line."""
+    widths = [max(map(len, column)) for column in zip(*body, strict=True)]
+    shown = [
+        "  ".join(
+            cell.ljust(w) if i in left else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in body
+    ]
+    return [shown[0], "  ".join("-" * w for w in widths), *shown[1:]]
+
+
+def _cell(number: int | None) -> str:
+    return "" if number is None else str(number)
+
+
+def _dtypes(tensors: Iterable[Tensor]) -> str:
+    return ", ".join(sorted({str(x.dtype).removeprefix("torch.") for x in tensors if x.is_floating_point()}))

@@ -6,7 +6,9 @@ and yields (sequence, position, outputs) for all it got out. The caller compares
 
 from __future__ import annotations
 
+import os
 import random
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
+from lamina.cache.file import load_cache
 from lamina.checking.subject import Subject
 
 Found = Iterator[tuple[int, int, Tensor]]
@@ -135,6 +138,19 @@ def atomic(subject: Subject, way: Way, rng: random.Random) -> Found:
     yield from _ragged(subject, cache, sequences, rng, before=failing)
 
 
+def file(subject: Subject, way: Way, rng: random.Random) -> Found:
+    """Rows saved in the middle, and what was loaded going on in their place."""
+    sequences = list(range(len(subject.inputs)))
+    shortest = min(len(row) for row in subject.inputs)
+    cut = rng.randint(1, max(1, shortest - 1))
+    cache = subject.new_cache(sequences, way.capacity, way.slack)
+    yield from _in_pieces(subject, cache, sequences, [0] * len(sequences), cut, rng)
+    with tempfile.TemporaryDirectory() as folder:
+        cache.save(path := os.path.join(folder, "cache"))
+        loaded = load_cache(path, subject.model)
+    yield from _in_pieces(subject, loaded, sequences, [cut] * len(sequences), shortest, rng)
+
+
 LAWS: dict[str, Callable[[Subject, Way, random.Random], Found]] = {
     "chunking": chunking,
     "independence": independence,
@@ -144,6 +160,7 @@ LAWS: dict[str, Callable[[Subject, Way, random.Random], Found]] = {
     "rows": rows,
     "subsets": subsets,
     "atomic": atomic,
+    "file": file,
 }
 
 

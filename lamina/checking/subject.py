@@ -209,7 +209,7 @@ def bare_step(model: Model, tokens: int, source: Source | None, double: bool = F
     layers = [{name: spec.layer(None) for name, spec in entry.items()} for entry in model.specs]
     step = Step.alone(layers, (1, tokens), model.device)
     if source is not None:
-        step.source = doubled(model._cross_for(source, 1)) if double else model._cross_for(source, 1)
+        step.source = doubled(model.crossed(source, 1)) if double else model.crossed(source, 1)
     return step
 
 

@@ -14,13 +14,14 @@ A module takes part in three ways, all optional:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from lamina.checkpoint.names import Names, Recipe, find_recipe, matches_any
+from lamina.checkpoint.pages import ask_for_huge_pages, collapse
 from lamina.checkpoint.progress import Bar
 from lamina.checkpoint.source import CheckpointError, Source, config_dtype, listing
 
@@ -68,11 +69,19 @@ def fill(
     places = plan(module, source, names, dtype, tuple(ignore))
     with Bar("loading weights", sum(p.like.numel() * p.dtype.itemsize for p in places), wanted=progress) as bar:
         for place in places:
-            values = torch.empty(place.like.shape, dtype=place.dtype, device=device)
+            values = room(place.like.shape, place.dtype, device)
             copy_pieces(values, place.recipe, source)
-            put(module, place, values)
+            put(module, place.paths, place.like, values)
             bar.advance(values.nbytes)
     finish_buffers(module, device)
+    collapse(module.parameters())
+
+
+def room(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory for a weight, to be filled."""
+    values = torch.empty(shape, dtype=dtype, device=device)
+    ask_for_huge_pages(values)
+    return values
 
 
 def plan(module: nn.Module, source: Source, names: Names, dtype: torch.dtype, ignore: tuple[str, ...]) -> list[Place]:
@@ -192,10 +201,10 @@ def copy_pieces(values: torch.Tensor, recipe: Recipe, source: Source) -> None:
             del tensor  # before the next is read
 
 
-def put(module: nn.Module, place: Place, values: torch.Tensor) -> None:
-    parameter = isinstance(place.like, nn.Parameter)
-    shared = nn.Parameter(values, requires_grad=False) if parameter else values
-    for path in place.paths:
+def put(module: nn.Module, paths: Iterable[str], like: torch.Tensor, values: torch.Tensor) -> None:
+    """Makes values the parameter or buffer at all these paths, which `like` was."""
+    shared = nn.Parameter(values, requires_grad=False) if isinstance(like, nn.Parameter) else values
+    for path in paths:
         submodule, leaf = owner(module, path)
         setattr(submodule, leaf, shared)
 
@@ -207,7 +216,7 @@ def finish_buffers(module: nn.Module, device: torch.device) -> None:
                 reset()
     for path, buffer in list(module.named_buffers(remove_duplicate=False)):
         submodule, leaf = owner(module, path)
-        if buffer.is_meta:
+        if buffer.is_meta and device.type != "meta":
             raise CheckpointError(
                 f"the buffer {path} has no values: the checkpoint does not hold it, and "
                 f"{type(submodule).__name__}.reset_buffers does not make it"

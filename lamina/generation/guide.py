@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.errors import InputError
+from lamina.generation.feeding import feed_one
 from lamina.generation.guidance import guided
 from lamina.generation.prefill import prefill
 from lamina.generation.prompt import Prompt, from_rows, prompt_of
@@ -35,14 +36,7 @@ class Guide:
 
     def feed(self, ids: Tensor, rows: Sequence[int]) -> None:
         """Feeds the tokens ids [R] that these rows got."""
-        step = self.cache.step(1, rows=rows)
-        try:
-            logits = self.model.forward(ids[:, None], step, logits="last")
-        except BaseException:
-            step.abort()
-            raise
-        step.commit()
-        assert logits is not None
+        logits, _ = feed_one(self.model, self.cache, ids, rows)
         self.logits = self.logits.index_copy(0, torch.tensor(list(rows), device=logits.device), logits)
 
 

@@ -22,10 +22,14 @@ from torch import Tensor
 from lamina.cache.cache import Cache
 from lamina.cache.cross import Source
 from lamina.errors import InputError
+from lamina.generation.beams import beam_search
 from lamina.generation.continuation import Continuation, continuation
+from lamina.generation.contrastive import contrastive_search
+from lamina.generation.dola import dola
 from lamina.generation.drafts import helper_of
 from lamina.generation.guide import guide_of
 from lamina.generation.healing import Healed, heal, only_healing
+from lamina.generation.inside import Inside, look_inside, look_inside_rows
 from lamina.generation.kept import Kept
 from lamina.generation.prefill import prefill
 from lamina.generation.processors import Facts, chain_of
@@ -119,6 +123,8 @@ class _Call:
         self.model, self.settings, self.stream = model, settings, stream
         if prompt.ids is not None:
             model.check_ids(prompt.ids, prompt.counts)
+        elif settings.output_hidden_states or settings.output_attentions:
+            raise InputError("hidden states and attentions are computed from ids: give ids instead of inputs_embeds")
         self.healed: list[Healed] = []
         if settings.token_healing and prompt.ids is not None and model.tokenizer is not None:
             self.healed = [heal(model.tokenizer, row) for row in prompt.rows]
@@ -142,7 +148,9 @@ class _Call:
         finished = time.perf_counter()
         fed, count = (sum(len(row) for row in rows) for rows in (plan.rest, made.tokens))
         timing = Timing(fed, prefilled - started, count, finished - prefilled)
-        return Result.of(self.model, self.settings, self.prompt, made, run, plan.reused, timing)
+        result = Result.of(self.model, self.settings, self.prompt, made, run, plan.reused, timing)
+        result.inside = self._inside(run, made)
+        return result
 
     # -- before the first token ----------------------------------------------------------------------------------------
 
@@ -247,10 +255,12 @@ class _Call:
         match self.settings.strategy:
             case "assisted":
                 return speculate(run)
-            case "plain":
-                pass
-            case other:
-                raise InputError(f"{other} is not there yet")
+            case "beams":
+                return beam_search(run)
+            case "contrastive":
+                return contrastive_search(run)
+            case "dola":
+                return dola(run)
         if isinstance(run, Uncached):
             return one_by_one(run)
         reason = why_not_replayed(run)
@@ -260,6 +270,15 @@ class _Call:
         made = one_by_one(run)
         made.how = f"plain passes, since {reason}"
         return made
+
+    def _inside(self, run: Run, made: Made) -> Inside | None:
+        """Hidden states and attentions, where someone asks for them."""
+        asked = {"hidden": self.settings.output_hidden_states, "attentions": self.settings.output_attentions}
+        if not any(asked.values()):
+            return None
+        if isinstance(run, Uncached):
+            return look_inside_rows(self.model, run.texts, run.encoded, **asked)
+        return look_inside(made.cache, **asked)
 
 
 def _numbers(row_ids: Sequence[int] | None, rows: int) -> list[int]:

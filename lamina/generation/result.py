@@ -12,6 +12,7 @@ from torch import Tensor
 from lamina.cache.cache import Cache
 from lamina.checkpoint.tokenizer import Tokenizer
 from lamina.errors import InputError
+from lamina.generation.inside import Inside
 from lamina.generation.kept import Kept, Logprob
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Result:
     more: dict[str, Any] = field(default_factory=dict)
     """What a strategy knows besides: sequence scores and beam indices, acceptance statistics."""
     held: Cache | None = None
+    inside: Inside | None = None
 
     @classmethod
     def of(
@@ -111,6 +113,25 @@ class Result:
         if self.kept is None or self.kept.logprobs is None:
             raise InputError("log-probabilities were not kept: generate with logprobs=0, or =5 for the five best too")
         return self.kept.logprobs
+
+    @property
+    def hidden_states(self) -> list[list[Tensor]]:
+        """Of each row, the hidden states of prompt and new tokens, layer by layer [tokens, width]; with
+        output_hidden_states=True."""
+        return self._inside("hidden")
+
+    @property
+    def attentions(self) -> list[dict[tuple[int, str], Tensor]]:
+        """Of each row, how much each token takes of each, by layer and entry [heads, tokens, keys]; with
+        output_attentions=True."""
+        return self._inside("attentions")
+
+    def _inside(self, name: str) -> list[Any]:
+        found = None if self.inside is None else getattr(self.inside, name)
+        if not found:
+            asked = "output_hidden_states" if name == "hidden" else "output_attentions"
+            raise InputError(f"this was not asked for: generate with {asked}=True")
+        return found
 
     def _stacked(self, name: str) -> list[Tensor]:
         rows = None if self.kept is None else getattr(self.kept, name)

@@ -7,13 +7,14 @@ holds prompt and new tokens and can be continued by giving only what comes next.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
+from lamina.generation.feeding import feed_one
 from lamina.generation.history import History, Processor, history_of
 from lamina.generation.kept import Kept
 from lamina.generation.noise import draw
@@ -94,17 +95,37 @@ class Run:
             history.sources = self.source if rows is None else self.source[list(rows)]
         return history
 
+    def take(
+        self, live: Sequence[int], chosen: Sequence[int], tokens: list[list[int]], reasons: list[str]
+    ) -> list[int]:
+        """Adds the chosen token of each live row to `tokens`, and why the row ends, if it does, to `reasons`. -> which
+        of the live rows go on, as indices into `live`"""
+        going = []
+        for at, (row, token) in enumerate(zip(live, chosen, strict=True)):
+            tokens[row].append(token)
+            reason = self.stopping.put(row, token)
+            if reason is None:
+                going.append(at)
+            else:
+                reasons[row] = reason
+            if self.told:
+                self.told(row, token, reason)
+        return going
+
+    def spread(self, cache: Cache, rows: Sequence[int], times: int) -> Run:
+        """The run over a cache in which each of these rows stands `times` times, side by side."""
+        each = [row for row in rows for _ in range(times)]
+        return replace(
+            self,
+            cache=cache,
+            prompts=[self.prompts[row] for row in each],
+            numbers=[self.numbers[row] for row in each],
+            source=None if self.source is None else self.source[each],
+        )
+
     def feed(self, ids: Tensor, rows: Sequence[int]) -> Tensor:
         """Feeds one token to each of these rows: ids [R] -> logits [R, V]"""
-        step = self.cache.step(1, rows=None if len(rows) == self.rows else rows)
-        try:
-            logits = self.model.forward(ids[:, None], step, logits="last")
-        except BaseException:
-            step.abort()
-            raise
-        step.commit()
-        assert logits is not None
-        return logits
+        return feed_one(self.model, self.cache, ids, rows)[0]
 
 
 @dataclass
@@ -134,16 +155,7 @@ def one_by_one(run: Run) -> Made:
         led = logits if run.guide is None else run.guide.lead(logits, live)
         scores = run.chooser.scores(led, history)
         chosen = run.chooser.choose(scores, numbers[live], history.lengths)
-        going = []  # indices into `live`
-        for at, (row, token) in enumerate(zip(live, chosen.tolist(), strict=True)):
-            tokens[row].append(token)
-            reason = run.stopping.put(row, token)
-            if reason is None:
-                going.append(at)
-            else:
-                reasons[row] = reason
-            if run.told:
-                run.told(row, token, reason)
+        going = run.take(live, chosen.tolist(), tokens, reasons)
         if run.kept is not None:
             run.kept.add(live, logits, scores, chosen)
         logits = run.feed(chosen, live)[going]

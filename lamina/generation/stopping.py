@@ -52,7 +52,7 @@ class Stopping:
         self.eos, self.stop_strings, self.stop = frozenset(eos), tuple(stop_strings), tuple(stop)
         self.clock, self.deadline = clock, None if max_time is None else clock() + max_time
         reads = bool(stop_strings or stop)
-        self.rows = [_Row(limit, tokenizer if reads else None, bool(stop_strings)) for limit in most]
+        self.rows = [State(limit, tokenizer if reads else None, bool(stop_strings)) for limit in most]
 
     @classmethod
     def of(cls, settings: Settings, prompts: Sequence[int], tokenizer: Tokenizer | None) -> Stopping:
@@ -98,6 +98,12 @@ class Stopping:
             state.reason = "time"
         return state.reason
 
+    def branch(self, row: int, before: State, token: int) -> tuple[State, Reason | None]:
+        """The same for a row that stands as `before`, which stays as it is: beams try many tokens after one another's.
+        -> how the row stands then, and why it ends"""
+        self.rows[row] = before.fork()
+        return self.rows[row], self.put(row, token)
+
     def select(self, rows: Sequence[int]) -> Stopping:
         """The given rows as they stand, in that order; a row may be named more than once."""
         new = object.__new__(Stopping)
@@ -106,7 +112,7 @@ class Stopping:
         return new
 
 
-class _Row:
+class State:
     """One row's new tokens and, where someone reads it, their text."""
 
     def __init__(self, most: int, tokenizer: Tokenizer | None, spelt: bool) -> None:
@@ -151,8 +157,8 @@ class _Row:
         whole = self._ends[token][1] if token < len(self._ends) else shown + place - raw
         return min(shown + place - raw, whole)
 
-    def fork(self) -> _Row:
-        new = object.__new__(_Row)
+    def fork(self) -> State:
+        new = object.__new__(State)
         new.__dict__.update(self.__dict__)
         new.tokens, new._ends = list(self.tokens), list(self._ends)
         new._shown = None if self._shown is None else self._shown.fork()

@@ -51,13 +51,13 @@ class Pieces:
         self._told, self._waiting = [0] * rows, [""] * rows
 
     def event(self, row: int, token: int, reason: Reason | None = None, cut: int | None = None) -> Event:
-        """cut: where in the row's text the stop string begins that ended it."""
+        """cut: where in the row's text the stop string begins that ends it, where that is known."""
         if self._texts is None:
             return Event(row, token, "", reason)
         text = self._texts[row]
         waiting = self._waiting[row] + text.put(token) + ("" if reason is None else text.end())
         if cut is not None:
-            sure = max(cut - self._told[row], 0)
+            sure = min(max(cut - self._told[row], 0), len(waiting))
         else:
             sure = len(waiting) - (0 if reason is not None else begun(waiting, self._stop_strings))
         self._told[row] += sure

@@ -204,7 +204,7 @@ def decode_attention(
         T=T, G=Hq // Hk, HEADS=Hk, D=D, DV=Dv, D_PAD=max(16, triton.next_power_of_2(D)), DV_PAD=values,
         M=M, ROWS=rows, R=R, QUERIES=blocks, KIND=kind, SOFTCAP=softcap is not None, SINKS=sinks is not None,
         MERGES=most_splits > 1, BLOCK=shape.block, BUNCH=bunch, TREE=bunches > 1,
-        CHUNK=max(1, min(bunch, 2048 * shape.warps // (R * values))),
+        CHUNK=max(1, min(bunch, 8, 2048 * shape.warps // (R * values))),  # more takes the compiler very long
         PDL=pdl(), num_warps=shape.warps, num_stages=shape.stages, **launch_options(),
     )  # fmt: skip
     return out.transpose(1, 2)

@@ -3,6 +3,8 @@
     product          (x Wᵀ + bias) · scale, softly capped, + residual
     gated_product    act(x Gᵀ · scale) · x Uᵀ, with G and U one matrix, as `lamina.nn.GatedMLP` stores them
 
+A vector may come `Unnormed`: all of its RMS norm is done but the division, which is left to the product.
+
 `linear` and `gated` are the references. The form of the kernel and its numbers come from `choose`; the forms are
 described in `vector.py` (`Rows`) and `tiles.py` (`Tiles`).
 """
@@ -60,6 +62,23 @@ class Tiles:
 Form = Rows | Tiles
 
 
+@dataclass(frozen=True)
+class Unnormed:
+    """One vector that its RMS norm has not divided yet, so that whoever wrote parts of it did not wait for each other.
+
+    x        [..., W] with the norm's weight on it
+    squares  [P] float32, the sums of squares of P parts of what the norm divides: W numbers in all
+    """
+
+    x: Tensor
+    squares: Tensor
+    eps: float
+
+    def divided(self) -> Tensor:
+        """x as the norm gives it, by plain operations."""
+        return self.x * torch.rsqrt(self.squares.sum() / self.x.shape[-1] + self.eps)
+
+
 def product(
     x: Tensor,
     weight: Tensor,
@@ -69,19 +88,22 @@ def product(
     before: float = 1.0,
     scale: float | Tensor = 1.0,
     softcap: float | None = None,
+    squares: Tensor | None = None,
+    eps: float = 0.0,
     form: Form | None = None,
 ) -> Tensor:
     """((before · x) Wᵀ + bias) · scale, capped as softcap · tanh(y / softcap), + residual, summed in float32 and
     rounded once.
 
     x [N, K], weight [M, K], bias [M], residual [N, M] -> [N, M]; N up to 64; rows are contiguous. `scale` is a number
-    or one for each output, [M].
+    or one for each output, [M]. With `squares` [P] float32 x is one vector that is still to be divided by
+    √(their sum / K + eps), see `Unnormed`.
 
     >>> x, weight = torch.randn(1, 64), torch.randn(24, 64)
     >>> product(x, weight).shape  # doctest: +SKIP
     torch.Size([1, 24])
     """
-    return _launch(x, weight, weight.shape[0], bias, residual, before, scale, softcap, None, form)
+    return _launch(x, weight, weight.shape[0], bias, residual, before, scale, softcap, None, form, squares, eps)
 
 
 def gated_product(
@@ -108,8 +130,12 @@ def linear(
     before: float = 1.0,
     scale: float | Tensor = 1.0,
     softcap: float | None = None,
+    squares: Tensor | None = None,
+    eps: float = 0.0,
 ) -> Tensor:
     """What `product` computes."""
+    if squares is not None:
+        x = Unnormed(x, squares, eps).divided()
     y = F.linear(x * before, weight, bias) * scale
     y = y if softcap is None else (y / softcap).tanh() * softcap
     return y if residual is None else residual + y
@@ -128,7 +154,9 @@ def choose(n: int, m: int, k: int, itemsize: int, is_gated: bool) -> Form:
         return _in_parts(Tiles(64, 256 // itemsize), n, m, k, programs=150 if n > 16 else 96, shortest=512)
     # Whole layers run best with one form for all products: the next launch fills the gaps that the last one leaves.
     block = next((size for size in (1024, 512) if k % size == 0), max(16, min(1024, triton.next_power_of_2(k))))
-    form = Rows(1 if is_gated else 2, block, max(1, block // 256), unroll=4 if k >= 8 * block else 1)
+    long = k >= 8 * block
+    held = 4 if is_gated or long else 2
+    form = Rows(1 if is_gated else 2, block, max(1, block // 256), unroll=4 if long else 1, held=held)
     return form if m >= 1024 else _in_parts(form, n, m, k, programs=528, shortest=2 * form.block)
 
 
@@ -160,6 +188,8 @@ def _launch(
     softcap: float | None,
     act: str | None,
     form: Form | None,
+    squares: Tensor | None = None,
+    eps: float = 0.0,
 ) -> Tensor:
     n, k = x.shape
     if not 1 <= n <= MOST:
@@ -182,6 +212,8 @@ def _launch(
     )  # fmt: skip
     grid = (triton.cdiv(m, form.rows), form.splits)
     if isinstance(form, Tiles):
+        if squares is not None:
+            raise InputError(f"{form} takes vectors that their norm has divided; sums of squares are for one and Rows")
         strides = (x.stride(0), weight.stride(0), 0 if residual is None else residual.stride(0))
         tiles_kernel[grid](
             *pointers, m, k, n, *strides, *numbers, N_BLOCK=max(16, triton.next_power_of_2(n)), STAGES=form.stages,
@@ -189,7 +221,11 @@ def _launch(
         )  # fmt: skip
     elif n == 1:
         held = form.held if k % form.block == 0 and k // form.block >= form.held * form.splits else 0
-        rows_kernel[grid](*pointers, m, k, weight.stride(0), *numbers, HELD=held, UNROLL=form.unroll, **flags)
+        sums = 0 if squares is None else len(squares)
+        rows_kernel[grid](
+            *pointers, squares, m, k, weight.stride(0), *numbers, eps, SQUARES=sums,
+            SQUARES_BLOCK=triton.next_power_of_2(sums), HELD=held, UNROLL=form.unroll, **flags,
+        )  # fmt: skip
     else:
         raise InputError(f"{form} takes one vector, not {n}; use Tiles")
     return out

@@ -3,6 +3,9 @@
 A program owns a few rows of the weight, or a part of them when there are too few rows to keep the memory busy, and
 walks along them. The first HELD blocks of its rows are asked for before the kernel in front has finished: weights
 depend on nobody.
+
+An RMS norm in front divides the whole vector by one number, so that number may as well divide the outputs: the vector
+comes before it is divided, with the sums of squares of its parts, which every program adds up.
 """
 
 # mypy: allow-untyped-defs, disable-error-code="assignment, var-annotated"
@@ -17,12 +20,13 @@ from lamina.kernels.launch import begin
 
 @triton.jit
 def rows_kernel(
-    x, weight, bias, factors, residual, out, parts, arrived, M, K, weight_stride, before, scale, softcap,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, HELD: tl.constexpr, UNROLL: tl.constexpr,
-    EVEN: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr, FACTORS: tl.constexpr,
-    RESIDUAL: tl.constexpr, SOFTCAP: tl.constexpr, PDL: tl.constexpr,
+    x, weight, bias, factors, residual, out, parts, arrived, squares, M, K, weight_stride, before, scale, softcap, eps,
+    SQUARES: tl.constexpr, SQUARES_BLOCK: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    HELD: tl.constexpr, UNROLL: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr,
+    BIAS: tl.constexpr, FACTORS: tl.constexpr, RESIDUAL: tl.constexpr, SOFTCAP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, s): outputs i · ROWS and on, part s of their sums. M outputs; a gated weight has 2M rows."""
+    """Program (i, s): outputs i · ROWS and on, part s of their sums. M outputs; a gated weight has 2M rows. SQUARES:
+    how many sums of squares there are; 0 where the vector is divided."""
     group, split = tl.program_id(0), tl.program_id(1)
     m = group * ROWS + tl.arange(0, ROWS)
     keep = m < M
@@ -36,14 +40,21 @@ def rows_kernel(
             partners += (tl.load(partner + ahead + i * SPLITS * BLOCK, eviction_policy="evict_first"),)
     begin(PDL)
     first, second, factor, rest = wanted(m, m, keep, M, bias, factors, residual, GATED, BIAS, FACTORS, RESIDUAL)
+    if SQUARES:
+        part = tl.arange(0, SQUARES_BLOCK)
+        squared = tl.load(squares + part, mask=part < SQUARES, other=0.0)
+    read = ()
+    for i in tl.static_range(HELD):
+        read += (tl.load(x + ahead + i * SPLITS * BLOCK, eviction_policy="evict_last").to(tl.float32),)
+    if SQUARES:  # now, while the blocks that are held may be on their way
+        before *= tl.rsqrt(tl.sum(squared, 0) / K + eps)
     a = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     b = a
 
     for i in tl.static_range(HELD):
-        v = tl.load(x + ahead + i * SPLITS * BLOCK, eviction_policy="evict_last").to(tl.float32)
-        a += held[i].to(tl.float32) * v
+        a += held[i].to(tl.float32) * read[i]
         if GATED:
-            b += partners[i].to(tl.float32) * v
+            b += partners[i].to(tl.float32) * read[i]
     for start in tl.range((split + HELD * SPLITS) * BLOCK, K, SPLITS * BLOCK, loop_unroll_factor=UNROLL):
         k = start + tl.arange(0, BLOCK)[None, :]
         inside = (k < K) | EVEN

@@ -36,6 +36,9 @@ class Decoder(Model):
     def prepare(self, positions: Tensor) -> Any:
         return None if self.rope is None else self.rope(positions)
 
+    def finish(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
     def unembed(self, x: Tensor) -> Tensor:
         return self.head(self.norm(x))
 

@@ -136,5 +136,8 @@ class T5(EncoderDecoder):
     def prepare(self, positions: Tensor) -> RelativeBias:
         return self.bias
 
+    def finish(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
     def unembed(self, x: Tensor) -> Tensor:
         return self.head(self.norm(x) * self.scale)

@@ -112,9 +112,12 @@ class Experts(nn.Module):
         return out.sum(1) if self.weigh_input else (out * weights[..., None]).sum(1)
 
     def _grouped_products(self, x: Tensor) -> bool:
-        """Whether one kernel can do a product per group without the sizes of the groups being known here."""
+        """Whether one kernel can do a product per group without the sizes of the groups being known here.
+
+        A pass on the meta device takes the way of one on a GPU.
+        """
         aligned = all(stride * x.element_size() % 16 == 0 for stride in (self.gate_up.shape[2], self.down.shape[2]))
-        return x.is_cuda and x.dtype == torch.bfloat16 and aligned
+        return x.device.type in ("cuda", "meta") and x.dtype == torch.bfloat16 and aligned
 
 
 def _products(x: Tensor, weight: Tensor, groups: Tensor | list[int]) -> Tensor:

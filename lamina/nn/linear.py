@@ -8,12 +8,16 @@ row as a batch of products, one for each stretch of the weight's rows, for sever
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lamina import kernels
+
+if TYPE_CHECKING:
+    from lamina.kernels.product import Unnormed
 
 PIECES = 16  # stretches of a weight: enough to give every core some
 MOST_ROWS = 64  # with more, F.linear is good
@@ -27,11 +31,13 @@ class Linear(nn.Linear):
     before   a factor on x
     scale    a factor on y, or one for each of its numbers, [out]
     softcap  holds y between -softcap and softcap
+
+    In a captured step x may come from `memory.mix` before its norm has divided it.
     """
 
     def forward(
         self,
-        x: Tensor,
+        x: Tensor | Unnormed,
         onto: Tensor | None = None,
         *,
         before: float = 1.0,
@@ -40,6 +46,7 @@ class Linear(nn.Linear):
     ) -> Tensor:
         if kernels.on():
             return self._by_kernel(x, onto, before, scale, softcap)
+        assert isinstance(x, Tensor)
         y = self._product(x if before == 1 else x * before)
         if isinstance(scale, Tensor) or scale != 1:
             y = (y * scale).to(y.dtype)
@@ -48,12 +55,19 @@ class Linear(nn.Linear):
         return y if onto is None else onto + y
 
     def _by_kernel(
-        self, x: Tensor, onto: Tensor | None, before: float, scale: float | Tensor, softcap: float | None
+        self, x: Tensor | Unnormed, onto: Tensor | None, before: float, scale: float | Tensor, softcap: float | None
     ) -> Tensor:
-        from lamina.kernels.product import product
+        from lamina.kernels.product import Unnormed, product
 
+        squares: Tensor | None = None
+        eps = 0.0
+        if isinstance(x, Unnormed):
+            squares, eps, x = x.squares, x.eps, x.x
         flat, residual = x.reshape(-1, x.shape[-1]), None if onto is None else onto.reshape(-1, onto.shape[-1])
-        y = product(flat, self.weight, bias=self.bias, residual=residual, before=before, scale=scale, softcap=softcap)
+        y = product(
+            flat, self.weight, bias=self.bias, residual=residual, before=before, scale=scale, softcap=softcap,
+            squares=squares, eps=eps,
+        )  # fmt: skip
         return y.view(*x.shape[:-1], -1)
 
     def _product(self, x: Tensor) -> Tensor:

@@ -112,12 +112,13 @@ class CapturedStep:
             self._capture()
         for _ in range(steps):
             if self.graph is None:
-                self._program()
+                self.program()
             else:
                 self.graph.replay()
         self.cache.clock.drift(steps)
 
-    def _program(self) -> None:
+    def program(self) -> None:
+        """One step, kernel by kernel: what is captured."""
         from lamina.generation.history import History
         from lamina.kernels import step as ends_of_step
 
@@ -143,11 +144,11 @@ class CapturedStep:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
-                self._program()
+                self.program()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._program()
+            self.program()
         self.counts.copy_(alive)
         self.graph = graph
 
@@ -159,9 +160,14 @@ class Graphs:
         self.model = model
         self.captures = 0
         self.kept: OrderedDict[tuple[int, Chooser], CapturedStep] = OrderedDict()
+        self.weights: list[int] = []
 
     def step(self, rows: int, chooser: Chooser) -> CapturedStep:
         chooser = replace(chooser, seed=0)  # seeds are copied in
+        weights = [parameter.data_ptr() for parameter in self.model.parameters()]
+        if weights != self.weights:  # the model was moved or converted: what was captured reads memory it has left
+            self.kept.clear()
+            self.weights = weights
         key = (rows, chooser)
         if key not in self.kept:
             self.kept[key] = CapturedStep(self.model, rows, chooser)

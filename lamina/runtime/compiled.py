@@ -86,6 +86,8 @@ def why_not_compiled(step: Step, x: Tensor) -> str | None:
         return f"{step.T} tokens a row; passes of up to {MOST_TOKENS} are compiled"
     if step.rows is not None or step.counts is not None or step.spans is not None:
         return "the pass is over some rows only, has padding, or has tokens that see each other both ways"
+    if step.attended is not None:
+        return "what is attended to is recorded"
     if torch.is_grad_enabled() and x.requires_grad:
         return "gradients are wanted"
     room = [layer.slots or 0 for entry in step.layers for layer in entry.values() if is_line(layer)]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
-
-import torch
 
 from lamina import kernels
 from lamina.attention.window import Chunked, Full, Sliding
 from lamina.cache.layer import Layer
-from lamina.cache.spec import Attention, Convolution, Latent, Recurrent, Spec
+from lamina.cache.spec import Attention, Convolution, Latent, LayerSpecs, Recurrent, Spec
 from lamina.recurrence import SSD, GatedDelta, SelectiveScan
 
 if TYPE_CHECKING:
@@ -28,14 +27,19 @@ def why_not_captured(model: Model, cache: Cache | None = None, rows: int = 1) ->
     rows = rows if cache is None else cache.rows
     if rows > MOST_ROWS:
         return f"{rows} rows; the kernels of a captured step are for up to {MOST_ROWS}"
-    for i, entry in enumerate(model.specs):
+    return why_no_kernels(model.specs, None if cache is None else cache.layers)
+
+
+def why_no_kernels(specs: Sequence[LayerSpecs], layers: Sequence[Mapping[str, Layer]] | None = None) -> str | None:
+    """The first layer that no kernel of a captured step serves, in words; None when all are served."""
+    for i, entry in enumerate(specs):
         for name, spec in entry.items():
-            if reason := _unkept(spec, None if cache is None else cache.layers[i][name], model.dtype):
+            if reason := _unserved(spec, None if layers is None else layers[i][name]):
                 return f"layer {i} entry {name!r}: {reason}"
     return None
 
 
-def _unkept(spec: Spec, layer: Layer | None, dtype: torch.dtype) -> str | None:
+def _unserved(spec: Spec, layer: Layer | None) -> str | None:
     match spec:
         case Attention(window=Full() | Sliding() | Chunked()) | Latent(window=Full()) | Convolution():
             return None

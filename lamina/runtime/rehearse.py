@@ -8,49 +8,61 @@ built at a time.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from threading import Thread
+from contextlib import contextmanager
+from threading import Thread, local
 from typing import Any
 
 import torch
 from torch import nn
 
 from lamina import kernels
-from lamina.checkpoint.loader import finish_buffers, own_dtype, owner, tensors_of
+from lamina.checkpoint.loader import finish_buffers, own_dtype, put, tensors_of
 from lamina.config import Config
 from lamina.model import Model
+from lamina.runtime.explain import why_no_kernels
 
 
 class Rehearsal:
     """The kernels of one-row decoding being built in the background; `wait` until they are there."""
 
-    def __init__(self, model: Model, device: torch.device) -> None:
-        self.failed: BaseException | None = None
-        self.thread = Thread(target=self._build, args=(model, device), daemon=True)
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        self.failed: Exception | None = None
+        self.thread = Thread(target=self._build, args=(config, dtype, device), daemon=True)
         self.thread.start()
 
     def wait(self) -> None:
         self.thread.join()
 
-    def _build(self, model: Model, device: torch.device) -> None:
+    def _build(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         try:
-            with torch.cuda.device(device), torch.no_grad():
-                build_kernels(model)
-        except Exception as problem:  # whoever launches the kernel meets it again, with a better trace
+            with torch.cuda.device(device):
+                build_kernels(without_numbers(config, dtype))
+        except Exception as problem:  # whoever launches the kernel meets it again, with its own trace
             self.failed = problem
 
 
+def rehearsal(config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> Rehearsal | None:
+    """Starts building the kernels for a model that is about to be loaded; None where it would use none."""
+    if device.type != "cuda" or kernels.why_not(torch.empty(0, dtype=dtype, device=device)) is not None:
+        return None
+    return Rehearsal(config, dtype, device)
+
+
+@torch.no_grad()
 def build_kernels(model: Model, rows: int = 1) -> None:
-    """Builds the kernels of a decode step of a model on the meta device."""
+    """Builds the kernels of a greedy decode step of a model on the meta device."""
     from triton import AsyncCompileMode
 
-    from lamina.kernels.launch import rehearsing
+    from lamina.generation.run import Chooser
     from lamina.runtime.capture import CapturedStep
 
-    step = CapturedStep(model, rows)
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool, AsyncCompileMode(pool), rehearsing():
-        step.rehearse()
+    if why_no_kernels(model.specs) is not None:
+        return
+    step = CapturedStep(model, rows, Chooser())
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool, AsyncCompileMode(pool), building():
+        step.program()
 
 
 def without_numbers(config: Mapping[str, Any], dtype: torch.dtype) -> Model:
@@ -62,16 +74,29 @@ def without_numbers(config: Mapping[str, Any], dtype: torch.dtype) -> Model:
     for paths, like in tensors_of(model):
         if isinstance(like, nn.Parameter):
             values = torch.empty(like.shape, dtype=own_dtype(model, paths, like, dtype), device="meta")
-            parameter = nn.Parameter(values, requires_grad=False)
-            for path in paths:
-                module, name = owner(model, path)
-                setattr(module, name, parameter)
+            put(model, paths, like, values)
     finish_buffers(model, torch.device("meta"))
     return model.eval()
 
 
-def begin(config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> Rehearsal | None:
-    """Starts building the kernels for a model that is about to be loaded; None where it would use none."""
-    if device.type != "cuda" or kernels.why_not(torch.empty(0, device=device, dtype=dtype)) is not None:
-        return None
-    return Rehearsal(without_numbers(config, dtype), device)
+_thread = local()
+
+
+@contextmanager
+def building() -> Iterator[None]:
+    """Inside, in this thread, launching a kernel only builds it. Triton has no switch for that, so its way to run a
+    kernel is given one."""
+    from triton.runtime.jit import JITFunction
+
+    run = getattr(JITFunction.run, "without_switch", JITFunction.run)
+
+    def build_or_run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        return run(self, *args, grid=grid, warmup=warmup or getattr(_thread, "builds", False), **options)
+
+    build_or_run.without_switch = run  # type: ignore[attr-defined]
+    JITFunction.run = build_or_run
+    _thread.builds = True
+    try:
+        yield
+    finally:
+        _thread.builds = False

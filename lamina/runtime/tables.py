@@ -19,6 +19,7 @@ from lamina.cache.store import TokenLayer
 from lamina.recurrence.rule import Tensors
 
 if TYPE_CHECKING:
+    from lamina.kernels.product import Unnormed
     from lamina.model import Model
     from lamina.nn.norm import RMSNorm
     from lamina.runtime.capture import CapturedStep
@@ -109,10 +110,16 @@ class DeviceRecurrent(DeviceLayer):
 
         return recur_step(self.spec.rule, inputs, constants, self.table, **around)
 
+    def mixes(self, x: Tensor) -> bool:
+        """Whether `mix` is the way for as many rows and tokens as x [B, T, C] has."""
+        from lamina.kernels.mix import pays
+
+        return pays(self.spec.rule, *x.shape[:2])
+
     def mix(
         self, step: CapturedStep, key: Key, ring: DeviceConvolution, x: Tensor, inputs: Tensors, constants: Tensors,
         **how: Any,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor | Unnormed:  # fmt: skip
         from lamina.kernels.mix import mix_step
 
         return mix_step(self.spec.rule, x, inputs, constants, ring.table, self.table, **how)

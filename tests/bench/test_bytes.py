@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from lamina.attention.window import Chunked, Full, Sliding, Window
-from lamina.bench.bytes import Moved, decode_bytes, distinct_experts, moved_by, visible, weight_bytes
+from lamina.bench.bytes import Moved, decode_bytes, distinct_experts, knows, moved_by, visible, weight_bytes
 from lamina.bench.random_model import random_model
-from lamina.cache.spec import Attention, Convolution, Cross, Latent, Recurrent, Shared, Tokens
+from lamina.cache.spec import Attention, Convolution, Cross, Keeping, Latent, Recurrent, Shared, Tokens
 from lamina.errors import InputError
 from lamina.recurrence import SSD
 from tests.bench.small import small
+from tests.laws.outside import Peak
 
 
 @pytest.mark.parametrize("window", [Full(), Sliding(1), Sliding(7), Sliding(5, keep=3), Chunked(6)])
@@ -21,21 +22,43 @@ def test_visible_tokens_are_those_that_the_window_sees(window: Window) -> None:
         assert visible(window, position) == int(seen.sum())
 
 
+def kept(size: int) -> Keeping:
+    dtype = {2: torch.bfloat16, 4: torch.float32}[size]
+    return Keeping(5, None, 3, dtype, torch.device("cpu"))  # rows and slack of the cache do not matter here
+
+
 def test_each_kind_of_memory_moves_what_it_keeps() -> None:
-    assert moved_by(Attention(2, 8, 6), 3, 100, 2) == Moved(tokens=3 * 100 * 2 * 14 * 2, new=3 * 2 * 14 * 2)
+    assert moved_by(Attention(2, 8, 6), 3, 100, kept(2)) == Moved(tokens=3 * 100 * 2 * 14 * 2, new=3 * 2 * 14 * 2)
     sliding = Attention(2, 8, 8, Sliding(16))
-    assert moved_by(sliding, 1, 100, 2) == Moved(tokens=15 * 2 * 16 * 2, new=2 * 16 * 2)
-    assert moved_by(Latent(16, 4), 2, 10, 4) == Moved(tokens=2 * 10 * 20 * 4, new=2 * 20 * 4)
-    assert moved_by(Tokens(5), 1, 10, 4) == Moved(tokens=10 * 5 * 4, new=5 * 4)
-    assert moved_by(Convolution(6, 4), 2, 100, 2) == Moved(states=2 * 4 * 6 * 2)  # three read, one written
-    assert moved_by(Convolution(6, 4), 2, 1, 2) == Moved(states=2 * 2 * 6 * 2)
+    assert moved_by(sliding, 1, 100, kept(2)) == Moved(tokens=15 * 2 * 16 * 2, new=2 * 16 * 2)
+    assert moved_by(Latent(16, 4), 2, 10, kept(4)) == Moved(tokens=2 * 10 * 20 * 4, new=2 * 20 * 4)
+    assert moved_by(Tokens(5), 1, 10, kept(4)) == Moved(tokens=10 * 5 * 4, new=5 * 4)
+    assert moved_by(Convolution(6, 4), 2, 100, kept(2)) == Moved(states=2 * 4 * 6 * 2)  # three read, one written
+    assert moved_by(Convolution(6, 4), 2, 1, kept(2)) == Moved(states=2 * 2 * 6 * 2)
     rule = SSD(4, 8, 16, 1)
-    assert moved_by(Recurrent(rule), 3, 100, 2) == Moved(states=3 * 2 * 4 * 8 * 16 * 4)  # float32 all the same
+    assert moved_by(Recurrent(rule), 3, 100, kept(2)) == Moved(states=3 * 2 * 4 * 8 * 16 * 4)  # float32 all the same
+    assert moved_by(Cross(2, 8, 6), 3, 10, kept(2)) == Moved(tokens=3 * 10 * 2 * 14 * 2)
 
 
 def test_a_kind_that_is_not_known_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match="how many bytes a Cross moves in a decode step is not known"):
-        moved_by(Cross(1, 2, 2), 1, 1, 2)
+    assert knows(Cross(1, 2, 2)) and knows(Shared(0)) and not knows(Peak(3))
+    with pytest.raises(InputError, match="how many bytes a Peak moves in a decode step is not known"):
+        moved_by(Peak(3), 1, 1, kept(2))
+
+
+def test_a_decoder_reads_its_source_and_none_of_the_encoders_weights() -> None:
+    config = dict(
+        model_type="t5", d_model=16, d_kv=4, num_heads=4, d_ff=24, num_layers=3, num_decoder_layers=2, vocab_size=67,
+        relative_attention_num_buckets=8, layer_norm_epsilon=1e-6, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = random_model(config, torch.float32, "cpu")
+    with pytest.raises(InputError, match="reads a source: say how many tokens it has with source=…"):
+        decode_bytes(model, 2, 10)
+    moved = decode_bytes(model, 2, 10, source=5)
+    assert moved.tokens == 2 * 2 * (10 + 5) * 4 * 8 * 4  # rows, layers, tokens, heads, key and value, bytes
+    block = sum(parameter.nbytes for parameter in model.blocks[0].parameters()) - 16 * 32 * 4  # but for cross keys
+    rest = model.norm.weight.nbytes + model.head.weight.nbytes + model.bias.weight.nbytes  # type: ignore[union-attr, operator]
+    assert moved.weights == 2 * block + rest + 2 * 16 * 4  # and two lines of the embedding
 
 
 def test_a_layer_that_shares_anothers_tokens_reads_them_and_writes_none() -> None:

@@ -130,7 +130,10 @@ def test_a_cache_prints_as_a_table() -> None:
         "attention, sliding 5       2      6  float64  3.0 KiB",
         "convolution 3              2      4  float64  1.0 KiB",
         "SSD                        2         float64  1.5 KiB",
-        "all                        2                  5.5 KiB",
+        "token ids                         2  int64       32 B",
+        "logits                               float64    208 B",
+        "clock                                int64       49 B",
+        "all                        2                  5.8 KiB",
     ]
 
 

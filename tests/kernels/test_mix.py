@@ -15,12 +15,17 @@ from lamina import kernels
 from lamina.activation import ACTIVATIONS, activation
 from lamina.cache.memory import Memory
 from lamina.cache.spec import Recurrent
+from lamina.generation.run import Chooser
 from lamina.kernels import mix
 from lamina.kernels.finish import scratch
+from lamina.kernels.product import Unnormed, linear, product
 from lamina.kernels.recur import Tile
 from lamina.nn import GatedRMSNorm, ShortConvolution
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan, causal_convolution_by_steps
+from lamina.runtime.capture import CapturedStep
 from lamina.runtime.tables import DeviceConvolution, DeviceRecurrent
+from tests.families.harness import pair
+from tests.kernels.launches import noted
 from tests.kernels.stores import Ring
 from tests.recurrence.inputs import error
 
@@ -56,15 +61,17 @@ class Mixer:
     around: dict[str, Any]
 
     @classmethod
-    def random(cls, rule: Rule, seed: int, dtype: torch.dtype = torch.float32, norm: str | None = None) -> Mixer:
+    def random(
+        cls, rule: Rule, seed: int, dtype: torch.dtype = torch.float32, norm: str | None = None, rows: int = 3
+    ) -> Mixer:
         torch.manual_seed(seed)
         picks = random.Random(seed)
         small = ("dt",) if isinstance(rule, SSD) else ("g", "beta")
         shapes = rule.input_shapes
         heads, dim = shapes[rule.value]
         width, channels = heads * dim, sum(prod(shape) for name, shape in shapes.items() if name not in small)
-        taps, rows = picks.randint(2, 5), 3
-        lengths = [picks.randint(0, 1), picks.randint(1, taps), picks.randint(taps, 30)]
+        taps = picks.randint(2, 5)
+        lengths = [picks.randint(taps, 30), picks.randint(0, 1), picks.randint(1, taps)][:rows]
         history = [torch.randn(length, channels).to(dtype) for length in lengths]
         projected = torch.randn(rows, 1, 3 + width + channels + heads * len(small)).to(dtype)
         _, gate, x, *rest = projected.split([3, width, channels] + [heads] * len(small), dim=-1)
@@ -89,7 +96,7 @@ class Mixer:
                 parameter.data = torch.randn(parameter.shape).to(dtype)
         return cls(
             rule, Ring(history, taps + picks.choice([0, 0, 3]), dtype), torch.randn(rows, *rule.state_shape), x,
-            dict(zip(small, rest, strict=True)), gate, torch.tensor([1, picks.randint(0, 1), 1]), conv, made,
+            dict(zip(small, rest, strict=True)), gate, torch.tensor([1, picks.randint(0, 1), 1][:rows]), conv, made,
             constants, around,
         )  # fmt: skip
 
@@ -99,7 +106,7 @@ class Mixer:
         counts = self.counts.data_ptr()
         return self.ring.table(self.counts), torch.tensor([self.state.data_ptr(), 0, 0, 0, 0, 0, counts, 0])
 
-    def run(self, **more: Any) -> Tensor:
+    def run(self, **more: Any) -> Tensor | Unnormed:
         """The kernel, on this ring and this state."""
         with torch.no_grad():
             return mix.mix_step(
@@ -145,6 +152,10 @@ class Mixer:
         return out.detach(), state.detach()
 
 
+def divided(out: Tensor | Unnormed) -> Tensor:
+    return out if isinstance(out, Tensor) else out.divided()
+
+
 def check(one: Mixer, **more: Any) -> None:
     """The kernel against the plain operations, with NaN wherever there is no token."""
     live = one.counts > 0
@@ -153,7 +164,7 @@ def check(one: Mixer, **more: Any) -> None:
         x[~live] = torch.nan
     slots, before = one.ring.store.shape[1], one.ring.store.clone()
     kept = one.state[~live].clone()
-    out = one.run(**more)
+    out = divided(one.run(**more))
     assert out.shape == expected.shape and out.dtype == one.gate.dtype
     assert error(out[live], expected[live]) < 2e-5
     assert (out[~live] == 0).all()
@@ -201,7 +212,7 @@ def test_bfloat16_is_no_further_from_the_truth_than_the_plain_operations(rule: R
     live = one.counts > 0
     truth, final = one.plain(torch.float64)
     plain, plain_state = one.plain()
-    out = one.run()
+    out = divided(one.run())
     assert out.dtype == torch.bfloat16
     assert error(out[live], truth[live]) <= 2 * error(plain[live], truth[live]) + 2**-8
     assert error(one.state[live], final[live]) <= 2 * error(plain_state[live], final[live]) + 1e-6
@@ -213,7 +224,7 @@ def test_many_tokens_go_around_the_ring(rule: Rule) -> None:
     one.counts[:] = 1
     for _ in range(6):
         expected, final = one.plain()
-        out = one.run()
+        out = divided(one.run())
         assert error(out, expected) < 2e-5
         assert error(one.state, final) < 5e-6
         one.ring.history = [torch.cat([old, new]) for old, new in zip(one.ring.history, one.x, strict=True)]
@@ -234,9 +245,9 @@ def test_several_tokens_through_a_memory_are_one_after_the_other(rule: Rule, nor
         x, gate, *rest = (part[:, first:last] for part in several.values())
         inputs = dict(zip(one.inputs, rest, strict=True))
         with torch.no_grad(), kernels.in_use():
-            return memory.mix(
-                rule, x, inputs, one.constants, conv=one.conv, gate=gate, norm=one.norm, around=one.around
-            )  # fmt: skip
+            return divided(
+                memory.mix(rule, x, inputs, one.constants, conv=one.conv, gate=gate, norm=one.norm, around=one.around)
+            )
 
     one.counts[:] = 1
     memory = one.memory()
@@ -251,6 +262,75 @@ def test_several_tokens_through_a_memory_are_one_after_the_other(rule: Rule, nor
     assert error(mixed(0, 3), torch.cat(singly, 1)) < 2e-5
     assert torch.equal(one.ring.store.nan_to_num(), after[0].nan_to_num())
     assert error(one.state, after[1]) < 5e-6
+
+
+@pytest.mark.parametrize("rule", SMALL + LARGER, ids=str)
+def test_one_row_under_one_norm_is_left_undivided(rule: Rule) -> None:
+    for numbers in (512, 2**20):
+        one = Mixer.random(rule, numbers, norm="whole", rows=1)
+        check(one, tile=Tile(numbers, 4))
+        assert isinstance(one.run(), Unnormed)
+
+
+@each_kind
+def test_the_product_behind_divides(rule: Rule) -> None:
+    for gate_first, dtype in ((True, torch.float32), (False, torch.float32), (True, torch.bfloat16)):
+        one = Mixer.random(rule, 6, dtype, norm="whole", rows=1)
+        assert one.norm is not None
+        one.norm.gate_first = gate_first
+        width = one.gate.shape[2]
+        weight, onto = (torch.randn(7, n).to(dtype) for n in (width, 1))
+        truth, plain = (
+            linear(one.plain(to)[0][0], weight.to(to), residual=onto.T.to(to)) for to in (torch.float64, dtype)
+        )
+        out = one.run(tile=Tile(512, 4))
+        assert isinstance(out, Unnormed)
+        got = product(out.x[0], weight, residual=onto.T.contiguous(), squares=out.squares, eps=out.eps)
+        assert error(got, truth) <= 2 * error(plain, truth) + (1e-5 if dtype == torch.float32 else 2**-8)
+
+
+@each_kind
+def test_one_row_without_a_token_is_zeros_and_squares_of_zeros(rule: Rule) -> None:
+    one = Mixer.random(rule, 7, norm="whole", rows=1)
+    one.counts[:] = 0
+    check(one)
+    out = one.run()
+    assert isinstance(out, Unnormed) and not out.squares.any() and not out.x.any()
+
+
+def test_what_could_leave_the_range_of_float16_is_divided_at_once() -> None:
+    one = Mixer.random(SMALL[0], 8, torch.float16, norm="whole", rows=1)
+    expected, _ = one.plain(torch.float64)
+    out = one.run()
+    assert isinstance(out, Tensor)
+    assert error(out, expected) < 2**-8
+
+
+@each_kind
+def test_many_states_go_the_way_that_is_faster(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mix, "MANY", 1)
+    one = Mixer.random(rule, 9, norm="whole")
+    launched: list[str] = []
+    with torch.no_grad(), kernels.in_use(), noted(launched):
+        one.memory().mix(
+            rule, one.x, one.inputs, one.constants, conv=one.conv, gate=one.gate, norm=one.norm, around=one.around
+        )
+    apart = ["_convolve", "_ssd", "_gated_norm_kernel"]
+    assert launched == (apart if isinstance(rule, SSD) else ["_delta_kernel"])
+
+
+def test_a_captured_step_of_one_row_gives_the_logits_of_a_plain_pass() -> None:
+    model = pair("mamba2", "tied, biases, one group, long kernel")[1]
+    ids = torch.tensor([[5, 9, 12, 3]])
+    plain, replayed = (model.new_cache(rows=1, capacity=16) for _ in range(2))
+    for cache in (plain, replayed):
+        model(ids, cache=cache)
+    step = CapturedStep(model, 1, Chooser())
+    step.take_up(replayed, torch.tensor([7]), [4], ())
+    step.run(1)
+    expected = model(torch.tensor([[7]]), cache=plain, logits="last")
+    assert replayed.logits is not None
+    torch.testing.assert_close(replayed.logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_what_the_kernel_cannot_do_is_refused() -> None:

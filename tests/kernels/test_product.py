@@ -56,6 +56,27 @@ def test_a_product_with_all_that_stands_around_it_is_the_linear_map(form: Form, 
     assert close(product(x, weight, form=form), F.linear(x, weight), F.linear(x.double(), weight.double()))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", [None, FORMS["rows"], FORMS["rows, in parts"]], ids=["chosen", "rows", "in parts"])
+def test_a_product_divides_a_vector_by_its_root_mean_square(form: Form | None, dtype: torch.dtype) -> None:
+    for k, parts in ((64, 1), (40, 5), (600, 20)):
+        x, weight, bias = (
+            numbers(1, k, dtype=dtype),
+            numbers(7, k, dtype=dtype, seed=1),
+            numbers(7, dtype=dtype, seed=2),
+        )
+        residual, squares = numbers(1, 7, dtype=dtype, seed=3), numbers(parts, dtype=torch.float32, seed=4).abs() * k
+        inputs, high = (x, weight, bias, residual), [t.double() for t in (x, weight, bias, residual)]
+        plain = linear(*inputs, 0.5, 0.3, squares=squares, eps=0.1)
+        exact = linear(*high, 0.5, 0.3, squares=squares.double(), eps=0.1)
+        around = {"bias": bias, "residual": residual, "before": 0.5, "scale": 0.3}
+        got = product(x, weight, **around, squares=squares, eps=0.1, form=form)  # type: ignore[arg-type]
+        assert close(got, plain, exact)
+    normed = x.float() * (x.float().square().mean() + 1e-5).rsqrt()
+    got = product(x, weight, squares=x.float().view(20, -1).square().sum(1), eps=1e-5, form=form)
+    assert close(got, F.linear(normed.to(dtype), weight), F.linear(normed.double(), weight.double()))
+
+
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_a_gated_product_is_the_activation_of_the_gate_times_up(form: Form) -> None:
     n = vectors(form)
@@ -129,5 +150,8 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         product(torch.zeros(1, 15), weight)
     with pytest.raises(InputError, match=r"Rows\(.*\) takes one vector, not 2; use Tiles"):
         product(torch.zeros(2, 16), weight, form=Rows())
+    for n, form in ((1, Tiles()), (2, None)):
+        with pytest.raises(InputError, match=r"Tiles\(.*\) takes vectors that their norm has divided"):
+            product(torch.zeros(n, 16), weight, squares=torch.ones(3), form=form)
     with pytest.raises(InputError, match=r"parts of sums and .* counters, but the scratch store has room for"):
         product(torch.zeros(64, 16), torch.zeros(1 << 15, 16), form=Tiles(splits=2))

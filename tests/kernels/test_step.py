@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
 from lamina.generation.noise import draw
+from lamina.generation.run import Chooser
 from lamina.kernels.step import STRETCH, finish, positions, scratch_for
+from lamina.runtime import Graphs
+from tests.families.harness import pair
 
 
 @pytest.mark.parametrize("sample", [False, True])
@@ -43,3 +48,12 @@ def test_finish_chooses_commits_and_ends_rows(rows: int, vocab: int, sample: boo
         assert counts[r] == (live and fed not in (4, 5) and left[r] > 0)
         assert record[r].tolist() == [fed if live and p == before["lengths"][r] else -1 for p in range(16)]
     assert (scratch[2] == 0).all()
+
+
+def test_a_model_that_was_converted_is_captured_anew() -> None:
+    model = copy.deepcopy(pair("llama", "grouped")[1])
+    graphs = Graphs(model)
+    first = graphs.step(1, Chooser())
+    assert graphs.step(1, Chooser()) is first
+    model.to(torch.bfloat16)
+    assert graphs.step(1, Chooser()) is not first

@@ -66,7 +66,10 @@ class PeakLayer(Layer):
         return torch.where(clock.written <= self.slack + 2, clock.lengths, kept)
 
     def poison(self, clock: Clock, value: float = float("nan")) -> None:
-        unused = self.ring.positions(self.slack + 2, clock.lengths) < 0
+        held = self.ring.positions(self.slack + 2, clock.lengths)
+        unused = (held < 0) | (
+            held + self.slack + 2 < clock.written[:, None]
+        )  # or taken by a token that was taken back
         self.data["peaks"].masked_fill_(unused[..., None], value)
 
     def fit(self, like: Self, clock: Clock) -> Self:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.laws.budget import examples
 from tests.laws.toys import KINDS, toy
-from tests.laws.world import World
+from tests.laws.world import World, reloaded
 
 OPERATIONS: dict[str, Callable[[History, random.Random], None]] = {}
 
@@ -124,6 +124,12 @@ class History:
         world.reset(some_rows(rng, world))
 
     @operation
+    def reorder(self, rng: random.Random) -> None:
+        world = self.one(rng)
+        count = len(world.rows)
+        world.reorder(rng.choices(range(count), k=count), some(rng, [2] * count))
+
+    @operation
     def reserve(self, rng: random.Random) -> None:
         cache, tokens = self.one(rng).cache, rng.randint(1, 70)
         cache.reserve(tokens if cache.limit is None else min(tokens, cache.limit))
@@ -172,6 +178,11 @@ class History:
         both = [one, two] if maybe(rng) else [two, one]
         if len(one.rows) + len(two.rows) <= 5:
             self.keep(World.join(both), rng)
+
+    @operation
+    def go_through_a_file(self, rng: random.Random) -> None:
+        world = self.one(rng)
+        world.cache = reloaded(world.cache)
 
 
 def maybe(rng: random.Random) -> bool:

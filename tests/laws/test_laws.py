@@ -13,10 +13,10 @@ from torch import Tensor
 from lamina import Cache, RewindError
 from tests.laws.budget import examples
 from tests.laws.toys import KINDS, EncoderDecoder, assert_close, random_ids, toy, truth
-from tests.laws.world import Halfway, World, raising_after
+from tests.laws.world import Halfway, World, raising_after, reloaded
 
 LENGTH = 26  # more than four times the windows of the toys
-SHARE = 0.3 / 9
+SHARE = 0.3 / 10
 
 kinds, seeds, slacks = st.sampled_from(KINDS), st.integers(0, 2**16), st.integers(0, 4)
 capacities = st.sampled_from([None, 3 * LENGTH])
@@ -43,6 +43,10 @@ def cuts(length: int, rng: random.Random) -> list[int]:
     while sum(pieces) < length:
         pieces.append(min(rng.choice([1, 1, 2, 3, rng.randint(1, length)]), length - sum(pieces)))
     return pieces
+
+
+def maybe(rng: random.Random) -> bool:
+    return rng.random() < 0.5
 
 
 def run(kind: str, ids: Tensor, cache: Cache, pieces: list[int], poison: bool = False) -> Tensor:
@@ -149,6 +153,31 @@ def test_rows_verbs_are_indexing_and_never_change_their_parents(
         world.cache.poison(7.0).reset()
 
 
+@given(kind=kinds, capacity=capacities, slack=slacks, seed=seeds)
+@examples(SHARE)
+def test_rows_reorder_is_select_in_place_whatever_rows_have_in_common(
+    kind: str, capacity: int | None, slack: int, seed: int
+) -> None:
+    rng = random.Random(seed)
+    prompts = World.fresh(kind, 2, capacity, slack, seed)
+    prompts.feed(9, [rng.randint(1, 9) for _ in range(2)])
+    beams = prompts.made(prompts.cache.repeat(3), [0, 0, 0, 1, 1, 1])
+    for _ in range(6):
+        beams.feed(
+            T := rng.choice([1, 1, 2, 5]), accepted=[rng.randint(0, T) for _ in range(6)] if maybe(rng) else None
+        )
+        if maybe(rng):
+            beams.rewind([rng.randint(0, min(2, back)) for back in beams.cache.rewindable.tolist()])
+        groups = [[0, 1, 2], [3, 4, 5]] if rng.random() < 0.8 else [range(6)]
+        rows = [row for group in groups for row in rng.choices(group, k=len(group))]
+        selected = beams.made(beams.cache.select(rows), rows)
+        beams.reorder(rows, [rng.choice([0, 0, 1, 9]) for _ in rows])
+        beams.check()
+        assert beams.cache.rewindable.tolist() == selected.cache.rewindable.tolist()
+    beams.feed(4)
+    selected.feed(1)
+
+
 @given(kind=kinds, slack=slacks, seed=seeds)
 @examples(SHARE)
 def test_layout_where_the_bytes_sit_changes_nothing(kind: str, slack: int, seed: int) -> None:
@@ -205,6 +234,34 @@ def test_atomic_a_pass_that_raises_leaves_everything_as_it_was(
         assert (world.cache.rewindable >= back.clamp(max=slack)).all()
         world.check()
         world.feed(rng.choice([1, 3]))
+
+
+@given(kind=kinds, capacity=capacities, slack=slacks, rows=st.integers(1, 3), seed=seeds)
+@examples(SHARE)
+def test_file_save_then_load_goes_on_with_the_same_bits_and_can_be_taken_back_as_far(
+    kind: str, capacity: int | None, slack: int, rows: int, seed: int
+) -> None:
+    rng = random.Random(seed)
+    model, saved = toy(kind), World.fresh(kind, rows, capacity, slack, seed)
+    for _ in range(rng.randint(0, 3)):
+        T = rng.choice([1, 4, 9])
+        saved.feed(T, counts := [rng.randint(0, T) for _ in range(rows)], unread=rng.random() < 0.3)
+        saved.feed(2, accepted=[rng.randint(0, 2) for _ in counts])
+        saved.rewind([rng.randint(0, back) for back in saved.cache.rewindable.tolist()])
+    loaded = saved.made(reloaded(saved.cache), range(rows))
+    loaded.check()
+    assert loaded.cache.rewindable.tolist() == saved.cache.rewindable.tolist()
+    other = reloaded(loaded.cache)
+    for _ in range(3):
+        back = [rng.randint(0, most) for most in saved.cache.rewindable.tolist()]
+        ids = random_ids(rows, T := rng.choice([1, 1, 3, 7]), rng.randint(0, 99))
+        counts = [rng.randint(1, T) for _ in range(rows)]
+        one, two = (model(ids, cache=cache.rewind(back), counts=counts) for cache in (saved.cache, other))
+        assert one is not None and two is not None
+        assert all(torch.equal(a[:n], b[:n]) for a, b, n in zip(one, two, counts, strict=True)), kind
+    loaded.rewind([rng.randint(0, back) for back in loaded.cache.rewindable.tolist()])
+    loaded.feed(rng.choice([1, 5]))
+    loaded.check()
 
 
 @pytest.mark.parametrize("kind", KINDS)

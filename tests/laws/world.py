@@ -2,13 +2,16 @@
 
 Every operation is done to both. Whatever logits come out of a pass are compared with the uncached pass over each row's
 list alone, and after any operation the cache must say about itself what the lists say. That one comparison holds all
-the laws: chunking, independence, rewind, rows, layout, poison, atomic.
+the laws: chunking, independence, rewind, rows, layout, poison, atomic, file.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
+import os
 import random
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,9 +23,9 @@ from hypothesis import currently_in_test_context
 from hypothesis import note as hypothesis_note
 from torch import Tensor
 
-from lamina import Cache, CapacityError, RewindError
+from lamina import Cache, CapacityError, RewindError, load_cache
 from lamina.cache.counts import Counts
-from lamina.model import Logits
+from lamina.model import Logits, Model
 from tests.laws.toys import VOCAB, EncoderDecoder, Toy, assert_close, toy, truth
 
 
@@ -39,6 +42,14 @@ class Row:
     source: tuple[int, ...] | None = None
     floor: int = 0  # the slack promises that the row can be taken back to this length
     logits_known: bool = False
+
+
+def shared(one: Row, two: Row) -> int:
+    """How many first tokens two rows have in common."""
+    if one.source != two.source:
+        return 0
+    pairs = zip(zip(one.ids, one.shown, strict=True), zip(two.ids, two.shown, strict=True), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 class Halfway(Exception):
@@ -81,6 +92,15 @@ def counts_on_the_device(pretend: bool = True) -> Iterator[None]:
         yield
     finally:
         Counts.of = staticmethod(plain)  # type: ignore[method-assign]
+
+
+def reloaded(cache: Cache, model: Model | None = None) -> Cache:
+    """What a file of it gives to its model, or to another."""
+    reader = model or cache.model
+    assert reader is not None
+    with tempfile.TemporaryDirectory() as folder:
+        cache.save(path := os.path.join(folder, "cache"))
+        return load_cache(path, reader)
 
 
 class World:
@@ -215,6 +235,15 @@ class World:
             self.rows[r].source = source
             padded = [list(source) + [0] * self.rng.randint(0, 2)]
             self.cache.attach(self.model.encode(padded, counts=[len(source)]), rows=[r])
+
+    def reorder(self, rows: Sequence[int], less: Sequence[int]) -> None:
+        """Row i becomes what row rows[i] was; what is said to be shared is `less` than what is, by that many tokens."""
+        since = [
+            max(0, shared(self.rows[i], self.rows[r]) - n) for i, (r, n) in enumerate(zip(rows, less, strict=True))
+        ]
+        note(f"  {rows=} {since=}")
+        self.cache.reorder(list(rows), since)
+        self.rows = [copy.deepcopy(self.rows[r]) for r in rows]
 
     # -- verbs that make caches ------------------------------------------------------------------------------------
 

@@ -1,0 +1,143 @@
+"""Cache files: `cache.save(path)` and `lamina.load_cache(path, model)`.
+
+    cache.save("talk.cache")
+    cache = lamina.load_cache("talk.cache", model)      # in another process, tomorrow
+    model.generate("And then?", cache=cache)            # the tokens of an unbroken run
+
+A file is a sealed safetensors file (`sealed.py`): it is written whole or not at all, and a byte of it that is not as it
+was saved is noticed. Its text says which model made the cache (`fingerprint.py`), how it is kept, and the clock's
+marks. Its tensors are the rows' ids, their last logits, and a tensor for each field of each layer: of a line the slots
+that some row uses, of a ring that has gone round all of it. What no later pass may depend on is written as zeros, so
+what was taken back is not in the file. A cache that can go back also needs the recurrences' constants before the
+first pass hands them over again: they are in the file too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lamina.cache import sealed
+from lamina.cache.cache import Cache
+from lamina.cache.clock import allocate
+from lamina.cache.fingerprint import Fingerprint, dtype_name
+from lamina.cache.layer import Layer
+from lamina.errors import CacheFileError, InputError
+
+if TYPE_CHECKING:
+    from lamina.model import Model
+
+CODEC = "plain"  # how numbers are kept; the only way there is
+
+
+def save(cache: Cache, path: str | os.PathLike[str]) -> None:
+    """See `Cache.save`."""
+    if cache.model is None:
+        raise InputError("this cache belongs to no model, and a file says whose it is: make it with model.new_cache()")
+    clock, marks = cache.clock, cache.clock.marks()
+    longest = max(marks["lengths"])
+    used = {key: layer.used(longest, max(marks["written"])) for key, layer in _layers(cache)}
+    constants = {key: layer.constants for key, layer in _layers(cache) if cache.slack and layer.constants is not None}
+    text = {
+        "model": Fingerprint.of(cache.model).as_values(),
+        "kept": {
+            "rows": cache.rows, "capacity": cache.capacity, "slack": cache.slack, "dtype": dtype_name(cache.dtype),
+            "codec": CODEC,
+        },
+        "clock": marks,
+        "slots": {key: layer.slots for key, layer in _layers(cache)},
+        "constants": {key: list(tensors) for key, tensors in constants.items()},
+    }  # fmt: skip
+    tokens = cache.record[:, :longest]
+    like = {"tokens": tokens} if cache.logits is None else {"tokens": tokens, "logits": cache.logits}
+    for key, layer in used.items():
+        like |= _fields(key, layer.data) | _fields(key, constants.get(key, {}), "constants.")
+
+    def contents() -> Iterator[Tensor]:
+        beyond = torch.arange(longest, device=cache.device) >= cache.lengths[:, None]
+        yield tokens.masked_fill(beyond, -1)
+        if cache.logits is not None:
+            yield cache.logits
+        every = torch.arange(cache.rows, device=cache.device)
+        for key, layer in used.items():
+            own = layer.select(every)
+            own.poison(clock, 0.0)
+            yield from own.data.values()
+            yield from constants.get(key, {}).values()
+
+    sealed.write(path, json.dumps(text), like, contents())
+
+
+def load_cache(path: str | os.PathLike[str], model: Model, device: str | torch.device | None = None) -> Cache:
+    """The cache that was saved there, for the model that made it; on the model's own device when none is named.
+
+    In the same dtype and on the same kind of device it goes on to the same logits, bit by bit; a model that was loaded
+    in another dtype takes the numbers over into its own. Another model is refused, and so is a file that is not as it
+    was saved.
+
+    >>> cache.save("talk.cache")                                   # doctest: +SKIP
+    >>> lamina.load_cache("talk.cache", model).tokens              # doctest: +SKIP
+    [[5, 6, 7]]
+    """
+    with sealed.opened(path) as file:
+        saved = json.loads(file.text)
+        made_by, kept = Fingerprint(**saved["model"]), saved["kept"]
+        if difference := made_by.difference(model):
+            raise CacheFileError(f"{path} was saved by a model {difference}: load it with the model that saved it")
+        if kept["codec"] != CODEC:
+            raise CacheFileError(
+                f"{path} is kept in the codec {kept['codec']!r}, and this version of Lamina knows {CODEC!r}: read it "
+                "with the version that wrote it"
+            )
+        dtype = getattr(torch, kept["dtype"]) if made_by.dtype == dtype_name(model.dtype) else model.dtype
+        place = model.device if device is None else torch.empty(0, device=device).device  # "cuda" is "cuda:0"
+        cache = Cache(
+            model.specs, rows=kept["rows"], capacity=kept["capacity"], slack=kept["slack"], dtype=dtype, device=place,
+            max_positions=model.max_positions, model=model,
+        )  # fmt: skip
+        cache.clock.set(saved["clock"])
+        places, like = _places(cache, file.like, saved), file.like
+        for name in sorted(places.keys() | like.keys()):
+            if name not in places or name not in like or places[name].shape != like[name].shape:
+                raise CacheFileError(f"{path} was saved by a Lamina that differs in {name}: load it with that version")
+        for name, tensor in file.tensors():
+            places[name].copy_(tensor)
+    return cache
+
+
+def _places(cache: Cache, like: Mapping[str, Tensor], saved: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Where each tensor of the file goes. Stores get as many slots as they had: the same slices, the same kernels."""
+
+    def room(name: str, dtype: torch.dtype | None = None) -> Tensor:
+        return allocate(like[name].shape, dtype or like[name].dtype, cache.device)
+
+    cache.record = room("tokens")
+    places = {"tokens": cache.record}
+    if "logits" in like:
+        as_kept = dtype_name(like["logits"].dtype) == saved["kept"]["dtype"]
+        cache.logits = places["logits"] = room("logits", cache.dtype if as_kept else None)
+    for key, layer in _layers(cache):
+        if layer.slots is not None:
+            layer.widen(saved["slots"][key])
+        for name, field in _fields(key, layer.data).items():
+            if name in like:
+                places[name] = field[tuple(slice(size) for size in like[name].shape)]
+        if (names := saved["constants"].get(key)) is not None:  # of a rule that has none, this too must be known
+            layer.constants = {name: room(f"{key}.constants.{name}") for name in names}
+            places |= _fields(key, layer.constants, "constants.")
+    return places
+
+
+def _layers(cache: Cache) -> Iterator[tuple[str, Layer]]:
+    for i, entry in enumerate(cache.layers):
+        for name, layer in entry.items():
+            yield f"layers.{i}.{name}", layer
+
+
+def _fields(key: str, tensors: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+    return {f"{key}.{prefix}{name}": tensor for name, tensor in tensors.items()}

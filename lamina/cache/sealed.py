@@ -1,0 +1,183 @@
+"""Sealed files: a text and named tensors in one safetensors file that is read back whole, or refused.
+
+    8 bytes   how long the header is
+    header    JSON as safetensors has it; its metadata begins with a checksum of the header and one of the data
+    data      the tensors' bytes, one after the other
+
+Every byte of the file is under one of the two checksums, so a file that was cut short or altered anywhere is refused.
+Tensors are written and read one at a time and hashed on the way: no second copy of them all is held. A file grows under
+another name beside the old one and takes its place when all of it lies on the disk: whatever fails before, a killed
+process included, leaves the old file as it was (and, if killed, a `.partial` file that can be deleted).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import blake2b
+from io import BufferedReader
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from lamina.errors import CacheFileError
+
+FORMAT, VERSION = "lamina cache", 1
+DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
+UNKNOWN = "0" * 64  # stands where a checksum will
+OPENING = b'{"__metadata__":{"checksum":"'
+OWN = slice(8 + len(OPENING), 8 + len(OPENING) + len(UNKNOWN))  # where the header's checksum is, in the file
+
+
+# -- writing -------------------------------------------------------------------------------------------------------
+
+
+def write(path: str | os.PathLike[str], text: str, like: Mapping[str, Tensor], tensors: Iterable[Tensor]) -> None:
+    """Writes a file, or leaves the one that is there.
+
+    like      name -> a tensor of that dtype and shape, whose numbers are not looked at
+    tensors   the numbers of each, in the same order; each is asked for when the one before it is written
+    """
+    table: dict[str, Any] = {}
+    end = 0
+    for name, one in like.items():
+        table[name] = {
+            "dtype": DTYPES[one.dtype], "shape": list(one.shape), "data_offsets": [end, end := end + one.nbytes],
+        }  # fmt: skip
+    with replacing(path) as file:
+        file.write(_header(text, table))
+        data = blake2b(digest_size=32)
+        for one, numbers in zip(like.values(), tensors, strict=True):
+            assert (numbers.dtype, numbers.shape) == (one.dtype, one.shape)
+            piece = numbers.cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+            data.update(piece)
+            file.write(piece)
+        header = _header(text, table, data.hexdigest())
+        file.seek(0)
+        file.write(_header(text, table, data.hexdigest(), _sum(header)))
+
+
+def _header(text: str, table: dict[str, Any], data: str = UNKNOWN, own: str = UNKNOWN) -> bytes:
+    """The header with its length in front; always as long, whatever the checksums are."""
+    metadata = {"checksum": own, "data_checksum": data, "format": FORMAT, "version": str(VERSION), "text": text}
+    header = json.dumps({"__metadata__": metadata, **table}, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header
+
+
+def _sum(header: bytes) -> str:
+    """The checksum of a header, its own place in it not counted."""
+    return blake2b(header[: OWN.start] + UNKNOWN.encode() + header[OWN.stop :], digest_size=32).hexdigest()
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A file to write that takes the place of `path` at the end, or leaves no trace."""
+    target = Path(os.path.realpath(Path(path).expanduser()))  # a link stays one
+    if not target.parent.is_dir():
+        raise CacheFileError(f"{path} cannot be written: there is no folder {target.parent}")
+    if target.is_dir():
+        raise CacheFileError(f"{path} cannot be written: it is a folder; give the path of a file")
+    draft = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.partial")
+    try:
+        with open(draft, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, target)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":  # the new name, too, is to lie on the disk
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def opened(path: str | os.PathLike[str]) -> Iterator[Sealed]:
+    """A file to read, its header proved."""
+    place = Path(path).expanduser()
+    if not place.is_file():
+        raise CacheFileError(f"{path} is a folder, not a cache file" if place.is_dir() else f"{path} does not exist")
+    with open(place, "rb") as file:
+        yield Sealed(place, file)
+
+
+class Sealed:
+    """An open file: its `text`, and its tensors in the order they were written."""
+
+    def __init__(self, path: Path, file: BufferedReader) -> None:
+        self.path, self._file = path, file
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(OWN.stop)
+        if start[8 : OWN.start] != OPENING[: max(0, len(start) - 8)]:
+            raise CacheFileError(f"{path} is not a cache file; cache.save(path) writes one")
+        end = 8 + int.from_bytes(start[:8], "little")
+        if len(start) < OWN.stop or end > size:
+            raise self._cut_short(size, max(end, OWN.stop), "at least ")
+        header = start + file.read(end - len(start))
+        if start[OWN].decode(errors="replace") != _sum(header):
+            raise self._altered("header")
+        self._table = json.loads(header[8:])
+        metadata = self._table.pop("__metadata__")
+        if (metadata["format"], metadata["version"]) != (FORMAT, str(VERSION)):
+            raise CacheFileError(
+                f"{path} has the format {metadata['format']!r} {metadata['version']}, and this version of Lamina reads "
+                f"{FORMAT!r} {VERSION}: read it with the version that wrote it"
+            )
+        whole = end + max((entry["data_offsets"][1] for entry in self._table.values()), default=0)
+        if size < whole:
+            raise self._cut_short(size, whole)
+        if size > whole:
+            raise CacheFileError(f"{path} was altered: {whole} bytes were saved, it has {size}. Save the cache again.")
+        self.text: str = metadata["text"]
+        self._data: str = metadata["data_checksum"]
+
+    @property
+    def like(self) -> dict[str, Tensor]:
+        """Name -> a tensor of that dtype and shape without numbers."""
+        return {
+            name: torch.empty(entry["shape"], dtype=BY_NAME[entry["dtype"]], device="meta")
+            for name, entry in self._table.items()
+        }
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Each name and tensor, on the CPU. Only when the last one has been given is it sure that all are right."""
+        data = blake2b(digest_size=32)
+        for name, entry in self._table.items():
+            dtype, shape = BY_NAME[entry["dtype"]], entry["shape"]
+            bytes_ = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8)
+            piece = bytes_.numpy().data
+            if self._file.readinto(piece) != len(piece):
+                raise self._altered("data")
+            data.update(piece)
+            yield name, bytes_.view(dtype).view(shape)
+        if data.hexdigest() != self._data:
+            raise self._altered("data")
+
+    def _cut_short(self, size: int, whole: int, least: str = "") -> CacheFileError:
+        return CacheFileError(
+            f"{self.path} was cut short: of {least}{whole} bytes it has {size}. Save the cache again."
+        )
+
+    def _altered(self, part: str) -> CacheFileError:
+        return CacheFileError(
+            f"{self.path} was altered after it was saved: the checksum of its {part} is another. Save the cache again."
+        )

@@ -1,0 +1,221 @@
+"""`lamina.plan`: what a model and its cache take in memory, and what fits, without a weight being read.
+
+weights    every parameter and buffer, in the dtype it is loaded in            subject.py
+cache      the table that `print(cache)` will show, to the byte                use.py
+scratch    the most that a pass holds besides                                  held.py
+moved      what a decode step reads and writes                                 lamina/bench/bytes.py
+
+All of it together is the most that is held at once: a cache that grows does so before a pass, not in one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lamina.cache.cache import Cache
+from lamina.cache.table import Line, lines, size
+from lamina.errors import InputError
+from lamina.planning.held import Rehearsal
+from lamina.planning.search import largest
+from lamina.planning.sizes import parse_rate, parse_size
+from lamina.planning.subject import Subject, What, subject_of
+from lamina.planning.use import PIECES, Use, lay_out, scratch_of
+
+if TYPE_CHECKING:
+    from lamina.bench.bytes import Moved
+
+LENGTH = 4096  # tokens of a row where neither they nor a budget are given
+
+
+@dataclass(frozen=True)
+class Room:
+    """What one way of making room costs: the bytes of the cache, and what is held besides while it grows."""
+
+    way: str
+    """reserved (as `generate` does), fixed (a capacity), or grown (token by token)"""
+    nbytes: int
+    growing: int
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """Bytes, and what fits; printed as a table. Made by `lamina.plan`."""
+
+    name: str
+    dtype: str
+    use: Use
+    weights: int
+    lines: tuple[Line, ...]
+    """The cache: kinds of layers, and what it holds besides them."""
+    growing: int
+    """Held besides the cache while it grows, at most."""
+    scratch: int | None
+    """Held besides weights and cache in a pass, at most; None where a pass cannot be rehearsed."""
+    rooms: tuple[Room, ...]
+    """The same tokens in a cache that is reserved, fixed, or grown."""
+    moved: Moved | None
+    """What a decode step at this length reads and writes; None where it is not known for a kind of layer."""
+    positions: int | None
+    """How many positions the configuration names."""
+    memory: int | None = None
+    """The budget."""
+    most_length: int | None = None
+    """The longest that so many rows can be within it."""
+    most_length_in_pieces: int | None = None
+    """The same with the prompt read in pieces of 1024 tokens, where it is read in one."""
+    most_rows: int | None = None
+    """How many rows of this length are within it; None where the length is itself what fits."""
+    bandwidth: float | None = None
+    """Bytes a second."""
+
+    @property
+    def cache(self) -> int:
+        """Bytes of every tensor of the cache."""
+        return sum(line.nbytes for line in self.lines)
+
+    @property
+    def total(self) -> int:
+        """The most bytes that are held at once."""
+        return self.weights + self.cache + max(self.growing, self.scratch or 0)
+
+    @property
+    def fits(self) -> bool | None:
+        return None if self.memory is None else self.total <= self.memory
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of all rows, if a decode step took only the time of moving its bytes."""
+        if self.bandwidth is None or self.moved is None:
+            return None
+        return self.use.rows * self.bandwidth / self.moved.total
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON."""
+        derived = ("cache", "total", "fits", "tokens_per_second")
+        found = asdict(self) | {name: getattr(self, name) for name in derived}
+        return found | {"moved": None if self.moved is None else asdict(self.moved) | {"total": self.moved.total}}
+
+    def __repr__(self) -> str:
+        from lamina.planning.show import text
+
+        return text(self)
+
+
+def plan(
+    what: What,
+    *,
+    rows: int = 1,
+    length: int | None = None,
+    capacity: int | None = None,
+    reserve: bool = True,
+    slack: int = 0,
+    prompt: int | None = None,
+    prefill_chunk: int | None = None,
+    source: int | None = None,
+    dtype: torch.dtype | None = None,
+    memory: int | str | None = None,
+    bandwidth: float | str | None = None,
+) -> Plan:
+    """What a model with a cache of `rows` rows of `length` tokens takes, and what fits into `memory`.
+
+    what       a model, a configuration, or where that is: a folder with config.json, a config.json, a .gguf file, or
+               the name of a benchmark shape
+    length     tokens that each row holds in the end. None: the capacity, else as many as fit into `memory`, else 4096
+    capacity, slack           of the cache, as in `model.new_cache`
+    reserve                   room for all tokens is made at first, as `generate` does; False: as they come
+    prompt, prefill_chunk     tokens read before one is made (None: all), and how many of them in a pass (None: all)
+    source     tokens of each row's source, for models that read one
+    dtype      of weights and cache; the checkpoint's own when None
+    memory     the budget, such as "24GiB" or a number of bytes
+    bandwidth  such as "4.3TB/s" or bytes a second: tells the tokens a second that no decode step can exceed
+
+    >>> found = plan("llama-3.1-8b", rows=8, length=16384)
+    >>> found.weights, found.lines[0].nbytes
+    (16060522752, 17179869184)
+    """
+    planner = _Planner(subject_of(what, dtype))
+    budget = None if memory is None else parse_size(memory)
+    rate = None if bandwidth is None else parse_rate(bandwidth)
+    known = length if length is not None else capacity
+    if known is None and budget is None:
+        known = max(min(LENGTH, planner.model.max_positions or LENGTH), prompt or 1)
+    least = known if known is not None else prompt or 1
+    use = Use(rows, least, capacity, reserve, slack, prompt, prefill_chunk, source)
+    use.check(planner.model)
+    if budget is None:
+        return replace(planner.plan(use), bandwidth=rate)
+    one = planner.total(replace(use, length=1, capacity=capacity and 1, prompt=None))
+    if (one if known is None else planner.weights) > budget:
+        raise InputError(
+            f"the weights of {planner.subject.name} take {size(planner.weights)} in {planner.subject.dtype}, with one "
+            f"token in each of {rows} row{'s' * (rows != 1)} it is {size(one)}, and the budget is {size(budget)}: give "
+            "more, or ask for a smaller dtype or fewer rows"
+        )
+    longest = planner.most_length(use, budget)
+    if known is None:
+        use = replace(use, length=longest, prompt=None if prompt is None else min(prompt, longest))
+    found = planner.plan(use)
+    in_pieces = None
+    if prefill_chunk is None and use.read > PIECES:
+        in_pieces = planner.most_length(replace(use, prefill_chunk=PIECES), budget)
+    most_rows = None if known is None else planner.most_rows(use, budget)
+    return replace(
+        found, memory=budget, most_length=longest, most_length_in_pieces=in_pieces, most_rows=most_rows, bandwidth=rate
+    )
+
+
+class _Planner:
+    """The parts of plans for one model."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject, self.model = subject, subject.model
+        self.weights, self.rehearsal = subject.weights, Rehearsal(subject.model)
+
+    def scratch(self, use: Use, cache: Cache) -> int | None:
+        try:
+            return scratch_of(self.model, self.rehearsal, use, cache)
+        except RuntimeError:  # a block of one's own that wants numbers, or an operation without a form for meta
+            return None
+
+    def total(self, use: Use, budget: int | None = None) -> int:
+        """The most that is held at once; a part of it that is more than the budget will do."""
+        cache, growing = lay_out(self.model, use)
+        kept = self.weights + sum(line.nbytes for line in lines(cache))
+        if budget is not None and kept + growing > budget:
+            return kept + growing
+        return kept + max(growing, self.scratch(use, cache) or 0)
+
+    def plan(self, use: Use) -> Plan:
+        from lamina.bench.bytes import decode_bytes, knows
+
+        cache, growing = lay_out(self.model, use)
+        every = [spec for entry in self.model.specs for spec in entry.values()]
+        moved = None
+        if all(knows(spec) for spec in every):
+            moved = decode_bytes(self.model, use.rows, use.length, source=use.source)
+        return Plan(
+            self.subject.name, self.subject.dtype, use, self.weights, tuple(lines(cache)), growing,
+            self.scratch(use, cache), self._rooms(use), moved, self.subject.positions,
+        )  # fmt: skip
+
+    def _rooms(self, use: Use) -> tuple[Room, ...]:
+        ways = {
+            "reserved": replace(use, capacity=None, reserve=True),
+            "fixed": replace(use, capacity=use.length, reserve=True),
+            "grown": replace(use, capacity=None, reserve=False, prompt=1),
+        }
+        found = {way: lay_out(self.model, one) for way, one in ways.items()}
+        return tuple(Room(way, sum(line.nbytes for line in lines(cache)), more) for way, (cache, more) in found.items())
+
+    def most_rows(self, use: Use, budget: int) -> int:
+        return largest(lambda n: self.total(replace(use, rows=n), budget), budget)
+
+    def most_length(self, use: Use, budget: int) -> int:
+        def total(length: int) -> int:
+            prompt = None if use.prompt is None else min(use.prompt, length)
+            return self.total(replace(use, length=length, prompt=prompt, capacity=use.capacity and length), budget)
+
+        return largest(total, budget, self.model.max_positions)

@@ -1,0 +1,98 @@
+"""What a plan is made for: a model without numbers, whatever it was given as."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lamina.checkpoint.folder import read_json
+from lamina.checkpoint.source import config_dtype, open_source
+from lamina.config import Config
+from lamina.errors import InputError
+from lamina.loading import refuse_quantized
+from lamina.model import Model
+from lamina.models import family
+from lamina.runtime.rehearse import without_numbers
+
+What = Model | Config | Mapping[str, Any] | str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Subject:
+    name: str
+    model: Model
+    """On the meta device, every parameter in the dtype it is loaded in; nobody else has it."""
+
+    @property
+    def dtype(self) -> str:
+        return str(self.model.dtype).removeprefix("torch.")
+
+    @property
+    def weights(self) -> int:
+        """Bytes of all parameters and buffers."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        return sum({id(x): x.nbytes for x in tensors}.values())
+
+    @property
+    def positions(self) -> int | None:
+        """How many positions the configuration names, where it does."""
+        config = self.model.__dict__.get("config")
+        return None if config is None else config.get("max_position_embeddings")
+
+
+def subject_of(what: What, dtype: torch.dtype | None = None) -> Subject:
+    """A model, its configuration, or where that is: a folder, a config.json, a .gguf file, the name of a shape."""
+    if isinstance(what, Model):
+        if dtype not in (None, what.dtype):
+            raise InputError(f"this model is in {what.dtype}, not in {dtype}: give its configuration to plan another")
+        return Subject(type(what).__name__, shadow(what))
+    if isinstance(what, Config | Mapping):
+        config = dict(what.values if isinstance(what, Config) else what)
+        name = config.get("model_type", "a model")
+    else:
+        name, config = find_config(what)
+    refuse_quantized(Config(config), name)
+    family(Config(config).model_type)  # what cannot be built is refused by name
+    return Subject(name, without_numbers(config, config_dtype(config) if dtype is None else dtype))
+
+
+def find_config(what: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
+    """A name to call it by, and the configuration.
+
+    >>> find_config("llama-3.1-8b")[1]["hidden_size"]
+    4096
+    """
+    from lamina.bench.shapes import SHAPES
+
+    if (shape := SHAPES.get(os.fspath(what))) is not None:
+        return shape.name, {"dtype": "bfloat16", **shape.config}  # as benchmarks run it on a GPU
+    path = Path(what).expanduser()
+    if path.suffix.lower() == ".gguf" and path.is_file():
+        return path.name, open_source(path).config
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file() or file.suffix != ".json":
+        raise InputError(
+            f"{os.fspath(what)} is neither a folder with config.json, nor a config.json, nor a .gguf file, nor one of "
+            f"{', '.join(SHAPES)}"
+        )
+    return path.resolve().name if path.is_dir() else path.stem, read_json(file)
+
+
+def shadow(model: Model) -> Model:
+    """The same model on the meta device; no number is copied."""
+    memo: dict[int, Any] = {
+        id(model.__dict__[name]): None for name in ("tokenizer", "compiled", "_graphs") if name in model.__dict__
+    }
+    for x in [*model.parameters(), *model.buffers()]:
+        empty: Tensor = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+        memo[id(x)] = nn.Parameter(empty, requires_grad=False) if isinstance(x, nn.Parameter) else empty
+    twin = copy.deepcopy(model, memo)
+    twin.__dict__.pop("_graphs", None)
+    return twin

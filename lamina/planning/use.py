@@ -1,0 +1,139 @@
+"""How a cache will be used, and what that takes: the cache itself, laid out on the meta device, and passes rehearsed.
+
+Nothing here knows how large a kind of layer is. A cache on the meta device is the same object with tensors that have no
+memory, so its table is that of the real one, whatever is kept in it and however.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from lamina.cache.cache import Cache
+from lamina.cache.cross import CrossLayer
+from lamina.cache.spec import Cross
+from lamina.errors import CapacityError, InputError
+from lamina.model import Model
+from lamina.planning.held import Held, Rehearsal
+
+PIECES = 1024  # tokens of a pass, in what is said about reading a prompt in pieces
+
+
+@dataclass(frozen=True)
+class Use:
+    """`rows` rows of `length` tokens.
+
+    capacity       of a cache with fixed room; None grows
+    reserve        room for all of `length` is made at first, as `generate` does; False: as tokens come
+    slack          of the cache
+    prompt         tokens that are read before one is made; None: all
+    prefill_chunk  of which at most so many are in one pass; None: all
+    source         tokens of each row's source, for models that read one
+    """
+
+    rows: int = 1
+    length: int = 1
+    capacity: int | None = None
+    reserve: bool = True
+    slack: int = 0
+    prompt: int | None = None
+    prefill_chunk: int | None = None
+    source: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "length", "capacity", "prompt", "prefill_chunk", "source"):
+            given = getattr(self, name)
+            if given is not None and given < 1:
+                raise InputError(f"{name}={given}: it must be at least 1")
+        if self.capacity is not None and self.length > self.capacity:
+            raise CapacityError(
+                f"{self.length} tokens do not fit a capacity of {self.capacity}: give a larger one or none, which grows"
+            )
+        if self.prompt is not None and self.prompt > self.length:
+            raise InputError(f"a prompt of {self.prompt} tokens is longer than the whole row, length={self.length}")
+
+    def check(self, model: Model) -> None:
+        reads = any(isinstance(spec, Cross) for entry in model.specs for spec in entry.values())
+        if reads and self.source is None:
+            raise InputError("this model reads a source: say how many tokens it has with source=…")
+        if not reads and self.source is not None:
+            raise InputError(f"source={self.source} was given, but this model reads none: leave it out")
+        if model.max_positions is not None and self.length > model.max_positions:
+            raise CapacityError(
+                f"{self.length} tokens were asked for, but the model has positions for {model.max_positions}: "
+                f"give length={model.max_positions} or less"
+            )
+
+    @property
+    def read(self) -> int:
+        """Tokens of the prompt."""
+        return self.length if self.prompt is None else self.prompt
+
+    def passes(self) -> list[tuple[int, int]]:
+        """The passes that may hold the most, as (tokens held before, new tokens): the last ones of each size."""
+        chunk = min(self.prefill_chunk or self.read, self.read)
+        whole, rest = divmod(self.read, chunk)
+        found = [((whole - 1) * chunk, chunk), (whole * chunk, rest), (self.length - 1, self.length > self.read)]
+        return [(start, int(tokens)) for start, tokens in found if tokens]
+
+
+def lay_out(model: Model, use: Use) -> tuple[Cache, int]:
+    """The cache that holds it all, on the meta device; and the bytes held besides while it grew."""
+    with Held() as held:
+        cache = model.new_cache(use.rows, use.capacity, use.slack)
+        if use.source is not None:
+            _attach(cache, use.source)
+        if use.reserve:
+            cache.reserve(use.length)
+        else:
+            _grow(cache, use)
+        cache.logits_kept(model.vocab, model.dtype)
+    return cache, held.most - held.now
+
+
+def _grow(cache: Cache, use: Use) -> None:
+    """Makes room as passes do: for the prompt piece by piece, then for one token after the other."""
+    chunk = use.prefill_chunk or use.read
+    for end in range(chunk, use.read + chunk, chunk):
+        cache.reserve(min(end, use.read))
+    layers = [layer for entry in cache.layers for layer in entry.values()]
+    while True:
+        rooms = [layer.slots or 0 for layer in layers if getattr(layer, "grows", False)]
+        full = min([*rooms, cache.record.shape[1]])  # the next token after so many makes something grow
+        if full >= use.length:
+            return
+        cache.reserve(full + 1)
+
+
+def _attach(cache: Cache, source: int) -> None:
+    rows = torch.empty(cache.rows, dtype=torch.int64, device="meta")
+    for entry in cache.layers:
+        for layer in entry.values():
+            if isinstance(layer, CrossLayer):
+                spec, shape = layer.spec, (cache.rows, layer.spec.kv_heads, source)
+                k, v = (torch.empty(*shape, dim, device="meta") for dim in (spec.key_dim, spec.value_dim))
+                layer.attach(k, v, rows, rows)
+
+
+def scratch_of(model: Model, rehearsal: Rehearsal, use: Use, cache: Cache) -> int:
+    """The most bytes that a pass holds besides weights and this cache, which is laid out for the use."""
+    runs: list[Callable[[], object]] = [partial(_pass, model, cache, *one) for one in use.passes()]
+    if use.source is not None:
+        runs.append(lambda: cache.attach(model.encode(_ids(use.rows, use.source or 0))))
+    return max(rehearsal.most(run) for run in runs)
+
+
+def _pass(model: Model, cache: Cache, start: int, tokens: int) -> None:
+    from lamina.bench.context import set_clock
+
+    set_clock(cache, start)
+    cache.clock.sourced = [True] * cache.rows
+    model(_ids(cache.rows, tokens), cache=cache, logits="last")
+
+
+def _ids(rows: int, tokens: int) -> Tensor:
+    return torch.empty(rows, tokens, dtype=torch.int64, device="meta")
