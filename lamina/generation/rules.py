@@ -113,13 +113,20 @@ class _Rules:
 
     def plain(self) -> None:
         """What works only where one token is made after the other."""
-        for name in [name for _, name in strategies(self.values)]:
-            if self.values["guidance_scale"] not in (None, 1.0):
-                self.not_both("guidance_scale", name, "guidance leads one token after the other")
-            if not self.values["use_cache"]:
+
+        def asked() -> list[str]:
+            return [name for _, name in strategies(self.values)]
+
+        def guided() -> bool:
+            return self.values["guidance_scale"] not in (None, 1.0)
+
+        if not self.values["use_cache"]:
+            for name in asked():
                 self.not_both("use_cache", name, "without a cache one token is made after the other")
-        if not self.values["use_cache"] and self.values["guidance_scale"] not in (None, 1.0):
+        if not self.values["use_cache"] and guided():
             self.not_both("use_cache", "guidance_scale", "guidance has a cache of its own")
+        for name in asked() if guided() else ():
+            self.not_both("guidance_scale", name, "guidance leads one token after the other")
 
     def sampling(self) -> None:
         values = self.values

@@ -194,6 +194,17 @@ def test_drafts_and_guidance_continue_a_cache_as_from_scratch() -> None:
             )
 
 
+def test_guidance_says_what_it_cannot_lead_away_from() -> None:
+    model = model_of("llama")
+    embeds = [model.embed(torch.tensor([row]))[0] for row in PROMPTS]
+    with pytest.raises(InputError, match="the last token, and that was embedded: give a negative_prompt"):
+        made(model, None, inputs_embeds=embeds, guidance_scale=2.0)
+    led = made(model, None, inputs_embeds=embeds, guidance_scale=2.0, negative_prompt=[[4]])
+    assert led.tokens == scratch(model, PROMPTS, guidance_scale=2.0, negative_prompt=((4,),))
+    with pytest.raises(InputError, match=r"guidance_scale=2\.0: T5 reads a source"):
+        made(t5_pair("tied")[1], PROMPTS, guidance_scale=2.0)
+
+
 # -- sources -----------------------------------------------------------------------------------------------------------
 
 

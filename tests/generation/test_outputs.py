@@ -140,6 +140,7 @@ EVENTS: dict[str, dict[str, Any]] = {
     "drafted": dict(prompt_lookup_num_tokens=4),
     "uncached": dict(use_cache=False),
     "two ends": dict(eos_token_id=[2, 40]),
+    "beams": dict(num_beams=3, num_return_sequences=2),
 }
 
 
