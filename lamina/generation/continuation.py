@@ -29,9 +29,9 @@ class Continuation:
     reused: list[int]
 
     @classmethod
-    def anew_in(cls, rows: Sequence[list[int]]) -> Continuation:
-        """All rows start from nothing."""
-        return cls([0] * len(rows), list(range(len(rows))), list(rows), [0] * len(rows))
+    def of_new(cls, rows: Sequence[list[int]]) -> Continuation:
+        """For a cache that holds nothing yet."""
+        return cls([0] * len(rows), [], list(rows), [0] * len(rows))
 
     def lengths(self, held: Sequence[int]) -> list[int]:
         """How many tokens each row will hold, where it holds so many now."""

@@ -47,8 +47,10 @@ from lamina.notices import notice
 if TYPE_CHECKING:
     from lamina.model import Model
 
-FORMS = ("attention_mask", "inputs_embeds", "decoder_input_ids", "decoder_attention_mask", "chat_options")
-OWN = ("prompts", *FORMS, "cache", "whole", "row_ids", "stream")
+OWN = (
+    "prompts", "attention_mask", "inputs_embeds", "decoder_input_ids", "decoder_attention_mask", "chat_options",
+    "cache", "whole", "row_ids", "stream",
+)  # fmt: skip
 
 
 def generate(
@@ -134,6 +136,10 @@ class _Call:
         self.times = settings.num_return_sequences if settings.num_beams == 1 else 1  # how often each row is repeated
         self.numbers = _numbers(row_ids, len(prompt.counts) * self.times)
         self.chooser = _chooser(model, settings)
+        if model.start_ids and (prompt.source is None or prompt.source.ids is None):
+            for name, neutral in (("encoder_repetition_penalty", 1), ("encoder_no_repeat_ngram_size", 0)):
+                if (value := getattr(settings, name)) != neutral:
+                    raise InputError(f"{name}={value} looks at the source's ids, and none were given: leave it out")
         if settings.strategy == "assisted" and settings.prompt_lookup_num_tokens is None:
             helper_of(model, settings)
 
@@ -142,7 +148,7 @@ class _Call:
         if self.settings.use_cache:
             run, plan = self._cached(cache, whole)
         else:
-            run, plan = self._uncached(cache), Continuation.anew_in(self.prompt.rows)
+            run, plan = self._uncached(cache), Continuation.of_new(self.prompt.rows)
         prefilled = time.perf_counter()
         made = self._decode(run)
         finished = time.perf_counter()
@@ -184,7 +190,7 @@ class _Call:
         model, prompt, rows = self.model, self.prompt, len(self.prompt.counts)
         given = prompt.rows if prompt.embeds is None else [[-1] * count for count in prompt.counts]
         if cache is None:
-            return model.new_cache(rows), Continuation.anew_in(given)
+            return model.new_cache(rows), Continuation.of_new(given)
         if cache.model is not model:
             raise InputError("this cache was made by another model; make one with this model's new_cache()")
         if prompt.embeds is not None:
@@ -196,7 +202,7 @@ class _Call:
                 raise InputError(f"{rows} prompts were given, the cache has {cache.rows} rows: give one for each row")
             cache = cache.repeat(rows)
         if prompt.source is not None:  # everything a row holds depends on its source
-            return cache, Continuation.anew_in(given)
+            return cache, replace(Continuation.of_new(given), anew=list(range(rows)))
         return cache, continuation(cache, given, whole)
 
     def _uncached(self, cache: Cache | None) -> Uncached:

@@ -224,6 +224,10 @@ def test_a_decoder_goes_on_with_its_source_and_starts_anew_with_another() -> Non
         assert result.tokens == alone(sources, added(begun, MORE))
         assert result.reused == [len(row) if whole is not False else 0 for row in begun]
     assert made(model, None, cache=first.cache.fork()).tokens == alone(sources, begun)
+    with pytest.raises(
+        InputError, match="encoder_no_repeat_ngram_size=2 looks at the source's ids, and none were given"
+    ):
+        made(model, None, cache=first.cache, encoder_no_repeat_ngram_size=2)
     anew = made(model, others, decoder_input_ids=begun, cache=first.cache)
     assert anew.tokens == alone(others, begun) and anew.reused == [0, 0, 0]
     assert made(model, sources, use_cache=False).tokens == first.tokens
