@@ -101,7 +101,7 @@ class Lamina:
         import time
 
         known: list[float] = []
-        generate(self.model, ids, new, eos_token_id=(), stream=lambda row, token, text: known.append(time.time()))
+        generate(self.model, ids, new, eos_token_id=(), stream=lambda event: known.append(time.time()))
         return known
 
     def close(self) -> None:

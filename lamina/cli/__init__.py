@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typer import Typer
+
 
 def main() -> None:
     """Entry point of `lamina`."""
+    commands()()
+
+
+def commands() -> Typer:
     import typer
 
     from lamina.cli import bench, chat, generate, inspect, plan, verify
@@ -16,4 +25,4 @@ def main() -> None:
     app.command("inspect", help="Show what each layer of a model remembers.")(inspect.inspect)
     app.command("plan", help="What a model and its cache take in memory, and what fits; needs no weights.")(plan.plan)
     app.command("bench", help="How near decoding comes to the limit of memory, beside its peers.")(bench.bench)
-    app()
+    return app

@@ -9,8 +9,20 @@ from typing import Annotated
 
 import typer
 
-from lamina.cli.common import Device, DType, Path, Tokens, open_model
-from lamina.errors import LaminaError
+from lamina.cli.common import (
+    Device,
+    DType,
+    Path,
+    Sample,
+    Seed,
+    Temperature,
+    Tokens,
+    TopK,
+    TopP,
+    choosing,
+    errors_in_one_line,
+    open_model,
+)
 from lamina.generation.chat import Chat
 from lamina.generation.result import Result
 
@@ -19,27 +31,29 @@ def chat(
     path: Path,
     question: Annotated[str | None, typer.Argument(help="Ask this and leave; talk when not given.")] = None,
     max_new_tokens: Tokens = 256,
+    sample: Sample = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = None,
     dtype: DType = None,
     device: Device = None,
 ) -> None:
     model = open_model(path, dtype, device)
-    try:
-        talk = Chat(model, max_new_tokens=max_new_tokens)
-    except LaminaError as error:
-        typer.echo(f"lamina: {error}", err=True)
-        raise typer.Exit(2) from None
-    if question is not None:
-        typer.echo(f"> {question}\n")
-        result = answer(talk, question)
-        if result is not None:
-            typer.echo(f"\n\n{result.timing.tokens_per_second:.1f} tokens/s\n\n{talk.cache}")
-        return
-    while True:
-        try:
-            asked = input("\n> ")
-        except (EOFError, KeyboardInterrupt):
+    with errors_in_one_line():
+        talk = Chat(model, max_new_tokens=max_new_tokens, **choosing(sample, temperature, top_k, top_p, seed))
+        if question is not None:
+            typer.echo(f"> {question}\n")
+            result = answer(talk, question)
+            if result is not None:
+                typer.echo(f"\n\n{result.timing.tokens_per_second:.1f} tokens/s\n\n{talk.cache}")
             return
-        answer(talk, asked)
+        while True:
+            try:
+                asked = input("\n> ")
+            except (EOFError, KeyboardInterrupt):
+                return
+            answer(talk, asked)
 
 
 def answer(talk: Chat, question: str) -> Result | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -19,12 +21,43 @@ Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda:0; the fir
 Tokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="How many tokens to make at most.")]
 
 
-def open_model(path: str, dtype: str | None, device: str | None) -> Model:
+Sample = Annotated[
+    bool | None,
+    typer.Option("--sample/--greedy", help="Draw tokens or take the best; the checkpoint's way by default."),
+]
+Temperature = Annotated[float | None, typer.Option(help="For draws: below 1 sharper, above 1 flatter.")]
+TopK = Annotated[int | None, typer.Option(help="Draw among so many best tokens.")]
+TopP = Annotated[float | None, typer.Option(help="Draw among the best tokens that together have this probability.")]
+Seed = Annotated[int | None, typer.Option(help="The same seed draws the same tokens.")]
+
+
+def choosing(
+    sample: bool | None, temperature: float | None, top_k: int | None, top_p: float | None, seed: int | None
+) -> dict[str, Any]:
+    """The settings that were given; a limit on draws asks for draws.
+
+    >>> choosing(None, 0.7, None, None, 1)
+    {'do_sample': True, 'temperature': 0.7, 'seed': 1}
+    """
+    if sample is None and (temperature, top_k, top_p) != (None, None, None):
+        sample = True
+    given = dict(do_sample=sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    return {name: value for name, value in given.items() if value is not None}
+
+
+@contextmanager
+def errors_in_one_line() -> Iterator[None]:
+    """What is wrong with what was given ends the command with 2."""
     try:
-        return load(checkpoint_path(path), dtype=_dtype(dtype), device=device)
+        yield
     except (LaminaError, OSError) as error:
         typer.echo(f"lamina: {error}", err=True)
         raise typer.Exit(2) from None
+
+
+def open_model(path: str, dtype: str | None, device: str | None) -> Model:
+    with errors_in_one_line():
+        return load(checkpoint_path(path), dtype=_dtype(dtype), device=device)
 
 
 def checkpoint_path(path: str) -> str:

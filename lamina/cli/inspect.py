@@ -5,22 +5,18 @@ from __future__ import annotations
 import typer
 
 from lamina.checkpoint import open_source
-from lamina.cli.common import Path, checkpoint_path
+from lamina.cli.common import Path, checkpoint_path, errors_in_one_line
 from lamina.config import Config
-from lamina.errors import LaminaError
 from lamina.models import family
 
 
 def inspect(path: Path) -> None:
     import torch
 
-    try:
+    with errors_in_one_line():
         config = Config(open_source(checkpoint_path(path)).config)
         with torch.device("meta"):
             model = family(config.model_type).build(config)
-    except (LaminaError, OSError) as error:
-        typer.echo(f"lamina: {error}", err=True)
-        raise typer.Exit(2) from None
     numbers = sum(parameter.numel() for parameter in model.parameters())
     typer.echo(f"{type(model).__name__}: {len(model.blocks)} layers, {numbers / 1e6:.1f} M parameters")
     for i, entry in enumerate(model.specs):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -20,12 +21,20 @@ from lamina.generation.history import History
 def mask_of(ids: Iterable[int], vocab: int, device: torch.device | str, name: str) -> Tensor:
     """A set of ids as a mask. [V] bool; `name` is what the caller calls them.
 
+    The same ids give the same tensor, so that processors made of equal settings are equal and share a captured step.
+
     >>> mask_of([0, 2], 4, "cpu", "eos_token_id")
     tensor([ True, False,  True, False])
+    >>> mask_of([2, 0], 4, "cpu", "eos_token_id") is mask_of([0, 2], 4, "cpu", "suppress_tokens")
+    True
     """
+    return _mask(frozenset(inside(id, vocab, name) for id in ids), vocab, torch.device(device))
+
+
+@lru_cache(maxsize=256)
+def _mask(ids: frozenset[int], vocab: int, device: torch.device) -> Tensor:
     mask = torch.zeros(vocab, dtype=torch.bool)
-    for id in ids:
-        mask[inside(id, vocab, name)] = True
+    mask[list(ids)] = True
     return mask.to(device)
 
 
@@ -192,11 +201,17 @@ def _table(
     for ids in table:
         for id in ids:
             inside(id, vocab, name)
-    order = sorted(table, key=lambda ids: len(ids) > 1)  # single ids first, the rest as given
-    width = max(map(len, order)) - 1
-    prefixes = [[-1] * (width + 1 - len(ids)) + list(ids[:-1]) for ids in order]
+    return _tensors(tuple(table.items()), torch.device(device))
+
+
+@lru_cache(maxsize=256)  # as in `mask_of`
+def _tensors(pairs: tuple[tuple[tuple[int, ...], float], ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The prefixes, last ids and biases of a `SequenceBias`."""
+    order = sorted(pairs, key=lambda pair: len(pair[0]) > 1)  # single ids first, the rest as given
+    width = max(len(ids) for ids, _ in order) - 1
+    prefixes = [[-1] * (width + 1 - len(ids)) + list(ids[:-1]) for ids, _ in order]
     return (
         torch.tensor(prefixes, dtype=torch.int64, device=device).view(len(order), width),
-        torch.tensor([ids[-1] for ids in order], device=device),
-        torch.tensor([table[ids] for ids in order], dtype=torch.float32, device=device),
+        torch.tensor([ids[-1] for ids, _ in order], device=device),
+        torch.tensor([bias for _, bias in order], dtype=torch.float32, device=device),
     )

@@ -29,7 +29,7 @@ from lamina.generation.feeding import feed_all
 from lamina.generation.kept import Kept
 from lamina.generation.noise import gumbel, noise
 from lamina.generation.run import Made, Run
-from lamina.generation.stopping import State
+from lamina.generation.stopping import Reason, State
 
 NOTHING = -1e9
 """Below every sum of log-probabilities: the score of beams that are there to fill rows."""
@@ -60,7 +60,7 @@ class Ended(NamedTuple):
 
     score: float
     beam: Beam
-    reason: str
+    reason: Reason
 
 
 class Candidate(NamedTuple):
@@ -198,11 +198,11 @@ def _best(beams: Run, scores: Tensor, searches: Sequence[Search]) -> list[list[C
 def _made(run: Run, searches: Sequence[Search], steps: Sequence[tuple[Tensor, Tensor]]) -> Made:
     returned = [(row, one) for row, search in enumerate(searches) for one in search.returned()]
     tokens, count = [one.beam.tokens for _, one in returned], run.settings.num_beams
+    run.stopping.rows = [one.beam.state for _, one in returned]
     if run.told:
         for i, (_, one) in enumerate(returned):
             for t, token in enumerate(one.beam.tokens, start=1):
                 run.told(i, token, one.reason if t == len(one.beam.tokens) else None)
-    run.stopping.rows = [one.beam.state for _, one in returned]
     run.kept = Kept.of(run.settings, len(returned))
     for i, (row, one) in enumerate(returned if run.kept is not None else ()):
         assert run.kept is not None

@@ -54,6 +54,8 @@ class Chat:
             raise InputError(
                 f"num_return_sequences={self.settings.num_return_sequences}: a chat goes on from one answer"
             )
+        if not self.settings.use_cache:
+            raise InputError("use_cache=False: a chat goes on from its cache; leave it out")
         self.model, self.cache, self.chat_options = model, cache or model.new_cache(), dict(chat_options or {})
         self.messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
         self.reused = 0

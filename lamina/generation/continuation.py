@@ -28,6 +28,15 @@ class Continuation:
     rest: list[list[int]]
     reused: list[int]
 
+    @classmethod
+    def of_new(cls, rows: Sequence[list[int]]) -> Continuation:
+        """For a cache that holds nothing yet."""
+        return cls([0] * len(rows), [], list(rows), [0] * len(rows))
+
+    def lengths(self, held: Sequence[int]) -> list[int]:
+        """How many tokens each row will hold, where it holds so many now."""
+        return [len(self.rest[row]) + (0 if row in self.anew else n - self.back[row]) for row, n in enumerate(held)]
+
     def begin(self, cache: Cache) -> None:
         """Takes the rows to where `rest` goes on. A row that starts anew loses an attached source too."""
         if any(self.back):

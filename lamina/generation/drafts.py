@@ -23,6 +23,7 @@ from lamina.errors import InputError
 from lamina.generation.run import Run
 
 if TYPE_CHECKING:
+    from lamina.generation.settings import Settings
     from lamina.model import Model
 
 DRAWING = 1
@@ -110,11 +111,6 @@ class Assistant:
     """
 
     def __init__(self, run: Run, model: Model, most: int, threshold: float | None = None) -> None:
-        if model.vocab != run.model.vocab:
-            raise InputError(
-                f"the assistant has a vocabulary of {model.vocab} ids and the model one of {run.model.vocab}: "
-                "drafts need an assistant with the same vocabulary, or prompt_lookup_num_tokens, which needs none"
-            )
         for row, text in enumerate(run.cache.tokens):
             if -1 in text:
                 raise InputError(
@@ -226,13 +222,23 @@ def draft_of(run: Run) -> tuple[Draft, Schedule]:
     s, rows = run.settings, run.cache.rows
     if s.prompt_lookup_num_tokens is not None:
         return Lookup(s.max_matching_ngram_size), Schedule(rows, s.prompt_lookup_num_tokens)
-    model = s.assistant_model
-    if model is None:
-        if s.assistant_early_exit is None:
-            raise InputError("speculation needs assistant_model, prompt_lookup_num_tokens or assistant_early_exit")
-        model = early_exit(run.model, s.assistant_early_exit)
     schedule = Schedule(rows, s.num_assistant_tokens, s.num_assistant_tokens_schedule)
-    return Assistant(run, model, schedule.most, s.assistant_confidence_threshold), schedule
+    return Assistant(run, helper_of(run.model, s), schedule.most, s.assistant_confidence_threshold), schedule
+
+
+def helper_of(model: Model, settings: Settings) -> Model:
+    """The model that guesses: the assistant, or the first layers of the model itself."""
+    helper = settings.assistant_model
+    if helper is None:
+        if settings.assistant_early_exit is None:
+            raise InputError("speculation needs assistant_model, prompt_lookup_num_tokens or assistant_early_exit")
+        return early_exit(model, settings.assistant_early_exit)
+    if helper.vocab != model.vocab:
+        raise InputError(
+            f"the assistant has a vocabulary of {helper.vocab} ids and the model one of {model.vocab}: "
+            "drafts need an assistant with the same vocabulary, or prompt_lookup_num_tokens, which needs none"
+        )
+    return helper
 
 
 def _source(run: Run, model: Model) -> Source | None:

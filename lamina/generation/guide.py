@@ -8,20 +8,24 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from lamina.cache.cache import Cache
+from lamina.errors import InputError
+from lamina.generation.feeding import feed_one
 from lamina.generation.guidance import guided
 from lamina.generation.prefill import prefill
-from lamina.generation.prompt import Prompt
+from lamina.generation.prompt import Prompt, from_rows, prompt_of
 
 if TYPE_CHECKING:
+    from lamina.generation.settings import Settings
     from lamina.model import Model
 
 
 class Guide:
     """The rows' other selves, which read the negative prompt instead of the prompt and then the same new tokens."""
 
-    def __init__(self, model: Model, prompt: Prompt, scale: float, times: int, chunk: int | None) -> None:
-        """times: how many sequences each row of the prompt becomes."""
-        cache = model.new_cache(len(prompt.counts))
+    def __init__(self, model: Model, prompt: Prompt, scale: float, times: int, most: int, chunk: int | None) -> None:
+        """times: how many sequences each row of the prompt becomes; most: how many new tokens they get."""
+        cache = model.new_cache(len(prompt.counts)).reserve(max(prompt.counts) + most)
         logits = prefill(model, prompt, cache, chunk)
         self.model, self.scale = model, scale
         self.cache, self.logits = cache.repeat(times), logits.repeat_interleave(times, dim=0)
@@ -32,12 +36,35 @@ class Guide:
 
     def feed(self, ids: Tensor, rows: Sequence[int]) -> None:
         """Feeds the tokens ids [R] that these rows got."""
-        step = self.cache.step(1, rows=rows)
-        try:
-            logits = self.model.forward(ids[:, None], step, logits="last")
-        except BaseException:
-            step.abort()
-            raise
-        step.commit()
-        assert logits is not None
+        logits, _ = feed_one(self.model, self.cache, ids, rows)
         self.logits = self.logits.index_copy(0, torch.tensor(list(rows), device=logits.device), logits)
+
+
+def guide_of(
+    model: Model, settings: Settings, cache: Cache, rest: Sequence[list[int]], times: int, most: int
+) -> Guide | None:
+    """What the settings ask for: away from the negative prompt, or from each prompt's last token alone.
+
+    rest    what each row of the cache is still to be fed of its prompt
+    times   how many sequences are made of each prompt, and `most` how many new tokens of each
+    """
+    scale, rows = settings.guidance_scale, cache.rows
+    if scale is None or scale == 1:
+        return None
+    if model.start_ids:
+        raise InputError(
+            f"guidance_scale={scale}: {type(model).__name__} reads a source, and guidance leads away from what the "
+            "decoder alone begins with; leave it out"
+        )
+    if settings.negative_prompt is not None:
+        negative = prompt_of(model, settings.negative_prompt, settings=settings)
+    else:
+        lasts = [(new or held)[-1:] for new, held in zip(rest, cache.tokens, strict=True)]
+        if [-1] in lasts:
+            raise InputError("guidance leads away from the last token, and that was embedded: give a negative_prompt")
+        negative = from_rows(lasts)
+    if len(negative.counts) not in (1, rows):
+        raise InputError(
+            f"{len(negative.counts)} negative prompts were given for {rows} prompts: give one, or one for each"
+        )
+    return Guide(model, negative, scale, times * rows // len(negative.counts), most, settings.prefill_chunk)

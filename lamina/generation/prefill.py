@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
@@ -16,27 +14,21 @@ if TYPE_CHECKING:
     from lamina.model import Model
 
 
-def prefill(
-    model: Model, prompt: Prompt, cache: Cache, chunk: int | None = None, rest: Sequence[Sequence[int]] | None = None
-) -> Tensor:
+def prefill(model: Model, prompt: Prompt, cache: Cache, chunk: int | None = None) -> Tensor:
     """Feeds the prompt, at most `chunk` tokens of a row at a time; -> each row's logits after it [B, V].
 
-    rest   what is still to be fed of each row's ids, where the cache holds the beginning; a row may have nothing left
+    A row may have no token, where the cache knows the logits after what it holds.
     """
     ids, embeds, counts = prompt.ids, prompt.embeds, prompt.counts
-    if rest is not None:
-        counts = [len(row) for row in rest]
-        ids = torch.zeros(len(rest), max(counts, default=0), dtype=torch.int64)
-        for r, row in enumerate(rest):
-            ids[r, : len(row)] = torch.tensor(row, dtype=torch.int64)
-    size = max(counts) if chunk is None else chunk
-    with Bar("reading the prompt", sum(counts), "tokens", max(counts) > size) as bar:
-        for start in range(0, max(counts), max(size, 1)):
+    longest = max(counts)
+    size = chunk or max(longest, 1)
+    with Bar("reading the prompt", sum(counts), "tokens", longest > size) as bar:
+        for start in range(0, longest, size):
             some = [min(max(count - start, 0), size) for count in counts]
             ends = any(start < count <= start + size for count in counts)
             piece = slice(start, start + max(some))
             model(
-                None if ids is None or embeds is not None else ids[:, piece],
+                None if ids is None else ids[:, piece],
                 embeds=None if embeds is None else embeds[:, piece],
                 cache=cache,
                 counts=None if len(set(some)) == 1 else some,

@@ -59,7 +59,7 @@ def prompt_of(
     settings: Settings | None = None,
     add_generation_prompt: bool = True,
     chat_options: Mapping[str, Any] | None = None,
-    allow_empty: bool = False,
+    continued: int = 0,
 ) -> Prompt:
     """The prompt that any of the forms stands for.
 
@@ -68,28 +68,33 @@ def prompt_of(
     decoder_input_ids      what follows the start id of a decoder that reads a source
     add_generation_prompt  whether a chat's prompt ends with the beginning of the model's answer
     chat_options           what else a chat template is given (tools=, enable_thinking= …)
-    allow_empty            rows without a token are no error: a cache may hold all there is
+    continued              so many rows of a cache go on: they may get no token, and without any prompt they get none;
+                           what a decoder goes on with, where no source is given, is taken as it is
 
     >>> prompt_of(model, [[5, 6], [7]]).counts                       # doctest: +SKIP
     [2, 1]
     """
     settings = settings_of(model, {}) if settings is None else settings
-    read = _Reader(model.tokenizer, add_generation_prompt, chat_options or {}, allow_empty)
+    read = _Reader(model.tokenizer, add_generation_prompt, chat_options or {}, allow_empty=continued > 0)
+    given = prompts is not None or inputs_embeds is not None
     if model.start_ids:
-        given = prompts is not None or inputs_embeds is not None
         source = _first(model, read, prompts, attention_mask, inputs_embeds) if given else None
         begun = (
             None if decoder_input_ids is None else read.ids(decoder_input_ids, decoder_attention_mask, special=False)
         )
+        if continued and source is None:
+            return begun or nothing(continued)
         return replace(_begin(source, begun, settings.decoder_start_token_id), source=source)
     if decoder_input_ids is not None or decoder_attention_mask is not None:
         raise InputError(
             f"decoder_input_ids are for models that read a source, and {type(model).__name__} does not: "
             "put those ids at the end of the prompt"
         )
-    if prompts is None and inputs_embeds is None:
+    if not given:
         if attention_mask is not None:
             raise InputError("an attention_mask was given, and no prompt that it belongs to")
+        if continued:
+            return nothing(continued)
         if settings.bos_token_id is None:
             raise InputError(
                 "no prompt was given, and the checkpoint names no id that texts begin with: "
@@ -163,6 +168,11 @@ def from_rows(rows: Sequence[Sequence[int] | Tensor], allow_empty: bool = False)
             raise InputError(f"prompt {r} must be a list of ids, whole numbers, not {_short(row)}")
         ids[r, : len(row)] = values
     return Prompt(ids, counts)
+
+
+def nothing(rows: int) -> Prompt:
+    """So many rows without a token."""
+    return from_rows([[]] * rows, allow_empty=True)
 
 
 def ragged(ids: Tensor, attention_mask: Tensor | None = None, allow_empty: bool = False) -> Prompt:

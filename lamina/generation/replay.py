@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lamina.generation.processors import need_tokens
 from lamina.generation.run import Made, Run
-from lamina.runtime.capture import MOST_ENDS
+from lamina.runtime.capture import MOST_ENDS, CapturedStep
 from lamina.runtime.explain import why_not_captured
 
 AHEAD = 8  # captured steps that are queued before the last ones are looked at
@@ -24,6 +24,8 @@ def why_not_replayed(run: Run) -> str | None:
     if need_tokens(run.chooser.processors):
         names = [type(one).__name__ for one in run.chooser.processors if getattr(one, "needs_tokens", True)]
         return f"{', '.join(names)} reads the tokens so far, which a captured step does not know"
+    if fickle := [type(one).__name__ for one in run.chooser.processors if type(one).__hash__ is None]:
+        return f"{', '.join(fickle)} cannot be hashed, and a captured step is kept for what it does"
     if len(run.stopping.eos) > MOST_ENDS:
         return f"{len(run.stopping.eos)} ids end a row; a captured step knows up to {MOST_ENDS}"
     if run.guide is not None:
@@ -36,40 +38,49 @@ def why_not_replayed(run: Run) -> str | None:
 @torch.no_grad()
 def replayed(run: Run) -> Made:
     """Greedy or sampled, through one captured step."""
-    cache, start = run.cache, run.cache.clock.sync()
+    cache, start, stopping = run.cache, run.cache.clock.sync(), run.stopping
     history = run.history()
     numbers = torch.tensor(run.numbers, device=run.logits.device)
     first = run.chooser.choose(run.chooser.scores(run.logits, history), numbers, history.lengths)
     step = run.model.graphs.step(cache.rows, run.chooser)
     step.take_up(
-        cache, first, run.stopping.most, run.stopping.eos,
-        seed=run.chooser.seed, numbers=run.numbers, prompts=run.prompts,
-    )  # fmt: skip
-    if run.told or not run.stopping.on_device:
-        live, current = list(range(run.rows)), first.tolist()
-        while live:
-            reasons = {row: run.stopping.put(row, current[row]) for row in live}
-            for row, reason in reasons.items():
-                if reason in ("stop", "time"):
-                    step.left[row] = 1  # ends with the token that is fed next
-                if run.told:
-                    run.told(row, current[row], reason)
-            step.run(1)
-            live = [row for row, reason in reasons.items() if reason is None]
-            current = step.ids[:, 0].tolist()
+        cache, first, stopping.most, stopping.eos, seed=run.chooser.seed, numbers=run.numbers, prompts=run.prompts
+    )
+    watched = run.told is not None or not stopping.on_device
+    if watched:
+        _watch(run, step, first.tolist())
     else:
-        flags, most = _Flags(step.counts), max(run.stopping.most)
-        for done in range(0, most, AHEAD):
-            step.run(min(AHEAD, most - done))
-            if not flags.any_left():
-                break
+        _run_ahead(step, max(stopping.most))
     lengths = cache.clock.sync()
     tokens = [row[a:b] for row, a, b in zip(cache.record.tolist(), start, lengths, strict=True)]
-    if run.stopping.on_device and not run.told:
-        for row, new in enumerate(tokens):
-            for token in new:
-                run.stopping.put(row, token)
-    return Made(tokens, [reason or "" for reason in run.stopping.reasons], cache, "one captured graph a step")
+    for row, new in enumerate(tokens if not watched else ()):
+        for token in new:
+            stopping.put(row, token)
+    return Made(tokens, [reason or "" for reason in stopping.reasons], cache, "one captured graph a step")
+
+
+def _watch(run: Run, step: CapturedStep, current: list[int]) -> None:
+    """Looks at every token: some rows end by what the host knows, or someone listens. current: each row's first"""
+    live = list(range(run.rows))
+    while live:
+        reasons = {row: run.stopping.put(row, current[row]) for row in live}
+        for row, reason in reasons.items():
+            if reason in ("stop", "time"):
+                step.left[row] = 1  # ends with the token that is fed next
+            if run.told:
+                run.told(row, current[row], reason)
+        step.run(1)
+        live = [row for row, reason in reasons.items() if reason is None]
+        current = step.ids[:, 0].tolist()
+
+
+def _run_ahead(step: CapturedStep, most: int) -> None:
+    """Queues steps, and looks late whether any row goes on."""
+    flags = _Flags(step.counts)
+    for done in range(0, most, AHEAD):
+        step.run(min(AHEAD, most - done))
+        if not flags.any_left():
+            break
 
 
 class _Flags:

@@ -110,7 +110,7 @@ class Result:
     @property
     def logprobs(self) -> list[list[Logprob]]:
         """Of each row, the log-probabilities of its tokens; with logprobs=n."""
-        if self.kept is None or self.kept.top is None:
+        if self.kept is None or self.kept.logprobs is None:
             raise InputError("log-probabilities were not kept: generate with logprobs=0, or =5 for the five best too")
         return self.kept.logprobs
 

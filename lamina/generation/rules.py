@@ -44,6 +44,7 @@ def settle(values: Values, origins: Origins, defaults: Values) -> None:
     rules.one_of("min_new_tokens", "min_length")
     rules.lengths()
     rules.one_strategy()
+    rules.plain()
     rules.sampling()
     rules.only_with("num_beams", values["num_beams"] > 1, BEAMS, "add num_beams=4 or more")
     drafts = any(values[name] is not None for name in DRAFTS)
@@ -75,6 +76,12 @@ class _Rules:
         file = {name: " (from generation_config.json)" for name in names if self.origins.get(name) == "file"}
         return " and ".join(f"{name}={_short(self.values[name])}{file.get(name, '')}" for name in names)
 
+    def not_both(self, one: str, other: str, why: str) -> None:
+        """Two that are both given and cannot be: what the caller says beats the file."""
+        if self.said(one) == self.said(other):
+            raise InputError(f"{self.show(one, other)}: {why}; leave one out")
+        self.drop(other if self.said(one) else one)
+
     def one_of(self, new: str, whole: str) -> None:
         if any(same(self.values[name], self.defaults[name]) for name in (new, whole)):
             return
@@ -104,14 +111,27 @@ class _Rules:
         if len(found) > 1:
             raise InputError(f"{self.show(*found)} are different ways to search: give one of them")
 
+    def plain(self) -> None:
+        """What works only where one token is made after the other."""
+
+        def asked() -> list[str]:
+            return [name for _, name in strategies(self.values)]
+
+        def guided() -> bool:
+            return self.values["guidance_scale"] not in (None, 1.0)
+
+        if not self.values["use_cache"]:
+            for name in asked():
+                self.not_both("use_cache", name, "without a cache one token is made after the other")
+        if not self.values["use_cache"] and guided():
+            self.not_both("use_cache", "guidance_scale", "guidance has a cache of its own")
+        for name in asked() if guided() else ():
+            self.not_both("guidance_scale", name, "guidance leads one token after the other")
+
     def sampling(self) -> None:
         values = self.values
         if values["do_sample"] and values["penalty_alpha"]:
-            if self.said("penalty_alpha") == self.said("do_sample"):
-                raise InputError(
-                    f"{self.show('penalty_alpha', 'do_sample')}: contrastive search draws nothing; leave one out"
-                )
-            self.drop("do_sample" if self.said("penalty_alpha") else "penalty_alpha")
+            self.not_both("penalty_alpha", "do_sample", "contrastive search draws nothing")
         if values["do_sample"]:
             if values["temperature"] == 0:
                 raise InputError(

@@ -18,14 +18,14 @@ from lamina.generation.feeding import feed_one
 from lamina.generation.history import History, Processor, history_of
 from lamina.generation.kept import Kept
 from lamina.generation.noise import draw
-from lamina.generation.stopping import Stopping
+from lamina.generation.stopping import Reason, Stopping
 
 if TYPE_CHECKING:
     from lamina.generation.guide import Guide
     from lamina.generation.settings import Settings
     from lamina.model import Model
 
-Told = Callable[[int, int, str | None], None]
+Told = Callable[[int, int, Reason | None], None]
 """told(row, token, reason): called for each new token, in order; the reason why the row ends is given with its last."""
 
 

@@ -26,6 +26,7 @@ from lamina.cache.clock import on_device
 from lamina.generation.drafts import Draft, Guess, Schedule, draft_of, open_pass, padded
 from lamina.generation.history import History
 from lamina.generation.run import Chooser, Made, Run
+from lamina.generation.stopping import Reason
 
 ACCEPTING = 2  # the stream of the noise that decides whether a drawn guess is right
 
@@ -71,7 +72,10 @@ def speculate(run: Run, draft: Draft | None = None, schedule: Schedule | None = 
     drafted, accepted, passes = ([0] * cache.rows for _ in range(3))
     history = run.history()
     numbers = torch.tensor(run.numbers, device=run.logits.device)
-    first = run.chooser.choose(run.chooser.scores(run.logits, history), numbers, history.lengths)
+    scores = run.chooser.scores(run.logits, history)
+    first = run.chooser.choose(scores, numbers, history.lengths)
+    if run.kept is not None:
+        run.kept.add(range(cache.rows), run.logits, scores, first)
     for row, token in enumerate(first.tolist()):
         rows.take(row, [token])
     rows.tell()
@@ -103,6 +107,8 @@ def speculate(run: Run, draft: Draft | None = None, schedule: Schedule | None = 
         live = [row for row, tokens in new.items() if taken[row] == len(tokens)]
         rows.tell()
     made = [len(tokens) for tokens in rows.tokens]
+    if run.kept is not None:
+        run.kept.shorten(made)
     more = {"speculation": Speculated(drafted, accepted, passes, made)}
     return Made(rows.tokens, rows.reasons, cache, "plain passes of several tokens", more)
 
@@ -115,7 +121,7 @@ class _Rows:
         self.texts = run.cache.tokens
         self.tokens: list[list[int]] = [[] for _ in self.texts]
         self.reasons = [""] * len(self.texts)
-        self.untold: list[tuple[int, int, str | None]] = []
+        self.untold: list[tuple[int, int, Reason | None]] = []
 
     def take(self, row: int, new: Sequence[int]) -> int:
         """Takes in new tokens up to one that ends the row; how many that were."""
@@ -131,9 +137,9 @@ class _Rows:
 
     def tell(self) -> None:
         untold, self.untold = self.untold, []
-        for event in untold if self.run.told else ():
-            assert self.run.told is not None
-            self.run.told(*event)
+        if self.run.told:
+            for event in untold:
+                self.run.told(*event)
 
     def draft(self, draft: Draft, schedule: Schedule, rows: Sequence[int]) -> Guess:
         most = [self._most(row, schedule.lengths[row]) for row in rows]
@@ -176,14 +182,20 @@ def _check(
         guesses = on_device([guess.tokens[r][t] if t < len(guess.tokens[r]) else -1 for r, t in places], device)
         drawn = None if guess.scores is None else guess.scores[rows, times.clamp(max=guess.scores.shape[1] - 1)]
         history = _until(after, rows, read.lengths[rows] + times + 1)
-        scores = chooser.scores(logits[rows, times], history)
+        seen = logits[rows, times]
+        scores = chooser.scores(seen, history)
         found, right = settle(chooser, scores, guesses, drawn, numbers[rows], history.lengths)
         settled: set[int] = set()
-        for (r, _), token, ok in zip(places, *torch.stack([found, right.long()]).tolist(), strict=True):
+        taken: list[int] = []  # indices into `places`
+        answers = zip(places, *torch.stack([found, right.long()]).tolist(), strict=True)
+        for n, ((r, _), token, ok) in enumerate(answers):
             if r not in settled:
                 new[r].append(token)
+                taken.append(n)
                 if not ok:
                     settled.add(r)
+        if run.kept is not None:
+            run.kept.add([going[places[n][0]] for n in taken], seen[taken], scores[taken], found[taken])
         unsettled = [r for r in unsettled if r not in settled]
     return new
 

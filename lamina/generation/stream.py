@@ -15,7 +15,7 @@ import asyncio
 import contextvars
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
@@ -42,16 +42,37 @@ class Event:
 
 
 class Pieces:
-    """Makes events of tokens: the texts of a row's events joined are the text of its tokens."""
+    """Makes events of tokens: the texts of a row's events joined are the text of its tokens, up to the stop string that
+    ended it. What may become a stop string is held back until it is known whether it does."""
 
-    def __init__(self, tokenizer: Tokenizer | None, rows: int) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, rows: int, stop_strings: Sequence[str] = ()) -> None:
         self._texts = None if tokenizer is None else [tokenizer.stream() for _ in range(rows)]
+        self._stop_strings = stop_strings
+        self._told, self._waiting = [0] * rows, [""] * rows
 
-    def event(self, row: int, token: int, reason: Reason | None = None) -> Event:
+    def event(self, row: int, token: int, reason: Reason | None = None, cut: int | None = None) -> Event:
+        """cut: where in the row's text the stop string begins that ends it, where that is known."""
         if self._texts is None:
             return Event(row, token, "", reason)
         text = self._texts[row]
-        return Event(row, token, text.put(token) + ("" if reason is None else text.end()), reason)
+        waiting = self._waiting[row] + text.put(token) + ("" if reason is None else text.end())
+        if cut is not None:
+            sure = min(max(cut - self._told[row], 0), len(waiting))
+        else:
+            sure = len(waiting) - (0 if reason is not None else begun(waiting, self._stop_strings))
+        self._told[row] += sure
+        self._waiting[row] = waiting[sure:]
+        return Event(row, token, waiting[:sure], reason)
+
+
+def begun(text: str, strings: Sequence[str]) -> int:
+    """How many last letters of a text are the beginning of one of these strings, at most.
+
+    >>> begun("once upon", ["on the"]), begun("once upon", ["one", "upon a"]), begun("once", ["x"])
+    (2, 4, 0)
+    """
+    longest = min(len(text), max((len(one) - 1 for one in strings), default=0))
+    return next((n for n in range(longest, 0, -1) if any(one.startswith(text[-n:]) for one in strings)), 0)
 
 
 class Cancelled(Exception):

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from lamina.cache.cross import Source
 from lamina.generation.history import History
-from lamina.generation.kept import Kept
 from lamina.generation.prompt import from_rows
-from lamina.generation.run import Chooser, Run, Told
+from lamina.generation.run import Chooser, Run
 from lamina.generation.settings import Settings
 from lamina.generation.stopping import Stopping
 
@@ -30,12 +29,17 @@ class Uncached(Run):
 
     @classmethod
     def of(
-        cls, model: Model, rows: Sequence[Sequence[int]], encoded: Source | None, chooser: Chooser, stopping: Stopping,
-        numbers: list[int], settings: Settings, told: Told | None, kept: Kept | None,
-    ) -> Uncached:  # fmt: skip
+        cls,
+        model: Model,
+        rows: Sequence[Sequence[int]],
+        encoded: Source | None,
+        chooser: Chooser,
+        stopping: Stopping,
+        numbers: list[int],
+        settings: Settings,
+    ) -> Uncached:
         nothing: Any = None
-        prompts = [len(row) for row in rows]
-        run = cls(model, nothing, nothing, chooser, stopping, prompts, numbers, settings, told, kept=kept)
+        run = cls(model, nothing, nothing, chooser, stopping, [len(row) for row in rows], numbers, settings)
         run.texts, run.encoded = [list(row) for row in rows], encoded
         run.logits = run._pass(range(len(rows)))
         return run

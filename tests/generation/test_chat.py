@@ -208,6 +208,8 @@ def test_chats_refuse_what_cannot_be() -> None:
         Chat(model, max_tokens=3)
     with pytest.raises(InputError, match="num_return_sequences=2: a chat goes on from one answer"):
         Chat(model, num_return_sequences=2, do_sample=True)
+    with pytest.raises(InputError, match="use_cache=False: a chat goes on from its cache"):
+        Chat(model, use_cache=False)
     chat = Chat(model)
     open_stream = chat.stream("a")
     with pytest.raises(InputError, match="an answer is still being streamed"):

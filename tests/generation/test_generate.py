@@ -77,7 +77,7 @@ def test_sequences_hold_prompt_and_new_tokens_padded_on_the_right(model: Model) 
 def test_stream_tells_every_token_in_order(model: Model) -> None:
     seen: list[tuple[int, int]] = []
     result = model.generate(
-        PROMPTS, max_new_tokens=4, eos_token_id=(), stream=lambda row, token, text: seen.append((row, token))
+        PROMPTS, max_new_tokens=4, eos_token_id=(), stream=lambda event: seen.append((event.row, event.token))
     )
     assert [[token for row, token in seen if row == r] for r in range(3)] == result.tokens
 

@@ -58,3 +58,10 @@ def reader() -> Model:
         parameter.normal_(std=0.3)
     model.tokenizer = tokenizer()
     return model
+
+
+@functools.cache
+def unreadable() -> tuple[int, ...]:
+    """Ids that are not printable text by themselves: special ones, and parts of characters."""
+    texts = [tokenizer().decode([id]) for id in range(tokenizer().vocab_size)]
+    return tuple(id for id, text in enumerate(texts) if not text or not text.isascii() or not text.isprintable())

@@ -1,4 +1,4 @@
-"""A captured decode step gives what plain passes give, for any cache that it takes up.
+"""A captured decode step gives what plain passes give, for every family and any cache that it takes up.
 
 Without a GPU a replay runs the kernels again in the interpreter, so this tests all of it but the capture itself.
 """
@@ -7,66 +7,36 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lamina.generation.greedy import captured, plainly
 
-import lamina
-from lamina.generation.run import Chooser
+from lamina.generation.run import Chooser, one_by_one
 from lamina.runtime import Graphs, why_not_captured
 from lamina.runtime.capture import MOST_GRAPHS
 from tests.families.cases import FIRST
 from tests.families.harness import pair
+from tests.kernels.runs import PROMPTS, begin, both, start, tiny
 
 MORE = [("falcon_h1", "norm before gate, biases, own head dim"), ("gemma2", "untied, biases, one key head")]
-PROMPTS = [[5, 9, 12, 3, 44, 8, 21, 2, 2, 6, 13], [7]]
-
-
-def start(model: lamina.Model, capacity: int | None = None) -> tuple[lamina.Cache, torch.Tensor]:
-    """A cache that holds the prompts, and the logits after them."""
-    cache = model.new_cache(rows=2, capacity=capacity)
-    ids = torch.zeros(2, 11, dtype=torch.int64)
-    for r, prompt in enumerate(PROMPTS):
-        ids[r, : len(prompt)] = torch.tensor(prompt)
-    logits = model(ids, cache=cache, counts=[len(prompt) for prompt in PROMPTS], logits="last")
-    assert logits is not None
-    return cache.reserve(30), logits
+pytestmark = pytest.mark.usefixtures("few_programs")
 
 
 @pytest.mark.parametrize(("family", "name"), FIRST + MORE)
 def test_captured_and_plain_steps_give_the_same(family: str, name: str) -> None:
     model = pair(family, name)[1]
-    (plain, logits), (replayed, _) = start(model), start(model)
-    expected = plainly(model, plain, logits, 4, set(), None)
-    assert captured(model, replayed, logits, 4, set(), None) == expected
-    assert replayed.tokens == plain.tokens
-    assert torch.equal(replayed.rewindable, plain.rewindable)
-    assert plain.logits is not None and replayed.logits is not None
-    torch.testing.assert_close(replayed.logits, plain.logits, rtol=1e-4, atol=1e-4)
+    captured, plain = (made.cache for made in both(model, max_new_tokens=2))
+    assert torch.equal(captured.rewindable, plain.rewindable)
+    assert captured.logits is not None and plain.logits is not None
+    torch.testing.assert_close(captured.logits, plain.logits, rtol=1e-4, atol=1e-4)
     more = torch.tensor([[1, 2], [3, 4]])  # and plain passes go on from it
-    torch.testing.assert_close(model(more, cache=replayed), model(more, cache=plain), rtol=1e-4, atol=1e-4)
-
-
-def test_rows_end_on_the_device_and_are_told_in_order() -> None:
-    model = pair("llama", "grouped")[1]
-    cache, logits = start(model)
-    free = plainly(model, cache, logits, 4, set(), None)
-    ends = {free[1][1]}
-    cache, logits = start(model)
-    expected = plainly(model, cache, logits, 4, ends, None)
-    told: list[tuple[int, int, bool]] = []
-    cache, logits = start(model)
-    assert captured(model, cache, logits, 4, ends, lambda *one: told.append(one)) == expected
-    assert [[token for row, token, _ in told if row == r] for r in range(2)] == expected
-    assert [[last for row, _, last in told if row == r][-1] for r in range(2)] == [True, True]
-    assert cache.lengths.tolist() == [len(p) + len(t) for p, t in zip(PROMPTS, expected, strict=True)]
+    torch.testing.assert_close(model(more, cache=captured), model(more, cache=plain), rtol=1e-4, atol=1e-4)
 
 
 def test_one_step_serves_two_live_caches_and_growth() -> None:
-    model = pair("llama", "grouped")[1]
+    model = tiny()
     graphs = Graphs(model)
     step = graphs.step(2, Chooser())
     (a, logits), (b, _) = start(model), start(model)
     first = logits.argmax(-1)
-    expected = plainly(model, start(model)[0], logits, 4, set(), None)
+    expected = one_by_one(begin(model, max_new_tokens=4)).tokens
     rows = []
     for cache in (a, b):
         step.take_up(cache, first, [9, 9], ())

@@ -1,0 +1,63 @@
+"""Runs of a captured step beside plain passes, for tests."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+import lamina
+from lamina.config import Config
+from lamina.generation.processors import Facts, chain_of
+from lamina.generation.prompt import from_rows
+from lamina.generation.replay import replayed
+from lamina.generation.run import Chooser, Made, Run, one_by_one
+from lamina.generation.settings import settings_of
+from lamina.generation.stopping import Stopping
+from lamina.model import Model
+from lamina.models.llama import Llama
+from tests.families.cases.llama import make
+from tests.generation.text import tokenizer
+
+PROMPTS = [[5, 9, 12, 3, 44, 8, 21, 2, 2, 6, 13], [7]]
+NEW = 3
+
+
+def start(model: Model, capacity: int | None = None) -> tuple[lamina.Cache, torch.Tensor]:
+    """A cache that holds the prompts, and the logits after them."""
+    cache, prompt = model.new_cache(rows=2, capacity=capacity), from_rows(PROMPTS)
+    logits = model(prompt.ids, cache=cache, counts=prompt.counts, logits="last")
+    assert logits is not None
+    return cache.reserve(30), logits
+
+
+def begin(model: Model, **given: Any) -> Run:
+    """A run after the prompts, as `generate` makes it of these settings."""
+    settings = settings_of(model, dict(max_new_tokens=NEW, eos_token_id=(), seed=0) | given)
+    cache, logits = start(model)
+    assert settings.seed is not None
+    chooser = Chooser(tuple(chain_of(settings, Facts(model.vocab))), settings.do_sample, settings.seed)
+    counts = [len(prompt) for prompt in PROMPTS]
+    stopping = Stopping.of(settings, counts, model.tokenizer)
+    return Run(model, cache, logits, chooser, stopping, counts, [4, 11], settings)
+
+
+def both(model: Model, **given: Any) -> tuple[Made, Made]:
+    """What a captured step and plain passes make; the same."""
+    captured, plain = replayed(begin(model, **given)), one_by_one(begin(model, **given))
+    assert (captured.tokens, captured.reasons) == (plain.tokens, plain.reasons)
+    assert captured.cache.tokens == plain.cache.tokens
+    return captured, plain
+
+
+@functools.cache
+def tiny() -> Model:
+    """A random llama of one layer that knows the tokens of `tokenizer`."""
+    torch.manual_seed(2)
+    shape: dict[str, Any] = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+    model = Llama.build(Config(make(vocab_size=tokenizer().vocab_size, intermediate_size=16, **shape).to_dict()))
+    for parameter in model.parameters():
+        parameter.normal_(std=0.5)
+    model.tokenizer = tokenizer()
+    return model
