@@ -9,12 +9,12 @@ from lamina.cache import Cache, Source
 from lamina.cache.file import load_cache
 from lamina.checking import Report, verify
 from lamina.errors import CacheFileError, CapacityError, InputError, LaminaError, RewindError
-from lamina.generation import Chat
+from lamina.generation import Chat, PrefixStore
 from lamina.loading import load
 from lamina.model import Model
 
 __all__ = [
-    "Cache", "CacheFileError", "CapacityError", "Chat", "InputError", "LaminaError", "Model", "Report", "RewindError",
-    "Source", "load", "load_cache", "verify",
+    "Cache", "CacheFileError", "CapacityError", "Chat", "InputError", "LaminaError", "Model", "PrefixStore", "Report",
+    "RewindError", "Source", "load", "load_cache", "verify",
 ]  # fmt: skip
 __version__ = "0.1.0"

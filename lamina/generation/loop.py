@@ -31,6 +31,7 @@ from lamina.generation.healing import Healed, heal, only_healing
 from lamina.generation.inside import Inside, look_inside, look_inside_rows
 from lamina.generation.kept import Kept
 from lamina.generation.prefill import prefill
+from lamina.generation.prefixes import PrefixStore
 from lamina.generation.processors import Facts, chain_of
 from lamina.generation.prompt import Prompt, from_rows, prompt_of
 from lamina.generation.replay import replayed, why_not_replayed
@@ -46,7 +47,7 @@ from lamina.notices import notice
 if TYPE_CHECKING:
     from lamina.model import Model
 
-OWN = ("prompts", "attention_mask", "inputs_embeds", "decoder_input_ids", "cache", "whole", "row_ids", "stream")
+OWN = ("prompts", "attention_mask", "inputs_embeds", "decoder_input_ids", "cache", "whole", "prefixes", "row_ids", "stream")
 
 
 def generate(
@@ -61,6 +62,7 @@ def generate(
     chat_options: Mapping[str, Any] | None = None,
     cache: Cache | None = None,
     whole: bool | None = None,
+    prefixes: PrefixStore | None = None,
     row_ids: Sequence[int] | None = None,
     stream: Callable[[int, int, str], None] | None = None,
     **settings: Any,
@@ -73,6 +75,7 @@ def generate(
     cache           continues its rows, one prompt each; a cache of one row serves any number of prompts
     whole           with a cache: whether prompts are whole sequences, of which it may hold the beginning, or only what
                     comes next. None: whole where prompt and cache begin with the same half of the shorter one
+    prefixes        a store of what is known of earlier prompts: reused where prompts begin alike, and added to
     row_ids         the rows' own numbers, on which their draws depend; 0, 1, 2 … when None
     stream          called as stream(row, token, text) for each new token; text is always whole characters
     settings        see `lamina.generation.Settings`: max_new_tokens, do_sample, temperature, num_beams …
@@ -90,7 +93,7 @@ def generate(
     )  # fmt: skip
     told = None if stream is None else _told(model, stream, len(prompt.counts) * chosen.num_return_sequences)
     with torch.no_grad():
-        return _Call(model, chosen, prompt, told).result(cache, whole, row_ids)
+        return _Call(model, chosen, prompt, told).result(cache, whole, row_ids, prefixes)
 
 
 def stream(model: Model, prompts: Any = None, max_new_tokens: int | None = None, **options: Any) -> Stream[Result]:
@@ -106,7 +109,7 @@ def stream(model: Model, prompts: Any = None, max_new_tokens: int | None = None,
         def told(row: int, token: int, reason: str | None) -> None:
             emit(events[0].event(row, token, reason))  # type: ignore[arg-type]
 
-        own = {name: options.pop(name, None) for name in ("cache", "whole", "row_ids")}
+        own = {name: options.pop(name, None) for name in ("cache", "whole", "row_ids", "prefixes")}
         given = {name: options.pop(name) for name in list(options) if name in FORMS}
         if max_new_tokens is not None:
             options["max_new_tokens"] = max_new_tokens
@@ -134,8 +137,12 @@ class _Call:
             prompt = replace(prompt, counts=[len(row.ids) for row in self.healed])
         self.prompt = prompt
 
-    def result(self, cache: Cache | None, whole: bool | None, row_ids: Sequence[int] | None) -> Result:
+    def result(
+        self, cache: Cache | None, whole: bool | None, row_ids: Sequence[int] | None, prefixes: PrefixStore | None
+    ) -> Result:
         settings, prompt = self.settings, self.prompt
+        if prefixes is not None:
+            prefixes.check(self.model, prompt, cache, settings.use_cache)
         times = settings.num_return_sequences if settings.num_beams == 1 else 1
         if prompt.embeds is not None and (settings.output_hidden_states or settings.output_attentions):
             raise InputError("hidden states and attentions are computed from ids: give ids instead of inputs_embeds")
@@ -144,6 +151,8 @@ class _Call:
             run: Run = self._uncached(cache, times, row_ids)
             reused = [0] * len(prompt.counts)
         else:
+            if prefixes is not None:
+                cache, whole = prefixes.start(prompt.rows), True
             cache, source, plan = self._place(cache, whole)
             reused = plan.reused
             lengths = zip(cache.clock.sync(), plan.back, plan.rest, strict=True)
@@ -157,7 +166,8 @@ class _Call:
             if source is not None:
                 cache.attach(source)
             rest = plan.rest if prompt.embeds is None else None
-            logits = prefill(self.model, prompt, cache, settings.prefill_chunk, rest)
+            feed = prefill if prefixes is None else prefixes.prefill
+            logits = feed(self.model, prompt, cache, settings.prefill_chunk, rest)
             if self.healed:
                 logits = only_healing(logits, self.healed)
             if times > 1:
@@ -166,6 +176,8 @@ class _Call:
         prefilled = time.perf_counter()
         made = self._decode(run)
         finished = time.perf_counter()
+        if prefixes is not None:
+            prefixes.keep(made.cache)
         count = sum(len(row) for row in made.tokens)
         fed = sum(prompt.counts) - sum(reused)
         timing = Timing(fed, prefilled - started, count, finished - prefilled)
