@@ -10,6 +10,6 @@ from lamina.generation.settings import Settings
 from lamina.generation.stream import Event, Stream
 
 __all__ = [
-    "Chat", "Event", "History", "PrefixStore", "Processor", "Prompt", "Result", "Settings", "Stream", "Timing", "generate",
-    "stream",
+    "Chat", "Event", "History", "PrefixStore", "Processor", "Prompt", "Result", "Settings", "Stream", "Timing",
+    "generate", "stream",
 ]  # fmt: skip

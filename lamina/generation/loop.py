@@ -47,7 +47,10 @@ from lamina.notices import notice
 if TYPE_CHECKING:
     from lamina.model import Model
 
-OWN = ("prompts", "attention_mask", "inputs_embeds", "decoder_input_ids", "cache", "whole", "prefixes", "row_ids", "stream")
+OWN = (
+    "prompts", "attention_mask", "inputs_embeds", "decoder_input_ids", "cache", "whole", "prefixes", "row_ids",
+    "stream",
+)  # fmt: skip
 
 
 def generate(

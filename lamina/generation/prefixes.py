@@ -4,12 +4,12 @@
     model.generate(prompts, prefixes=store)      # reuses what is known of each prompt, remembers prompts and answers
     print(store.explain(prompt))                 # how much would be reused, and why not more
 
-The store keeps *snapshots*: caches of one row, without a slot to spare, that nobody changes any more. One is made at the
-end of each prompt and of each answer. A snapshot of attention alone can be taken back to any of its tokens, so it
+The store keeps *snapshots*: caches of one row, without a slot to spare, that nobody changes any more. One is made at
+the end of each prompt and of each answer. A snapshot of attention alone can be taken back to any of its tokens, so it
 serves everything that begins like it, and a shorter one that it covers is dropped. Windows that have gone round and
-recurrent states cannot be taken back; for them a third kind is made, at *branch points*: where a prompt leaves what is
-known and no snapshot can be taken back to, prefill stops, keeps the state, and goes on. The next prompt that leaves
-there finds it.
+recurrent states cannot be taken back. For them a state is also kept at *branch points*: where a prompt leaves what is
+known, and no snapshot can be taken back to there, prefill stops, keeps the state and goes on. The next prompt that
+leaves there finds it.
 
     kept   a b c d e f g             the state after g; recurrent, so it cannot go back to d
     fed    a b c d | x y             leaves after d: the state there is kept on the way
@@ -81,6 +81,10 @@ class Snapshot:
             shared -= 1
         return shared if shared >= self.least else 0
 
+    def first(self, tokens: int) -> Cache:
+        """Its first tokens, to be joined with other rows, which copies them."""
+        return self.cache if tokens == len(self.ids) else trimmed(self.cache, 0, tokens)
+
     def covers(self, ids: np.ndarray) -> bool:
         """Whether it can be taken back to just these tokens."""
         return common(ids, self.ids) == len(ids) >= self.least
@@ -130,7 +134,7 @@ class PrefixStore:
 
     def __repr__(self) -> str:
         with self._lock:
-            return f"PrefixStore of {len(self)} sequences, {size(self.nbytes)} of {size(self.bytes)}"
+            return f"PrefixStore of {_sequences(len(self))}, {size(self.nbytes)} of {size(self.bytes)}"
 
     @property
     def sequences(self) -> list[list[int]]:
@@ -172,14 +176,13 @@ class PrefixStore:
                     self._touch(one)
         if not any(tokens for _, tokens in found):
             return self.model.new_cache(len(prompts))
-        return Cache.join(
-            [self.model.new_cache() if one is None else trimmed(one.cache, 0, tokens) for one, tokens in found]
-        )
+        return Cache.join([self.model.new_cache() if one is None else one.first(tokens) for one, tokens in found])
 
     def prefill(
-        self, model: Model, prompt: Prompt, cache: Cache, chunk: int | None, rest: Sequence[Sequence[int]]
+        self, model: Model, prompt: Prompt, cache: Cache, chunk: int | None, rest: Sequence[Sequence[int]] | None
     ) -> Tensor:
-        """Feeds each row its rest, as `lamina.generation.prefill` does, and keeps branch points and ends."""
+        """Feeds each row its rest, as the function of that name does, and keeps branch points and ends."""
+        assert rest is not None  # embeddings were refused
         held = cache.clock.sync()
         points = self._branches(prompt.rows, held)
         if any(points):
@@ -246,7 +249,7 @@ class PrefixStore:
         """In words, for each prompt: how many tokens would be reused, and why not more. Nothing is changed by asking.
 
         >>> print(store.explain([5, 6, 7, 8]))                         # doctest: +SKIP
-        2 of 4 tokens would be reused. The nearest of 3 kept sequences (6 tokens) differs at position 2: wanted 7, held 9.
+        2 of 4 tokens would be reused. The nearest of 3 sequences (6 tokens) differs at position 2: wanted 7, held 9.
         """
         rows = prompt_of(self.model, prompts).rows
         with self._lock:
@@ -264,15 +267,14 @@ class PrefixStore:
         for lost in reversed(self._lost):
             if (shared := common(ids, lost.ids)) > tokens:
                 said.append(
-                    f"A sequence of {len(lost.ids)} tokens that shares {shared} is not kept: it {lost.why}. "
-                    f"({self!r}.)"
+                    f"A sequence of {len(lost.ids)} tokens that shares {shared} is not kept: it {lost.why}. ({self!r}.)"
                 )
                 break
         return said
 
     def _nearest(self, ids: np.ndarray, nearest: Snapshot, tokens: int) -> list[str]:
         shared = common(ids, nearest.ids)
-        what = f"The nearest of {len(self._kept)} kept sequences ({len(nearest.ids)} tokens)"
+        what = f"The nearest of {_sequences(len(self._kept))} ({len(nearest.ids)} tokens)"
         if shared < min(len(ids), len(nearest.ids)):
             said = [f"{what} differs at position {shared}: wanted {ids[shared]}, held {nearest.ids[shared]}."]
         elif shared < len(ids):
@@ -284,14 +286,18 @@ class PrefixStore:
         if tokens < shared and nearest.usable(ids) == 0:
             kinds = [kind for kind, end in nearest.ends.items() if end == nearest.least]
             said.append(
-                f"It cannot be taken back to them, only to {nearest.least} tokens or more: {' and '.join(kinds)} "
-                f"{'limits' if len(kinds) == 1 else 'limit'} that."
+                f"It cannot be taken back to {shared - (shared == len(ids))} tokens, only to {nearest.least} or more: "
+                f"{' and '.join(kinds)} {'limits' if len(kinds) == 1 else 'limit'} that."
             )
             if shared == len(ids) or shared - tokens >= self.worth:
-                said.append(f"When this prompt is fed, its state after {shared} tokens is kept.")
+                said.append(f"When this prompt is fed, the state after {shared} tokens is kept.")
         elif tokens == shared - 1 == len(ids) - 1:
             said.append("The last token is fed for its logits.")
         return said
+
+
+def _sequences(number: int) -> str:
+    return "1 sequence" if number == 1 else f"{number} sequences"
 
 
 def common(a: np.ndarray, b: np.ndarray) -> int:
