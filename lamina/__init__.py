@@ -9,13 +9,13 @@ from lamina.cache import Cache, Codec, Source
 from lamina.cache.file import load_cache
 from lamina.checking import Report, verify
 from lamina.errors import CacheFileError, CapacityError, InputError, LaminaError, RewindError
-from lamina.generation import Chat
+from lamina.generation import Chat, PrefixStore
 from lamina.loading import load
 from lamina.model import Model
 from lamina.planning import Plan, plan
 
 __all__ = [
-    "Cache", "CacheFileError", "CapacityError", "Chat", "Codec", "InputError", "LaminaError", "Model", "Plan", "Report",
-    "RewindError", "Source", "load", "load_cache", "plan", "verify",
+    "Cache", "CacheFileError", "CapacityError", "Chat", "Codec", "InputError", "LaminaError", "Model", "Plan",
+    "PrefixStore", "Report", "RewindError", "Source", "load", "load_cache", "plan", "verify",
 ]  # fmt: skip
 __version__ = "0.1.0"

@@ -142,7 +142,10 @@ class TokenLayer(Layer):
     def used(self, longest: int, written: int) -> Self:
         wrapped = self.layout.most is not None and written > self.layout.most
         end = self.slots if wrapped else longest  # until a ring goes round, slot and position are the same
-        return self._with({name: store[..., :end, :] for name, store in self.data.items()})
+        new = self._with({name: store[..., :end, :] for name, store in self.data.items()})
+        if end < self.slots == self.layout.most:
+            new.grows = True  # a whole ring that was cut may be whole again
+        return new
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 

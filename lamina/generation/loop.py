@@ -32,6 +32,7 @@ from lamina.generation.healing import Healed, heal, only_healing
 from lamina.generation.inside import Inside, look_inside, look_inside_rows
 from lamina.generation.kept import Kept
 from lamina.generation.prefill import prefill
+from lamina.generation.prefixes import PrefixStore
 from lamina.generation.processors import Facts, chain_of
 from lamina.generation.prompt import Prompt, from_rows, prompt_of
 from lamina.generation.replay import replayed, why_not_replayed
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 OWN = (
     "prompts", "attention_mask", "inputs_embeds", "decoder_input_ids", "decoder_attention_mask", "chat_options",
-    "cache", "whole", "row_ids", "stream",
+    "cache", "whole", "prefixes", "row_ids", "stream",
 )  # fmt: skip
 
 
@@ -65,6 +66,7 @@ def generate(
     chat_options: Mapping[str, Any] | None = None,
     cache: Cache | None = None,
     whole: bool | None = None,
+    prefixes: PrefixStore | None = None,
     row_ids: Sequence[int] | None = None,
     stream: Callable[[Event], object] | None = None,
     **settings: Any,
@@ -77,6 +79,7 @@ def generate(
     cache           continues its rows, one prompt each; a cache of one row serves any number of prompts
     whole           with a cache: whether prompts are whole sequences, of which it may hold the beginning, or only what
                     comes next. None: whole where prompt and cache begin with the same half of the shorter one
+    prefixes        a store that remembers prompts and turns: what it knows of a prompt is not computed again
     row_ids         the rows' own numbers, on which their draws depend; 0, 1, 2 … when None
     stream          called with an Event (row, token, text, reason) for each new token; text is always whole characters
     settings        see `lamina.generation.Settings`: max_new_tokens, do_sample, temperature, num_beams …
@@ -99,7 +102,7 @@ def generate(
         continued=0 if cache is None else cache.rows,
     )
     with torch.no_grad():
-        return _Call(model, chosen, prompt, row_ids, stream).result(cache, whole)
+        return _Call(model, chosen, prompt, row_ids, stream).result(cache, whole, prefixes)
 
 
 def stream(model: Model, prompts: Any = None, max_new_tokens: int | None = None, **options: Any) -> Stream[Result]:
@@ -143,15 +146,19 @@ class _Call:
         if settings.strategy == "assisted" and settings.prompt_lookup_num_tokens is None:
             helper_of(model, settings)
 
-    def result(self, cache: Cache | None, whole: bool | None) -> Result:
+    def result(self, cache: Cache | None, whole: bool | None, prefixes: PrefixStore | None) -> Result:
+        if prefixes is not None:
+            prefixes.check(self.model, self.prompt, cache, self.settings.use_cache)
         started = time.perf_counter()
         if self.settings.use_cache:
-            run, plan = self._cached(cache, whole)
+            run, plan = self._cached(cache, whole, prefixes)
         else:
             run, plan = self._uncached(cache), Continuation.of_new(self.prompt.rows)
         prefilled = time.perf_counter()
         made = self._decode(run)
         finished = time.perf_counter()
+        if prefixes is not None:
+            prefixes.keep(made.cache)
         fed, count = (sum(len(row) for row in rows) for rows in (plan.rest, made.tokens))
         timing = Timing(fed, prefilled - started, count, finished - prefilled)
         result = Result.of(self.model, self.settings, self.prompt, made, run, plan.reused, timing)
@@ -160,10 +167,14 @@ class _Call:
 
     # -- before the first token ----------------------------------------------------------------------------------------
 
-    def _cached(self, cache: Cache | None, whole: bool | None) -> tuple[Run, Continuation]:
+    def _cached(
+        self, cache: Cache | None, whole: bool | None, prefixes: PrefixStore | None
+    ) -> tuple[Run, Continuation]:
         """A run after the prompts, and how the cache got there."""
         model, settings, prompt, times = self.model, self.settings, self.prompt, self.times
         source = self._encoded()
+        if prefixes is not None:
+            cache, whole = prefixes.start(prompt.rows), True
         cache, plan = self._place(cache, whole)
         lengths = plan.lengths(cache.clock.sync())
         stopping = self._stopping(lengths)
@@ -173,8 +184,11 @@ class _Call:
         plan.begin(cache)
         if source is not None:
             cache.attach(source)
-        rest = prompt if prompt.embeds is not None else from_rows(plan.rest, allow_empty=True)
-        logits = prefill(model, rest, cache, settings.prefill_chunk)
+        if prefixes is not None:
+            logits = prefixes.prefill(prompt, plan.rest, cache, settings.prefill_chunk)
+        else:
+            rest = prompt if prompt.embeds is not None else from_rows(plan.rest, allow_empty=True)
+            logits = prefill(model, rest, cache, settings.prefill_chunk)
         if self.healed:
             logits = only_healing(logits, self.healed)
         if times > 1:

@@ -48,7 +48,7 @@ class Result:
     reasons: list[str]
     """Why each row ended: "eos", "length", "stop" or "time"."""
     reused: list[int] = field(default_factory=list)
-    """How many tokens of each prompt the given cache already held."""
+    """How many tokens of each prompt the given cache or the prefix store already held."""
     how: str = ""
     """How tokens were decoded, and where a fast path was not taken, why."""
     timing: Timing = field(default_factory=Timing)

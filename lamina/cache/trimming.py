@@ -1,0 +1,38 @@
+"""Trimming: one row of a cache as a cache of its own, without a slot that it does not use, for keeping."""
+
+from __future__ import annotations
+
+from lamina.cache.cache import Cache
+from lamina.cache.clock import on_device
+
+
+def trimmed(cache: Cache, row: int, length: int | None = None) -> Cache:
+    """The row's first `length` tokens (all when None), copied; the cache stays as it is.
+
+    The row must be able to go back that far: see `Cache.rewindable`. To go on from the copy, join it with others or
+    with none, which makes room again.
+    """
+    index = on_device([row], cache.device)
+    clock = cache.clock.select([row], index)
+    held, written, _ = clock.read_marks()[0]
+    back = 0 if length is None else held - length
+    if back:
+        clock.take_back(on_device([back], cache.device), [back])
+    layers = [
+        {name: layer.used(held - back, written).select(index) for name, layer in entry.items()}
+        for entry in cache.layers
+    ]
+    logits = None if back or cache.logits is None else cache.logits.index_select(0, index)
+    new = cache._made(layers, clock, cache.record[row : row + 1, : held - back], logits)
+    if back:
+        for layer in new._all():
+            layer.rewind(clock, clock.lengths < held)
+    return new
+
+
+def trimmed_bytes(cache: Cache, row: int) -> int:
+    """How many bytes `trimmed(cache, row)` takes: layers, ids and logits."""
+    held, written, _ = cache.clock.select([row], on_device([row], cache.device)).read_marks()[0]
+    layers = sum(layer.used(held, written).nbytes // cache.rows for layer in cache._all())
+    logits = 0 if cache.logits is None else cache.logits[row].nbytes
+    return layers + held * cache.record.itemsize + logits
