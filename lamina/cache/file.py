@@ -95,7 +95,8 @@ def load_cache(path: str | os.PathLike[str], model: Model, device: str | torch.d
         place = model.device if device is None else torch.empty(0, device=device).device  # "cuda" is "cuda:0"
         cache = Cache(
             model.specs, rows=kept["rows"], capacity=kept["capacity"], slack=kept["slack"], dtype=dtype, device=place,
-            max_positions=model.max_positions, model=model, codec=written, centres=centres_of(model) if written else None,
+            max_positions=model.max_positions, model=model, codec=written,
+            centres=centres_of(model) if written else None,
         )  # fmt: skip
         cache.codecs = codecs
         cache.clock.set(saved["clock"])

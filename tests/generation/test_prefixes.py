@@ -39,7 +39,7 @@ def fed(store: PrefixStore, prompts: list[list[int]]) -> tuple[Cache, Tensor, li
     plan = continuation(cache, prompts, True)
     assert not any(plan.back) and not plan.anew
     cache.poison()
-    return cache, store.prefill(store.model, from_rows(prompts), cache, None, plan.rest), plan.reused
+    return cache, store.prefill(from_rows(prompts), plan.rest, cache, None), plan.reused
 
 
 def contents(store: PrefixStore) -> list[dict[str, Tensor]]:
