@@ -31,6 +31,11 @@ def lamina(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "lamina", *words], capture_output=True, text=True, timeout=120)
 
 
+def run(*words: str | Path, said: str = "") -> Result:
+    """The same in this process, which is quicker."""
+    return CliRunner().invoke(commands(), [str(word) for word in words], input=said)
+
+
 def test_verify_prints_the_table_and_exits_with_0(checkpoint: Path) -> None:
     done = lamina("verify", str(checkpoint), "--length", "10", "--tries", "1")
     assert done.returncode == 0, done.stderr
@@ -51,14 +56,14 @@ def test_verify_exits_with_1_when_a_law_fails(checkpoint: Path) -> None:
 
 
 def test_inspect_shows_what_each_layer_remembers(checkpoint: Path) -> None:
-    done = lamina("inspect", str(checkpoint))
-    assert done.returncode == 0, done.stderr
+    done = run("inspect", checkpoint)
+    assert done.exit_code == 0, done.stderr
     assert "0  attention: Attention(kv_heads=2, key_dim=8, value_dim=8, window=Full())" in done.stdout
 
 
 def test_a_path_that_is_not_there_is_told_in_one_line() -> None:
-    done = lamina("verify", "nowhere")
-    assert done.returncode == 2
+    done = run("verify", "nowhere")
+    assert done.exit_code == 2
     assert done.stderr.startswith("lamina: ")
     assert "nowhere" in done.stderr
 
@@ -76,10 +81,6 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHATML, "eos_token": "<|im_end|>"}))
     (folder / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 0.9}))
     return folder
-
-
-def run(*words: str | Path, said: str = "") -> Result:
-    return CliRunner().invoke(commands(), [str(word) for word in words], input=said)
 
 
 def text_of(folder: Path, prompt: str, **settings: object) -> str:
