@@ -223,22 +223,22 @@ def draft_of(run: Run) -> tuple[Draft, Schedule]:
     if s.prompt_lookup_num_tokens is not None:
         return Lookup(s.max_matching_ngram_size), Schedule(rows, s.prompt_lookup_num_tokens)
     schedule = Schedule(rows, s.num_assistant_tokens, s.num_assistant_tokens_schedule)
-    return Assistant(run, helper_of(run.model, s), schedule.most, s.assistant_confidence_threshold), schedule
+    return Assistant(run, assistant_of(run.model, s), schedule.most, s.assistant_confidence_threshold), schedule
 
 
-def helper_of(model: Model, settings: Settings) -> Model:
+def assistant_of(model: Model, settings: Settings) -> Model:
     """The model that guesses: the assistant, or the first layers of the model itself."""
-    helper = settings.assistant_model
-    if helper is None:
+    assistant = settings.assistant_model
+    if assistant is None:
         if settings.assistant_early_exit is None:
             raise InputError("speculation needs assistant_model, prompt_lookup_num_tokens or assistant_early_exit")
         return early_exit(model, settings.assistant_early_exit)
-    if helper.vocab != model.vocab:
+    if assistant.vocab != model.vocab:
         raise InputError(
-            f"the assistant has a vocabulary of {helper.vocab} ids and the model one of {model.vocab}: "
+            f"the assistant has a vocabulary of {assistant.vocab} ids and the model one of {model.vocab}: "
             "drafts need an assistant with the same vocabulary, or prompt_lookup_num_tokens, which needs none"
         )
-    return helper
+    return assistant
 
 
 def _source(run: Run, model: Model) -> Source | None:

@@ -26,7 +26,7 @@ from lamina.generation.beams import beam_search
 from lamina.generation.continuation import Continuation, continuation
 from lamina.generation.contrastive import contrastive_search
 from lamina.generation.dola import dola
-from lamina.generation.drafts import helper_of
+from lamina.generation.drafts import assistant_of
 from lamina.generation.guide import guide_of
 from lamina.generation.healing import Healed, heal, only_healing
 from lamina.generation.inside import Inside, look_inside, look_inside_rows
@@ -144,7 +144,7 @@ class _Call:
                 if (value := getattr(settings, name)) != neutral:
                     raise InputError(f"{name}={value} looks at the source's ids, and none were given: leave it out")
         if settings.strategy == "assisted" and settings.prompt_lookup_num_tokens is None:
-            helper_of(model, settings)
+            assistant_of(model, settings)
 
     def result(self, cache: Cache | None, whole: bool | None, prefixes: PrefixStore | None) -> Result:
         if prefixes is not None:

@@ -212,14 +212,14 @@ def test_prompt_lookup_gives_the_same_tokens(family: str) -> None:
 @both
 def test_an_assistant_gives_the_same_tokens(family: str) -> None:
     theirs, ours = models(family)
-    helpers = [copy.deepcopy(model) for model in (theirs, ours)]
-    for helper in helpers:
+    assistants = [copy.deepcopy(model) for model in (theirs, ours)]
+    for assistant in assistants:
         torch.manual_seed(3)
-        for parameter in helper.parameters():
+        for parameter in assistant.parameters():
             parameter.data.add_(torch.randn_like(parameter) * 0.02)
-    also = dict(assistant_model=helpers[0])
-    same(theirs, ours, changes=False, assistant_model=helpers[1], also=also)
-    same(theirs, ours, assistant_model=helpers[1], no_repeat_ngram_size=2, also=also)
+    also = dict(assistant_model=assistants[0])
+    same(theirs, ours, changes=False, assistant_model=assistants[1], also=also)
+    same(theirs, ours, assistant_model=assistants[1], no_repeat_ngram_size=2, also=also)
 
 
 @both

@@ -149,10 +149,10 @@ def test_an_assistant_of_every_family_stays_in_step_and_the_tokens_are_the_greed
     model = model_of(family)
     run = begin(model, PROMPTS, 14, prefill_chunk=4)
     truth = one_by_one(again(run))
-    helper = like(model, 0.3)
-    run_with = again(run, assistant_model=helper)
+    assistant = like(model, 0.3)
+    run_with = again(run, assistant_model=assistant)
     draft, schedule = draft_of(run_with)
-    found = speculate(run_with, checked(draft, helper, run), schedule)
+    found = speculate(run_with, checked(draft, assistant, run), schedule)
     same(found, truth, run)
     assert 0 < found.more["speculation"].acceptance_rate < 1
 
@@ -170,8 +170,8 @@ def test_an_early_exit_of_every_family_stays_in_step_and_the_tokens_are_the_gree
     same(found, truth, run)
 
 
-def checked(draft: Draft, helper: Model, run: Run) -> Draft:
-    """The draft, if it guesses what the helper says in uncached passes over the whole text."""
+def checked(draft: Draft, assistant: Model, run: Run) -> Draft:
+    """The draft, if it guesses what the assistant says in uncached passes over the whole text."""
 
     def ask(rows: Sequence[int], texts: Sequence[Sequence[int]], most: Sequence[int]) -> Guess:
         guess = draft(rows, texts, most)
@@ -179,8 +179,8 @@ def checked(draft: Draft, helper: Model, run: Run) -> Draft:
             assert len(tokens) == n
             source = None
             if run.source is not None:
-                source = helper.encode(run.source[row, run.source[row] >= 0][None])
-            logits = helper(torch.tensor([[*text, *tokens]]), source=source)
+                source = assistant.encode(run.source[row, run.source[row] >= 0][None])
+            logits = assistant(torch.tensor([[*text, *tokens]]), source=source)
             assert logits is not None
             assert logits[0, len(text) - 1 : -1].argmax(dim=-1).tolist() == tokens
         return guess
@@ -223,9 +223,9 @@ def test_a_cache_with_just_enough_room_is_enough() -> None:
 
 def test_an_assistant_with_fewer_positions_drafts_as_far_as_they_go() -> None:
     run = begin(model_of("llama"), PROMPTS, 16)
-    helper = like(run.model, 0.0)
-    helper.max_positions = 14
-    found = speculate(again(run, assistant_model=helper))
+    assistant = like(run.model, 0.0)
+    assistant.max_positions = 14
+    found = speculate(again(run, assistant_model=assistant))
     same(found, one_by_one(again(run)), run)
     assert found.more["speculation"].drafted == [4, 4 + 4 + 3, 4 + 4 + 1]  # the last guess is made of 14 tokens
 
@@ -359,18 +359,18 @@ def fits(found: Sequence[tuple[int, ...]], expected: dict[tuple[int, ...], float
 
 @pytest.mark.parametrize("changes", [{}, {"assistant_confidence_threshold": 0.4}, {"num_assistant_tokens": 1}], ids=str)
 def test_tokens_drawn_with_an_assistant_have_the_models_distribution(changes: dict[str, Any]) -> None:
-    model, helper, prompt, rows, n = tiny(0), tiny(1), [1, 3, 0], 3000, 4
+    model, assistant, prompt, rows, n = tiny(0), tiny(1), [1, 3, 0], 3000, 4
     one = begin(model, [prompt], n)
     run = replace(
         one, cache=one.cache.repeat(rows), logits=one.logits.expand(rows, -1), prompts=[len(prompt)] * rows,
         numbers=list(range(rows)), chooser=Chooser((scaled,), sample=True, seed=11), stopping=Stopping([n] * rows),
-        settings=settings(max_new_tokens=n, assistant_model=helper, **{"num_assistant_tokens": 3} | changes),
+        settings=settings(max_new_tokens=n, assistant_model=assistant, **{"num_assistant_tokens": 3} | changes),
     )  # fmt: skip
     made = speculate(run)
     expected = joint(model, prompt, n)
     assert fits([tuple(row) for row in made.tokens], expected)
     assert 0.2 < made.more["speculation"].acceptance_rate < 0.95
-    assert not fits([tuple(row) for row in made.tokens], joint(helper, prompt, n))  # the test would notice
+    assert not fits([tuple(row) for row in made.tokens], joint(assistant, prompt, n))  # the test would notice
 
 
 def test_a_place_is_settled_by_the_models_distribution_whatever_the_guess_was_drawn_from() -> None:
