@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from lamina.attention.window import Chunked, Full, Sliding, Window
+from lamina.cache.codec import Codecs, codecs_of
 from lamina.cache.spec import (
     Attention,
     Convolution,
@@ -55,17 +56,22 @@ def decode_bytes(
     context: int,
     experts: float | None = None,
     source: int | None = None,
-    keeping: Keeping | None = None,
+    codec: Codecs | None = None,
 ) -> Moved:
     """What a step of one token for each of `rows` rows moves when each of them holds `context` tokens.
 
     experts   how many experts of a layer the rows visit together; what is to be expected when None
     source    tokens of each row's source, for models that read one
-    keeping   how the cache is kept; as the model's own does when None
+    codec     how the cache writes keys and values, as in `model.new_cache`
     """
     specs = model.specs
-    keeping = keeping or Keeping(rows, None, 0, model.dtype, torch.device("meta"))
-    kept = [_kept_bytes(spec, specs, rows, context, source, keeping) for entry in specs for spec in entry.values()]
+    plain = Keeping(rows, None, 0, model.dtype, torch.device("meta"))
+    layers = [replace(plain, codec=one) for one in codecs_of(codec, specs)]
+    kept = [
+        _kept_bytes(spec, specs, rows, context, source, keeping)
+        for entry, keeping in zip(specs, layers, strict=True)
+        for spec in entry.values()
+    ]
     return Moved(
         weights=weight_bytes(model, rows, experts),
         tokens=sum(one.tokens for one in kept),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lamina.cache.cache import Cache
+from lamina.cache.codec import Codecs
 from lamina.cache.table import Line, lines, size
 from lamina.errors import InputError
 from lamina.planning.held import Rehearsal
@@ -115,6 +116,7 @@ def plan(
     prompt: int | None = None,
     prefill_chunk: int | None = None,
     source: int | None = None,
+    codec: Codecs | None = None,
     dtype: torch.dtype | None = None,
     memory: int | str | None = None,
     bandwidth: float | str | None = None,
@@ -128,6 +130,7 @@ def plan(
     reserve                   room for all tokens is made at first, as `generate` does; False: as they come
     prompt, prefill_chunk     tokens read before one is made (None: all), and how many of them in a pass (None: all)
     source     tokens of each row's source, for models that read one
+    codec      how keys and values are written, as in `model.new_cache`
     dtype      of weights and cache; the checkpoint's own when None
     memory     the budget, such as "24GiB" or a number of bytes
     bandwidth  such as "4.3TB/s" or bytes a second: tells the tokens a second that no decode step can exceed
@@ -143,7 +146,7 @@ def plan(
     if known is None and budget is None:
         known = max(min(LENGTH, planner.model.max_positions or LENGTH), prompt or 1)
     least = known if known is not None else prompt or 1
-    use = Use(rows, least, capacity, reserve, slack, prompt, prefill_chunk, source)
+    use = Use(rows, least, capacity, reserve, slack, prompt, prefill_chunk, source, codec)
     use.check(planner.model)
     if budget is None:
         return replace(planner.plan(use), bandwidth=rate)
@@ -195,7 +198,7 @@ class _Planner:
         every = [spec for entry in self.model.specs for spec in entry.values()]
         moved = None
         if all(knows(spec) for spec in every):
-            moved = decode_bytes(self.model, use.rows, use.length, source=use.source)
+            moved = decode_bytes(self.model, use.rows, use.length, source=use.source, codec=use.codec)
         return Plan(
             self.subject.name, self.subject.dtype, use, self.weights, tuple(lines(cache)), growing,
             self.scratch(use, cache), self._rooms(use), moved, self.subject.positions,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
+from lamina.cache.codec import Codecs
 from lamina.cache.cross import CrossLayer
 from lamina.cache.spec import Cross
 from lamina.errors import CapacityError, InputError
@@ -33,6 +34,7 @@ class Use:
     prompt         tokens that are read before one is made; None: all
     prefill_chunk  of which at most so many are in one pass; None: all
     source         tokens of each row's source, for models that read one
+    codec          how keys and values are written, as in `model.new_cache`
     """
 
     rows: int = 1
@@ -43,6 +45,7 @@ class Use:
     prompt: int | None = None
     prefill_chunk: int | None = None
     source: int | None = None
+    codec: Codecs | None = None
 
     def __post_init__(self) -> None:
         for name in ("rows", "length", "capacity", "prompt", "prefill_chunk", "source"):
@@ -83,8 +86,10 @@ class Use:
 
 def lay_out(model: Model, use: Use) -> tuple[Cache, int]:
     """The cache that holds it all, on the meta device; and the bytes held besides while it grew."""
+    if use.codec is not None:
+        model.new_cache(codec=use.codec)  # what belongs to the model (centres of keys) is made once
     with Held() as held:
-        cache = model.new_cache(use.rows, use.capacity, use.slack)
+        cache = model.new_cache(use.rows, use.capacity, use.slack, codec=use.codec)
         if use.source is not None:
             _attach(cache, use.source)
         if use.reserve:

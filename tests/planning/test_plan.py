@@ -31,7 +31,7 @@ def run(model: Model, plan: Plan) -> Cache:
     use = plan.use
     ids = torch.arange(use.rows * use.length).reshape(use.rows, use.length) % model.vocab
     given = None if use.source is None else model.encode(ids[:, : use.source] % model.vocab)
-    cache = model.new_cache(use.rows, use.capacity, use.slack, given)
+    cache = model.new_cache(use.rows, use.capacity, use.slack, given, use.codec)
     if use.reserve:
         cache.reserve(use.length)
     chunk = use.prefill_chunk or use.read
@@ -53,6 +53,17 @@ def test_the_cache_of_a_run_is_the_plans_to_the_byte(family: str, way: str) -> N
     assert plan.cache == owned(cache)
     assert list(plan.lines) == lines(cache)  # what print(cache) shows
     assert plan.weights == sum(x.nbytes for x in {*subject.parameters(), *subject.buffers()})
+
+
+@pytest.mark.parametrize("codec", ["k5v4", "int8", "fp8"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "falcon_h1", "deepseek_v3", "t5"])
+def test_a_cache_in_codes_is_the_plans_to_the_byte_too(family: str, codec: str) -> None:
+    subject = model(family)
+    plan = lamina.plan(config(family), dtype=torch.bfloat16, source=source(family), codec=codec, **WAYS["grown"])
+    plain = lamina.plan(config(family), dtype=torch.bfloat16, source=source(family), **WAYS["grown"])
+    assert list(plan.lines) == lines(run(subject, plan))
+    assert plan.moved is not None and plain.moved is not None
+    assert plan.moved.tokens != plain.moved.tokens and plan.moved.weights == plain.moved.weights
 
 
 @pytest.mark.parametrize("family", ["llama", "falcon_h1"])
