@@ -41,12 +41,11 @@ from torch import Tensor
 from lamina.errors import InputError
 from lamina.generation import bans, filters, forcing, grammar, penalties
 from lamina.generation.history import History, Processor
+from lamina.generation.settings import NEW_TOKENS
 from lamina.generation.watermark import watermark_of
 
 if TYPE_CHECKING:
     from lamina.checkpoint.tokenizer import Tokenizer
-
-NEW_TOKENS = 20  # that a row makes at most when no length is given
 
 
 @dataclass(frozen=True)
