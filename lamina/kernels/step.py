@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lamina.kernels.following import sums
 from lamina.kernels.launch import begin, launch_options, pdl
 from lamina.kernels.noise import gumbel, uniform
 
@@ -24,17 +25,22 @@ STRETCH = 4096  # logits that one program looks at
 
 
 @triton.jit
-def _positions(header, out, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _positions(header, out, squares, used, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     begin(PDL)
+    at = tl.program_id(0) * 1024 + tl.arange(0, 1024)
+    tl.store(squares + at, tl.zeros([1024], tl.int64), mask=at < used)
     row = tl.arange(0, BLOCK)
     lengths = tl.load(header).to(tl.pointer_type(tl.int64))
     tl.store(out + row, tl.load(lengths + row, mask=row < ROWS), mask=row < ROWS)
 
 
 def positions(header: Tensor, out: Tensor) -> None:
-    """Writes each row's length, the position of its next token, into out [B, 1]."""
-    rows = out.shape[0]
-    _positions[(1,)](header, out, rows, triton.next_power_of_2(rows), pdl(), num_warps=1, **launch_options())
+    """Writes each row's length, the position of its next token, into out [B, 1], and sets the sums of norms to zero."""
+    rows, squares = out.shape[0], sums(out.device).begin()
+    _positions[(max(1, triton.cdiv(squares.numel(), 1024)),)](
+        header, out, squares, squares.numel(), rows, triton.next_power_of_2(rows), pdl(), num_warps=4,
+        **launch_options(),
+    )  # fmt: skip
 
 
 @triton.jit
