@@ -35,6 +35,6 @@ def test_embedding_and_angles_are_one_launch_each(family: str) -> None:
 
 def test_latent_attention_is_products_and_three_launches() -> None:
     block = launches(pair("deepseek_v3", CASES["deepseek_v3"])[1])[1][1]
-    between = [name for name in block if name in ("_into_latent", "_attend_latent", "_out_of_latent")]
-    assert between == ["_into_latent", "_attend_latent", "_out_of_latent"]
+    between = [name for name in block if name in ("_into_latent", "_attend_latent", "_out_alone")]
+    assert between == ["_into_latent", "_attend_latent", "_out_alone"]
     assert not [name for name in block if name.startswith("aten.")]
