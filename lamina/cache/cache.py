@@ -172,6 +172,7 @@ class Cache:
         step.base = self.clock.base.clone() if index is None else self.clock.base.index_select(0, index)
         if T == 1:  # a ring takes one token in place
             self.clock.touch(1, index)
+        self._close(self._open)
         self._open = step
         return step
 

@@ -132,9 +132,7 @@ class DeviceConvolution(DeviceLayer):
 
 
 class DeviceRecurrent(DeviceLayer):
-    def recur(
-        self, step: Captured, key: Key, inputs: Tensors, constants: Tensors, around: Mapping[str, Any]
-    ) -> Tensor:
+    def recur(self, step: Captured, key: Key, inputs: Tensors, constants: Tensors, around: Mapping[str, Any]) -> Tensor:
         from lamina.kernels.recur import recur_step
 
         self.left = (inputs, constants, around) if self.later is not None else None
