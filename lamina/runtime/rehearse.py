@@ -51,18 +51,23 @@ def rehearsal(config: Mapping[str, Any], dtype: torch.dtype, device: torch.devic
 
 
 @torch.no_grad()
-def build_kernels(model: Model, rows: int = 1) -> None:
-    """Builds the kernels of a greedy decode step of a model on the meta device."""
+def build_kernels(model: Model, rows: int = 1, tokens: int | None = None) -> None:
+    """Builds the kernels of a greedy decode step, or of a pass of so many tokens, of a model on the meta device."""
     from triton import AsyncCompileMode
 
     from lamina.generation.run import Chooser
     from lamina.runtime.capture import CapturedStep
+    from lamina.runtime.passes import CapturedPass
 
     if why_no_kernels(model.specs) is not None:
         return
-    step = CapturedStep(model, rows, Chooser())
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool, AsyncCompileMode(pool), building():
-        step.program()
+        if tokens is None:
+            CapturedStep(model, rows, Chooser()).program()
+        else:
+            one = CapturedPass(model, rows, tokens)
+            one.reading()
+            one.taking_in()
 
 
 def without_numbers(config: Mapping[str, Any], dtype: torch.dtype) -> Model:
