@@ -176,6 +176,9 @@ class CapturedPass:
 
     def _capture(self) -> None:
         """With no row taking part, so that nothing changes."""
+        from lamina.runtime.rehearse import build_together
+
+        build_together(self.reading, self.taking_in)
         counts = self.counts.clone()
         self.counts.zero_()
         self.accepted.zero_()
