@@ -102,6 +102,10 @@ class CapturedPass:
                 f"{cache.rows} rows{'' if cache.model is self.model else ' that another model made'}: ask for one with "
                 "model.graphs.pass_of(cache.rows, tokens)"
             )
+        if ids.device.type == "cpu":
+            self.model.check_ids(ids, counts)
+        # Padding may hold anything, and what is read of the embedding by it must lie inside.
+        ids = ids.to(self.ids.device, torch.int64).clamp(0, self.model.vocab - 1)
         self.some = None if rows is None or len(rows) == self.rows else list(rows)
         self.given = cache.admit(self, n, self._of_all(n if counts is None else counts))
         self.cache = cache

@@ -83,6 +83,9 @@ def test_a_pass_that_is_over_or_does_not_fit_is_refused_in_words() -> None:
     one.read(cache, ids)
     with pytest.raises(InputError, match="accepted of row 0 is 2; it must be between 0 and 1"):
         one.commit([2, 0])
+    with pytest.raises(InputError, match="id 67 at row 1, token 0 is not in the vocabulary"):
+        one.read(cache, torch.tensor([[1], [67]]))
+    one.read(cache, torch.tensor([[1], [-1]]), counts=[1, 0])  # padding
     with pytest.raises(InputError, match="65 rows of 1 tokens: captured passes are of 1 to 16 tokens"):
         graphs.pass_of(65, 1)
     with pytest.raises(InputError, match="2 rows of 17 tokens"):
