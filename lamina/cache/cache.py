@@ -79,6 +79,7 @@ class Cache:
         self.logits: Tensor | None = None  # [B, vocab] after each row's last token, NaN where not known
         self.record = allocate((rows, 0), torch.int64, self.device)
         self._open: Step | CapturedPass | None = None
+        self._room = 0  # tokens that every layer is known to have room for; it may have more
 
     # -- facts -----------------------------------------------------------------------------------------------------
 
@@ -207,6 +208,8 @@ class Cache:
                 )
 
     def _make_room(self, rows: list[int], counts: Counts | None, T: int) -> None:
+        if max(self.clock.high[row] for row in rows) + T <= min(self._room, self.record.shape[1]):
+            return
         limit = self.limit
         room = min((layer.slots or 0 for layer in self._all() if getattr(layer, "grows", False)), default=None)
 
@@ -240,6 +243,7 @@ class Cache:
     def _reserve(self, tokens: int, record: int) -> None:
         for layer in self._all():
             layer.reserve(tokens)
+        self._room = max(self._room, tokens)
         have = self.record.shape[1]
         if record > have:
             new = allocate((self.rows, max(record, 2 * have)), torch.int64, self.device, -1)
@@ -449,7 +453,7 @@ class Cache:
     def _made(self, layers: list[dict[str, Layer]], clock: Clock, record: Tensor, logits: Tensor | None) -> Cache:
         new = object.__new__(Cache)
         new.__dict__.update(self.__dict__)
-        new.layers, new.clock, new._open = layers, clock, None
+        new.layers, new.clock, new._open, new._room = layers, clock, None, 0
         new.record = allocate(record.shape, torch.int64, self.device)
         new.record.copy_(record)
         new.logits = None

@@ -75,7 +75,7 @@ class CapturedPass:
         self.given: Counts | None = None
         self.some: list[int] | None = None  # rows that are in it, None: all
         self._before: weakref.ref[Cache] | None = None  # whose tables were copied in last
-        self._tables: list[list[int]] = []
+        self._stores: list[tuple[int, int]] = []
         self._header: list[int] = []
 
     def memory(self, i: int) -> Memory:
@@ -196,11 +196,14 @@ class CapturedPass:
                 cache.drop_open_step()
                 raise InputError(f"this cache has no captured passes: {reason}; run plain passes with cache.step")
             self._before = weakref.ref(cache)
+            self._stores = []
         cache.logits_kept(self.model.vocab, self.model.dtype)
-        tables, header = tables_of(cache, self.counts), header_of(cache)
-        if tables != self._tables:
-            copy_in(self.tables, [tables, tables_of(cache, self.accepted)])
-            self._tables = tables
+        layers = (layer for entry in cache.layers for layer in entry.values())
+        stores = [(store.data_ptr(), store.numel()) for layer in layers for store in layer.data.values()]
+        if stores != self._stores:
+            copy_in(self.tables, [tables_of(cache, self.counts), tables_of(cache, self.accepted)])
+            self._stores = stores
+        header = header_of(cache)
         if header != self._header:
             copy_in(self.header, header)
             self._header = header
