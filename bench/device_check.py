@@ -140,6 +140,18 @@ def passes_are_plain(model: Model) -> str:
         one.commit(accepted)
         step.commit(accepted)
         fast.poison()
+    fast.reserve(200)  # growing looks at the lengths
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        one.read(fast, ids, counts)
+        one.commit(accepted)
+    except RuntimeError as error:
+        return f"no: {error}"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    step = slow.step(T, counts)
+    model.forward(ids, step)
+    step.commit(accepted)
     if fast.tokens != slow.tokens:
         return "no: tokens"
     expected_tokens = plain(model, PROMPTS, 30).tokens
