@@ -129,7 +129,7 @@ class _Rows:
     """What the rows hold and why they ended. texts: prompt and new tokens; tokens: the new ones."""
 
     def __init__(self, run: Run, most: int | None) -> None:
-        self.run, self.most = run, most  # most: tokens of a pass
+        self.run, self.most, self.limit = run, most, run.cache.limit  # tokens of a pass, and of a row
         self.texts = run.cache.tokens
         self.tokens: list[list[int]] = [[] for _ in self.texts]
         self.reasons = [""] * len(self.texts)
@@ -159,12 +159,12 @@ class _Rows:
 
     def _most(self, row: int, most: int) -> int:
         """How many guesses can be of use. A row whose last token was guessed needs no pass more to read it."""
-        settings, limit, held = self.run.settings, self.run.cache.limit, len(self.texts[row])
+        settings, held = self.run.settings, len(self.texts[row])
         if settings.max_new_tokens is not None:
             most = min(most, settings.max_new_tokens - len(self.tokens[row]))
         if self.most is not None:
             most = min(most, self.most - 1)
-        for longest in (settings.max_length, limit):
+        for longest in (settings.max_length, self.limit):
             if longest is not None:
                 most = min(most, longest - held)
         return max(most, 0)
