@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lamina.kernels.following import sums
 from lamina.kernels.launch import begin, launch_options, pdl
 from lamina.kernels.noise import gumbel, uniform
 
@@ -25,18 +26,25 @@ STRETCH = 4096  # logits that one program looks at
 
 
 @triton.jit
-def _positions(header, out, T: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _positions(
+    header, out, squares, used, T: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
     begin(PDL)
+    at = tl.program_id(0) * 1024 + tl.arange(0, 1024)
+    tl.store(squares + at, tl.zeros([1024], tl.int64), mask=at < used)
     n = tl.arange(0, BLOCK)
     lengths = tl.load(header).to(tl.pointer_type(tl.int64))
     tl.store(out + n, tl.load(lengths + n // T, mask=n < TOKENS) + n % T, mask=n < TOKENS)
 
 
 def positions(header: Tensor, out: Tensor) -> None:
-    """Writes the positions of each row's next T tokens, from its length on, into out [B, T]."""
-    tokens = out.numel()
-    block = triton.next_power_of_2(tokens)
-    _positions[(1,)](header, out, out.shape[1], tokens, block, pdl(), num_warps=1, **launch_options())
+    """Writes the positions of each row's next T tokens, from its length on, into out [B, T], and sets the sums of norms
+    to zero."""
+    tokens, squares = out.numel(), sums(out.device).begin()
+    _positions[(max(1, triton.cdiv(squares.numel(), 1024)),)](
+        header, out, squares, squares.numel(), out.shape[1], tokens, triton.next_power_of_2(tokens), pdl(),
+        num_warps=4, **launch_options(),
+    )  # fmt: skip
 
 
 @triton.jit

@@ -21,7 +21,7 @@ from lamina.recurrence.rule import Tensors
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from lamina.kernels.product import Unnormed
+    from lamina.kernels.following import Unnormed
     from lamina.model import Model
     from lamina.nn.norm import RMSNorm
     from lamina.runtime.capture import CapturedStep
@@ -82,9 +82,15 @@ class DeviceAttention(DeviceLayer):
         from lamina.kernels.attend import decode_attention
         from lamina.kernels.norm import sigmoid_gated
         from lamina.kernels.rope import rotate_and_append
+        from lamina.kernels.token import attend_token, takes
 
         assert k is not None and v is not None and bias is None
         waits = self.later is not None and self.spec.window.span is not None  # a ring, whose tokens are still read
+        if not waits and takes(q, k, v):
+            return attend_token(
+                q, k, v, table=self.table, window=self.spec.window, gate=gate,
+                scale=scale, softcap=softcap, sinks=sinks, **before,
+            )  # fmt: skip
         q, k, v = rotate_and_append(q, k, v, table=self.table, write=not waits, **before)
         self.left = (k, v) if waits else None
         out = decode_attention(q, k, v, self.table, self.spec.window, scale=scale, softcap=softcap, sinks=sinks)
