@@ -47,7 +47,16 @@ def why_no_passes(model: Model, cache: Cache) -> str | None:
         return reason
     if most_tokens(cache.rows) < 2:
         return f"{cache.rows} rows; captured passes are of up to {MOST_ROWS} tokens, so of one for each row"
-    return None
+    return why_not_read(cache)
+
+
+def why_not_read(cache: Cache) -> str | None:
+    """The first entry of a cache that no captured pass of several tokens reads, in words; None when all are read."""
+    for i, entry in enumerate(cache.layers):
+        for name, layer in entry.items():
+            if (coding := getattr(layer, "coding", None)) is not None and coding.forms:
+                return f"layer {i} entry {name!r}: it is written as {coding.codec}; captured passes read no codes yet"
+    return why_no_kernels(cache.specs, cache.layers)
 
 
 def why_no_kernels(specs: Sequence[LayerSpecs], layers: Sequence[Mapping[str, Layer]] | None = None) -> str | None:

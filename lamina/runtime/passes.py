@@ -28,7 +28,7 @@ from lamina.cache.clock import on_device
 from lamina.cache.counts import Counts
 from lamina.cache.memory import Memory
 from lamina.errors import InputError
-from lamina.runtime.explain import MOST_ROWS, MOST_TOKENS, why_no_kernels
+from lamina.runtime.explain import MOST_ROWS, MOST_TOKENS, why_not_read
 from lamina.runtime.recording import copy_in, recorded
 from lamina.runtime.tables import WIDTH, header_of, layers_of, tables_of
 
@@ -192,7 +192,7 @@ class CapturedPass:
     def _take_up(self, cache: Cache) -> None:
         """Copies the cache's tables in, where they are not those of the last pass."""
         if self._before is None or self._before() is not cache:
-            if reason := why_no_kernels(self.model.specs, cache.layers):
+            if reason := why_not_read(cache):
                 cache.drop_open_step()
                 raise InputError(f"this cache has no captured passes: {reason}; run plain passes with cache.step")
             self._before = weakref.ref(cache)

@@ -14,9 +14,7 @@ import pytest
 import triton.language as tl
 from triton.runtime import interpreter
 
-from lamina.cache.cache import Cache
-from lamina.model import Model
-from lamina.runtime.explain import why_no_kernels
+from lamina.runtime.explain import why_not_read
 
 patch_tensor = interpreter._patch_lang_tensor
 convert = interpreter._convert_float
@@ -74,8 +72,4 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def passes_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes of several tokens are captured ones wherever kernels could do them, as if the model were on a GPU."""
-
-    def reason(model: Model, cache: Cache) -> str | None:
-        return why_no_kernels(model.specs, cache.layers)
-
-    monkeypatch.setattr("lamina.generation.reading.why_no_passes", reason)
+    monkeypatch.setattr("lamina.generation.reading.why_no_passes", lambda model, cache: why_not_read(cache))
