@@ -106,6 +106,8 @@ class CapturedPass:
             self.model.check_ids(ids, counts)
         # Padding may hold anything, and what is read of the embedding by it must lie inside.
         ids = ids.to(self.ids.device, torch.int64).clamp(0, self.model.vocab - 1)
+        if self.cache is not None:  # what was read before is not taken in any more
+            self.cache.drop_open_step()
         self.some = None if rows is None or len(rows) == self.rows else list(rows)
         self.given = cache.admit(self, n, self._of_all(n if counts is None else counts))
         self.cache = cache

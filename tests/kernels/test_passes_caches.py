@@ -80,7 +80,10 @@ def test_a_pass_that_is_over_or_does_not_fit_is_refused_in_words() -> None:
         end()
         with pytest.raises(InputError, match=over):
             one.commit()
+    other = start(model)[0]
+    one.read(other, ids)
     one.read(cache, ids)
+    other.reset()  # is none of this pass any more
     with pytest.raises(InputError, match="accepted of row 0 is 2; it must be between 0 and 1"):
         one.commit([2, 0])
     with pytest.raises(InputError, match="id 67 at row 1, token 0 is not in the vocabulary"):
