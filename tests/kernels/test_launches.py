@@ -6,7 +6,7 @@ import pytest
 
 from tests.families.cases import FIRST
 from tests.families.harness import pair
-from tests.kernels.launches import launches
+from tests.kernels.launches import launches, pass_launches
 
 CASES = dict(FIRST)
 LAUNCHES = {"falcon_h1": 8, "gemma2": 7, "lfm2": 5, "llama": 5, "mamba": 6, "mamba2": 3}  # of a later block
@@ -38,3 +38,15 @@ def test_latent_attention_is_products_and_three_launches() -> None:
     between = [name for name in block if name in ("_into_latent", "_attend_latent", "_out_alone")]
     assert between == ["_into_latent", "_attend_latent", "_out_alone"]
     assert not [name for name in block if name.startswith("aten.")]
+
+
+@pytest.mark.parametrize("family", [family for family in CASES if family != "llama4"])
+def test_a_pass_of_several_tokens_launches_nothing_of_pytorchs(family: str) -> None:
+    reading, taking_in = pass_launches(pair(family, CASES[family])[1], rows=2, tokens=4)
+    assert not [name for name in reading + taking_in if name.startswith("aten.")]
+    assert taking_in[-1] == "_take_in"
+
+
+def test_taking_in_is_a_launch_for_each_ring_and_state_and_one_for_the_rest() -> None:
+    for family, expected in (("llama", []), ("gemma2", ["_rotate"] * 2), ("mamba2", ["_convolve", "_ssd"] * 2)):
+        assert pass_launches(pair(family, CASES[family])[1], rows=1, tokens=2)[1] == [*expected, "_take_in"]
