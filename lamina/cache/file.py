@@ -73,8 +73,12 @@ def save(cache: Cache, path: str | os.PathLike[str]) -> None:
     sealed.write(path, json.dumps(text), like, contents())
 
 
-def load_cache(path: str | os.PathLike[str], model: Model, device: str | torch.device | None = None) -> Cache:
+def load_cache(
+    path: str | os.PathLike[str], model: Model, device: str | torch.device | None = None, residence: str = "device"
+) -> Cache:
     """The cache that was saved there, for the model that made it; on the model's own device when none is named.
+
+    Wherever its bytes lived when it was saved, they now live where `residence` says, as in `model.new_cache`.
 
     In the same dtype and on the same kind of device it goes on to the same logits, bit by bit; a model that was loaded
     in another dtype takes the numbers over into its own. Another model is refused, and so is a file that is not as it
@@ -96,7 +100,7 @@ def load_cache(path: str | os.PathLike[str], model: Model, device: str | torch.d
         cache = Cache(
             model.specs, rows=kept["rows"], capacity=kept["capacity"], slack=kept["slack"], dtype=dtype, device=place,
             max_positions=model.max_positions, model=model, codec=written,
-            centres=centres_of(model) if written else None,
+            centres=None if all(one.keys == "plain" for one in codecs) else centres_of(model), residence=residence,
         )  # fmt: skip
         cache.codecs = codecs
         cache.clock.set(saved["clock"])
