@@ -405,17 +405,19 @@ class Cache:
             self.fetcher.poison()
         return self
 
-    def save(self, path: str | os.PathLike[str]) -> Cache:
+    def save(self, path: str | os.PathLike[str], states: str | None = None) -> Cache:
         """Writes all rows into a file that `lamina.load_cache(path, model)` reads, here or in another process.
 
         The file is written whole or, whatever happens, not at all: one that was there before is still there then. To
         save some rows, select them first.
 
+        states   "bfloat16" or "float16" rounds recurrent states in the file (see idle.py); they are exact when None
+
         >>> cache.select([0]).save("first.cache")                      # doctest: +SKIP
         """
         from lamina.cache.file import save
 
-        save(self, path)
+        save(self, path, states)
         return self
 
     # -- verbs that make caches ------------------------------------------------------------------------------------

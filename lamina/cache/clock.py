@@ -25,10 +25,13 @@ BOUNDS = ("low", "high", "base_low", "sourced")
 
 
 def allocate(
-    shape: Sequence[int], dtype: torch.dtype, device: torch.device, fill: float = 0, pinned: bool = False
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, fill: float | None = 0, pinned: bool = False
 ) -> Tensor:
-    """A tensor that may be written inside and outside `torch.inference_mode`, whoever makes it."""
+    """A tensor that may be written inside and outside `torch.inference_mode`, whoever makes it. `fill=None`: with any
+    numbers in it."""
     with torch.inference_mode(False):
+        if fill is None:
+            return torch.empty(tuple(shape), dtype=dtype, device=device, pin_memory=pinned)
         return torch.full(tuple(shape), fill, dtype=dtype, device=device, pin_memory=pinned)
 
 

@@ -105,7 +105,8 @@ class CrossLayer(Layer):
         return attention(q, held["k"], held["v"], view, backend=step.backend_of(key), **how)  # type: ignore[arg-type]
 
     def needed(self, lengths: list[int]) -> Pieces:
-        return dict.fromkeys(self._parts(), [(row, 0, self.slots) for row in range(len(lengths))])
+        whole = [(row, 0, self.slots) for row in range(len(lengths))]
+        return {name: whole for name in self._parts()}
 
     def reset(self, index: Tensor) -> None:
         self.data["lengths"].index_fill_(0, index, 0)

@@ -100,21 +100,21 @@ class Fetcher:
 
     def reserve(self, layers: Sequence[Entry], read_by_others: set[int], rows: int) -> None:
         """Makes windows for passes over so many rows. What they held is not needed any more."""
-        needs = {i: sum(room_for(layer, rows) for layer in entry.values() if is_far(layer)) for i, entry in enumerate(layers)}
-        needs = {i: nbytes for i, nbytes in needs.items() if nbytes}
+        rooms = (sum(room_for(layer, rows) for layer in entry.values() if is_far(layer)) for entry in layers)
+        needs = {i: nbytes for i, nbytes in enumerate(rooms) if nbytes}
         for i in needs.keys() & read_by_others:
             self._enlarge(self.own.setdefault(i, Window()), needs[i])
         # One layer after the other is taken in at commit, those with a window of their own too.
         self.pair += [Window() for _ in range(min(2, len(needs)) - len(self.pair))]
         for window in self.pair:
-            self._enlarge(window, max(needs.values()))
+            self._enlarge(window, max(needs.values(), default=0))
 
     def _enlarge(self, window: Window, nbytes: int) -> None:
         if window.nbytes >= nbytes:
             return
         window.clear()
         window.buffer = None  # the old memory goes before there is new
-        window.buffer = allocate((nbytes,), torch.uint8, self.device)
+        window.buffer = allocate((nbytes,), torch.uint8, self.device, fill=None)
         if self.stream is not None:
             window.buffer.record_stream(self.stream)
 

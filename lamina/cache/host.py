@@ -1,6 +1,6 @@
 """Residence on the host: a layer's numbers in pinned host memory, token after token.
 
-A part keeps its shape [B, *lead, S, width], but in memory a token's heads lie side by side: [B, S, *lead, width]. So any
+A part keeps its shape [B, *lead, S, width], but in memory a token's heads lie side by side: [B, S, *lead, width]. So a
 run of a row's tokens is one piece, and moving it is one copy that neither is staged nor waits. Passes never touch these
 numbers: they get copies in windows on the device, and what is new goes back (`fetching.py`). Verbs work on them where
 they are, on the host's processor, when all copies that are under way have arrived.
@@ -67,11 +67,11 @@ def on_the_host(device: torch.device) -> Iterator[None]:
         yield
 
 
-def host_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+def host_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device, fill: float | None = None) -> Tensor:
     """Room on the host for numbers of this device."""
     with on_the_host(device):
         home = device if device.type == "meta" else torch.device("cpu")
-        return allocate(shape, dtype, home, pinned=device.type == "cuda")
+        return allocate(shape, dtype, home, fill, pinned=device.type == "cuda")
 
 
 class HostPlace(Place):
@@ -89,10 +89,10 @@ class HostPlace(Place):
     def make(
         self, rows: int, lead: Sequence[int], slots: int, width: int, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        return self.by_slot(host_tensor((rows, slots, *lead, width), dtype, self.device))
+        return self.by_slot(host_tensor((rows, slots, *lead, width), dtype, self.device, fill=0))
 
     def make_state(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        return host_tensor(shape, dtype, self.device)
+        return host_tensor(shape, dtype, self.device, fill=0)
 
     def widen(self, data: Fields, slots: int) -> None:
         self.settle()

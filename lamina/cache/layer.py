@@ -33,6 +33,9 @@ class Layer:
     constants: dict[str, Tensor] | None = None
     """Tensors of the model, as the last pass gave them, that going back needs."""
 
+    states: tuple[str, ...] = ()
+    """Which of the data a whole past is folded into: see idle.py."""
+
     place: Place = Place()
     """Where the data lies; a kind that knows nothing of places has it on the device."""
 

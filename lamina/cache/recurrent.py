@@ -83,6 +83,7 @@ class RecurrentLayer(Layer):
     """data: `head` [B, *state]; with slack also `base` and `log.<input>` [B, 2·slack, *shape]."""
 
     spec: Recurrent
+    states = ("head", "base")
 
     def __init__(self, spec: Recurrent, keeping: Keeping | None) -> None:
         super().__init__(spec)
@@ -231,8 +232,9 @@ class RecurrentLayer(Layer):
             self.place.settle()
             rows = torch.arange(clock.rows, device=changed.device)
             logged = self._logged(clock.base, rows)
-            head = self._fold(self.place.near(self.data["base"]), logged, clock.lengths - clock.base)
-            kept = self.data["head"]
+            base, kept = self.place.near(self.data["base"]), self.data["head"]
+            exact = torch.promote_types(base.dtype, torch.float32)  # states at rest may be less
+            head = self._fold(base.to(exact), logged, clock.lengths - clock.base).to(kept.dtype)
             changed = changed.to(kept.device).reshape(-1, *(1,) * (kept.dim() - 1))
             kept.copy_(torch.where(changed, head.to(kept.device), kept))
 
@@ -251,10 +253,12 @@ class RecurrentLayer(Layer):
                 log.masked_fill_(unused.to(log.device).reshape(*unused.shape, *(1,) * (log.dim() - 2)), value)
 
     def fit(self, like: Self, clock: Clock) -> Self:
-        if self.slack == like.slack:
-            return self
         self.place.settle()
-        new = self._with({"head": self.data["head"], "base": self.data.get("base", self.data["head"])})
+        exact = like.data["head"].dtype  # again, for states that were at rest
+        states = {name: x.to(exact) if name in self.states else x for name, x in self.data.items()}
+        if self.slack == like.slack:
+            return self._with(states)
+        new = self._with({"head": states["head"], "base": states.get("base", states["head"])})
         held = like.log.positions(2 * like.slack, clock.lengths).clamp(min=0)
         rows = torch.arange(len(held), device=held.device)
         for name in self.rule.input_shapes:

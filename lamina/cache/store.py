@@ -25,8 +25,8 @@ from lamina.attention.window import Chunked, Sliding, Window
 from lamina.cache.clock import Clock
 from lamina.cache.codec import Coding, Role
 from lamina.cache.formats import Fields
-from lamina.cache.layer import Key, Layer
 from lamina.cache.host import place_for
+from lamina.cache.layer import Key, Layer
 from lamina.cache.layout import Layout
 from lamina.cache.spec import Keeping, Spec
 
@@ -262,7 +262,7 @@ class TokenLayer(Layer):
             if first:
                 pieces += [(row, 0, min(layout.keep, first))]
             pieces += [(row, *run) for run in layout.runs(first, length)]
-        return dict.fromkeys(self.data, pieces)
+        return {name: pieces for name in self.data}
 
     def commit_far(self, far: Fetched, step: Step, left: Fields, accepted: Tensor) -> None:
         near = far.window(self, step, {})
@@ -272,7 +272,7 @@ class TokenLayer(Layer):
     def written(self, lengths: list[int], new: list[int]) -> Pieces:
         """The slots that so many new tokens of rows of these lengths take."""
         runs = [(row, *run) for row, n in enumerate(new) for run in self.layout.runs(lengths[row], lengths[row] + n)]
-        return dict.fromkeys(self.data, runs)
+        return {name: runs for name in self.data}
 
     # -- verbs -----------------------------------------------------------------------------------------------------
 

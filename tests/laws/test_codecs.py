@@ -24,7 +24,9 @@ def assert_within_bound(coding: Coding, kept: dict[str, torch.Tensor], given: di
             torch.testing.assert_close(kept[name], x, rtol=1e-9, atol=1e-9)
 
 
-@given(kind=kinds, codec=st.sampled_from(list(CODECS)), capacity=capacities, slack=slacks, residence=residences, seed=seeds)
+@given(
+    kind=kinds, codec=st.sampled_from(list(CODECS)), capacity=capacities, slack=slacks, residence=residences, seed=seeds
+)
 @examples(0.05)
 def test_codec_a_kept_token_is_within_the_stated_bound_of_the_token_that_was_given(
     kind: str, codec: str, capacity: int | None, slack: int, residence: str, seed: int

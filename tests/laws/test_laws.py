@@ -70,7 +70,15 @@ def run(kind: str, ids: Tensor, cache: Cache, pieces: list[int], poison: bool = 
     return torch.cat(outs, dim=1)  # type: ignore[arg-type]
 
 
-@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, residence=residences, rows=st.integers(1, 3), seed=seeds)
+@given(
+    kind=kinds,
+    codec=codecs,
+    capacity=capacities,
+    slack=slacks,
+    residence=residences,
+    rows=st.integers(1, 3),
+    seed=seeds,
+)
 @examples(SHARE)
 def test_chunking_any_cut_gives_the_logits_of_one_uncached_pass(
     kind: str, codec: str | None, capacity: int | None, slack: int, residence: str, rows: int, seed: int
@@ -81,7 +89,15 @@ def test_chunking_any_cut_gives_the_logits_of_one_uncached_pass(
     assert_close(found, expected(kind, ids, sources, codec), kind)
 
 
-@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, residence=residences, rows=st.integers(2, 5), seed=seeds)
+@given(
+    kind=kinds,
+    codec=codecs,
+    capacity=capacities,
+    slack=slacks,
+    residence=residences,
+    rows=st.integers(2, 5),
+    seed=seeds,
+)
 @examples(SHARE)
 def test_independence_a_row_does_not_depend_on_neighbours_padding_or_the_batch(
     kind: str, codec: str | None, capacity: int | None, slack: int, residence: str, rows: int, seed: int
@@ -146,7 +162,9 @@ def test_rows_verbs_are_indexing_and_never_change_their_parents(
     parent.feed(9, [rng.randint(0, 9) for _ in range(3)])
     parent.feed(1)
     rows = rng.choices(range(3), k=4)
-    stranger = World.fresh(kind, 1, None if capacity is None else capacity + 7, rng.randint(0, 4), seed, codec, residence)
+    stranger = World.fresh(
+        kind, 1, None if capacity is None else capacity + 7, rng.randint(0, 4), seed, codec, residence
+    )
     stranger.feed(rng.randint(1, 12))
     children = [
         parent.made(parent.cache.select(rows), rows),
@@ -192,7 +210,9 @@ def test_rows_reorder_is_select_in_place_whatever_rows_have_in_common(
 
 @given(kind=kinds, codec=codecs, slack=slacks, residence=residences, seed=seeds)
 @examples(SHARE)
-def test_layout_where_the_bytes_sit_changes_nothing(kind: str, codec: str | None, slack: int, residence: str, seed: int) -> None:
+def test_layout_where_the_bytes_sit_changes_nothing(
+    kind: str, codec: str | None, slack: int, residence: str, seed: int
+) -> None:
     rng = random.Random(seed)
     ids, pieces = random_ids(2, LENGTH, seed), cuts(LENGTH, rng)
     found = []
@@ -229,12 +249,20 @@ def test_poison_in_unused_slots_never_reaches_an_output(
 
 
 @given(
-    kind=kinds, codec=codecs, capacity=capacities, slack=slacks, residence=residences, seed=seeds, T=st.sampled_from([1, 4]),
-    block=st.integers(0, 2), numbers=st.booleans(),
+    kind=kinds, codec=codecs, capacity=capacities, slack=slacks, residence=residences, seed=seeds,
+    T=st.sampled_from([1, 4]), block=st.integers(0, 2), numbers=st.booleans(),
 )  # fmt: skip
 @examples(SHARE)
 def test_atomic_a_pass_that_raises_leaves_everything_as_it_was(
-    kind: str, codec: str | None, capacity: int | None, slack: int, residence: str, seed: int, T: int, block: int, numbers: bool
+    kind: str,
+    codec: str | None,
+    capacity: int | None,
+    slack: int,
+    residence: str,
+    seed: int,
+    T: int,
+    block: int,
+    numbers: bool,
 ) -> None:
     rng = random.Random(seed)
     model, world = toy(kind), World.fresh(kind, 2, capacity, slack, seed, codec, residence)
