@@ -16,7 +16,7 @@ Where there are no streams (on a CPU) the same copies are made at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -200,18 +200,16 @@ class Fetched:
                 return window
         window = fetcher.own.get(i) or fetcher.other()
         window.clear()
-        near: dict[str, Layer] = {}
+        far = {name: layer for name, layer in self.layers[i].items() if is_far(layer)}
+        near = {name: self._laid_out(layer, window, step, InWindow(self, layer)) for name, layer in far.items()}
         with fetcher.copying():
-            for name, layer in self.layers[i].items():
-                near[name] = layer
-                if is_far(layer):
-                    near[name] = self._laid_out(layer, window, step, through=True)
-                    self._copy(layer, near[name], layer.needed(self.lengths), into=True)
+            for name, layer in far.items():
+                self._copy(layer, near[name].data, layer.needed(self.lengths), into=True)
         fetcher.copied(window)
-        window.holds, self._near[i] = held, near
+        window.holds, self._near[i] = held, {**self.layers[i], **near}
         return window
 
-    def _laid_out(self, layer: L, window: Window, step: Step, through: bool = False) -> L:
+    def _laid_out(self, layer: L, window: Window, step: Step, inside: InWindow) -> L:
         """The layer in a window: the same slots, of the rows of the pass."""
         place = _host(layer)
         data: Fields = {}
@@ -222,12 +220,8 @@ class Fetched:
                 shape = (len(self.rows), *place.by_slot(tensor).shape[1:])
                 data[name] = place.by_slot(window.part(shape, tensor.dtype))
         near = layer._with(data)
-        near.place = InWindow((lambda: self._through(layer, near)) if through else None)
+        near.place = inside
         return near
-
-    def _through(self, layer: Layer, near: Layer) -> None:
-        """New tokens were written into the window: they go to the host as well."""
-        self.back(layer, near, layer.written(self.lengths, self.counts))  # type: ignore[attr-defined]
 
     # -- at commit -------------------------------------------------------------------------------------------------
 
@@ -241,7 +235,7 @@ class Fetched:
         new = host_tensor(tensor.shape, dtype, self.fetcher.device)
         tensor = tensor.to(dtype).contiguous()
         with self.fetcher.copying():
-            new.copy_(tensor, non_blocking=True)
+            new.copy_(tensor, non_blocking=self.fetcher.stream is not None)
         self._keep_until_copied(tensor)
         self.fetcher.moved_out += tensor.nbytes
         return new
@@ -251,36 +245,36 @@ class Fetched:
         fetcher = self.fetcher
         window = fetcher.other()
         window.clear()
+        near = self._laid_out(layer, window, step, InWindow())
         with fetcher.copying():
-            near = self._laid_out(layer, window, step)
-            self._copy(layer, near, reads, into=True)
+            self._copy(layer, near.data, reads, into=True)
         fetcher.copied(window)
         fetcher.wait(window)
         fetcher.current = window
         return near
 
-    def back(self, layer: Layer, near: Layer, pieces: Pieces) -> None:
-        """Starts writing these pieces to the host."""
+    def back(self, layer: Layer, near: Fields, pieces: Pieces) -> None:
+        """Starts writing these pieces of what is on the device to the host."""
         with self.fetcher.copying():
             self._copy(layer, near, pieces, into=False)
         for name in pieces:
-            self._keep_until_copied(near.data[name])
+            self._keep_until_copied(near[name])
 
     def _keep_until_copied(self, tensor: Tensor) -> None:
         if self.fetcher.stream is not None:
             tensor.record_stream(self.fetcher.stream)
 
-    def _copy(self, layer: Layer, near: Layer, pieces: Pieces, into: bool) -> None:
+    def _copy(self, layer: Layer, near: Fields, pieces: Pieces, into: bool) -> None:
         place, fetcher = _host(layer), self.fetcher
         for name, runs in pieces.items():
-            host, device = place.by_slot(layer.data[name]), place.by_slot(near.data[name])
+            host, device = place.by_slot(layer.data[name]), place.by_slot(near[name])
             if self.all_rows and runs == [(row, 0, host.shape[1]) for row in range(len(host))]:
                 both = [(host, device)]
             else:
                 both = [(host[self.rows[row], a:b], device[row, a:b]) for row, a, b in runs if a < b]
             for far, close in both:
                 source, target = (far, close) if into else (close, far)
-                target.copy_(source, non_blocking=True)
+                target.copy_(source, non_blocking=fetcher.stream is not None)
                 if into:
                     fetcher.moved_in += far.nbytes
                 else:
@@ -288,10 +282,10 @@ class Fetched:
 
 
 class InWindow(Place):
-    """In a window: of the pass's rows alone. What is written by slot in a pass goes through to the host."""
+    """In a window: of the pass's rows alone. In a pass, what a token layer writes goes through to the host."""
 
-    def __init__(self, through: Callable[[], None] | None) -> None:
-        self.through = through
+    def __init__(self, far: Fetched | None = None, layer: Layer | None = None) -> None:
+        self.far, self.layer = far, layer
 
     def take(self, step: Step, tensor: Tensor) -> Tensor:
         return tensor
@@ -308,7 +302,7 @@ class InWindow(Place):
     def put_run(self, data: Fields, step: Step, start: int, new: Fields) -> None:
         for name, store in data.items():
             store[..., start : start + new[name].shape[-2], :].copy_(new[name])
-        self._through()
+        self._through(data)
 
     def read(self, data: Fields, rows: Tensor, slots: Tensor) -> Fields:
         here = torch.arange(len(slots), device=slots.device)
@@ -318,11 +312,11 @@ class InWindow(Place):
         here = torch.arange(len(slots), device=slots.device)
         for name, store in data.items():
             write_slots(store, here, slots, new[name])
-        self._through()
+        self._through(data)
 
-    def _through(self) -> None:
-        if self.through is not None:
-            self.through()
+    def _through(self, data: Fields) -> None:
+        if self.far is not None and self.layer is not None:
+            self.far.back(self.layer, data, self.layer.written(self.far.lengths, self.far.counts))
 
 
 def _host(layer: Layer) -> HostPlace:

@@ -90,6 +90,10 @@ class Layer:
         """What a pass over rows of these lengths reads."""
         return {}
 
+    def written(self, lengths: list[int], new: list[int]) -> Pieces:
+        """What so many new tokens of rows of these lengths are written into, in a pass."""
+        return {}
+
     def unload(self, left: Any, far: Fetched) -> Any:
         """What the pass leaves, with what is large on its way to the host."""
         return left

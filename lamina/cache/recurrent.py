@@ -213,14 +213,15 @@ class RecurrentLayer(Layer):
                 for name in self.rule.input_shapes:
                     starts = enumerate(zip(far.lengths, far.taken, strict=True))
                     changed[f"log.{name}"] = [(r, *run) for r, (at, n) in starts for run in self.log.runs(at, at + n)]
-                far.back(self, near, changed)
+                far.back(self, near.data, changed)
             if not whole:
                 near.data["head"].copy_(near._folded(step, left, accepted))
-                far.back(self, near, self._whole("head", rows))
+                far.back(self, near.data, self._whole("head", rows))
         if whole and far.all_rows:
             self.data["head"] = left.state  # is on its way there since the pass made it
         elif whole:
-            far.back(self, self._with({"head": left.state.to(self.data["head"].dtype)}), self._whole("head", rows))
+            state = left.state.to(self.data["head"].dtype).contiguous()
+            far.back(self, {"head": state}, self._whole("head", rows))
 
     # -- verbs -----------------------------------------------------------------------------------------------------
 

@@ -267,10 +267,9 @@ class TokenLayer(Layer):
     def commit_far(self, far: Fetched, step: Step, left: Fields, accepted: Tensor) -> None:
         near = far.window(self, step, {})
         near.commit(step, left, accepted)
-        far.back(self, near, self.written(far.lengths, far.taken))
+        far.back(self, near.data, self.written(far.lengths, far.taken))
 
     def written(self, lengths: list[int], new: list[int]) -> Pieces:
-        """The slots that so many new tokens of rows of these lengths take."""
         runs = [(row, *run) for row, n in enumerate(new) for run in self.layout.runs(lengths[row], lengths[row] + n)]
         return {name: runs for name in self.data}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from lamina.cache.layout import Layout
 from lamina.cache.recurrent import RecurrentLayer
 from lamina.cache.table import lines
 from lamina.cache.trimming import trimmed
+from lamina.planning.held import Held
 from lamina.runtime.compiled import why_not_compiled
 from tests.cache.pretend import DEVICE, two_devices
 from tests.laws.toys import (
@@ -39,6 +41,7 @@ from tests.laws.toys import (
 )  # fmt: skip
 from tests.laws.world import World, reloaded
 from tests.planning.models import model as family
+from tests.planning.models import owned
 
 TOKEN = 2 * 2 * 4 * 8  # bytes of a token in a layer: keys and values, heads, numbers
 
@@ -161,6 +164,20 @@ def test_windows_grow_with_the_cache_and_are_used_again() -> None:
     assert fetcher(cache).nbytes == 2 * 64 * TOKEN
     feed(cache, 1)
     assert fetcher(cache).nbytes == 2 * 128 * TOKEN
+
+
+@pytest.mark.parametrize("kind", ["sliding and full", "hybrid", "shared"])
+def test_after_a_pass_nothing_is_held_but_the_cache(kind: str) -> None:
+    model = toy(kind)
+    gc.disable()  # nothing may wait for it
+    try:
+        with Held() as held:
+            cache = model.new_cache(2, slack=2, residence="host")
+            for T in (20, 1, 30, 3, 40):
+                feed(cache, T)
+        assert held.now == owned(cache)
+    finally:
+        gc.enable()
 
 
 def test_a_pass_over_one_row_needs_windows_for_one_row() -> None:
