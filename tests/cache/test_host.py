@@ -22,7 +22,7 @@ from lamina.cache.table import lines
 from lamina.cache.trimming import trimmed
 from lamina.planning.held import Held
 from lamina.runtime.compiled import why_not_compiled
-from lamina.runtime.explain import why_not_captured
+from lamina.runtime.explain import why_not_captured, why_not_read
 from tests.cache.pretend import DEVICE, two_devices
 from tests.laws.toys import (
     CODECS,
@@ -417,6 +417,7 @@ def test_a_captured_step_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Toy(Attend())
     far = Cache(model.specs, residence="host")
     assert why_not_captured(model, far) == "its bytes live on the host; a captured step reads what is on the device"
+    assert why_not_read(far) == why_not_captured(model, far)
     assert why_not_captured(model, Cache(model.specs)) is None
 
 
