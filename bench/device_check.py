@@ -33,10 +33,11 @@ def main() -> None:
         f"Machine: {torch.cuda.get_device_name()}, PyTorch {torch.__version__}, Python {platform.python_version()}, "
         f"{date.today()}. Command: `python -m bench.device_check`.",
         "",
-        "| family | logits against transformers, float32 | laws, float32 | laws, bfloat16 | no sync in a decode pass | "
+        "| family | logits against transformers, float32 | laws, float32 | laws on the host, float32 | laws, bfloat16 "
+        "| no sync in a decode pass | "
         "captured equals plain, greedy and drawn, float32 | the same but for near-ties, greedy, bfloat16 | "
         "captures for two caches | passes of several tokens, and speculation on them, float32 |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     ok = True
     for family, name in FIRST:
@@ -47,22 +48,22 @@ def main() -> None:
         theirs, model = theirs.cuda(), model.cuda()
         ids = random_ids(2, 40, model.vocab).cuda()
         error = relative(model(ids), truth(theirs, ids))
-        full = lamina.verify(model, tries=1)
+        full, far = (lamina.verify(model, tries=1, residence=where) for where in ("device", "host"))
         quiet = without_syncs(model)
         same, captures = captured_is_plain(model)
         several = passes_are_plain(model)
         exact = model(ids)
         half = lamina.verify(model.to(torch.bfloat16), tries=1)
         rounded = same_but_for_ties(model, float((model(ids).float() - exact).abs().max()))
-        for report in (full, half):
+        for report in (full, far, half):
             if not report:
                 print(report, file=sys.stderr)
-        ok &= error < 2e-4 and full.ok and half.ok and quiet == "yes" and captures == 1
+        ok &= error < 2e-4 and full.ok and far.ok and half.ok and quiet == "yes" and captures == 1
         ok &= same == rounded == several == "yes"
         cells = [
             family,
             f"{error:.1e}",
-            *("ok" if r.ok else "FAILED" for r in (full, half)),
+            *("ok" if r.ok else "FAILED" for r in (full, far, half)),
             quiet,
             same,
             rounded,

@@ -22,6 +22,8 @@ from lamina.cache.clock import Clock, allocate, on_device
 from lamina.cache.codec import Codecs, codecs_of
 from lamina.cache.counts import Counts, row_numbers
 from lamina.cache.cross import CrossLayer, Source
+from lamina.cache.fetching import Fetched, Fetcher, is_far
+from lamina.cache.host import checked_residence
 from lamina.cache.layer import Key, Layer
 from lamina.cache.spec import Keeping, LayerSpecs, Shared
 from lamina.cache.step import Step
@@ -44,6 +46,9 @@ class Cache:
     codec          how numbers are written: a name, a Codec, or number of a layer -> either, with "default" for the rest
     centres        what the codec takes from keys, by entry (see centre.py); nothing where there is none
     max_positions  the model's own limit on positions (a learned table), if it has one
+    residence      where bytes live: "device", or "host". On the host, a pass fetches layer by layer what it needs (see
+                   fetching.py). To know what that is the host must know every length: where counts are tensors on the
+                   device, opening and committing a pass reads them. Kinds from outside the package stay on the device
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class Cache:
         centres: Mapping[Key, Tensor] | None = None,
         max_positions: int | None = None,
         model: Model | None = None,
+        residence: str = "device",
     ) -> None:
         if rows < 1:
             raise InputError(f"a cache needs at least one row, not {rows}")
@@ -69,6 +75,7 @@ class Cache:
         self.specs, self.capacity, self.slack = list(specs), capacity, slack
         self.dtype, self.device = dtype, torch.device(device)
         self.max_positions, self.model = max_positions, model
+        self.residence = checked_residence(residence)
         self.codecs, self.centres = codecs_of(codec, self.specs), centres or {}
         self.layers: list[dict[str, Layer]] = [
             {name: spec.layer(self.keeping((i, name), rows, capacity, slack)) for name, spec in entry.items()}
@@ -78,6 +85,7 @@ class Cache:
         self.shared = shared_keys(self.specs)
         self.logits: Tensor | None = None  # [B, vocab] after each row's last token, NaN where not known
         self.record = allocate((rows, 0), torch.int64, self.device)
+        self.fetcher = self._new_fetcher()
         self._open: Step | CapturedPass | None = None
         self._room = 0  # tokens that every layer is known to have room for; it may have more
 
@@ -116,6 +124,9 @@ class Cache:
         """Bytes of everything the layers hold."""
         return sum(layer.nbytes for layer in self._all())
 
+    def _new_fetcher(self) -> Fetcher | None:
+        return Fetcher(self.device) if any(is_far(layer) for layer in self._all()) else None
+
     def __repr__(self) -> str:
         return table(self)
 
@@ -127,7 +138,8 @@ class Cache:
         centre = self.centres.get(key)
         if centre is not None:  # over [B, H, S, D]
             centre = centre.to(self.device, torch.promote_types(self.dtype, torch.float32))[:, None]
-        return Keeping(rows, capacity, slack, self.dtype, self.device, self.codecs[key[0]], centre)
+        codec = self.codecs[key[0]]
+        return Keeping(rows, capacity, slack, self.dtype, self.device, codec, centre, self.residence)
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 
@@ -155,6 +167,11 @@ class Cache:
         real = None if counts is None else Counts.of(counts, len(numbers), T, self.device, "counts")
         if real is not None and real.out_of_range is not None:
             self.clock.fault.logical_or_(real.out_of_range)
+        if self.fetcher is not None:
+            if not self.clock.exact:
+                self.clock.sync()
+            if real is not None:
+                real.read()
         self._make_room(numbers, real, T)
 
         low, high = self.clock.low, self.clock.high
@@ -171,6 +188,11 @@ class Cache:
             counts_high=most, counts_exact=real is None or real.low == real.high, spans=spans,
         )  # fmt: skip
         step.base = self.clock.base.clone() if index is None else self.clock.base.index_select(0, index)
+        if self.fetcher is not None:
+            self.fetcher.reserve(self.layers, {i for i, _ in self.shared}, len(numbers))
+            lengths = [low[row] for row in numbers]
+            step.fetched = Fetched(self.fetcher, self.layers, numbers, chosen is None, lengths, most)
+            step.fetched.begin(step)
         if T == 1:  # a ring takes one token in place
             self.clock.touch(1, index)
         self._close(self._open)
@@ -263,13 +285,19 @@ class Cache:
             given = Counts.of(accepted, len(counts), counts, self.device, "accepted", step.counts)
             if given.out_of_range is not None:
                 clock.fault.logical_or_(given.out_of_range)
+            if step.fetched is not None:
+                step.fetched.taken = given.read()
             taken, low, high = given.tensor, given.low, given.high
         numbers = list(range(self.rows)) if step.rows is None else step.rows
         after = [(row, clock.low[row] + a, clock.high[row] + b) for row, a, b in zip(numbers, low, high, strict=True)]
         step.folds = slack > 0 and any(most - clock.base_low[row] > 2 * slack for row, _, most in after)
 
         for (i, name), left in step._left.items():
-            self.layers[i][name].commit(step, left, taken)
+            layer = self.layers[i][name]
+            if step.fetched is not None and is_far(layer):
+                layer.commit_far(step.fetched, step, left, taken)
+            else:
+                layer.commit(step, left, taken)
 
         base = step.base_after(taken) if slack else step.before + taken
         step.put(clock.base, base)
@@ -373,6 +401,8 @@ class Cache:
         if self.limit is not None and n > self.limit:
             raise CapacityError(f"cannot reserve {n} tokens: the capacity is {self.limit}; make a larger cache")
         self._reserve(n, n)
+        if self.fetcher is not None:
+            self.fetcher.reserve(self.layers, {i for i, _ in self.shared}, self.rows)
         return self
 
     def attach(self, source: Source, rows: Sequence[int] | Tensor | None = None) -> Cache:
@@ -397,19 +427,23 @@ class Cache:
         """Fills every number that no later pass may depend on: a way to prove that none does."""
         for layer in self._all():
             layer.poison(self.clock, value)
+        if self.fetcher is not None:
+            self.fetcher.poison()
         return self
 
-    def save(self, path: str | os.PathLike[str]) -> Cache:
+    def save(self, path: str | os.PathLike[str], states: str | None = None) -> Cache:
         """Writes all rows into a file that `lamina.load_cache(path, model)` reads, here or in another process.
 
         The file is written whole or, whatever happens, not at all: one that was there before is still there then. To
         save some rows, select them first.
 
+        states   "bfloat16" or "float16" rounds recurrent states in the file (see idle.py); they are exact when None
+
         >>> cache.select([0]).save("first.cache")                      # doctest: +SKIP
         """
         from lamina.cache.file import save
 
-        save(self, path)
+        save(self, path, states)
         return self
 
     # -- verbs that make caches ------------------------------------------------------------------------------------
@@ -454,6 +488,7 @@ class Cache:
         new = object.__new__(Cache)
         new.__dict__.update(self.__dict__)
         new.layers, new.clock, new._open, new._room = layers, clock, None, 0
+        new.fetcher = new._new_fetcher()
         new.record = allocate(record.shape, torch.int64, self.device)
         new.record.copy_(record)
         new.logits = None

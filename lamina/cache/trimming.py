@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import torch
+
 from lamina.cache.cache import Cache
 from lamina.cache.clock import on_device
+from lamina.cache.idle import idle, idle_bytes
 
 
-def trimmed(cache: Cache, row: int, length: int | None = None) -> Cache:
+def trimmed(cache: Cache, row: int, length: int | None = None, states: torch.dtype | None = None) -> Cache:
     """The row's first `length` tokens (all when None), copied; the cache stays as it is.
+
+    states   the dtype of recurrent states in the copy; None: as they are
 
     The row must be able to go back that far: see `Cache.rewindable`. To go on from the copy, join it with others or
     with none, which makes room again.
@@ -27,12 +32,14 @@ def trimmed(cache: Cache, row: int, length: int | None = None) -> Cache:
     if back:
         for layer in new._all():
             layer.rewind(clock, clock.lengths < held)
+    if states is not None:
+        new.layers = [{name: idle(layer, states) for name, layer in entry.items()} for entry in new.layers]
     return new
 
 
-def trimmed_bytes(cache: Cache, row: int) -> int:
-    """How many bytes `trimmed(cache, row)` takes: layers, ids and logits."""
+def trimmed_bytes(cache: Cache, row: int, states: torch.dtype | None = None) -> int:
+    """How many bytes `trimmed(cache, row, states=states)` takes: layers, ids and logits."""
     held, written, _ = cache.clock.select([row], on_device([row], cache.device)).read_marks()[0]
-    layers = sum(layer.used(held, written).nbytes // cache.rows for layer in cache._all())
+    layers = sum(idle_bytes(layer.used(held, written), states) // cache.rows for layer in cache._all())
     logits = 0 if cache.logits is None else cache.logits[row].nbytes
     return layers + held * cache.record.itemsize + logits

@@ -35,6 +35,7 @@ class Use:
     prefill_chunk  of which at most so many are in one pass; None: all
     source         tokens of each row's source, for models that read one
     codec          how keys and values are written, as in `model.new_cache`
+    residence      where bytes live, as in `model.new_cache`
     """
 
     rows: int = 1
@@ -46,6 +47,7 @@ class Use:
     prefill_chunk: int | None = None
     source: int | None = None
     codec: Codecs | None = None
+    residence: str = "device"
 
     def __post_init__(self) -> None:
         for name in ("rows", "length", "capacity", "prompt", "prefill_chunk", "source"):
@@ -85,11 +87,11 @@ class Use:
 
 
 def lay_out(model: Model, use: Use) -> tuple[Cache, int]:
-    """The cache that holds it all, on the meta device; and the bytes held besides while it grew."""
+    """The cache that holds it all, on the meta device; and the bytes held besides, on the device, while it grew."""
     if use.codec is not None:
         model.new_cache(codec=use.codec)  # what belongs to the model (centres of keys) is made once
     with Held() as held:
-        cache = model.new_cache(use.rows, use.capacity, use.slack, codec=use.codec)
+        cache = model.new_cache(use.rows, use.capacity, use.slack, codec=use.codec, residence=use.residence)
         if use.source is not None:
             _attach(cache, use.source)
         if use.reserve:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 64
 MOST_TOKENS = 16  # of a row in a captured pass
+ON_THE_HOST = "its bytes live on the host; a captured step reads what is on the device"
 
 
 def why_not_captured(model: Model, cache: Cache | None = None, rows: int = 1) -> str | None:
@@ -26,6 +27,8 @@ def why_not_captured(model: Model, cache: Cache | None = None, rows: int = 1) ->
         return f"the model is on {model.device.type}; decode steps are captured on a GPU"
     if reason := kernels.why_not(next(model.parameters())):
         return reason
+    if cache is not None and cache.fetcher is not None:
+        return ON_THE_HOST
     rows = rows if cache is None else cache.rows
     if rows > MOST_ROWS:
         return f"{rows} rows; the kernels of a captured step are for up to {MOST_ROWS}"
@@ -52,6 +55,8 @@ def why_no_passes(model: Model, cache: Cache) -> str | None:
 
 def why_not_read(cache: Cache) -> str | None:
     """The first entry of a cache that no captured pass of several tokens reads, in words; None when all are read."""
+    if cache.fetcher is not None:
+        return ON_THE_HOST
     for i, entry in enumerate(cache.layers):
         for name, layer in entry.items():
             if (coding := getattr(layer, "coding", None)) is not None and coding.forms:

@@ -1,7 +1,8 @@
 """The heart of the laws: any history of operations on any kind of cache leaves it equal to plain lists of ids.
 
-Hypothesis draws the kind, the layout, the codec, the slack, the rows and the history: a list of operations, each with a
-number that settles its details. A failure is printed as the shortest history that shows it, details and all.
+Hypothesis draws the kind, the layout, the codec, the residence, the slack, the rows and the history: a list of
+operations, each with a number that settles its details. A failure is printed as the shortest history that shows it,
+details and all.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ def operation(does: Callable[[History, random.Random], None]) -> Callable[[Histo
 class History:
     """Up to three caches of one model; every operation picks one of them."""
 
-    def __init__(self, kind: str, rows: int, grows: bool, slack: int, seed: int, codec: str | None) -> None:
-        self.kind, self.grows, self.codec = kind, grows, codec
+    def __init__(
+        self, kind: str, rows: int, grows: bool, slack: int, seed: int, codec: str | None, residence: str
+    ) -> None:
+        self.kind, self.grows, self.codec, self.residence = kind, grows, codec, residence
         rng = random.Random(seed)
-        self.worlds = [World.fresh(kind, rows, self.room(rng), slack, seed, codec)]
+        self.worlds = [World.fresh(kind, rows, self.room(rng), slack, seed, codec, residence)]
         self.worlds[0].feed(T := rng.choice([1, 5, 12]), some(rng, [T] * rows))
 
     def room(self, rng: random.Random) -> int | None:
@@ -172,7 +175,9 @@ class History:
         one, others = self.one(rng), [world for world in self.worlds if len(world.rows) < 4]
         two = rng.choice(others) if others and maybe(rng) else one
         if two is one:
-            two = World.fresh(self.kind, 1, self.room(rng), rng.randint(0, 4), rng.randint(0, 99), self.codec)
+            two = World.fresh(
+                self.kind, 1, self.room(rng), rng.randint(0, 4), rng.randint(0, 99), self.codec, self.residence
+            )
             for _ in range(rng.randint(0, 3)):
                 two.feed(width(rng))
         both = [one, two] if maybe(rng) else [two, one]
@@ -214,13 +219,21 @@ NAMES = ["nothing", *FREQUENT, *OPERATIONS]
     slack=st.integers(0, 4),
     seed=st.integers(0, 2**16),
     codec=st.sampled_from([*[None] * len(CODECS), *CODECS]),
+    residence=st.sampled_from(["device", "host"]),
     history=st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 2**16)), min_size=10, max_size=30),
 )
 @examples(0.7)
 def test_any_history_leaves_a_cache_equal_to_plain_lists_of_ids(
-    kind: str, rows: int, grows: bool, slack: int, seed: int, codec: str | None, history: list[tuple[str, int]]
+    kind: str,
+    rows: int,
+    grows: bool,
+    slack: int,
+    seed: int,
+    codec: str | None,
+    residence: str,
+    history: list[tuple[str, int]],
 ) -> None:
-    caches = History(kind, rows, grows, slack, seed, codec)
+    caches = History(kind, rows, grows, slack, seed, codec, residence)
     for i, (name, number) in enumerate(history):
         if name != "nothing":
             note(name)

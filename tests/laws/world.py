@@ -101,7 +101,7 @@ def reloaded(cache: Cache, model: Model | None = None) -> Cache:
     assert reader is not None
     with tempfile.TemporaryDirectory() as folder:
         cache.save(path := os.path.join(folder, "cache"))
-        return load_cache(path, reader)
+        return load_cache(path, reader, residence=cache.residence)
 
 
 class World:
@@ -120,9 +120,11 @@ class World:
         slack: int = 0,
         seed: int = 0,
         codec: str | None = None,
+        residence: str = "device",
     ) -> World:
         codec = codec_for(kind, codec)
-        cache = toy(kind).new_cache(rows, capacity, slack, codec=None if codec is None else CODECS[codec])
+        kept = None if codec is None else CODECS[codec]
+        cache = toy(kind).new_cache(rows, capacity, slack, codec=kept, residence=residence)
         world = cls(kind, cache, [Row() for _ in range(rows)], random.Random(seed), codec)
         world.attach(range(rows))
         return world
