@@ -18,6 +18,8 @@ from lamina.attention.view import View
 Backend = Callable[..., Tensor]
 BACKENDS: dict[str, Backend] = {"sdpa": sdpa, "eager": eager, "flex": flex}
 
+FEW, MANY = 16, 1024  # queries and keys
+
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -37,8 +39,8 @@ def attention(
 
     `sinks` holds one logit per head that takes part in the softmax and whose share goes nowhere. `bias` is
     called as `reference.Bias` says. `backend` is a name in `BACKENDS` or a function like those there; None
-    takes "sdpa", or "eager" where scores are changed. Slots that hold no token never reach the output,
-    whatever they hold; a query that sees nothing gives zeros.
+    takes "sdpa", or "eager" where scores are changed or a GPU has few queries for many keys. Slots that hold
+    no token never reach the output, whatever they hold; a query that sees nothing gives zeros.
 
     >>> import torch
     >>> from lamina.attention import Full, View
@@ -48,7 +50,8 @@ def attention(
     torch.Size([1, 4, 2, 3])
     """
     if backend is None:
-        backend = "sdpa" if softcap is None and sinks is None and bias is None else "eager"
+        changed = softcap is not None or sinks is not None or bias is not None
+        backend = "eager" if changed or few_over_many(q, k) else "sdpa"
     if isinstance(backend, str) and backend not in BACKENDS:
         raise ValueError(f"unknown attention backend {backend!r}: known are {', '.join(sorted(BACKENDS))}")
     _check(q, k, v, view, softcap, sinks)
@@ -58,6 +61,12 @@ def attention(
         k, v = without_unused(k, view), without_unused(v, view)
     run = BACKENDS[backend] if isinstance(backend, str) else backend
     return run(q, k, v, view, scale=scale, softcap=softcap, sinks=sinks, bias=bias)
+
+
+def few_over_many(q: Tensor, k: Tensor) -> bool:
+    """Whether plain products are the fast way: the fused kernels of PyTorch walk along all keys of a head in one
+    program, which few queries leave a GPU idle with."""
+    return q.is_cuda and q.shape[2] <= FEW and k.shape[2] >= MANY and not torch.compiler.is_compiling()
 
 
 def without_unused(x: Tensor, view: View) -> Tensor:

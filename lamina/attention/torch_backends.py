@@ -73,8 +73,7 @@ def probabilities(
     """
     B, Hq, T, D = q.shape
     Hk, S = k.shape[1], k.shape[2]
-    scores = q.reshape(B, Hk, -1, D) @ k.transpose(-1, -2)  # [B, Hk, G * T, S]
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).view(B, Hq, T, S) * scale
+    scores = products(q.reshape(B, Hk, -1, D), k).view(B, Hq, T, S) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:
@@ -89,6 +88,15 @@ def probabilities(
         sink = sinks.to(scores.dtype).view(1, Hq, 1, 1).expand(B, Hq, T, 1)
         shares = torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1]
     return shares if mask is None or view.sighted else torch.where(mask, shares, 0.0)
+
+
+def products(q: Tensor, k: Tensor) -> Tensor:
+    """q [B, H, N, D], k [B, H, S, D] -> q kᵀ [B, H, N, S], at least float32"""
+    exact = torch.promote_types(q.dtype, torch.float32)
+    if q.is_cuda and q.dtype != exact:  # not rounded on the way
+        found = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), out_dtype=exact)
+        return found.view(*q.shape[:3], -1)
+    return (q @ k.transpose(-1, -2)).to(exact)
 
 
 def eager(
