@@ -1,0 +1,289 @@
+"""Packed numbers as kernels see them: where a number lies in its code words, and how words become numbers.
+
+A token's codes are read as *words* of 16 bits (of 8 where a group has an odd number of bytes). A word holds two numbers
+of eight bits, or four of which the low four bits are there (`cache/bits.py`). Taking one number out of every word gives
+a *plane*: numbers of the same few bits of a word, so a mask and a shift make it. A product over a head is the sum of
+products over planes, with queries picked to match; an output has one matrix for each plane of the values. No number
+ever moves from one thread to another.
+
+    8 bits, fp8         planes 0, 1          word w of a group: numbers 2w, 2w + 1
+    4, 5 and 6 bits     planes 0, 1, 2, 3    word w of a group: numbers 2w, 2w + 16, 2w + 1, 2w + 17
+
+In 16 bits a code c is made a number by its bits alone: 0x5C00 | c is the float16 256 + c / 4, and one fma with the
+group's scale s takes the 256 off again and gives s · c / 4, rounded once. What stands in the upper half of a byte is not
+shifted down: it comes out as 4 · s · c. These fixed factors (`weight_of`) go onto queries and outputs. Offsets stay out
+of the loop over numbers: they are one small product with the sums of the queries over groups.
+
+The reference is `lamina.cache.formats`.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from lamina.kernels import INTERPRETED
+
+GROUP = tl.constexpr(32)
+BY_ASSEMBLY = tl.constexpr(not INTERPRETED)
+
+
+# -- sizes, all of them from the head dim and the format: 8, 6, 5, 4, "fp8" or "plain" ----------------------------------
+
+
+@triton.constexpr_function
+def nibbles(form):
+    return form in (6, 5, 4)
+
+
+@triton.constexpr_function
+def offsets(form):
+    """Whether groups have an offset beside their scale."""
+    return form in (8, 6, 5, 4)
+
+
+@triton.constexpr_function
+def groups_of(dim):
+    return -(-dim // 32)
+
+
+@triton.constexpr_function
+def padded_groups(dim):
+    return 1 << (-(-dim // 32) - 1).bit_length()
+
+
+@triton.constexpr_function
+def code_bytes(dim, form):
+    whole, rest = divmod(dim, 32)
+    return whole * 16 + (rest + 1) // 2 if form in (6, 5, 4) else dim
+
+
+@triton.constexpr_function
+def scale_numbers(dim, form):
+    return {"plain": 0, "fp8": 1}.get(form, 2 * -(-dim // 32))
+
+
+@triton.constexpr_function
+def high_bytes(dim, form):
+    return (form - 4) * (dim // 32 * 4 + (dim % 32 + 7) // 8) if form in (6, 5) else 0
+
+
+@triton.constexpr_function
+def word_bytes(dim, form):
+    """Bytes of a word; 0 where numbers are plain."""
+    rest = dim % 32
+    last = (rest + 1) // 2 if form in (6, 5, 4) else rest
+    return 0 if form == "plain" else 1 if last % 2 else 2
+
+
+@triton.constexpr_function
+def group_words(dim, form):
+    """Words of a whole group."""
+    each = word_bytes(dim, form)
+    return 32 if form == "plain" else (16 if form in (6, 5, 4) else 32) // each
+
+
+@triton.constexpr_function
+def padded_words(dim, form):
+    """Words of all groups, padded to what a product takes."""
+    return max(16, padded_groups(dim) * group_words(dim, form))
+
+
+@triton.constexpr_function
+def planes_in(dim, form):
+    return max(1, word_bytes(dim, form)) * (2 if form in (6, 5, 4) else 1)
+
+
+@triton.constexpr_function
+def weight_of(plane, form):
+    """What a plane's numbers come multiplied by."""
+    return 1.0 if form in ("plain", "fp8") else 4.0 if form == 4 and plane % 2 else 0.25
+
+
+# -- places --------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def number_at(column, D: tl.constexpr, FORM: tl.constexpr):
+    """The number of a head in this column, and whether there is one. Columns are groups of 32; where a smaller group is
+    packed in halves, each half begins at a multiple of 16."""
+    group, e = column // GROUP, column % GROUP
+    size = tl.minimum(tl.maximum(D - group * GROUP, 0), GROUP)
+    n, there = e, e < size
+    if nibbles(FORM):
+        half = (size + 1) // 2
+        n = e // 16 * half + e % 16
+        there = (e % 16 < half) & (n < size)
+    return group * GROUP + n, there
+
+
+@triton.jit
+def column_in(word, PLANE: tl.constexpr, D: tl.constexpr, FORM: tl.constexpr):
+    """The column of this plane's number in each word."""
+    EACH: tl.constexpr = group_words(D, FORM)
+    BYTES: tl.constexpr = max(1, word_bytes(D, FORM))
+    e = word % EACH * BYTES
+    if nibbles(FORM):
+        e += PLANE % 2 * 16 + PLANE // 2
+    else:
+        e += PLANE
+    return word // EACH * GROUP + e
+
+
+@triton.jit
+def in_columns(planes, M: tl.constexpr, D: tl.constexpr, FORM: tl.constexpr):
+    """planes [M, words] -> their numbers by column [M, 32 · groups]"""
+    G: tl.constexpr = padded_words(D, FORM) // group_words(D, FORM)
+    if nibbles(FORM):
+        low, high = planes[0], planes[1]
+        if word_bytes(D, FORM) == 2:
+            low, high = tl.join(low, planes[2]), tl.join(high, planes[3])
+        low, high = tl.reshape(low, [M, G, 16]), tl.reshape(high, [M, G, 16])
+        return tl.reshape(tl.permute(tl.join(low, high), (0, 1, 3, 2)), [M, G * GROUP])
+    elif planes_in(D, FORM) == 2:
+        return tl.reshape(tl.join(planes[0], planes[1]), [M, G * GROUP])
+    else:
+        return planes[0]
+
+
+# -- numbers -------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def spread(scales, N: tl.constexpr, D: tl.constexpr, FORM: tl.constexpr):
+    """scales [N, groups] -> that of each word [N, words]"""
+    EACH: tl.constexpr = group_words(D, FORM)
+    G: tl.constexpr = padded_words(D, FORM) // EACH
+    return tl.reshape(tl.broadcast_to(scales[:, :, None], [N, G, EACH]), [N, G * EACH])
+
+
+@triton.jit
+def four_bits(words, scales):
+    return tl.inline_asm_elementwise(
+        """{
+            .reg .b32 upper, less, a, b, c, d;
+            mov.b32 less, 0xDC00DC00;
+            mul.f16x2 less, $5, less;
+            shr.u32 upper, $4, 8;
+            lop3.b32 a, $4, 0x000F000F, 0x5C005C00, 0xEA;
+            lop3.b32 b, $4, 0x00F000F0, 0x5C005C00, 0xEA;
+            lop3.b32 c, upper, 0x000F000F, 0x5C005C00, 0xEA;
+            lop3.b32 d, upper, 0x00F000F0, 0x5C005C00, 0xEA;
+            fma.rn.f16x2 $0, a, $5, less;
+            fma.rn.f16x2 $1, b, $5, less;
+            fma.rn.f16x2 $2, c, $5, less;
+            fma.rn.f16x2 $3, d, $5, less;
+        }""",
+        "=r,=r,=r,=r,r,r",
+        [words, scales],
+        dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
+        is_pure=True,
+        pack=2,
+    )
+
+
+@triton.jit
+def eight_bits(words, scales):
+    return tl.inline_asm_elementwise(
+        """{
+            .reg .b32 upper, less, a, b;
+            mov.b32 less, 0xDC00DC00;
+            mul.f16x2 less, $3, less;
+            shr.u32 upper, $2, 8;
+            lop3.b32 a, $2, 0x00FF00FF, 0x5C005C00, 0xEA;
+            lop3.b32 b, upper, 0x00FF00FF, 0x5C005C00, 0xEA;
+            fma.rn.f16x2 $0, a, $3, less;
+            fma.rn.f16x2 $1, b, $3, less;
+        }""",
+        "=r,=r,r,r",
+        [words, scales],
+        dtype=(tl.float16, tl.float16),
+        is_pure=True,
+        pack=2,
+    )
+
+
+@triton.jit
+def float8(code):
+    """The float16 that is 1/256 of a float8 e4m3: the same bits, elsewhere."""
+    code = code.to(tl.uint16)
+    return ((code & 0x80) << 8 | (code & 0x7F) << 7).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def high_bits(high, column, D: tl.constexpr, FORM: tl.constexpr):
+    """The bits above the fourth of the numbers in these columns [1, N], of the tokens at high [M, 1] -> [M, N]"""
+    d, there = number_at(column, D, FORM)
+    group, n = column // GROUP, d % GROUP
+    size = tl.minimum(D - group * GROUP, GROUP)
+    plane = (size + 7) // 8
+    bits = tl.zeros([high.shape[0], column.shape[1]], tl.int32)
+    for i in tl.static_range(FORM - 4):
+        byte = tl.load(high + group * (4 * (FORM - 4)) + i * plane + n // 8, mask=there, other=0)
+        bits += (byte.to(tl.int32) >> n % 8 & 1) << 4 + i
+    return bits
+
+
+@triton.jit
+def planes_of(words, scales, high, D: tl.constexpr, FORM: tl.constexpr):
+    """words [N, words] of N tokens -> the numbers of each plane, times `weight_of` it, in the type of scales.
+
+    scales [N, words] are those of the words; high [N, 1] points to the tokens' bits above the fourth, where there are.
+    """
+    BYTES: tl.constexpr = word_bytes(D, FORM)
+    FAST: tl.constexpr = BY_ASSEMBLY and BYTES == 2 and scales.dtype == tl.float16
+    if FORM == "plain":
+        return (words,)
+    elif FORM == 4 and FAST:
+        return four_bits(words, scales)
+    elif FORM == 8 and FAST:
+        return eight_bits(words, scales)
+    else:
+        w = tl.arange(0, words.shape[1])[None, :]
+        planes = ()
+        for p in tl.static_range(planes_in(D, FORM)):
+            if nibbles(FORM):
+                codes = (words >> (p // 2 * 8 + p % 2 * 4) & 15).to(tl.int32)
+                if FORM != 4:
+                    codes += high_bits(high, column_in(w, p, D, FORM), D, FORM)
+            else:
+                codes = (words >> (p * 8) & 255).to(tl.int32)
+            if FORM == "fp8":
+                numbers = float8(codes).to(scales.dtype) * (scales * 256)
+            else:
+                numbers = codes.to(scales.dtype) * weight_of(p, FORM) * scales
+            planes = planes + (numbers,)
+        return planes
+
+
+@triton.jit
+def decoded(codes, scales, high, d, there, D: tl.constexpr, FORM: tl.constexpr):
+    """The numbers d [1, N] of tokens whose parts begin at codes, scales and high [M, 1], in float32: as they are seen
+    where nothing is turned or centred."""
+    if FORM == "fp8":
+        return float8(tl.load(codes + d, mask=there, other=0)).to(tl.float32) * (tl.load(scales).to(tl.float32) * 256)
+    else:
+        group, n = d // GROUP, d % GROUP
+        scale = tl.load(scales + 2 * group, mask=there, other=0.0).to(tl.float32)
+        offset = tl.load(scales + 2 * group + 1, mask=there, other=0.0).to(tl.float32)
+        if FORM == 8:
+            number = tl.load(codes + d, mask=there, other=0).to(tl.int32)
+        else:
+            half = (tl.minimum(D - group * GROUP, GROUP) + 1) // 2
+            upper = n >= half
+            byte = tl.load(codes + group * 16 + tl.where(upper, n - half, n), mask=there, other=0).to(tl.int32)
+            number = tl.where(upper, byte >> 4, byte & 15)
+            if FORM != 4:
+                number += high_bits(high, group * GROUP + tl.where(upper, n - half + 16, n), D, FORM)
+        return number.to(tl.float32) * scale + offset
+
+
+@triton.jit
+def turned(x, N: tl.constexpr):
+    """x [N, 32] times the Hadamard matrix of 32, which is its own inverse: five times the sums and differences of
+    neighbours, sums in front."""
+    for _ in tl.static_range(5):
+        a, b = tl.split(tl.reshape(x, [N, 16, 2]))
+        x = tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 2, 1)), [N, 32])
+    return x * 0.17677669529663687
