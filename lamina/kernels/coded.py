@@ -115,7 +115,7 @@ def read(
         scale = tl.load(tokens_of(scales, new_scales, slot, u, 1, APART), mask=there, other=0.0)
         if EXACT:
             scale = scale.to(tl.float32)
-        return planes_of(words, tl.broadcast_to(scale, words.shape), high, D, FORM), scale
+        return planes_of(words, tl.broadcast_to(scale, words.shape), high, there, D, FORM), scale
     else:
         WIDTH: tl.constexpr = scale_numbers(D, FORM)
         PAIRS: tl.constexpr = PADDED // group_words(D, FORM)
@@ -129,7 +129,7 @@ def read(
         if EXACT:
             scale, both = scale.to(tl.float32), both.to(tl.float32)
         bits = tokens_of(high, new_high, slot, u, high_bytes(D, FORM), APART)
-        return planes_of(words, spread(scale, N, D, FORM), bits, D, FORM), both
+        return planes_of(words, spread(scale, N, D, FORM), bits, there, D, FORM), both
 
 
 @triton.jit
@@ -296,8 +296,6 @@ def _attend_codes(
 def decode_codes(
     coded: Coded,
     table: Tensor,  # the row of the cache's table for this entry
-    keys: Side,
-    values: Side,
     window: Window,
     dtype: torch.dtype,
     *,
@@ -309,7 +307,7 @@ def decode_codes(
     least: int | None = None,
 ) -> Tensor:
     """`attend.decode_attention` over codes: [B, Hq, T, Dv] in `dtype`, from what `codes.encode` made of a pass."""
-    q = coded.q
+    q, keys, values = coded.q, coded.keys, coded.values
     B, Hq, T, D = q.shape
     Hk, Dv = coded.k.codes.shape[1], values.dim
     if not 1 <= T <= NEW.value:

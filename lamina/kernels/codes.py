@@ -98,6 +98,8 @@ class Coded:
     marks: Tensor  # [B, T, Hq, 2 + groups] float32: the largest number, the centre's product, sums over groups
     k: Parts
     v: Parts
+    keys: Side
+    values: Side
     stored: bool  # whether the parts are in their slots; else they are in k and v
 
 
@@ -268,10 +270,10 @@ def _encode(
 def encode(
     q: Tensor,  # [B, Hq, T, D]
     k: Tensor,  # [B, Hk, T, D]
-    v: Tensor | None,  # [B, Hk, T, Dv]; None where keys are all there is
+    v: Tensor | None,  # [B, Hk, T, Dv]; None for latents, which are all there is
     table: Tensor,  # the row of the cache's table for this entry
     keys: Side,
-    values: Side | None,
+    values: Side | None = None,
     *,
     write: bool,
 ) -> Coded:
@@ -301,4 +303,4 @@ def encode(
         V_TURNED=side.turned, CENTRED=keys.centre is not None, WRITE=write, FIRST=first, PDL=pdl(), num_warps=1,
         **launch_options(),
     )  # fmt: skip
-    return Coded(q if ready else q_out.transpose(1, 2), marks, parts, more, write)
+    return Coded(q if ready else q_out.transpose(1, 2), marks, parts, more, keys, side, write)

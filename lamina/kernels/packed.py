@@ -212,9 +212,10 @@ def float8(code):
 
 
 @triton.jit
-def high_bits(high, column, D: tl.constexpr, FORM: tl.constexpr):
+def high_bits(high, column, inside, D: tl.constexpr, FORM: tl.constexpr):
     """The bits above the fourth of the numbers in these columns [1, N], of the tokens at high [M, 1] -> [M, N]"""
     d, there = number_at(column, D, FORM)
+    there = there & inside
     group, n = column // GROUP, d % GROUP
     size = tl.minimum(D - group * GROUP, GROUP)
     plane = (size + 7) // 8
@@ -226,10 +227,10 @@ def high_bits(high, column, D: tl.constexpr, FORM: tl.constexpr):
 
 
 @triton.jit
-def planes_of(words, scales, high, D: tl.constexpr, FORM: tl.constexpr):
+def planes_of(words, scales, high, there, D: tl.constexpr, FORM: tl.constexpr):
     """words [N, words] of N tokens -> the numbers of each plane, times `weight_of` it, in the type of scales.
 
-    scales [N, words] are those of the words; high [N, 1] points to the tokens' bits above the fourth, where there are.
+    scales [N, words] are those of the words; high [N, 1] points to the bits above the fourth of tokens that are `there`.
     """
     BYTES: tl.constexpr = word_bytes(D, FORM)
     FAST: tl.constexpr = BY_ASSEMBLY and BYTES == 2 and scales.dtype == tl.float16
@@ -246,7 +247,7 @@ def planes_of(words, scales, high, D: tl.constexpr, FORM: tl.constexpr):
             if nibbles(FORM):
                 codes = (words >> (p // 2 * 8 + p % 2 * 4) & 15).to(tl.int32)
                 if FORM != 4:
-                    codes += high_bits(high, column_in(w, p, D, FORM), D, FORM)
+                    codes += high_bits(high, column_in(w, p, D, FORM), there, D, FORM)
             else:
                 codes = (words >> (p * 8) & 255).to(tl.int32)
             if FORM == "fp8":
@@ -258,25 +259,59 @@ def planes_of(words, scales, high, D: tl.constexpr, FORM: tl.constexpr):
 
 
 @triton.jit
-def decoded(codes, scales, high, d, there, D: tl.constexpr, FORM: tl.constexpr):
-    """The numbers d [1, N] of tokens whose parts begin at codes, scales and high [M, 1], in float32: as they are seen
-    where nothing is turned or centred."""
+def as_float(number):
+    """A whole number from 0 to 2^22 in float32, by its bits: converting takes the units four times as long."""
+    return (number | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
+
+
+@triton.constexpr_function
+def whole_groups(first, many, padded):
+    return first % 32 == 0 and many % 32 == 0 and many == padded
+
+
+@triton.jit
+def of_groups(scales, there, FIRST: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr):
+    """Every other number from `scales` on, one for each group: those of the WIDTH numbers from FIRST on, [N, WIDTH]"""
+    at = scales + 2 * (FIRST // 32 + tl.arange(0, WIDTH // 32)[None, :])
+    ours = tl.load(at, mask=there, other=0.0).to(tl.float32)
+    return tl.reshape(tl.broadcast_to(ours[:, :, None], [N, WIDTH // 32, 32]), [N, WIDTH])
+
+
+@triton.jit
+def decoded(
+    codes, scales, high, there, FIRST: tl.constexpr, MANY: tl.constexpr, PADDED: tl.constexpr,
+    D: tl.constexpr, FORM: tl.constexpr,
+):  # fmt: skip
+    """The numbers FIRST … FIRST + MANY - 1 of tokens whose parts begin at codes, scales and high [N, 1], in float32: as
+    they are seen where nothing is turned or centred. [N, PADDED], zeros at the end and where not `there` [N, 1]"""
+    N: tl.constexpr = there.shape[0]
+    WHOLE: tl.constexpr = whole_groups(FIRST, MANY, PADDED)
+    d = FIRST + tl.arange(0, PADDED)[None, :]
+    inside = there if WHOLE else there & (d < FIRST + MANY)
     if FORM == "fp8":
-        return float8(tl.load(codes + d, mask=there, other=0)).to(tl.float32) * (tl.load(scales).to(tl.float32) * 256)
+        scale = tl.load(scales, mask=there, other=0.0).to(tl.float32) * 256
+        return float8(tl.load(codes + d, mask=inside, other=0)).to(tl.float32) * scale
     else:
         group, n = d // GROUP, d % GROUP
-        scale = tl.load(scales + 2 * group, mask=there, other=0.0).to(tl.float32)
-        offset = tl.load(scales + 2 * group + 1, mask=there, other=0.0).to(tl.float32)
         if FORM == 8:
-            number = tl.load(codes + d, mask=there, other=0).to(tl.int32)
+            number = tl.load(codes + d, mask=inside, other=0).to(tl.int32)
         else:
             half = (tl.minimum(D - group * GROUP, GROUP) + 1) // 2
             upper = n >= half
-            byte = tl.load(codes + group * 16 + tl.where(upper, n - half, n), mask=there, other=0).to(tl.int32)
+            at = group * 16 + tl.where(upper, n - half, n)
+            if WHOLE:
+                at = tl.max_contiguous(tl.multiple_of(at, (1, 16)), (1, 16))
+            byte = tl.load(codes + at, mask=inside, other=0).to(tl.int32)
             number = tl.where(upper, byte >> 4, byte & 15)
             if FORM != 4:
-                number += high_bits(high, group * GROUP + tl.where(upper, n - half + 16, n), D, FORM)
-        return number.to(tl.float32) * scale + offset
+                number += high_bits(high, group * GROUP + tl.where(upper, n - half + 16, n), inside, D, FORM)
+        if WHOLE:
+            scale = of_groups(scales, there, FIRST, N, PADDED)
+            offset = of_groups(scales + 1, there, FIRST, N, PADDED)
+        else:
+            scale = tl.load(scales + 2 * group, mask=inside, other=0.0).to(tl.float32)
+            offset = tl.load(scales + 2 * group + 1, mask=inside, other=0.0).to(tl.float32)
+        return as_float(number) * scale + offset
 
 
 @triton.jit

@@ -1,13 +1,14 @@
 """One decode step in one graph: every kernel of a pass, the choice of the next tokens and the commit, replayed as one.
 
-A step is captured once for a number of rows and a way of choosing tokens, and then serves any cache: kernels find a
-cache's memory through tables of pointers, and taking up another cache, or one that has grown, is copying its tables in.
+A step is captured once for a number of rows, a way of choosing tokens and the codecs of layers, and then serves any such
+cache: kernels find a cache's memory through tables of pointers, and taking up another cache, or one that has grown, is
+copying its tables in.
 Rows that have ended stay in the graph with a count of 0: nothing of theirs is written, and kernels of large launches do
 not read it either. Nothing is read back while steps run.
 
-    step = graphs.step(rows, chooser)     captured at the first run
+    step = graphs.step(cache.rows, chooser, cache)     captured at the first run
     step.take_up(cache, ids, left, ends)
-    step.run(n)                           n tokens for every live row
+    step.run(n)                                        n tokens for every live row
 
 Without CUDA (kernels interpreted on the CPU) a replay runs the same program again, which is how this file is tested.
 """
@@ -24,8 +25,9 @@ from torch import Tensor
 
 from lamina import kernels
 from lamina.cache.cache import Cache
+from lamina.cache.codec import Codec, Coding
 from lamina.cache.memory import Memory
-from lamina.runtime.tables import WIDTH, header_of, layers_of, tables_of
+from lamina.runtime.tables import WIDTH, codings_of, header_of, layers_of, tables_of
 
 if TYPE_CHECKING:
     from lamina.generation.run import Chooser
@@ -42,7 +44,7 @@ class CapturedStep:
     valid = None
     backend = None
 
-    def __init__(self, model: Model, rows: int, chooser: Chooser) -> None:
+    def __init__(self, model: Model, rows: int, chooser: Chooser, codings: Sequence[Coding] | None = None) -> None:
         from lamina.kernels.step import HEADER, scratch_for
 
         device = model.device
@@ -60,7 +62,7 @@ class CapturedStep:
         if chooser.processors:
             self.seen, self.seen_in_prompt = torch.zeros(2, rows, model.vocab, dtype=torch.int64, device=device)
         self.scratch = scratch_for(rows, model.vocab, device)
-        self.layers = layers_of(model, self.tables)
+        self.layers = layers_of(model, self.tables, codings)
         self.logits: Tensor | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
         self.cache: Cache | None = None
@@ -154,23 +156,26 @@ class CapturedStep:
 
 
 class Graphs:
-    """The captured steps of a model, one for each number of rows and way of choosing; `captures` counts them."""
+    """The captured steps of a model, one for each number of rows, way of choosing and codecs; `captures` counts them."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.captures = 0
-        self.kept: OrderedDict[tuple[int, Chooser], CapturedStep] = OrderedDict()
+        self.kept: OrderedDict[tuple[int, Chooser, tuple[Codec, ...]], CapturedStep] = OrderedDict()
         self.weights: list[int] = []
 
-    def step(self, rows: int, chooser: Chooser) -> CapturedStep:
+    def step(self, rows: int, chooser: Chooser, cache: Cache | None = None) -> CapturedStep:
+        """The step for caches that are written as this one is; as they come where there is none."""
         chooser = replace(chooser, seed=0)  # seeds are copied in
         weights = [parameter.data_ptr() for parameter in self.model.parameters()]
         if weights != self.weights:  # the model was moved or converted: what was captured reads memory it has left
             self.kept.clear()
             self.weights = weights
-        key = (rows, chooser)
+        codings = [] if cache is None else codings_of(cache)
+        written = any(coding.forms for coding in codings)
+        key = (rows, chooser, tuple(coding.codec for coding in codings if written))
         if key not in self.kept:
-            self.kept[key] = CapturedStep(self.model, rows, chooser)
+            self.kept[key] = CapturedStep(self.model, rows, chooser, codings if written else None)
             self.captures += 1
             if len(self.kept) > MOST_GRAPHS:
                 self.kept.popitem(last=False)

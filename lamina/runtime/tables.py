@@ -1,30 +1,33 @@
 """What a captured step knows of a cache: a row of numbers for each entry, and layers that pass them to kernels.
 
-A row is [k or latent or ring or state, v, slots, ring, keep, lengths, counts, –]: pointers and sizes, as every kernel
-of `lamina.kernels` reads them.
+A row is pointers and sizes in the order of `lamina.kernels.COLUMNS`, as every kernel reads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from lamina.attention.rotary import Table
 from lamina.cache.cache import Cache
+from lamina.cache.codec import Coding
 from lamina.cache.layer import Key, Layer
 from lamina.cache.spec import Attention, Convolution, Latent, Recurrent
 from lamina.cache.store import TokenLayer
+from lamina.kernels import COLUMNS
 from lamina.recurrence.rule import Tensors
 
 if TYPE_CHECKING:
+    from lamina.kernels.codes import Coded
     from lamina.kernels.product import Unnormed
     from lamina.model import Model
     from lamina.nn.norm import RMSNorm
     from lamina.runtime.capture import CapturedStep
 
-WIDTH = 8
+WIDTH = 16  # of a row; what COLUMNS does not name is 0
+PLAIN = Coding()
 
 
 def tables_of(cache: Cache, counts: Tensor) -> list[list[int]]:
@@ -33,11 +36,28 @@ def tables_of(cache: Cache, counts: Tensor) -> list[list[int]]:
 
 
 def _row(layer: Layer, cache: Cache, counts: Tensor) -> list[int]:
-    clock = [cache.lengths.data_ptr(), counts.data_ptr(), 0]
+    row = {"lengths": cache.lengths.data_ptr(), "counts": counts.data_ptr()}
     if isinstance(layer, TokenLayer):
-        first, *second = (tensor.data_ptr() for tensor in layer.data.values())
-        return [first, *(second or [0]), layer.slots, layer.layout.ring or 0, layer.layout.keep, *clock]
-    return [layer.data["head"].data_ptr(), 0, 0, 0, 0, *clock]
+        row |= {_column(name): part.data_ptr() for name, part in layer.data.items()}
+        row |= {"slots": layer.slots, "ring": layer.layout.ring or 0, "keep": layer.layout.keep}
+    else:
+        row["k"] = layer.data["head"].data_ptr()
+    return [row.get(name, 0) for name in COLUMNS] + [0] * (WIDTH - len(COLUMNS))
+
+
+def _column(part: str) -> str:
+    """
+    >>> _column("v"), _column("latent.codes"), _column("latent.scales")
+    ('v', 'k', 'k.scales')
+    """
+    field, _, rest = part.partition(".")
+    field = field if field in ("k", "v") else "k"
+    return field if rest in ("", "codes") else f"{field}.{rest}"
+
+
+def codings_of(cache: Cache) -> list[Coding]:
+    """How the fields of each entry are written, in the order of the tables."""
+    return [getattr(layer, "coding", PLAIN) for entry in cache.layers for layer in entry.values()]
 
 
 def header_of(cache: Cache) -> list[int]:
@@ -47,10 +67,10 @@ def header_of(cache: Cache) -> list[int]:
     return [*(mark.data_ptr() for mark in marks), cache.record.shape[1], cache.logits.data_ptr()]
 
 
-def layers_of(model: Model, tables: Tensor) -> list[dict[str, Any]]:
+def layers_of(model: Model, tables: Tensor, codings: Sequence[Coding] | None = None) -> list[dict[str, Any]]:
     """For each layer of the model, name -> what answers `memory` calls in a captured step."""
-    rows = iter(tables)
-    return [{name: KINDS[type(spec)](spec, next(rows)) for name, spec in entry.items()} for entry in model.specs]
+    rows = zip(tables, codings or [PLAIN] * len(tables), strict=True)
+    return [{name: KINDS[type(spec)](spec, *next(rows)) for name, spec in entry.items()} for entry in model.specs]
 
 
 class DeviceLayer:
@@ -58,11 +78,19 @@ class DeviceLayer:
 
     fuses = True  # calls come with what stands around them, to be done in the same kernel
 
-    def __init__(self, spec: Any, table: Tensor) -> None:
-        self.spec, self.table = spec, table
+    def __init__(self, spec: Any, table: Tensor, coding: Coding = PLAIN) -> None:
+        self.spec, self.table, self.coding = spec, table, coding
 
 
 class DeviceAttention(DeviceLayer):
+    def __init__(self, spec: Any, table: Tensor, coding: Coding = PLAIN) -> None:
+        super().__init__(spec, table, coding)
+        if coding.forms:
+            from lamina.kernels.codes import Side
+
+            self.keys = Side.of(coding.forms.get("k"), spec.key_dim)
+            self.values = Side.of(coding.forms.get("v"), spec.value_dim)
+
     def attend(
         self, step: CapturedStep, key: Key, q: Tensor, k: Tensor | None, v: Tensor | None,
         *, scale: float, softcap: float | None, sinks: Tensor | None, bias: Any, gate: Tensor | None, **before: Any,
@@ -72,9 +100,20 @@ class DeviceAttention(DeviceLayer):
         from lamina.kernels.rope import rotate_and_append
 
         assert k is not None and v is not None and bias is None
-        q, k, v = rotate_and_append(q, k, v, table=self.table, write=True, **before)
-        out = decode_attention(q, k, v, self.table, self.spec.window, scale=scale, softcap=softcap, sinks=sinks)
+        how = {"scale": scale, "softcap": softcap, "sinks": sinks}
+        if self.coding.forms:
+            out = self._attend_codes(*rotate_and_append(q, k, v, table=self.table, write=False, **before), **how)
+        else:
+            q, k, v = rotate_and_append(q, k, v, table=self.table, write=True, **before)
+            out = decode_attention(q, k, v, self.table, self.spec.window, **how)
         return out if gate is None else sigmoid_gated(out, gate)
+
+    def _attend_codes(self, q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
+        from lamina.kernels.coded import decode_codes
+        from lamina.kernels.codes import encode
+
+        coded = encode(q, k, v, self.table, self.keys, self.values, write=True)
+        return decode_codes(coded, self.table, self.spec.window, q.dtype, **how)
 
 
 class DeviceLatent(DeviceLayer):
@@ -87,9 +126,20 @@ class DeviceLatent(DeviceLayer):
 
         assert norm.weight is not None and not norm.plus_one
         up_k, up_v = up.tensor_split([q.shape[-1] - self.spec.rope_dim], dim=1)
-        q, new = into_latent(q, kv, up_k, norm.weight, norm.eps, rope, self.table, neighbours=neighbours)
+        form = self.coding.forms.get("latent")
+        q, new = into_latent(
+            q, kv, up_k, norm.weight, norm.eps, rope, self.table, neighbours=neighbours, write=form is None
+        )
+        if form is not None:
+            new = self._encode(new[:, None])
         parts = decode_latent(q, new, self.table, rank=self.spec.rank, scale=scale, window=self.spec.window)
         return out_of_latent(parts, up_v, self.table)
+
+    def _encode(self, new: Tensor) -> Coded:
+        from lamina.kernels.codes import Side, encode
+
+        side = Side.of(self.coding.forms["latent"], new.shape[-1])
+        return encode(new, new, None, self.table, side, write=True)
 
 
 class DeviceConvolution(DeviceLayer):
