@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from lamina import kernels
+from lamina.cache.codec import Codecs
 from lamina.checkpoint.loader import finish_buffers, own_dtype, put, tensors_of
 from lamina.config import Config
 from lamina.model import Model
@@ -51,16 +52,18 @@ def rehearsal(config: Mapping[str, Any], dtype: torch.dtype, device: torch.devic
 
 
 @torch.no_grad()
-def build_kernels(model: Model, rows: int = 1) -> None:
-    """Builds the kernels of a greedy decode step of a model on the meta device."""
+def build_kernels(model: Model, rows: int = 1, codec: Codecs | None = None) -> None:
+    """Builds the kernels of a greedy decode step of a model on the meta device, for caches of this codec."""
     from triton import AsyncCompileMode
 
     from lamina.generation.run import Chooser
     from lamina.runtime.capture import CapturedStep
+    from lamina.runtime.tables import codings_of
 
     if why_no_kernels(model.specs) is not None:
         return
-    step = CapturedStep(model, rows, Chooser())
+    cache = model.new_cache(rows, codec=codec)
+    step = CapturedStep(model, rows, Chooser(), codings_of(cache))
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool, AsyncCompileMode(pool), building():
         step.program()
 

@@ -1,4 +1,4 @@
-"""Builds every kernel of a decode step for a GPU, without one: `python -m tests.kernels.building FAMILY …`
+"""Builds every kernel of a decode step for a GPU, without one: `python -m tests.kernels.building FAMILY[:CODEC] …`
 
 Run apart from the tests, whose kernels are interpreted. Building finds what the interpreter lets through: types that do
 not meet, tuples of another length. Prints how many kernels each family has.
@@ -34,7 +34,7 @@ class NoDevice:
         return 0
 
 
-def build(family: str, dtype: torch.dtype) -> int:
+def build(family: str, dtype: torch.dtype, codec: str | None = None) -> int:
     from lamina.runtime.rehearse import build_kernels, without_numbers
     from tests.families.cases import FIRST, cases
 
@@ -47,7 +47,7 @@ def build(family: str, dtype: torch.dtype) -> int:
 
     jit.JITFunction._do_compile = noted
     try:
-        build_kernels(without_numbers(cases(family)[dict(FIRST)[family]]().to_dict(), dtype))
+        build_kernels(without_numbers(cases(family)[dict(FIRST)[family]]().to_dict(), dtype), codec=codec)
     finally:
         jit.JITFunction._do_compile = compile_one
     return len(built)
@@ -59,8 +59,9 @@ def main() -> None:
     from lamina.kernels import splits
 
     splits.multiprocessors = lambda: 132
-    for family in sys.argv[1:]:
-        print(family, build(family, torch.bfloat16), flush=True)
+    for name in sys.argv[1:]:
+        family, _, codec = name.partition(":")
+        print(name, build(family, torch.bfloat16, codec or None), flush=True)
 
 
 if __name__ == "__main__":

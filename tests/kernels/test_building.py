@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 
-FAMILIES = ("mamba2", "llama", "qwen3_next", "deepseek_v3")  # every kind of kernel is in one of them
+# Every kind of kernel is in one of them.
+FAMILIES = ("mamba2", "llama", "qwen3_next", "deepseek_v3", "llama:k8v4", "llama:k5v8", "llama:fp8", "deepseek_v3:int4")
 
 
 def test_the_kernels_of_a_decode_step_build_for_a_gpu() -> None:
@@ -15,4 +16,4 @@ def test_the_kernels_of_a_decode_step_build_for_a_gpu() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     counts = dict(line.split() for line in done.stdout.splitlines())
-    assert all(int(counts[family]) > 3 for family in FAMILIES), done.stdout
+    assert all(int(counts[name]) > (1 if ":" in name else 3) for name in FAMILIES), done.stdout  # what is not built yet
