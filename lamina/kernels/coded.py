@@ -31,6 +31,7 @@ from lamina.kernels.packed import (
     GROUP,
     code_bytes,
     column_in,
+    float_planes,
     group_words,
     groups_of,
     high_bytes,
@@ -103,7 +104,8 @@ def read(
     codes, scales, high, new_codes, new_scales, new_high, slot, u, there,
     D: tl.constexpr, FORM: tl.constexpr, EXACT: tl.constexpr, N: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
-    """The planes of N tokens, and their offsets as the rows of a product: [N, 2 · groups] with scales between them."""
+    """The planes of N tokens, and what goes with them: their offsets as the rows of a product, [N, 2 · groups] with scales
+    between them, or 256 times the scale of each token [1, N] where planes are fp8."""
     WORDS: tl.constexpr = code_bytes(D, FORM) // max(1, word_bytes(D, FORM))
     PADDED: tl.constexpr = padded_words(D, FORM)
     w = tl.arange(0, PADDED)[None, :]
@@ -112,10 +114,9 @@ def read(
     if FORM == "plain":
         return (words,), words
     elif FORM == "fp8":
-        scale = tl.load(tokens_of(scales, new_scales, slot, u, 1, APART), mask=there, other=0.0)
-        if EXACT:
-            scale = scale.to(tl.float32)
-        return planes_of(words, tl.broadcast_to(scale, words.shape), high, there, D, FORM), scale
+        at = tl.trans(tokens_of(scales, new_scales, slot, u, 1, APART))
+        scale = tl.load(at, mask=tl.trans(there), other=0.0).to(tl.float32)
+        return float_planes(words, D, EXACT), scale * 256
     else:
         WIDTH: tl.constexpr = scale_numbers(D, FORM)
         PAIRS: tl.constexpr = PADDED // group_words(D, FORM)
@@ -234,17 +235,19 @@ def _attend_codes(
         if KIND != "full":
             slot = tl.where(u < 0, slot_of(j, kept, first, ring, keep), last + u)
         there = (j < stop)[:, None]
-        keys, k_offsets = read(
+        keys, beside_keys = read(
             k_store, ks_store, kh_store, k_codes, k_scales, k_high, slot, u, there, D, KEYS, EXACT, BLOCK, APART
         )
-        values, v_offsets = read(
+        values, beside_values = read(
             v_store, vs_store, vh_store, v_codes, v_scales, v_high, slot, u, there, DV, VALUES, EXACT, BLOCK, APART
         )
         products = tl.zeros([M, BLOCK], tl.float32)
         if offsets(KEYS):
-            products = tl.dot(sums, tl.trans(k_offsets), input_precision="ieee")
+            products = tl.dot(sums, tl.trans(beside_keys), input_precision="ieee")
         for p in tl.static_range(planes_in(D, KEYS)):
             products = tl.dot(queries[p], tl.trans(keys[p]), products, input_precision="ieee")
+        if KEYS == "fp8":
+            products = products * beside_keys
         scores = products * factor[:, None] + beside[:, None]
         if SOFTCAP:
             scores = scored(scores, scale, softcap, SOFTCAP)
@@ -259,13 +262,15 @@ def _attend_codes(
         shares, fade = tl.exp2(scores - higher[:, None]), tl.exp2(top - higher)
         total = total * fade + tl.sum(shares, axis=1)
         top = higher
+        if VALUES == "fp8":
+            shares = shares * beside_values
         shares = shares.to(SHARE)
         more = ()
         for p in tl.static_range(planes_in(DV, VALUES)):
             more = more + (tl.dot(shares, values[p], mix[p] * fade[:, None], input_precision="ieee"),)
         mix = more
         if offsets(VALUES):
-            less = tl.dot(shares, v_offsets, less * fade[:, None], input_precision="ieee")
+            less = tl.dot(shares, beside_values, less * fade[:, None], input_precision="ieee")
 
     planes = ()
     for p in tl.static_range(planes_in(DV, VALUES)):

@@ -12,7 +12,8 @@ ever moves from one thread to another.
 In 16 bits a code c is made a number by its bits alone: 0x5C00 | c is the float16 256 + c / 4, and one fma with the
 group's scale s takes the 256 off again and gives s · c / 4, rounded once. What stands in the upper half of a byte is not
 shifted down: it comes out as 4 · s · c. These fixed factors (`weight_of`) go onto queries and outputs. Offsets stay out
-of the loop over numbers: they are one small product with the sums of the queries over groups.
+of the loop over numbers: they are one small product with the sums of the queries over groups. The scale of fp8, one for
+a token, goes onto scores and shares.
 
 The reference is `lamina.cache.formats`.
 """
@@ -205,6 +206,28 @@ def eight_bits(words, scales):
 
 
 @triton.jit
+def floats(words):
+    """Of each byte the float16 that `float8` makes of it: its bits, shifted to their places."""
+    return tl.inline_asm_elementwise(
+        """{
+            .reg .b32 a, b, sign;
+            shl.b32 a, $2, 7;
+            and.b32 a, a, 0x3F803F80;
+            shl.b32 sign, $2, 8;
+            lop3.b32 $0, sign, 0x80008000, a, 0xEA;
+            shr.u32 b, $2, 1;
+            and.b32 b, b, 0x3F803F80;
+            lop3.b32 $1, $2, 0x80008000, b, 0xEA;
+        }""",
+        "=r,=r,r",
+        [words],
+        dtype=(tl.float16, tl.float16),
+        is_pure=True,
+        pack=2,
+    )
+
+
+@triton.jit
 def float8(code):
     """The float16 that is 1/256 of a float8 e4m3: the same bits, elsewhere."""
     code = code.to(tl.uint16)
@@ -232,11 +255,8 @@ def planes_of(words, scales, high, there, D: tl.constexpr, FORM: tl.constexpr):
 
     scales [N, words] are those of the words; high [N, 1] points to the bits above the fourth of tokens that are `there`.
     """
-    BYTES: tl.constexpr = word_bytes(D, FORM)
-    FAST: tl.constexpr = BY_ASSEMBLY and BYTES == 2 and scales.dtype == tl.float16
-    if FORM == "plain":
-        return (words,)
-    elif FORM == 4 and FAST:
+    FAST: tl.constexpr = BY_ASSEMBLY and word_bytes(D, FORM) == 2 and scales.dtype == tl.float16
+    if FORM == 4 and FAST:
         return four_bits(words, scales)
     elif FORM == 8 and FAST:
         return eight_bits(words, scales)
@@ -250,11 +270,20 @@ def planes_of(words, scales, high, there, D: tl.constexpr, FORM: tl.constexpr):
                     codes += high_bits(high, column_in(w, p, D, FORM), there, D, FORM)
             else:
                 codes = (words >> (p * 8) & 255).to(tl.int32)
-            if FORM == "fp8":
-                numbers = float8(codes).to(scales.dtype) * (scales * 256)
-            else:
-                numbers = codes.to(scales.dtype) * weight_of(p, FORM) * scales
-            planes = planes + (numbers,)
+            planes = planes + (codes.to(scales.dtype) * weight_of(p, FORM) * scales,)
+        return planes
+
+
+@triton.jit
+def float_planes(words, D: tl.constexpr, EXACT: tl.constexpr):
+    """The same of fp8: 1/256 of its numbers, before the token's scale."""
+    if BY_ASSEMBLY and word_bytes(D, "fp8") == 2 and not EXACT:
+        return floats(words)
+    else:
+        planes = ()
+        for p in tl.static_range(planes_in(D, "fp8")):
+            numbers = float8(words >> (p * 8) & 255)
+            planes = planes + (numbers.to(tl.float32) if EXACT else numbers,)
         return planes
 
 
