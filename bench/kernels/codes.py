@@ -1,9 +1,10 @@
-"""Attention over codes on a GPU: right, and how much faster than over bfloat16: `python -m bench.kernels.codes [CODEC …]`
+"""Attention over codes on a GPU: right, and how much faster than over bfloat16: `python -m bench.kernels.codes CODEC …`
 
 First every format beside its reference on shapes of real models: ragged and empty rows, wrapped rings, 255 and NaN in
 every unused slot. Then times of attention alone over stores of a llama-3.1-8b layer, in several configurations, each
-beside the plain kernel in the same run, and of the launch that encodes the new tokens. Stores are more than the device's
-cache holds in all. `--checks` and `--times` do one of the two. Without a GPU (TRITON_INTERPRET=1): a small check only.
+beside the plain kernel in the same run, and of the launch that encodes the new tokens. Stores are more than the
+device's cache holds in all. Without a CODEC it is all of them; `--checks` and `--times` do one of the two. Without a
+GPU (TRITON_INTERPRET=1): a small check only.
 """
 
 from __future__ import annotations
@@ -86,7 +87,10 @@ def check(case: Case, codec: str, dtype: torch.dtype) -> tuple[bool, str]:
     hidden = ~held.real(T)[:, :, None, None]
     widths = [(Hq, case.dims[0]), (Hk, case.dims[0]), (Hk, case.dims[1])]
     q, k, v = (
-        torch.randn(len(case.lengths), T, *width, device=DEVICE).masked_fill(hidden, torch.nan).to(dtype).transpose(1, 2)
+        torch.randn(len(case.lengths), T, *width, device=DEVICE)
+        .masked_fill(hidden, torch.nan)
+        .to(dtype)
+        .transpose(1, 2)
         for width in widths
     )
     sinks = torch.randn(Hq, device=DEVICE) if case.sinks else None
@@ -94,12 +98,12 @@ def check(case: Case, codec: str, dtype: torch.dtype) -> tuple[bool, str]:
     truth = packed.seen.attend(q, new, torch.float64, **how)
     plain = error(packed.seen.attend(q, new, dtype, **how), truth, held.real(T))
     coded = encode(q, k, v, packed.table(), *sides(packed, case), write=T == 1 or held.layout.ring is None)
-    first, again = (
-        decode_codes(coded, packed.table(), case.window, dtype, shape=case.shape, **how) for _ in range(2)
-    )
+    first, again = (decode_codes(coded, packed.table(), case.window, dtype, shape=case.shape, **how) for _ in range(2))
     ours = error(first, truth, held.real(T)) if first.isfinite().all() else float("inf")
     same = torch.equal(first, again)
-    return ours <= max(2 * plain, 5e-6) and same, f"error {ours:.1e}, plain {plain:.1e}" + ("" if same else ", NOT REPEATABLE")
+    return ours <= max(2 * plain, 5e-6) and same, f"error {ours:.1e}, plain {plain:.1e}" + (
+        "" if same else ", NOT REPEATABLE"
+    )
 
 
 def check_encoding(codec: str, dtype: torch.dtype) -> tuple[bool, str]:
@@ -162,7 +166,9 @@ class Store:
                 self.parts[name] = torch.randn(rows, Hk, slots, side.dim, dtype=torch.bfloat16, device=DEVICE)
                 continue
             lead = rows, Hk, slots
-            self.parts[name] = torch.randint(0, 120, (*lead, code_bytes(side.dim, side.form)), dtype=torch.uint8, device=DEVICE)
+            self.parts[name] = torch.randint(
+                0, 120, (*lead, code_bytes(side.dim, side.form)), dtype=torch.uint8, device=DEVICE
+            )
             width = scale_numbers(side.dim, side.form)
             self.parts[f"{name}.scales"] = torch.rand(*lead, width, dtype=torch.float16, device=DEVICE) / 64
             if above := high_bytes(side.dim, side.form):
@@ -197,11 +203,8 @@ def times(codecs: tuple[str, ...]) -> None:
         store = Store(small, codec)
         coded = store.encoded()
         for shape, splits in {one for case in TIMES for one in configurations(case, codec)}:
-            builds.append(
-                lambda c=coded, t=store.table, s=shape, n=splits: decode_codes(
-                    c, t, FULL, torch.bfloat16, scale=0.1, shape=s, most_splits=n
-                )
-            )
+            how = {"scale": 0.1, "shape": shape, "most_splits": splits}
+            builds.append(partial(decode_codes, coded, store.table, FULL, torch.bfloat16, **how))
     for problem in filter(None, all_at_once(builds)):
         print(f"FAILED  {problem}", flush=True)
     for case in TIMES:
@@ -209,35 +212,38 @@ def times(codecs: tuple[str, ...]) -> None:
         base = plain_time(case)
         print(f"\n{words}: bfloat16 {base * 1e6:.1f} us", flush=True)
         for codec in codecs:
-            first = Store(case, codec)
-            launches = max(2, min(64, round(BUFFERS / first.size)))
-            stores = [first, *(Store(case, codec) for _ in range(launches - 1))]
-            coded = [store.encoded() for store in stores]
-            ready = [store.encoded for store in stores]
-            encoding = seconds(lambda r=ready: [one() for one in r], launches)  # type: ignore[misc]
-            found = []
-            own: list[tuple[Shape | None, int | None]] = [(None, None)]
-            for shape, splits in own + list(configurations(case, codec)):
-
-                def run(shape: Shape | None = shape, splits: int | None = splits) -> None:
-                    for store, one in zip(stores, coded, strict=True):
-                        decode_codes(
-                            one, store.table, FULL, torch.bfloat16, scale=0.1, shape=shape, most_splits=splits
-                        )
-
-                try:
-                    took = seconds(run, launches, repeats=5)
-                except Exception as problem:
-                    print(f"FAILED  {codec} {shape} {splits}: {type(problem).__name__}: {str(problem)[:200]}")
-                    continue
-                how = f"block {shape.block}, stages {shape.stages}, splits {splits}" if shape else "own choice"
-                found.append((took, how))
-            for took, how in [found[0], *sorted(found[1:])[:4]]:
-                speed = f"{first.size / took / 1e12:5.2f} TB/s, {base / took:5.2f} x bfloat16"
-                print(f"  {words:9} {codec:5} {how:32} {took * 1e6:8.1f} us  {speed}", flush=True)
-            print(f"  {words:9} {codec:5} encoding {encoding * 1e6:.2f} us", flush=True)
-            del stores, coded, ready, first
+            for line in coded_times(case, codec, base):
+                print(f"  {words:9} {codec:5} {line}", flush=True)
             torch.cuda.empty_cache()
+
+
+def coded_times(case: Case, codec: str, base: float) -> list[str]:
+    """The kernel's own choice, the four best configurations, and the launch that encodes."""
+    first = Store(case, codec)
+    launches = max(2, min(64, round(BUFFERS / first.size)))
+    stores = [first, *(Store(case, codec) for _ in range(launches - 1))]
+    coded = [store.encoded() for store in stores]
+
+    def attend(shape: Shape | None, splits: int | None) -> None:
+        for store, one in zip(stores, coded, strict=True):
+            decode_codes(one, store.table, FULL, torch.bfloat16, scale=0.1, shape=shape, most_splits=splits)
+
+    def encode_all() -> None:
+        for store in stores:
+            store.encoded()
+
+    found, failed = [], []
+    for shape, splits in [(None, None), *configurations(case, codec)]:
+        how = f"block {shape.block}, stages {shape.stages}, splits {splits}" if shape else "own choice"
+        try:
+            found.append((seconds(partial(attend, shape, splits), launches, repeats=5), how))
+        except Exception as problem:
+            failed.append(f"FAILED {how}: {type(problem).__name__}: {str(problem)[:200]}")
+    lines = [
+        f"{how:32} {took * 1e6:8.1f} us  {first.size / took / 1e12:5.2f} TB/s, {base / took:5.2f} x bfloat16"
+        for took, how in [*found[:1], *sorted(found[1:])[:4]]
+    ]
+    return [*lines, f"encoding {seconds(encode_all, launches) * 1e6:.2f} us", *failed]
 
 
 def plain_time(case: Case) -> float:
@@ -249,10 +255,7 @@ def plain_time(case: Case) -> float:
         for store in stores:
             decode_attention(*store.new, store.table, FULL, scale=0.1)
 
-    took = seconds(run, launches, repeats=5)
-    del stores, first
-    torch.cuda.empty_cache()
-    return took
+    return seconds(run, launches, repeats=5)
 
 
 def main() -> None:

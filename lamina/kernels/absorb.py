@@ -149,9 +149,9 @@ def into_latent(
 ) -> tuple[Tensor, Tensor]:
     """The queries as `decode_latent` takes them [B, H, T, rank + P], and the new tokens [B, T, rank + P].
 
-    With `write`, real new tokens go to their slots: into a line any number of them, into a ring one. The last axis of q and kv
-    is contiguous. `neighbours` pairs every number with the one beside it, not half the rotary part away. `stretch` is
-    for measuring other configurations.
+    With `write`, real new tokens go to their slots: into a line any number of them, into a ring one. The last axis of q
+    and kv is contiguous. `neighbours` pairs every number with the one beside it, not half the rotary part away.
+    `stretch` is for measuring other configurations.
     """
     B, H, T, D = q.shape
     (_, nope, rank), pairs, N = up.shape, rope[0].shape[-1], B * T

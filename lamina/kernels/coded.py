@@ -2,8 +2,8 @@
 
 The parts, the windows and the merging are those of `attend`. A program is one warp for every 16 queries and needs no
 other: blocks are short, many programs share a multiprocessor, and nothing is exchanged between warps. Keys and values
-are never whole: they stay in planes (see `packed`). New tokens are further tokens behind the visible ones, in their slots
-or in parts of this pass alone (see `codes`), so one loop takes in all.
+are never whole: they stay in planes (see `packed`). New tokens are further tokens behind the visible ones, in their
+slots or in parts of this pass alone (see `codes`), so one loop takes in all.
 
 Everything happens in the space of the codes: with q made ready by `codes.encode`,
 
@@ -29,6 +29,7 @@ from lamina.kernels.codes import K_CODES, K_HIGH, K_SCALES, SLOTS, V_CODES, V_HI
 from lamina.kernels.launch import begin, launch_options, pdl
 from lamina.kernels.packed import (
     GROUP,
+    and_one,
     code_bytes,
     column_in,
     float_planes,
@@ -86,7 +87,7 @@ def store_of(table, COLUMN: tl.constexpr, new, group, slots, WIDTH: tl.constexpr
 
 @triton.jit
 def tokens_of(store, new, slot, u, WIDTH: tl.constexpr, APART: tl.constexpr):
-    """Where the tokens' parts begin, [N, 1]: in their slots, or APART in the pass's own where u >= 0 is their number."""
+    """Where the tokens' parts begin, [N, 1]: in their slots, or APART in the pass's own, where u >= 0 numbers them."""
     at = store + slot * WIDTH
     if APART:
         at = tl.where(u < 0, at, new + u * WIDTH)
@@ -104,8 +105,8 @@ def read(
     codes, scales, high, new_codes, new_scales, new_high, slot, u, there,
     D: tl.constexpr, FORM: tl.constexpr, EXACT: tl.constexpr, N: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
-    """The planes of N tokens, and what goes with them: their offsets as the rows of a product, [N, 2 · groups] with scales
-    between them, or 256 times the scale of each token [1, N] where planes are fp8."""
+    """The planes of N tokens, and what goes with them: their offsets as the rows of a product, [N, 2 · groups] with
+    scales between them, or 256 times the scale of each token [1, N] where planes are fp8."""
     WORDS: tl.constexpr = code_bytes(D, FORM) // max(1, word_bytes(D, FORM))
     PADDED: tl.constexpr = padded_words(D, FORM)
     w = tl.arange(0, PADDED)[None, :]
@@ -209,9 +210,9 @@ def _attend_codes(
         plane = tl.load(q + at[:, None] + number, mask=real[:, None] & is_one, other=0.0)
         if weight_of(p, KEYS) != 1:
             plane = (plane * (1 / weight_of(p, KEYS))).to(NUMBER)
-        queries = queries + (plane,)
-    for p in tl.static_range(planes_in(DV, VALUES)):
-        mix = mix + (tl.zeros([M, V_WORDS], tl.float32),)
+        queries = and_one(queries, plane)
+    for _ in tl.static_range(planes_in(DV, VALUES)):
+        mix = and_one(mix, tl.zeros([M, V_WORDS], tl.float32))
     factor, beside = tl.full([M], 1.0, tl.float32), tl.zeros([M], tl.float32)
     sums = tl.zeros([M, OFFSETS], NUMBER)
     if KEYS != "plain":
@@ -267,14 +268,14 @@ def _attend_codes(
         shares = shares.to(SHARE)
         more = ()
         for p in tl.static_range(planes_in(DV, VALUES)):
-            more = more + (tl.dot(shares, values[p], mix[p] * fade[:, None], input_precision="ieee"),)
+            more = and_one(more, tl.dot(shares, values[p], mix[p] * fade[:, None], input_precision="ieee"))
         mix = more
         if offsets(VALUES):
             less = tl.dot(shares, beside_values, less * fade[:, None], input_precision="ieee")
 
     planes = ()
     for p in tl.static_range(planes_in(DV, VALUES)):
-        planes = planes + (mix[p] * (1 / weight_of(p, VALUES)),)
+        planes = and_one(planes, mix[p] * (1 / weight_of(p, VALUES)))
     mixed = in_columns(planes, M, DV, VALUES)
     if offsets(VALUES):
         mixed = with_offsets(mixed, less, M, DV, VALUES)
@@ -316,7 +317,9 @@ def decode_codes(
     B, Hq, T, D = q.shape
     Hk, Dv = coded.k.codes.shape[1], values.dim
     if not 1 <= T <= NEW.value:
-        raise InputError(f"{T} new tokens a row: decode attention takes 1 to {NEW.value}, use lamina.attention for more")
+        raise InputError(
+            f"{T} new tokens a row: decode attention takes 1 to {NEW.value}, use lamina.attention for more"
+        )
     queries = Hq // Hk * T
     bits = 32 if q.dtype == torch.float32 else 16
     M = min(max(16, triton.next_power_of_2(queries)), MOST_QUERIES[bits])

@@ -1,9 +1,10 @@
 """New tokens into codes, and queries made ready for codes: one launch between `rope` and attention over codes.
 
 A program takes one head of one token. A key or a value head is centred, turned and encoded as `lamina.cache.formats`
-does it; its parts go to its slot, from which attention reads the new tokens too: they are seen as they are kept. A query head is turned as the keys are. In 16 bits it is divided by its largest number,
-so that float16 holds it whatever its size. Beside it go (`marks`) that number, its product with the keys' centre, and
-its sum over each group, which the groups' offsets are multiplied by.
+does it; its parts go to its slot, from which attention reads the new tokens too: they are seen as they are kept. A
+query head is turned as the keys are. In 16 bits it is divided by its largest number, so that float16 holds it whatever
+its size. Beside it go (`marks`) that number, its product with the keys' centre, and its sum over each group, which the
+groups' offsets are multiplied by.
 
 Padding is not stored. Without `write` nothing is: several tokens at once go into a ring only when they are accepted.
 Then the parts go to a small store of this pass alone.
@@ -29,7 +30,6 @@ from lamina.kernels.packed import (
     groups_of,
     high_bytes,
     number_at,
-    offsets,
     padded_groups,
     scale_numbers,
     turned,

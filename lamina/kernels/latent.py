@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lamina.attention.window import Full, Window
+from lamina.cache.codec import Format
 from lamina.errors import InputError
 from lamina.kernels.attend import MOST_QUERIES, Shape
 from lamina.kernels.codes import K_HIGH, K_SCALES, Coded
@@ -189,9 +190,11 @@ def decode_latent(
     least = least or (LEAST if B * blocks < multiprocessors() else least_tokens(B * blocks))
     if most_splits is None:
         most_splits = min(splits_for(B * blocks, 1, reach(window), least=least), MOST_SPLITS)
-    form, store, scales, high = "plain", new, new, new
+    form: Format = "plain"
     if isinstance(new, Coded):
         form, store, scales, high = new.keys.form, new.k.codes, new.k.scales, new.k.high
+    else:
+        store = scales = high = new
     means = torch.empty(B * blocks, most_splits, queries, rank, dtype=q.dtype, device=q.device)
     levels = torch.empty(B * blocks, queries, most_splits, device=q.device)
     _attend_latent[(B * blocks, most_splits)](

@@ -10,10 +10,10 @@ ever moves from one thread to another.
     4, 5 and 6 bits     planes 0, 1, 2, 3    word w of a group: numbers 2w, 2w + 16, 2w + 1, 2w + 17
 
 In 16 bits a code c is made a number by its bits alone: 0x5C00 | c is the float16 256 + c / 4, and one fma with the
-group's scale s takes the 256 off again and gives s · c / 4, rounded once. What stands in the upper half of a byte is not
-shifted down: it comes out as 4 · s · c. These fixed factors (`weight_of`) go onto queries and outputs. Offsets stay out
-of the loop over numbers: they are one small product with the sums of the queries over groups. The scale of fp8, one for
-a token, goes onto scores and shares.
+group's scale s takes the 256 off again and gives s · c / 4, rounded once. What stands in the upper half of a byte is
+not shifted down: it comes out as 4 · s · c. These fixed factors (`weight_of`) go onto queries and outputs. Offsets stay
+out of the loop over numbers: they are one small product with the sums of the queries over groups. The scale of fp8, one
+for a token, goes onto scores and shares.
 
 The reference is `lamina.cache.formats`.
 """
@@ -30,7 +30,7 @@ GROUP = tl.constexpr(32)
 BY_ASSEMBLY = tl.constexpr(not INTERPRETED)
 
 
-# -- sizes, all of them from the head dim and the format: 8, 6, 5, 4, "fp8" or "plain" ----------------------------------
+# -- sizes, all of them from the head dim and the format: 8, 6, 5, 4, "fp8" or "plain" -------------------------------
 
 
 @triton.constexpr_function
@@ -102,7 +102,7 @@ def weight_of(plane, form):
     return 1.0 if form in ("plain", "fp8") else 4.0 if form == 4 and plane % 2 else 0.25
 
 
-# -- places --------------------------------------------------------------------------------------------------------------
+# -- places ----------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -148,7 +148,12 @@ def in_columns(planes, M: tl.constexpr, D: tl.constexpr, FORM: tl.constexpr):
         return planes[0]
 
 
-# -- numbers -------------------------------------------------------------------------------------------------------------
+# -- numbers ---------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def and_one(planes, plane):
+    return planes + (plane,)  # noqa: RUF005  (Triton knows no other way)
 
 
 @triton.jit
@@ -253,7 +258,7 @@ def high_bits(high, column, inside, D: tl.constexpr, FORM: tl.constexpr):
 def planes_of(words, scales, high, there, D: tl.constexpr, FORM: tl.constexpr):
     """words [N, words] of N tokens -> the numbers of each plane, times `weight_of` it, in the type of scales.
 
-    scales [N, words] are those of the words; high [N, 1] points to the bits above the fourth of tokens that are `there`.
+    scales [N, words] are those of the words; high [N, 1] points to the bits above the fourth of the tokens `there`.
     """
     FAST: tl.constexpr = BY_ASSEMBLY and word_bytes(D, FORM) == 2 and scales.dtype == tl.float16
     if FORM == 4 and FAST:
@@ -270,7 +275,7 @@ def planes_of(words, scales, high, there, D: tl.constexpr, FORM: tl.constexpr):
                     codes += high_bits(high, column_in(w, p, D, FORM), there, D, FORM)
             else:
                 codes = (words >> (p * 8) & 255).to(tl.int32)
-            planes = planes + (codes.to(scales.dtype) * weight_of(p, FORM) * scales,)
+            planes = and_one(planes, codes.to(scales.dtype) * weight_of(p, FORM) * scales)
         return planes
 
 
@@ -283,7 +288,7 @@ def float_planes(words, D: tl.constexpr, EXACT: tl.constexpr):
         planes = ()
         for p in tl.static_range(planes_in(D, "fp8")):
             numbers = float8(words >> (p * 8) & 255)
-            planes = planes + (numbers.to(tl.float32) if EXACT else numbers,)
+            planes = and_one(planes, numbers.to(tl.float32) if EXACT else numbers)
         return planes
 
 

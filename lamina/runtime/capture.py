@@ -1,6 +1,6 @@
 """One decode step in one graph: every kernel of a pass, the choice of the next tokens and the commit, replayed as one.
 
-A step is captured once for a number of rows, a way of choosing tokens and the codecs of layers, and then serves any such
+A step is captured once for a number of rows, a way of choosing tokens and codecs of layers, and then serves any such
 cache: kernels find a cache's memory through tables of pointers, and taking up another cache, or one that has grown, is
 copying its tables in.
 Rows that have ended stay in the graph with a count of 0: nothing of theirs is written, and kernels of large launches do
@@ -156,7 +156,7 @@ class CapturedStep:
 
 
 class Graphs:
-    """The captured steps of a model, one for each number of rows, way of choosing and codecs; `captures` counts them."""
+    """The captured steps of a model, one for each number of rows, way of choosing, and codecs; `captures` counts."""
 
     def __init__(self, model: Model) -> None:
         self.model = model

@@ -100,9 +100,10 @@ class DeviceAttention(DeviceLayer):
         from lamina.kernels.rope import rotate_and_append
 
         assert k is not None and v is not None and bias is None
-        how = {"scale": scale, "softcap": softcap, "sinks": sinks}
+        how: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks}
         if self.coding.forms:
-            out = self._attend_codes(*rotate_and_append(q, k, v, table=self.table, write=False, **before), **how)
+            q, k, v = rotate_and_append(q, k, v, table=self.table, write=False, **before)
+            out = self._attend_codes(q, k, v, **how)
         else:
             q, k, v = rotate_and_append(q, k, v, table=self.table, write=True, **before)
             out = decode_attention(q, k, v, self.table, self.spec.window, **how)
@@ -130,12 +131,11 @@ class DeviceLatent(DeviceLayer):
         q, new = into_latent(
             q, kv, up_k, norm.weight, norm.eps, rope, self.table, neighbours=neighbours, write=form is None
         )
-        if form is not None:
-            new = self._encode(new[:, None])
-        parts = decode_latent(q, new, self.table, rank=self.spec.rank, scale=scale, window=self.spec.window)
+        seen = new if form is None else self._encoded(new[:, None])
+        parts = decode_latent(q, seen, self.table, rank=self.spec.rank, scale=scale, window=self.spec.window)
         return out_of_latent(parts, up_v, self.table)
 
-    def _encode(self, new: Tensor) -> Coded:
+    def _encoded(self, new: Tensor) -> Coded:
         from lamina.kernels.codes import Side, encode
 
         side = Side.of(self.coding.forms["latent"], new.shape[-1])

@@ -25,9 +25,7 @@ PROMPTS = [[5, 9, 12, 3, 44, 8, 21, 2, 2, 6, 13], [7]]
 NEW = 3
 
 
-def start(
-    model: Model, capacity: int | None = None, codec: Codecs | None = None
-) -> tuple[lamina.Cache, torch.Tensor]:
+def start(model: Model, capacity: int | None = None, codec: Codecs | None = None) -> tuple[lamina.Cache, torch.Tensor]:
     """A cache that holds the prompts, and the logits after them."""
     cache, prompt = model.new_cache(rows=2, capacity=capacity, codec=codec), from_rows(PROMPTS)
     logits = model(prompt.ids, cache=cache, counts=prompt.counts, logits="last")
