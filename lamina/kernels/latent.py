@@ -26,7 +26,7 @@ from lamina.errors import InputError
 from lamina.kernels.attend import MOST_QUERIES, Shape
 from lamina.kernels.codes import K_HIGH, K_SCALES, Coded
 from lamina.kernels.launch import begin, launch_options, pdl
-from lamina.kernels.packed import code_bytes, decoded, high_bytes, scale_numbers
+from lamina.kernels.packed import code_bytes, decoded, high_bytes, made_once, scale_numbers
 from lamina.kernels.rope import slot_at
 from lamina.kernels.splits import (
     LOG2E,
@@ -55,6 +55,7 @@ SHAPES = {
     (4, 16): Shape(16, 8, 2),
 }
 EARLIER = Shape(32, 8, 2)  # for devices before it
+CODED = {16: Shape(32, 4, 2), 32: Shape(32, 8, 2), 64: Shape(32, 8, 2)}  # numbers made of codes take registers
 LEAST = 64  # tokens a part has at least: a slot is as long as the keys and values of four heads
 MOST_SPLITS = 128
 
@@ -133,7 +134,8 @@ def _attend_latent(
             slot = tl.where(u < 0, slot, last + u)[:, None]
             at, by = store + slot * WIDTH, scales + slot * scale_numbers(RANK + ROPE, FORM)
             above = high + slot * high_bytes(RANK + ROPE, FORM)
-            latents = decoded(at, by, above, seen, 0, RANK, RANK_PAD, RANK + ROPE, FORM).to(q.dtype.element_ty)
+            latents = decoded(at, by, above, seen, 0, RANK, RANK_PAD, RANK + ROPE, FORM)
+            latents = made_once(latents.to(q.dtype.element_ty))
             ropes = decoded(at, by, above, seen, RANK, ROPE, ROPE_PAD, RANK + ROPE, FORM).to(q.dtype.element_ty)
         scores = tl.dot(latents, q_latent, input_precision="ieee")
         scores = tl.dot(ropes, q_rope, scores, input_precision="ieee") * (scale * LOG2E)  # [BLOCK, M]
@@ -184,7 +186,7 @@ def decode_latent(
     M = min(max(16, triton.next_power_of_2(H * T)), MOST_QUERIES[q.element_size()])
     blocks = triton.cdiv(H * T, M)
     queries = M if blocks > 1 else H * T
-    shape = shape or shape_for(q.element_size(), M)
+    shape = shape or shape_for(q.element_size(), M, isinstance(new, Coded))
     window = window or Full()
     kind, size, keep = rule_of(window)
     least = least or (LEAST if B * blocks < multiprocessors() else least_tokens(B * blocks))
@@ -208,5 +210,7 @@ def decode_latent(
     return Parts(means, levels, B, H, T, M, window, least, shape.block)
 
 
-def shape_for(itemsize: int, queries: int) -> Shape:
+def shape_for(itemsize: int, queries: int, coded: bool = False) -> Shape:
+    if coded and itemsize == 2:
+        return CODED[queries]
     return SHAPES[itemsize, queries] if pdl() or itemsize == 4 else EARLIER

@@ -330,15 +330,17 @@ def decoded(
         if FORM == 8:
             number = tl.load(codes + d, mask=inside, other=0).to(tl.int32)
         else:
-            half = (tl.minimum(D - group * GROUP, GROUP) + 1) // 2
-            upper = n >= half
-            at = group * 16 + tl.where(upper, n - half, n)
             if WHOLE:
-                at = tl.max_contiguous(tl.multiple_of(at, (1, 16)), (1, 16))
-            byte = tl.load(codes + at, mask=inside, other=0).to(tl.int32)
-            number = tl.where(upper, byte >> 4, byte & 15)
+                upper, i = n // 16, n % 16
+                at = tl.max_contiguous(tl.multiple_of(group * 16 + i, (1, 16)), (1, 16))
+            else:
+                half = (tl.minimum(D - group * GROUP, GROUP) + 1) // 2
+                upper, i = tl.where(n >= half, 1, 0), tl.where(n >= half, n - half, n)
+                at = group * 16 + i
+            byte = tl.load(codes + at, mask=inside, other=0)
+            number = (byte.to(tl.uint32) >> (upper * 4).to(tl.uint32) & 15).to(tl.int32)
             if FORM != 4:
-                number += high_bits(high, group * GROUP + tl.where(upper, n - half + 16, n), inside, D, FORM)
+                number += high_bits(high, group * GROUP + upper * 16 + i, inside, D, FORM)
         if WHOLE:
             scale = of_groups(scales, there, FIRST, N, PADDED)
             offset = of_groups(scales + 1, there, FIRST, N, PADDED)
@@ -346,6 +348,15 @@ def decoded(
             scale = tl.load(scales + 2 * group, mask=inside, other=0.0).to(tl.float32)
             offset = tl.load(scales + 2 * group + 1, mask=inside, other=0.0).to(tl.float32)
         return as_float(number) * scale + offset
+
+
+@triton.jit
+def made_once(x):
+    """x, of 16 bits, in a way that keeps the compiler from making it again for each product it is in."""
+    if BY_ASSEMBLY and x.dtype.primitive_bitwidth == 16:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
+    else:
+        return x
 
 
 @triton.jit
