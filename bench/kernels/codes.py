@@ -66,7 +66,7 @@ CHECKS = [
 LLAMA = Case("llama", (32, 8), (128, 128), (32768,) * 8)
 TIMES = [replace(LLAMA, lengths=(n,) * rows) for rows in (8, 1) for n in (32768, 4096)]
 SHAPES = [Shape(16, 1, 3), Shape(16, 1, 5), Shape(32, 1, 2), Shape(32, 1, 3), Shape(32, 1, 4)]
-WAVES = (4, 8, 12)
+WAVES, LEAST = (4, 8, 12), (128, 512)
 
 
 # -- right? ----------------------------------------------------------------------------------------------------------
@@ -186,12 +186,13 @@ class Store:
         return encode(*self.new, self.table, *self.sides, write=True)
 
 
-def configurations(case: Case, codec: str) -> list[tuple[Shape, int]]:
+def configurations(case: Case, codec: str) -> list[tuple[Shape, int, int]]:
+    """Shapes, most parts of a row, and the least tokens of a part."""
     if codec not in FAST:
         return []
     groups = len(case.lengths) * case.heads[1]
     most = {max(waves * multiprocessors() // groups, 4) for waves in WAVES}
-    return [(shape, splits) for shape in SHAPES for splits in sorted(most)]
+    return [(shape, splits, least) for shape in SHAPES for splits in sorted(most) for least in LEAST]
 
 
 def times(codecs: tuple[str, ...]) -> None:
@@ -202,7 +203,7 @@ def times(codecs: tuple[str, ...]) -> None:
     for codec in codecs:
         store = Store(small, codec)
         coded = store.encoded()
-        for shape, splits in {one for case in TIMES for one in configurations(case, codec)}:
+        for shape, splits in {one[:2] for case in TIMES for one in configurations(case, codec)}:
             how = {"scale": 0.1, "shape": shape, "most_splits": splits}
             builds.append(partial(decode_codes, coded, store.table, FULL, torch.bfloat16, **how))
     for problem in filter(None, all_at_once(builds)):
@@ -224,23 +225,26 @@ def coded_times(case: Case, codec: str, base: float) -> list[str]:
     stores = [first, *(Store(case, codec) for _ in range(launches - 1))]
     coded = [store.encoded() for store in stores]
 
-    def attend(shape: Shape | None, splits: int | None) -> None:
+    def attend(shape: Shape | None, splits: int | None, least: int | None) -> None:
         for store, one in zip(stores, coded, strict=True):
-            decode_codes(one, store.table, FULL, torch.bfloat16, scale=0.1, shape=shape, most_splits=splits)
+            how = {"shape": shape, "most_splits": splits, "least": least}
+            decode_codes(one, store.table, FULL, torch.bfloat16, scale=0.1, **how)  # type: ignore[arg-type]
 
     def encode_all() -> None:
         for store in stores:
             store.encoded()
 
     found, failed = [], []
-    for shape, splits in [(None, None), *configurations(case, codec)]:
-        how = f"block {shape.block}, stages {shape.stages}, splits {splits}" if shape else "own choice"
+    for shape, splits, least in [(None, None, None), *configurations(case, codec)]:
+        how = "own choice"
+        if shape is not None:
+            how = f"block {shape.block}, stages {shape.stages}, splits {splits}, least {least}"
         try:
-            found.append((seconds(partial(attend, shape, splits), launches, repeats=5), how))
+            found.append((seconds(partial(attend, shape, splits, least), launches, repeats=5), how))
         except Exception as problem:
             failed.append(f"FAILED {how}: {type(problem).__name__}: {str(problem)[:200]}")
     lines = [
-        f"{how:32} {took * 1e6:8.1f} us  {first.size / took / 1e12:5.2f} TB/s, {base / took:5.2f} x bfloat16"
+        f"{how:42} {took * 1e6:8.1f} us  {first.size / took / 1e12:5.2f} TB/s, {base / took:5.2f} x bfloat16"
         for took, how in [*found[:1], *sorted(found[1:])[:4]]
     ]
     return [*lines, f"encoding {seconds(encode_all, launches) * 1e6:.2f} us", *failed]

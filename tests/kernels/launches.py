@@ -16,6 +16,7 @@ from triton.runtime.interpreter import GridExecutor
 from lamina.generation.run import Chooser
 from lamina.model import Model
 from lamina.runtime.capture import CapturedStep
+from lamina.runtime.tables import codings_of
 
 FREE = {"empty", "empty_strided", "new_empty", "empty_like", "_unsafe_view", "promote_types"}
 
@@ -42,10 +43,10 @@ def noted(launched: list[str]) -> Iterator[None]:
         GridExecutor.__call__ = run
 
 
-def launches(model: Model, rows: int = 1) -> tuple[list[str], list[list[str]], list[str]]:
+def launches(model: Model, rows: int = 1, codec: str | None = None) -> tuple[list[str], list[list[str]], list[str]]:
     """What a step launches before its first block, in each block, and after the last."""
-    cache = model.new_cache(rows=rows, capacity=32)
-    step = CapturedStep(model, rows, Chooser())
+    cache = model.new_cache(rows=rows, capacity=32, codec=codec)
+    step = CapturedStep(model, rows, Chooser(), codings_of(cache))
     step.take_up(cache, torch.zeros(rows, dtype=torch.int64), [4] * rows, ())
     recorder = Recorder()
     marks: list[int] = []

@@ -11,9 +11,11 @@ import torch
 from lamina.attention import Chunked, Full, Sliding, Window
 from lamina.cache.codec import Codec
 from lamina.errors import InputError
+from lamina.kernels.absorb import out_of_latent
 from lamina.kernels.attend import Shape
 from lamina.kernels.coded import decode_codes
-from lamina.kernels.codes import encode
+from lamina.kernels.codes import Side, encode
+from lamina.kernels.latent import decode_latent
 from tests.kernels.stores import Held, Packed, error
 from tests.kernels.test_codes import new_tokens, sides
 
@@ -114,6 +116,25 @@ def test_softcap_sinks_padding_and_many_queries() -> None:
 def test_low_precision_is_within_twice_the_error_of_the_plain_computation(codec: str, dtype: torch.dtype) -> None:
     ours, plain = run(codec, Full(), [1, 40], 2, dtype=dtype, dims=(64, 64))
     assert ours <= 2 * plain + 1e-3
+
+
+@pytest.mark.parametrize(("codec", "rank"), [("int8", 32), ("int4", 64), ("int5", 20), ("fp8", 24), ("int4", 21)])
+def test_latents_in_codes_equal_the_reference(codec: str, rank: int) -> None:
+    torch.manual_seed(0)
+    T, H, D = 2, 3, rank + 32 if rank % 32 == 0 else rank + 8
+    held = Held.random(Full(), [0, 37], 1, (D,), slots=64, counts=[2, 1])
+    packed = Packed(held, codec, turned=False, centred=False)
+    new = torch.randn(2, 1, T, D).masked_fill(~held.real(T)[:, None, :, None], float("nan"))
+    q = torch.randn(2, H, T, D)
+    seen = packed.through("k", new)
+    both = Held(
+        [packed.seen.fields[0], packed.seen.fields[0][..., :rank]], held.layout, Full(), held.lengths, held.counts
+    )
+    truth = both.attend(q, [seen, seen[..., :rank]], scale=0.3)
+    coded = encode(new, new, None, packed.table(), Side.of(packed.forms["k"], D), write=True)
+    parts = decode_latent(q, coded, packed.table(), rank=rank, scale=0.3, most_splits=2, shape=SMALL, least=16)
+    up = torch.eye(rank).expand(H, rank, rank).contiguous()
+    assert error(out_of_latent(parts, up, packed.table()), truth, held.real(T)) < 1e-5
 
 
 def test_more_than_16_tokens_are_refused() -> None:

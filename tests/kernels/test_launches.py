@@ -38,3 +38,13 @@ def test_latent_attention_is_products_and_three_launches() -> None:
     between = [name for name in block if name in ("_into_latent", "_attend_latent", "_out_of_latent")]
     assert between == ["_into_latent", "_attend_latent", "_out_of_latent"]
     assert not [name for name in block if name.startswith("aten.")]
+
+
+def test_codes_take_one_launch_more() -> None:
+    plain, coded = (launches(pair("llama", CASES["llama"])[1], codec=codec)[1][1] for codec in (None, "int4"))
+    assert [name for name in coded if name not in plain] == ["_encode", "_attend_codes"]
+    assert len(coded) == len(plain) + 1
+    plain, coded = (
+        launches(pair("deepseek_v3", CASES["deepseek_v3"])[1], codec=codec)[1][1] for codec in (None, "int4")
+    )
+    assert [name for name in coded if name not in plain] == ["_encode"] and len(coded) == len(plain) + 1
