@@ -9,11 +9,9 @@ ever moves from one thread to another.
     8 bits, fp8         planes 0, 1          word w of a group: numbers 2w, 2w + 1
     4, 5 and 6 bits     planes 0, 1, 2, 3    word w of a group: numbers 2w, 2w + 16, 2w + 1, 2w + 17
 
-In 16 bits a code c is made a number by its bits alone: 0x5C00 | c is the float16 256 + c / 4, and one fma with the
-group's scale s takes the 256 off again and gives s · c / 4, rounded once. What stands in the upper half of a byte is
-not shifted down: it comes out as 4 · s · c. These fixed factors (`weight_of`) go onto queries and outputs. Offsets stay
-out of the loop over numbers: they are one small product with the sums of the queries over groups. The scale of fp8, one
-for a token, goes onto scores and shares.
+What bits alone make of a code (`unpack`) has a fixed factor, `weight_of` its plane, which goes onto queries and
+outputs. Offsets stay out of the loop over numbers: they are one small product with the sums of the queries over groups.
+The scale of fp8, one for a token, goes onto scores and shares.
 
 The reference is `lamina.cache.formats`.
 """
@@ -25,6 +23,7 @@ import triton
 import triton.language as tl
 
 from lamina.kernels import INTERPRETED
+from lamina.kernels.unpack import eight_bits, five_bits, floats, four_bits, six_bits
 
 GROUP = tl.constexpr(32)
 BY_ASSEMBLY = tl.constexpr(not INTERPRETED)
@@ -99,7 +98,7 @@ def planes_in(dim, form):
 @triton.constexpr_function
 def weight_of(plane, form):
     """What a plane's numbers come multiplied by."""
-    return 1.0 if form in ("plain", "fp8") else 4.0 if form == 4 and plane % 2 else 0.25
+    return 1.0 if form in ("plain", "fp8") else 4.0 if form in (6, 5, 4) and plane % 2 else 0.25
 
 
 # -- places ----------------------------------------------------------------------------------------------------------
@@ -165,71 +164,20 @@ def spread(scales, N: tl.constexpr, D: tl.constexpr, FORM: tl.constexpr):
 
 
 @triton.jit
-def four_bits(words, scales):
-    return tl.inline_asm_elementwise(
-        """{
-            .reg .b32 upper, less, a, b, c, d;
-            mov.b32 less, 0xDC00DC00;
-            mul.f16x2 less, $5, less;
-            shr.u32 upper, $4, 8;
-            lop3.b32 a, $4, 0x000F000F, 0x5C005C00, 0xEA;
-            lop3.b32 b, $4, 0x00F000F0, 0x5C005C00, 0xEA;
-            lop3.b32 c, upper, 0x000F000F, 0x5C005C00, 0xEA;
-            lop3.b32 d, upper, 0x00F000F0, 0x5C005C00, 0xEA;
-            fma.rn.f16x2 $0, a, $5, less;
-            fma.rn.f16x2 $1, b, $5, less;
-            fma.rn.f16x2 $2, c, $5, less;
-            fma.rn.f16x2 $3, d, $5, less;
-        }""",
-        "=r,=r,=r,=r,r,r",
-        [words, scales],
-        dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
-        is_pure=True,
-        pack=2,
-    )
-
-
-@triton.jit
-def eight_bits(words, scales):
-    return tl.inline_asm_elementwise(
-        """{
-            .reg .b32 upper, less, a, b;
-            mov.b32 less, 0xDC00DC00;
-            mul.f16x2 less, $3, less;
-            shr.u32 upper, $2, 8;
-            lop3.b32 a, $2, 0x00FF00FF, 0x5C005C00, 0xEA;
-            lop3.b32 b, upper, 0x00FF00FF, 0x5C005C00, 0xEA;
-            fma.rn.f16x2 $0, a, $3, less;
-            fma.rn.f16x2 $1, b, $3, less;
-        }""",
-        "=r,=r,r,r",
-        [words, scales],
-        dtype=(tl.float16, tl.float16),
-        is_pure=True,
-        pack=2,
-    )
-
-
-@triton.jit
-def floats(words):
-    """Of each byte the float16 that `float8` makes of it: its bits, shifted to their places."""
-    return tl.inline_asm_elementwise(
-        """{
-            .reg .b32 a, b, sign;
-            shl.b32 a, $2, 7;
-            and.b32 a, a, 0x3F803F80;
-            shl.b32 sign, $2, 8;
-            lop3.b32 $0, sign, 0x80008000, a, 0xEA;
-            shr.u32 b, $2, 1;
-            and.b32 b, b, 0x3F803F80;
-            lop3.b32 $1, $2, 0x80008000, b, 0xEA;
-        }""",
-        "=r,=r,r",
-        [words],
-        dtype=(tl.float16, tl.float16),
-        is_pure=True,
-        pack=2,
-    )
+def with_high_bits(words, scales, high, there, D: tl.constexpr, FORM: tl.constexpr):
+    """Planes of five or six bits where all groups are whole: each plane of high bits is one number of 32 bits."""
+    N: tl.constexpr = words.shape[0]
+    PAIRS: tl.constexpr = padded_words(D, FORM) // group_words(D, FORM)
+    WIDTH: tl.constexpr = high_bytes(D, FORM) // 4
+    c = tl.arange(0, PAIRS * (FORM - 4))[None, :]
+    there = there if WIDTH == PAIRS * (FORM - 4) else there & (c < WIDTH)
+    bits = tl.load(high.to(tl.pointer_type(tl.uint32), bitcast=True) + c, mask=there, other=0)
+    shift = (tl.arange(0, words.shape[1])[None, :] % 8 * 2).to(tl.uint32)
+    if FORM == 5:
+        return five_bits(words, scales, spread(bits, N, D, FORM) >> shift)
+    else:
+        fifth, sixth = tl.split(tl.reshape(bits, [N, PAIRS, 2]))
+        return six_bits(words, scales, spread(fifth, N, D, FORM) >> shift, spread(sixth, N, D, FORM) >> shift)
 
 
 @triton.jit
@@ -265,6 +213,8 @@ def planes_of(words, scales, high, there, D: tl.constexpr, FORM: tl.constexpr):
         return four_bits(words, scales)
     elif FORM == 8 and FAST:
         return eight_bits(words, scales)
+    elif FORM != 4 and FORM != 8 and D % 32 == 0 and FAST:
+        return with_high_bits(words, scales, high, there, D, FORM)
     else:
         w = tl.arange(0, words.shape[1])[None, :]
         planes = ()
