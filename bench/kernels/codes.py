@@ -25,6 +25,7 @@ from bench.kernels.attention import Job, do, seconds
 from bench.kernels.timing import all_at_once, bandwidths
 from lamina.attention import Full, Sliding, Window
 from lamina.cache.codec import Codec
+from lamina.cache.layout import Layout
 from lamina.kernels.attend import Shape, decode_attention
 from lamina.kernels.coded import decode_codes
 from lamina.kernels.codes import Coded, Side, encode
@@ -174,7 +175,7 @@ class Store:
             if above := high_bytes(side.dim, side.form):
                 self.parts[f"{name}.high"] = torch.randint(0, 256, (*lead, above), dtype=torch.uint8, device=DEVICE)
         lengths = torch.tensor(case.lengths, device=DEVICE)
-        self.held = Held([self.parts["k"]], Held.random(FULL, [1], 1, (1,), slots=2).layout, FULL, lengths, None)
+        self.held = Held([self.parts["k"]], Layout(), FULL, lengths, None)
         self.table = self.held.row(self.parts)
         self.new = [
             torch.randn(rows, 1, h, d, dtype=torch.bfloat16, device=DEVICE).transpose(1, 2)
@@ -200,8 +201,8 @@ def times(codecs: tuple[str, ...]) -> None:
     print(f"{torch.cuda.get_device_name()}, {read:.2f} TB/s read alone", flush=True)
     small = replace(LLAMA, lengths=(64,) * 8)
     builds = []
-    for codec in codecs:
-        store = Store(small, codec)
+    stores = [Store(small, codec) for codec in codecs]
+    for codec, store in zip(codecs, stores, strict=True):
         coded = store.encoded()
         for shape, splits in {one[:2] for case in TIMES for one in configurations(case, codec)}:
             how = {"scale": 0.1, "shape": shape, "most_splits": splits}
