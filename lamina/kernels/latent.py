@@ -116,7 +116,7 @@ def _attend_latent(
     mix = tl.zeros([RANK_PAD, M], tl.float32)
 
     last = length  # the slot of the first new token; of several, only a line has slots before they are accepted
-    if T == 1:
+    if FORM != "plain" and T == 1:
         last = slot_at(table, length).to(tl.int32)
     stop = tl.where(split == used - 1, many + count, ends)  # the shortest part takes the new tokens too
     for start in range(begins, stop, BLOCK):
