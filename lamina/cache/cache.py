@@ -30,6 +30,7 @@ from lamina.errors import CapacityError, InputError, RewindError
 
 if TYPE_CHECKING:
     from lamina.model import Model
+    from lamina.runtime.passes import CapturedPass
 
 Numbers = int | Sequence[int] | Tensor
 
@@ -77,7 +78,8 @@ class Cache:
         self.shared = shared_keys(self.specs)
         self.logits: Tensor | None = None  # [B, vocab] after each row's last token, NaN where not known
         self.record = allocate((rows, 0), torch.int64, self.device)
-        self._open: Step | None = None
+        self._open: Step | CapturedPass | None = None
+        self._room = 0  # tokens that every layer is known to have room for; it may have more
 
     # -- facts -----------------------------------------------------------------------------------------------------
 
@@ -171,8 +173,29 @@ class Cache:
         step.base = self.clock.base.clone() if index is None else self.clock.base.index_select(0, index)
         if T == 1:  # a ring takes one token in place
             self.clock.touch(1, index)
+        self._close(self._open)
         self._open = step
         return step
+
+    def admit(self, one: CapturedPass, T: int, counts: Numbers) -> Counts:
+        """Opens a pass of T tokens over all rows that runs elsewhere: checks and makes room, as `step` does."""
+        if T < 1:
+            raise InputError(f"a pass needs at least one token a row, not {T}")
+        real = Counts.of(counts, self.rows, T, self.device, "counts")
+        if real.out_of_range is not None:
+            self.clock.fault.logical_or_(real.out_of_range)
+        self._make_room(list(range(self.rows)), real, T)
+        self._close(self._open)
+        self._open = one
+        return real
+
+    def went_on(self, taken: Counts) -> None:
+        """The pass that was admitted is committed: it took in so many tokens, and moved the marks on the device."""
+        if taken.out_of_range is not None:
+            self.clock.fault.logical_or_(taken.out_of_range)
+        self.clock.count_on(range(self.rows), taken.low, taken.high)
+        self.clock.base_low = [max(*both) for both in zip(self.clock.base_low, self.clock.low, strict=True)]
+        self._close(self._open)
 
     def _check_sources(self, rows: list[int]) -> None:
         if self.model is None or not any(isinstance(layer, CrossLayer) for layer in self._all()):
@@ -185,6 +208,8 @@ class Cache:
                 )
 
     def _make_room(self, rows: list[int], counts: Counts | None, T: int) -> None:
+        if max(self.clock.high[row] for row in rows) + T <= min(self._room, self.record.shape[1]):
+            return
         limit = self.limit
         room = min((layer.slots or 0 for layer in self._all() if getattr(layer, "grows", False)), default=None)
 
@@ -218,6 +243,7 @@ class Cache:
     def _reserve(self, tokens: int, record: int) -> None:
         for layer in self._all():
             layer.reserve(tokens)
+        self._room = max(self._room, tokens)
         have = self.record.shape[1]
         if record > have:
             new = allocate((self.rows, max(record, 2 * have)), torch.int64, self.device, -1)
@@ -288,7 +314,7 @@ class Cache:
         """What is not committed by now never will be."""
         self._close(self._open)
 
-    def _close(self, step: Step | None) -> None:
+    def _close(self, step: Step | CapturedPass | None) -> None:
         if step is not None:
             step.abort()
         self._open = None
@@ -427,7 +453,7 @@ class Cache:
     def _made(self, layers: list[dict[str, Layer]], clock: Clock, record: Tensor, logits: Tensor | None) -> Cache:
         new = object.__new__(Cache)
         new.__dict__.update(self.__dict__)
-        new.layers, new.clock, new._open = layers, clock, None
+        new.layers, new.clock, new._open, new._room = layers, clock, None, 0
         new.record = allocate(record.shape, torch.int64, self.device)
         new.record.copy_(record)
         new.logits = None

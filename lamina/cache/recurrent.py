@@ -26,8 +26,9 @@ from lamina.attention.window import Sliding
 from lamina.cache.clock import Clock, allocate
 from lamina.cache.layer import Key, Layer
 from lamina.cache.layout import Layout
+from lamina.cache.place import read_slots, write_slots
 from lamina.cache.spec import Convolution, Keeping, Recurrent
-from lamina.cache.store import TokenLayer, pick_tokens, read_slots, write_slots
+from lamina.cache.store import TokenLayer, pick_tokens
 from lamina.recurrence.conv import causal_convolution
 from lamina.recurrence.rule import Rule
 
@@ -47,7 +48,7 @@ class ConvolutionLayer(TokenLayer):
         if keeping is not None:  # small and always needed whole: no growth
             assert self.layout.ring is not None
             self.grows = False
-            self._resize(self.layout.ring)
+            self.place.widen(self.data, self.layout.ring)
 
     @property
     def kind(self) -> str:
@@ -61,7 +62,7 @@ class ConvolutionLayer(TokenLayer):
             past = x.new_zeros(x.shape[0], back, x.shape[2])
             return step.packed(causal_convolution(past, x, weight, bias))
         positions = step.before[:, None] + torch.arange(-back, 0, device=x.device)  # [B, K - 1]
-        past = read_slots(self.data["x"], step.row_index, self.layout.slots(positions.clamp(min=0)))
+        past = self.place.read(self.data, step.row_index, self.layout.slots(positions.clamp(min=0)))["x"]
         past = past.masked_fill((positions < 0)[..., None], 0)
         step.leave(key, {"x": x})
         return causal_convolution(past.to(x.dtype), x, weight, bias)

@@ -1,8 +1,8 @@
 """Token stores: tensors with one slot per token, laid out as a line or a ring.
 
-A field is a tensor [B, *lead, S, D]: slots are always the second last axis, so keys [B, H, S, D] feed attention as they
-are and flat fields [B, S, D] need no head axis. A codec keeps a field as several such tensors, its parts: they are
-written and read by slot like fields, and only what a pass looks at is decoded.
+A field is numbers [B, *lead, S, D], slots on the second last axis. A codec keeps a field as several such parts: they
+are written and read by slot like fields, and only what a pass looks at is decoded. Where the parts lie is the business
+of a `Place`.
 
 A line is written in place, since slots past a row's length are unused. A ring is written in place when one token comes
 in: the slot it takes holds a token that neither this query nor any rewind within the slack can see. Several tokens at
@@ -22,11 +22,12 @@ from torch import Tensor
 
 from lamina.attention.view import View
 from lamina.attention.window import Chunked, Sliding, Window
-from lamina.cache.clock import Clock, allocate
-from lamina.cache.codec import Coding, Role, unused
+from lamina.cache.clock import Clock
+from lamina.cache.codec import Coding, Role
 from lamina.cache.formats import Fields
 from lamina.cache.layer import Key, Layer
 from lamina.cache.layout import Layout
+from lamina.cache.place import Place
 from lamina.cache.spec import Keeping, Spec
 
 if TYPE_CHECKING:
@@ -46,22 +47,6 @@ def layout_for(window: Window, slack: int) -> Layout:
         return Layout()
     keep = window.keep if isinstance(window, Sliding) else 0
     return Layout(ring=window.span + slack, keep=keep)
-
-
-def read_slots(store: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
-    """store [B, *lead, S, D], rows [R], slots [R, T] -> [R, *lead, T, D]"""
-    if store.dim() == 3:
-        return store[rows[:, None], slots]
-    return store.transpose(1, 2)[rows[:, None], slots].transpose(1, 2)
-
-
-def write_slots(store: Tensor, rows: Tensor, slots: Tensor, new: Tensor) -> None:
-    """Writes new [R, *lead, T, D] into the slots [R, T] of the rows [R]."""
-    new = new.to(store.dtype)
-    if store.dim() == 3:
-        store[rows[:, None], slots] = new
-    else:
-        store.transpose(1, 2)[rows[:, None], slots] = new.transpose(1, 2)
 
 
 def pick_tokens(new: Tensor, index: Tensor) -> Tensor:
@@ -84,7 +69,7 @@ class TokenLayer(Layer):
         self.slack = keeping.slack if keeping else 0
         self.layout = layout_for(window, self.slack)
         self.grows = keeping is not None and keeping.capacity is None
-        self.coding = Coding()
+        self.coding, self.place = Coding(), Place()
         if keeping is not None:
             self.coding = Coding.of(keeping, self.roles, {name: dim for name, (*_, dim) in fields.items()})
             most = self.layout.most
@@ -92,11 +77,11 @@ class TokenLayer(Layer):
             slots = slots if most is None else min(slots, most)
             for name, (*lead, dim) in fields.items():
                 for part, (width, dtype) in self.coding.parts(name, dim, keeping.dtype).items():
-                    self.data[part] = allocate((keeping.rows, *lead, slots, width), dtype, keeping.device)
+                    self.data[part] = self.place.make(keeping.rows, lead, slots, width, dtype, keeping.device)
 
     @property
     def slots(self) -> int:
-        return next(iter(self.data.values())).shape[-2]
+        return self.place.slots(self.data)
 
     @property
     def limit(self) -> int | None:  # type: ignore[override]
@@ -129,20 +114,13 @@ class TokenLayer(Layer):
 
     def widen(self, slots: int) -> None:
         if slots > self.slots:
-            self._resize(slots)
+            self.place.widen(self.data, slots)
             self.grows = self.grows and self.slots != self.layout.most
-
-    def _resize(self, slots: int) -> None:
-        """More slots. One field at a time, so that the peak is one field's copy."""
-        for name, old in self.data.items():
-            new = allocate((*old.shape[:-2], slots, old.shape[-1]), old.dtype, old.device)
-            new[..., : old.shape[-2], :].copy_(old)
-            self.data[name] = new
 
     def used(self, longest: int, written: int) -> Self:
         wrapped = self.layout.most is not None and written > self.layout.most
         end = self.slots if wrapped else longest  # until a ring goes round, slot and position are the same
-        new = self._with({name: store[..., :end, :] for name, store in self.data.items()})
+        new = self._with(self.place.cut(self.data, end))
         if end < self.slots == self.layout.most:
             new.grows = True  # a whole ring that was cut may be whole again
         return new
@@ -169,11 +147,10 @@ class TokenLayer(Layer):
         start = self.slots - step.T if step.cut else step.start
         if start is not None:
             end = start + step.T
-            for name, store in self.data.items():
-                step.take(store)[..., start:end, :].copy_(new[name])
+            self.place.put_run(self.data, step, start, new)
             if start == 0:
                 return new, step.view(("new", self.window), lambda: step.view_of_new(self.window))
-            tokens = {name: step.take(store)[..., :end, :] for name, store in self.data.items()}
+            tokens = self.place.run(self.data, step, 0, end)
             return tokens, step.view(("line", self.window), lambda: step.view_of_run(self.window, 0, end))
         self._write(step, new, step.real_tokens, step.counts)
         return self._read(step, step.bound)
@@ -185,17 +162,16 @@ class TokenLayer(Layer):
             return self._read(step, step.bound)
         wrapped = start >= self.slots
         slot = layout.keep + (start - layout.keep) % layout.ring if wrapped else start
-        for name, store in self.data.items():
-            step.take(store)[..., slot : slot + 1, :].copy_(new[name])
+        self.place.put_run(self.data, step, slot, new)
         if not wrapped:
             first, end = self._first_seen(start), start + 1
             if first is None:
                 return self._read(step, end)
-            tokens = {name: step.take(store)[..., first:end, :] for name, store in self.data.items()}
+            tokens = self.place.run(self.data, step, first, end)
             return tokens, step.view(("line", self.window), lambda: step.view_of_run(self.window, first, end))
-        tokens = {name: step.take(store) for name, store in self.data.items()}
         if isinstance(self.window, Sliding) and layout.ring == self.window.size:
             # Every slot is visible, in whatever order: nothing to mask.
+            tokens = self.place.run(self.data, step, 0, self.slots)
             return tokens, step.view(("whole ring", self.window), lambda: self._view_of_all(step))
         return self._read(step, None)
 
@@ -205,25 +181,24 @@ class TokenLayer(Layer):
             return new, step.view(("new", self.window), lambda: step.view_of_new(self.window))
         first = None if start is None or start > self.slots else self._first_seen(start)
         if start is not None and first is not None:  # not wrapped: slot = position
-            tokens = {
-                name: torch.cat([step.take(store)[..., first:start, :], new[name]], dim=-2)
-                for name, store in self.data.items()
-            }
+            held = self.place.run(self.data, step, first, start)
+            tokens = {name: torch.cat([held[name], new[name]], dim=-2) for name in held}
             end = start + step.T
             return tokens, step.view(("line", self.window), lambda: step.view_of_run(self.window, first, end))
         slots = self.slots
-        tokens = {name: torch.cat([step.take(store), new[name]], dim=-2) for name, store in self.data.items()}
+        held = self.place.run(self.data, step, 0, slots)
+        tokens = {name: torch.cat([held[name], new[name]], dim=-2) for name in held}
 
         def make() -> View:
-            held = self._within_reach(step, self.layout.positions(slots, step.before))
-            return step.view_of(self.window, torch.cat([held, step.new_positions], dim=1), new_at=slots)
+            positions = self._within_reach(step, self.layout.positions(slots, step.before))
+            return step.view_of(self.window, torch.cat([positions, step.new_positions], dim=1), new_at=slots)
 
         return tokens, step.view(("ring and new", self.window, self.layout, slots), make)
 
     def _read(self, step: Step, bound: int | None) -> tuple[Fields, View]:
         """Everything stored, this pass's tokens included."""
         slots = self.slots if bound is None else min(bound, self.slots)
-        tokens = {name: step.take(store)[..., :slots, :] for name, store in self.data.items()}
+        tokens = self.place.run(self.data, step, 0, slots)
 
         def make() -> View:
             return step.view_of(self.window, self._within_reach(step, self.layout.positions(slots, step.after)))
@@ -258,12 +233,12 @@ class TokenLayer(Layer):
             tokens = tokens.clamp(min=0)
             positions = positions.gather(1, tokens)
         slots = self.layout.slots(positions).clamp(max=self.slots - 1)
-        for name, store in self.data.items():
-            numbers = new[name] if tokens is None else pick_tokens(new[name], tokens)
-            if counts is not None:
-                some = (counts > 0).reshape(-1, *(1,) * (numbers.dim() - 1))
-                numbers = torch.where(some, numbers.to(store.dtype), read_slots(store, step.row_index, slots))
-            write_slots(store, step.row_index, slots, numbers)
+        numbers = {name: new[name] if tokens is None else pick_tokens(new[name], tokens) for name in self.data}
+        if counts is not None:
+            for name, old in self.place.read(self.data, step.row_index, slots).items():
+                some = (counts > 0).reshape(-1, *(1,) * (old.dim() - 1))
+                numbers[name] = torch.where(some, numbers[name].to(old.dtype), old)
+        self.place.write(self.data, step.row_index, slots, numbers)
 
     def commit(self, step: Step, left: Fields, accepted: Tensor) -> None:
         layout = self.layout
@@ -293,12 +268,10 @@ class TokenLayer(Layer):
         free = held < 0
         if self.layout.ring is not None:  # a slot that a token has taken which was refused or taken back
             free |= (held >= self.layout.keep) & (held + self.layout.ring < clock.written[:, None])
-        for store in self.data.values():
-            store.masked_fill_(free.reshape(len(free), *(1,) * (store.dim() - 3), -1, 1), unused(store, value))
+        self.place.fill(self.data, free, value)
 
     def reorder(self, moves: Moves) -> None:
-        for store in self.data.values():
-            moves.slots(store, self.layout)
+        self.place.reorder(self.data, moves, self.layout)
 
     def fit(self, like: Self, clock: Clock) -> Self:
         if self.layout == like.layout and self.slots == like.slots:
@@ -306,12 +279,9 @@ class TokenLayer(Layer):
         held = like.layout.positions(like.slots, clock.lengths)  # [B, S of like]
         source = self.layout.slots(held.clamp(min=0)).clamp(max=max(self.slots - 1, 0))
         rows = torch.arange(len(held), device=held.device)
-        data = {}
-        for name, store in self.data.items():
-            shape = (*store.shape[:-2], like.slots, store.shape[-1])
-            data[name] = allocate(shape, store.dtype, store.device)
-            if self.slots:
-                data[name].copy_(read_slots(store, rows, source))
-        new = self._with(data)
-        new.slack, new.layout, new.grows = like.slack, like.layout, like.grows
+        new = self._with(dict(like.select(torch.zeros_like(rows)).data))
+        new.slack, new.layout, new.grows, new.place = like.slack, like.layout, like.grows, like.place
+        if self.slots:
+            slots = torch.arange(like.slots, device=held.device).expand(len(held), -1)
+            new.place.write(new.data, rows, slots, self.place.read(self.data, rows, source))
         return new

@@ -286,7 +286,7 @@ def _attend_codes(
         back = mixed
         if TURNED:
             back = turned_back(mixed, M, DV, COLUMNS)
-        write(out, top, total, back, sinks, row, head, r, d, count, T, G, HEADS, DV, SINKS)
+        write(out, top, total, back, sinks, out, 0, row, head, r, d, count, T, G, HEADS, DV, SINKS, False)
     elif MERGES:
         n = tl.arange(0, R)
         whole, best, every, merged = gathered(
@@ -296,7 +296,8 @@ def _attend_codes(
         if whole:
             if TURNED:
                 merged = turned_back(merged, R, DV, COLUMNS)
-            write(out, best, every, merged, sinks, row, head, block * M + n, d, count, T, G, HEADS, DV, SINKS)
+            write(out, best, every, merged, sinks, out, 0, row, head, block * M + n, d, count,
+                  T, G, HEADS, DV, SINKS, False)  # fmt: skip
 
 
 def decode_codes(

@@ -34,7 +34,7 @@ from lamina.kernels.packed import (
     scale_numbers,
     turned,
 )
-from lamina.kernels.rope import slot_at
+from lamina.kernels.rope import slot_at, stays
 from lamina.kernels.splits import row_of
 
 SLOTS = tl.constexpr(COLUMNS.index("slots"))
@@ -251,6 +251,9 @@ def _encode(
     else:
         length, count = row_of(table, row, T)
         real = t < count
+        stores = real
+        if WRITE:
+            stores = real & stays(table, length + t, length + count)
         h = (head - Q_HEADS) % K_HEADS
         place = (row * K_HEADS + h) * T + t
         slot = (row * K_HEADS + h).to(tl.int64) * tl.load(table + SLOTS)
@@ -258,12 +261,12 @@ def _encode(
         if head < Q_HEADS + K_HEADS:
             keep(
                 k + row * k_row + h * k_head + t * k_token, centre + h * D, k_codes, k_scales, k_high, table,
-                place, slot, real, K_CODES, K_SCALES, K_HIGH, D, KEYS, K_TURNED, CENTRED, WRITE, PDL,
+                place, slot, stores, K_CODES, K_SCALES, K_HIGH, D, KEYS, K_TURNED, CENTRED, WRITE, PDL,
             )  # fmt: skip
         else:
             keep(
                 v + row * v_row + h * v_head + t * v_token, centre, v_codes, v_scales, v_high, table,
-                place, slot, real, V_CODES, V_SCALES, V_HIGH, DV, VALUES, V_TURNED, False, WRITE, PDL,
+                place, slot, stores, V_CODES, V_SCALES, V_HIGH, DV, VALUES, V_TURNED, False, WRITE, PDL,
             )  # fmt: skip
 
 
@@ -276,11 +279,13 @@ def encode(
     values: Side | None = None,
     *,
     write: bool,
+    asks: bool = True,
 ) -> Coded:
-    """The new tokens in codes, and with `write` the real ones in their slots: into a line any number, into a ring one.
+    """The new tokens in codes: with `write` the real ones in their slots, else in parts of this pass.
 
-    The last axis of q, k and v is contiguous. Queries are made ready only where keys are codes of heads: those of
-    latents, and of keys that are plain, are what they are.
+    A ring that tokens are read from after writing takes one at a time. The last axis of q, k and v is contiguous.
+    Queries are made ready only where keys are codes of heads: those of latents, and of keys that are plain, are what
+    they are. `asks`: whether there are any.
     """
     B, Hq, T, D = q.shape
     Hk = k.shape[1]
@@ -288,7 +293,7 @@ def encode(
     field = k if v is None else v
     parts = keys.new(k, Hk, T)
     more = parts if values is None else values.new(field, Hk, T)
-    ready = values is None or keys.form == "plain"
+    ready = values is None or keys.form == "plain" or not asks
     q_out, marks = q, parts.codes
     if not ready:
         exact = q.dtype == torch.float32
@@ -304,3 +309,8 @@ def encode(
         **launch_options(),
     )  # fmt: skip
     return Coded(q if ready else q_out.transpose(1, 2), marks, parts, more, keys, side, write)
+
+
+def append_codes(k: Tensor, v: Tensor, table: Tensor, keys: Side, values: Side) -> None:
+    """Keys and values [B, H, T, D] into their slots, in codes: the first `counts` tokens of each row."""
+    encode(k, k, v, table, keys, values, write=True, asks=False)

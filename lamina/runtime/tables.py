@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lamina.attention.rotary import Table
 from lamina.cache.cache import Cache
-from lamina.cache.codec import Coding
+from lamina.cache.codec import Codec, Coding
 from lamina.cache.layer import Key, Layer
 from lamina.cache.spec import Attention, Convolution, Latent, Recurrent
 from lamina.cache.store import TokenLayer
@@ -20,11 +20,16 @@ from lamina.kernels import COLUMNS
 from lamina.recurrence.rule import Tensors
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from lamina.kernels.codes import Coded
-    from lamina.kernels.product import Unnormed
+    from lamina.kernels.following import Unnormed
     from lamina.model import Model
     from lamina.nn.norm import RMSNorm
     from lamina.runtime.capture import CapturedStep
+    from lamina.runtime.passes import CapturedPass
+
+    Captured: TypeAlias = CapturedStep | CapturedPass
 
 WIDTH = 16  # of a row; what COLUMNS does not name is 0
 PLAIN = Coding()
@@ -60,6 +65,12 @@ def codings_of(cache: Cache) -> list[Coding]:
     return [getattr(layer, "coding", PLAIN) for entry in cache.layers for layer in entry.values()]
 
 
+def codecs_in(codings: Sequence[Coding] | None) -> tuple[Codec, ...]:
+    """What tells captured steps of different codings apart; nothing where all is plain."""
+    written = codings is not None and any(coding.forms for coding in codings)
+    return tuple(coding.codec for coding in codings or ()) if written else ()
+
+
 def header_of(cache: Cache) -> list[int]:
     """As `lamina.kernels.step.HEADER` names them."""
     assert cache.logits is not None
@@ -67,9 +78,16 @@ def header_of(cache: Cache) -> list[int]:
     return [*(mark.data_ptr() for mark in marks), cache.record.shape[1], cache.logits.data_ptr()]
 
 
-def layers_of(model: Model, tables: Tensor, codings: Sequence[Coding] | None = None) -> list[dict[str, Any]]:
-    """For each layer of the model, name -> what answers `memory` calls in a captured step."""
-    rows = zip(tables, codings or [PLAIN] * len(tables), strict=True)
+def layers_of(
+    model: Model, tables: Tensor, later: Tensor | None = None, codings: Sequence[Coding] | None = None
+) -> list[dict[str, Any]]:
+    """For each layer of the model, name -> what answers `memory` calls in a captured step.
+
+    later     the same tables with the accepted counts, where layers take tokens in when they are told to (`commit`)
+    codings   how the cache's entries are written, as `codings_of` gives them; all plain when None
+    """
+    none = [None] * len(tables)
+    rows = zip(tables, none if later is None else later, codings or [PLAIN] * len(tables), strict=True)
     return [{name: KINDS[type(spec)](spec, *next(rows)) for name, spec in entry.items()} for entry in model.specs]
 
 
@@ -78,13 +96,17 @@ class DeviceLayer:
 
     fuses = True  # calls come with what stands around them, to be done in the same kernel
 
-    def __init__(self, spec: Any, table: Tensor, coding: Coding = PLAIN) -> None:
-        self.spec, self.table, self.coding = spec, table, coding
+    def __init__(self, spec: Any, table: Tensor, later: Tensor | None = None, coding: Coding = PLAIN) -> None:
+        self.spec, self.table, self.later, self.coding = spec, table, later, coding
+        self.left: Any = None  # what a pass leaves for `commit`
+
+    def commit(self) -> None:
+        """Takes in the accepted tokens of the pass before, where that has not been done at once."""
 
 
 class DeviceAttention(DeviceLayer):
-    def __init__(self, spec: Any, table: Tensor, coding: Coding = PLAIN) -> None:
-        super().__init__(spec, table, coding)
+    def __init__(self, spec: Any, table: Tensor, later: Tensor | None = None, coding: Coding = PLAIN) -> None:
+        super().__init__(spec, table, later, coding)
         if coding.forms:
             from lamina.kernels.codes import Side
 
@@ -92,34 +114,47 @@ class DeviceAttention(DeviceLayer):
             self.values = Side.of(coding.forms.get("v"), spec.value_dim)
 
     def attend(
-        self, step: CapturedStep, key: Key, q: Tensor, k: Tensor | None, v: Tensor | None,
+        self, step: Captured, key: Key, q: Tensor, k: Tensor | None, v: Tensor | None,
         *, scale: float, softcap: float | None, sinks: Tensor | None, bias: Any, gate: Tensor | None, **before: Any,
     ) -> Tensor:  # fmt: skip
         from lamina.kernels.attend import decode_attention
+        from lamina.kernels.coded import decode_codes
+        from lamina.kernels.codes import encode
         from lamina.kernels.norm import sigmoid_gated
         from lamina.kernels.rope import rotate_and_append
+        from lamina.kernels.token import attend_token, takes
 
         assert k is not None and v is not None and bias is None
         how: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks}
+        waits = self.later is not None and self.spec.window.span is not None  # a ring, whose tokens are still read
+        if not waits and not self.coding.forms and takes(q, k, v):
+            return attend_token(q, k, v, table=self.table, window=self.spec.window, gate=gate, **how, **before)
+        write = not waits and not self.coding.forms
+        q, k, v = rotate_and_append(q, k, v, table=self.table, write=write, **before)
+        self.left = (k, v) if waits else None
         if self.coding.forms:
-            q, k, v = rotate_and_append(q, k, v, table=self.table, write=False, **before)
-            out = self._attend_codes(q, k, v, **how)
+            coded = encode(q, k, v, self.table, self.keys, self.values, write=not waits)
+            out = decode_codes(coded, self.table, self.spec.window, q.dtype, **how)
         else:
-            q, k, v = rotate_and_append(q, k, v, table=self.table, write=True, **before)
             out = decode_attention(q, k, v, self.table, self.spec.window, **how)
         return out if gate is None else sigmoid_gated(out, gate)
 
-    def _attend_codes(self, q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
-        from lamina.kernels.coded import decode_codes
-        from lamina.kernels.codes import encode
+    def commit(self) -> None:
+        from lamina.kernels.codes import append_codes
+        from lamina.kernels.rope import append
 
-        coded = encode(q, k, v, self.table, self.keys, self.values, write=True)
-        return decode_codes(coded, self.table, self.spec.window, q.dtype, **how)
+        if self.left is None or self.later is None:
+            return
+        k, v = self.left
+        if self.coding.forms:
+            append_codes(k, v, self.later, self.keys, self.values)
+        else:
+            append(k, v, self.later)
 
 
 class DeviceLatent(DeviceLayer):
     def attend_latent(
-        self, step: CapturedStep, key: Key, q: Tensor, kv: Tensor,
+        self, step: Captured, key: Key, q: Tensor, kv: Tensor,
         *, norm: RMSNorm, rope: Table, neighbours: bool, up: Tensor, scale: float,
     ) -> Tensor:  # fmt: skip
         from lamina.kernels.absorb import into_latent, out_of_latent
@@ -144,30 +179,44 @@ class DeviceLatent(DeviceLayer):
 
 class DeviceConvolution(DeviceLayer):
     def convolve(
-        self, step: CapturedStep, key: Key, x: Tensor, weight: Tensor, bias: Tensor | None, act: str | None,
+        self, step: Captured, key: Key, x: Tensor, weight: Tensor, bias: Tensor | None, act: str | None,
         gates: tuple[Tensor, Tensor] | None,
     ) -> Tensor:  # fmt: skip
         from lamina.kernels.conv import convolve_step
 
-        return convolve_step(x, weight, bias, self.table, act=act, gates=gates)
+        self.left = (x, weight, bias, gates) if self.later is not None else None
+        return convolve_step(x, weight, bias, self.table, act=act, gates=gates, write=self.later is None)
+
+    def commit(self) -> None:
+        from lamina.kernels.conv import convolve_step
+
+        if self.later is not None:
+            x, weight, bias, gates = self.left
+            convolve_step(x, weight, bias, self.later, gates=gates)
 
 
 class DeviceRecurrent(DeviceLayer):
-    def recur(
-        self, step: CapturedStep, key: Key, inputs: Tensors, constants: Tensors, around: Mapping[str, Any]
-    ) -> Tensor:
+    def recur(self, step: Captured, key: Key, inputs: Tensors, constants: Tensors, around: Mapping[str, Any]) -> Tensor:
         from lamina.kernels.recur import recur_step
 
-        return recur_step(self.spec.rule, inputs, constants, self.table, **around)
+        self.left = (inputs, constants, around) if self.later is not None else None
+        return recur_step(self.spec.rule, inputs, constants, self.table, **around, write=self.later is None)
+
+    def commit(self) -> None:
+        from lamina.kernels.recur import recur_step
+
+        if self.later is not None:
+            inputs, constants, around = self.left
+            recur_step(self.spec.rule, inputs, constants, self.later, **around)
 
     def mixes(self, x: Tensor) -> bool:
         """Whether `mix` is the way for as many rows and tokens as x [B, T, C] has."""
         from lamina.kernels.mix import pays
 
-        return pays(self.spec.rule, *x.shape[:2])
+        return self.later is None and pays(self.spec.rule, *x.shape[:2])
 
     def mix(
-        self, step: CapturedStep, key: Key, ring: DeviceConvolution, x: Tensor, inputs: Tensors, constants: Tensors,
+        self, step: Captured, key: Key, ring: DeviceConvolution, x: Tensor, inputs: Tensors, constants: Tensors,
         **how: Any,
     ) -> Tensor | Unnormed:  # fmt: skip
         from lamina.kernels.mix import mix_step

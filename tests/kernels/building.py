@@ -1,4 +1,6 @@
-"""Builds every kernel of a decode step for a GPU, without one: `python -m tests.kernels.building FAMILY[:CODEC] …`
+"""Builds every kernel of a decode step for a GPU, without one: `python -m tests.kernels.building FAMILY[:HOW] …`
+
+HOW is a number of tokens, for a captured pass of so many a row, or a codec, for caches that are written by it.
 
 Run apart from the tests, whose kernels are interpreted. Building finds what the interpreter lets through: types that do
 not meet, tuples of another length. Prints how many kernels each family has.
@@ -34,7 +36,7 @@ class NoDevice:
         return 0
 
 
-def build(family: str, dtype: torch.dtype, codec: str | None = None) -> int:
+def build(family: str, tokens: int | None, codec: str | None, dtype: torch.dtype) -> int:
     from lamina.runtime.rehearse import build_kernels, without_numbers
     from tests.families.cases import FIRST, cases
 
@@ -47,7 +49,8 @@ def build(family: str, dtype: torch.dtype, codec: str | None = None) -> int:
 
     jit.JITFunction._do_compile = noted
     try:
-        build_kernels(without_numbers(cases(family)[dict(FIRST)[family]]().to_dict(), dtype), codec=codec)
+        model = without_numbers(cases(family)[dict(FIRST)[family]]().to_dict(), dtype)
+        build_kernels(model, tokens=tokens, codec=codec)
     finally:
         jit.JITFunction._do_compile = compile_one
     return len(built)
@@ -59,9 +62,10 @@ def main() -> None:
     from lamina.kernels import splits
 
     splits.multiprocessors = lambda: 132
-    for name in sys.argv[1:]:
-        family, _, codec = name.partition(":")
-        print(name, build(family, torch.bfloat16, codec or None), flush=True)
+    for asked in sys.argv[1:]:
+        family, _, how = asked.partition(":")
+        tokens, codec = (int(how), None) if how.isdigit() else (None, how or None)
+        print(asked, build(family, tokens, codec, torch.bfloat16), flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from lamina.attention import View, Window, reference_attention
 from lamina.cache.codec import Codec, unused
 from lamina.cache.formats import Float8, Form, Grouped, hadamard
 from lamina.cache.layout import Layout
-from lamina.cache.store import layout_for, write_slots
+from lamina.cache.place import write_slots
+from lamina.cache.store import layout_for
 from lamina.kernels import COLUMNS
 
 

@@ -16,7 +16,8 @@ from lamina.runtime.explain import why_no_kernels
 from tests.families.cases import FIRST
 from tests.families.cases.llama import make
 from tests.families.harness import pair
-from tests.kernels.runs import begin, both, tiny
+from tests.kernels.passes import compared
+from tests.kernels.runs import begin, both, start, tiny
 
 pytestmark = pytest.mark.usefixtures("few_programs")
 CASES: list[tuple[str, Codecs]] = [
@@ -55,6 +56,12 @@ def test_each_codec_has_a_captured_step_of_its_own_and_caches_share_it() -> None
     for codec in ("int8", "int4", "int8", "int4"):
         assert replayed(begin(model, codec=codec, max_new_tokens=1)).tokens == expected[codec]
     assert model.graphs.captures == 2
+
+
+@pytest.mark.parametrize(("family", "codec"), [("gemma2", "k8v4"), ("deepseek_v3", "int8")])
+def test_captured_passes_of_several_tokens_read_codes_and_take_accepted_ones_in(family: str, codec: str) -> None:
+    model = pair(family, dict(FIRST)[family])[1]
+    compared(model, start(model, codec=codec)[0], start(model, codec=codec)[0], (2, 3))
 
 
 def test_codecs_stand_in_the_way_of_no_captured_step() -> None:

@@ -1,0 +1,94 @@
+"""Where the slots of a token layer lie, and how they are read and written.
+
+A layer thinks in rows, slots and positions; its place knows what memory these are. `Place` is the plain one: each part
+is a tensor [B, *lead, S, width] on the device, so keys [B, H, S, D] feed attention as they are, and flat parts
+[B, S, width] need no head axis. Whatever the place, what is read comes in that shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lamina.cache.clock import allocate
+from lamina.cache.codec import unused
+from lamina.cache.formats import Fields
+from lamina.cache.layout import Layout
+
+if TYPE_CHECKING:
+    from lamina.cache.reordering import Moves
+    from lamina.cache.step import Step
+
+
+def read_slots(store: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
+    """store [B, *lead, S, D], rows [R], slots [R, T] -> [R, *lead, T, D]"""
+    if store.dim() == 3:
+        return store[rows[:, None], slots]
+    return store.transpose(1, 2)[rows[:, None], slots].transpose(1, 2)
+
+
+def write_slots(store: Tensor, rows: Tensor, slots: Tensor, new: Tensor) -> None:
+    """Writes new [R, *lead, T, D] into the slots [R, T] of the rows [R]."""
+    new = new.to(store.dtype)
+    if store.dim() == 3:
+        store[rows[:, None], slots] = new
+    else:
+        store.transpose(1, 2)[rows[:, None], slots] = new.transpose(1, 2)
+
+
+class Place:
+    """On the device, every row with as many slots as the others. `data` is the layer's: name of a part -> tensor."""
+
+    def make(
+        self, rows: int, lead: Sequence[int], slots: int, width: int, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        return allocate((rows, *lead, slots, width), dtype, device)
+
+    def slots(self, data: Fields) -> int:
+        """How many slots a row has."""
+        return next(iter(data.values())).shape[-2]
+
+    def widen(self, data: Fields, slots: int) -> None:
+        """More slots. One part at a time, so that the peak is one part's copy."""
+        for name, old in data.items():
+            new = allocate((*old.shape[:-2], slots, old.shape[-1]), old.dtype, old.device)
+            new[..., : old.shape[-2], :].copy_(old)
+            data[name] = new
+
+    def cut(self, data: Fields, slots: int) -> Fields:
+        """The first slots of each row, sharing memory."""
+        return {name: store[..., :slots, :] for name, store in data.items()}
+
+    # -- a pass ----------------------------------------------------------------------------------------------------
+
+    def run(self, data: Fields, step: Step, first: int, end: int) -> Fields:
+        """Slots first … end - 1 of the pass's rows."""
+        return {name: step.take(store)[..., first:end, :] for name, store in data.items()}
+
+    def put_run(self, data: Fields, step: Step, start: int, new: Fields) -> None:
+        """Writes into the slots from `start` on, the same in each of the pass's rows."""
+        for name, store in data.items():
+            numbers = new[name]
+            step.take(store)[..., start : start + numbers.shape[-2], :].copy_(numbers)
+
+    def read(self, data: Fields, rows: Tensor, slots: Tensor) -> Fields:
+        """rows [R], slots [R, N] -> [R, *lead, N, width]"""
+        return {name: read_slots(store, rows, slots) for name, store in data.items()}
+
+    def write(self, data: Fields, rows: Tensor, slots: Tensor, new: Fields) -> None:
+        for name, store in data.items():
+            write_slots(store, rows, slots, new[name])
+
+    # -- verbs -----------------------------------------------------------------------------------------------------
+
+    def fill(self, data: Fields, free: Tensor, value: float) -> None:
+        """Fills the slots that are True in `free` [B, S]."""
+        for store in data.values():
+            store.masked_fill_(free.reshape(len(free), *(1,) * (store.dim() - 3), -1, 1), unused(store, value))
+
+    def reorder(self, data: Fields, moves: Moves, layout: Layout) -> None:
+        for store in data.values():
+            moves.slots(store, layout)
