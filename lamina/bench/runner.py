@@ -22,6 +22,7 @@ from lamina.bench.measure import Limits, Peak, free_memory, limits, random_ids, 
 from lamina.bench.random_model import random_model
 from lamina.bench.shapes import Shape
 from lamina.bench.subjects import CompiledLamina, Lamina, Subject
+from lamina.cache.codec import Codec
 from lamina.errors import InputError
 
 MOST_STEPS, LEAST_STEPS = 64, 4  # tokens of one timed run
@@ -39,6 +40,8 @@ class Settings:
     contexts: tuple[int, ...] = (128,)
     prefill: int = 0
     """Tokens of the prefill; 0: none."""
+    codecs: tuple[str, ...] = ()
+    """Decode also with caches of these codecs."""
     against: str | None = None
     compiled: bool = False
     first_token: bool = True
@@ -48,6 +51,8 @@ class Settings:
     """What the shape was asked for as: its name, or a path."""
 
     def __post_init__(self) -> None:
+        for codec in self.codecs:
+            Codec.of(codec)
         if self.against not in (None, "transformers"):
             raise InputError(f"against={self.against!r} is not known; the peer is transformers")
         if self.compiled and self.against is None:
@@ -131,7 +136,8 @@ class _Run:
         self.started = time.perf_counter()
         sizes = len(settings.rows) * len(settings.contexts) + bool(settings.prefill) + settings.first_token
         self.visited: dict[tuple[int, int], float | None] = {}  # experts, by rows and context
-        self.done, self.total = 0, 1 + (1 + len(settings.peers)) * sizes
+        codecs = len(settings.codecs) * len(settings.rows) * len(settings.contexts)
+        self.done, self.total = 0, 1 + (1 + len(settings.peers)) * sizes + codecs
 
     def all(self) -> Results:
         s = self.s
@@ -147,11 +153,12 @@ class _Run:
         if s.compiled and s.device.type == "cpu":  # on a GPU steps are captured, not compiled
             ours.append(CompiledLamina(self.model))
         self.subjects: list[Subject] = [*ours, *self._peers()]
+        coded = [Lamina(self.model, codec) for codec in s.codecs]
         self.results.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.results.weights = self.subjects[0].weights
         for rows in s.rows:
             for context in s.contexts:
-                for subject in self.subjects:
+                for subject in (*self.subjects, *coded):
                     self._decode(subject, rows, context)
             if rows == s.rows[0] and s.prefill:
                 for subject in self.subjects:
@@ -183,7 +190,8 @@ class _Run:
                 times, steps = self._times(subject)
             if isinstance(subject, Lamina):
                 self.visited[rows, context] = subject.experts_visited()
-            moved = decode_bytes(self.model, rows, context + steps // 2, self.visited.get((rows, context)))
+            codec = getattr(subject, "codec", None)
+            moved = decode_bytes(self.model, rows, context + steps // 2, self.visited.get((rows, context)), codec=codec)
             self.results.decoded.append(
                 Decoded(
                     subject.name, rows, context, statistics.median(times), min(times), max(times), steps, len(times),

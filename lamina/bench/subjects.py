@@ -47,12 +47,14 @@ class Subject(Protocol):
 
 
 class Lamina:
-    """This library, as `generate` runs it."""
+    """This library, as `generate` runs it, with caches of a codec."""
 
     name = "lamina"
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def __init__(self, model: Model, codec: str | None = None) -> None:
+        self.model, self.codec = model, codec
+        if codec is not None:
+            self.name = f"lamina, {codec}"
         self.cache: Cache | None = None
         self.context = 0
 
@@ -61,10 +63,11 @@ class Lamina:
         return sum(parameter.nbytes for parameter in self.model.parameters())
 
     def needs(self, rows: int, tokens: int) -> int:
-        return Cache(self.model.specs, rows=rows, capacity=tokens, dtype=self.model.dtype, device="meta").nbytes
+        like, codec = self.model, self.codec
+        return Cache(like.specs, rows=rows, capacity=tokens, dtype=like.dtype, device="meta", codec=codec).nbytes
 
     def open(self, rows: int, context: int, room: int) -> None:
-        self.cache, self.context = self.model.new_cache(rows).reserve(context + room), context
+        self.cache, self.context = self.model.new_cache(rows, codec=self.codec).reserve(context + room), context
         fill_context(self.cache, context)
         self.ids = random_ids((rows,), self.model.vocab, self.model.device)
 
@@ -94,7 +97,7 @@ class Lamina:
 
     @torch.no_grad()
     def prefill(self, ids: Tensor) -> None:
-        cache = self.model.new_cache(ids.shape[0]).reserve(ids.shape[1])
+        cache = self.model.new_cache(ids.shape[0], codec=self.codec).reserve(ids.shape[1])
         self.model(ids, cache=cache, logits="last")
 
     def stream(self, ids: Tensor, new: int) -> list[float]:

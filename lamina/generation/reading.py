@@ -63,7 +63,7 @@ class Reader:
         if self.most is not None and self.most >= T:
             width = width_for(cache.rows, T)
             if width not in self.passes:
-                self.passes[width] = self.model.graphs.pass_of(cache.rows, width)
+                self.passes[width] = self.model.graphs.pass_of(cache.rows, width, cache)
             one = self.open = self.passes[width]
             logits = one.read(cache, ids, counts, some)
             if wanted == "last":

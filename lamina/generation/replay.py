@@ -42,7 +42,7 @@ def replayed(run: Run) -> Made:
     history = run.history()
     numbers = torch.tensor(run.numbers, device=run.logits.device)
     first = run.chooser.choose(run.chooser.scores(run.logits, history), numbers, history.lengths)
-    step = run.model.graphs.step(cache.rows, run.chooser)
+    step = run.model.graphs.step(cache.rows, run.chooser, cache)
     step.take_up(
         cache, first, stopping.most, stopping.eos, seed=run.chooser.seed, numbers=run.numbers, prompts=run.prompts
     )

@@ -17,6 +17,14 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+COLUMNS = (
+    "k", "v", "slots", "ring", "keep", "lengths", "counts", "pages", "page size",
+    "k.scales", "v.scales", "k.high", "v.high",
+)  # fmt: skip
+"""What stands where in a row of a cache's table: pointers and sizes of one entry. "k" and "v" are its keys and values,
+or their codes; "k" is also where a latent, a ring of inputs or a state lies. 0 where an entry has no such thing; no
+entry has pages today."""
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels are built for one or the other, once
 
 

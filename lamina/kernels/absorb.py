@@ -49,7 +49,8 @@ def token_in(
     q, kv, weight, cos, sin, q_out, new, table, n, eps,
     q_row, q_head, q_token, kv_row, kv_token, rope_row, rope_token,
     T: tl.constexpr, H: tl.constexpr, NOPE: tl.constexpr, RANK: tl.constexpr, PAIRS: tl.constexpr,
-    H_PAD: tl.constexpr, RANK_PAD: tl.constexpr, PAIRS_PAD: tl.constexpr, NEIGHBOURS: tl.constexpr, PDL: tl.constexpr,
+    H_PAD: tl.constexpr, RANK_PAD: tl.constexpr, PAIRS_PAD: tl.constexpr, NEIGHBOURS: tl.constexpr,
+    WRITE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """New token n: its latent normed, its key and the queries of its heads turned."""
     WIDTH: tl.constexpr = RANK + 2 * PAIRS
@@ -79,9 +80,10 @@ def token_in(
     tl.store(y + c, normed.to(NUMBER), mask=inside)
     tl.store(y + RANK + one, a.to(NUMBER), mask=turns)
     tl.store(y + RANK + two, b.to(NUMBER), mask=turns)
-    tl.store(slot + c, normed.to(NUMBER), mask=inside & real)
-    tl.store(slot + RANK + one, a.to(NUMBER), mask=turns & real)
-    tl.store(slot + RANK + two, b.to(NUMBER), mask=turns & real)
+    if WRITE:
+        tl.store(slot + c, normed.to(NUMBER), mask=inside & real)
+        tl.store(slot + RANK + one, a.to(NUMBER), mask=turns & real)
+        tl.store(slot + RANK + two, b.to(NUMBER), mask=turns & real)
     z = q_out + (n * H + h) * WIDTH + RANK
     tl.store(z + one[None, :], q_a.to(NUMBER), mask=every)
     tl.store(z + two[None, :], q_b.to(NUMBER), mask=every)
@@ -119,7 +121,7 @@ def _into_latent(
     q_row, q_head, q_token, kv_row, kv_token, up_head, rope_row, rope_token,
     T: tl.constexpr, H: tl.constexpr, NOPE: tl.constexpr, RANK: tl.constexpr, PAIRS: tl.constexpr,
     H_PAD: tl.constexpr, NOPE_PAD: tl.constexpr, RANK_PAD: tl.constexpr, PAIRS_PAD: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, NEIGHBOURS: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, NEIGHBOURS: tl.constexpr, WRITE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The first N programs take a new token each, the others a head and a stretch of the latent."""
     program = tl.program_id(0)
@@ -127,7 +129,7 @@ def _into_latent(
         token_in(
             q, kv, weight, cos, sin, q_out, new, table, program, eps,
             q_row, q_head, q_token, kv_row, kv_token, rope_row, rope_token,
-            T, H, NOPE, RANK, PAIRS, H_PAD, RANK_PAD, PAIRS_PAD, NEIGHBOURS, PDL,
+            T, H, NOPE, RANK, PAIRS, H_PAD, RANK_PAD, PAIRS_PAD, NEIGHBOURS, WRITE, PDL,
         )  # fmt: skip
     else:
         queries_in(
@@ -146,13 +148,14 @@ def into_latent(
     table: Tensor,  # the row of the cache's table for this entry
     *,
     neighbours: bool = False,
+    write: bool = True,
     stretch: int = STRETCH,
 ) -> tuple[Tensor, Tensor]:
     """The queries as `decode_latent` takes them [B, H, T, rank + P], and the new tokens [B, T, rank + P].
 
-    Real new tokens also go to their slots: into a line any number of them, into a ring one. The last axis of q and kv
-    is contiguous. `neighbours` pairs every number with the one beside it, not half the rotary part away. `stretch` is
-    for measuring other configurations.
+    With `write`, real new tokens go to their slots: into a line any number of them, into a ring one. The last axis of q
+    and kv is contiguous. `neighbours` pairs every number with the one beside it, not half the rotary part away.
+    `stretch` is for measuring other configurations.
     """
     B, H, T, D = q.shape
     (_, nope, rank), pairs, N = up.shape, rope[0].shape[-1], B * T
@@ -171,7 +174,7 @@ def into_latent(
         T=T, H=H, NOPE=nope, RANK=rank, PAIRS=pairs, H_PAD=triton.next_power_of_2(H),
         NOPE_PAD=max(16, triton.next_power_of_2(nope)), RANK_PAD=triton.next_power_of_2(rank),
         PAIRS_PAD=triton.next_power_of_2(pairs), ROWS=rows, COLS=columns, NEIGHBOURS=neighbours,
-        PDL=pdl(), num_warps=4, **launch_options(),
+        WRITE=write, PDL=pdl(), num_warps=4, **launch_options(),
     )  # fmt: skip
     return q_out.transpose(1, 2), new
 

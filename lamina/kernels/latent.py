@@ -7,6 +7,8 @@ matrix units then take a block from shared memory as it lies. New tokens are one
 
 A part is `rank` numbers for each query, too many for one program to merge: parts stay as they are, each a mean of
 latents and the `level` it stands at, and `absorb.out_of_latent` merges them on the way. The rest is as in `attend`.
+
+Latents in codes are made numbers as they come in, those of new tokens too, which are in their slots by then.
 """
 
 from __future__ import annotations
@@ -19,9 +21,13 @@ import triton.language as tl
 from torch import Tensor
 
 from lamina.attention.window import Full, Window
+from lamina.cache.codec import Format
 from lamina.errors import InputError
 from lamina.kernels.attend import MOST_QUERIES, Shape
+from lamina.kernels.codes import K_HIGH, K_SCALES, Coded
 from lamina.kernels.launch import begin, launch_options, pdl
+from lamina.kernels.packed import code_bytes, decoded, high_bytes, made_once, scale_numbers
+from lamina.kernels.rope import slot_at
 from lamina.kernels.splits import (
     LOG2E,
     NEW,
@@ -49,6 +55,7 @@ SHAPES = {
     (4, 16): Shape(16, 8, 2),
 }
 EARLIER = Shape(32, 8, 2)  # for devices before it
+CODED = {16: Shape(32, 4, 2), 32: Shape(32, 8, 2), 64: Shape(32, 8, 2)}  # numbers made of codes take registers
 LEAST = 64  # tokens a part has at least: a slot is as long as the keys and values of four heads
 MOST_SPLITS = 128
 
@@ -70,11 +77,12 @@ class Parts:
 
 @triton.jit
 def _attend_latent(
-    means, levels, q, new, table, size, keep, least, scale, q_row, q_head, q_token, new_row, new_token,
+    means, levels, q, new, scales, high, table, size, keep, least, scale, q_row, q_head, q_token, new_row, new_token,
     T: tl.constexpr, H: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr,
     RANK_PAD: tl.constexpr, ROPE_PAD: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, QUERIES: tl.constexpr,
-    KIND: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+    KIND: tl.constexpr, FORM: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    WIDTH: tl.constexpr = code_bytes(RANK + ROPE, FORM)  # numbers, or bytes of codes
     group, split, most = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row, block = group // QUERIES, group % QUERIES
     length, count = row_of(table, row, T)
@@ -83,11 +91,16 @@ def _attend_latent(
     if split >= used:
         return
     store = tl.multiple_of(tl.multiple_of(tl.load(table), 16).to(new.dtype), 16)
-    store += row.to(tl.int64) * tl.load(table + 2) * (RANK + ROPE)
+    slots = row.to(tl.int64) * tl.load(table + 2)
+    store += slots * WIDTH
+    if FORM != "plain":
+        scales = tl.multiple_of(tl.load(table + K_SCALES), 4).to(scales.dtype)
+        scales += slots * scale_numbers(RANK + ROPE, FORM)
+        high = tl.load(table + K_HIGH).to(high.dtype) + slots * high_bytes(RANK + ROPE, FORM)
     begins = split * each
     ends = tl.minimum(begins + each, many)
     if AHEAD:
-        fetch(store, begins, tl.minimum(begins + AHEAD, ends), RANK + ROPE)
+        fetch(store, begins, tl.minimum(begins + AHEAD, ends), WIDTH)
     begin(PDL)
 
     c, p = tl.arange(0, RANK_PAD)[None, :], tl.arange(0, ROPE_PAD)[None, :]
@@ -102,17 +115,28 @@ def _attend_latent(
     top, total = tl.full([M], NOTHING, tl.float32), tl.zeros([M], tl.float32)
     mix = tl.zeros([RANK_PAD, M], tl.float32)
 
+    last = length  # the slot of the first new token; of several, only a line has slots before they are accepted
+    if FORM != "plain" and T == 1:
+        last = slot_at(table, length).to(tl.int32)
     stop = tl.where(split == used - 1, many + count, ends)  # the shortest part takes the new tokens too
     for start in range(begins, stop, BLOCK):
         if AHEAD:
-            fetch(store, start + AHEAD, tl.minimum(start + AHEAD + BLOCK, ends), RANK + ROPE)
+            fetch(store, start + AHEAD, tl.minimum(start + AHEAD + BLOCK, ends), WIDTH)
         j = start + tl.arange(0, BLOCK)
         u = j - many  # a new token's number
-        kept_at = store + slot_of(j, kept, first, ring, keep) * (RANK + ROPE)
-        at = tl.where(u < 0, kept_at, new + row * new_row + u * new_token)[:, None]
+        slot = slot_of(j, kept, first, ring, keep)
         seen = (j < stop)[:, None]
-        latents = tl.load(at + c, mask=seen & (c < RANK), other=0.0)  # [BLOCK, RANK]
-        ropes = tl.load(at + RANK + p, mask=seen & (p < ROPE), other=0.0)
+        if FORM == "plain":
+            at = tl.where(u < 0, store + slot * WIDTH, new + row * new_row + u * new_token)[:, None]
+            latents = tl.load(at + c, mask=seen & (c < RANK), other=0.0)  # [BLOCK, RANK]
+            ropes = tl.load(at + RANK + p, mask=seen & (p < ROPE), other=0.0)
+        else:
+            slot = tl.where(u < 0, slot, last + u)[:, None]
+            at, by = store + slot * WIDTH, scales + slot * scale_numbers(RANK + ROPE, FORM)
+            above = high + slot * high_bytes(RANK + ROPE, FORM)
+            latents = decoded(at, by, above, seen, 0, RANK, RANK_PAD, RANK + ROPE, FORM)
+            latents = made_once(latents.to(q.dtype.element_ty))
+            ropes = decoded(at, by, above, seen, RANK, ROPE, ROPE_PAD, RANK + ROPE, FORM).to(q.dtype.element_ty)
         scores = tl.dot(latents, q_latent, input_precision="ieee")
         scores = tl.dot(ropes, q_rope, scores, input_precision="ieee") * (scale * LOG2E)  # [BLOCK, M]
         if T > 1:
@@ -139,7 +163,7 @@ def _attend_latent(
 
 def decode_latent(
     q: Tensor,  # [B, H, T, rank + rope]: the way up already folded in
-    new: Tensor,  # [B, T, rank + rope]: this pass's own tokens
+    new: Tensor | Coded,  # [B, T, rank + rope]: this pass's own tokens; in their slots where they are codes
     table: Tensor,  # the row of the cache's table for this entry
     *,
     rank: int,
@@ -162,24 +186,31 @@ def decode_latent(
     M = min(max(16, triton.next_power_of_2(H * T)), MOST_QUERIES[q.element_size()])
     blocks = triton.cdiv(H * T, M)
     queries = M if blocks > 1 else H * T
-    shape = shape or shape_for(q.element_size(), M)
+    shape = shape or shape_for(q.element_size(), M, isinstance(new, Coded))
     window = window or Full()
     kind, size, keep = rule_of(window)
     least = least or (LEAST if B * blocks < multiprocessors() else least_tokens(B * blocks))
     if most_splits is None:
         most_splits = min(splits_for(B * blocks, 1, reach(window), least=least), MOST_SPLITS)
+    form: Format = "plain"
+    if isinstance(new, Coded):
+        form, store, scales, high = new.keys.form, new.k.codes, new.k.scales, new.k.high
+    else:
+        store = scales = high = new
     means = torch.empty(B * blocks, most_splits, queries, rank, dtype=q.dtype, device=q.device)
     levels = torch.empty(B * blocks, queries, most_splits, device=q.device)
     _attend_latent[(B * blocks, most_splits)](
-        means, levels, q, new, table, size, keep, least, scale, *q.stride()[:3], *new.stride()[:2],
+        means, levels, q, store, scales, high, table, size, keep, least, scale, *q.stride()[:3], *store.stride()[:2],
         T=T, H=H, RANK=rank, ROPE=D - rank,
         RANK_PAD=max(16, triton.next_power_of_2(rank)), ROPE_PAD=max(16, triton.next_power_of_2(D - rank)),
-        M=M, ROWS=queries, QUERIES=blocks, KIND=kind, BLOCK=shape.block,
-        AHEAD=tokens_ahead(kind, D * q.element_size(), shape.block) if ahead else 0,
+        M=M, ROWS=queries, QUERIES=blocks, KIND=kind, FORM=form, BLOCK=shape.block,
+        AHEAD=tokens_ahead(kind, code_bytes(D, form) * store.element_size(), shape.block) if ahead else 0,
         PDL=pdl(), num_warps=shape.warps, num_stages=shape.stages, **launch_options(),
     )  # fmt: skip
     return Parts(means, levels, B, H, T, M, window, least, shape.block)
 
 
-def shape_for(itemsize: int, queries: int) -> Shape:
+def shape_for(itemsize: int, queries: int, coded: bool = False) -> Shape:
+    if coded and itemsize == 2:
+        return CODED[queries]
     return SHAPES[itemsize, queries] if pdl() or itemsize == 4 else EARLIER

@@ -1,13 +1,14 @@
 """One decode step in one graph: every kernel of a pass, the choice of the next tokens and the commit, replayed as one.
 
-A step is captured once for a number of rows and a way of choosing tokens, and then serves any cache: kernels find a
-cache's memory through tables of pointers, and taking up another cache, or one that has grown, is copying its tables in.
+A step is captured once for a number of rows, a way of choosing tokens and codecs of layers, and then serves any such
+cache: kernels find a cache's memory through tables of pointers, and taking up another cache, or one that has grown, is
+copying its tables in.
 Rows that have ended stay in the graph with a count of 0: nothing of theirs is written, and kernels of large launches do
 not read it either. Nothing is read back while steps run.
 
-    step = graphs.step(rows, chooser)     captured at the first run
+    step = graphs.step(cache.rows, chooser, cache)     captured at the first run
     step.take_up(cache, ids, left, ends)
-    step.run(n)                           n tokens for every live row
+    step.run(n)                                        n tokens for every live row
 
 Without CUDA (kernels interpreted on the CPU) a replay runs the same program again, which is how this file is tested.
 """
@@ -24,10 +25,11 @@ from torch import Tensor
 
 from lamina import kernels
 from lamina.cache.cache import Cache
+from lamina.cache.codec import Coding
 from lamina.cache.memory import Memory
 from lamina.runtime.passes import CapturedPass, width_for
 from lamina.runtime.recording import copy_in, recorded
-from lamina.runtime.tables import WIDTH, header_of, layers_of, tables_of
+from lamina.runtime.tables import WIDTH, codecs_in, codings_of, header_of, layers_of, tables_of
 
 if TYPE_CHECKING:
     from lamina.generation.run import Chooser
@@ -44,7 +46,7 @@ class CapturedStep:
     valid = None
     backend = None
 
-    def __init__(self, model: Model, rows: int, chooser: Chooser) -> None:
+    def __init__(self, model: Model, rows: int, chooser: Chooser, codings: Sequence[Coding] | None = None) -> None:
         from lamina.kernels.step import HEADER, scratch_for
 
         device = model.device
@@ -62,7 +64,7 @@ class CapturedStep:
         if chooser.processors:
             self.seen, self.seen_in_prompt = torch.zeros(2, rows, model.vocab, dtype=torch.int64, device=device)
         self.scratch = scratch_for(rows, model.vocab, device)
-        self.layers = layers_of(model, self.tables)
+        self.layers = layers_of(model, self.tables, codings=codings)
         self.logits: Tensor | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
         self.cache: Cache | None = None
@@ -147,8 +149,8 @@ class CapturedStep:
 
 
 class Graphs:
-    """The captured steps of a model, one for each number of rows and way of choosing, and its captured passes, one for
-    each number of rows and of tokens; `captures` counts them."""
+    """The captured steps of a model, one for each number of rows, way of choosing and codecs, and its captured passes,
+    one for each number of rows, of tokens and codecs; `captures` counts them."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -156,14 +158,16 @@ class Graphs:
         self.kept: OrderedDict[Hashable, Any] = OrderedDict()
         self.weights: list[int] = []
 
-    def step(self, rows: int, chooser: Chooser) -> CapturedStep:
+    def step(self, rows: int, chooser: Chooser, cache: Cache | None = None) -> CapturedStep:
+        """The step for caches that are written as this one is; as they come where there is none."""
         chooser = replace(chooser, seed=0)  # seeds are copied in
-        return self._kept((rows, chooser), lambda: CapturedStep(self.model, rows, chooser))
+        codings = None if cache is None else codings_of(cache)
+        return self._kept((rows, chooser, codecs_in(codings)), lambda: CapturedStep(self.model, rows, chooser, codings))
 
-    def pass_of(self, rows: int, tokens: int) -> CapturedPass:
-        """The captured pass that reads up to so many tokens a row."""
-        T = width_for(rows, tokens)
-        return self._kept((rows, T), lambda: CapturedPass(self.model, rows, T))
+    def pass_of(self, rows: int, tokens: int, cache: Cache | None = None) -> CapturedPass:
+        """The captured pass that reads up to so many tokens a row of caches that are written as this one is."""
+        T, codings = width_for(rows, tokens), None if cache is None else codings_of(cache)
+        return self._kept((rows, T, codecs_in(codings)), lambda: CapturedPass(self.model, rows, T, codings))
 
     def _kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
         weights = [parameter.data_ptr() for parameter in self.model.parameters()]

@@ -9,7 +9,6 @@ from lamina import kernels
 from lamina.attention.window import Chunked, Full, Sliding
 from lamina.cache.layer import Layer
 from lamina.cache.spec import Attention, Convolution, Latent, LayerSpecs, Recurrent, Spec
-from lamina.cache.store import TokenLayer
 from lamina.recurrence import SSD, GatedDelta, SelectiveScan
 
 if TYPE_CHECKING:
@@ -57,10 +56,6 @@ def why_not_read(cache: Cache) -> str | None:
     """The first entry of a cache that no captured pass of several tokens reads, in words; None when all are read."""
     if cache.fetcher is not None:
         return ON_THE_HOST
-    for i, entry in enumerate(cache.layers):
-        for name, layer in entry.items():
-            if (coding := getattr(layer, "coding", None)) is not None and coding.forms:
-                return f"layer {i} entry {name!r}: it is written as {coding.codec}; captured passes read no codes yet"
     return why_no_kernels(cache.specs, cache.layers)
 
 
@@ -74,8 +69,6 @@ def why_no_kernels(specs: Sequence[LayerSpecs], layers: Sequence[Mapping[str, La
 
 
 def _unserved(spec: Spec, layer: Layer | None) -> str | None:
-    if isinstance(layer, TokenLayer) and layer.coding.forms:
-        return f"it is written as {layer.coding.codec}; no kernel of a captured step reads codes yet"
     match spec:
         case Attention(window=Full() | Sliding() | Chunked()) | Latent(window=Full()) | Convolution():
             return None

@@ -4,7 +4,7 @@
 to T tokens a row and gives the logits after each, which may then be looked at in any way; `commit` takes in each row's
 first so many, whatever kinds the layers are. As with a step, one pass serves any cache, by tables that are copied in.
 
-    one = model.graphs.pass_of(rows=2, tokens=4)
+    one = model.graphs.pass_of(2, 4, cache)           # of two rows, for up to four tokens
     logits = one.read(cache, ids, counts=[4, 1])      # [2, T, vocab]
     one.commit([3, 1])                                # or one.abort()
 
@@ -25,12 +25,13 @@ from torch import Tensor
 from lamina import kernels
 from lamina.cache.cache import Cache, Numbers
 from lamina.cache.clock import on_device
+from lamina.cache.codec import Coding
 from lamina.cache.counts import Counts
 from lamina.cache.memory import Memory
 from lamina.errors import InputError
 from lamina.runtime.explain import MOST_ROWS, MOST_TOKENS, why_not_read
 from lamina.runtime.recording import copy_in, recorded
-from lamina.runtime.tables import WIDTH, header_of, layers_of, tables_of
+from lamina.runtime.tables import WIDTH, codecs_in, codings_of, header_of, layers_of, tables_of
 
 if TYPE_CHECKING:
     from lamina.model import Model
@@ -57,7 +58,7 @@ class CapturedPass:
     valid = None
     backend = None
 
-    def __init__(self, model: Model, rows: int, T: int) -> None:
+    def __init__(self, model: Model, rows: int, T: int, codings: Sequence[Coding] | None = None) -> None:
         from lamina.kernels.step import HEADER
 
         device = model.device
@@ -68,7 +69,8 @@ class CapturedPass:
         self.positions, self.ids = (torch.zeros(rows, T, dtype=torch.int64, device=device) for _ in range(2))
         self.counts, self.accepted = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(2))
         self.all_counts = self.counts
-        self.layers = layers_of(model, *self.tables)
+        self.codecs = codecs_in(codings)
+        self.layers = layers_of(model, self.tables[0], self.tables[1], codings)
         self.logits: Tensor | None = None  # [B, T, vocab]
         self.graphs: list[torch.cuda.CUDAGraph] = []
         self.cache: Cache | None = None  # of the pass that is open
@@ -100,7 +102,7 @@ class CapturedPass:
             raise InputError(
                 f"a captured pass of {self.rows} rows and up to {self.T} tokens was given {n} tokens for a cache of "
                 f"{cache.rows} rows{'' if cache.model is self.model else ' that another model made'}: ask for one with "
-                "model.graphs.pass_of(cache.rows, tokens)"
+                "model.graphs.pass_of(cache.rows, tokens, cache)"
             )
         if ids.device.type == "cpu":
             self.model.check_ids(ids, counts)
@@ -194,7 +196,10 @@ class CapturedPass:
     def _take_up(self, cache: Cache) -> None:
         """Copies the cache's tables in, where they are not those of the last pass."""
         if self._before is None or self._before() is not cache:
-            if reason := why_not_read(cache):
+            reason = why_not_read(cache)
+            if reason is None and codecs_in(codings_of(cache)) != self.codecs:
+                reason = "it is written by other codecs than this pass reads; model.graphs.pass_of takes the cache"
+            if reason is not None:
                 cache.drop_open_step()
                 raise InputError(f"this cache has no captured passes: {reason}; run plain passes with cache.step")
             self._before = weakref.ref(cache)

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from lamina import kernels
+from lamina.cache.codec import Codecs
 from lamina.checkpoint.loader import finish_buffers, own_dtype, put, tensors_of
 from lamina.config import Config
 from lamina.model import Model
@@ -51,18 +52,21 @@ def rehearsal(config: Mapping[str, Any], dtype: torch.dtype, device: torch.devic
 
 
 @torch.no_grad()
-def build_kernels(model: Model, rows: int = 1, tokens: int | None = None) -> None:
-    """Builds the kernels of a greedy decode step, or of a pass of so many tokens, of a model on the meta device."""
+def build_kernels(model: Model, rows: int = 1, tokens: int | None = None, codec: Codecs | None = None) -> None:
+    """Builds the kernels of a greedy decode step, or of a pass of so many tokens, of a model on the meta device, for
+    caches of this codec."""
     from lamina.generation.run import Chooser
     from lamina.runtime.capture import CapturedStep
     from lamina.runtime.passes import CapturedPass
+    from lamina.runtime.tables import codings_of
 
     if why_no_kernels(model.specs) is not None:
         return
+    codings = codings_of(model.new_cache(rows, codec=codec))
     if tokens is None:
-        build_together(CapturedStep(model, rows, Chooser()).program)
+        build_together(CapturedStep(model, rows, Chooser(), codings).program)
     else:
-        one = CapturedPass(model, rows, tokens)
+        one = CapturedPass(model, rows, tokens, codings)
         build_together(one.reading, one.taking_in)
 
 

@@ -1,26 +1,28 @@
 """What a captured step knows of a cache: a row of numbers for each entry, and layers that pass them to kernels.
 
-A row is [k or latent or ring or state, v, slots, ring, keep, lengths, counts, –]: pointers and sizes, as every kernel
-of `lamina.kernels` reads them.
+A row is pointers and sizes in the order of `lamina.kernels.COLUMNS`, as every kernel reads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from lamina.attention.rotary import Table
 from lamina.cache.cache import Cache
+from lamina.cache.codec import Codec, Coding
 from lamina.cache.layer import Key, Layer
 from lamina.cache.spec import Attention, Convolution, Latent, Recurrent
 from lamina.cache.store import TokenLayer
+from lamina.kernels import COLUMNS
 from lamina.recurrence.rule import Tensors
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
+    from lamina.kernels.codes import Coded
     from lamina.kernels.following import Unnormed
     from lamina.model import Model
     from lamina.nn.norm import RMSNorm
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 
     Captured: TypeAlias = CapturedStep | CapturedPass
 
-WIDTH = 8
+WIDTH = 16  # of a row; what COLUMNS does not name is 0
+PLAIN = Coding()
 
 
 def tables_of(cache: Cache, counts: Tensor) -> list[list[int]]:
@@ -38,11 +41,34 @@ def tables_of(cache: Cache, counts: Tensor) -> list[list[int]]:
 
 
 def _row(layer: Layer, cache: Cache, counts: Tensor) -> list[int]:
-    clock = [cache.lengths.data_ptr(), counts.data_ptr(), 0]
+    row = {"lengths": cache.lengths.data_ptr(), "counts": counts.data_ptr()}
     if isinstance(layer, TokenLayer):
-        first, *second = (tensor.data_ptr() for tensor in layer.data.values())
-        return [first, *(second or [0]), layer.slots, layer.layout.ring or 0, layer.layout.keep, *clock]
-    return [layer.data["head"].data_ptr(), 0, 0, 0, 0, *clock]
+        row |= {_column(name): part.data_ptr() for name, part in layer.data.items()}
+        row |= {"slots": layer.slots, "ring": layer.layout.ring or 0, "keep": layer.layout.keep}
+    else:
+        row["k"] = layer.data["head"].data_ptr()
+    return [row.get(name, 0) for name in COLUMNS] + [0] * (WIDTH - len(COLUMNS))
+
+
+def _column(part: str) -> str:
+    """
+    >>> _column("v"), _column("latent.codes"), _column("latent.scales")
+    ('v', 'k', 'k.scales')
+    """
+    field, _, rest = part.partition(".")
+    field = field if field in ("k", "v") else "k"
+    return field if rest in ("", "codes") else f"{field}.{rest}"
+
+
+def codings_of(cache: Cache) -> list[Coding]:
+    """How the fields of each entry are written, in the order of the tables."""
+    return [getattr(layer, "coding", PLAIN) for entry in cache.layers for layer in entry.values()]
+
+
+def codecs_in(codings: Sequence[Coding] | None) -> tuple[Codec, ...]:
+    """What tells captured steps of different codings apart; nothing where all is plain."""
+    written = codings is not None and any(coding.forms for coding in codings)
+    return tuple(coding.codec for coding in codings or ()) if written else ()
 
 
 def header_of(cache: Cache) -> list[int]:
@@ -52,12 +78,16 @@ def header_of(cache: Cache) -> list[int]:
     return [*(mark.data_ptr() for mark in marks), cache.record.shape[1], cache.logits.data_ptr()]
 
 
-def layers_of(model: Model, tables: Tensor, later: Tensor | None = None) -> list[dict[str, Any]]:
+def layers_of(
+    model: Model, tables: Tensor, later: Tensor | None = None, codings: Sequence[Coding] | None = None
+) -> list[dict[str, Any]]:
     """For each layer of the model, name -> what answers `memory` calls in a captured step.
 
-    later   the same tables with the accepted counts, where layers take tokens in when they are told to (`commit`)
+    later     the same tables with the accepted counts, where layers take tokens in when they are told to (`commit`)
+    codings   how the cache's entries are written, as `codings_of` gives them; all plain when None
     """
-    rows = zip(tables, [None] * len(tables) if later is None else later, strict=True)
+    none = [None] * len(tables)
+    rows = zip(tables, none if later is None else later, codings or [PLAIN] * len(tables), strict=True)
     return [{name: KINDS[type(spec)](spec, *next(rows)) for name, spec in entry.items()} for entry in model.specs]
 
 
@@ -66,8 +96,8 @@ class DeviceLayer:
 
     fuses = True  # calls come with what stands around them, to be done in the same kernel
 
-    def __init__(self, spec: Any, table: Tensor, later: Tensor | None = None) -> None:
-        self.spec, self.table, self.later = spec, table, later
+    def __init__(self, spec: Any, table: Tensor, later: Tensor | None = None, coding: Coding = PLAIN) -> None:
+        self.spec, self.table, self.later, self.coding = spec, table, later, coding
         self.left: Any = None  # what a pass leaves for `commit`
 
     def commit(self) -> None:
@@ -75,32 +105,50 @@ class DeviceLayer:
 
 
 class DeviceAttention(DeviceLayer):
+    def __init__(self, spec: Any, table: Tensor, later: Tensor | None = None, coding: Coding = PLAIN) -> None:
+        super().__init__(spec, table, later, coding)
+        if coding.forms:
+            from lamina.kernels.codes import Side
+
+            self.keys = Side.of(coding.forms.get("k"), spec.key_dim)
+            self.values = Side.of(coding.forms.get("v"), spec.value_dim)
+
     def attend(
         self, step: Captured, key: Key, q: Tensor, k: Tensor | None, v: Tensor | None,
         *, scale: float, softcap: float | None, sinks: Tensor | None, bias: Any, gate: Tensor | None, **before: Any,
     ) -> Tensor:  # fmt: skip
         from lamina.kernels.attend import decode_attention
+        from lamina.kernels.coded import decode_codes
+        from lamina.kernels.codes import encode
         from lamina.kernels.norm import sigmoid_gated
         from lamina.kernels.rope import rotate_and_append
         from lamina.kernels.token import attend_token, takes
 
         assert k is not None and v is not None and bias is None
+        how: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks}
         waits = self.later is not None and self.spec.window.span is not None  # a ring, whose tokens are still read
-        if not waits and takes(q, k, v):
-            return attend_token(
-                q, k, v, table=self.table, window=self.spec.window, gate=gate,
-                scale=scale, softcap=softcap, sinks=sinks, **before,
-            )  # fmt: skip
-        q, k, v = rotate_and_append(q, k, v, table=self.table, write=not waits, **before)
+        if not waits and not self.coding.forms and takes(q, k, v):
+            return attend_token(q, k, v, table=self.table, window=self.spec.window, gate=gate, **how, **before)
+        write = not waits and not self.coding.forms
+        q, k, v = rotate_and_append(q, k, v, table=self.table, write=write, **before)
         self.left = (k, v) if waits else None
-        out = decode_attention(q, k, v, self.table, self.spec.window, scale=scale, softcap=softcap, sinks=sinks)
+        if self.coding.forms:
+            coded = encode(q, k, v, self.table, self.keys, self.values, write=not waits)
+            out = decode_codes(coded, self.table, self.spec.window, q.dtype, **how)
+        else:
+            out = decode_attention(q, k, v, self.table, self.spec.window, **how)
         return out if gate is None else sigmoid_gated(out, gate)
 
     def commit(self) -> None:
+        from lamina.kernels.codes import append_codes
         from lamina.kernels.rope import append
 
-        if self.left is not None and self.later is not None:
-            k, v = self.left
+        if self.left is None or self.later is None:
+            return
+        k, v = self.left
+        if self.coding.forms:
+            append_codes(k, v, self.later, self.keys, self.values)
+        else:
             append(k, v, self.later)
 
 
@@ -114,9 +162,19 @@ class DeviceLatent(DeviceLayer):
 
         assert norm.weight is not None and not norm.plus_one
         up_k, up_v = up.tensor_split([q.shape[-1] - self.spec.rope_dim], dim=1)
-        q, new = into_latent(q, kv, up_k, norm.weight, norm.eps, rope, self.table, neighbours=neighbours)
-        parts = decode_latent(q, new, self.table, rank=self.spec.rank, scale=scale, window=self.spec.window)
+        form = self.coding.forms.get("latent")
+        q, new = into_latent(
+            q, kv, up_k, norm.weight, norm.eps, rope, self.table, neighbours=neighbours, write=form is None
+        )
+        seen = new if form is None else self._encoded(new[:, None])
+        parts = decode_latent(q, seen, self.table, rank=self.spec.rank, scale=scale, window=self.spec.window)
         return out_of_latent(parts, up_v, self.table)
+
+    def _encoded(self, new: Tensor) -> Coded:
+        from lamina.kernels.codes import Side, encode
+
+        side = Side.of(self.coding.forms["latent"], new.shape[-1])
+        return encode(new, new, None, self.table, side, write=True)
 
 
 class DeviceConvolution(DeviceLayer):

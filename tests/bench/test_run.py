@@ -58,6 +58,16 @@ def test_a_run_measures_every_size_of_every_subject_and_reports_it(tmp_path: Pat
     report.show()
 
 
+def test_codecs_are_decoded_beside_the_plain_cache_and_their_bytes_are_fewer() -> None:
+    s = settings("llama-3.1-8b", codecs=("int8", "int4"), rows=(2,), contexts=(20,), prefill=0)
+    plain, eight, four = run(s).decoded
+    assert [one.subject for one in (plain, eight, four)] == ["lamina", "lamina, int8", "lamina, int4"]
+    assert plain.moved.tokens > eight.moved.tokens > four.moved.tokens
+    assert "--codec int8,int4" in Report(s, run(s)).command
+    with pytest.raises(InputError, match="there is no codec 'int9'"):
+        settings(codecs=("int9",))
+
+
 def test_a_plot_is_drawn_where_matplotlib_is(tmp_path: Path) -> None:
     s = settings("llama-3.1-8b", contexts=(8, 16), rows=(1,), prefill=0)
     files = Report(s, run(s)).write(tmp_path)

@@ -13,7 +13,6 @@ from lamina.cache.codec import NAMES, codecs_of
 from lamina.cache.store import TokenLayer
 from lamina.config import Config
 from lamina.models.llama import Llama
-from lamina.runtime.explain import why_no_kernels
 from tests.laws.toys import KINDS, assert_close, random_ids, toy, truth
 from tests.runtime.test_compiled import compiled, decode
 
@@ -152,13 +151,6 @@ def test_one_graph_of_a_whole_pass_serves_every_length(kind: str, codec: str) ->
         step.commit()
         assert_close(found[0, 0], expected[t], f"{kind}, token {t}")
     assert counter.frame_count == 1
-
-
-def test_a_captured_step_is_refused_with_the_codec_as_the_reason(llama: Llama) -> None:
-    cache = llama.new_cache(codec={"default": "plain", 1: "k8v4"})
-    reason = why_no_kernels(llama.specs, cache.layers)
-    assert reason == "layer 1 entry 'attention': it is written as k8v4; no kernel of a captured step reads codes yet"
-    assert why_no_kernels(llama.specs, llama.new_cache().layers) is None
 
 
 # -- centres -----------------------------------------------------------------------------------------------------------

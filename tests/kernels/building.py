@@ -1,6 +1,6 @@
-"""Builds every kernel of a decode step for a GPU, without one: `python -m tests.kernels.building FAMILY[:TOKENS] …`
+"""Builds every kernel of a decode step for a GPU, without one: `python -m tests.kernels.building FAMILY[:HOW] …`
 
-With TOKENS, those of a captured pass of so many tokens a row.
+HOW is a number of tokens, for a captured pass of so many a row, or a codec, for caches that are written by it.
 
 Run apart from the tests, whose kernels are interpreted. Building finds what the interpreter lets through: types that do
 not meet, tuples of another length. Prints how many kernels each family has.
@@ -36,7 +36,7 @@ class NoDevice:
         return 0
 
 
-def build(family: str, tokens: int | None, dtype: torch.dtype) -> int:
+def build(family: str, tokens: int | None, codec: str | None, dtype: torch.dtype) -> int:
     from lamina.runtime.rehearse import build_kernels, without_numbers
     from tests.families.cases import FIRST, cases
 
@@ -49,7 +49,8 @@ def build(family: str, tokens: int | None, dtype: torch.dtype) -> int:
 
     jit.JITFunction._do_compile = noted
     try:
-        build_kernels(without_numbers(cases(family)[dict(FIRST)[family]]().to_dict(), dtype), tokens=tokens)
+        model = without_numbers(cases(family)[dict(FIRST)[family]]().to_dict(), dtype)
+        build_kernels(model, tokens=tokens, codec=codec)
     finally:
         jit.JITFunction._do_compile = compile_one
     return len(built)
@@ -62,8 +63,9 @@ def main() -> None:
 
     splits.multiprocessors = lambda: 132
     for asked in sys.argv[1:]:
-        family, _, tokens = asked.partition(":")
-        print(asked, build(family, int(tokens) if tokens else None, torch.bfloat16), flush=True)
+        family, _, how = asked.partition(":")
+        tokens, codec = (int(how), None) if how.isdigit() else (None, how or None)
+        print(asked, build(family, tokens, codec, torch.bfloat16), flush=True)
 
 
 if __name__ == "__main__":

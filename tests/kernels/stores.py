@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from lamina.attention import View, Window, reference_attention
+from lamina.cache.codec import Codec, unused
+from lamina.cache.formats import Float8, Form, Grouped, hadamard
 from lamina.cache.layout import Layout
 from lamina.cache.place import write_slots
 from lamina.cache.store import layout_for
+from lamina.kernels import COLUMNS
 
 
 @dataclass
@@ -56,13 +59,14 @@ class Held:
         return self.fields[0].shape[2]
 
     def table(self) -> Tensor:
-        value = self.fields[1].data_ptr() if len(self.fields) > 1 else 0
-        counts = 0 if self.counts is None else self.counts.data_ptr()
-        numbers = [
-            self.fields[0].data_ptr(), value, self.slots, self.layout.ring or 0, self.layout.keep,
-            self.lengths.data_ptr(), counts, 0,
-        ]  # fmt: skip
-        return torch.tensor(numbers, device=self.lengths.device)
+        return self.row(dict(zip("kv", self.fields, strict=False)))
+
+    def row(self, parts: dict[str, Tensor]) -> Tensor:
+        """The row of a table with these parts: names of its columns -> stores."""
+        numbers = {name: part.data_ptr() for name, part in parts.items()}
+        numbers |= {"slots": self.slots, "ring": self.layout.ring or 0, "keep": self.layout.keep}
+        numbers |= {"lengths": self.lengths.data_ptr(), "counts": 0 if self.counts is None else self.counts.data_ptr()}
+        return torch.tensor([numbers.get(name, 0) for name in COLUMNS], device=self.lengths.device)
 
     def real(self, T: int) -> Tensor:
         """Which of the new tokens are no padding, [B, T]."""
@@ -91,6 +95,48 @@ class Held:
         return fields
 
 
+class Packed:
+    """The fields of `held` as a codec writes them: parts, forms, and the same tokens as they are seen."""
+
+    def __init__(self, held: Held, codec: str | Codec, *, turned: bool = True, centred: bool = True) -> None:
+        codec, first = Codec.of(codec), held.fields[0]
+        names, how = ("k", "v")[: len(held.fields)], (codec.keys, codec.values)
+        self.held, self.forms, self.parts = held, dict[str, Form](), dict[str, Tensor]()
+        fields = []
+        for name, form, field in zip(names, how, held.fields, strict=False):
+            exact = torch.promote_types(field.dtype, torch.float32)
+            centre = torch.randn(field.shape[1], 1, field.shape[3], dtype=exact, device=field.device)
+            middle = centre if centred and name == "k" else None
+            if form == "plain":
+                self.parts[name] = field
+                fields.append(field)
+                continue
+            turn = hadamard(exact, field.device) if turned else None
+            self.forms[name] = (
+                Float8(field.shape[-1], field.dtype, middle)
+                if form == "fp8"
+                else Grouped(field.shape[-1], int(form), field.dtype, turn, middle)
+            )
+            free = field.isnan().any(dim=-1, keepdim=True)
+            parts = self.forms[name].encode(field.nan_to_num(0))
+            fields.append(self.forms[name].decode(parts))
+            for part, numbers in parts.items():
+                column = name if part == "codes" else f"{name}.{part}"
+                self.parts[column] = numbers.masked_fill(free, unused(numbers, float("nan"))).contiguous()
+        assert first.dtype == held.fields[-1].dtype
+        self.seen = Held(fields, held.layout, held.window, held.lengths, held.counts)
+
+    def table(self) -> Tensor:
+        return self.held.row(self.parts)
+
+    def through(self, name: str, x: Tensor) -> Tensor:
+        """What is seen of x [B, H, T, D], which may have NaN where it is padding."""
+        if name not in self.forms:
+            return x
+        form = self.forms[name]
+        return form.decode(form.encode(x.nan_to_num(0)))
+
+
 class Ring:
     """Inputs of rows of several lengths, and the ring that keeps the newest of them; unused slots are NaN."""
 
@@ -106,7 +152,7 @@ class Ring:
     def table(self, counts: Tensor | None) -> Tensor:
         pointers = self.lengths.data_ptr(), 0 if counts is None else counts.data_ptr()
         slots = self.store.shape[1]
-        return torch.tensor([self.store.data_ptr(), 0, slots, slots, 0, *pointers, 0])
+        return torch.tensor([self.store.data_ptr(), 0, slots, slots, 0, *pointers])
 
     def past(self, row: int, taps: int) -> Tensor:
         inputs = self.history[row]

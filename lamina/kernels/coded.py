@@ -1,0 +1,366 @@
+"""Decode attention over codes: each code read once, and made a number in the registers that take part in the product.
+
+The parts, the windows and the merging are those of `attend`. A program is one warp for every 16 queries and needs no
+other: blocks are short, many programs share a multiprocessor, and nothing is exchanged between warps. Keys and values
+are never whole: they stay in planes (see `packed`). New tokens are further tokens behind the visible ones, in their
+slots or in parts of this pass alone (see `codes`), so one loop takes in all.
+
+Everything happens in the space of the codes: with q made ready by `codes.encode`,
+
+    q·k = q·centre + largest · Σ over groups (scale · q̂·codes + offset · Σ q̂)
+
+and an output over turned values is turned back once, by the program that finishes it.
+
+The reference is `lamina.attention.reference_attention` over what the codec's `decode` gives.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lamina.attention.window import Window
+from lamina.errors import InputError
+from lamina.kernels.attend import Shape
+from lamina.kernels.codes import K_CODES, K_HIGH, K_SCALES, SLOTS, V_CODES, V_HIGH, V_SCALES, Coded, Parts, Side
+from lamina.kernels.launch import begin, launch_options, pdl
+from lamina.kernels.packed import (
+    GROUP,
+    and_one,
+    code_bytes,
+    column_in,
+    float_planes,
+    group_words,
+    groups_of,
+    high_bytes,
+    in_columns,
+    number_at,
+    offsets,
+    padded_words,
+    planes_in,
+    planes_of,
+    scale_numbers,
+    spread,
+    turned,
+    weight_of,
+    word_bytes,
+)
+from lamina.kernels.rope import slot_at
+from lamina.kernels.splits import (
+    COUNTERS,
+    LOG2E,
+    NEW,
+    NOTHING,
+    TAIL,
+    arrivals,
+    bunch_for,
+    cut,
+    first_seen,
+    gathered,
+    position_of,
+    reach,
+    row_of,
+    rule_of,
+    scored,
+    slot_of,
+    splits_for,
+    visible,
+    write,
+)
+
+# By bits of a number that is computed with, and by columns of a value.
+SHAPES = {(16, 64): Shape(32, 1, 3), (16, 128): Shape(32, 1, 3), (16, 256): Shape(16, 1, 3), (32, 256): Shape(16, 4, 2)}
+MOST_QUERIES = {16: 64, 32: 16}
+LEAST = 128  # tokens a part has at least
+WAVES = 8  # programs for each multiprocessor
+
+
+@triton.jit
+def store_of(table, COLUMN: tl.constexpr, new, group, slots, WIDTH: tl.constexpr):
+    """Where the slots of a row's head begin in the store of a part: WIDTH numbers each, of the type of `new`."""
+    base = tl.multiple_of(tl.multiple_of(tl.load(table + COLUMN), 16).to(new.dtype), 16)
+    return base + group.to(tl.int64) * slots * WIDTH
+
+
+@triton.jit
+def tokens_of(store, new, slot, u, WIDTH: tl.constexpr, APART: tl.constexpr):
+    """Where the tokens' parts begin, [N, 1]: in their slots, or APART in the pass's own, where u >= 0 numbers them."""
+    at = store + slot * WIDTH
+    if APART:
+        at = tl.where(u < 0, at, new + u * WIDTH)
+    return at[:, None]
+
+
+@triton.jit
+def within(there, index, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """there [N, 1] and, where it needs to be asked, index < WIDTH."""
+    return there if WIDTH == PADDED else there & (index < WIDTH)
+
+
+@triton.jit
+def read(
+    codes, scales, high, new_codes, new_scales, new_high, slot, u, there,
+    D: tl.constexpr, FORM: tl.constexpr, EXACT: tl.constexpr, N: tl.constexpr, APART: tl.constexpr,
+):  # fmt: skip
+    """The planes of N tokens, and what goes with them: their offsets as the rows of a product, [N, 2 · groups] with
+    scales between them, or 256 times the scale of each token [1, N] where planes are fp8."""
+    WORDS: tl.constexpr = code_bytes(D, FORM) // max(1, word_bytes(D, FORM))
+    PADDED: tl.constexpr = padded_words(D, FORM)
+    w = tl.arange(0, PADDED)[None, :]
+    at_words = tokens_of(codes, new_codes, slot, u, WORDS, APART)
+    words = tl.load(at_words + w, mask=within(there, w, WORDS, PADDED), other=0)
+    if FORM == "plain":
+        return (words,), words
+    elif FORM == "fp8":
+        at = tl.trans(tokens_of(scales, new_scales, slot, u, 1, APART))
+        scale = tl.load(at, mask=tl.trans(there), other=0.0).to(tl.float32)
+        return float_planes(words, D, EXACT), scale * 256
+    else:
+        WIDTH: tl.constexpr = scale_numbers(D, FORM)
+        PAIRS: tl.constexpr = PADDED // group_words(D, FORM)
+        COLUMNS: tl.constexpr = max(16, 2 * PAIRS)
+        at = tokens_of(scales, new_scales, slot, u, WIDTH, APART)
+        c, e = tl.arange(0, 2 * PAIRS)[None, :], tl.arange(0, COLUMNS)[None, :]
+        # Asked for twice, since it is needed in two arrangements; the second time it is near.
+        pairs = tl.load(at + c, mask=within(there, c, WIDTH, 2 * PAIRS), other=0.0)
+        both = tl.load(at + e, mask=within(there, e, WIDTH, COLUMNS), other=0.0)
+        scale, _ = tl.split(tl.reshape(pairs, [N, PAIRS, 2]))
+        if EXACT:
+            scale, both = scale.to(tl.float32), both.to(tl.float32)
+        bits = tokens_of(high, new_high, slot, u, high_bytes(D, FORM), APART)
+        return planes_of(words, spread(scale, N, D, FORM), bits, there, D, FORM), both
+
+
+@triton.jit
+def with_offsets(mix, less, M: tl.constexpr, D: tl.constexpr, FORM: tl.constexpr):
+    """mix [M, columns] and what the offsets add to each group, less [M, 2 · groups], of which every other is one."""
+    G: tl.constexpr = padded_words(D, FORM) // group_words(D, FORM)
+    _, each = tl.split(tl.reshape(less, [M, less.shape[1] // 2, 2]))
+    if less.shape[1] // 2 > G:  # padding is zeros
+        each = tl.sum(tl.reshape(each, [M, less.shape[1] // 2 // G, G]), axis=1)
+    return mix + tl.reshape(tl.broadcast_to(each[:, :, None], [M, G, GROUP]), [M, G * GROUP])
+
+
+@triton.jit
+def turned_back(mix, R: tl.constexpr, DV: tl.constexpr, COLUMNS: tl.constexpr):
+    G: tl.constexpr = COLUMNS // GROUP
+    column = tl.arange(0, COLUMNS)[None, :]
+    back = tl.reshape(turned(tl.reshape(mix, [R * G, GROUP]), R * G), [R, COLUMNS])
+    return tl.where((column // GROUP + 1) * GROUP <= DV, back, mix)  # a smaller group was not turned
+
+
+@triton.jit
+def _attend_codes(
+    out, q, marks, k_codes, k_scales, k_high, v_codes, v_scales, v_high, sinks, parts, counters, table,
+    size, keep, least, scale, softcap, q_row, q_head, q_token,
+    T: tl.constexpr, G: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    KEYS: tl.constexpr, VALUES: tl.constexpr, TURNED: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr,
+    R: tl.constexpr, QUERIES: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
+    MERGES: tl.constexpr, BLOCK: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr, CHUNK: tl.constexpr,
+    APART: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    EXACT: tl.constexpr = q.dtype.element_ty == tl.float32
+    NUMBER: tl.constexpr = q.dtype.element_ty  # of the keys' products
+    SHARE: tl.constexpr = v_codes.dtype.element_ty if VALUES == "plain" else tl.float32 if EXACT else tl.float16
+    WORDS: tl.constexpr = padded_words(D, KEYS)
+    V_WORDS: tl.constexpr = padded_words(DV, VALUES)
+    COLUMNS: tl.constexpr = V_WORDS // group_words(DV, VALUES) * GROUP
+    OFFSETS: tl.constexpr = max(16, 2 * (WORDS // group_words(D, KEYS)))
+    V_OFFSETS: tl.constexpr = max(16, 2 * (COLUMNS // GROUP))
+    group, split, most = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    pair, block = group // QUERIES, group % QUERIES
+    row, head = pair // HEADS, pair % HEADS
+    length, count = row_of(table, row, T)
+    kept, first, many, ring = visible(table, length, count, size, keep, KIND)
+    each, used = cut(many, most, least, BLOCK)
+    if split >= used:
+        return
+    slots = tl.load(table + SLOTS)
+    K_WIDTH: tl.constexpr = code_bytes(D, KEYS) // max(1, word_bytes(D, KEYS))
+    V_WIDTH: tl.constexpr = code_bytes(DV, VALUES) // max(1, word_bytes(DV, VALUES))
+    k_store = store_of(table, K_CODES, k_codes, pair, slots, K_WIDTH)
+    v_store = store_of(table, V_CODES, v_codes, pair, slots, V_WIDTH)
+    ks_store = store_of(table, K_SCALES, k_scales, pair, slots, scale_numbers(D, KEYS))
+    vs_store = store_of(table, V_SCALES, v_scales, pair, slots, scale_numbers(DV, VALUES))
+    kh_store = store_of(table, K_HIGH, k_high, pair, slots, high_bytes(D, KEYS))
+    vh_store = store_of(table, V_HIGH, v_high, pair, slots, high_bytes(DV, VALUES))
+    k_codes += pair * T * K_WIDTH
+    v_codes += pair * T * V_WIDTH
+    k_scales += pair * T * scale_numbers(D, KEYS)
+    v_scales += pair * T * scale_numbers(DV, VALUES)
+    k_high += pair * T * high_bytes(D, KEYS)
+    v_high += pair * T * high_bytes(DV, VALUES)
+    begins = split * each
+    stop = tl.where(split == used - 1, many + count, tl.minimum(begins + each, many))
+    begin(PDL)
+
+    inner = tl.arange(0, M)  # this program's queries: token t of the head's query head r // T
+    r = block * M + inner
+    t, g = r % T, r // T
+    real = r < G * T
+    low = first_seen(length + t, size, KIND)  # [M]
+    at = row * q_row + (head * G + g) * q_head + t * q_token
+    queries, mix = (), ()
+    w = tl.arange(0, WORDS)[None, :]
+    for p in tl.static_range(planes_in(D, KEYS)):
+        number, is_one = number_at(column_in(w, p, D, KEYS), D, KEYS)
+        plane = tl.load(q + at[:, None] + number, mask=real[:, None] & is_one, other=0.0)
+        if weight_of(p, KEYS) != 1:
+            plane = (plane * (1 / weight_of(p, KEYS))).to(NUMBER)
+        queries = and_one(queries, plane)
+    for _ in tl.static_range(planes_in(DV, VALUES)):
+        mix = and_one(mix, tl.zeros([M, V_WORDS], tl.float32))
+    factor, beside = tl.full([M], 1.0, tl.float32), tl.zeros([M], tl.float32)
+    sums = tl.zeros([M, OFFSETS], NUMBER)
+    if KEYS != "plain":
+        mine = marks + ((row * T + t) * (HEADS * G) + head * G + g) * (2 + groups_of(D))
+        factor, beside = tl.load(mine, mask=real, other=0.0), tl.load(mine + 1, mask=real, other=0.0)
+        e = tl.arange(0, OFFSETS)[None, :]
+        is_sum = real[:, None] & (e % 2 == 1) & (e < 2 * groups_of(D))
+        sums = tl.load(mine[:, None] + 2 + e // 2, mask=is_sum, other=0.0).to(NUMBER)
+    if not SOFTCAP:
+        factor, beside = factor * (scale * LOG2E), beside * (scale * LOG2E)
+    top, total = tl.full([M], NOTHING, tl.float32), tl.zeros([M], tl.float32)
+    less = tl.zeros([M, V_OFFSETS], tl.float32)
+    last = length  # the slot of the first new token; of several, only a line has slots before they are accepted
+    if T == 1:
+        last = slot_at(table, length).to(tl.int32)
+
+    for start in range(begins, stop, BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        u = j - many  # a new token's number
+        slot = j
+        if KIND != "full":
+            slot = tl.where(u < 0, slot_of(j, kept, first, ring, keep), last + u)
+        there = (j < stop)[:, None]
+        keys, beside_keys = read(
+            k_store, ks_store, kh_store, k_codes, k_scales, k_high, slot, u, there, D, KEYS, EXACT, BLOCK, APART
+        )
+        values, beside_values = read(
+            v_store, vs_store, vh_store, v_codes, v_scales, v_high, slot, u, there, DV, VALUES, EXACT, BLOCK, APART
+        )
+        products = tl.zeros([M, BLOCK], tl.float32)
+        if offsets(KEYS):
+            products = tl.dot(sums, tl.trans(beside_keys), input_precision="ieee")
+        for p in tl.static_range(planes_in(D, KEYS)):
+            products = tl.dot(queries[p], tl.trans(keys[p]), products, input_precision="ieee")
+        if KEYS == "fp8":
+            products = products * beside_keys
+        scores = products * factor[:, None] + beside[:, None]
+        if SOFTCAP:
+            scores = scored(scores, scale, softcap, SOFTCAP)
+        seen = (j < stop)[None, :]
+        if T > 1:
+            seen = seen & (u[None, :] <= t[:, None])
+            if KIND != "full":
+                position = tl.where(u < 0, position_of(j, kept, first), length + u)[None, :]
+                seen = seen & ((position >= low[:, None]) | (position < keep))
+        scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, axis=1))
+        shares, fade = tl.exp2(scores - higher[:, None]), tl.exp2(top - higher)
+        total = total * fade + tl.sum(shares, axis=1)
+        top = higher
+        if VALUES == "fp8":
+            shares = shares * beside_values
+        shares = shares.to(SHARE)
+        more = ()
+        for p in tl.static_range(planes_in(DV, VALUES)):
+            more = and_one(more, tl.dot(shares, values[p], mix[p] * fade[:, None], input_precision="ieee"))
+        mix = more
+        if offsets(VALUES):
+            less = tl.dot(shares, beside_values, less * fade[:, None], input_precision="ieee")
+
+    planes = ()
+    for p in tl.static_range(planes_in(DV, VALUES)):
+        planes = and_one(planes, mix[p] * (1 / weight_of(p, VALUES)))
+    mixed = in_columns(planes, M, DV, VALUES)
+    if offsets(VALUES):
+        mixed = with_offsets(mixed, less, M, DV, VALUES)
+    column = tl.arange(0, COLUMNS)
+    d, is_one = number_at(column, DV, VALUES)
+    d = tl.where(is_one, d, DV)  # past the last: not written
+    if used == 1:
+        back = mixed
+        if TURNED:
+            back = turned_back(mixed, M, DV, COLUMNS)
+        write(out, top, total, back, sinks, out, 0, row, head, r, d, count, T, G, HEADS, DV, SINKS, False)
+    elif MERGES:
+        n = tl.arange(0, R)
+        whole, best, every, merged = gathered(
+            parts, counters, top, total, mixed, group, split, used, most, inner, n, column,
+            ROWS, COLUMNS, R, COLUMNS, BUNCH, TREE, CHUNK,
+        )  # fmt: skip
+        if whole:
+            if TURNED:
+                merged = turned_back(merged, R, DV, COLUMNS)
+            write(out, best, every, merged, sinks, out, 0, row, head, block * M + n, d, count,
+                  T, G, HEADS, DV, SINKS, False)  # fmt: skip
+
+
+def decode_codes(
+    coded: Coded,
+    table: Tensor,  # the row of the cache's table for this entry
+    window: Window,
+    dtype: torch.dtype,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,  # [Hq]
+    most_splits: int | None = None,
+    shape: Shape | None = None,
+    least: int | None = None,
+) -> Tensor:
+    """`attend.decode_attention` over codes: [B, Hq, T, Dv] in `dtype`, from what `codes.encode` made of a pass."""
+    q, keys, values = coded.q, coded.keys, coded.values
+    B, Hq, T, D = q.shape
+    Hk, Dv = coded.k.codes.shape[1], values.dim
+    if not 1 <= T <= NEW.value:
+        raise InputError(
+            f"{T} new tokens a row: decode attention takes 1 to {NEW.value}, use lamina.attention for more"
+        )
+    queries = Hq // Hk * T
+    bits = 32 if q.dtype == torch.float32 else 16
+    M = min(max(16, triton.next_power_of_2(queries)), MOST_QUERIES[bits])
+    blocks = triton.cdiv(queries, M)
+    rows = M if blocks > 1 else queries
+    columns = padded_words(Dv, values.form) // group_words(Dv, values.form) * GROUP.value
+    shape = shape or shape_for(bits, max(columns, D), M)
+    groups, least = B * Hk * blocks, least or LEAST
+    kind, size, keep = rule_of(window)
+    if most_splits is None:
+        most_splits = splits_for(B, Hk * blocks, reach(window), waves=WAVES, least=least)
+    bunch = bunch_for(most_splits, rows, columns)
+    bunches = triton.cdiv(most_splits, bunch)
+    if groups * (bunches + 1) > COUNTERS:
+        most_splits = 1  # so many groups keep the device busy undivided
+    out = torch.empty(B, T, Hq, Dv, dtype=dtype, device=q.device)
+    parts = out
+    if most_splits > 1:
+        parts = torch.empty(groups, most_splits + bunches, rows, columns + TAIL.value, device=q.device)
+    R = triton.next_power_of_2(rows)
+    _attend_codes[(groups, most_splits)](
+        out, q, coded.marks, *words(coded.k, keys), *words(coded.v, values), out if sinks is None else sinks, parts,
+        arrivals(q.device), table, size, keep, least, scale, 1.0 if softcap is None else softcap,
+        *q.stride()[:3],
+        T=T, G=Hq // Hk, HEADS=Hk, D=D, DV=Dv, KEYS=keys.form, VALUES=values.form, TURNED=values.turned,
+        M=M, ROWS=rows, R=R, QUERIES=blocks, KIND=kind, SOFTCAP=softcap is not None, SINKS=sinks is not None,
+        MERGES=most_splits > 1, BLOCK=shape.block, BUNCH=bunch, TREE=bunches > 1,
+        CHUNK=max(1, min(bunch, 8, 2048 * shape.warps // (R * columns))),
+        APART=not coded.stored, PDL=pdl(), num_warps=shape.warps, num_stages=shape.stages, **launch_options(),
+    )  # fmt: skip
+    return out.transpose(1, 2)
+
+
+def words(parts: Parts, side: Side) -> tuple[Tensor, Tensor, Tensor]:
+    codes = parts.codes.view(torch.uint16) if word_bytes(side.dim, side.form) == 2 else parts.codes
+    return codes, parts.scales, parts.high
+
+
+def shape_for(bits: int, columns: int, queries: int) -> Shape:
+    found = next((SHAPES[key] for key in sorted(SHAPES) if key[0] == bits and columns <= key[1]), None)
+    if found is None:
+        raise InputError(f"heads of {columns} numbers are past 256, the most the attention kernel takes")
+    return found if bits == 32 else Shape(found.block, max(1, queries // 16), found.stages)
