@@ -23,12 +23,14 @@ from lamina.cache.codec import Codecs, codecs_of
 from lamina.cache.counts import Counts, row_numbers
 from lamina.cache.cross import CrossLayer, Source
 from lamina.cache.layer import Key, Layer
+from lamina.cache.paged import Span, Tables
 from lamina.cache.spec import Keeping, LayerSpecs, Shared
 from lamina.cache.step import Step
 from lamina.cache.table import table
 from lamina.errors import CapacityError, InputError, RewindError
 
 if TYPE_CHECKING:
+    from lamina.cache.pool import Pool
     from lamina.model import Model
 
 Numbers = int | Sequence[int] | Tensor
@@ -43,6 +45,7 @@ class Cache:
     codec          how numbers are written: a name, a Codec, or number of a layer -> either, with "default" for the rest
     centres        what the codec takes from keys, by entry (see centre.py); nothing where there is none
     max_positions  the model's own limit on positions (a learned table), if it has one
+    pool           where its tokens are kept, in pages; slack, codec and dtype must be the pool's
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Cache:
         centres: Mapping[Key, Tensor] | None = None,
         max_positions: int | None = None,
         model: Model | None = None,
+        pool: Pool | None = None,
     ) -> None:
         if rows < 1:
             raise InputError(f"a cache needs at least one row, not {rows}")
@@ -69,10 +73,14 @@ class Cache:
         self.dtype, self.device = dtype, torch.device(device)
         self.max_positions, self.model = max_positions, model
         self.codecs, self.centres = codecs_of(codec, self.specs), centres or {}
-        self.layers: list[dict[str, Layer]] = [
-            {name: spec.layer(self.keeping((i, name), rows, capacity, slack)) for name, spec in entry.items()}
+        room = capacity if pool is None else None  # what is to lie in pages has no memory of its own
+        self.layers: Sequence[dict[str, Layer]] = [
+            {name: spec.layer(self.keeping((i, name), rows, room, slack)) for name, spec in entry.items()}
             for i, entry in enumerate(self.specs)
         ]
+        self.pages = None if pool is None else Tables.new(pool, rows, capacity)
+        if self.pages is not None:
+            self.pages.bind(self.layers)
         self.clock = Clock(rows, self.device)
         self.shared = shared_keys(self.specs)
         self.logits: Tensor | None = None  # [B, vocab] after each row's last token, NaN where not known
@@ -84,6 +92,11 @@ class Cache:
     @property
     def rows(self) -> int:
         return self.clock.rows
+
+    @property
+    def pool(self) -> Pool | None:
+        """Where its tokens lie, in pages; None: in memory of its own."""
+        return None if self.pages is None else self.pages.pool
 
     @property
     def lengths(self) -> Tensor:
@@ -115,7 +128,7 @@ class Cache:
         return sum(layer.nbytes for layer in self._all())
 
     def __repr__(self) -> str:
-        return table(self)
+        return "Cache, released" if isinstance(self.layers, Released) else table(self)
 
     def _all(self) -> list[Layer]:
         return [layer for entry in self.layers for layer in entry.values()]
@@ -203,6 +216,22 @@ class Cache:
             raise self._full(row, self.clock.high[row], max(need) - self.clock.high[row], limit)
         # A pass of padding alone still needs a slot to point at.
         self._reserve(max(1, *need), max(self.clock.high[row] for row in rows) + T)
+        if self.pages is not None:
+            self._take_pages(self.pages, rows, counts, T)
+
+    def _take_pages(self, pages: Tables, rows: list[int], counts: Counts | None, T: int) -> None:
+        """Gives the rows pages for all that this pass may write; where that is too much, for what it will write."""
+
+        def spans() -> list[Span]:
+            most, clock = [T] * len(rows) if counts is None else counts.high, self.clock
+            return [(row, clock.low[row], clock.high[row] + n) for row, n in zip(rows, most, strict=True) if n]
+
+        sure = self.clock.exact and (counts is None or counts.low == counts.high)
+        if not sure and pages.lack(spans()):
+            self.clock.sync()
+            if counts is not None:
+                counts.read()
+        pages.prepare(spans())
 
     def _full(self, row: int, length: int, more: int, limit: int) -> CapacityError:
         if limit == self.max_positions:
@@ -239,6 +268,9 @@ class Cache:
                 clock.fault.logical_or_(given.out_of_range)
             taken, low, high = given.tensor, given.low, given.high
         numbers = list(range(self.rows)) if step.rows is None else step.rows
+        if self.pages is not None and step.T > 1:  # rings are written now, and pages may have been shared since
+            spans = [(row, clock.low[row], clock.high[row] + n) for row, n in zip(numbers, high, strict=True) if n]
+            self.pages.prepare(spans, rings_alone=True)
         after = [(row, clock.low[row] + a, clock.high[row] + b) for row, a, b in zip(numbers, low, high, strict=True)]
         step.folds = slack > 0 and any(most - clock.base_low[row] > 2 * slack for row, _, most in after)
 
@@ -315,6 +347,8 @@ class Cache:
         self.clock.take_back(amounts.tensor, host)
         for layer in self._all():
             layer.rewind(self.clock, changed)
+        if self.pages is not None:
+            self.pages.shrink(self.clock.low)
         if self.logits is not None:
             self.logits.masked_fill_(changed[:, None], float("nan"))
         return self
@@ -327,6 +361,8 @@ class Cache:
         self.clock.set_zero(numbers, index)
         for layer in self._all():
             layer.reset(index)
+        if self.pages is not None:
+            self.pages.reset(numbers)
         if self.logits is not None:
             self.logits.index_fill_(0, index, float("nan"))
         return self
@@ -343,11 +379,21 @@ class Cache:
         return self
 
     def reserve(self, n: int) -> Cache:
-        """Makes room for rows of n tokens now, so that no pass up to there has to grow."""
+        """Makes room for rows of n tokens now, so that no pass up to there has to grow. Pages of a pool are taken as
+        tokens come."""
         if self.limit is not None and n > self.limit:
             raise CapacityError(f"cannot reserve {n} tokens: the capacity is {self.limit}; make a larger cache")
         self._reserve(n, n)
         return self
+
+    def release(self) -> None:
+        """Gives back all memory at once; the cache cannot be used any more. Pages are given back too when a cache is
+        dropped, but when that is, Python says."""
+        self._close(self._open)
+        if self.pages is not None:
+            self.pages.release()
+        self.layers, self.pages, self.logits = Released(), None, None
+        self.record = self.record[:, :0].clone()
 
     def attach(self, source: Source, rows: Sequence[int] | Tensor | None = None) -> Cache:
         """Gives the rows (all when None) their encoder output: computes every cross key and value at once."""
@@ -400,6 +446,7 @@ class Cache:
             self.clock.select(numbers, index),
             self.record.index_select(0, index),
             None if self.logits is None else self.logits.index_select(0, index),
+            None if self.pages is None else self.pages.select(numbers),
         )
 
     def repeat(self, n: int | Sequence[int]) -> Cache:
@@ -424,10 +471,19 @@ class Cache:
 
         return join(caches)
 
-    def _made(self, layers: list[dict[str, Layer]], clock: Clock, record: Tensor, logits: Tensor | None) -> Cache:
+    def _made(
+        self,
+        layers: list[dict[str, Layer]],
+        clock: Clock,
+        record: Tensor,
+        logits: Tensor | None,
+        pages: Tables | None,
+    ) -> Cache:
         new = object.__new__(Cache)
         new.__dict__.update(self.__dict__)
-        new.layers, new.clock, new._open = layers, clock, None
+        new.layers, new.clock, new._open, new.pages = layers, clock, None, pages
+        if pages is not None:
+            pages.bind(layers)
         new.record = allocate(record.shape, torch.int64, self.device)
         new.record.copy_(record)
         new.logits = None
@@ -435,6 +491,16 @@ class Cache:
             new.logits = allocate(logits.shape, logits.dtype, self.device)
             new.logits.copy_(logits)
         return new
+
+
+class Released(Sequence[Any]):
+    """What stands for the layers of a cache that was released: whoever wants one is told."""
+
+    def __getitem__(self, index: Any) -> Any:
+        raise InputError("this cache was released and holds nothing any more: make another")
+
+    def __len__(self) -> int:
+        return self[0]
 
 
 def shared_keys(specs: Sequence[Mapping[str, Any]]) -> frozenset[Key]:

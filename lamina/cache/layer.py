@@ -8,15 +8,17 @@ it can be taken back. A layer with no data at all is *bare*: it serves a pass wi
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
-from lamina.cache.clock import Clock
+from lamina.cache.clock import Clock, owned
 from lamina.cache.spec import Spec
 
 if TYPE_CHECKING:
+    from lamina.cache.paged import PagedPart
     from lamina.cache.reordering import Moves
     from lamina.cache.step import Step
 
@@ -24,7 +26,8 @@ Key = tuple[int, str]  # (index of the model's layer, name of the entry)
 
 
 class Layer:
-    """The interface and the shared verbs. Every verb that returns a layer returns one that shares no memory."""
+    """The interface and the shared verbs. A verb that returns a layer returns one that shares nothing with it that is
+    ever written."""
 
     limit: int | None = None
     """The most tokens a row may hold here; None when there is no end."""
@@ -100,22 +103,29 @@ class Layer:
             moves.rows(tensor)
 
     def select(self, index: Tensor) -> Self:
-        return self._with({name: _owned(tensor.index_select(0, index)) for name, tensor in self.data.items()})
+        return self._with({name: owned(tensor.index_select(0, index)) for name, tensor in self.data.items()})
+
+    # -- for files -------------------------------------------------------------------------------------------------
+
+    @property
+    def like(self) -> dict[str, Tensor]:
+        """What `copied` gives of all rows: tensors of those shapes, whose numbers nobody looks at."""
+        return self.data
+
+    def copied(self, index: Tensor) -> Self:
+        """These rows in plain tensors of their own."""
+        return self.select(index)
+
+    def part(self, name: str, shape: Sequence[int]) -> Tensor | PagedPart:
+        """Where a tensor of that name and shape, out of `copied.data`, is copied to."""
+        return self.data[name][tuple(slice(size) for size in shape)]
 
     @classmethod
     def join(cls, layers: list[Self]) -> Self:
         names = layers[0].data
-        return layers[0]._with({name: _owned(torch.cat([one.data[name] for one in layers])) for name in names})
+        return layers[0]._with({name: owned(torch.cat([one.data[name] for one in layers])) for name in names})
 
     def _with(self, data: dict[str, Tensor]) -> Self:
         new = copy.copy(self)
         new.data = data
         return new
-
-
-def _owned(tensor: Tensor) -> Tensor:
-    """The tensor itself, or a copy that may be written outside `torch.inference_mode` too."""
-    if not tensor.is_inference():
-        return tensor
-    with torch.inference_mode(False):
-        return tensor.clone()

@@ -125,6 +125,8 @@ def reorder(cache: Cache, rows: Sequence[int] | Tensor, since: int | Sequence[in
         Moves(moves, cache.device).rows(cache.logits)
     different = [move for move in moves if not (move.alike and move.since == move.length)]
     these = Moves(different, cache.device)
+    if cache.pages is not None:
+        cache.pages.reorder(different)
     for entry in cache.layers:
         for layer in entry.values():
             layer.reorder(these)

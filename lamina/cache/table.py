@@ -44,6 +44,8 @@ def lines(cache: Cache) -> list[Line]:
         for layer in entry.values():
             groups.setdefault((layer.kind, layer.slots, layer.format), []).append(layer.nbytes)
     found = [Line(kind, len(each), slots, dtype, sum(each)) for (kind, slots, dtype), each in groups.items()]
+    if cache.pages is not None:
+        found.append(Line("page tables", None, None, "int32", cache.pages.nbytes))
     found.append(Line("token ids", None, cache.record.shape[1], "int64", cache.record.nbytes))
     if cache.logits is not None:
         found.append(Line("logits", None, None, _dtypes([cache.logits]), cache.logits.nbytes))
@@ -58,6 +60,9 @@ def table(cache: Cache) -> str:
     body += [(line.kind, *map(_cell, (line.layers, line.slots)), line.dtype, size(line.nbytes)) for line in found]
     body.append(("all", str(len(cache.layers)), "", "", size(sum(line.nbytes for line in found))))
     room = "grows" if cache.capacity is None else f"capacity {cache.capacity}"
+    if cache.pages is not None:
+        own, shared = cache.pages.own_and_shared
+        room += f", in pages of {cache.pages.pool.page} ({size(own)} of its own, {size(shared)} shared with others)"
     lengths = cache.clock.sync()
     shown = ", ".join(map(str, lengths[:8])) + (", …" if len(lengths) > 8 else "")
     head = f"Cache of {cache.rows} row{'s' * (cache.rows != 1)}, {room}, slack {cache.slack}, lengths [{shown}]"

@@ -1,4 +1,7 @@
-"""Trimming: one row of a cache as a cache of its own, without a slot that it does not use, for keeping."""
+"""Trimming: one row of a cache as a cache of its own, without a slot that it does not use, for keeping.
+
+A row in pages shares them, and nothing is copied but states.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from lamina.cache.clock import on_device
 
 
 def trimmed(cache: Cache, row: int, length: int | None = None) -> Cache:
-    """The row's first `length` tokens (all when None), copied; the cache stays as it is.
+    """The row's first `length` tokens (all when None), copied or in shared pages; the cache stays as it is.
 
     The row must be able to go back that far: see `Cache.rewindable`. To go on from the copy, join it with others or
     with none, which makes room again.
@@ -18,12 +21,15 @@ def trimmed(cache: Cache, row: int, length: int | None = None) -> Cache:
     back = 0 if length is None else held - length
     if back:
         clock.take_back(on_device([back], cache.device), [back])
+    pages = None if cache.pages is None else cache.pages.select([row])
+    if pages is not None:
+        pages.shrink([held - back])
     layers = [
         {name: layer.used(held - back, written).select(index) for name, layer in entry.items()}
         for entry in cache.layers
     ]
     logits = None if back or cache.logits is None else cache.logits.index_select(0, index)
-    new = cache._made(layers, clock, cache.record[row : row + 1, : held - back], logits)
+    new = cache._made(layers, clock, cache.record[row : row + 1, : held - back], logits, pages)
     if back:
         for layer in new._all():
             layer.rewind(clock, clock.lengths < held)

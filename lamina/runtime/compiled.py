@@ -84,6 +84,8 @@ def why_not_compiled(step: Step, x: Tensor) -> str | None:
         return "there is no cache"
     if step.T > MOST_TOKENS:
         return f"{step.T} tokens a row; passes of up to {MOST_TOKENS} are compiled"
+    if step.cache.pages is not None:
+        return "the cache lies in pages of a pool"
     if step.rows is not None or step.counts is not None or step.spans is not None:
         return "the pass is over some rows only, has padding, or has tokens that see each other both ways"
     if step.attended is not None:
