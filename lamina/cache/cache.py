@@ -12,6 +12,7 @@ verb works on every kind of layer; what cannot be done is refused before anythin
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +86,7 @@ class Cache:
         self.shared = shared_keys(self.specs)
         self.logits: Tensor | None = None  # [B, vocab] after each row's last token, NaN where not known
         self.record = allocate((rows, 0), torch.int64, self.device)
-        self._open: Step | None = None
+        self._opened: weakref.ref[Step] | None = None
 
     # -- facts -----------------------------------------------------------------------------------------------------
 
@@ -129,6 +130,11 @@ class Cache:
 
     def __repr__(self) -> str:
         return "Cache, released" if isinstance(self.layers, Released) else table(self)
+
+    @property
+    def _open(self) -> Step | None:
+        """The pass that is under way, if somebody still has it: a pass keeps its cache, not the other way round."""
+        return None if self._opened is None else self._opened()
 
     def _all(self) -> list[Layer]:
         return [layer for entry in self.layers for layer in entry.values()]
@@ -184,7 +190,7 @@ class Cache:
         step.base = self.clock.base.clone() if index is None else self.clock.base.index_select(0, index)
         if T == 1:  # a ring takes one token in place
             self.clock.touch(1, index)
-        self._open = step
+        self._opened = weakref.ref(step)
         return step
 
     def _check_sources(self, rows: list[int]) -> None:
@@ -323,7 +329,7 @@ class Cache:
     def _close(self, step: Step | None) -> None:
         if step is not None:
             step.abort()
-        self._open = None
+        self._opened = None
 
     # -- verbs in place --------------------------------------------------------------------------------------------
 
@@ -481,7 +487,7 @@ class Cache:
     ) -> Cache:
         new = object.__new__(Cache)
         new.__dict__.update(self.__dict__)
-        new.layers, new.clock, new._open, new.pages = layers, clock, None, pages
+        new.layers, new.clock, new._opened, new.pages = layers, clock, None, pages
         if pages is not None:
             pages.bind(layers)
         new.record = allocate(record.shape, torch.int64, self.device)

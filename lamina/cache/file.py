@@ -106,7 +106,7 @@ def load_cache(
         cache = Cache(
             model.specs, rows=kept["rows"], capacity=kept["capacity"], slack=kept["slack"], dtype=dtype, device=place,
             max_positions=model.max_positions, model=model, codec=written,
-            centres=centres_of(model) if written else None, pool=pool,
+            centres=centres_of(model) if any(one.keys != "plain" for one in written.values()) else None, pool=pool,
         )  # fmt: skip
         cache.codecs = codecs
         cache.clock.set(saved["clock"])

@@ -254,8 +254,6 @@ class Step:
     def abort(self) -> None:
         """Drops the pass: the cache is as it was before it."""
         self.closed = True
-        if self.cache is not None and self.cache._open is self:
-            self.cache._open = None
         self._left.clear()
         self._shared.clear()
         self._views.clear()

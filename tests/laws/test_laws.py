@@ -13,7 +13,7 @@ from torch import Tensor
 from lamina import Cache, RewindError
 from tests.laws.budget import examples
 from tests.laws.toys import CODECS, KINDS, EncoderDecoder, assert_close, codec_for, random_ids, toy, truth
-from tests.laws.world import Halfway, World, raising_after, reloaded
+from tests.laws.world import Halfway, World, pool_for, raising_after, reloaded
 
 LENGTH = 26  # more than four times the windows of the toys
 SHARE = 0.3 / 10
@@ -21,15 +21,18 @@ SHARE = 0.3 / 10
 kinds, seeds, slacks = st.sampled_from(KINDS), st.integers(0, 2**16), st.integers(0, 4)
 capacities = st.sampled_from([None, 3 * LENGTH])
 codecs = st.sampled_from([*[None] * len(CODECS), *CODECS])
+pages = st.sampled_from([None, 4, 3])  # tokens of a page, None for a cache with memory of its own
 
 
 def new_cache(
-    kind: str, rows: int, capacity: int | None = None, slack: int = 0, seed: int = 0, codec: str | None = None
-) -> tuple[Cache, list]:
+    kind: str, rows: int, capacity: int | None = None, slack: int = 0, seed: int = 0, codec: str | None = None,
+    page: int | None = None,
+) -> tuple[Cache, list]:  # fmt: skip
     """A cache and, for each row, what `truth` needs to know of its source."""
     model = toy(kind)
     sources: list = [None] * rows
-    cache = model.new_cache(rows, capacity, slack, codec=None if codec is None else CODECS[codec])
+    pool = pool_for(kind, page, slack, codec)
+    cache = model.new_cache(rows, capacity, slack, codec=None if codec is None else CODECS[codec], pool=pool)
     if isinstance(model, EncoderDecoder):
         ids = random_ids(rows, 5, seed + 1)
         cache.attach(model.encode(ids))
@@ -62,38 +65,38 @@ def run(kind: str, ids: Tensor, cache: Cache, pieces: list[int], poison: bool = 
     return torch.cat(outs, dim=1)  # type: ignore[arg-type]
 
 
-@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, rows=st.integers(1, 3), seed=seeds)
+@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, page=pages, rows=st.integers(1, 3), seed=seeds)
 @examples(SHARE)
 def test_chunking_any_cut_gives_the_logits_of_one_uncached_pass(
-    kind: str, codec: str | None, capacity: int | None, slack: int, rows: int, seed: int
+    kind: str, codec: str | None, capacity: int | None, slack: int, page: int | None, rows: int, seed: int
 ) -> None:
     ids, codec = random_ids(rows, LENGTH, seed), codec_for(kind, codec)
-    cache, sources = new_cache(kind, rows, capacity, slack, codec=codec)
+    cache, sources = new_cache(kind, rows, capacity, slack, codec=codec, page=page)
     found = run(kind, ids, cache, cuts(LENGTH, random.Random(seed)))
     assert_close(found, expected(kind, ids, sources, codec), kind)
 
 
-@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, rows=st.integers(2, 5), seed=seeds)
+@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, page=pages, rows=st.integers(2, 5), seed=seeds)
 @examples(SHARE)
 def test_independence_a_row_does_not_depend_on_neighbours_padding_or_the_batch(
-    kind: str, codec: str | None, capacity: int | None, slack: int, rows: int, seed: int
+    kind: str, codec: str | None, capacity: int | None, slack: int, page: int | None, rows: int, seed: int
 ) -> None:
     rng = random.Random(seed)
-    together = World.fresh(kind, rows, capacity, slack, seed, codec)
+    together = World.fresh(kind, rows, capacity, slack, seed, codec, page)
     for _ in range(6):
         T = rng.randint(1, 5)
         together.feed(T, [rng.randint(0, T) for _ in range(rows)], embeds=rng.random() < 0.5)
     together.check()
 
 
-@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, seed=seeds)
+@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, page=pages, seed=seeds)
 @examples(SHARE)
 def test_rewind_append_then_rewind_is_as_if_never_appended(
-    kind: str, codec: str | None, capacity: int | None, slack: int, seed: int
+    kind: str, codec: str | None, capacity: int | None, slack: int, page: int | None, seed: int
 ) -> None:
     rng, codec = random.Random(seed), codec_for(kind, codec)
     ids, other = random_ids(2, LENGTH, seed), random_ids(2, LENGTH, seed + 1)
-    cache, sources = new_cache(kind, 2, capacity, slack, codec=codec)
+    cache, sources = new_cache(kind, 2, capacity, slack, codec=codec, page=page)
     outs = []
     for piece in ids.split(cuts(LENGTH, rng), dim=1):
         outs.append(toy(kind)(piece, cache=cache))
@@ -106,13 +109,13 @@ def test_rewind_append_then_rewind_is_as_if_never_appended(
     assert_close(torch.cat(outs, dim=1), expected(kind, ids, sources, codec), kind)  # type: ignore[arg-type]
 
 
-@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, seed=seeds)
+@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, page=pages, seed=seeds)
 @examples(SHARE)
 def test_rewind_goes_exactly_as_far_as_is_said_and_refuses_more_without_a_change(
-    kind: str, codec: str | None, capacity: int | None, slack: int, seed: int
+    kind: str, codec: str | None, capacity: int | None, slack: int, page: int | None, seed: int
 ) -> None:
     rng = random.Random(seed)
-    world = World.fresh(kind, 2, capacity, slack, seed, codec)
+    world = World.fresh(kind, 2, capacity, slack, seed, codec, page)
     for _ in range(4):
         world.feed(T := rng.randint(1, 9), [rng.randint(1, T) for _ in range(2)])
         row, other = rng.sample(range(2), 2)
@@ -128,17 +131,18 @@ def test_rewind_goes_exactly_as_far_as_is_said_and_refuses_more_without_a_change
         world.feed(rng.randint(1, 3))
 
 
-@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, seed=seeds)
+@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, page=pages, seed=seeds)
 @examples(SHARE)
 def test_rows_verbs_are_indexing_and_never_change_their_parents(
-    kind: str, codec: str | None, capacity: int | None, slack: int, seed: int
+    kind: str, codec: str | None, capacity: int | None, slack: int, page: int | None, seed: int
 ) -> None:
     rng = random.Random(seed)
-    parent = World.fresh(kind, 3, capacity, slack, seed, codec)
+    parent = World.fresh(kind, 3, capacity, slack, seed, codec, page)
     parent.feed(9, [rng.randint(0, 9) for _ in range(3)])
     parent.feed(1)
     rows = rng.choices(range(3), k=4)
-    stranger = World.fresh(kind, 1, None if capacity is None else capacity + 7, rng.randint(0, 4), seed, codec)
+    own = rng.randint(0, 4 if page is None else slack)  # a pool takes no more slack than it has
+    stranger = World.fresh(kind, 1, None if capacity is None else capacity + 7, own, seed, codec)
     stranger.feed(rng.randint(1, 12))
     children = [
         parent.made(parent.cache.select(rows), rows),
@@ -157,13 +161,13 @@ def test_rows_verbs_are_indexing_and_never_change_their_parents(
         world.cache.poison(7.0).reset()
 
 
-@given(kind=kinds, capacity=capacities, slack=slacks, seed=seeds)
+@given(kind=kinds, capacity=capacities, slack=slacks, page=pages, seed=seeds)
 @examples(SHARE)
 def test_rows_reorder_is_select_in_place_whatever_rows_have_in_common(
-    kind: str, capacity: int | None, slack: int, seed: int
+    kind: str, capacity: int | None, slack: int, page: int | None, seed: int
 ) -> None:
     rng = random.Random(seed)
-    prompts = World.fresh(kind, 2, capacity, slack, seed)
+    prompts = World.fresh(kind, 2, capacity, slack, seed, pool=page)
     prompts.feed(9, [rng.randint(1, 9) for _ in range(2)])
     beams = prompts.made(prompts.cache.repeat(3), [0, 0, 0, 1, 1, 1])
     for _ in range(6):
@@ -182,14 +186,16 @@ def test_rows_reorder_is_select_in_place_whatever_rows_have_in_common(
     selected.feed(1)
 
 
-@given(kind=kinds, codec=codecs, slack=slacks, seed=seeds)
+@given(kind=kinds, codec=codecs, slack=slacks, page=pages, seed=seeds)
 @examples(SHARE)
-def test_layout_where_the_bytes_sit_changes_nothing(kind: str, codec: str | None, slack: int, seed: int) -> None:
+def test_layout_where_the_bytes_sit_changes_nothing(
+    kind: str, codec: str | None, slack: int, page: int | None, seed: int
+) -> None:
     rng = random.Random(seed)
     ids, pieces = random_ids(2, LENGTH, seed), cuts(LENGTH, rng)
     found = []
-    for capacity, reserved in [(None, 0), (None, LENGTH), (LENGTH, 0), (5 * LENGTH, 0)]:
-        cache, _ = new_cache(kind, 2, capacity, slack, codec=codec_for(kind, codec))
+    for capacity, reserved, paged in [(None, 0, None), (None, LENGTH, None), (LENGTH, 0, page), (5 * LENGTH, 0, 7)]:
+        cache, _ = new_cache(kind, 2, capacity, slack, codec=codec_for(kind, codec), page=paged)
         found.append(run(kind, ids, cache.reserve(reserved), pieces))
         assert cache.tokens == ids.tolist()
     for other in found[1:]:
@@ -201,15 +207,16 @@ def test_layout_where_the_bytes_sit_changes_nothing(kind: str, codec: str | None
     codec=codecs,
     capacity=capacities,
     slack=slacks,
+    page=pages,
     seed=seeds,
     value=st.sampled_from([float("nan"), float("inf")]),
 )
 @examples(SHARE)
 def test_poison_in_unused_slots_never_reaches_an_output(
-    kind: str, codec: str | None, capacity: int | None, slack: int, seed: int, value: float
+    kind: str, codec: str | None, capacity: int | None, slack: int, page: int | None, seed: int, value: float
 ) -> None:
     rng = random.Random(seed)
-    world = World.fresh(kind, 3, capacity, slack, seed, codec)
+    world = World.fresh(kind, 3, capacity, slack, seed, codec, page)
     for _ in range(6):
         T = rng.choice([1, 1, 2, 7])
         world.cache.poison(value)
@@ -220,15 +227,23 @@ def test_poison_in_unused_slots_never_reaches_an_output(
 
 
 @given(
-    kind=kinds, codec=codecs, capacity=capacities, slack=slacks, seed=seeds, T=st.sampled_from([1, 4]),
+    kind=kinds, codec=codecs, capacity=capacities, slack=slacks, page=pages, seed=seeds, T=st.sampled_from([1, 4]),
     block=st.integers(0, 2), numbers=st.booleans(),
 )  # fmt: skip
 @examples(SHARE)
 def test_atomic_a_pass_that_raises_leaves_everything_as_it_was(
-    kind: str, codec: str | None, capacity: int | None, slack: int, seed: int, T: int, block: int, numbers: bool
+    kind: str,
+    codec: str | None,
+    capacity: int | None,
+    slack: int,
+    page: int | None,
+    seed: int,
+    T: int,
+    block: int,
+    numbers: bool,
 ) -> None:
     rng = random.Random(seed)
-    model, world = toy(kind), World.fresh(kind, 2, capacity, slack, seed, codec)
+    model, world = toy(kind), World.fresh(kind, 2, capacity, slack, seed, codec, page)
     for _ in range(4):
         world.feed(rng.choice([1, 2, 8]))
         back = world.cache.rewindable
@@ -247,22 +262,22 @@ def test_atomic_a_pass_that_raises_leaves_everything_as_it_was(
         world.feed(rng.choice([1, 3]))
 
 
-@given(kind=kinds, capacity=capacities, slack=slacks, rows=st.integers(1, 3), seed=seeds)
+@given(kind=kinds, capacity=capacities, slack=slacks, page=pages, rows=st.integers(1, 3), seed=seeds)
 @examples(SHARE)
 def test_file_save_then_load_goes_on_with_the_same_bits_and_can_be_taken_back_as_far(
-    kind: str, capacity: int | None, slack: int, rows: int, seed: int
+    kind: str, capacity: int | None, slack: int, page: int | None, rows: int, seed: int
 ) -> None:
     rng = random.Random(seed)
-    model, saved = toy(kind), World.fresh(kind, rows, capacity, slack, seed)
+    model, saved = toy(kind), World.fresh(kind, rows, capacity, slack, seed, pool=page)
     for _ in range(rng.randint(0, 3)):
         T = rng.choice([1, 4, 9])
         saved.feed(T, counts := [rng.randint(0, T) for _ in range(rows)], unread=rng.random() < 0.3)
         saved.feed(2, accepted=[rng.randint(0, 2) for _ in counts])
         saved.rewind([rng.randint(0, back) for back in saved.cache.rewindable.tolist()])
-    loaded = saved.made(reloaded(saved.cache), range(rows))
+    loaded = saved.made(reloaded(saved.cache, pool=saved.cache.pool), range(rows))
     loaded.check()
     assert loaded.cache.rewindable.tolist() == saved.cache.rewindable.tolist()
-    other = reloaded(loaded.cache)
+    other = reloaded(loaded.cache, pool=saved.cache.pool)
     for _ in range(3):
         back = [rng.randint(0, most) for most in saved.cache.rewindable.tolist()]
         ids = random_ids(rows, T := rng.choice([1, 1, 3, 7]), rng.randint(0, 99))
