@@ -229,6 +229,13 @@ class Tables:
         """Bytes of the tables themselves."""
         return sum(table.tensor.nbytes for table in self.tables.values())
 
+    def pages(self, row: int, length: int) -> dict[Kind, set[int]]:
+        """The pages of a row's first tokens."""
+        return {
+            table.kind: {int(page) for page in table.numbers[row, : -(-length // table.kind.page)] if page}
+            for table in self.tables.values()
+        }
+
     @property
     def own_and_shared(self) -> tuple[int, int]:
         """Bytes of the pages that this cache alone holds, and of those that others hold too."""

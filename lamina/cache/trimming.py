@@ -5,8 +5,14 @@ A row in pages shares them, and nothing is copied but states.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
 from lamina.cache.cache import Cache
 from lamina.cache.clock import on_device
+from lamina.cache.pool import Kind
+from lamina.cache.store import TokenLayer
 
 
 def trimmed(cache: Cache, row: int, length: int | None = None) -> Cache:
@@ -36,9 +42,33 @@ def trimmed(cache: Cache, row: int, length: int | None = None) -> Cache:
     return new
 
 
-def trimmed_bytes(cache: Cache, row: int) -> int:
-    """How many bytes `trimmed(cache, row)` takes: layers, ids and logits."""
+@dataclass(frozen=True)
+class Size:
+    """What a trimmed row takes: bytes of its own (layers, ids and logits), and pages, which others may hold too."""
+
+    own: int
+    pages: Mapping[Kind, set[int]]
+
+    @property
+    def nbytes(self) -> int:
+        return total([self])
+
+
+def trimmed_size(cache: Cache, row: int) -> Size:
+    """What `trimmed(cache, row)` takes."""
     held, written, _ = cache.clock.select([row], on_device([row], cache.device)).read_marks()[0]
-    layers = sum(layer.used(held, written).nbytes // cache.rows for layer in cache._all())
-    logits = 0 if cache.logits is None else cache.logits[row].nbytes
-    return layers + held * cache.record.itemsize + logits
+    own = held * cache.record.itemsize + (0 if cache.logits is None else cache.logits[row].nbytes)
+    for layer in cache._all():
+        if not isinstance(layer, TokenLayer) or not layer.place.paged:
+            own += layer.used(held, written).nbytes // cache.rows
+    return Size(own, {} if cache.pages is None else cache.pages.pages(row, held))
+
+
+def total(sizes: Iterable[Size]) -> int:
+    """Bytes of several rows together: a page that some of them share counts once."""
+    own, pages = 0, defaultdict[Kind, set[int]](set)
+    for one in sizes:
+        own += one.own
+        for kind, numbers in one.pages.items():
+            pages[kind] |= numbers
+    return own + sum(len(numbers) * kind.page_bytes for kind, numbers in pages.items())

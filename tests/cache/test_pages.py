@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from lamina import Cache, InputError, PagesError, Pool
+from lamina import Cache, InputError, PagesError, Pool, PrefixStore
 from lamina.attention.window import Sliding
 from lamina.cache import Tokens
 from lamina.cache.layout import Layout
@@ -103,6 +103,46 @@ def test_every_strategy_makes_the_same_tokens_in_pages_and_gives_back_what_it_to
         del found, again
         gc.collect()
         assert pool.check().used == 0, name
+
+
+@pytest.mark.parametrize("kind", ["full", "sliding", "sliding, keep", "hybrid"])
+def test_a_fork_in_the_middle_of_a_pass_is_not_changed_by_its_end(kind: str) -> None:
+    for T in (1, 3):
+        world = World.fresh(kind, 2, pool=3)
+        world.feed(11, [11, 4])
+        step = world.cache.step(T)
+        before = world.made(world.cache.fork(), [0, 1])
+        world.model.forward(random_ids(2, T), step)
+        after = world.made(world.cache.fork(), [0, 1])
+        step.commit()
+        for fork in (before, after):
+            fork.feed(2)
+            fork.check()
+
+
+def test_prompts_that_begin_alike_lie_in_a_prefix_store_once() -> None:
+    model = model_of("llama")
+    pool = Pool(model, page=4)
+    store = PrefixStore(model, 2**30, pool=pool)
+    plain = PrefixStore(model, 2**30)
+    begin = [7 + i % 40 for i in range(80)]
+    for last in range(6):
+        prompt = [*begin, 3 + last, 9]
+        found = made(model, [prompt], prefixes=store)
+        assert found.tokens == made(model, [prompt], prefixes=plain).tokens
+        assert found.reused[0] == (80 if last else 0)
+        del found
+    # The common 20 pages once, and for each of the six its last two.
+    assert pool.check().used == 20 + 6 * 2
+    assert pool.copied == 6, "one each: the last page of the prompt, which the snapshot made at its end shares"
+    assert len(store) == 6 and store.nbytes < plain.nbytes / 3
+    assert store.nbytes == sum(one.size.own for one in store._kept) + 32 * pool.kinds[Layout()].page_bytes
+    store.bytes = store.nbytes - 1
+    made(model, [[5, 6, 7]], prefixes=store)
+    assert store.nbytes <= store.bytes and store.sequences[0][80] > 3, "the oldest had to go"
+    store.clear()
+    gc.collect()
+    assert pool.check().used == 0
 
 
 # -- what is counted -------------------------------------------------------------------------------------------------
