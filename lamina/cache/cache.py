@@ -125,7 +125,7 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of everything the layers hold."""
+        """Bytes of everything the layers hold; in a pool, of the pages, whoever holds them too."""
         return sum(layer.nbytes for layer in self._all())
 
     def __repr__(self) -> str:
