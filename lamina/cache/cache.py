@@ -23,8 +23,8 @@ from lamina.cache.clock import Clock, allocate, on_device
 from lamina.cache.codec import Codecs, codecs_of
 from lamina.cache.counts import Counts, row_numbers
 from lamina.cache.cross import CrossLayer, Source
-from lamina.cache.layer import Key, Layer
-from lamina.cache.paged import Span, Tables
+from lamina.cache.holding import Tables
+from lamina.cache.layer import Key, Layer, Released
 from lamina.cache.spec import Keeping, LayerSpecs, Shared
 from lamina.cache.step import Step
 from lamina.cache.table import table
@@ -223,21 +223,7 @@ class Cache:
         # A pass of padding alone still needs a slot to point at.
         self._reserve(max(1, *need), max(self.clock.high[row] for row in rows) + T)
         if self.pages is not None:
-            self._take_pages(self.pages, rows, counts, T)
-
-    def _take_pages(self, pages: Tables, rows: list[int], counts: Counts | None, T: int) -> None:
-        """Gives the rows pages for all that this pass may write; where that is too much, for what it will write."""
-
-        def spans() -> list[Span]:
-            most, clock = [T] * len(rows) if counts is None else counts.high, self.clock
-            return [(row, clock.low[row], clock.high[row] + n) for row, n in zip(rows, most, strict=True) if n]
-
-        sure = self.clock.exact and (counts is None or counts.low == counts.high)
-        if not sure and pages.lack(spans()):
-            self.clock.sync()
-            if counts is not None:
-                counts.read()
-        pages.prepare(spans())
+            self.pages.take(self.clock, rows, counts, T)
 
     def _full(self, row: int, length: int, more: int, limit: int) -> CapacityError:
         if limit == self.max_positions:
@@ -274,9 +260,8 @@ class Cache:
                 clock.fault.logical_or_(given.out_of_range)
             taken, low, high = given.tensor, given.low, given.high
         numbers = list(range(self.rows)) if step.rows is None else step.rows
-        if self.pages is not None and step.T > 1:  # rings are written now, and pages may have been shared since
-            spans = [(row, clock.low[row], clock.high[row] + n) for row, n in zip(numbers, high, strict=True) if n]
-            self.pages.prepare(spans, rings_alone=True)
+        if self.pages is not None and step.T > 1:
+            self.pages.take_rings(clock, numbers, high)
         after = [(row, clock.low[row] + a, clock.high[row] + b) for row, a, b in zip(numbers, low, high, strict=True)]
         step.folds = slack > 0 and any(most - clock.base_low[row] > 2 * slack for row, _, most in after)
 
@@ -497,16 +482,6 @@ class Cache:
             new.logits = allocate(logits.shape, logits.dtype, self.device)
             new.logits.copy_(logits)
         return new
-
-
-class Released(Sequence[Any]):
-    """What stands for the layers of a cache that was released: whoever wants one is told."""
-
-    def __getitem__(self, index: Any) -> Any:
-        raise InputError("this cache was released and holds nothing any more: make another")
-
-    def __len__(self) -> int:
-        return self[0]
 
 
 def shared_keys(specs: Sequence[Mapping[str, Any]]) -> frozenset[Key]:

@@ -30,14 +30,6 @@ def allocate(shape: Sequence[int], dtype: torch.dtype, device: torch.device, fil
         return torch.full(tuple(shape), fill, dtype=dtype, device=device)
 
 
-def owned(tensor: Tensor) -> Tensor:
-    """The tensor itself, or a copy that may be written outside `torch.inference_mode` too."""
-    if not tensor.is_inference():
-        return tensor
-    with torch.inference_mode(False):
-        return tensor.clone()
-
-
 def on_device(numbers: Sequence[int], device: torch.device) -> Tensor:
     """Whole numbers from the host, without waiting for the device."""
     if device.type != "cuda":

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.cache.clock import Clock
+from lamina.cache.holding import Tables
 from lamina.cache.layer import Key, Layer
-from lamina.cache.paged import Tables, copy_in
+from lamina.cache.paged import copy_in
 from lamina.cache.pool import Pool
 from lamina.cache.store import TokenLayer
 from lamina.errors import InputError

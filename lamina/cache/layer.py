@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from lamina.cache.clock import Clock, owned
+from lamina.cache.clock import Clock
+from lamina.cache.place import Place, owned
 from lamina.cache.spec import Spec
+from lamina.errors import InputError
 
 if TYPE_CHECKING:
     from lamina.cache.paged import PagedPart
@@ -34,6 +36,9 @@ class Layer:
 
     constants: dict[str, Tensor] | None = None
     """Tensors of the model, as the last pass gave them, that going back needs."""
+
+    place: Place = Place()
+    """Where the data lies; a kind that knows nothing of places has it on the device."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -103,7 +108,7 @@ class Layer:
             moves.rows(tensor)
 
     def select(self, index: Tensor) -> Self:
-        return self._with({name: owned(tensor.index_select(0, index)) for name, tensor in self.data.items()})
+        return self._with({name: self.place.select(tensor, index) for name, tensor in self.data.items()})
 
     # -- for files -------------------------------------------------------------------------------------------------
 
@@ -129,3 +134,13 @@ class Layer:
         new = copy.copy(self)
         new.data = data
         return new
+
+
+class Released(Sequence[Any]):
+    """Stands for the layers of a cache that was released: whoever wants one is told."""
+
+    def __getitem__(self, index: Any) -> Any:
+        raise InputError("this cache was released and holds nothing any more: make another")
+
+    def __len__(self) -> int:
+        return self[0]

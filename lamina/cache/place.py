@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lamina.cache.clock import allocate, owned
+from lamina.cache.clock import allocate
 from lamina.cache.codec import unused
 from lamina.cache.formats import Fields
 from lamina.cache.layout import Layout
@@ -38,6 +38,14 @@ def write_slots(store: Tensor, rows: Tensor, slots: Tensor, new: Tensor) -> None
         store[rows[:, None], slots] = new
     else:
         store.transpose(1, 2)[rows[:, None], slots] = new.transpose(1, 2)
+
+
+def owned(tensor: Tensor) -> Tensor:
+    """The tensor itself, or a copy that may be written outside `torch.inference_mode` too."""
+    if not tensor.is_inference():
+        return tensor
+    with torch.inference_mode(False):
+        return tensor.clone()
 
 
 class Place:
@@ -103,9 +111,9 @@ class Place:
         for store in data.values():
             moves.slots(store, layout)
 
-    def select(self, data: Fields, index: Tensor) -> Fields:
-        """These rows, for a layer of their own."""
-        return {name: owned(store.index_select(0, index)) for name, store in data.items()}
+    def select(self, tensor: Tensor, index: Tensor) -> Tensor:
+        """These rows of it, in memory of their own."""
+        return owned(tensor.index_select(0, index))
 
     # -- as plain tensors ------------------------------------------------------------------------------------------
 
@@ -115,7 +123,7 @@ class Place:
 
     def copied(self, data: Fields, index: Tensor) -> Fields:
         """These rows in plain memory that nobody shares: [R, *lead, S, width] each."""
-        return self.select(data, index)
+        return {name: self.select(store, index) for name, store in data.items()}
 
     def part(self, data: Fields, name: str, shape: Sequence[int]) -> Tensor | PagedPart:
         """Where a tensor of that shape, which `copied` gave elsewhere, is copied to."""

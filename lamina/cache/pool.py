@@ -6,7 +6,7 @@
 
 Layers of one layout (lines, or rings of one size) are a *kind*: they have one table of pages and one count of what is
 free, and page p of a kind is index p in the tensors [1 + pages, *lead, page, width] of each of its layers. Page 0 is
-nobody's: what tables say where a row has no page. `pages.py` keeps the books, `paged.py` is a cache's side of it.
+nobody's: what tables say where a row has no page. `pages.py` keeps the books, `holding.py` is a cache's side of it.
 
 Caches in several threads may share a pool of a fixed size, and may be dropped by any thread. One that grows moves its
 memory, so its passes must not run side by side.

@@ -282,9 +282,6 @@ class TokenLayer(Layer):
     def reorder(self, moves: Moves) -> None:
         self.place.reorder(self.data, moves, self.layout)
 
-    def select(self, index: Tensor) -> Self:
-        return self._with(self.place.select(self.data, index))
-
     @property
     def like(self) -> Fields:
         return self.place.like(self.data)

@@ -19,8 +19,8 @@ from torch import nn
 from lamina import Cache, InputError, PagesError, Pool, PrefixStore
 from lamina.attention.window import Sliding
 from lamina.cache import Tokens
+from lamina.cache.holding import places_of
 from lamina.cache.layout import Layout
-from lamina.cache.paged import places_of
 from lamina.cache.pages import Pages
 from lamina.cache.store import TokenLayer
 from lamina.runtime.explain import why_no_kernels
