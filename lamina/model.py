@@ -255,12 +255,14 @@ class Model(nn.Module):
         slack: int = 0,
         source: Source | None = None,
         codec: Codecs | None = None,
+        residence: str = "device",
         pool: Pool | None = None,
     ) -> Cache:
         """A cache for this model: what must be remembered is the model's to say, how it is kept is yours.
 
-        codec   how keys and values are written: "int8", "int4", "k8v4", "fp8" …, a `Codec`, or one for some layers
-        pool    a `lamina.Pool` to keep tokens in, in pages that forks share; slack and codec are the pool's then
+        codec       how keys and values are written: "int8", "int4", "k8v4", "fp8" …, a `Codec`, or one for some layers
+        residence   where bytes live: "device", or "host", from where passes fetch the next layers while one computes
+        pool        a `lamina.Pool` to keep tokens in, in pages that forks share; slack and codec are the pool's then
 
         >>> model.new_cache(codec={"default": "k5v4", 0: "int8"})      # doctest: +SKIP
         """
@@ -270,7 +272,7 @@ class Model(nn.Module):
         cache = Cache(
             self.specs, rows=rows, capacity=capacity, slack=slack, dtype=self.dtype, device=self.device, codec=codec,
             centres=None if all(one.keys == "plain" for one in codecs) else centres_of(self),
-            max_positions=self.max_positions, model=self, pool=pool,
+            max_positions=self.max_positions, model=self, residence=residence, pool=pool,
         )  # fmt: skip
         return cache if source is None else cache.attach(source)
 

@@ -64,20 +64,35 @@ def decode_bytes(
     source    tokens of each row's source, for models that read one
     codec     how the cache writes keys and values, as in `model.new_cache`
     """
-    specs = model.specs
-    plain = Keeping(rows, None, 0, model.dtype, torch.device("meta"))
-    layers = [replace(plain, codec=one) for one in codecs_of(codec, specs)]
-    kept = [
-        _kept_bytes(spec, specs, rows, context, source, keeping)
-        for entry, keeping in zip(specs, layers, strict=True)
-        for spec in entry.values()
-    ]
+    kept = [one for _, one in _all_kept(model, rows, context, source, codec)]
     return Moved(
         weights=weight_bytes(model, rows, experts),
         tokens=sum(one.tokens for one in kept),
         new=sum(one.new for one in kept),
         states=sum(one.states for one in kept),
     )
+
+
+def fetched_bytes(
+    model: Model, rows: int, context: int, source: int | None = None, codec: Codecs | None = None
+) -> float:
+    """What the same step moves between host and device where the cache lives on the host: a layer that reads another's
+    keys and values finds them on the device."""
+    every = _all_kept(model, rows, context, source, codec)
+    return sum(one.total for spec, one in every if not isinstance(spec, Shared))
+
+
+def _all_kept(
+    model: Model, rows: int, context: int, source: int | None, codec: Codecs | None
+) -> list[tuple[Spec, Moved]]:
+    specs = model.specs
+    plain = Keeping(rows, None, 0, model.dtype, torch.device("meta"))
+    layers = [replace(plain, codec=one) for one in codecs_of(codec, specs)]
+    return [
+        (spec, _kept_bytes(spec, specs, rows, context, source, keeping))
+        for entry, keeping in zip(specs, layers, strict=True)
+        for spec in entry.values()
+    ]
 
 
 # -- weights -------------------------------------------------------------------------------------------------------

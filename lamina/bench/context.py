@@ -20,11 +20,16 @@ def fill_context(cache: Cache, tokens: int) -> Cache:
     cache.reserve(max(tokens, 1))
     for entry in cache.layers:
         for layer in entry.values():
+            layer.place.settle()
             for numbers in layer.data.values():
+                here = numbers.device == cache.device
+                drawn = numbers if here else torch.empty_like(numbers, device=cache.device)  # which draws faster
                 if numbers.is_floating_point():
-                    numbers.normal_(0, 0.5)
+                    drawn.normal_(0, 0.5)
                 elif numbers.dtype == torch.uint8:  # codes; 127 and 255 are no numbers in fp8
-                    numbers.random_(127)
+                    drawn.random_(127)
+                if not here:
+                    numbers.copy_(drawn)
             if isinstance(layer, RecurrentLayer) and "base" in layer.data:
                 layer.data["base"].copy_(layer.data["head"])
     set_clock(cache, tokens)

@@ -23,7 +23,9 @@ from lamina.cache.clock import Clock, allocate, on_device
 from lamina.cache.codec import Codecs, codecs_of
 from lamina.cache.counts import Counts, row_numbers
 from lamina.cache.cross import CrossLayer, Source
+from lamina.cache.fetching import Fetched, Fetcher, is_far
 from lamina.cache.holding import Tables
+from lamina.cache.host import checked_residence
 from lamina.cache.layer import Key, Layer, Released
 from lamina.cache.spec import Keeping, LayerSpecs, Shared
 from lamina.cache.step import Step
@@ -46,6 +48,9 @@ class Cache:
     codec          how numbers are written: a name, a Codec, or number of a layer -> either, with "default" for the rest
     centres        what the codec takes from keys, by entry (see centre.py); nothing where there is none
     max_positions  the model's own limit on positions (a learned table), if it has one
+    residence      where bytes live: "device", or "host". On the host, a pass fetches layer by layer what it needs (see
+                   fetching.py). To know what that is the host must know every length: where counts are tensors on the
+                   device, opening and committing a pass reads them. Kinds from outside the package stay on the device
     pool           where its tokens are kept, in pages; slack, codec and dtype must be the pool's
     """
 
@@ -62,6 +67,7 @@ class Cache:
         centres: Mapping[Key, Tensor] | None = None,
         max_positions: int | None = None,
         model: Model | None = None,
+        residence: str = "device",
         pool: Pool | None = None,
     ) -> None:
         if rows < 1:
@@ -73,6 +79,11 @@ class Cache:
         self.specs, self.capacity, self.slack = list(specs), capacity, slack
         self.dtype, self.device = dtype, torch.device(device)
         self.max_positions, self.model = max_positions, model
+        self.residence = checked_residence(residence)
+        if pool is not None and self.residence != "device":
+            raise InputError(
+                f"residence={residence!r} and a pool were given: pages of a pool lie on the device; leave one out"
+            )
         self.codecs, self.centres = codecs_of(codec, self.specs), centres or {}
         room = capacity if pool is None else None  # what is to lie in pages has no memory of its own
         self.layers: Sequence[dict[str, Layer]] = [
@@ -86,6 +97,7 @@ class Cache:
         self.shared = shared_keys(self.specs)
         self.logits: Tensor | None = None  # [B, vocab] after each row's last token, NaN where not known
         self.record = allocate((rows, 0), torch.int64, self.device)
+        self.fetcher = self._new_fetcher()
         self._opened: weakref.ref[Step] | None = None
 
     # -- facts -----------------------------------------------------------------------------------------------------
@@ -128,6 +140,9 @@ class Cache:
         """Bytes of everything the layers hold; in a pool, of the pages, whoever holds them too."""
         return sum(layer.nbytes for layer in self._all())
 
+    def _new_fetcher(self) -> Fetcher | None:
+        return Fetcher(self.device) if any(is_far(layer) for layer in self._all()) else None
+
     def __repr__(self) -> str:
         return "Cache, released" if isinstance(self.layers, Released) else table(self)
 
@@ -144,7 +159,8 @@ class Cache:
         centre = self.centres.get(key)
         if centre is not None:  # over [B, H, S, D]
             centre = centre.to(self.device, torch.promote_types(self.dtype, torch.float32))[:, None]
-        return Keeping(rows, capacity, slack, self.dtype, self.device, self.codecs[key[0]], centre)
+        codec = self.codecs[key[0]]
+        return Keeping(rows, capacity, slack, self.dtype, self.device, codec, centre, self.residence)
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 
@@ -172,6 +188,11 @@ class Cache:
         real = None if counts is None else Counts.of(counts, len(numbers), T, self.device, "counts")
         if real is not None and real.out_of_range is not None:
             self.clock.fault.logical_or_(real.out_of_range)
+        if self.fetcher is not None:
+            if not self.clock.exact:
+                self.clock.sync()
+            if real is not None:
+                real.read()
         self._make_room(numbers, real, T)
 
         low, high = self.clock.low, self.clock.high
@@ -188,6 +209,11 @@ class Cache:
             counts_high=most, counts_exact=real is None or real.low == real.high, spans=spans,
         )  # fmt: skip
         step.base = self.clock.base.clone() if index is None else self.clock.base.index_select(0, index)
+        if self.fetcher is not None:
+            self.fetcher.reserve(self.layers, {i for i, _ in self.shared}, len(numbers))
+            lengths = [low[row] for row in numbers]
+            step.fetched = Fetched(self.fetcher, self.layers, numbers, chosen is None, lengths, most)
+            step.fetched.begin(step)
         if T == 1:  # a ring takes one token in place
             self.clock.touch(1, index)
         self._opened = weakref.ref(step)
@@ -258,6 +284,8 @@ class Cache:
             given = Counts.of(accepted, len(counts), counts, self.device, "accepted", step.counts)
             if given.out_of_range is not None:
                 clock.fault.logical_or_(given.out_of_range)
+            if step.fetched is not None:
+                step.fetched.taken = given.read()
             taken, low, high = given.tensor, given.low, given.high
         numbers = list(range(self.rows)) if step.rows is None else step.rows
         if self.pages is not None and step.T > 1:
@@ -266,7 +294,11 @@ class Cache:
         step.folds = slack > 0 and any(most - clock.base_low[row] > 2 * slack for row, _, most in after)
 
         for (i, name), left in step._left.items():
-            self.layers[i][name].commit(step, left, taken)
+            layer = self.layers[i][name]
+            if step.fetched is not None and is_far(layer):
+                layer.commit_far(step.fetched, step, left, taken)
+            else:
+                layer.commit(step, left, taken)
 
         base = step.base_after(taken) if slack else step.before + taken
         step.put(clock.base, base)
@@ -375,6 +407,8 @@ class Cache:
         if self.limit is not None and n > self.limit:
             raise CapacityError(f"cannot reserve {n} tokens: the capacity is {self.limit}; make a larger cache")
         self._reserve(n, n)
+        if self.fetcher is not None:
+            self.fetcher.reserve(self.layers, {i for i, _ in self.shared}, self.rows)
         return self
 
     def release(self) -> None:
@@ -408,19 +442,23 @@ class Cache:
         """Fills every number that no later pass may depend on: a way to prove that none does."""
         for layer in self._all():
             layer.poison(self.clock, value)
+        if self.fetcher is not None:
+            self.fetcher.poison()
         return self
 
-    def save(self, path: str | os.PathLike[str]) -> Cache:
+    def save(self, path: str | os.PathLike[str], states: str | None = None) -> Cache:
         """Writes all rows into a file that `lamina.load_cache(path, model)` reads, here or in another process.
 
         The file is written whole or, whatever happens, not at all: one that was there before is still there then. To
         save some rows, select them first.
 
+        states   "bfloat16" or "float16" rounds recurrent states in the file (see idle.py); they are exact when None
+
         >>> cache.select([0]).save("first.cache")                      # doctest: +SKIP
         """
         from lamina.cache.file import save
 
-        save(self, path)
+        save(self, path, states)
         return self
 
     # -- verbs that make caches ------------------------------------------------------------------------------------
@@ -475,6 +513,7 @@ class Cache:
         new.layers, new.clock, new._opened, new.pages = layers, clock, None, pages
         if pages is not None:
             pages.bind(layers)
+        new.fetcher = new._new_fetcher()
         new.record = allocate(record.shape, torch.int64, self.device)
         new.record.copy_(record)
         new.logits = None

@@ -24,10 +24,15 @@ MARKS = ("lengths", "written", "base")
 BOUNDS = ("low", "high", "base_low", "sourced")
 
 
-def allocate(shape: Sequence[int], dtype: torch.dtype, device: torch.device, fill: float = 0) -> Tensor:
-    """A tensor that may be written inside and outside `torch.inference_mode`, whoever makes it."""
+def allocate(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, fill: float | None = 0, pinned: bool = False
+) -> Tensor:
+    """A tensor that may be written inside and outside `torch.inference_mode`, whoever makes it. `fill=None`: with any
+    numbers in it."""
     with torch.inference_mode(False):
-        return torch.full(tuple(shape), fill, dtype=dtype, device=device)
+        if fill is None:
+            return torch.empty(tuple(shape), dtype=dtype, device=device, pin_memory=pinned)
+        return torch.full(tuple(shape), fill, dtype=dtype, device=device, pin_memory=pinned)
 
 
 def on_device(numbers: Sequence[int], device: torch.device) -> Tensor:

@@ -13,13 +13,15 @@ from lamina.attention.core import attention
 from lamina.attention.view import View
 from lamina.attention.window import Full
 from lamina.cache.clock import Clock, allocate
-from lamina.cache.codec import KEY, VALUE, Coding, unused
+from lamina.cache.codec import KEY, VALUE, Coding
+from lamina.cache.host import place_for
 from lamina.cache.layer import Key, Layer
 from lamina.cache.layout import Layout
 from lamina.cache.spec import Cross, Keeping
 from lamina.errors import InputError
 
 if TYPE_CHECKING:
+    from lamina.cache.fetching import Pieces
     from lamina.cache.reordering import Moves
     from lamina.cache.step import Step
 
@@ -44,13 +46,14 @@ class CrossLayer(Layer):
 
     def __init__(self, spec: Cross, keeping: Keeping | None) -> None:
         super().__init__(spec)
-        self.coding = Coding()
+        self.coding, self.place = Coding(), place_for(keeping)
         if keeping is not None:
             dims = {"k": spec.key_dim, "v": spec.value_dim}
             self.coding = Coding.of(keeping, {"k": KEY, "v": VALUE}, dims)
             for name, dim in dims.items():
                 for part, (width, dtype) in self.coding.parts(name, dim, keeping.dtype).items():
-                    self.data[part] = allocate((keeping.rows, spec.kv_heads, 0, width), dtype, keeping.device)
+                    lead = [spec.kv_heads]
+                    self.data[part] = self.place.make(keeping.rows, lead, 0, width, dtype, keeping.device)
             self.data["lengths"] = allocate((keeping.rows,), torch.int64, keeping.device)
 
     @property
@@ -64,27 +67,30 @@ class CrossLayer(Layer):
     def attach(self, k: Tensor, v: Tensor, lengths: Tensor, rows: Tensor) -> None:
         """k, v: [R, H, S, D] of these rows' source."""
         self.widen(k.shape[-2])
+        self.place.settle()
         slots = k.shape[-2]
         for name, new in self.coding.encode({"k": k, "v": v}).items():
-            self.data[name].index_fill_(0, rows, 0)
-            self.data[name][rows, :, :slots] = new.to(self.data[name].dtype)
+            part = self.data[name]
+            at = rows.to(part.device)
+            part.index_fill_(0, at, 0)
+            part[at, :, :slots] = new.to(part)
         self.data["lengths"].index_copy_(0, rows, lengths)
 
     def _parts(self) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in self.data.items() if name != "lengths"}
 
     def widen(self, slots: int) -> None:
-        for name, old in self._parts().items():
-            if old.shape[-2] < slots:
-                self.data[name] = allocate((*old.shape[:-2], slots, old.shape[-1]), old.dtype, old.device)
-                self.data[name][..., : old.shape[-2], :].copy_(old)
+        if slots > self.slots:
+            parts = self._parts()
+            self.place.widen(parts, slots)
+            self.data.update(parts)
 
     def attend(self, step: Step, key: Key, q: Tensor, k: Tensor | None, v: Tensor | None, **how: object) -> Tensor:
         if self.bare:
             held = step.source_of(key)
         else:
-            lengths = step.take(self.data["lengths"])
-            held = self.coding.decode({name: step.take(x) for name, x in self._parts().items()}) | {"lengths": lengths}
+            parts = {name: self.place.take(step, x) for name, x in self._parts().items()}
+            held = self.coding.decode(parts) | {"lengths": self.place.take(step, self.data["lengths"])}
         if held is None or held["k"].shape[-2] == 0:
             raise InputError(
                 "this model reads a source, and none is attached: make one with model.encode(ids) and give it to "
@@ -98,13 +104,15 @@ class CrossLayer(Layer):
         view = step.view(("cross", held["k"].shape[-2]), make)
         return attention(q, held["k"], held["v"], view, backend=step.backend_of(key), **how)  # type: ignore[arg-type]
 
+    def needed(self, lengths: list[int]) -> Pieces:
+        whole = [(row, 0, self.slots) for row in range(len(lengths))]
+        return {name: whole for name in self._parts()}
+
     def reset(self, index: Tensor) -> None:
         self.data["lengths"].index_fill_(0, index, 0)
 
     def poison(self, clock: Clock, value: float = float("nan")) -> None:
-        free = Layout().positions(self.slots, self.data["lengths"]) < 0
-        for part in self._parts().values():
-            part.masked_fill_(free[:, None, :, None], unused(part, value))
+        self.place.fill(self._parts(), Layout().positions(self.slots, self.data["lengths"]) < 0, value)
 
     def reorder(self, moves: Moves) -> None:
         super().reorder(moves.unrelated)  # rows that share tokens share their source

@@ -9,7 +9,7 @@ was saved is noticed. Its text says which model made the cache (`fingerprint.py`
 marks. Its tensors are the rows' ids, their last logits, and a tensor for each field of each layer: of a line the slots
 that some row uses, of a ring that has gone round all of it. What no later pass may depend on is written as zeros, so
 what was taken back is not in the file. A cache that can go back also needs the recurrences' constants before the
-first pass hands them over again: they are in the file too.
+first pass hands them over again: they are in the file too. Recurrent states may be rounded in a file (`idle.py`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from lamina.cache.centre import centres_of
 from lamina.cache.clock import allocate
 from lamina.cache.codec import Codec
 from lamina.cache.fingerprint import Fingerprint, dtype_name
+from lamina.cache.idle import as_kept, idle, idle_dtype
 from lamina.cache.layer import Layer
 from lamina.errors import CacheFileError, InputError
 
@@ -37,8 +38,9 @@ if TYPE_CHECKING:
     from lamina.model import Model
 
 
-def save(cache: Cache, path: str | os.PathLike[str]) -> None:
+def save(cache: Cache, path: str | os.PathLike[str], states: str | None = None) -> None:
     """See `Cache.save`."""
+    at_rest = idle_dtype(states)
     if cache.model is None:
         raise InputError("this cache belongs to no model, and a file says whose it is: make it with model.new_cache()")
     clock, marks = cache.clock, cache.clock.marks()
@@ -58,7 +60,11 @@ def save(cache: Cache, path: str | os.PathLike[str]) -> None:
     tokens = cache.record[:, :longest]
     like = {"tokens": tokens} if cache.logits is None else {"tokens": tokens, "logits": cache.logits}
     for key, layer in used.items():
-        like |= _fields(key, layer.like) | _fields(key, constants.get(key, {}), "constants.")
+        fields = {
+            name: torch.empty(x.shape, dtype=as_kept(layer, name, x, at_rest), device="meta")
+            for name, x in layer.like.items()
+        }
+        like |= _fields(key, fields) | _fields(key, constants.get(key, {}), "constants.")
 
     def contents() -> Iterator[Tensor]:
         beyond = torch.arange(longest, device=cache.device) >= cache.lengths[:, None]
@@ -69,7 +75,7 @@ def save(cache: Cache, path: str | os.PathLike[str]) -> None:
         for key, layer in used.items():
             own = layer.copied(every)
             own.poison(clock, 0.0)
-            yield from own.data.values()
+            yield from idle(own, at_rest).data.values()
             yield from constants.get(key, {}).values()
 
     sealed.write(path, json.dumps(text), like, contents())
@@ -79,10 +85,12 @@ def load_cache(
     path: str | os.PathLike[str],
     model: Model,
     device: str | torch.device | None = None,
+    residence: str = "device",
     pool: Pool | None = None,
 ) -> Cache:
-    """The cache that was saved there, for the model that made it; on the model's own device when none is named, or in
-    pages of a pool. A file does not say whether it came out of one.
+    """The cache that was saved there, for the model that made it; on the model's own device when none is named.
+
+    Wherever its bytes lived when it was saved, they now live where `residence` says, as in `model.new_cache`.
 
     In the same dtype and on the same kind of device it goes on to the same logits, bit by bit; a model that was loaded
     in another dtype takes the numbers over into its own. Another model is refused, and so is a file that is not as it
@@ -106,7 +114,8 @@ def load_cache(
         cache = Cache(
             model.specs, rows=kept["rows"], capacity=kept["capacity"], slack=kept["slack"], dtype=dtype, device=place,
             max_positions=model.max_positions, model=model, codec=written,
-            centres=centres_of(model) if any(one.keys != "plain" for one in written.values()) else None, pool=pool,
+            centres=None if all(one.keys == "plain" for one in codecs) else centres_of(model), residence=residence,
+            pool=pool,
         )  # fmt: skip
         cache.codecs = codecs
         cache.clock.set(saved["clock"])

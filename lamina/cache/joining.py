@@ -116,6 +116,11 @@ def _same_kind(a: Cache, b: Cache) -> None:
         )
     if a.dtype != b.dtype or a.device != b.device:
         raise InputError(f"caches in {a.dtype} on {a.device} and in {b.dtype} on {b.device} cannot be joined")
+    if a.residence != b.residence:
+        raise InputError(
+            f"a cache whose bytes live on the {a.residence} and one whose bytes live on the {b.residence} cannot be "
+            "joined: make both with the same residence"
+        )
     for i, (one, other) in enumerate(zip(a.codecs, b.codecs, strict=True)):
         if one != other:
             raise InputError(f"caches whose layer {i} is written as {one} and as {other} cannot be joined")

@@ -11,15 +11,15 @@ import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-import torch
 from torch import Tensor
 
 from lamina.cache.clock import Clock
-from lamina.cache.place import Place, owned
+from lamina.cache.place import Place
 from lamina.cache.spec import Spec
 from lamina.errors import InputError
 
 if TYPE_CHECKING:
+    from lamina.cache.fetching import Fetched, Pieces
     from lamina.cache.paged import PagedPart
     from lamina.cache.reordering import Moves
     from lamina.cache.step import Step
@@ -36,6 +36,9 @@ class Layer:
 
     constants: dict[str, Tensor] | None = None
     """Tensors of the model, as the last pass gave them, that going back needs."""
+
+    states: tuple[str, ...] = ()
+    """Which of the data a whole past is folded into: see idle.py."""
 
     place: Place = Place()
     """Where the data lies; a kind that knows nothing of places has it on the device."""
@@ -85,6 +88,23 @@ class Layer:
     def commit(self, step: Step, left: Any, accepted: Tensor) -> None:
         """Takes in what the pass left behind: each row's first `accepted` tokens."""
 
+    # What a layer whose bytes live on the host says; a kind that is always on the device is never asked.
+
+    def needed(self, lengths: list[int]) -> Pieces:
+        """What a pass over rows of these lengths reads."""
+        return {}
+
+    def written(self, lengths: list[int], new: list[int]) -> Pieces:
+        """What so many new tokens of rows of these lengths are written into, in a pass."""
+        return {}
+
+    def unload(self, left: Any, far: Fetched) -> Any:
+        """What the pass leaves, with what is large on its way to the host."""
+        return left
+
+    def commit_far(self, far: Fetched, step: Step, left: Any, accepted: Tensor) -> None:
+        """`commit`, writing only what changes."""
+
     def rewindable(self, clock: Clock) -> Tensor | None:
         """How far each row can be taken back; None when nothing here stands in the way."""
         return None
@@ -104,8 +124,9 @@ class Layer:
 
     def reorder(self, moves: Moves) -> None:
         """Rows become others, in place; the moves say which, and how much they have in common."""
+        self.place.settle()
         for tensor in self.data.values():
-            moves.rows(tensor)
+            moves.on(tensor.device).rows(tensor)
 
     def select(self, index: Tensor) -> Self:
         return self._with({name: self.place.select(tensor, index) for name, tensor in self.data.items()})
@@ -118,7 +139,7 @@ class Layer:
         return self.data
 
     def copied(self, index: Tensor) -> Self:
-        """These rows in plain tensors of their own."""
+        """These rows in memory of their own, whole tensors each."""
         return self.select(index)
 
     def part(self, name: str, shape: Sequence[int]) -> Tensor | PagedPart:
@@ -127,8 +148,8 @@ class Layer:
 
     @classmethod
     def join(cls, layers: list[Self]) -> Self:
-        names = layers[0].data
-        return layers[0]._with({name: owned(torch.cat([one.data[name] for one in layers])) for name in names})
+        first = layers[0]
+        return first._with({name: first.place.join([one.data[name] for one in layers]) for name in first.data})
 
     def _with(self, data: dict[str, Tensor]) -> Self:
         new = copy.copy(self)

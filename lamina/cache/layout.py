@@ -39,6 +39,21 @@ class Layout:
         around = self.keep + (positions - self.keep) % self.ring
         return torch.where(positions < self.keep, positions, around) if self.keep else around
 
+    def runs(self, first: int, end: int) -> list[tuple[int, int]]:
+        """The slots of positions first … end - 1, of those that are still there, as runs from a slot up to another.
+
+        >>> Layout(ring=4, keep=1).runs(0, 7)
+        [(0, 1), (3, 5), (1, 3)]
+        """
+        if self.ring is None:
+            return [(first, end)] if first < end else []
+        around = max(first, self.keep, end - self.ring)
+        slot = self.keep + (around - self.keep) % self.ring
+        stop = slot + end - around
+        most = self.keep + self.ring
+        found = [(first, min(end, self.keep)), (slot, min(stop, most)), (self.keep, stop - self.ring)]
+        return [(a, b) for a, b in found if a < b]
+
     def positions(self, slots: int, lengths: Tensor) -> Tensor:
         """The position that each of the first `slots` slots holds in rows of these lengths, -1 where there is none.
 

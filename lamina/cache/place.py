@@ -1,8 +1,8 @@
-"""Where the slots of a token layer lie, and how they are read and written.
+"""Where the numbers of a layer lie, and how they are read and written.
 
 A layer thinks in rows, slots and positions; its place knows what memory these are. `Place` is the plain one: each part
 is a tensor [B, *lead, S, width] on the device, so keys [B, H, S, D] feed attention as they are, and flat parts
-[B, S, width] need no head axis. Whatever the place, what is read comes in that shape.
+[B, S, width] need no head axis. Whatever the place, what is read comes in that shape. `host.py` has the other one.
 """
 
 from __future__ import annotations
@@ -51,12 +51,17 @@ def owned(tensor: Tensor) -> Tensor:
 class Place:
     """On the device, every row with as many slots as the others. `data` is the layer's: name of a part -> tensor."""
 
+    residence = "device"
     paged = False
 
     def make(
         self, rows: int, lead: Sequence[int], slots: int, width: int, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
         return allocate((rows, *lead, slots, width), dtype, device)
+
+    def make_state(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Room for what is not kept by token, rows in front."""
+        return allocate(shape, dtype, device)
 
     def slots(self, data: Fields) -> int:
         """How many slots a row has."""
@@ -82,6 +87,18 @@ class Place:
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 
+    def take(self, step: Step, tensor: Tensor) -> Tensor:
+        """The pass's rows of it."""
+        return step.take(tensor)
+
+    def put(self, step: Step, tensor: Tensor, new: Tensor) -> None:
+        """Writes the pass's rows of it."""
+        step.put(tensor, new)
+
+    def rows(self, step: Step) -> Tensor:
+        """[R] where the pass's rows are."""
+        return step.row_index
+
     def run(self, data: Fields, step: Step, first: int, end: int) -> Fields:
         """Slots first … end - 1 of the pass's rows."""
         return {name: step.take(store)[..., first:end, :] for name, store in data.items()}
@@ -102,6 +119,21 @@ class Place:
 
     # -- verbs -----------------------------------------------------------------------------------------------------
 
+    def settle(self) -> None:
+        """Waits for copies that are under way."""
+
+    def near(self, tensor: Tensor) -> Tensor:
+        """It, on the device."""
+        return tensor
+
+    def select(self, tensor: Tensor, index: Tensor) -> Tensor:
+        """These rows of it, in memory of their own."""
+        return owned(tensor.index_select(0, index))
+
+    def join(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Their rows one after the other, in memory of their own."""
+        return owned(torch.cat(list(tensors)))
+
     def fill(self, data: Fields, free: Tensor, value: float) -> None:
         """Fills the slots that are True in `free` [B, S]."""
         for store in data.values():
@@ -110,10 +142,6 @@ class Place:
     def reorder(self, data: Fields, moves: Moves, layout: Layout) -> None:
         for store in data.values():
             moves.slots(store, layout)
-
-    def select(self, tensor: Tensor, index: Tensor) -> Tensor:
-        """These rows of it, in memory of their own."""
-        return owned(tensor.index_select(0, index))
 
     # -- as plain tensors ------------------------------------------------------------------------------------------
 

@@ -16,14 +16,15 @@ commit puts the new one in its place, folding again over the accepted tokens whe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
 from lamina.attention.window import Sliding
-from lamina.cache.clock import Clock, allocate
+from lamina.cache.clock import Clock
+from lamina.cache.host import place_for
 from lamina.cache.layer import Key, Layer
 from lamina.cache.layout import Layout
 from lamina.cache.place import read_slots, write_slots
@@ -33,6 +34,7 @@ from lamina.recurrence.conv import causal_convolution
 from lamina.recurrence.rule import Rule
 
 if TYPE_CHECKING:
+    from lamina.cache.fetching import Fetched, Pieces
     from lamina.cache.step import Step
 
 Inputs = dict[str, Tensor]
@@ -82,21 +84,23 @@ class RecurrentLayer(Layer):
     """data: `head` [B, *state]; with slack also `base` and `log.<input>` [B, 2·slack, *shape]."""
 
     spec: Recurrent
+    states = ("head", "base")
 
     def __init__(self, spec: Recurrent, keeping: Keeping | None) -> None:
         super().__init__(spec)
         self.slack = keeping.slack if keeping else 0
         self.log = Layout(ring=max(2 * self.slack, 1))
+        self.place = place_for(keeping, by_token=False)
         if keeping is not None:
             state = (keeping.rows, *self.rule.state_shape)
             exact = torch.promote_types(keeping.dtype, torch.float32)
-            self.data["head"] = allocate(state, exact, keeping.device)
+            self.data["head"] = self.place.make_state(state, exact, keeping.device)
             if self.slack:
-                self.data["base"] = allocate(state, exact, keeping.device)
+                self.data["base"] = self.place.make_state(state, exact, keeping.device)
                 for name, shape in self.rule.input_shapes.items():
                     entry = (keeping.rows, 2 * self.slack, *shape)
                     dtype = exact if name in self.rule.exact else keeping.dtype
-                    self.data[f"log.{name}"] = allocate(entry, dtype, keeping.device)
+                    self.data[f"log.{name}"] = self.place.make_state(entry, dtype, keeping.device)
 
     @property
     def rule(self) -> Rule:
@@ -115,7 +119,7 @@ class RecurrentLayer(Layer):
             head = rows.new_zeros((rows.shape[0], *self.rule.state_shape), dtype=exact)
             out, _ = self.rule.chunk(head, inputs, constants, step.unpacked_valid)
             return step.packed(out)
-        out, state = self.rule.chunk(step.take(self.data["head"]), inputs, constants, step.valid)
+        out, state = self.rule.chunk(self.place.take(step, self.data["head"]), inputs, constants, step.valid)
         step.leave(key, Recurred(inputs, constants, state))
         return out
 
@@ -123,14 +127,18 @@ class RecurrentLayer(Layer):
 
     def commit(self, step: Step, left: Recurred, accepted: Tensor) -> None:
         self.constants = left.constants
-        head, state = step.take(self.data["head"]), left.state
-        if accepted is not step.all_counts:
-            state = self._fold(head, left.inputs, accepted)
+        state = left.state if accepted is step.all_counts else self._folded(step, left, accepted)
         if self.slack:
-            if step.folds:
-                self._move_base(step, left.inputs, head, accepted)
-            self._write_log(step, left.inputs, accepted)
-        step.put(self.data["head"], state)
+            self._keep_inputs(step, left, accepted)
+        self.place.put(step, self.data["head"], state)
+
+    def _folded(self, step: Step, left: Recurred, accepted: Tensor) -> Tensor:
+        return self._fold(self.place.take(step, self.data["head"]), left.inputs, accepted)
+
+    def _keep_inputs(self, step: Step, left: Recurred, accepted: Tensor) -> None:
+        if step.folds:
+            self._move_base(step, left.inputs, self.place.take(step, self.data["head"]), accepted)
+        self._write_log(step, left.inputs, accepted)
 
     def _fold(self, state: Tensor, inputs: Inputs, counts: Tensor) -> Tensor:
         """The state after the first `counts` [B] of the inputs [B, N, *shape]."""
@@ -143,20 +151,24 @@ class RecurrentLayer(Layer):
         """Where a row's log would overflow, moves its base to `slack` tokens behind its new head."""
         base_at, target = step.base, step.base_after(accepted)  # [R]
         logged = torch.minimum(target, step.before) - base_at
-        base = step.take(self.data["base"])
-        from_log = self._fold(base, self._logged(base_at, step.row_index), logged)
+        base = self.place.take(step, self.data["base"])
+        from_log = self._fold(base, self._logged(base_at, self.place.rows(step)), logged)
         from_pass = self._fold(head, inputs, (target - step.before).clamp(min=0))
         beyond = (target > step.before).reshape(-1, *(1,) * (base.dim() - 1))
-        step.put(self.data["base"], torch.where(beyond, from_pass, from_log))
+        self.place.put(step, self.data["base"], torch.where(beyond, from_pass, from_log))
 
     def _logged(self, base: Tensor, rows: Tensor) -> Inputs:
         """The log in order of position, from each row's base on."""
         positions = base[:, None] + torch.arange(2 * self.slack, device=base.device)
         slots = self.log.slots(positions)
         return {
-            name: self._flat(name)[rows[:, None], slots].reshape(*slots.shape, *shape)
+            name: self.place.near(self._read_log(name, rows, slots)).reshape(*slots.shape, *shape)
             for name, shape in self.rule.input_shapes.items()
         }
+
+    def _read_log(self, name: str, rows: Tensor, slots: Tensor) -> Tensor:
+        log = self._flat(name)
+        return read_slots(log, rows.to(log.device), slots.to(log.device))
 
     def _flat(self, name: str) -> Tensor:
         return (
@@ -171,48 +183,92 @@ class RecurrentLayer(Layer):
         for name in self.rule.input_shapes:
             flat = self._flat(name)
             new = pick_tokens(inputs[name].reshape(*inputs[name].shape[:2], -1), tokens)
-            kept = read_slots(flat, step.row_index, slots)
-            write_slots(
-                flat,
-                step.row_index,
-                slots,
-                torch.where((accepted > 0)[:, None, None], new.to(kept.dtype), kept),
-            )
+            rows = self.place.rows(step)
+            kept = read_slots(flat, rows, slots)
+            write_slots(flat, rows, slots, torch.where((accepted > 0)[:, None, None], new.to(kept.dtype), kept))
+
+    # -- on the host -----------------------------------------------------------------------------------------------
+
+    def needed(self, lengths: list[int]) -> Pieces:
+        return self._whole("head", len(lengths))
+
+    def _whole(self, name: str, rows: int) -> Pieces:
+        return {name: [(row, 0, self.data[name].shape[1]) for row in range(rows)]}
+
+    def unload(self, left: Recurred, far: Fetched) -> Recurred:
+        if not far.all_rows:
+            return left
+        return replace(left, state=far.sent(left.state, self.data["head"].dtype))
+
+    def commit_far(self, far: Fetched, step: Step, left: Recurred, accepted: Tensor) -> None:
+        self.constants = left.constants
+        rows, whole = len(far.rows), far.taken == far.counts
+        if self.slack or not whole:
+            reads: Pieces = self._whole("head", rows) if step.folds or not whole else {}
+            for name in self.data if step.folds else ():
+                reads |= self._whole(name, rows)
+            near = far.window(self, step, reads)
+            if self.slack:
+                near._keep_inputs(step, left, accepted)
+                changed: Pieces = self._whole("base", rows) if step.folds else {}
+                for name in self.rule.input_shapes:
+                    starts = enumerate(zip(far.lengths, far.taken, strict=True))
+                    changed[f"log.{name}"] = [(r, *run) for r, (at, n) in starts for run in self.log.runs(at, at + n)]
+                far.back(self, near.data, changed)
+            if not whole:
+                near.data["head"].copy_(near._folded(step, left, accepted))
+                far.back(self, near.data, self._whole("head", rows))
+        if whole and far.all_rows:
+            self.data["head"] = left.state  # is on its way there since the pass made it
+        elif whole:
+            state = left.state.to(self.data["head"].dtype).contiguous()
+            far.back(self, {"head": state}, self._whole("head", rows))
+
+    # -- verbs -----------------------------------------------------------------------------------------------------
 
     def rewindable(self, clock: Clock) -> Tensor | None:
         return clock.lengths - clock.base
 
     def rewind(self, clock: Clock, changed: Tensor) -> None:
         if self.slack and self.constants is not None:
+            self.place.settle()
             rows = torch.arange(clock.rows, device=changed.device)
             logged = self._logged(clock.base, rows)
-            head = self._fold(self.data["base"], logged, clock.lengths - clock.base)
-            kept = self.data["head"]
-            kept.copy_(torch.where(changed.reshape(-1, *(1,) * (kept.dim() - 1)), head, kept))
+            base, kept = self.place.near(self.data["base"]), self.data["head"]
+            exact = torch.promote_types(base.dtype, torch.float32)  # states at rest may be less
+            head = self._fold(base.to(exact), logged, clock.lengths - clock.base).to(kept.dtype)
+            changed = changed.to(kept.device).reshape(-1, *(1,) * (kept.dim() - 1))
+            kept.copy_(torch.where(changed, head.to(kept.device), kept))
 
     def reset(self, index: Tensor) -> None:
+        self.place.settle()
         for tensor in self.data.values():
-            tensor.index_fill_(0, index, 0)
+            tensor.index_fill_(0, index.to(tensor.device), 0)
 
     def poison(self, clock: Clock, value: float = float("nan")) -> None:
         if self.slack:
+            self.place.settle()
             held = self.log.positions(2 * self.slack, clock.lengths)
             unused = held < clock.base[:, None]
             for name in self.rule.input_shapes:
                 log = self.data[f"log.{name}"]
-                log.masked_fill_(unused.reshape(*unused.shape, *(1,) * (log.dim() - 2)), value)
+                log.masked_fill_(unused.to(log.device).reshape(*unused.shape, *(1,) * (log.dim() - 2)), value)
 
     def fit(self, like: Self, clock: Clock) -> Self:
+        self.place.settle()
+        exact = like.data["head"].dtype  # again, for states that were at rest
+        states = {name: x.to(exact) if name in self.states else x for name, x in self.data.items()}
         if self.slack == like.slack:
-            return self
-        new = self._with({"head": self.data["head"], "base": self.data.get("base", self.data["head"])})
+            return self._with(states)
+        new = self._with({"head": states["head"], "base": states.get("base", states["head"])})
         held = like.log.positions(2 * like.slack, clock.lengths).clamp(min=0)
         rows = torch.arange(len(held), device=held.device)
         for name in self.rule.input_shapes:
             old = like.data[f"log.{name}"]
-            new.data[f"log.{name}"] = log = allocate((len(held), *old.shape[1:]), old.dtype, old.device)
+            log = self.place.make_state((len(held), *old.shape[1:]), old.dtype, old.device)
+            new.data[f"log.{name}"] = log
             if self.slack:
-                log.copy_(self.data[f"log.{name}"][rows[:, None], self.log.slots(held)])
+                log.copy_(self._read_log(name, rows, self.log.slots(held)).reshape(log.shape))
         new.slack, new.log = like.slack, like.log
         return new
 

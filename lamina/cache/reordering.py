@@ -45,6 +45,7 @@ class Moves:
     moves: list[Move]
     device: torch.device
     _places: dict[tuple[Layout, int], Places] = field(default_factory=dict)
+    _elsewhere: dict[torch.device, Moves] = field(default_factory=dict)
 
     @cached_property
     def to(self) -> Tensor:
@@ -58,6 +59,12 @@ class Moves:
     def unrelated(self) -> Moves:
         """Those between rows that have nothing in common, not even what was there before the first token."""
         return Moves([move for move in self.moves if move.since == 0], self.device)
+
+    def on(self, device: torch.device) -> Moves:
+        """The same for tensors there."""
+        if device == self.device:
+            return self
+        return self._elsewhere.setdefault(device, Moves(self.moves, device))
 
     def rows(self, tensor: Tensor) -> None:
         """Copies whole rows."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Keeping:
-    """How the user wants a cache kept: rows, room and slack, number format and device, codec."""
+    """How the user wants a cache kept: rows, room and slack, number format and device, codec, and where bytes live."""
 
     rows: int
     capacity: int | None
@@ -35,6 +35,7 @@ class Keeping:
     device: torch.device
     codec: Codec = field(default_factory=Codec)
     centre: Tensor | None = None  # [H, 1, D] what a codec takes from keys
+    residence: str = "device"  # or "host", for kinds that can live there
 
 
 class Spec(ABC):

@@ -29,6 +29,7 @@ from lamina.errors import InputError
 
 if TYPE_CHECKING:
     from lamina.cache.cache import Cache
+    from lamina.cache.fetching import Fetched
     from lamina.nn.norm import RMSNorm
 
 Layers = Sequence[Mapping[str, Layer]]
@@ -83,6 +84,7 @@ class Step:
         self.ids: Tensor | None = None
         self.logits: Tensor | None = None  # [R, T, vocab] or, of each row's last real token, [R, vocab]
         self.hidden: dict[int, Tensor] = {}  # [R, T, width] by layer, where the pass was asked to keep some
+        self.fetched: Fetched | None = None  # how layers come from the host, where they live there
         self.closed = False
         self.folds = False
         self.base = before
@@ -110,7 +112,7 @@ class Step:
 
     def memory(self, i: int) -> Memory:
         """What layer `i` of the model is given."""
-        return Memory(self, i, self.layers[i])
+        return Memory(self, i, self.layers[i] if self.fetched is None else self.fetched.entry(i, self))
 
     def record_attentions(self) -> dict[Key, tuple[Tensor, Tensor]]:
         """What the pass will fill in, by layer and entry: how much each query takes of each slot [R, Hq, T, S], and the
@@ -152,7 +154,7 @@ class Step:
     def leave(self, key: Key, what: Any) -> None:
         """Leaves something for the layer's `commit`."""
         if self.cache is not None:
-            self._left[key] = what
+            self._left[key] = what if self.fetched is None else self.fetched.leave(key, what)
 
     def share(self, key: Key, k: Tensor, v: Tensor, view: View) -> None:
         """Keeps a layer's keys and values for the layers that read it later in this pass."""
@@ -254,6 +256,8 @@ class Step:
     def abort(self) -> None:
         """Drops the pass: the cache is as it was before it."""
         self.closed = True
+        if self.fetched is not None:
+            self.fetched.close()
         self._left.clear()
         self._shared.clear()
         self._views.clear()

@@ -25,12 +25,14 @@ from lamina.attention.window import Chunked, Sliding, Window
 from lamina.cache.clock import Clock
 from lamina.cache.codec import Coding, Role
 from lamina.cache.formats import Fields
+from lamina.cache.host import place_for
 from lamina.cache.layer import Key, Layer
 from lamina.cache.layout import Layout
 from lamina.cache.place import Place
 from lamina.cache.spec import Keeping, Spec
 
 if TYPE_CHECKING:
+    from lamina.cache.fetching import Fetched, Pieces
     from lamina.cache.paged import PagedPart
     from lamina.cache.reordering import Moves
     from lamina.cache.step import Step
@@ -73,7 +75,7 @@ class TokenLayer(Layer):
         self.slack = keeping.slack if keeping else 0
         self.layout = layout_for(window, self.slack)
         self.grows = keeping is not None and keeping.capacity is None
-        self.coding, self.place = Coding(), Place()
+        self.coding, self.place = Coding(), place_for(keeping)
         if keeping is not None:
             self.coding = Coding.of(keeping, self.roles, {name: dim for name, (*_, dim) in fields.items()})
             most = self.layout.most
@@ -261,6 +263,26 @@ class TokenLayer(Layer):
             inside = (first >= 0) & (first <= last)
             self._write(step, left, torch.where(inside, first, last), accepted)
 
+    # -- on the host -----------------------------------------------------------------------------------------------
+
+    def needed(self, lengths: list[int]) -> Pieces:
+        span, layout, pieces = self.window.span, self.layout, []
+        for row, length in enumerate(lengths):
+            first = 0 if span is None else max(0, length + 1 - span)  # what the first new token can see
+            if first:
+                pieces += [(row, 0, min(layout.keep, first))]
+            pieces += [(row, *run) for run in layout.runs(first, length)]
+        return {name: pieces for name in self.data}
+
+    def commit_far(self, far: Fetched, step: Step, left: Fields, accepted: Tensor) -> None:
+        near = far.window(self, step, {})
+        near.commit(step, left, accepted)
+        far.back(self, near.data, self.written(far.lengths, far.taken))
+
+    def written(self, lengths: list[int], new: list[int]) -> Pieces:
+        runs = [(row, *run) for row, n in enumerate(new) for run in self.layout.runs(lengths[row], lengths[row] + n)]
+        return {name: runs for name in self.data}
+
     # -- verbs -----------------------------------------------------------------------------------------------------
 
     def rewindable(self, clock: Clock) -> Tensor | None:
@@ -287,6 +309,8 @@ class TokenLayer(Layer):
         return self.place.like(self.data)
 
     def copied(self, index: Tensor) -> Self:
+        if not self.place.paged:
+            return self.select(index)
         new = self._with(self.place.copied(self.data, index))
         new.place = Place()
         return new

@@ -35,15 +35,26 @@ class Line:
     """Token slots of a row; None for what is not kept by token."""
     dtype: str
     nbytes: int
+    residence: str = "device"
+    """Where the bytes live."""
 
 
 def lines(cache: Cache) -> list[Line]:
-    """Every tensor of a cache: its kinds of layers, the ids it was fed, each row's last logits, and the clock."""
-    groups: dict[tuple[str, int | None, str], list[int]] = {}
+    """Every tensor of a cache: its kinds of layers, the ids it was fed, each row's last logits, and the clock.
+
+    Of layers that live on the host, what passes fetch lies in windows on the device: a line of their own.
+    """
+    groups: dict[tuple[str, int | None, str, str], list[int]] = {}
     for entry in cache.layers:
         for layer in entry.values():
-            groups.setdefault((layer.kind, layer.slots, layer.format), []).append(layer.nbytes)
-    found = [Line(kind, len(each), slots, dtype, sum(each)) for (kind, slots, dtype), each in groups.items()]
+            group = (layer.kind, layer.slots, layer.format, layer.place.residence)
+            groups.setdefault(group, []).append(layer.nbytes)
+    found = [
+        Line(kind, len(each), slots, dtype, sum(each), residence)
+        for (kind, slots, dtype, residence), each in groups.items()
+    ]
+    if cache.fetcher is not None:
+        found.append(Line("fetched", None, None, "", cache.fetcher.nbytes))
     if cache.pages is not None:
         found.append(Line("page tables", None, None, "int32", cache.pages.nbytes))
     found.append(Line("token ids", None, cache.record.shape[1], "int64", cache.record.nbytes))
@@ -59,6 +70,10 @@ def table(cache: Cache) -> str:
     body: list[tuple[str, ...]] = [("kind", "layers", "slots", "dtype", "bytes")]
     body += [(line.kind, *map(_cell, (line.layers, line.slots)), line.dtype, size(line.nbytes)) for line in found]
     body.append(("all", str(len(cache.layers)), "", "", size(sum(line.nbytes for line in found))))
+    if cache.fetcher is not None:
+        where = {name: size(sum(x.nbytes for x in found if x.residence == name)) for name in ("device", "host")}
+        body = [(*cells, name) for cells, name in zip(body, ["", *(x.residence for x in found), ""], strict=True)]
+        body += [("", "", "", "", nbytes, name) for name, nbytes in where.items()]
     room = "grows" if cache.capacity is None else f"capacity {cache.capacity}"
     if cache.pages is not None:
         own, shared = cache.pages.own_and_shared
@@ -66,7 +81,7 @@ def table(cache: Cache) -> str:
     lengths = cache.clock.sync()
     shown = ", ".join(map(str, lengths[:8])) + (", …" if len(lengths) > 8 else "")
     head = f"Cache of {cache.rows} row{'s' * (cache.rows != 1)}, {room}, slack {cache.slack}, lengths [{shown}]"
-    return "\n".join([head, *aligned(body, left=(0, 3))])
+    return "\n".join([head, *aligned(body, left=(0, 3, 5))])
 
 
 def aligned(body: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:

@@ -9,14 +9,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import torch
+
 from lamina.cache.cache import Cache
 from lamina.cache.clock import on_device
+from lamina.cache.idle import idle, idle_bytes
 from lamina.cache.pool import Kind
-from lamina.cache.store import TokenLayer
 
 
-def trimmed(cache: Cache, row: int, length: int | None = None) -> Cache:
+def trimmed(cache: Cache, row: int, length: int | None = None, states: torch.dtype | None = None) -> Cache:
     """The row's first `length` tokens (all when None), copied or in shared pages; the cache stays as it is.
+
+    states   the dtype of recurrent states in the copy; None: as they are
 
     The row must be able to go back that far: see `Cache.rewindable`. To go on from the copy, join it with others or
     with none, which makes room again.
@@ -39,6 +43,8 @@ def trimmed(cache: Cache, row: int, length: int | None = None) -> Cache:
     if back:
         for layer in new._all():
             layer.rewind(clock, clock.lengths < held)
+    if states is not None:
+        new.layers = [{name: idle(layer, states) for name, layer in entry.items()} for entry in new.layers]
     return new
 
 
@@ -54,13 +60,13 @@ class Size:
         return total([self])
 
 
-def trimmed_size(cache: Cache, row: int) -> Size:
-    """What `trimmed(cache, row)` takes."""
+def trimmed_size(cache: Cache, row: int, states: torch.dtype | None = None) -> Size:
+    """What `trimmed(cache, row, states=states)` takes."""
     held, written, _ = cache.clock.select([row], on_device([row], cache.device)).read_marks()[0]
     own = held * cache.record.itemsize + (0 if cache.logits is None else cache.logits[row].nbytes)
     for layer in cache._all():
-        if not isinstance(layer, TokenLayer) or not layer.place.paged:
-            own += layer.used(held, written).nbytes // cache.rows
+        if not layer.place.paged:
+            own += idle_bytes(layer.used(held, written), states) // cache.rows
     return Size(own, {} if cache.pages is None else cache.pages.pages(row, held))
 
 

@@ -29,9 +29,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
+from lamina.cache.idle import idle_dtype
 from lamina.cache.spec import Cross
 from lamina.cache.table import size
 from lamina.cache.trimming import Size, total, trimmed, trimmed_size
@@ -62,8 +64,8 @@ class Snapshot:
     size: Size
 
     @staticmethod
-    def of(cache: Cache, row: int) -> Snapshot:
-        own = trimmed(cache, row)
+    def of(cache: Cache, row: int, states: torch.dtype | None = None) -> Snapshot:
+        own = trimmed(cache, row, states=states)
         ids = own.record[0].cpu().numpy()
         ends: dict[str, int] = {}
         for layer in own._all():
@@ -106,10 +108,14 @@ class PrefixStore:
 
     bytes   the most that snapshots take
     worth   a branch point is kept if it saves at least so many tokens of prefill
+    states  "bfloat16" or "float16" rounds the recurrent states of snapshots to half of their bytes; when a prompt goes
+            on from one, they are in the exact dtype again. None keeps them exactly
     pool    where the caches that start here keep their tokens: snapshots, and what goes on from them, share its pages
     """
 
-    def __init__(self, model: Model, bytes: int, worth: int = 8, pool: Pool | None = None) -> None:
+    def __init__(
+        self, model: Model, bytes: int, worth: int = 8, states: str | None = None, pool: Pool | None = None
+    ) -> None:
         if bytes < 1:
             raise InputError(f"bytes={bytes}: a prefix store needs room to keep anything, such as bytes=2 * 2**30")
         if worth < 1:
@@ -120,6 +126,7 @@ class PrefixStore:
                 "decoder-only models"
             )
         self.model, self.bytes, self.worth, self.pool = model, bytes, worth, pool
+        self.states = idle_dtype(states)
         self._made_for = (model.dtype, model.device)
         fresh = model.new_cache(pool=pool)
         self._limited = any(layer.rewindable(fresh.clock) is not None for layer in fresh._all())
@@ -238,7 +245,7 @@ class PrefixStore:
         if covering is not None:
             self._touch(covering)
             return
-        needed = trimmed_size(cache, row)
+        needed = trimmed_size(cache, row, self.states)
         if needed.nbytes > self.bytes:
             self._lost.append(Lost(ids, f"takes {size(needed.nbytes)}, and the budget of all is {size(self.bytes)}"))
             return
@@ -246,7 +253,7 @@ class PrefixStore:
         self._kept = [one for one in self._kept if not (common(ids, one.ids) == len(one.ids) >= least)]
         while total([needed, *(one.size for one in self._kept)]) > self.bytes:
             self._lost.append(Lost(self._kept.pop(0).ids, "had to make room"))
-        self._kept.append(Snapshot.of(cache, row))
+        self._kept.append(Snapshot.of(cache, row, self.states))
 
     # -- why -----------------------------------------------------------------------------------------------------------
 

@@ -58,8 +58,9 @@ ELSEWHERE: dict[str, tuple[tuple[Any, ...], str]] = {
 
 NEEDLESS: dict[str, str] = {
     "return_dict_in_generate": "a Result is always returned",
-    "cache_implementation": "make the cache with model.new_cache(rows, capacity, slack, codec=…) and pass cache=",
-    "cache_config": "make the cache with model.new_cache(rows, capacity, slack, codec=…) and pass cache=",
+    "cache_implementation": "make the cache with model.new_cache(rows, capacity, slack, codec=…, residence=…) and pass "
+    "cache=",
+    "cache_config": "make the cache with model.new_cache(rows, capacity, slack, codec=…, residence=…) and pass cache=",
     "max_cache_len": "make the cache with model.new_cache(rows, capacity=…) and pass cache=",
     "past_key_values": "pass cache=",
     "input_ids": "give the ids first: generate(ids)",

@@ -10,6 +10,7 @@ All of it together is the most that is held at once: a cache that grows does so 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +34,14 @@ LENGTH = 4096  # tokens of a row where neither they nor a budget are given
 
 @dataclass(frozen=True)
 class Room:
-    """What one way of making room costs: the bytes of the cache, and what is held besides while it grows."""
+    """What one way of making room costs: bytes of the cache on the device and on the host, and what is held besides,
+    on the device, while it grows."""
 
     way: str
     """reserved (as `generate` does), fixed (a capacity), or grown (token by token)"""
     nbytes: int
     growing: int
+    host: int = 0
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,15 +74,24 @@ class Plan:
     """How many rows of this length are within it; None where the length is itself what fits."""
     bandwidth: float | None = None
     """Bytes a second."""
+    fetched: float | None = None
+    """What of `moved` comes from the host or goes there."""
+    link: float | None = None
+    """Bytes a second between host and device."""
 
     @property
     def cache(self) -> int:
-        """Bytes of every tensor of the cache."""
-        return sum(line.nbytes for line in self.lines)
+        """Bytes of every tensor of the cache on the device."""
+        return bytes_on("device", self.lines)
+
+    @property
+    def host(self) -> int:
+        """Bytes of every tensor of the cache on the host."""
+        return bytes_on("host", self.lines)
 
     @property
     def total(self) -> int:
-        """The most bytes that are held at once."""
+        """The most bytes that are held at once on the device."""
         return self.weights + self.cache + max(self.growing, self.scratch or 0)
 
     @property
@@ -88,14 +100,17 @@ class Plan:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of all rows, if a decode step took only the time of moving its bytes."""
-        if self.bandwidth is None or self.moved is None:
+        """Of all rows, if a decode step took only the time of moving its bytes: the slower of memory and link."""
+        if self.moved is None:
             return None
-        return self.use.rows * self.bandwidth / self.moved.total
+        takes = [self.moved.total / self.bandwidth] if self.bandwidth is not None else []
+        if self.link is not None and self.fetched:
+            takes.append(self.fetched / self.link)
+        return self.use.rows / max(takes) if takes else None
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
-        derived = ("cache", "total", "fits", "tokens_per_second")
+        derived = ("cache", "host", "total", "fits", "tokens_per_second")
         found = asdict(self) | {name: getattr(self, name) for name in derived}
         return found | {"moved": None if self.moved is None else asdict(self.moved) | {"total": self.moved.total}}
 
@@ -117,10 +132,12 @@ def plan(
     prefill_chunk: int | None = None,
     source: int | None = None,
     codec: Codecs | None = None,
+    residence: str = "device",
     page: int | None = None,
     dtype: torch.dtype | None = None,
     memory: int | str | None = None,
     bandwidth: float | str | None = None,
+    link: float | str | None = None,
 ) -> Plan:
     """What a model with a cache of `rows` rows of `length` tokens takes, and what fits into `memory`.
 
@@ -132,10 +149,12 @@ def plan(
     prompt, prefill_chunk     tokens read before one is made (None: all), and how many of them in a pass (None: all)
     source     tokens of each row's source, for models that read one
     codec      how keys and values are written, as in `model.new_cache`
+    residence  where bytes live, as in `model.new_cache`
     page       tokens of a page, for a cache in a `lamina.Pool` that holds it and no more; None: without one
     dtype      of weights and cache; the checkpoint's own when None
-    memory     the budget, such as "24GiB" or a number of bytes
+    memory     the budget on the device, such as "24GiB" or a number of bytes
     bandwidth  such as "4.3TB/s" or bytes a second: tells the tokens a second that no decode step can exceed
+    link       the same of the way between host and device, such as "50GB/s"
 
     >>> found = plan("llama-3.1-8b", rows=8, length=16384)
     >>> found.weights, found.lines[0].nbytes
@@ -144,14 +163,15 @@ def plan(
     planner = _Planner(subject_of(what, dtype))
     budget = None if memory is None else parse_size(memory)
     rate = None if bandwidth is None else parse_rate(bandwidth)
+    way = None if link is None else parse_rate(link, "link")
     known = length if length is not None else capacity
     if known is None and budget is None:
         known = max(min(LENGTH, planner.model.max_positions or LENGTH), prompt or 1)
     least = known if known is not None else prompt or 1
-    use = Use(rows, least, capacity, reserve, slack, prompt, prefill_chunk, source, codec, page)
+    use = Use(rows, least, capacity, reserve, slack, prompt, prefill_chunk, source, codec, residence, page)
     use.check(planner.model)
     if budget is None:
-        return replace(planner.plan(use), bandwidth=rate)
+        return replace(planner.plan(use), bandwidth=rate, link=way)
     one = planner.total(replace(use, length=1, capacity=capacity and 1, prompt=None))
     if (one if known is None else planner.weights) > budget:
         raise InputError(
@@ -168,8 +188,19 @@ def plan(
         in_pieces = planner.most_length(replace(use, prefill_chunk=PIECES), budget)
     most_rows = None if known is None else planner.most_rows(use, budget)
     return replace(
-        found, memory=budget, most_length=longest, most_length_in_pieces=in_pieces, most_rows=most_rows, bandwidth=rate
+        found,
+        memory=budget,
+        most_length=longest,
+        most_length_in_pieces=in_pieces,
+        most_rows=most_rows,
+        bandwidth=rate,
+        link=way,
     )
+
+
+def bytes_on(residence: str, found: Iterable[Line]) -> int:
+    """Of all lines that live there."""
+    return sum(line.nbytes for line in found if line.residence == residence)
 
 
 class _Planner:
@@ -188,22 +219,24 @@ class _Planner:
     def total(self, use: Use, budget: int | None = None) -> int:
         """The most that is held at once; a part of it that is more than the budget will do."""
         cache, growing = lay_out(self.model, use)
-        kept = self.weights + sum(line.nbytes for line in lines_of(cache))
+        kept = self.weights + bytes_on("device", lines_of(cache))
         if budget is not None and kept + growing > budget:
             return kept + growing
         return kept + max(growing, self.scratch(use, cache) or 0)
 
     def plan(self, use: Use) -> Plan:
-        from lamina.bench.bytes import decode_bytes, knows
+        from lamina.bench.bytes import decode_bytes, fetched_bytes, knows
 
         cache, growing = lay_out(self.model, use)
         every = [spec for entry in self.model.specs for spec in entry.values()]
-        moved = None
+        moved = fetched = None
         if all(knows(spec) for spec in every):
             moved = decode_bytes(self.model, use.rows, use.length, source=use.source, codec=use.codec)
+            if use.residence == "host":
+                fetched = fetched_bytes(self.model, use.rows, use.length, source=use.source, codec=use.codec)
         return Plan(
             self.subject.name, self.subject.dtype, use, self.weights, tuple(lines_of(cache)), growing,
-            self.scratch(use, cache), self._rooms(use), moved, self.subject.positions,
+            self.scratch(use, cache), self._rooms(use), moved, self.subject.positions, fetched=fetched,
         )  # fmt: skip
 
     def _rooms(self, use: Use) -> tuple[Room, ...]:
@@ -214,7 +247,8 @@ class _Planner:
         }
         found = {way: lay_out(self.model, one) for way, one in ways.items()}
         return tuple(
-            Room(way, sum(line.nbytes for line in lines_of(cache)), more) for way, (cache, more) in found.items()
+            Room(way, bytes_on("device", lines_of(cache)), more, bytes_on("host", lines_of(cache)))
+            for way, (cache, more) in found.items()
         )
 
     def most_rows(self, use: Use, budget: int) -> int:

@@ -28,6 +28,7 @@ def title(plan: Plan) -> str:
     how += [f"in pages of {use.page}"] if use.page is not None else []
     how = how or ["reserved" if use.reserve else "grown"]
     how += [f"slack {use.slack}"] if use.slack else []
+    how += ["on the host"] if use.residence == "host" else []
     how += [f"a source of {use.source:,} tokens"] if use.source is not None else []
     if use.prefill_chunk is not None and use.prefill_chunk < use.read:
         how.append(f"prompt of {use.read:,} in pieces of {use.prefill_chunk:,}")
@@ -41,10 +42,14 @@ def body(plan: Plan) -> list[tuple[str, ...]]:
     found = [("weights", "", "", plan.dtype, f"{plan.weights:,}", size(plan.weights))]
     for line in plan.lines:
         layers, slots = ("" if n is None else f"{n:,}" for n in (line.layers, line.slots))
-        found.append((line.kind, layers, slots, line.dtype, f"{line.nbytes:,}", size(line.nbytes)))
+        kind = line.kind if line.residence == "device" else f"{line.kind}, on the host"
+        found.append((kind, layers, slots, line.dtype, f"{line.nbytes:,}", size(line.nbytes)))
     most, what = max((plan.scratch or 0, "scratch of a pass"), (plan.growing, "copies while growing"))
     found.append((what, "", "", "", f"{most:,}", size(most)))
-    return [*found, ("all", "", "", "", f"{plan.total:,}", size(plan.total))]
+    if plan.host:
+        found.append(("all, on the host", "", "", "", f"{plan.host:,}", size(plan.host)))
+    everywhere = "all, on the device" if plan.host else "all"
+    return [*found, (everywhere, "", "", "", f"{plan.total:,}", size(plan.total))]
 
 
 def remarks(plan: Plan) -> list[str]:
@@ -65,19 +70,26 @@ def remarks(plan: Plan) -> list[str]:
         found.append(("positions", f"the configuration names {plan.positions:,}: it was not made for more"))
     for room in plan.rooms:
         more = f", and {size(room.growing)} besides while it grows" if room.growing else ""
-        found.append((f"cache, {room.way}", f"{size(room.nbytes)}{more}"))
+        host = f"{size(room.host)} on the host, " if room.host else ""
+        found.append((f"cache, {room.way}", f"{host}{size(room.nbytes)}{more}"))
     if (moved := plan.moved) is not None:
         parts = {"weights": moved.weights, "kept tokens": moved.tokens, "new tokens": moved.new, "states": moved.states}
         text = ", ".join(f"{what} {size(round(n))}" for what, n in parts.items() if n)
         found.append(("decode step", f"moves {size(round(moved.total))}: {text}"))
-    if plan.tokens_per_second is not None and plan.bandwidth is not None:
-        rate = f"{plan.bandwidth / 1e12:.4g} TB/s" if plan.bandwidth >= 1e12 else f"{plan.bandwidth / 1e9:.4g} GB/s"
-        found.append(("speed", f"at most {plan.tokens_per_second:,.1f} tokens/s at {rate}"))
+    if plan.fetched is not None:
+        found.append(("", f"of it between host and device: {size(round(plan.fetched))}"))
+    if plan.tokens_per_second is not None:
+        rates = [rate(one) for one in (plan.bandwidth, plan.link if plan.fetched else None) if one is not None]
+        found.append(("speed", f"at most {plan.tokens_per_second:,.1f} tokens/s at {' and '.join(rates)}"))
     if plan.scratch is None:
         found.append(("scratch", "not known: a pass of this model does not run on the meta device"))
     found += zip(("not counted", ""), NOT_COUNTED, strict=True)
     width = max(len(label) for label, _ in found)
     return [f"{label.ljust(width)}  {text}" for label, text in found]
+
+
+def rate(bandwidth: float) -> str:
+    return f"{bandwidth / 1e12:.4g} TB/s" if bandwidth >= 1e12 else f"{bandwidth / 1e9:.4g} GB/s"
 
 
 def text(plan: Plan) -> str:

@@ -37,6 +37,7 @@ class Use:
     prefill_chunk  of which at most so many are in one pass; None: all
     source         tokens of each row's source, for models that read one
     codec          how keys and values are written, as in `model.new_cache`
+    residence      where bytes live, as in `model.new_cache`
     page           tokens of a page, for a cache in a pool that is just large enough for it; None: no pool
     """
 
@@ -49,6 +50,7 @@ class Use:
     prefill_chunk: int | None = None
     source: int | None = None
     codec: Codecs | None = None
+    residence: str = "device"
     page: int | None = None
 
     def __post_init__(self) -> None:
@@ -89,12 +91,12 @@ class Use:
 
 
 def lay_out(model: Model, use: Use) -> tuple[Cache, int]:
-    """The cache that holds it all, on the meta device; and the bytes held besides while it grew."""
+    """The cache that holds it all, on the meta device; and the bytes held besides, on the device, while it grew."""
     if use.codec is not None:
         model.new_cache(codec=use.codec)  # what belongs to the model (centres of keys) is made once
     pool = None if use.page is None else _pool(model, use, use.page)
     with Held() as held:
-        cache = model.new_cache(use.rows, use.capacity, use.slack, codec=use.codec, pool=pool)
+        cache = model.new_cache(use.rows, use.capacity, use.slack, codec=use.codec, residence=use.residence, pool=pool)
         if use.source is not None:
             _attach(cache, use.source)
         if use.reserve or pool is not None:

@@ -82,6 +82,8 @@ def why_not_compiled(step: Step, x: Tensor) -> str | None:
     """Why this pass runs block by block as it is; None when it is compiled."""
     if not isinstance(step, Step) or step.cache is None:
         return "there is no cache"
+    if step.fetched is not None:
+        return "the bytes of its cache live on the host, and come to each layer as it runs"
     if step.T > MOST_TOKENS:
         return f"{step.T} tokens a row; passes of up to {MOST_TOKENS} are compiled"
     if step.cache.pages is not None:

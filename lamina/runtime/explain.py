@@ -25,6 +25,8 @@ def why_not_captured(model: Model, cache: Cache | None = None, rows: int = 1) ->
         return f"the model is on {model.device.type}; decode steps are captured on a GPU"
     if reason := kernels.why_not(next(model.parameters())):
         return reason
+    if cache is not None and cache.fetcher is not None:
+        return "its bytes live on the host; a captured step reads what is on the device"
     rows = rows if cache is None else cache.rows
     if rows > MOST_ROWS:
         return f"{rows} rows; the kernels of a captured step are for up to {MOST_ROWS}"

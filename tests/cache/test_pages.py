@@ -108,7 +108,7 @@ def test_every_strategy_makes_the_same_tokens_in_pages_and_gives_back_what_it_to
 @pytest.mark.parametrize("kind", ["full", "sliding", "sliding, keep", "hybrid"])
 def test_a_fork_in_the_middle_of_a_pass_is_not_changed_by_its_end(kind: str) -> None:
     for T in (1, 3):
-        world = World.fresh(kind, 2, pool=3)
+        world = World.fresh(kind, 2, residence=3)
         world.feed(11, [11, 4])
         step = world.cache.step(T)
         before = world.made(world.cache.fork(), [0, 1])
@@ -199,7 +199,7 @@ def test_bytes_of_a_page_are_those_of_its_tokens(codec: str | None) -> None:
 
 def test_running_out_of_pages_names_them_and_loses_nothing() -> None:
     pool = Pool(toy("full"), tokens=24, page=4)
-    one, two = (World.fresh("full", 1, pool=pool) for _ in range(2))
+    one, two = (World.fresh("full", 1, residence=pool) for _ in range(2))
     one.feed(11)
     two.feed(9)
     text = (
@@ -226,7 +226,7 @@ def test_running_out_of_pages_names_them_and_loses_nothing() -> None:
 
 def test_a_row_of_many_that_finds_no_page_leaves_all_as_they_were() -> None:
     pool = Pool(toy("sliding and full"), tokens=20, page=4)
-    world = World.fresh("sliding and full", 3, pool=pool)
+    world = World.fresh("sliding and full", 3, residence=pool)
     world.feed(5, [5, 5, 3])
     held = pages_of(world.cache)
     with pytest.raises(PagesError):
@@ -240,7 +240,7 @@ def test_a_row_of_many_that_finds_no_page_leaves_all_as_they_were() -> None:
 
 def test_what_the_host_is_not_sure_of_takes_no_page_that_another_needs() -> None:
     pool = Pool(toy("full"), tokens=12, page=2)
-    world = World.fresh("full", 2, pool=pool)
+    world = World.fresh("full", 2, residence=pool)
     for _ in range(4):
         world.feed(5, [1, 0], unread=True)  # for all that the host knows, ten tokens
     assert world.cache.lengths.tolist() == [4, 0]
@@ -249,7 +249,7 @@ def test_what_the_host_is_not_sure_of_takes_no_page_that_another_needs() -> None
 
 def test_a_pool_that_grows_keeps_what_all_of_its_caches_hold() -> None:
     pool = Pool(toy("sliding and full"), page=3)
-    worlds = [World.fresh("sliding and full", 2, seed=seed, pool=pool) for seed in range(3)]
+    worlds = [World.fresh("sliding and full", 2, seed=seed, residence=pool) for seed in range(3)]
     before = pool.nbytes
     for _ in range(6):
         for world in worlds:
@@ -330,6 +330,10 @@ def test_what_does_not_fit_a_pool_is_refused_by_name() -> None:
         (lambda: toy("sliding").new_cache(pool=pool), "this pool was made for another model"),
         (lambda: model.new_cache(slack=3, pool=pool), "slack=3, but the pool keeps a slack of 2: give it to the pool"),
         (lambda: model.new_cache(codec="int4", pool=pool), "codec='int4', but the pool has a codec of its own, 'int8'"),
+        (
+            lambda: model.new_cache(residence="host", pool=pool),
+            "residence='host' and a pool were given: pages of a pool lie on the device; leave one out",
+        ),
         (lambda: Pool(model, tokens=0), "tokens=0: it must be at least 1"),
         (lambda: Pool(model, rows=2), "rows=2 without tokens: a pool that grows needs no bounds"),
         (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lamina.cache.codec import Coding
 from lamina.cache.store import TokenLayer
 from tests.laws.budget import examples
-from tests.laws.test_laws import LENGTH, capacities, cuts, kinds, new_cache, run, seeds, slacks
+from tests.laws.test_laws import LENGTH, capacities, cuts, kinds, new_cache, residences, run, seeds, slacks
 from tests.laws.toys import CODECS, codec_for, random_ids
 
 
@@ -24,13 +24,15 @@ def assert_within_bound(coding: Coding, kept: dict[str, torch.Tensor], given: di
             torch.testing.assert_close(kept[name], x, rtol=1e-9, atol=1e-9)
 
 
-@given(kind=kinds, codec=st.sampled_from(list(CODECS)), capacity=capacities, slack=slacks, seed=seeds)
+@given(
+    kind=kinds, codec=st.sampled_from(list(CODECS)), capacity=capacities, slack=slacks, residence=residences, seed=seeds
+)
 @examples(0.05)
 def test_codec_a_kept_token_is_within_the_stated_bound_of_the_token_that_was_given(
-    kind: str, codec: str, capacity: int | None, slack: int, seed: int
+    kind: str, codec: str, capacity: int | None, slack: int, residence: str, seed: int
 ) -> None:
     chosen, rng, ids = codec_for(kind, codec), random.Random(seed), random_ids(2, LENGTH, seed)
-    caches = [new_cache(kind, 2, capacity, slack, codec=which)[0] for which in (None, chosen)]
+    caches = [new_cache(kind, 2, capacity, slack, codec=which, residence=residence)[0] for which in (None, chosen)]
     for cache in caches:
         run(kind, ids, cache, cuts(LENGTH, rng))
         cache.rewind(min(2, int(cache.rewindable.min())))

@@ -1,7 +1,8 @@
 """The heart of the laws: any history of operations on any kind of cache leaves it equal to plain lists of ids.
 
-Hypothesis draws the kind, the layout, the codec, the slack, the rows and the history: a list of operations, each with a
-number that settles its details. A failure is printed as the shortest history that shows it, details and all.
+Hypothesis draws the kind, the layout, the codec, the residence, the slack, the rows and the history: a list of
+operations, each with a number that settles its details. A failure is printed as the shortest history that shows it,
+details and all.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ class History:
     """Up to three caches of one model; every operation picks one of them."""
 
     def __init__(
-        self, kind: str, rows: int, grows: bool, slack: int, seed: int, codec: str | None, page: int | None
+        self, kind: str, rows: int, grows: bool, slack: int, seed: int, codec: str | None, residence: str | int
     ) -> None:
         self.kind, self.grows, self.codec = kind, grows, codec
-        self.pool = pool_for(kind, page, slack, codec)
+        self.pool = pool_for(kind, residence, slack, codec) if isinstance(residence, int) else None
+        self.residence = residence if isinstance(residence, str) else "device"
         rng = random.Random(seed)
-        self.worlds = [World.fresh(kind, rows, self.room(rng), slack, seed, codec, self.pool)]
+        self.worlds = [World.fresh(kind, rows, self.room(rng), slack, seed, codec, self.pool or self.residence)]
         self.worlds[0].feed(T := rng.choice([1, 5, 12]), some(rng, [T] * rows))
 
     def room(self, rng: random.Random) -> int | None:
@@ -177,9 +179,10 @@ class History:
         two = rng.choice(others) if others and maybe(rng) else one
         if two is one:
             pool, slack = self.pool if maybe(rng) else None, rng.randint(0, 4)
-            if self.pool is not None:
-                slack = self.pool.slack if pool is not None else min(slack, self.pool.slack)
-            two = World.fresh(self.kind, 1, self.room(rng), slack, rng.randint(0, 99), self.codec, pool)
+            if self.pool is not None:  # it takes no more slack than it has
+                slack = min(slack, self.pool.slack) if pool is None else self.pool.slack
+            where = pool or self.residence
+            two = World.fresh(self.kind, 1, self.room(rng), slack, rng.randint(0, 99), self.codec, where)
             for _ in range(rng.randint(0, 3)):
                 two.feed(width(rng))
         both = [one, two] if maybe(rng) else [two, one]
@@ -222,15 +225,21 @@ NAMES = ["nothing", *FREQUENT, *OPERATIONS]
     slack=st.integers(0, 4),
     seed=st.integers(0, 2**16),
     codec=st.sampled_from([*[None] * len(CODECS), *CODECS]),
-    page=st.sampled_from([None, 4, 3, 1]),
+    residence=st.sampled_from(["device", "host", 4, 3, 1]),  # a number: in pages of so many tokens
     history=st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 2**16)), min_size=10, max_size=30),
 )
 @examples(0.7)
 def test_any_history_leaves_a_cache_equal_to_plain_lists_of_ids(
-    kind: str, rows: int, grows: bool, slack: int, seed: int, codec: str | None, page: int | None,
+    kind: str,
+    rows: int,
+    grows: bool,
+    slack: int,
+    seed: int,
+    codec: str | None,
+    residence: str | int,
     history: list[tuple[str, int]],
-) -> None:  # fmt: skip
-    caches = History(kind, rows, grows, slack, seed, codec, page)
+) -> None:
+    caches = History(kind, rows, grows, slack, seed, codec, residence)
     for i, (name, number) in enumerate(history):
         if name != "nothing":
             note(name)

@@ -21,18 +21,26 @@ SHARE = 0.3 / 10
 kinds, seeds, slacks = st.sampled_from(KINDS), st.integers(0, 2**16), st.integers(0, 4)
 capacities = st.sampled_from([None, 3 * LENGTH])
 codecs = st.sampled_from([*[None] * len(CODECS), *CODECS])
-pages = st.sampled_from([None, 4, 3])  # tokens of a page, None for a cache with memory of its own
+residences = st.sampled_from(["device", "host", 4, 3])  # a number: in pages of so many tokens
 
 
 def new_cache(
-    kind: str, rows: int, capacity: int | None = None, slack: int = 0, seed: int = 0, codec: str | None = None,
-    page: int | None = None,
-) -> tuple[Cache, list]:  # fmt: skip
+    kind: str,
+    rows: int,
+    capacity: int | None = None,
+    slack: int = 0,
+    seed: int = 0,
+    codec: str | None = None,
+    residence: str | int = "device",
+) -> tuple[Cache, list]:
     """A cache and, for each row, what `truth` needs to know of its source."""
     model = toy(kind)
     sources: list = [None] * rows
-    pool = pool_for(kind, page, slack, codec)
-    cache = model.new_cache(rows, capacity, slack, codec=None if codec is None else CODECS[codec], pool=pool)
+    kept = None if codec is None else CODECS[codec]
+    if isinstance(residence, int):
+        cache = model.new_cache(rows, capacity, slack, pool=pool_for(kind, residence, slack, codec))
+    else:
+        cache = model.new_cache(rows, capacity, slack, codec=kept, residence=residence)
     if isinstance(model, EncoderDecoder):
         ids = random_ids(rows, 5, seed + 1)
         cache.attach(model.encode(ids))
@@ -65,38 +73,54 @@ def run(kind: str, ids: Tensor, cache: Cache, pieces: list[int], poison: bool = 
     return torch.cat(outs, dim=1)  # type: ignore[arg-type]
 
 
-@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, page=pages, rows=st.integers(1, 3), seed=seeds)
+@given(
+    kind=kinds,
+    codec=codecs,
+    capacity=capacities,
+    slack=slacks,
+    residence=residences,
+    rows=st.integers(1, 3),
+    seed=seeds,
+)
 @examples(SHARE)
 def test_chunking_any_cut_gives_the_logits_of_one_uncached_pass(
-    kind: str, codec: str | None, capacity: int | None, slack: int, page: int | None, rows: int, seed: int
+    kind: str, codec: str | None, capacity: int | None, slack: int, residence: str | int, rows: int, seed: int
 ) -> None:
     ids, codec = random_ids(rows, LENGTH, seed), codec_for(kind, codec)
-    cache, sources = new_cache(kind, rows, capacity, slack, codec=codec, page=page)
+    cache, sources = new_cache(kind, rows, capacity, slack, codec=codec, residence=residence)
     found = run(kind, ids, cache, cuts(LENGTH, random.Random(seed)))
     assert_close(found, expected(kind, ids, sources, codec), kind)
 
 
-@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, page=pages, rows=st.integers(2, 5), seed=seeds)
+@given(
+    kind=kinds,
+    codec=codecs,
+    capacity=capacities,
+    slack=slacks,
+    residence=residences,
+    rows=st.integers(2, 5),
+    seed=seeds,
+)
 @examples(SHARE)
 def test_independence_a_row_does_not_depend_on_neighbours_padding_or_the_batch(
-    kind: str, codec: str | None, capacity: int | None, slack: int, page: int | None, rows: int, seed: int
+    kind: str, codec: str | None, capacity: int | None, slack: int, residence: str | int, rows: int, seed: int
 ) -> None:
     rng = random.Random(seed)
-    together = World.fresh(kind, rows, capacity, slack, seed, codec, page)
+    together = World.fresh(kind, rows, capacity, slack, seed, codec, residence)
     for _ in range(6):
         T = rng.randint(1, 5)
         together.feed(T, [rng.randint(0, T) for _ in range(rows)], embeds=rng.random() < 0.5)
     together.check()
 
 
-@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, page=pages, seed=seeds)
+@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, residence=residences, seed=seeds)
 @examples(SHARE)
 def test_rewind_append_then_rewind_is_as_if_never_appended(
-    kind: str, codec: str | None, capacity: int | None, slack: int, page: int | None, seed: int
+    kind: str, codec: str | None, capacity: int | None, slack: int, residence: str | int, seed: int
 ) -> None:
     rng, codec = random.Random(seed), codec_for(kind, codec)
     ids, other = random_ids(2, LENGTH, seed), random_ids(2, LENGTH, seed + 1)
-    cache, sources = new_cache(kind, 2, capacity, slack, codec=codec, page=page)
+    cache, sources = new_cache(kind, 2, capacity, slack, codec=codec, residence=residence)
     outs = []
     for piece in ids.split(cuts(LENGTH, rng), dim=1):
         outs.append(toy(kind)(piece, cache=cache))
@@ -109,13 +133,13 @@ def test_rewind_append_then_rewind_is_as_if_never_appended(
     assert_close(torch.cat(outs, dim=1), expected(kind, ids, sources, codec), kind)  # type: ignore[arg-type]
 
 
-@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, page=pages, seed=seeds)
+@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, residence=residences, seed=seeds)
 @examples(SHARE)
 def test_rewind_goes_exactly_as_far_as_is_said_and_refuses_more_without_a_change(
-    kind: str, codec: str | None, capacity: int | None, slack: int, page: int | None, seed: int
+    kind: str, codec: str | None, capacity: int | None, slack: int, residence: str | int, seed: int
 ) -> None:
     rng = random.Random(seed)
-    world = World.fresh(kind, 2, capacity, slack, seed, codec, page)
+    world = World.fresh(kind, 2, capacity, slack, seed, codec, residence)
     for _ in range(4):
         world.feed(T := rng.randint(1, 9), [rng.randint(1, T) for _ in range(2)])
         row, other = rng.sample(range(2), 2)
@@ -131,18 +155,18 @@ def test_rewind_goes_exactly_as_far_as_is_said_and_refuses_more_without_a_change
         world.feed(rng.randint(1, 3))
 
 
-@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, page=pages, seed=seeds)
+@given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, residence=residences, seed=seeds)
 @examples(SHARE)
 def test_rows_verbs_are_indexing_and_never_change_their_parents(
-    kind: str, codec: str | None, capacity: int | None, slack: int, page: int | None, seed: int
+    kind: str, codec: str | None, capacity: int | None, slack: int, residence: str | int, seed: int
 ) -> None:
     rng = random.Random(seed)
-    parent = World.fresh(kind, 3, capacity, slack, seed, codec, page)
+    parent = World.fresh(kind, 3, capacity, slack, seed, codec, residence)
     parent.feed(9, [rng.randint(0, 9) for _ in range(3)])
     parent.feed(1)
     rows = rng.choices(range(3), k=4)
-    own = rng.randint(0, 4 if page is None else slack)  # a pool takes no more slack than it has
-    stranger = World.fresh(kind, 1, None if capacity is None else capacity + 7, own, seed, codec)
+    own = rng.randint(0, 4) if isinstance(residence, str) else slack  # a pool takes no more slack than it has
+    stranger = World.fresh(kind, 1, None if capacity is None else capacity + 7, own, seed, codec, residence)
     stranger.feed(rng.randint(1, 12))
     children = [
         parent.made(parent.cache.select(rows), rows),
@@ -161,13 +185,13 @@ def test_rows_verbs_are_indexing_and_never_change_their_parents(
         world.cache.poison(7.0).reset()
 
 
-@given(kind=kinds, capacity=capacities, slack=slacks, page=pages, seed=seeds)
+@given(kind=kinds, capacity=capacities, slack=slacks, residence=residences, seed=seeds)
 @examples(SHARE)
 def test_rows_reorder_is_select_in_place_whatever_rows_have_in_common(
-    kind: str, capacity: int | None, slack: int, page: int | None, seed: int
+    kind: str, capacity: int | None, slack: int, residence: str | int, seed: int
 ) -> None:
     rng = random.Random(seed)
-    prompts = World.fresh(kind, 2, capacity, slack, seed, pool=page)
+    prompts = World.fresh(kind, 2, capacity, slack, seed, residence=residence)
     prompts.feed(9, [rng.randint(1, 9) for _ in range(2)])
     beams = prompts.made(prompts.cache.repeat(3), [0, 0, 0, 1, 1, 1])
     for _ in range(6):
@@ -186,16 +210,16 @@ def test_rows_reorder_is_select_in_place_whatever_rows_have_in_common(
     selected.feed(1)
 
 
-@given(kind=kinds, codec=codecs, slack=slacks, page=pages, seed=seeds)
+@given(kind=kinds, codec=codecs, slack=slacks, residence=residences, seed=seeds)
 @examples(SHARE)
 def test_layout_where_the_bytes_sit_changes_nothing(
-    kind: str, codec: str | None, slack: int, page: int | None, seed: int
+    kind: str, codec: str | None, slack: int, residence: str | int, seed: int
 ) -> None:
     rng = random.Random(seed)
     ids, pieces = random_ids(2, LENGTH, seed), cuts(LENGTH, rng)
     found = []
-    for capacity, reserved, paged in [(None, 0, None), (None, LENGTH, None), (LENGTH, 0, page), (5 * LENGTH, 0, 7)]:
-        cache, _ = new_cache(kind, 2, capacity, slack, codec=codec_for(kind, codec), page=paged)
+    for capacity, reserved in [(None, 0), (None, LENGTH), (LENGTH, 0), (5 * LENGTH, 0)]:
+        cache, _ = new_cache(kind, 2, capacity, slack, codec=codec_for(kind, codec), residence=residence)
         found.append(run(kind, ids, cache.reserve(reserved), pieces))
         assert cache.tokens == ids.tolist()
     for other in found[1:]:
@@ -207,16 +231,16 @@ def test_layout_where_the_bytes_sit_changes_nothing(
     codec=codecs,
     capacity=capacities,
     slack=slacks,
-    page=pages,
+    residence=residences,
     seed=seeds,
     value=st.sampled_from([float("nan"), float("inf")]),
 )
 @examples(SHARE)
 def test_poison_in_unused_slots_never_reaches_an_output(
-    kind: str, codec: str | None, capacity: int | None, slack: int, page: int | None, seed: int, value: float
+    kind: str, codec: str | None, capacity: int | None, slack: int, residence: str | int, seed: int, value: float
 ) -> None:
     rng = random.Random(seed)
-    world = World.fresh(kind, 3, capacity, slack, seed, codec, page)
+    world = World.fresh(kind, 3, capacity, slack, seed, codec, residence)
     for _ in range(6):
         T = rng.choice([1, 1, 2, 7])
         world.cache.poison(value)
@@ -227,8 +251,8 @@ def test_poison_in_unused_slots_never_reaches_an_output(
 
 
 @given(
-    kind=kinds, codec=codecs, capacity=capacities, slack=slacks, page=pages, seed=seeds, T=st.sampled_from([1, 4]),
-    block=st.integers(0, 2), numbers=st.booleans(),
+    kind=kinds, codec=codecs, capacity=capacities, slack=slacks, residence=residences, seed=seeds,
+    T=st.sampled_from([1, 4]), block=st.integers(0, 2), numbers=st.booleans(),
 )  # fmt: skip
 @examples(SHARE)
 def test_atomic_a_pass_that_raises_leaves_everything_as_it_was(
@@ -236,14 +260,14 @@ def test_atomic_a_pass_that_raises_leaves_everything_as_it_was(
     codec: str | None,
     capacity: int | None,
     slack: int,
-    page: int | None,
+    residence: str | int,
     seed: int,
     T: int,
     block: int,
     numbers: bool,
 ) -> None:
     rng = random.Random(seed)
-    model, world = toy(kind), World.fresh(kind, 2, capacity, slack, seed, codec, page)
+    model, world = toy(kind), World.fresh(kind, 2, capacity, slack, seed, codec, residence)
     for _ in range(4):
         world.feed(rng.choice([1, 2, 8]))
         back = world.cache.rewindable
@@ -262,13 +286,13 @@ def test_atomic_a_pass_that_raises_leaves_everything_as_it_was(
         world.feed(rng.choice([1, 3]))
 
 
-@given(kind=kinds, capacity=capacities, slack=slacks, page=pages, rows=st.integers(1, 3), seed=seeds)
+@given(kind=kinds, capacity=capacities, slack=slacks, residence=residences, rows=st.integers(1, 3), seed=seeds)
 @examples(SHARE)
 def test_file_save_then_load_goes_on_with_the_same_bits_and_can_be_taken_back_as_far(
-    kind: str, capacity: int | None, slack: int, page: int | None, rows: int, seed: int
+    kind: str, capacity: int | None, slack: int, residence: str | int, rows: int, seed: int
 ) -> None:
     rng = random.Random(seed)
-    model, saved = toy(kind), World.fresh(kind, rows, capacity, slack, seed, pool=page)
+    model, saved = toy(kind), World.fresh(kind, rows, capacity, slack, seed, residence=residence)
     for _ in range(rng.randint(0, 3)):
         T = rng.choice([1, 4, 9])
         saved.feed(T, counts := [rng.randint(0, T) for _ in range(rows)], unread=rng.random() < 0.3)
@@ -292,9 +316,10 @@ def test_file_save_then_load_goes_on_with_the_same_bits_and_can_be_taken_back_as
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_that_were_taken_back_leave_no_trace_even_when_they_are_no_numbers(kind: str) -> None:
-    for stray, codec in ((1, None), (3, None), (1, "k5v4"), (3, "fp8")):
+    ways = [(1, None, "device"), (3, None, "host"), (1, "k5v4", "host"), (3, "fp8", "device")]
+    for stray, codec, residence in ways:
         for length in (2, 5, 6, 7, 9, 14):
-            world = World.fresh(kind, 2, None, slack=3, codec=codec)
+            world = World.fresh(kind, 2, None, slack=3, codec=codec, residence=residence)
             world.feed(length)
             toy(kind)(embeds=torch.full((2, stray, 8), float("nan"), dtype=torch.float64), cache=world.cache)
             world.cache.rewind(stray)

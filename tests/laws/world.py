@@ -95,10 +95,10 @@ def counts_on_the_device(pretend: bool = True) -> Iterator[None]:
         Counts.of = staticmethod(plain)  # type: ignore[method-assign]
 
 
-def pool_for(kind: str, page: int | None, slack: int = 0, codec: str | None = None) -> Pool | None:
-    """A pool of pages of so many tokens; None for none."""
+def pool_for(kind: str, page: int, slack: int = 0, codec: str | None = None) -> Pool:
+    """A pool of pages of so many tokens."""
     codec = codec_for(kind, codec)
-    return None if page is None else Pool(toy(kind), page=page, slack=slack, codec=codec and CODECS[codec])
+    return Pool(toy(kind), page=page, slack=slack, codec=codec and CODECS[codec])
 
 
 def reloaded(cache: Cache, model: Model | None = None, pool: Pool | None = None) -> Cache:
@@ -107,7 +107,7 @@ def reloaded(cache: Cache, model: Model | None = None, pool: Pool | None = None)
     assert reader is not None
     with tempfile.TemporaryDirectory() as folder:
         cache.save(path := os.path.join(folder, "cache"))
-        return load_cache(path, reader, pool=pool)
+        return load_cache(path, reader, residence=cache.residence, pool=pool)
 
 
 class World:
@@ -126,12 +126,14 @@ class World:
         slack: int = 0,
         seed: int = 0,
         codec: str | None = None,
-        pool: Pool | int | None = None,
+        residence: str | int | Pool = "device",
     ) -> World:
-        """In a pool of its own, where `pool` is a number of tokens a page."""
-        pool = pool_for(kind, pool, slack, codec) if isinstance(pool, int) else pool
+        """In pages of a pool, where `residence` is one, or a number of tokens a page."""
         codec = codec_for(kind, codec)
-        cache = toy(kind).new_cache(rows, capacity, slack, codec=None if codec is None else CODECS[codec], pool=pool)
+        kept = None if codec is None else CODECS[codec]
+        pool = pool_for(kind, residence, slack, codec) if isinstance(residence, int) else residence
+        where = {"pool": pool} if isinstance(pool, Pool) else {"residence": pool}
+        cache = toy(kind).new_cache(rows, capacity, slack, codec=kept, **where)
         world = cls(kind, cache, [Row() for _ in range(rows)], random.Random(seed), codec)
         world.attach(range(rows))
         return world

@@ -34,7 +34,7 @@ def run(model: Model, plan: Plan) -> Cache:
     pool = None
     if use.page is not None:
         pool = Pool(model, use.rows * -(-use.length // use.page) * use.page, use.rows, use.page, use.slack, use.codec)
-    cache = model.new_cache(use.rows, use.capacity, use.slack, given, use.codec, pool)
+    cache = model.new_cache(use.rows, use.capacity, use.slack, given, use.codec, use.residence, pool)
     if use.reserve:
         cache.reserve(use.length)
     chunk = use.prefill_chunk or use.read
@@ -82,6 +82,40 @@ def test_a_cache_in_pages_and_its_pool_are_the_plans_to_the_byte_too(family: str
         assert cache.pages is not None and cache.pool is not None and cache.pool.free == 0
         assert besides.nbytes + sum(cache.pages.own_and_shared) == cache.pool.nbytes
         assert "in pages of 4" in str(plan)
+
+
+@pytest.mark.parametrize(
+    ("family", "way"),
+    [
+        *((family, "grown") for family in ("llama", "gemma2", "deepseek_v3", "t5")),
+        *(("falcon_h1", way) for way in WAYS),
+    ],
+)
+def test_a_cache_on_the_host_is_the_plans_to_the_byte_too(family: str, way: str) -> None:
+    given: dict[str, Any] = dict(dtype=torch.bfloat16, source=source(family), residence="host", **WAYS[way])
+    plan = lamina.plan(config(family), **given)
+    cache = run(model(family), plan)
+    assert list(plan.lines) == lines(cache)
+    assert plan.host == cache.nbytes
+    assert plan.cache + plan.host == owned(cache)
+    assert cache.fetcher is not None and len(cache.fetcher.windows) == 2
+    near = lamina.plan(config(family), **given | {"residence": "device"})
+    assert near.host == 0 and near.fetched is None
+    assert plan.growing <= near.growing and (plan.scratch or 0) <= (near.scratch or 0)
+
+
+def test_a_cache_on_the_host_is_as_fast_as_the_slower_of_memory_and_link() -> None:
+    given: dict[str, Any] = dict(length=100, bandwidth="1GB/s", residence="host")
+    plan = lamina.plan(config("llama"), **given)
+    assert plan.moved is not None and plan.fetched == plan.moved.tokens + plan.moved.new
+    assert plan.tokens_per_second == 1e9 / plan.moved.total
+    slow = lamina.plan(config("llama"), link="1MB/s", **given)
+    assert slow.tokens_per_second == 1e6 / plan.fetched
+    assert "at 1 GB/s and 0.001 GB/s" in str(slow)
+    assert lamina.plan(config("llama"), **given | {"residence": "device"}, link="1MB/s").link == 1e6
+    shared = lamina.plan(toy("shared"), length=10, residence="host")
+    assert shared.moved is not None and shared.fetched is not None
+    assert shared.fetched < shared.moved.tokens + shared.moved.new
 
 
 @pytest.mark.parametrize("family", ["llama", "falcon_h1"])
