@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lamina.cache.codec import Coding
 from lamina.cache.store import TokenLayer
 from tests.laws.budget import examples
-from tests.laws.test_laws import LENGTH, capacities, cuts, kinds, new_cache, run, seeds, slacks
+from tests.laws.test_laws import LENGTH, capacities, cuts, kinds, new_cache, pages, run, seeds, slacks
 from tests.laws.toys import CODECS, codec_for, random_ids
 
 
@@ -24,13 +24,13 @@ def assert_within_bound(coding: Coding, kept: dict[str, torch.Tensor], given: di
             torch.testing.assert_close(kept[name], x, rtol=1e-9, atol=1e-9)
 
 
-@given(kind=kinds, codec=st.sampled_from(list(CODECS)), capacity=capacities, slack=slacks, seed=seeds)
+@given(kind=kinds, codec=st.sampled_from(list(CODECS)), capacity=capacities, slack=slacks, page=pages, seed=seeds)
 @examples(0.05)
 def test_codec_a_kept_token_is_within_the_stated_bound_of_the_token_that_was_given(
-    kind: str, codec: str, capacity: int | None, slack: int, seed: int
+    kind: str, codec: str, capacity: int | None, slack: int, page: int | None, seed: int
 ) -> None:
     chosen, rng, ids = codec_for(kind, codec), random.Random(seed), random_ids(2, LENGTH, seed)
-    caches = [new_cache(kind, 2, capacity, slack, codec=which)[0] for which in (None, chosen)]
+    caches = [new_cache(kind, 2, capacity, slack, codec=which, page=page)[0] for which in (None, chosen)]
     for cache in caches:
         run(kind, ids, cache, cuts(LENGTH, rng))
         cache.rewind(min(2, int(cache.rewindable.min())))
@@ -45,7 +45,8 @@ def test_codec_a_kept_token_is_within_the_stated_bound_of_the_token_that_was_giv
         there = held >= 0
         if layer.layout.ring is not None:  # else overwritten by what was taken back
             there &= (held < layer.layout.keep) | (held + layer.layout.ring >= clock.written[:, None])
-        kept, given = layer.coding.decode(layer.data), other.data
+        every = torch.arange(2)
+        kept, given = layer.coding.decode(layer.copied(every).data), other.copied(every).data
         for row in range(2):
             at = there[row].nonzero()[:, 0]
             parts = [{n: x[row].index_select(-2, at) for n, x in fields.items()} for fields in (kept, given)]
