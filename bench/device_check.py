@@ -3,11 +3,12 @@
 Every family on the GPU: the laws in float32 and bfloat16, logits against transformers' uncached pass, and captured
 decoding, greedy and drawn, against plain passes, with two caches in turn, one of them growing, through one graph. Then
 what the host may not do: passes with counts that live on the device run without a single synchronisation, and device
-counts out of range are clamped and told at the next read.
+counts out of range are clamped and told at the next read. All of that in pages of a pool too.
 """
 
 from __future__ import annotations
 
+import gc
 import platform
 import sys
 import time
@@ -32,8 +33,8 @@ def main() -> None:
         "",
         "| family | logits against transformers, float32 | laws, float32 | laws, bfloat16 | no sync in a decode pass | "
         "captured equals plain, greedy and drawn, float32 | the same but for near-ties, greedy, bfloat16 | "
-        "captures for two caches |",
-        "|---|---|---|---|---|---|---|---|",
+        "captures for two caches | in pages the same tokens, greedy, drawn and beams, and no sync |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     ok = True
     for family, name in FIRST:
@@ -47,6 +48,7 @@ def main() -> None:
         full = lamina.verify(model, tries=1)
         quiet = without_syncs(model)
         same, captures = captured_is_plain(model)
+        pages = in_pages(model)
         exact = model(ids)
         half = lamina.verify(model.to(torch.bfloat16), tries=1)
         rounded = same_but_for_ties(model, float((model(ids).float() - exact).abs().max()))
@@ -54,6 +56,7 @@ def main() -> None:
             if not report:
                 print(report, file=sys.stderr)
         ok &= error < 2e-4 and full.ok and half.ok and quiet == "yes" and same == rounded == "yes" and captures == 1
+        ok &= pages == "yes"
         cells = [
             family,
             f"{error:.1e}",
@@ -62,6 +65,7 @@ def main() -> None:
             same,
             rounded,
             str(captures),
+            pages,
         ]
         lines.append(f"| {' | '.join(cells)} |")
         print(lines[-1], f"{time.perf_counter() - started:.0f} s", flush=True)
@@ -114,9 +118,26 @@ def same_but_for_ties(model: Model, error: float) -> str:
     return "yes"
 
 
-def without_syncs(model: Model) -> str:
+def in_pages(model: Model) -> str:
+    """Whether caches in pages give the tokens of plain passes, wait for nothing, and give all pages back."""
+    quiet = without_syncs(model, lamina.Pool(model, tokens=512, page=4, slack=2))
+    return quiet if quiet != "yes" else same_in_pages(model)
+
+
+def same_in_pages(model: Model) -> str:
+    pool = lamina.Pool(model, page=4)
+    settings: dict[str, Any]
+    for settings in ({}, DRAWN, {"num_beams": 3}):
+        found = model.generate(PROMPTS, 20, eos_token_id=None, cache=model.new_cache(3, pool=pool), **settings).tokens
+        if found != plain(model, PROMPTS, 20, **settings).tokens:
+            return f"no, with {settings or 'greedy'}"
+    gc.collect()
+    return "yes" if pool.check().used == 0 else "pages are not given back"
+
+
+def without_syncs(model: Model, pool: lamina.Pool | None = None) -> str:
     """Decodes with device counts and device acceptance while PyTorch forbids synchronisation."""
-    cache = model.new_cache(rows=3, capacity=64, slack=2)
+    cache = model.new_cache(rows=3, capacity=64, slack=2, pool=pool)
     ids = random_ids(3, 24, model.vocab).cuda()
     model(ids[:, :5], cache=cache, counts=[5, 3, 1])
     counts = torch.tensor([1, 0, 1], device="cuda")
