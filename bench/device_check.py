@@ -1,15 +1,17 @@
 """Everything that only a GPU can show, in one run: `python -m bench.device_check [OUT.md [FAMILY …]]`
 
 Every family on the GPU: the laws in float32 and bfloat16, logits against transformers' uncached pass, and captured
-decoding, greedy and drawn, against plain passes, with two caches in turn, one of them growing, through one graph. Then
-what the host may not do: passes with counts that live on the device run without a single synchronisation, and device
-counts out of range are clamped and told at the next read. All of that in pages of a pool too.
+decoding, greedy and drawn, against plain passes, with two caches in turn, one of them growing, through one graph;
+captured passes of 1 to 16 tokens, ragged in what is read and accepted, and speculation on them, against plain ones.
+Then what the host may not do: passes with counts that live on the device run without a single synchronisation, and
+device counts out of range are clamped and told at the next read. All of that in pages of a pool too.
 """
 
 from __future__ import annotations
 
 import gc
 import platform
+import random
 import sys
 import time
 from datetime import date
@@ -20,6 +22,7 @@ import torch
 import lamina
 from lamina.generation import Result
 from lamina.model import Model
+from lamina.runtime import why_no_passes
 from tests.families.cases import FIRST
 from tests.families.harness import pair, random_ids, relative, truth
 
@@ -31,10 +34,12 @@ def main() -> None:
         f"Machine: {torch.cuda.get_device_name()}, PyTorch {torch.__version__}, Python {platform.python_version()}, "
         f"{date.today()}. Command: `python -m bench.device_check`.",
         "",
-        "| family | logits against transformers, float32 | laws, float32 | laws, bfloat16 | no sync in a decode pass | "
+        "| family | logits against transformers, float32 | laws, float32 | laws on the host, float32 | laws, bfloat16 "
+        "| no sync in a decode pass | "
         "captured equals plain, greedy and drawn, float32 | the same but for near-ties, greedy, bfloat16 | "
-        "captures for two caches | in pages the same tokens, greedy, drawn and beams, and no sync |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "captures for two caches | passes of several tokens, and speculation on them, float32 | "
+        "in pages the same tokens, greedy, drawn and beams, and no sync |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     ok = True
     for family, name in FIRST:
@@ -45,26 +50,28 @@ def main() -> None:
         theirs, model = theirs.cuda(), model.cuda()
         ids = random_ids(2, 40, model.vocab).cuda()
         error = relative(model(ids), truth(theirs, ids))
-        full = lamina.verify(model, tries=1)
+        full, far = (lamina.verify(model, tries=1, residence=where) for where in ("device", "host"))
         quiet = without_syncs(model)
         same, captures = captured_is_plain(model)
+        several = passes_are_plain(model)
         pages = in_pages(model)
         exact = model(ids)
         half = lamina.verify(model.to(torch.bfloat16), tries=1)
         rounded = same_but_for_ties(model, float((model(ids).float() - exact).abs().max()))
-        for report in (full, half):
+        for report in (full, far, half):
             if not report:
                 print(report, file=sys.stderr)
-        ok &= error < 2e-4 and full.ok and half.ok and quiet == "yes" and same == rounded == "yes" and captures == 1
-        ok &= pages == "yes"
+        ok &= error < 2e-4 and full.ok and far.ok and half.ok and quiet == "yes" and captures == 1
+        ok &= same == rounded == several == pages == "yes"
         cells = [
             family,
             f"{error:.1e}",
-            *("ok" if r.ok else "FAILED" for r in (full, half)),
+            *("ok" if r.ok else "FAILED" for r in (full, far, half)),
             quiet,
             same,
             rounded,
             str(captures),
+            several,
             pages,
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -115,6 +122,48 @@ def same_but_for_ties(model: Model, error: float) -> str:
             best = expected.logits[row][: at + 1].float().topk(2, dim=-1).values
             if not bool(((best[:, 0] - best[:, 1]) < 4 * error).any()):
                 return "no"
+    return "yes"
+
+
+@torch.no_grad()
+def passes_are_plain(model: Model) -> str:
+    """Whether captured passes of several tokens, and speculation on them, give what plain passes give."""
+    fast, slow = (model.new_cache(3) for _ in range(2))
+    if reason := why_no_passes(model, fast):
+        return reason
+    draw = random.Random(0)
+    for T in (3, 16, 1, 2, 8, 16):
+        ids = torch.tensor([[draw.randrange(model.vocab) for _ in range(T)] for _ in range(3)], device="cuda")
+        counts = [T, *(draw.randint(0, T) for _ in range(2))]
+        accepted = [draw.randint(count // 2, count) for count in counts]
+        one, step = model.graphs.pass_of(3, T), slow.step(T, counts)
+        found, expected = one.read(fast, ids, counts), model.forward(ids, step)
+        assert expected is not None
+        for row, count in enumerate(counts):
+            if count and relative(found[row, :count], expected[row, :count]) > 2e-4:
+                return f"no: logits of {T} tokens"
+        one.commit(accepted)
+        step.commit(accepted)
+        fast.poison()
+    fast.reserve(200)  # growing looks at the lengths
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        one.read(fast, ids, counts)
+        one.commit(accepted)
+    except RuntimeError as error:
+        return f"no: {error}"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    step = slow.step(T, counts)
+    model.forward(ids, step)
+    step.commit(accepted)
+    if fast.tokens != slow.tokens:
+        return "no: tokens"
+    expected_tokens = plain(model, PROMPTS, 30).tokens
+    for settings in ({"prompt_lookup_num_tokens": 3}, {"assistant_early_exit": 1, "num_assistant_tokens": 4}):
+        result = model.generate(PROMPTS, 30, eos_token_id=None, **settings)
+        if result.tokens != expected_tokens or not result.how.startswith("captured"):
+            return f"no: {next(iter(settings))}, {result.how}"
     return "yes"
 
 

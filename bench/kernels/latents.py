@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lamina.attention import Full
 from lamina.attention.rotary import rotate, rotate_neighbours
-from lamina.kernels.absorb import STRETCH, into_latent, out_of_latent
+from lamina.kernels.absorb import COLUMNS, STRETCH, into_latent, out_of_latent
 from lamina.kernels.attend import Shape
 from lamina.kernels.latent import Parts, decode_latent
 from tests.kernels.stores import Held, error
@@ -45,7 +45,7 @@ class Case:
     least: int | None = None
     ahead: bool = True
     stretch: int = STRETCH
-    together: int | None = None  # values of a head that one program makes
+    columns: int = COLUMNS  # numbers of a latent that one program takes out
     stages: int = 4
 
     @property
@@ -58,7 +58,7 @@ class Case:
             self.least and f"least {self.least}",
             "" if self.ahead else "nothing ahead",
             "" if self.stretch == STRETCH else f"in: {self.stretch} bytes",
-            self.together and f"out: {self.together} values",
+            self.columns != COLUMNS and f"out: {self.columns} columns",
             "" if self.stages == 4 else f"out: stages {self.stages}",
         ]
         return ", ".join(one for one in found if one)
@@ -90,7 +90,7 @@ TIMES = [
     *(replace(LITE, splits=splits) for splits in (32, 64, 96)),
     *(replace(LITE, lengths=(n,), least=128) for n in (128, 4096)),
     replace(LITE, lengths=(4096,), least=32, shape=Shape(32, 8, 5)),
-    *(replace(LITE, together=together) for together in (32, 64)),
+    *(replace(LITE, columns=columns) for columns in (32, 128)),
     replace(LITE, stages=2),
     replace(LITE, stages=6),
     *(replace(LITE, stretch=stretch) for stretch in (64, 256)),
@@ -147,7 +147,7 @@ class Layer:
         q, new = self.come_in(table)
         parts = self.attend(table, q, new)
         case = self.case
-        return out_of_latent(parts, self.up[:, case.nope :], table, values=case.together, stages=case.stages), new
+        return out_of_latent(parts, self.up[:, case.nope :], table, columns=case.columns, stages=case.stages), new
 
     def plainly(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The same by PyTorch in `dtype`."""

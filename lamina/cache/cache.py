@@ -35,6 +35,7 @@ from lamina.errors import CapacityError, InputError, RewindError
 if TYPE_CHECKING:
     from lamina.cache.pool import Pool
     from lamina.model import Model
+    from lamina.runtime.passes import CapturedPass
 
 Numbers = int | Sequence[int] | Tensor
 
@@ -98,7 +99,8 @@ class Cache:
         self.logits: Tensor | None = None  # [B, vocab] after each row's last token, NaN where not known
         self.record = allocate((rows, 0), torch.int64, self.device)
         self.fetcher = self._new_fetcher()
-        self._opened: weakref.ref[Step] | None = None
+        self._opened: weakref.ref[Step | CapturedPass] | None = None
+        self._room = 0  # tokens that every layer is known to have room for; it may have more
 
     # -- facts -----------------------------------------------------------------------------------------------------
 
@@ -147,7 +149,7 @@ class Cache:
         return "Cache, released" if isinstance(self.layers, Released) else table(self)
 
     @property
-    def _open(self) -> Step | None:
+    def _open(self) -> Step | CapturedPass | None:
         """The pass that is under way, if somebody still has it: a pass keeps its cache, not the other way round."""
         return None if self._opened is None else self._opened()
 
@@ -216,8 +218,29 @@ class Cache:
             step.fetched.begin(step)
         if T == 1:  # a ring takes one token in place
             self.clock.touch(1, index)
+        self._close(self._open)
         self._opened = weakref.ref(step)
         return step
+
+    def admit(self, one: CapturedPass, T: int, counts: Numbers) -> Counts:
+        """Opens a pass of T tokens over all rows that runs elsewhere: checks and makes room, as `step` does."""
+        if T < 1:
+            raise InputError(f"a pass needs at least one token a row, not {T}")
+        real = Counts.of(counts, self.rows, T, self.device, "counts")
+        if real.out_of_range is not None:
+            self.clock.fault.logical_or_(real.out_of_range)
+        self._make_room(list(range(self.rows)), real, T)
+        self._close(self._open)
+        self._opened = weakref.ref(one)
+        return real
+
+    def went_on(self, taken: Counts) -> None:
+        """The pass that was admitted is committed: it took in so many tokens, and moved the marks on the device."""
+        if taken.out_of_range is not None:
+            self.clock.fault.logical_or_(taken.out_of_range)
+        self.clock.count_on(range(self.rows), taken.low, taken.high)
+        self.clock.base_low = [max(*both) for both in zip(self.clock.base_low, self.clock.low, strict=True)]
+        self._close(self._open)
 
     def _check_sources(self, rows: list[int]) -> None:
         if self.model is None or not any(isinstance(layer, CrossLayer) for layer in self._all()):
@@ -230,6 +253,12 @@ class Cache:
                 )
 
     def _make_room(self, rows: list[int], counts: Counts | None, T: int) -> None:
+        if max(self.clock.high[row] for row in rows) + T > min(self._room, self.record.shape[1]):
+            self._grow(rows, counts, T)
+        if self.pages is not None:
+            self.pages.take(self.clock, rows, counts, T)
+
+    def _grow(self, rows: list[int], counts: Counts | None, T: int) -> None:
         limit = self.limit
         room = min((layer.slots or 0 for layer in self._all() if getattr(layer, "grows", False)), default=None)
 
@@ -248,8 +277,6 @@ class Cache:
             raise self._full(row, self.clock.high[row], max(need) - self.clock.high[row], limit)
         # A pass of padding alone still needs a slot to point at.
         self._reserve(max(1, *need), max(self.clock.high[row] for row in rows) + T)
-        if self.pages is not None:
-            self.pages.take(self.clock, rows, counts, T)
 
     def _full(self, row: int, length: int, more: int, limit: int) -> CapacityError:
         if limit == self.max_positions:
@@ -265,6 +292,7 @@ class Cache:
     def _reserve(self, tokens: int, record: int) -> None:
         for layer in self._all():
             layer.reserve(tokens)
+        self._room = max(self._room, tokens)
         have = self.record.shape[1]
         if record > have:
             new = allocate((self.rows, max(record, 2 * have)), torch.int64, self.device, -1)
@@ -343,7 +371,7 @@ class Cache:
         """What is not committed by now never will be."""
         self._close(self._open)
 
-    def _close(self, step: Step | None) -> None:
+    def _close(self, step: Step | CapturedPass | None) -> None:
         if step is not None:
             step.abort()
         self._opened = None
@@ -510,7 +538,7 @@ class Cache:
     ) -> Cache:
         new = object.__new__(Cache)
         new.__dict__.update(self.__dict__)
-        new.layers, new.clock, new._opened, new.pages = layers, clock, None, pages
+        new.layers, new.clock, new._opened, new._room, new.pages = layers, clock, None, 0, pages
         if pages is not None:
             pages.bind(layers)
         new.fetcher = new._new_fetcher()

@@ -13,7 +13,7 @@ Two more marks a row follow from rewinding:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -85,6 +85,10 @@ class Clock:
         else:
             self.lengths.index_add_(0, index, counts)
         torch.maximum(self.written, self.lengths, out=self.written)
+        self.count_on(rows, low, high)
+
+    def count_on(self, rows: Iterable[int], low: list[int], high: list[int]) -> None:
+        """What the host notes when these rows move forward."""
         for row, least, most in zip(rows, low, high, strict=True):
             self.low[row] += least
             self.high[row] += most

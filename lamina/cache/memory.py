@@ -26,7 +26,7 @@ from lamina.recurrence.rule import Rule
 if TYPE_CHECKING:
     from lamina.attention.rotary import Table
     from lamina.cache.step import Step
-    from lamina.kernels.product import Unnormed
+    from lamina.kernels.following import Unnormed
     from lamina.nn.conv import ShortConvolution
     from lamina.nn.gated_norm import GatedRMSNorm
     from lamina.nn.norm import RMSNorm

@@ -147,7 +147,7 @@ def file(subject: Subject, way: Way, rng: random.Random) -> Found:
     yield from _in_pieces(subject, cache, sequences, [0] * len(sequences), cut, rng)
     with tempfile.TemporaryDirectory() as folder:
         cache.save(path := os.path.join(folder, "cache"))
-        loaded = load_cache(path, subject.model)
+        loaded = load_cache(path, subject.model, residence=subject.residence)
     yield from _in_pieces(subject, loaded, sequences, [cut] * len(sequences), shortest, rng)
 
 

@@ -36,14 +36,14 @@ class Subject:
     model: Model
     sources: list[Source] | None
 
-    def __init__(self, model: Model, sources: list[Source] | None) -> None:
-        self.model, self.sources = model, sources
+    def __init__(self, model: Model, sources: list[Source] | None, residence: str) -> None:
+        self.model, self.sources, self.residence = model, sources, residence
         self.flips = 0  # tokens that went to other experts than without a cache
         self._padding = random.Random(0)
 
     def new_cache(self, sequences: Sequence[int], capacity: int | None, slack: int) -> Cache:
         """A cache whose row r will hold sequence `sequences[r]`."""
-        cache = self.model.new_cache(rows=len(sequences), capacity=capacity, slack=slack)
+        cache = self.model.new_cache(len(sequences), capacity, slack, residence=self.residence)
         if self.sources is not None:
             for row, sequence in enumerate(sequences):
                 cache.attach(self.sources[sequence], rows=[row])
@@ -80,8 +80,10 @@ class Subject:
 class WholeModel(Subject):
     """Ids to logits."""
 
-    def __init__(self, model: Model, ids: list[Tensor], sources: list[Source] | None) -> None:
-        super().__init__(model, sources)
+    def __init__(
+        self, model: Model, ids: list[Tensor], sources: list[Source] | None, residence: str = "device"
+    ) -> None:
+        super().__init__(model, sources, residence)
         self.name, self.kinds = "model", frozenset()
         self.inputs = ids
         recorded = [record(model, row, sources[s] if sources else None) for s, row in enumerate(ids)]
@@ -121,7 +123,7 @@ class OneBlock(Subject):
     """Vectors to vectors: block `index` on what the uncached pass gave it."""
 
     def __init__(self, whole: WholeModel, index: int) -> None:
-        super().__init__(whole.model, whole.sources)
+        super().__init__(whole.model, whole.sources, whole.residence)
         self.index, self.name = index, f"layer {index}"
         self.block = whole.model.blocks[index]
         self.records = whole.records

@@ -33,11 +33,13 @@ def verify(
     length: int | None = None,
     tries: int = 2,
     seed: int = 0,
+    residence: str = "device",
 ) -> Report:
     """Proves on this model that the cache changes nothing, or names where it does.
 
     length  tokens of the longest row; None goes past three times the largest window, as far as 96 tokens reach
     tries   how often each law is tried on each way of keeping, with other cuts each time
+    residence   where the bytes of caches live, as in `model.new_cache`
 
     One line of pytest:
 
@@ -53,16 +55,17 @@ def verify(
     generator = torch.Generator().manual_seed(seed)
     lengths = [longest, *(max(2, longest * (rows - r) // (rows + 1)) for r in range(1, rows))]
     ids = [torch.randint(0, model.vocab, (n,), generator=generator) for n in lengths]
-    whole = WholeModel(model, ids, _sources(model, rows, generator))
+    whole = WholeModel(model, ids, _sources(model, rows, generator), residence)
     slack = 3
     ways = [Way(None, slack), Way(longest, slack), Way(None, 0), Way(longest + 7, 0)]
     if model.max_positions is not None:
         ways = [Way(min(way.capacity or model.max_positions, model.max_positions), way.slack) for way in ways]
 
-    cache = model.new_cache()
+    cache = model.new_cache(residence=residence)
     kinds = list(dict.fromkeys(layer.kind for entry in cache.layers for layer in entry.values()))
     dtype = str(model.dtype).removeprefix("torch.")
     title = f"{type(model).__name__}: {len(model.blocks)} layers, {dtype} on {model.device}; rows of {lengths} tokens"
+    title += ", kept on the host" if residence == "host" else ""
     report = Report(title, chosen, kinds, notes=notes)
     blocks: dict[int, OneBlock] = {}
     for law in chosen:

@@ -17,7 +17,9 @@ def verify(
     length: Annotated[int | None, typer.Option(help="Tokens of the longest row.")] = None,
     tries: Annotated[int, typer.Option(help="How often each law is tried.")] = 2,
     seed: Annotated[int, typer.Option(help="Other numbers give other cuts and ids.")] = 0,
+    residence: Annotated[str, typer.Option(help="Where bytes of caches live: device or host.")] = "device",
 ) -> None:
-    report = checking.verify(open_model(path, dtype, device), length=length, tries=tries, seed=seed)
+    model = open_model(path, dtype, device)
+    report = checking.verify(model, length=length, tries=tries, seed=seed, residence=residence)
     typer.echo(str(report))
     raise typer.Exit(0 if report.ok else 1)

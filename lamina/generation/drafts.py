@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from lamina.cache.cache import Cache
 from lamina.cache.clock import on_device
 from lamina.cache.cross import Source
-from lamina.cache.step import Step
 from lamina.errors import InputError
+from lamina.generation.reading import Reader
 from lamina.generation.run import Run
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ class Assistant:
                 )
         self.run, self.model, self.threshold = run, model, threshold or 0.0
         self.cache = model.new_cache(run.cache.rows, slack=most - 1, source=_source(run, model))
-        self.numbers = torch.tensor(run.numbers, device=run.logits.device)
+        self.reader = Reader(model, self.cache)
         self.guessed: dict[int, tuple[int, list[int]]] = {}  # row -> where its last guesses began, those it has read
 
     @torch.no_grad()
@@ -139,7 +138,8 @@ class Assistant:
         for k in range(max(most)):
             at = on_device(going, device)
             scores = chooser.scores(logits.to(device), history)
-            chosen = chooser.choose(scores, self.numbers[[rows[i] for i in going]], history.lengths, DRAWING)
+            numbers = on_device([self.run.numbers[rows[i]] for i in going], device)
+            chosen = chooser.choose(scores, numbers, history.lengths, DRAWING)
             tokens[at, k] = chosen
             if kept is not None:
                 kept[at, k] = scores
@@ -148,8 +148,8 @@ class Assistant:
             if not left:
                 break
             going, index = [going[n] for n in left], on_device(left, device)
-            history = history.take(index).and_then(chosen[index, None])
-            logits = self._pass(chosen[index, None].to(self.cache.device), [rows[i] for i in going])
+            history = history.take(left).and_then(chosen[index, None])
+            logits = self.reader.read_all(chosen[index, None].to(self.cache.device), [rows[i] for i in going])
         guessed = [[token for token in row if token >= 0] for row in tokens.tolist()]
         for row, text, guess in zip(rows, texts, guessed, strict=True):
             self.guessed[row] = (len(text), guess[:-1])
@@ -176,19 +176,11 @@ class Assistant:
         piece = self.run.settings.prefill_chunk or max(map(len, unread))
         while long := [i for i, tokens in enumerate(unread) if len(tokens) > piece]:
             ids, _ = padded([unread[i][:piece] for i in long], self.cache.device)
-            self._pass(ids, [rows[i] for i in long])
+            self.reader.read_all(ids, [rows[i] for i in long])
             for i in long:
                 del unread[i][:piece]
         ids, counts = padded(unread, self.cache.device)
-        return self._pass(ids, rows, counts)
-
-    def _pass(self, ids: Tensor, rows: Sequence[int], counts: list[int] | None = None) -> Tensor:
-        """ids [R, T] -> logits [R, V]"""
-        step = open_pass(self.cache, ids, rows, counts)
-        logits = self.model.forward(ids, step, logits="last")
-        step.commit()
-        assert logits is not None
-        return logits
+        return self.reader.read_all(ids, rows, counts)
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, list[int] | None]:
@@ -199,10 +191,6 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor,
     return on_device(flat, device).view(len(rows), longest), None if min(counts) == longest else counts
 
 
-def open_pass(cache: Cache, ids: Tensor, rows: Sequence[int], counts: list[int] | None) -> Step:
-    return cache.step(ids.shape[1], counts, rows=None if len(rows) == cache.rows else rows)
-
-
 def early_exit(model: Model, layers: int) -> Model:
     """The first layers of a model between its embedding and its head, as a model of its own. It shares all weights."""
     if not 0 < layers < len(model.blocks):
@@ -210,10 +198,12 @@ def early_exit(model: Model, layers: int) -> Model:
             f"assistant_early_exit={layers}: the model has {len(model.blocks)} layers, so it must be between 1 and "
             f"{len(model.blocks) - 1}"
         )
-    first: Model = object.__new__(type(model))
+    first: Model = model.__dict__.setdefault("_exits", {}).setdefault(layers, object.__new__(type(model)))
+    own = {name: value for name, value in first.__dict__.items() if name == "_graphs"}  # they serve the next call too
+    shared = {name: value for name, value in model.__dict__.items() if name not in ("_graphs", "_exits")}
     modules = {**model._modules, "blocks": model.blocks[:layers]}
-    first.__dict__.update({**model.__dict__, "_modules": modules, "compiled": None})
-    first.__dict__.pop("_graphs", None)  # those are captured steps of the whole model
+    first.__dict__.clear()
+    first.__dict__.update({**shared, **own, "_modules": modules, "compiled": None})
     return first
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
+from lamina.cache.clock import on_device
 from lamina.errors import InputError
 
 
@@ -77,13 +78,14 @@ class History:
         """Each row's own number."""
         return range(len(self.lengths)) if self.rows is None else self.rows
 
-    def take(self, rows: Tensor) -> History:
+    def take(self, rows: Sequence[int]) -> History:
         """The history of some rows, in that order; a row may be named more than once."""
+        at = on_device(rows, self.lengths.device)
         parts = (self.tokens, self.counts, self.sources, self.prompt_counts)
-        tokens, counts, sources, prompt_counts = (None if part is None else part[rows] for part in parts)
+        tokens, counts, sources, prompt_counts = (None if part is None else part[at] for part in parts)
         own = self.numbers()
-        numbers = [own[row] for row in rows.tolist()]
-        return History(self.lengths[rows], self.prompts[rows], tokens, counts, sources, prompt_counts, numbers)
+        numbers = [own[row] for row in rows]
+        return History(self.lengths[at], self.prompts[at], tokens, counts, sources, prompt_counts, numbers)
 
     def and_then(self, ids: Tensor) -> History:
         """The same rows with more tokens: ids [B, n]."""
@@ -118,7 +120,7 @@ def history_of(cache: Cache, prompts: Sequence[int], rows: Sequence[int] | None 
     """What a cache knows of its rows, or of some of them. prompts: how many tokens of each are the prompt's."""
     lengths, record = cache.lengths, cache.record
     if rows is not None:
-        index = torch.tensor(list(rows), device=record.device)
+        index = on_device(list(rows), record.device)
         lengths, record = lengths[index], record[index]
     longest = max(cache.clock.high[row] for row in (range(cache.rows) if rows is None else rows))
-    return History(lengths.clone(), torch.tensor(list(prompts), device=record.device), record[:, :longest], rows=rows)
+    return History(lengths.clone(), on_device(list(prompts), record.device), record[:, :longest], rows=rows)

@@ -23,10 +23,12 @@ import torch
 from torch import Tensor
 
 from lamina.cache.clock import on_device
-from lamina.generation.drafts import Draft, Guess, Schedule, draft_of, open_pass, padded
+from lamina.generation.drafts import Assistant, Draft, Guess, Schedule, draft_of, padded
 from lamina.generation.history import History
+from lamina.generation.reading import Reader
 from lamina.generation.run import Chooser, Made, Run
 from lamina.generation.stopping import Reason
+from lamina.notices import notice
 
 ACCEPTING = 2  # the stream of the noise that decides whether a drawn guess is right
 
@@ -68,7 +70,8 @@ def speculate(run: Run, draft: Draft | None = None, schedule: Schedule | None = 
         draft, schedule = draft_of(run)
     if schedule is None:
         schedule = Schedule(cache.rows, run.settings.num_assistant_tokens)
-    rows = _Rows(run)
+    reader = Reader(run.model, cache)
+    rows = _Rows(run, reader.most)
     drafted, accepted, passes = ([0] * cache.rows for _ in range(3))
     history = run.history()
     numbers = torch.tensor(run.numbers, device=run.logits.device)
@@ -86,17 +89,15 @@ def speculate(run: Run, draft: Draft | None = None, schedule: Schedule | None = 
         guess = rows.draft(draft, schedule, going)
         guessed = dict(zip(going, guess.tokens, strict=True))
         ids, counts = padded([[rows.texts[row][-1], *guessed.get(row, ())] for row in live], cache.device)
-        step = open_pass(cache, ids, live, counts)
         try:
-            logits = run.model.forward(ids, step, logits="all")
-            assert logits is not None
+            logits = reader.read(ids, live, counts)
             new = dict(zip(going, _check(run, logits, ids, live, going, guess), strict=True))
             taken = {row: rows.take(row, tokens) for row, tokens in new.items()}
             # The last new token of a row was not read in this pass, the ones before it were.
             read = [1 + min(taken[row], len(new[row]) - 1) if row in new else 1 for row in live]
-            step.commit(None if counts is None and set(read) == {ids.shape[1]} else read)
+            reader.commit(read)
         except BaseException:
-            step.abort()
+            reader.abort()
             raise
         for row in live:
             passes[row] += 1
@@ -110,14 +111,25 @@ def speculate(run: Run, draft: Draft | None = None, schedule: Schedule | None = 
     if run.kept is not None:
         run.kept.shorten(made)
     more = {"speculation": Speculated(drafted, accepted, passes, made)}
-    return Made(rows.tokens, rows.reasons, cache, "plain passes of several tokens", more)
+    return Made(rows.tokens, rows.reasons, cache, _how(reader, draft), more)
+
+
+def _how(reader: Reader, draft: Draft) -> str:
+    """In words."""
+    how = "captured passes of several tokens"
+    if reader.reason is not None:
+        notice(f"speculating by plain passes, since {reader.reason}")
+        return f"plain passes of several tokens, since {reader.reason}"
+    if isinstance(draft, Assistant) and draft.reader.reason is not None:
+        return f"{how}; drafts by plain passes, since {draft.reader.reason}"
+    return how
 
 
 class _Rows:
     """What the rows hold and why they ended. texts: prompt and new tokens; tokens: the new ones."""
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, run: Run, most: int | None) -> None:
+        self.run, self.most, self.limit = run, most, run.cache.limit  # tokens of a pass, and of a row
         self.texts = run.cache.tokens
         self.tokens: list[list[int]] = [[] for _ in self.texts]
         self.reasons = [""] * len(self.texts)
@@ -147,10 +159,12 @@ class _Rows:
 
     def _most(self, row: int, most: int) -> int:
         """How many guesses can be of use. A row whose last token was guessed needs no pass more to read it."""
-        settings, limit, held = self.run.settings, self.run.cache.limit, len(self.texts[row])
+        settings, held = self.run.settings, len(self.texts[row])
         if settings.max_new_tokens is not None:
             most = min(most, settings.max_new_tokens - len(self.tokens[row]))
-        for longest in (settings.max_length, limit):
+        if self.most is not None:
+            most = min(most, self.most - 1)
+        for longest in (settings.max_length, self.limit):
             if longest is not None:
                 most = min(most, longest - held)
         return max(most, 0)
@@ -166,10 +180,10 @@ def _check(
     if not going:
         return []
     device, chooser, T = ids.device, run.chooser, ids.shape[1]
-    index = on_device([live.index(row) for row in going], device)
-    numbers = on_device([run.numbers[row] for row in going], device)
-    logits, read = logits[index], run.history(going)
-    after = read.and_then(ids[index])
+    places_of = {row: place for place, row in enumerate(live)}
+    lies = [places_of[row] for row in going]  # in ids and logits
+    lengths = run.cache.lengths[on_device(going, device)]
+    after = run.history(going).and_then(ids[on_device(lies, device)]) if chooser.processors else None
     # Processors that read tokens may rely on those they allowed, so they are shown none that follow a wrong one.
     width = 1 if any(getattr(process, "needs_tokens", True) for process in chooser.processors) else T
     new: list[list[int]] = [[] for _ in going]
@@ -178,13 +192,15 @@ def _check(
         places = [(r, t) for r in unsettled for t in range(start, min(start + width, len(guess.tokens[r]) + 1))]
         if not places:
             break
-        rows, times = on_device([r for r, _ in places], device), on_device([t for _, t in places], device)  # [N]
+        own, times = [r for r, _ in places], on_device([t for _, t in places], device)  # [N]
+        rows = on_device(own, device)
+        positions = lengths[rows] + times + 1
         guesses = on_device([guess.tokens[r][t] if t < len(guess.tokens[r]) else -1 for r, t in places], device)
         drawn = None if guess.scores is None else guess.scores[rows, times.clamp(max=guess.scores.shape[1] - 1)]
-        history = _until(after, rows, read.lengths[rows] + times + 1)
-        seen = logits[rows, times]
-        scores = chooser.scores(seen, history)
-        found, right = settle(chooser, scores, guesses, drawn, numbers[rows], history.lengths)
+        seen = logits[on_device([lies[r] for r in own], device), times]
+        scores = seen.float() if after is None else chooser.scores(seen, _until(after, own, positions))
+        numbers = on_device([run.numbers[going[r]] for r in own], device)
+        found, right = settle(chooser, scores, guesses, drawn, numbers, positions)
         settled: set[int] = set()
         taken: list[int] = []  # indices into `places`
         answers = zip(places, *torch.stack([found, right.long()]).tolist(), strict=True)
@@ -200,7 +216,7 @@ def _check(
     return new
 
 
-def _until(history: History, rows: Tensor, lengths: Tensor) -> History:
+def _until(history: History, rows: Sequence[int], lengths: Tensor) -> History:
     """These rows [N] as they were when they had that many tokens."""
     some = history.take(rows)
     assert some.tokens is not None

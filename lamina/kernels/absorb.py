@@ -13,6 +13,8 @@ nobody. Here a weight is a view of `up` whose last two axes are contiguous. The 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -20,13 +22,15 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.kernels.attend import MOST_QUERIES
+from lamina.kernels.finish import COUNTERS, PARTS, arrive, scratch
 from lamina.kernels.latent import Parts
 from lamina.kernels.launch import begin, launch_options, pdl
 from lamina.kernels.rope import slot_at, store_at
 from lamina.kernels.splits import NOTHING, cut, multiprocessors, row_of, rule_of, visible
 
 STRETCH = 128  # bytes of a latent, that one program brings a head's queries down to
-ALONE = 8  # up to so many new tokens, each reads the weight itself on the way out: its parts are many
+ALONE = 8  # up to so many new tokens, each goes out by itself: its parts are many
+COLUMNS = 64  # numbers of a latent that one program then merges
 
 
 # -- in --------------------------------------------------------------------------------------------------------------
@@ -176,14 +180,68 @@ def into_latent(
 
 
 @triton.jit
+def used_parts(table, row, t, most, size, keep, least, T: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    """How many parts token t of the row has; none where it is padding."""
+    length, count = row_of(table, row, T)
+    _kept, _first, many, _ring = visible(table, length, count, size, keep, KIND)
+    _each, used = cut(many, most, least, BLOCK)
+    return tl.where(t < count, used, 0)
+
+
+@triton.jit
+def _out_alone(
+    out, means, levels, up, table, sums, arrived, most, size, keep, least, up_head,
+    T: tl.constexpr, H: tl.constexpr, V: tl.constexpr, V_PAD: tl.constexpr, RANK: tl.constexpr, M: tl.constexpr,
+    QUERIES: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr, COLS: tl.constexpr, KIND: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """COLS numbers of the latent, of one head of one new token: merged, and their share of all values. The programs of
+    a head meet as in `finish.py`, and the last adds up the shares. sums: [N, H, STRETCHES, V]"""
+    STRETCHES: tl.constexpr = (RANK + COLS - 1) // COLS
+    h, stretch, n = tl.program_id(0) // STRETCHES, tl.program_id(0) % STRETCHES, tl.program_id(1)
+    c, v = stretch * COLS + tl.arange(0, COLS)[None, :], tl.arange(0, V_PAD)
+    at_w = up + h.to(tl.int64) * up_head + v[:, None] * RANK + c
+    w = tl.load(at_w, mask=(v < V)[:, None] & (c < RANK), other=0.0)  # [V, COLS]
+    row, t = n // T, n % T
+    used = used_parts(table, row, t, most, size, keep, least, T, KIND, BLOCK)
+    r = h * T + t
+    group, query = (row * BLOCKS + r // M).to(tl.int64), r % M
+    begin(PDL)
+
+    top, total = NOTHING, 0.0
+    mixed = tl.zeros([COLS], tl.float32)
+    for start in range(0, used, PARTS):
+        part = start + tl.arange(0, PARTS)
+        there = part < used
+        level = tl.load(levels + (group * QUERIES + query) * most + part, mask=there, other=NOTHING)
+        at = means + ((group * most + part) * QUERIES + query)[:, None] * RANK + c
+        mean = tl.load(at, mask=there[:, None] & (c < RANK), other=0.0)
+        higher = tl.maximum(top, tl.max(level, axis=0))
+        fade, share = tl.exp2(top - higher), tl.where(there, tl.exp2(level - higher), 0.0)
+        total = total * fade + tl.sum(share, axis=0)
+        mixed = mixed * fade + tl.sum(share[:, None] * mean.to(tl.float32), axis=0)
+        top = higher
+    merged = mixed / tl.where(total > 0, total, 1.0)
+    y = tl.sum(w.to(tl.float32) * merged[None, :], axis=1)  # [V]
+    token_head = n * H + h
+    sums += token_head * STRETCHES * V
+    tl.store(sums + stretch * V + v, y, mask=v < V)
+    if arrive(arrived, token_head, STRETCHES):
+        y = tl.zeros([V_PAD], tl.float32)
+        for s in tl.static_range(STRETCHES):
+            y += tl.load(sums + s * V + v, mask=v < V, other=0.0, cache_modifier=".cg")
+        tl.store(out + token_head * V + v, y.to(out.dtype.element_ty), mask=v < V)
+
+
+@triton.jit
 def _out_of_latent(
     out, means, levels, up, table, N, most, size, keep, least, up_head,
     T: tl.constexpr, H: tl.constexpr, V: tl.constexpr, RANK: tl.constexpr,
     RANK_PAD: tl.constexpr, M: tl.constexpr, QUERIES: tl.constexpr, BLOCKS: tl.constexpr,
-    ROWS: tl.constexpr, PARTS: tl.constexpr, VALUES: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, VALUES: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A head, VALUES of its values, and ROWS new tokens: one, PARTS parts at a time, or several, part by part."""
+    """A head, VALUES of its values, and ROWS new tokens, part by part."""
     STRETCHES: tl.constexpr = (V + VALUES - 1) // VALUES
     h, first = tl.program_id(0) // STRETCHES, tl.program_id(1) * ROWS
     v, c = tl.program_id(0) % STRETCHES * VALUES + tl.arange(0, VALUES), tl.arange(0, RANK_PAD)[None, :]
@@ -191,20 +249,15 @@ def _out_of_latent(
     w = tl.load(at_w, mask=(v < V)[:, None] & (c < RANK), other=0.0)  # [VALUES, RANK]
     n = first + tl.arange(0, ROWS)
     row, t = tl.minimum(n, N - 1) // T, n % T
-    length, count = row_of(table, row, T)
-    _kept, _first, many, _ring = visible(table, length, count, size, keep, KIND)
-    _each, used = cut(many, most, least, BLOCK)
-    used = tl.where((n < N) & (t < count), used, 0)  # [ROWS]; padding gives zeros
+    used = used_parts(table, row, t, most, size, keep, least, T, KIND, BLOCK)
+    used = tl.where(n < N, used, 0)  # [ROWS]
     begin(PDL)
 
     r = h * T + t
     group, query = (row * BLOCKS + r // M).to(tl.int64), r % M
-    # A row of the tile merges the parts that come by: of one token each PARTS-th, of several tokens each of its own.
-    J: tl.constexpr = ROWS * PARTS
-    top, total = tl.full([J], NOTHING, tl.float32), tl.zeros([J], tl.float32)
-    mixed = tl.zeros([J, RANK_PAD], tl.float32)
-    for start in tl.range(0, tl.max(used, axis=0), PARTS, num_stages=STAGES):
-        part = start + tl.arange(0, PARTS)  # [PARTS] beside [ROWS]: one of the two is 1
+    top, total = tl.full([ROWS], NOTHING, tl.float32), tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, RANK_PAD], tl.float32)
+    for part in tl.range(0, tl.max(used, axis=0), 1, num_stages=STAGES):
         there = part < used
         level = tl.load(levels + (group * QUERIES + query) * most + part, mask=there, other=NOTHING)
         at = means + ((group * most + part) * QUERIES + query)[:, None] * RANK + c
@@ -214,45 +267,48 @@ def _out_of_latent(
         total = total * fade + share
         mixed = mixed * fade[:, None] + share[:, None] * mean.to(tl.float32)
         top = higher
-
-    if ROWS == 1:
-        share = tl.exp2(top - tl.max(top, axis=0))
-        whole = tl.sum(total * share, axis=0)
-        merged = tl.sum(mixed * share[:, None], axis=0) / tl.where(whole > 0, whole, 1.0)
-        y = tl.sum(w.to(tl.float32) * merged[None, :], axis=1)
-        tl.store(out + (first * H + h) * V + v, y.to(out.dtype.element_ty), mask=v < V)
-    else:
-        merged = mixed / tl.where(total > 0, total, 1.0)[:, None]
-        y = tl.dot(merged.to(w.dtype), tl.trans(w), input_precision="ieee")
-        here = out + ((n * H + h) * V)[:, None] + v[None, :]
-        tl.store(here, y.to(out.dtype.element_ty), mask=(n < N)[:, None] & (v < V)[None, :])
+    merged = mixed / tl.where(total > 0, total, 1.0)[:, None]
+    y = tl.dot(merged.to(w.dtype), tl.trans(w), input_precision="ieee")
+    here = out + ((n * H + h) * V)[:, None] + v[None, :]
+    tl.store(here, y.to(out.dtype.element_ty), mask=(n < N)[:, None] & (v < V)[None, :])
 
 
-def out_of_latent(parts: Parts, up: Tensor, table: Tensor, *, values: int | None = None, stages: int = 4) -> Tensor:
+def out_of_latent(parts: Parts, up: Tensor, table: Tensor, *, columns: int = COLUMNS, stages: int = 4) -> Tensor:
     """What each head saw, merged and brought up to its values: [B, H, T, V]. Padding gives zeros.
 
-    up [H, V, rank]; `table` is the one that the parts were made with. `values` (of a head, in one program) and `stages`
-    are for measuring other configurations.
+    up [H, V, rank]; `table` is the one that the parts were made with. `columns` (of the latents of one token, in one
+    program) and `stages` are for measuring other configurations.
     """
     B, H, T, M = parts.rows, parts.heads, parts.tokens, parts.queries
     groups, most, queries, rank = parts.means.shape
     V, N = up.shape[1], B * T
-    rows = 1 if N <= ALONE else 16
     kind, size, keep = rule_of(parts.window)
     out = torch.empty(B, T, H, V, dtype=up.dtype, device=up.device)
-    values = values or values_for(H * triton.cdiv(N, rows), V, rank * up.element_size())
-    _out_of_latent[(H * triton.cdiv(V, values), triton.cdiv(N, rows))](
-        out, parts.means, parts.levels, up, table, N, most, size, keep, parts.least, up.stride(0),
-        T=T, H=H, V=V, RANK=rank, RANK_PAD=max(16, triton.next_power_of_2(rank)),
-        M=M, QUERIES=queries, BLOCKS=groups // B, ROWS=rows, PARTS=16 // rows,
-        VALUES=values, KIND=kind, BLOCK=parts.block, STAGES=stages, PDL=pdl(), num_warps=8, **launch_options(),
+    common: dict[str, Any] = dict(
+        T=T, H=H, V=V, RANK=rank, M=M, QUERIES=queries, BLOCKS=groups // B, KIND=kind, BLOCK=parts.block, PDL=pdl(),
+        num_warps=8, **launch_options(),
     )  # fmt: skip
+    columns = min(columns, max(16, triton.next_power_of_2(rank)))
+    stretches = triton.cdiv(rank, columns)
+    if N <= ALONE and N * H <= COUNTERS and N * H * stretches * V <= PARTS:
+        _out_alone[(H * stretches, N)](
+            out, parts.means, parts.levels, up, table, *scratch(up.device), most, size, keep, parts.least,
+            up.stride(0), V_PAD=triton.next_power_of_2(V), PARTS=min(128, triton.next_power_of_2(most)), COLS=columns,
+            **common,
+        )  # fmt: skip
+    else:
+        rows = 16
+        values = values_for(H * triton.cdiv(N, rows), V, rank * up.element_size())
+        _out_of_latent[(H * triton.cdiv(V, values), triton.cdiv(N, rows))](
+            out, parts.means, parts.levels, up, table, N, most, size, keep, parts.least, up.stride(0),
+            RANK_PAD=max(16, triton.next_power_of_2(rank)), ROWS=rows, VALUES=values, STAGES=stages, **common,
+        )  # fmt: skip
     return out.transpose(1, 2)
 
 
 def values_for(heads: int, V: int, width: int) -> int:
-    """How many values a program makes: every program of a head merges all of its parts, so as many as leave each
-    multiprocessor a program, and as a program's registers hold rows of `width` bytes for."""
+    """How many values a program makes for several tokens: every program of a head merges all of its parts, so as many
+    as leave each multiprocessor a program, and as a program's registers hold rows of `width` bytes for."""
     values = 16
     while heads * triton.cdiv(V, 2 * values) >= multiprocessors() and 2 * values * width <= 1 << 16:
         values *= 2

@@ -141,7 +141,7 @@ def _attend(
         top, total, mix = fold(top, total, mix, new_scores, sees_new, new_values)
 
     if used == 1:
-        write(out, top, total, mix, sinks, row, head, r, dv, count, T, G, HEADS, DV, SINKS)
+        write(out, top, total, mix, sinks, out, 0, row, head, r, dv, count, T, G, HEADS, DV, SINKS, False)
     elif MERGES:
         n = tl.arange(0, R)
         whole, best, sums, mixed = gathered(
@@ -149,7 +149,8 @@ def _attend(
             ROWS, DV, R, DV_PAD, BUNCH, TREE, CHUNK,
         )  # fmt: skip
         if whole:
-            write(out, best, sums, mixed, sinks, row, head, block * M + n, dv, count, T, G, HEADS, DV, SINKS)
+            write(out, best, sums, mixed, sinks, out, 0, row, head, block * M + n, dv, count,
+                  T, G, HEADS, DV, SINKS, False)  # fmt: skip
 
 
 def decode_attention(

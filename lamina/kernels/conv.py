@@ -40,7 +40,8 @@ def ring_of(table, row, C: tl.constexpr, dtype: tl.constexpr):
 @triton.jit
 def _convolve(
     x, weight, bias, inward, outward, out, table, x_row, x_token, in_row, in_token, out_row, out_token,
-    T: tl.constexpr, C: tl.constexpr, K: tl.constexpr, ACT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    T: tl.constexpr, C: tl.constexpr, K: tl.constexpr, ACT: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     row, c = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = c < C
@@ -71,11 +72,12 @@ def _convolve(
         if outward is not None:
             y *= tl.load(outward + row * out_row + t * out_token + c, mask=here, other=0.0).to(tl.float32)
         tl.store(out + (row * T + t) * C + c, tl.where(t < count, y, 0.0), mask=here)
-    if T > 1:  # with one token, the slot it takes is none of those that are read
-        tl.debug_barrier()
-    for t in tl.static_range(T):
-        newest = (t < count) & (t >= count - size)
-        tl.store(ring + (length + t) % size * C + c, inputs[K - 1 + t], mask=here & newest)
+    if WRITE:
+        if T > 1:  # with one token, the slot it takes is none of those that are read
+            tl.debug_barrier()
+        for t in tl.static_range(T):
+            newest = (t < count) & (t >= count - size)
+            tl.store(ring + (length + t) % size * C + c, inputs[K - 1 + t], mask=here & newest)
 
 
 def convolve_step(
@@ -86,12 +88,13 @@ def convolve_step(
     *,
     act: str | None = None,
     gates: tuple[Tensor, Tensor] | None = None,
+    write: bool = True,
     block: tuple[int, int] | None = None,
 ) -> Tensor:
     """x [B, T, C] (any strides, channels together), weight [C, K], bias [C] -> act(convolution) [B, T, C].
 
     `act` is a name that `act_kind` knows. `gates` are factors, each as x is: on what goes in and on what comes out. The
-    new inputs of real tokens are in the ring afterwards.
+    new inputs of real tokens are in the ring afterwards, unless `write` is False.
     """
     x = x if x.stride(2) == 1 else x.contiguous()
     rows, tokens, channels = x.shape
@@ -101,7 +104,7 @@ def convolve_step(
     strides = [stride for gate in gates or () for stride in gate.stride()[:2]] or [0] * 4
     _convolve[triton.cdiv(channels, width), rows](
         x, weight.contiguous(), bias, inward, outward, out, table, x.stride(0), x.stride(1), *strides,
-        tokens, channels, weight.shape[1], None if act is None else act_kind(act), width, pdl(),
+        tokens, channels, weight.shape[1], None if act is None else act_kind(act), write, width, pdl(),
         num_warps=warps, **launch_options(),
     )  # fmt: skip
     return out

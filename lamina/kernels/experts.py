@@ -25,6 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lamina.kernels.finish import Act, act_kind, activate
+from lamina.kernels.following import Follower, behind, follow, norm_factor
 from lamina.kernels.launch import begin, launch_options, pdl
 
 TOGETHER = 8  # tokens that one program takes on, at most, where they all read the same rows
@@ -54,12 +55,15 @@ def expert_gated(
     weigh_input: bool = False,
     shared: Tensor | None = None,
     opening: Tensor | None = None,
+    squares: Tensor | None = None,
+    eps: float = 0.0,
     share: Share | None = None,
 ) -> Tensor:
     """x [N, K], gate_up [E, 2I, K], chosen and weights [N, k] -> [N, k · I + S]
 
     weigh_input   weights are factors on what experts read; being factors of its products too, they are applied there
     shared        [2S, K], the matrix of an expert for all tokens; opening [N, 1], its weights (1 where there are none)
+    squares       x is one vector that is still to be divided, as for `product`
     """
     (tokens, width), k, inner = x.shape, chosen.shape[1], gate_up.shape[1] // 2
     size = 0 if shared is None else shared.shape[0] // 2
@@ -69,10 +73,10 @@ def expert_gated(
     for_all = triton.cdiv(size, share.rows) * triton.cdiv(tokens, together)
     _gated_kernel[(for_all + tokens * k * triton.cdiv(inner, share.rows),)](
         x, gate_up, x if shared is None else shared, chosen.contiguous(), weights.contiguous(),
-        x if opening is None else opening.contiguous(), out, tokens, x.stride(0), for_all,
-        CHOICES=k, INNER=inner, SHARED=size, K=width, ROWS=share.rows, BLOCK=share.block, TOGETHER=together,
-        ACT=act_kind(act), WEIGH_INPUT=weigh_input, OPENING=opening is not None, EARLY=share.early, PDL=pdl(),
-        num_warps=share.warps, **launch_options(),
+        x if opening is None else opening.contiguous(), squares, out, tokens, x.stride(0), for_all, eps,
+        SQUARES=0 if squares is None else len(squares), CHOICES=k, INNER=inner, SHARED=size, K=width, ROWS=share.rows,
+        BLOCK=share.block, TOGETHER=together, ACT=act_kind(act), WEIGH_INPUT=weigh_input, OPENING=opening is not None,
+        EARLY=share.early, PDL=pdl(), num_warps=share.warps, **launch_options(),
     )  # fmt: skip
     return out
 
@@ -84,11 +88,13 @@ def expert_down(
     *,
     shared: Tensor | None = None,
     residual: Tensor | None = None,
+    follower: Follower | None = None,
     share: Share | None = None,
 ) -> Tensor:
     """h [N, k · I + S], down [E, W, I], chosen [N, k], shared [W, S], residual [N, W] -> [N, W]
 
-    `chosen` must be there before the launch in front of this one begins, as it is where that is `expert_gated`.
+    `chosen` must be there before the launch in front of this one begins, as it is where that is `expert_gated`. With a
+    `follower` what comes out of one token is also put there.
     """
     tokens, k, (_, width, inner) = h.shape[0], chosen.shape[1], down.shape
     size = 0 if shared is None else shared.shape[1]
@@ -98,9 +104,9 @@ def expert_down(
     together = min(tokens, TOGETHER)
     _down_kernel[(triton.cdiv(width, share.rows), triton.cdiv(tokens, together))](
         h, down, h if shared is None else shared, chosen.contiguous(), h if residual is None else residual, out,
-        tokens, 0 if residual is None else residual.stride(0), CHOICES=k, INNER=inner, SHARED=size, W=width,
-        ROWS=share.rows, BLOCK=share.block, TOGETHER=together, RESIDUAL=residual is not None,
-        EARLY=share.early, PDL=pdl(), num_warps=share.warps, **launch_options(),
+        *behind(follower), tokens, 0 if residual is None else residual.stride(0), CHOICES=k, INNER=inner, SHARED=size,
+        W=width, ROWS=share.rows, BLOCK=share.block, TOGETHER=together, RESIDUAL=residual is not None,
+        FOLLOWED=follower is not None, EARLY=share.early, PDL=pdl(), num_warps=share.warps, **launch_options(),
     )  # fmt: skip
     return out
 
@@ -137,10 +143,10 @@ def products(acc, rows, x, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _gated_kernel(
-    x, gate_up, shared, chosen, weights, opening, out, N, x_stride, for_all,
-    CHOICES: tl.constexpr, INNER: tl.constexpr, SHARED: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, TOGETHER: tl.constexpr, ACT: tl.constexpr, WEIGH_INPUT: tl.constexpr, OPENING: tl.constexpr,
-    EARLY: tl.constexpr, PDL: tl.constexpr,
+    x, gate_up, shared, chosen, weights, opening, squares, out, N, x_stride, for_all, eps,
+    SQUARES: tl.constexpr, CHOICES: tl.constexpr, INNER: tl.constexpr, SHARED: tl.constexpr, K: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, ACT: tl.constexpr, WEIGH_INPUT: tl.constexpr,
+    OPENING: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The first `for_all` programs are those of the shared expert: (i, t) does outputs i · ROWS and on of the tokens
     t · TOGETHER and on. Then (i, p): the same outputs of the pair p = token · CHOICES + choice."""
@@ -156,11 +162,12 @@ def _gated_kernel(
         up = pieces(rows + SHARED * K, K, BLOCK, "evict_first")
         if EARLY:
             begin(PDL)
+        division = norm_factor(squares, K, eps, SQUARES)
         for t in range(TOGETHER):
             n = (program % groups * TOGETHER + t).to(tl.int64)
             if n < N:
                 factor = tl.load(opening + n).to(tl.float32) if OPENING else 1.0
-                y = _gated(gate, up, x + n * x_stride, factor, K, ROWS, BLOCK, ACT, False)
+                y = _gated(gate, up, x + n * x_stride, division, factor, K, ROWS, BLOCK, ACT, False)
                 tl.store(out + n * HIDDEN + CHOICES * INNER + i, y.to(out.dtype.element_ty), mask=i < SHARED)
     else:
         begin(PDL)
@@ -172,27 +179,30 @@ def _gated_kernel(
         rows = gate_up + expert * (2 * INNER * K) + tl.minimum(i, INNER - 1)[:, None] * K
         gate = pieces(rows, K, BLOCK, "evict_first")
         up = pieces(rows + INNER * K, K, BLOCK, "evict_first")
-        y = _gated(gate, up, x + n * x_stride, factor, K, ROWS, BLOCK, ACT, WEIGH_INPUT)
+        division = norm_factor(squares, K, eps, SQUARES)
+        y = _gated(gate, up, x + n * x_stride, division, factor, K, ROWS, BLOCK, ACT, WEIGH_INPUT)
         tl.store(out + n * HIDDEN + pair % CHOICES * INNER + i, y.to(out.dtype.element_ty), mask=i < INNER)
 
 
 @triton.jit
 def _gated(
-    gate, up, x, factor, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, ACT: tl.constexpr,
+    gate, up, x, division, factor, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, ACT: tl.constexpr,
     WEIGH_INPUT: tl.constexpr,
 ):  # fmt: skip
-    """act(gate x) · up x, weighed, for one token x [K] -> [ROWS]"""
+    """act(gate x) · up x, weighed, for one token x [K] that `division` divides -> [ROWS]"""
     zeros = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     v = pieces(x, K, BLOCK, "evict_last")
     y, z = tl.sum(products(zeros, gate, v, K, BLOCK), 1), tl.sum(products(zeros, up, v, K, BLOCK), 1)
+    y, z = y * division, z * division
     return activate(y * factor, ACT) * (z * factor) if WEIGH_INPUT else activate(y, ACT) * z * factor
 
 
 @triton.jit
 def _down_kernel(
-    h, down, shared, chosen, residual, out, N, residual_stride, CHOICES: tl.constexpr, INNER: tl.constexpr,
-    SHARED: tl.constexpr, W: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
-    RESIDUAL: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    h, down, shared, chosen, residual, out, next_weight, next_out, next_squares, next_plus, N, residual_stride,
+    CHOICES: tl.constexpr, INNER: tl.constexpr, SHARED: tl.constexpr, W: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, TOGETHER: tl.constexpr, RESIDUAL: tl.constexpr, FOLLOWED: tl.constexpr, EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (w, t): outputs w · ROWS and on of the tokens t · TOGETHER and on, over all their experts."""
     if not EARLY:
@@ -219,5 +229,8 @@ def _down_kernel(
                 v = pieces(inside + j * INNER, INNER, BLOCK, "evict_last")
                 acc = products(acc, own[j], v, INNER, BLOCK)
             v = pieces(inside + CHOICES * INNER, SHARED, BLOCK, "evict_last")
-            y = tl.sum(products(acc, for_all, v, SHARED, BLOCK), 1) + rest
-            tl.store(out + n * W + m, y.to(out.dtype.element_ty), mask=m < W)
+            y = (tl.sum(products(acc, for_all, v, SHARED, BLOCK), 1) + rest).to(out.dtype.element_ty)
+            tl.store(out + n * W + m, y, mask=m < W)
+            if FOLLOWED:
+                factor = tl.load(next_weight + m, mask=m < W, other=0).to(tl.float32) + next_plus
+                follow(y, factor, next_out + m, next_squares, m < W)

@@ -84,13 +84,15 @@ def wanted(m, at, keep, M, bias, factors, residual,
 def finish(a, b, first, second, factor, rest, before, scale, softcap, out, keep,
            GATED: tl.constexpr, ACT: tl.constexpr, SOFTCAP: tl.constexpr):  # fmt: skip
     """Stores y + residual with y = (before · a + bias) · scale · factor, softly capped, or act(y) · (before · b + bias)
-    when gated, at `out` where `keep`."""
+    when gated, at `out` where `keep`; returns what it stores."""
     y = (a * before + first) * scale * factor
     if GATED:
         y = activate(y, ACT) * (b * before + second)
     if SOFTCAP:
         y = softcap * (2 * tl.sigmoid(2 * y / softcap) - 1)  # softcap · tanh(y / softcap)
-    tl.store(out, (y + rest).to(out.dtype.element_ty), mask=keep)
+    y = (y + rest).to(out.dtype.element_ty)
+    tl.store(out, y, mask=keep)
+    return y
 
 
 @triton.jit

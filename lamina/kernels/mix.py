@@ -25,8 +25,8 @@ from torch import Tensor
 
 from lamina.kernels.conv import ring_of
 from lamina.kernels.finish import COUNTERS, act_kind, activate, arrive, scratch
+from lamina.kernels.following import Unnormed
 from lamina.kernels.launch import begin, launch_options, pdl
-from lamina.kernels.product import Unnormed
 from lamina.kernels.recur import MANY, Tile, bounds, count_of, delta_token, ssd_token, state_of, step_size
 from lamina.recurrence import SSD, GatedDelta, Rule
 from lamina.recurrence.rule import Tensors

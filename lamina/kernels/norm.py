@@ -71,12 +71,13 @@ def sigmoid_gated(x: Tensor, gate: Tensor) -> Tensor:
 def gated_rms_norm(
     x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, groups: int = 1, gate_first: bool = True
 ) -> Tensor:
-    """x [N, W] and gate [N, W] with W contiguous, weight [W] -> [N, W] in the gate's dtype."""
+    """x [N, W] and gate [N, W] or [N / H, H, W] with W contiguous, weight [W] -> [N, W] in the gate's dtype."""
     rows, width = x.shape
     group = width // groups
-    out = gate.new_empty(gate.shape)
+    out = gate.new_empty(rows, width)
+    gate = gate[:, None] if gate.dim() == 2 else gate
     _gated_norm_kernel[(rows, groups)](
-        x, gate, weight, out, group, x.stride(0), gate.stride(0), eps,
+        x, gate, weight, out, group, x.stride(0), *gate.stride()[:2], eps, HEADS=gate.shape[1],
         BLOCK=triton.next_power_of_2(group), GATE_FIRST=gate_first, PDL=pdl(),
         num_warps=_warps(group), **launch_options(),
     )  # fmt: skip
@@ -134,8 +135,8 @@ def _gate_kernel(
 
 @triton.jit
 def _gated_norm_kernel(
-    x, gate, weight, out, W, x_stride, gate_stride, eps, BLOCK: tl.constexpr, GATE_FIRST: tl.constexpr,
-    PDL: tl.constexpr,
+    x, gate, weight, out, W, x_stride, gate_stride, gate_head, eps, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    GATE_FIRST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (n, g): the W numbers of group g of row n."""
     n, groups = tl.cast(tl.program_id(0), tl.int64), tl.num_programs(1)
@@ -145,7 +146,8 @@ def _gated_norm_kernel(
     scale = tl.load(weight + k, mask=inside, other=0).to(tl.float32)
     begin(PDL)
     y = tl.load(x + n * x_stride + k, mask=inside, other=0).to(tl.float32)
-    opening = tl.load(gate + n * gate_stride + k, mask=inside, other=0).to(tl.float32)
+    gate += n // HEADS * gate_stride + n % HEADS * gate_head
+    opening = tl.load(gate + k, mask=inside, other=0).to(tl.float32)
     opening *= tl.sigmoid(opening)
     if GATE_FIRST:
         y *= opening

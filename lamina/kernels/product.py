@@ -3,7 +3,8 @@
     product          (x Wᵀ + bias) · scale, softly capped, + residual
     gated_product    act(x Gᵀ · scale) · x Uᵀ, with G and U one matrix, as `lamina.nn.GatedMLP` stores them
 
-A vector may come `Unnormed`: all of its RMS norm is done but the division, which is left to the product.
+A vector may come `Unnormed`: all of its RMS norm is done but the division, which is left to the product. And a product
+may do the same for the norm behind it (`following.py`).
 
 `linear` and `gated` are the references. The form of the kernel and its numbers come from `choose`; the forms are
 described in `vector.py` (`Rows`) and `tiles.py` (`Tiles`).
@@ -23,6 +24,7 @@ from torch import Tensor
 from lamina.activation import activation
 from lamina.errors import InputError
 from lamina.kernels.finish import COUNTERS, PARTS, Act, act_kind, scratch
+from lamina.kernels.following import Follower, Unnormed, behind
 from lamina.kernels.launch import launch_options, pdl
 from lamina.kernels.tiles import tiles_kernel
 from lamina.kernels.vector import rows_kernel
@@ -62,23 +64,6 @@ class Tiles:
 Form = Rows | Tiles
 
 
-@dataclass(frozen=True)
-class Unnormed:
-    """One vector that its RMS norm has not divided yet, so that whoever wrote parts of it did not wait for each other.
-
-    x        [..., W] with the norm's weight on it
-    squares  [P] float32, the sums of squares of P parts of what the norm divides: W numbers in all
-    """
-
-    x: Tensor
-    squares: Tensor
-    eps: float
-
-    def divided(self) -> Tensor:
-        """x as the norm gives it, by plain operations."""
-        return self.x * torch.rsqrt(self.squares.sum() / self.x.shape[-1] + self.eps)
-
-
 def product(
     x: Tensor,
     weight: Tensor,
@@ -90,20 +75,23 @@ def product(
     softcap: float | None = None,
     squares: Tensor | None = None,
     eps: float = 0.0,
+    follower: Follower | None = None,
     form: Form | None = None,
 ) -> Tensor:
     """((before · x) Wᵀ + bias) · scale, capped as softcap · tanh(y / softcap), + residual, summed in float32 and
     rounded once.
 
     x [N, K], weight [M, K], bias [M], residual [N, M] -> [N, M]; N up to 64; rows are contiguous. `scale` is a number
-    or one for each output, [M]. With `squares` [P] float32 x is one vector that is still to be divided by
-    √(their sum / K + eps), see `Unnormed`.
+    or one for each output, [M]. With `squares` x is one vector that is still to be divided by √(their sum / K + eps),
+    see `Unnormed`. With a `follower` the result of one vector is also put there.
 
     >>> x, weight = torch.randn(1, 64), torch.randn(24, 64)
     >>> product(x, weight).shape  # doctest: +SKIP
     torch.Size([1, 24])
     """
-    return _launch(x, weight, weight.shape[0], bias, residual, before, scale, softcap, None, form, squares, eps)
+    return _launch(
+        x, weight, weight.shape[0], bias, residual, before, scale, softcap, None, form, squares, eps, follower
+    )
 
 
 def gated_product(
@@ -113,13 +101,18 @@ def gated_product(
     *,
     bias: Tensor | None = None,
     scale: float = 1.0,
+    squares: Tensor | None = None,
+    eps: float = 0.0,
     form: Form | None = None,
 ) -> Tensor:
     """act(gate · scale) · up, where x Wᵀ + bias are the gate and then the up numbers.
 
-    x [N, K], weight [2I, K], bias [2I] -> [N, I]; `act` by its name or as the function of `lamina.nn`.
+    x [N, K], weight [2I, K], bias [2I] -> [N, I]; `act` by its name or as the function of `lamina.nn`. `squares` as in
+    `product`.
     """
-    return _launch(x, weight, weight.shape[0] // 2, bias, None, 1.0, scale, None, act_kind(act), form)
+    return _launch(
+        x, weight, weight.shape[0] // 2, bias, None, 1.0, scale, None, act_kind(act), form, squares, eps, None
+    )
 
 
 def linear(
@@ -188,8 +181,9 @@ def _launch(
     softcap: float | None,
     act: str | None,
     form: Form | None,
-    squares: Tensor | None = None,
-    eps: float = 0.0,
+    squares: Tensor | None,
+    eps: float,
+    follower: Follower | None,
 ) -> Tensor:
     n, k = x.shape
     if not 1 <= n <= MOST:
@@ -212,8 +206,8 @@ def _launch(
     )  # fmt: skip
     grid = (triton.cdiv(m, form.rows), form.splits)
     if isinstance(form, Tiles):
-        if squares is not None:
-            raise InputError(f"{form} takes vectors that their norm has divided; sums of squares are for one and Rows")
+        if squares is not None or follower is not None:
+            raise InputError(f"{form} knows nothing of norms in front or behind; those are for one vector and Rows")
         strides = (x.stride(0), weight.stride(0), 0 if residual is None else residual.stride(0))
         tiles_kernel[grid](
             *pointers, m, k, n, *strides, *numbers, N_BLOCK=max(16, triton.next_power_of_2(n)), STAGES=form.stages,
@@ -223,8 +217,8 @@ def _launch(
         held = form.held if k % form.block == 0 and k // form.block >= form.held * form.splits else 0
         sums = 0 if squares is None else len(squares)
         rows_kernel[grid](
-            *pointers, squares, m, k, weight.stride(0), *numbers, eps, SQUARES=sums,
-            SQUARES_BLOCK=triton.next_power_of_2(sums), HELD=held, UNROLL=form.unroll, **flags,
+            *pointers, squares, *behind(follower), m, k, weight.stride(0), *numbers, eps, SQUARES=sums,
+            FOLLOWED=follower is not None, HELD=held, UNROLL=form.unroll, **flags,
         )  # fmt: skip
     else:
         raise InputError(f"{form} takes one vector, not {n}; use Tiles")

@@ -56,7 +56,7 @@ TILES = {  # (rule, many numbers of state in all)
 def recur_step(rule: Rule, inputs: Tensors, constants: Tensors, table: Tensor, **around: Any) -> Tensor:
     """The rule's own `scan` on the state behind `table`, in place: inputs [B, T, *shape] -> outputs [B, T, ...].
 
-    around   what the rule's `before` and `after` do, in the same kernel
+    around   what the rule's `before` and `after` do, in the same kernel; `write=False` leaves the state as it was
     """
     match rule:
         case SSD():
@@ -138,7 +138,7 @@ def _ssd(
     x_row, x_token, dt_row, dt_token, B_row, B_token, C_row, C_token, gate_row, gate_token,
     T: tl.constexpr, H: tl.constexpr, P: tl.constexpr, N: tl.constexpr, SHARED: tl.constexpr,
     BLOCK: tl.constexpr, N_BLOCK: tl.constexpr, GROUP: tl.constexpr,
-    LIVE_ONLY: tl.constexpr, PDL: tl.constexpr,
+    LIVE_ONLY: tl.constexpr, WRITE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     p, n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, N_BLOCK)
@@ -176,7 +176,8 @@ def _ssd(
             if gate is not None:
                 y *= zs[i] * tl.sigmoid(zs[i])
             tl.store(out + t * H * P, tl.where(real, y, 0.0), mask=here & (t < T))
-    tl.store(at, h, mask=inside & (count > 0))
+    if WRITE:
+        tl.store(at, h, mask=inside & (count > 0))
 
 
 def ssd_step(
@@ -188,6 +189,7 @@ def ssd_step(
     gate: Tensor | None = None,
     dt_bias: Tensor | None = None,
     dt_limit: tuple[float, float] | None = None,
+    write: bool = True,
     tile: Tile | None = None,
 ) -> Tensor:
     """SSD: x [B, T, H, P], dt [B, T, H], B and C [B, T, G, N]; A [H]; the state is [B, H, P, N] -> [B, T, H, P].
@@ -208,7 +210,7 @@ def ssd_step(
     _ssd[triton.cdiv(dim, block), heads, rows](
         x, dt, B, C, constants["A"], skip, z, dt_bias, *bounds(dt_limit), out, table,
         *x.stride()[:2], *dt.stride()[:2], *B.stride()[:2], *C.stride()[:2], *_strides(z), tokens,
-        heads, dim, state, heads // B.shape[2], block, wide, _together(tokens), live_only, pdl(),
+        heads, dim, state, heads // B.shape[2], block, wide, _together(tokens), live_only, write, pdl(),
         num_warps=tile.warps, **launch_options(),
     )  # fmt: skip
     return out
@@ -239,7 +241,7 @@ def _selective_scan(
     x_row, x_token, dt_row, dt_token, B_row, B_token, C_row, C_token, gate_row, gate_token,
     T: tl.constexpr, CHANNELS: tl.constexpr, N: tl.constexpr,
     BLOCK: tl.constexpr, N_BLOCK: tl.constexpr, GROUP: tl.constexpr,
-    LIVE_ONLY: tl.constexpr, PDL: tl.constexpr,
+    LIVE_ONLY: tl.constexpr, WRITE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
     c, n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, N_BLOCK)
@@ -278,7 +280,8 @@ def _selective_scan(
             if gate is not None:
                 y *= zs[i] * tl.sigmoid(zs[i])
             tl.store(out + t * CHANNELS, tl.where(real, y, 0.0), mask=here & (t < T))
-    tl.store(at, h, mask=inside & (count > 0))
+    if WRITE:
+        tl.store(at, h, mask=inside & (count > 0))
 
 
 def selective_scan_step(
@@ -289,6 +292,7 @@ def selective_scan_step(
     skip: Tensor | None = None,
     gate: Tensor | None = None,
     dt_bias: Tensor | None = None,
+    write: bool = True,
     tile: Tile | None = None,
 ) -> Tensor:
     """Selective scan: x and dt [B, T, C], B and C [B, T, N]; A [C, N]; the state is [B, C, N] -> [B, T, C].
@@ -308,7 +312,7 @@ def selective_scan_step(
     _selective_scan[triton.cdiv(channels, block), rows](
         x, dt, B, C, constants["A"], skip, z, dt_bias, out, table,
         *x.stride()[:2], *dt.stride()[:2], *B.stride()[:2], *C.stride()[:2], *_strides(z), tokens,
-        channels, state, block, wide, _together(tokens), live_only, pdl(),
+        channels, state, block, wide, _together(tokens), live_only, write, pdl(),
         num_warps=tile.warps, **launch_options(),
     )  # fmt: skip
     return out
@@ -341,7 +345,7 @@ def _gated_delta(
     q_row, q_token, k_row, k_token, v_row, v_token, g_row, g_token, beta_row, beta_token, gate_row, gate_token,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, UNIT: tl.constexpr,
     BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, GROUP: tl.constexpr,
-    LIVE_ONLY: tl.constexpr, PDL: tl.constexpr,
+    LIVE_ONLY: tl.constexpr, WRITE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     d, e = tl.arange(0, K_BLOCK), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -377,7 +381,8 @@ def _gated_delta(
             if gate is not None:
                 y *= zs[i] * tl.sigmoid(zs[i])
             tl.store(out + t * H * V, tl.where(real, y, 0.0), mask=here & (t < T))
-    tl.store(at, s, mask=inside & (count > 0))
+    if WRITE:
+        tl.store(at, s, mask=inside & (count > 0))
 
 
 def gated_delta_step(
@@ -388,6 +393,7 @@ def gated_delta_step(
     unit: bool = False,
     gates: tuple[Tensor, Tensor] | None = None,
     gate: Tensor | None = None,
+    write: bool = True,
     tile: Tile | None = None,
 ) -> Tensor:
     """Gated delta: q, k [B, T, Hk, K], v [B, T, H, V], g, beta [B, T, H]; the state is [B, H, K, V] -> [B, T, H, V].
@@ -408,7 +414,7 @@ def gated_delta_step(
     _gated_delta[triton.cdiv(value, block), heads, rows](
         q, k, v, g, beta, A, bias, z, key**-0.5, out, table,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *g.stride()[:2], *beta.stride()[:2], *_strides(z), tokens,
-        heads, key, value, heads // key_heads, unit, block, tall, _together(tokens), live_only, pdl(),
+        heads, key, value, heads // key_heads, unit, block, tall, _together(tokens), live_only, write, pdl(),
         num_warps=tile.warps, **launch_options(),
     )  # fmt: skip
     return out

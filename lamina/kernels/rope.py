@@ -3,8 +3,8 @@
 A program takes one head of one token: a query head is normed and turned, a key head is also stored, a value head is
 stored.
 Slots follow from the row's length, read on the device: in a line slot p, in a ring behind `keep` first ones
-keep + (p - keep) % R. Padding is not stored. Several tokens at once go into a line but not into a ring, where the cache
-stores the accepted ones at commit.
+keep + (p - keep) % R. Padding is not stored. Several tokens at once go into a line as they come; into a ring they go at
+commit, when it is known which are accepted (`append`), and only the newest R of them, so that no slot is written twice.
 
 The references are `lamina.cache.step.Step.ready` and `lamina.cache.layout.Layout.slots`.
 """
@@ -30,6 +30,13 @@ def slot_at(table, position):
     ring, keep = tl.load(table + 3), tl.load(table + 4)
     around = keep + (position - keep) % tl.maximum(ring, 1)
     return tl.where((ring == 0) | (position < keep), position, around)
+
+
+@triton.jit
+def stays(table, position, end):
+    """Whether the token at `position` has its slot to itself, where a pass ends before position `end`."""
+    ring, keep = tl.load(table + 3), tl.load(table + 4)
+    return (ring == 0) | (position < keep) | (position >= end - ring)
 
 
 @triton.jit
@@ -68,7 +75,7 @@ def _rotate(
 ):  # fmt: skip
     row, t, head = tl.program_id(0) // T, tl.program_id(0) % T, tl.program_id(1) + FIRST
     length, count = row_of(table, row, T)
-    real = t < count
+    real = (t < count) & stays(table, length + t, length + count)
     slot = tl.where(real, slot_at(table, length + t), 0)
     if head < Q_HEADS + K_HEADS:
         is_key = head >= Q_HEADS
@@ -140,9 +147,9 @@ def rotate_and_append(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Norms and turns q and k into new tensors, [B, T, H, D] seen as [B, H, T, D]; returns them and v.
 
-    With `write`, real new keys and values go to their slots: into a line any number of tokens, into a ring one. The
-    last axis of q, k and v is contiguous. `neighbours` pairs every number with the one beside it, not half a head away.
-    Norms come before turning, or after it with `norms_last`; both have weights, or neither.
+    With `write`, real new keys and values go to their slots: into a line any number of tokens, into a ring one, or some
+    at commit (`append`). The last axis of q, k and v is contiguous. `neighbours` pairs every number with the one beside
+    it, not half a head away. Norms come before turning, or after it with `norms_last`; both have weights, or neither.
     """
     B, Hq, T, D = q.shape
     Hk, Dv = k.shape[1], v.shape[3]
@@ -169,6 +176,11 @@ def rotate_and_append(
         WRITE=write, FIRST=first, PDL=pdl(), num_warps=1, **launch_options(),
     )  # fmt: skip
     return (q_out.transpose(1, 2), k_out.transpose(1, 2), v) if moves else (q, k, v)
+
+
+def append(k: Tensor, v: Tensor, table: Tensor) -> None:
+    """Keys and values [B, H, T, D], ready as they are, into their slots: the first `counts` tokens of each row."""
+    rotate_and_append(k, k, v, None, table, write=True)
 
 
 @triton.jit

@@ -21,6 +21,7 @@ from torch import Tensor
 from lamina.errors import InputError
 from lamina.kernels.experts import pieces, products
 from lamina.kernels.finish import COUNTERS, PARTS, arrive, scratch
+from lamina.kernels.following import norm_factor
 from lamina.kernels.launch import begin, launch_options, pdl
 from lamina.nn.router import Choice
 
@@ -29,11 +30,19 @@ LOWEST = tl.constexpr(-(1 << 63))
 
 
 def route(
-    x: Tensor, weight: Tensor, choice: Choice, bias: Tensor | None = None, *, opens: bool = False
+    x: Tensor,
+    weight: Tensor,
+    choice: Choice,
+    bias: Tensor | None = None,
+    *,
+    opens: bool = False,
+    squares: Tensor | None = None,
+    eps: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """x [N, K], weight [E, K], bias [E] -> chosen [N, each] int32, weights [N, each] float32, the best first
 
-    With `opens` the weight has one row more, and the third result is the sigmoid of its logit, [N, 1].
+    With `opens` the weight has one row more, and the third result is the sigmoid of its logit, [N, 1]. With `squares` x
+    is one vector that is still to be divided, as for `product`.
     """
     (tokens, width), outputs = x.shape, weight.shape[0]
     experts = outputs - opens
@@ -57,7 +66,8 @@ def route(
     )  # fmt: skip
     _route_kernel[(triton.cdiv(outputs, rows), triton.cdiv(tokens, together))](
         x, weight, x if bias is None else bias, logits, arrived, chosen, weights,
-        weights if opening is None else opening, tokens, x.stride(0), choice.factor, K=width, OUTPUTS=outputs,
+        weights if opening is None else opening, squares, tokens, x.stride(0), choice.factor, eps, K=width,
+        OUTPUTS=outputs, SQUARES=0 if squares is None else len(squares),
         ROWS=rows, BLOCK=block, TOKENS=together, STRETCHES=triton.cdiv(outputs, rows), PDL=pdl(), num_warps=4,
         **rule, **launch_options(),
     )  # fmt: skip
@@ -66,9 +76,9 @@ def route(
 
 @triton.jit
 def _route_kernel(
-    x, weight, bias, logits, arrived, chosen, weights, opening, N, x_stride, factor,
-    K: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
-    STRETCHES: tl.constexpr, EACH: tl.constexpr, EACH_BLOCK: tl.constexpr, SOFTMAX: tl.constexpr,
+    x, weight, bias, logits, arrived, chosen, weights, opening, squares, N, x_stride, factor, eps,
+    K: tl.constexpr, OUTPUTS: tl.constexpr, SQUARES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr, STRETCHES: tl.constexpr, EACH: tl.constexpr, EACH_BLOCK: tl.constexpr, SOFTMAX: tl.constexpr,
     NORMED: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr, GROUPS_EACH: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr, SIZE: tl.constexpr, SIZE_BLOCK: tl.constexpr, OPENS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -78,12 +88,13 @@ def _route_kernel(
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     w = pieces(weight + tl.minimum(m, OUTPUTS - 1)[:, None] * K, K, BLOCK, "evict_first")
     begin(PDL)
+    division = norm_factor(squares, K, eps, SQUARES)
     for t in range(TOKENS):
         n = tl.program_id(1) * TOKENS + t
         if n < N:
             v = pieces(x + n.to(tl.int64) * x_stride, K, BLOCK, "evict_last")
             sums = products(tl.zeros([ROWS, BLOCK], dtype=tl.float32), w, v, K, BLOCK)
-            tl.store(logits + n * OUTPUTS + m, tl.sum(sums, 1), mask=m < OUTPUTS)
+            tl.store(logits + n * OUTPUTS + m, tl.sum(sums, 1) * division, mask=m < OUTPUTS)
     if arrive(arrived, tl.program_id(1), STRETCHES):
         for t in range(TOKENS):
             n = tl.program_id(1) * TOKENS + t

@@ -133,10 +133,13 @@ def fold(top, total, mix, scores, seen, values):
 
 @triton.jit
 def write(
-    out, top, total, mix, sinks, row, head, r, d, count,
-    T: tl.constexpr, G: tl.constexpr, HEADS: tl.constexpr, DV: tl.constexpr, SINKS: tl.constexpr,
+    out, top, total, mix, sinks, gate, gate_head, row, head, r, d, count,
+    T: tl.constexpr, G: tl.constexpr, HEADS: tl.constexpr, DV: tl.constexpr, SINKS: tl.constexpr, GATE: tl.constexpr,
 ):  # fmt: skip
-    """The finished queries r of a key head into out [B, T, HEADS * G, DV]; zeros for padding and empty rows."""
+    """The finished queries r of a key head into out [B, T, HEADS * G, DV]; zeros for padding and empty rows.
+
+    GATE: they are multiplied by the sigmoid of the row's gate [HEADS * G, DV], for one token.
+    """
     t, h = r % T, head * G + r // T
     if SINKS:  # one more key, with no value
         sink = tl.load(sinks + h, mask=r < G * T, other=0.0).to(tl.float32) * LOG2E
@@ -146,7 +149,10 @@ def write(
     mean = mix / tl.where(total > 0, total, 1.0)[:, None]
     mean = tl.where(((t < count) & (total > 0))[:, None], mean, 0.0)
     at = ((row * T + t) * HEADS * G + h)[:, None] * DV + d[None, :]
-    tl.store(out + at, mean.to(out.dtype.element_ty), mask=(r < G * T)[:, None] & (d < DV)[None, :])
+    inside = (r < G * T)[:, None] & (d < DV)[None, :]
+    if GATE:
+        mean *= tl.sigmoid(tl.load(gate + h[:, None] * gate_head + d[None, :], mask=inside, other=0.0).to(tl.float32))
+    tl.store(out + at, mean.to(out.dtype.element_ty), mask=inside)
 
 
 # -- merging ---------------------------------------------------------------------------------------------------------

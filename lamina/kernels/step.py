@@ -1,4 +1,4 @@
-"""The two ends of a captured decode step: reading the clock, and choosing the next token.
+"""The two ends of a captured pass: reading the clock, and choosing the next token or taking in the accepted ones.
 
 What belongs to a cache is reached through pointers in small tables on the device, so one captured step serves every
 cache: `HEADER` is one row of them for the cache as a whole, beside the rows that its layers have.
@@ -6,7 +6,8 @@ cache: `HEADER` is one row of them for the cache as a whole, beside the rows tha
 `finish` is the choice of the next token and the device half of commit in one kernel. Each program looks at a stretch of
 a row's scores, with noise on them where tokens are drawn, and puts its logits into the cache; the last of a row to
 arrive picks the best of all stretches, records the token that was fed, advances the row's marks, and says whether the
-row goes on: it stops after an end token or when nothing is left to make.
+row goes on: it stops after an end token or when nothing is left to make. `take_in` is commit alone, of any number of
+tokens a row, where somebody else has chosen.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lamina.kernels.following import sums
 from lamina.kernels.launch import begin, launch_options, pdl
 from lamina.kernels.noise import gumbel, uniform
 
@@ -24,17 +26,25 @@ STRETCH = 4096  # logits that one program looks at
 
 
 @triton.jit
-def _positions(header, out, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _positions(
+    header, out, squares, used, T: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
     begin(PDL)
-    row = tl.arange(0, BLOCK)
+    at = tl.program_id(0) * 1024 + tl.arange(0, 1024)
+    tl.store(squares + at, tl.zeros([1024], tl.int64), mask=at < used)
+    n = tl.arange(0, BLOCK)
     lengths = tl.load(header).to(tl.pointer_type(tl.int64))
-    tl.store(out + row, tl.load(lengths + row, mask=row < ROWS), mask=row < ROWS)
+    tl.store(out + n, tl.load(lengths + n // T, mask=n < TOKENS) + n % T, mask=n < TOKENS)
 
 
 def positions(header: Tensor, out: Tensor) -> None:
-    """Writes each row's length, the position of its next token, into out [B, 1]."""
-    rows = out.shape[0]
-    _positions[(1,)](header, out, rows, triton.next_power_of_2(rows), pdl(), num_warps=1, **launch_options())
+    """Writes the positions of each row's next T tokens, from its length on, into out [B, T], and sets the sums of norms
+    to zero."""
+    tokens, squares = out.numel(), sums(out.device).begin()
+    _positions[(max(1, triton.cdiv(squares.numel(), 1024)),)](
+        header, out, squares, squares.numel(), out.shape[1], tokens, triton.next_power_of_2(tokens), pdl(),
+        num_warps=4, **launch_options(),
+    )  # fmt: skip
 
 
 @triton.jit
@@ -104,6 +114,43 @@ def finish(
         logits, scores, seed, numbers, header, ids, counts, left, ends, best, where, arrived, vocab, len(ends),
         noise is not None, triton.next_power_of_2(max(len(ends), 1)), STRETCH, best.shape[1],
         triton.next_power_of_2(best.shape[1]), pdl(), num_warps=8, **launch_options(),
+    )  # fmt: skip
+
+
+@triton.jit
+def _take_in(
+    logits, header, ids, accepted, VOCAB, T: tl.constexpr, T_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    row, part = tl.program_id(0), tl.program_id(1)
+    count = tl.load(accepted + row)
+    if count > 0:
+        at = part * BLOCK + tl.arange(0, BLOCK)
+        kept = tl.load(header + 5).to(tl.pointer_type(logits.dtype.element_ty))
+        values = tl.load(logits + (row * T + count - 1) * VOCAB + at, mask=at < VOCAB)
+        tl.store(kept + row * VOCAB + at, values, mask=at < VOCAB)
+        if part == 0:
+            lengths = tl.load(header).to(tl.pointer_type(tl.int64))
+            written = tl.load(header + 1).to(tl.pointer_type(tl.int64))
+            base = tl.load(header + 2).to(tl.pointer_type(tl.int64))
+            record = tl.load(header + 3).to(tl.pointer_type(tl.int64))
+            before, t = tl.load(lengths + row), tl.arange(0, T_BLOCK)
+            fed = tl.load(ids + row * T + t, mask=t < count, other=0)
+            tl.store(record + row * tl.load(header + 4) + before + t, fed, mask=t < count)
+            after = before + count
+            tl.store(lengths + row, after)
+            tl.store(written + row, tl.maximum(tl.load(written + row), after))
+            tl.store(base + row, after)
+
+
+def take_in(logits: Tensor, header: Tensor, ids: Tensor, accepted: Tensor) -> None:
+    """Commits each row's first `accepted` [B] of the tokens ids [B, T]: records them, keeps the logits [B, T, V] after
+    the last of them and advances the marks. A row with 0 stays exactly as it is."""
+    rows, T, vocab = logits.shape
+    _take_in[(rows, triton.cdiv(vocab, STRETCH))](
+        logits, header, ids, accepted, vocab, T, triton.next_power_of_2(T), STRETCH, pdl(),
+        num_warps=8, **launch_options(),
     )  # fmt: skip
 
 

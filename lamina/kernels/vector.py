@@ -5,7 +5,8 @@ walks along them. The first HELD blocks of its rows are asked for before the ker
 depend on nobody.
 
 An RMS norm in front divides the whole vector by one number, so that number may as well divide the outputs: the vector
-comes before it is divided, with the sums of squares of its parts, which every program adds up.
+comes before it is divided, with the sums of squares of its parts, which every program adds up. For a norm behind, the
+outputs go out with its weight on them too, and their squares into a sum (`following.py`).
 """
 
 # mypy: allow-untyped-defs, disable-error-code="assignment, var-annotated"
@@ -15,18 +16,20 @@ import triton
 import triton.language as tl
 
 from lamina.kernels.finish import arrive, finish, wanted
+from lamina.kernels.following import follow, parts_of_squares
 from lamina.kernels.launch import begin
 
 
 @triton.jit
 def rows_kernel(
-    x, weight, bias, factors, residual, out, parts, arrived, squares, M, K, weight_stride, before, scale, softcap, eps,
-    SQUARES: tl.constexpr, SQUARES_BLOCK: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
-    HELD: tl.constexpr, UNROLL: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr,
-    BIAS: tl.constexpr, FACTORS: tl.constexpr, RESIDUAL: tl.constexpr, SOFTCAP: tl.constexpr, PDL: tl.constexpr,
+    x, weight, bias, factors, residual, out, parts, arrived, squares, next_weight, next_out, next_squares, next_plus,
+    M, K, weight_stride, before, scale, softcap, eps, SQUARES: tl.constexpr,
+    FOLLOWED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, HELD: tl.constexpr,
+    UNROLL: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr,
+    FACTORS: tl.constexpr, RESIDUAL: tl.constexpr, SOFTCAP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (i, s): outputs i · ROWS and on, part s of their sums. M outputs; a gated weight has 2M rows. SQUARES:
-    how many sums of squares there are; 0 where the vector is divided."""
+    how many sums of squares there are; 0 where the vector is divided. FOLLOWED: there is a norm behind."""
     group, split = tl.program_id(0), tl.program_id(1)
     m = group * ROWS + tl.arange(0, ROWS)
     keep = m < M
@@ -38,11 +41,13 @@ def rows_kernel(
         held += (tl.load(row + ahead + i * SPLITS * BLOCK, eviction_policy="evict_first"),)
         if GATED:
             partners += (tl.load(partner + ahead + i * SPLITS * BLOCK, eviction_policy="evict_first"),)
+    next_factor = 1.0
+    if FOLLOWED:
+        next_factor = tl.load(next_weight + m, mask=keep, other=0).to(tl.float32) + next_plus
     begin(PDL)
     first, second, factor, rest = wanted(m, m, keep, M, bias, factors, residual, GATED, BIAS, FACTORS, RESIDUAL)
     if SQUARES:
-        part = tl.arange(0, SQUARES_BLOCK)
-        squared = tl.load(squares + part, mask=part < SQUARES, other=0.0)
+        squared = parts_of_squares(squares, SQUARES)
     read = ()
     for i in tl.static_range(HELD):
         read += (tl.load(x + ahead + i * SPLITS * BLOCK, eviction_policy="evict_last").to(tl.float32),)
@@ -72,7 +77,9 @@ def rows_kernel(
 
     y, z = tl.sum(a, 1), tl.sum(b, 1)  # [ROWS]
     if SPLITS == 1:
-        finish(y, z, first, second, factor, rest, before, scale, softcap, out + m, keep, GATED, ACT, SOFTCAP)
+        y = finish(y, z, first, second, factor, rest, before, scale, softcap, out + m, keep, GATED, ACT, SOFTCAP)
+        if FOLLOWED:
+            follow(y, next_factor, next_out + m, next_squares, keep)
     else:
         tl.store(parts + split * M + m, y, mask=keep)  # parts: [2 or 1, SPLITS, M]
         if GATED:
@@ -83,4 +90,6 @@ def rows_kernel(
             z = y
             if GATED:
                 z = tl.sum(tl.load(parts + SPLITS * M + every, mask=keep[None, :], other=0, cache_modifier=".cg"), 0)
-            finish(y, z, first, second, factor, rest, before, scale, softcap, out + m, keep, GATED, ACT, SOFTCAP)
+            y = finish(y, z, first, second, factor, rest, before, scale, softcap, out + m, keep, GATED, ACT, SOFTCAP)
+            if FOLLOWED:
+                follow(y, next_factor, next_out + m, next_squares, keep)

@@ -25,7 +25,7 @@ class GatedRMSNorm(nn.Module):
         if kernels.on():
             from lamina.kernels.norm import gated_rms_norm
 
-            flat, gates = x.reshape(-1, x.shape[-1]), gate.reshape(-1, x.shape[-1])
+            flat, gates = x.reshape(-1, x.shape[-1]), gate.reshape(-1, *gate.shape[-2:])  # as it lies: not copied
             groups, first = self.groups, self.gate_first
             out = gated_rms_norm(flat, gates, self.weight, self.eps, groups=groups, gate_first=first)
             return out.view(gate.shape)

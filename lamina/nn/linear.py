@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lamina import kernels
 
 if TYPE_CHECKING:
-    from lamina.kernels.product import Unnormed
+    from lamina.kernels.following import Unnormed
 
 PIECES = 16  # stretches of a weight: enough to give every core some
 MOST_ROWS = 64  # with more, F.linear is good
@@ -32,7 +32,7 @@ class Linear(nn.Linear):
     scale    a factor on y, or one for each of its numbers, [out]
     softcap  holds y between -softcap and softcap
 
-    In a captured step x may come from `memory.mix` before its norm has divided it.
+    In a captured step x may come before its norm has divided it.
     """
 
     def forward(
@@ -57,18 +57,17 @@ class Linear(nn.Linear):
     def _by_kernel(
         self, x: Tensor | Unnormed, onto: Tensor | None, before: float, scale: float | Tensor, softcap: float | None
     ) -> Tensor:
-        from lamina.kernels.product import Unnormed, product
+        from lamina.kernels.following import follower_of, made, parted
+        from lamina.kernels.product import product
 
-        squares: Tensor | None = None
-        eps = 0.0
-        if isinstance(x, Unnormed):
-            squares, eps, x = x.squares, x.eps, x.x
+        x, squares, eps = parted(x)
         flat, residual = x.reshape(-1, x.shape[-1]), None if onto is None else onto.reshape(-1, onto.shape[-1])
+        follower = follower_of(self, x, self.out_features, self.weight.nbytes)
         y = product(
             flat, self.weight, bias=self.bias, residual=residual, before=before, scale=scale, softcap=softcap,
-            squares=squares, eps=eps,
+            squares=squares, eps=eps, follower=follower,
         )  # fmt: skip
-        return y.view(*x.shape[:-1], -1)
+        return made(y.view(*x.shape[:-1], -1), self, follower)
 
     def _product(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)

@@ -46,10 +46,14 @@ class GatedMLP(nn.Module):
 
     def inner(self, x: Tensor) -> Tensor:
         if kernels.on():
+            from lamina.kernels.following import parted
             from lamina.kernels.product import gated_product
 
-            weight, bias = self.gate_up.weight, self.gate_up.bias
-            y = gated_product(x.reshape(-1, x.shape[-1]), weight, self.act, bias=bias, scale=self.gate_factor)
+            x, squares, eps = parted(x)
+            y = gated_product(
+                x.reshape(-1, x.shape[-1]), self.gate_up.weight, self.act, bias=self.gate_up.bias,
+                scale=self.gate_factor, squares=squares, eps=eps,
+            )  # fmt: skip
             return y.view(*x.shape[:-1], -1)
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.act(gate if self.gate_factor == 1 else gate * self.gate_factor) * up

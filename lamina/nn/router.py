@@ -92,9 +92,12 @@ class Router(nn.Module):
         return *self.choice.of(logits, self.bias), last.sigmoid()
 
     def _by_kernel(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        from lamina.kernels.following import parted
         from lamina.kernels.router import route
 
-        found = route(x.reshape(-1, x.shape[-1]), self.weight, self.choice, self.bias, opens=self.opens)
+        x, squares, eps = parted(x)
+        flat = x.reshape(-1, x.shape[-1])
+        found = route(flat, self.weight, self.choice, self.bias, opens=self.opens, squares=squares, eps=eps)
         chosen, weights, opening = (None if one is None else one.view(*x.shape[:-1], -1) for one in found)
         assert chosen is not None and weights is not None
         return chosen, weights, opening

@@ -1,6 +1,7 @@
-"""How passes are run fast: a decode step captured once and replayed, and words for when that is not done."""
+"""How passes are run fast: steps and short passes captured once and replayed, and words for when they are not."""
 
 from lamina.runtime.capture import CapturedStep, Graphs
-from lamina.runtime.explain import why_not_captured
+from lamina.runtime.explain import why_no_passes, why_not_captured
+from lamina.runtime.passes import CapturedPass
 
-__all__ = ["CapturedStep", "Graphs", "why_not_captured"]
+__all__ = ["CapturedPass", "CapturedStep", "Graphs", "why_no_passes", "why_not_captured"]

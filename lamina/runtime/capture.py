@@ -15,9 +15,9 @@ Without CUDA (kernels interpreted on the CPU) a replay runs the same program aga
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ from torch import Tensor
 from lamina import kernels
 from lamina.cache.cache import Cache
 from lamina.cache.memory import Memory
+from lamina.runtime.passes import CapturedPass, width_for
+from lamina.runtime.recording import copy_in, recorded
 from lamina.runtime.tables import WIDTH, header_of, layers_of, tables_of
 
 if TYPE_CHECKING:
@@ -90,15 +92,15 @@ class CapturedStep:
         cache.drop_open_step()
         cache.logits_kept(self.model.vocab, self.model.dtype)
         self.cache = cache
-        _copy_in(self.tables, tables_of(cache, self.counts))
-        _copy_in(self.header, header_of(cache))
-        _copy_in(self.ends, ends + [-1] * (MOST_ENDS - len(ends)))
-        _copy_in(self.left, list(left))
-        _copy_in(self.seed, [seed])
-        _copy_in(self.numbers, list(numbers or range(self.rows)))
+        copy_in(self.tables, tables_of(cache, self.counts))
+        copy_in(self.header, header_of(cache))
+        copy_in(self.ends, ends + [-1] * (MOST_ENDS - len(ends)))
+        copy_in(self.left, list(left))
+        copy_in(self.seed, [seed])
+        copy_in(self.numbers, list(numbers or range(self.rows)))
         if self.seen is not None:
             before = list(prompts or cache.clock.high)
-            _copy_in(self.prompts, before)
+            copy_in(self.prompts, before)
             history = history_of(cache, before)
             self.seen.copy_(history.seen(self.model.vocab))
             self.seen_in_prompt.copy_(history.seen_in_prompt(self.model.vocab))
@@ -140,44 +142,38 @@ class CapturedStep:
         """Runs once with no row alive, so that kernels are built and nothing changes, then records."""
         alive = self.counts.clone()
         self.counts.zero_()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                self.program()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.program()
+        (self.graph,) = recorded(self.program)
         self.counts.copy_(alive)
-        self.graph = graph
 
 
 class Graphs:
-    """The captured steps of a model, one for each number of rows and way of choosing; `captures` counts them."""
+    """The captured steps of a model, one for each number of rows and way of choosing, and its captured passes, one for
+    each number of rows and of tokens; `captures` counts them."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.captures = 0
-        self.kept: OrderedDict[tuple[int, Chooser], CapturedStep] = OrderedDict()
+        self.kept: OrderedDict[Hashable, Any] = OrderedDict()
         self.weights: list[int] = []
 
     def step(self, rows: int, chooser: Chooser) -> CapturedStep:
         chooser = replace(chooser, seed=0)  # seeds are copied in
+        return self._kept((rows, chooser), lambda: CapturedStep(self.model, rows, chooser))
+
+    def pass_of(self, rows: int, tokens: int) -> CapturedPass:
+        """The captured pass that reads up to so many tokens a row."""
+        T = width_for(rows, tokens)
+        return self._kept((rows, T), lambda: CapturedPass(self.model, rows, T))
+
+    def _kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
         weights = [parameter.data_ptr() for parameter in self.model.parameters()]
         if weights != self.weights:  # the model was moved or converted: what was captured reads memory it has left
             self.kept.clear()
             self.weights = weights
-        key = (rows, chooser)
         if key not in self.kept:
-            self.kept[key] = CapturedStep(self.model, rows, chooser)
+            self.kept[key] = make()
             self.captures += 1
             if len(self.kept) > MOST_GRAPHS:
                 self.kept.popitem(last=False)
         self.kept.move_to_end(key)
         return self.kept[key]
-
-
-def _copy_in(tensor: Tensor, numbers: list[int] | list[list[int]]) -> None:
-    source = torch.tensor(numbers, dtype=torch.int64, pin_memory=tensor.is_cuda)
-    tensor.copy_(source, non_blocking=True)

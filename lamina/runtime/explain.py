@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from lamina.model import Model
 
 MOST_ROWS = 64
+MOST_TOKENS = 16  # of a row in a captured pass
+ON_THE_HOST = "its bytes live on the host; a captured step reads what is on the device"
 
 
 def why_not_captured(model: Model, cache: Cache | None = None, rows: int = 1) -> str | None:
@@ -26,11 +28,40 @@ def why_not_captured(model: Model, cache: Cache | None = None, rows: int = 1) ->
     if reason := kernels.why_not(next(model.parameters())):
         return reason
     if cache is not None and cache.fetcher is not None:
-        return "its bytes live on the host; a captured step reads what is on the device"
+        return ON_THE_HOST
     rows = rows if cache is None else cache.rows
     if rows > MOST_ROWS:
         return f"{rows} rows; the kernels of a captured step are for up to {MOST_ROWS}"
     return why_no_kernels(model.specs, None if cache is None else cache.layers)
+
+
+def most_tokens(rows: int) -> int:
+    """How many tokens a row may have in a captured pass of so many rows; a power of two.
+
+    >>> most_tokens(1), most_tokens(5), most_tokens(64)
+    (16, 8, 1)
+    """
+    return min(MOST_TOKENS, 1 << (MOST_ROWS // rows).bit_length() - 1) if rows <= MOST_ROWS else 0
+
+
+def why_no_passes(model: Model, cache: Cache) -> str | None:
+    """Why passes of several tokens over this cache are not captured; None when they are."""
+    if reason := why_not_captured(model, cache):
+        return reason
+    if most_tokens(cache.rows) < 2:
+        return f"{cache.rows} rows; captured passes are of up to {MOST_ROWS} tokens, so of one for each row"
+    return why_not_read(cache)
+
+
+def why_not_read(cache: Cache) -> str | None:
+    """The first entry of a cache that no captured pass of several tokens reads, in words; None when all are read."""
+    if cache.fetcher is not None:
+        return ON_THE_HOST
+    for i, entry in enumerate(cache.layers):
+        for name, layer in entry.items():
+            if (coding := getattr(layer, "coding", None)) is not None and coding.forms:
+                return f"layer {i} entry {name!r}: it is written as {coding.codec}; captured passes read no codes yet"
+    return why_no_kernels(cache.specs, cache.layers)
 
 
 def why_no_kernels(specs: Sequence[LayerSpecs], layers: Sequence[Mapping[str, Layer]] | None = None) -> str | None:

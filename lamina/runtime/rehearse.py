@@ -8,7 +8,7 @@ built at a time.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Thread, local
@@ -51,18 +51,28 @@ def rehearsal(config: Mapping[str, Any], dtype: torch.dtype, device: torch.devic
 
 
 @torch.no_grad()
-def build_kernels(model: Model, rows: int = 1) -> None:
-    """Builds the kernels of a greedy decode step of a model on the meta device."""
-    from triton import AsyncCompileMode
-
+def build_kernels(model: Model, rows: int = 1, tokens: int | None = None) -> None:
+    """Builds the kernels of a greedy decode step, or of a pass of so many tokens, of a model on the meta device."""
     from lamina.generation.run import Chooser
     from lamina.runtime.capture import CapturedStep
+    from lamina.runtime.passes import CapturedPass
 
     if why_no_kernels(model.specs) is not None:
         return
-    step = CapturedStep(model, rows, Chooser())
+    if tokens is None:
+        build_together(CapturedStep(model, rows, Chooser()).program)
+    else:
+        one = CapturedPass(model, rows, tokens)
+        build_together(one.reading, one.taking_in)
+
+
+def build_together(*programs: Callable[[], object]) -> None:
+    """Builds every kernel that these programs launch, many at a time."""
+    from triton import AsyncCompileMode
+
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool, AsyncCompileMode(pool), building():
-        step.program()
+        for program in programs * 2:  # what the first run notes of a step (`kernels.following`), the second uses
+            program()
 
 
 def without_numbers(config: Mapping[str, Any], dtype: torch.dtype) -> Model:

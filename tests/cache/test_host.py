@@ -22,6 +22,7 @@ from lamina.cache.table import lines
 from lamina.cache.trimming import trimmed
 from lamina.planning.held import Held
 from lamina.runtime.compiled import why_not_compiled
+from lamina.runtime.explain import why_not_captured, why_not_read
 from tests.cache.pretend import DEVICE, two_devices
 from tests.laws.toys import (
     CODECS,
@@ -408,6 +409,16 @@ def test_fast_paths_say_that_the_bytes_live_on_the_host() -> None:
         "the bytes of its cache live on the host, and come to each layer as it runs"
     )
     step.abort()
+
+
+def test_a_captured_step_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lamina.kernels.why_not", lambda _: None)
+    monkeypatch.setattr(Toy, "device", torch.device("cuda"))
+    model = Toy(Attend())
+    far = Cache(model.specs, residence="host")
+    assert why_not_captured(model, far) == "its bytes live on the host; a captured step reads what is on the device"
+    assert why_not_read(far) == why_not_captured(model, far)
+    assert why_not_captured(model, Cache(model.specs)) is None
 
 
 # -- runs of slots -------------------------------------------------------------------------------------------------

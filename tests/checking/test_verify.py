@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import lamina
+from lamina.cache.fetching import InWindow
 from lamina.cache.layout import Layout
 from lamina.cache.recurrent import RecurrentLayer
 from lamina.cache.step import Step
@@ -33,6 +34,18 @@ def test_every_law_holds_on_every_family(model: Model) -> None:
 
 def first(family: str) -> Model:
     return pair(family, dict(FIRST)[family])[1]
+
+
+def test_every_law_holds_on_the_host() -> None:
+    report = lamina.verify(first("falcon_h1"), tries=1, residence="host")
+    assert report, str(report)
+    assert "kept on the host" in str(report)
+
+
+def test_a_token_that_does_not_reach_the_host_is_caught_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InWindow, "_through", lambda *_: None)
+    report = lamina.verify(first("llama"), laws=["chunking"], tries=1, residence="host")
+    assert report.first is not None and report.first.where == "layer 0"
 
 
 def test_a_mask_off_by_one_is_caught_and_named(monkeypatch: pytest.MonkeyPatch) -> None:

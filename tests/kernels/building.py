@@ -1,4 +1,6 @@
-"""Builds every kernel of a decode step for a GPU, without one: `python -m tests.kernels.building FAMILY …`
+"""Builds every kernel of a decode step for a GPU, without one: `python -m tests.kernels.building FAMILY[:TOKENS] …`
+
+With TOKENS, those of a captured pass of so many tokens a row.
 
 Run apart from the tests, whose kernels are interpreted. Building finds what the interpreter lets through: types that do
 not meet, tuples of another length. Prints how many kernels each family has.
@@ -34,7 +36,7 @@ class NoDevice:
         return 0
 
 
-def build(family: str, dtype: torch.dtype) -> int:
+def build(family: str, tokens: int | None, dtype: torch.dtype) -> int:
     from lamina.runtime.rehearse import build_kernels, without_numbers
     from tests.families.cases import FIRST, cases
 
@@ -47,7 +49,7 @@ def build(family: str, dtype: torch.dtype) -> int:
 
     jit.JITFunction._do_compile = noted
     try:
-        build_kernels(without_numbers(cases(family)[dict(FIRST)[family]]().to_dict(), dtype))
+        build_kernels(without_numbers(cases(family)[dict(FIRST)[family]]().to_dict(), dtype), tokens=tokens)
     finally:
         jit.JITFunction._do_compile = compile_one
     return len(built)
@@ -59,8 +61,9 @@ def main() -> None:
     from lamina.kernels import splits
 
     splits.multiprocessors = lambda: 132
-    for family in sys.argv[1:]:
-        print(family, build(family, torch.bfloat16), flush=True)
+    for asked in sys.argv[1:]:
+        family, _, tokens = asked.partition(":")
+        print(asked, build(family, int(tokens) if tokens else None, torch.bfloat16), flush=True)
 
 
 if __name__ == "__main__":

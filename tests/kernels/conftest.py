@@ -14,6 +14,8 @@ import pytest
 import triton.language as tl
 from triton.runtime import interpreter
 
+from lamina.runtime.explain import why_not_read
+
 patch_tensor = interpreter._patch_lang_tensor
 convert = interpreter._convert_float
 dot = interpreter.InterpreterBuilder.create_dot
@@ -65,3 +67,9 @@ interpreter.InterpreterBuilder.create_dot = dot_in_float32
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a small device: a program more is a long wait in the interpreter."""
     monkeypatch.setattr("lamina.kernels.splits.multiprocessors", lambda: 4)
+
+
+@pytest.fixture
+def passes_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes of several tokens are captured ones wherever kernels could do them, as if the model were on a GPU."""
+    monkeypatch.setattr("lamina.generation.reading.why_no_passes", lambda model, cache: why_not_read(cache))

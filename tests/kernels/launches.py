@@ -16,6 +16,7 @@ from triton.runtime.interpreter import GridExecutor
 from lamina.generation.run import Chooser
 from lamina.model import Model
 from lamina.runtime.capture import CapturedStep
+from lamina.runtime.passes import CapturedPass
 
 FREE = {"empty", "empty_strided", "new_empty", "empty_like", "_unsafe_view", "promote_types"}
 
@@ -40,6 +41,18 @@ def noted(launched: list[str]) -> Iterator[None]:
         yield
     finally:
         GridExecutor.__call__ = run
+
+
+def pass_launches(model: Model, rows: int, tokens: int) -> tuple[list[str], list[str]]:
+    """What a captured pass launches to read, and to take tokens in."""
+    cache, one = model.new_cache(rows=rows, capacity=32), CapturedPass(model, rows, tokens)
+    recorders = Recorder(), Recorder()
+    with noted([]):
+        one.read(cache, torch.zeros(rows, tokens, dtype=torch.int64))  # makes what is made once
+    for recorder, program in zip(recorders, (one.reading, one.taking_in), strict=True):
+        with noted(recorder.launched), recorder:
+            program()
+    return recorders[0].launched, recorders[1].launched
 
 
 def launches(model: Model, rows: int = 1) -> tuple[list[str], list[list[str]], list[str]]:

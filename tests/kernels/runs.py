@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from importlib import import_module
 from typing import Any
 
 import torch
 
 import lamina
+from lamina import models
 from lamina.config import Config
 from lamina.generation.processors import Facts, chain_of
 from lamina.generation.prompt import from_rows
@@ -49,6 +51,32 @@ def both(model: Model, **given: Any) -> tuple[Made, Made]:
     assert (captured.tokens, captured.reasons) == (plain.tokens, plain.reasons)
     assert captured.cache.tokens == plain.cache.tokens
     return captured, plain
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "llama": dict(num_hidden_layers=1, hidden_size=16, num_attention_heads=2, num_key_value_heads=1),
+    "gemma2": dict(num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, sliding_window=3),
+    "mamba": dict(num_hidden_layers=1),
+    "mamba2": dict(num_hidden_layers=1, num_heads=4, head_dim=16),
+    "falcon_h1": dict(num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1),
+    "qwen3_next": dict(
+        num_hidden_layers=2, layer_types=["linear_attention", "full_attention"], mlp_only_layers=[0, 1],
+        num_attention_heads=2, num_key_value_heads=1,
+    ),
+    "deepseek_v3": dict(num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2),
+}  # fmt: skip
+
+
+@functools.cache
+def small(family: str) -> Model:
+    """A random model of a family with one layer of each kind and no experts: the interpreter is slow."""
+    config = import_module(f"tests.families.cases.{family}").make(**SMALL[family]).to_dict()
+    model = models.family(config["model_type"]).build(Config(config))
+    torch.manual_seed(3)
+    for parameter in model.parameters():
+        if parameter.dim() > 1 and not bool((parameter < 0).all()):  # norms and decays stay as they are
+            parameter.normal_(std=0.4)
+    return model
 
 
 @functools.cache

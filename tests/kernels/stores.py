@@ -9,7 +9,8 @@ from torch import Tensor
 
 from lamina.attention import View, Window, reference_attention
 from lamina.cache.layout import Layout
-from lamina.cache.store import layout_for, write_slots
+from lamina.cache.place import write_slots
+from lamina.cache.store import layout_for
 
 
 @dataclass

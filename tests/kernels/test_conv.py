@@ -53,6 +53,15 @@ def test_tokens_on_the_ring_are_the_convolution_by_steps(seed: int, tokens: int,
         assert torch.equal(ring.store[row, ~written].view(torch.int32), before[row, ~written].view(torch.int32))
 
 
+@pytest.mark.parametrize("tokens", [1, 6])
+def test_a_ring_that_is_not_to_be_written_stays_and_outputs_are_the_same(tokens: int) -> None:
+    ring, x, weight, bias, counts = random_case(4, tokens)
+    table, before = ring.table(counts), ring.store.clone()
+    looked = conv.convolve_step(x, weight, bias, table, write=False)
+    assert torch.equal(ring.store.view(torch.int32), before.view(torch.int32))
+    assert torch.equal(looked, conv.convolve_step(x, weight, bias, table))
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_bfloat16_is_summed_in_float32_and_kept_as_it_came(seed: int) -> None:
     ring, x, weight, bias, _ = random_case(seed, 2, torch.bfloat16)

@@ -6,10 +6,10 @@ import pytest
 
 from tests.families.cases import FIRST
 from tests.families.harness import pair
-from tests.kernels.launches import launches
+from tests.kernels.launches import launches, pass_launches
 
 CASES = dict(FIRST)
-LAUNCHES = {"falcon_h1": 11, "gemma2": 8, "lfm2": 8, "llama": 8, "mamba": 7, "mamba2": 4}  # of a later block
+LAUNCHES = {"falcon_h1": 8, "gemma2": 7, "lfm2": 5, "llama": 5, "mamba": 6, "mamba2": 3}  # of a later block
 
 
 @pytest.mark.parametrize("family", LAUNCHES)
@@ -23,8 +23,8 @@ def test_a_block_launches_so_many_kernels_and_nothing_of_pytorchs(family: str) -
 @pytest.mark.parametrize(("family", "layer"), [("qwen3_next", 1), ("lfm2", 1), ("llama4", 0), ("llama4", 3)])
 def test_norms_rotary_and_gate_of_attention_take_no_launch_but_one_each(family: str, layer: int) -> None:
     model = pair(family, CASES[family])[1]
-    gate = ["_gate_kernel"] if family == "qwen3_next" else []
-    expected = ["_norm_kernel", "rows_kernel", "_rotate", "_attend", *gate, "rows_kernel", "_norm_kernel"]
+    first = ["_norm_kernel"] if layer == 0 else []  # later ones are done by the products in front and behind
+    expected = [*first, "rows_kernel", "_attend_token", "rows_kernel"]
     assert launches(model)[1][layer][: len(expected)] == expected
 
 
@@ -35,6 +35,18 @@ def test_embedding_and_angles_are_one_launch_each(family: str) -> None:
 
 def test_latent_attention_is_products_and_three_launches() -> None:
     block = launches(pair("deepseek_v3", CASES["deepseek_v3"])[1])[1][1]
-    between = [name for name in block if name in ("_into_latent", "_attend_latent", "_out_of_latent")]
-    assert between == ["_into_latent", "_attend_latent", "_out_of_latent"]
+    between = [name for name in block if name in ("_into_latent", "_attend_latent", "_out_alone")]
+    assert between == ["_into_latent", "_attend_latent", "_out_alone"]
     assert not [name for name in block if name.startswith("aten.")]
+
+
+@pytest.mark.parametrize("family", [family for family in CASES if family != "llama4"])
+def test_a_pass_of_several_tokens_launches_nothing_of_pytorchs(family: str) -> None:
+    reading, taking_in = pass_launches(pair(family, CASES[family])[1], rows=2, tokens=4)
+    assert not [name for name in reading + taking_in if name.startswith("aten.")]
+    assert taking_in[-1] == "_take_in"
+
+
+def test_taking_in_is_a_launch_for_each_ring_and_state_and_one_for_the_rest() -> None:
+    for family, expected in (("llama", []), ("gemma2", ["_rotate"] * 2), ("mamba2", ["_convolve", "_ssd"] * 2)):
+        assert pass_launches(pair(family, CASES[family])[1], rows=1, tokens=2)[1] == [*expected, "_take_in"]

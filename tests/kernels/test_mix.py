@@ -18,7 +18,8 @@ from lamina.cache.spec import Recurrent
 from lamina.generation.run import Chooser
 from lamina.kernels import mix
 from lamina.kernels.finish import scratch
-from lamina.kernels.product import Unnormed, linear, product
+from lamina.kernels.following import Unnormed
+from lamina.kernels.product import linear, product
 from lamina.kernels.recur import Tile
 from lamina.nn import GatedRMSNorm, ShortConvolution
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan, causal_convolution_by_steps

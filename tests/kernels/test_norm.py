@@ -78,3 +78,9 @@ def test_gated_rms_norm_is_that_of_the_models(gate_first: bool, width: int, grou
         exact.weight.data.copy_(plain.weight.data)
         got = gated_rms_norm(x, gate, plain.weight, 1e-5, groups=groups, gate_first=gate_first)
         assert close(got, plain(x, gate), exact(x.double(), gate.double()))
+        heads = numbers(3, 4 * width + 9, dtype=dtype, seed=2)[:, 9:].unflatten(1, (4, width))  # of each of 3 tokens
+        flat, rows = heads.reshape(-1, width), x.repeat_interleave(4, 0)
+        by_head = gated_rms_norm(rows, heads, plain.weight, 1e-5, groups=groups, gate_first=gate_first)
+        assert torch.equal(
+            by_head, gated_rms_norm(rows, flat, plain.weight, 1e-5, groups=groups, gate_first=gate_first)
+        )

@@ -151,7 +151,7 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     with pytest.raises(InputError, match=r"Rows\(.*\) takes one vector, not 2; use Tiles"):
         product(torch.zeros(2, 16), weight, form=Rows())
     for n, form in ((1, Tiles()), (2, None)):
-        with pytest.raises(InputError, match=r"Tiles\(.*\) takes vectors that their norm has divided"):
+        with pytest.raises(InputError, match=r"Tiles\(.*\) knows nothing of norms in front or behind"):
             product(torch.zeros(n, 16), weight, squares=torch.ones(3), form=form)
     with pytest.raises(InputError, match=r"parts of sums and .* counters, but the scratch store has room for"):
         product(torch.zeros(64, 16), torch.zeros(1 << 15, 16), form=Tiles(splits=2))

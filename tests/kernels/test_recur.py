@@ -103,6 +103,16 @@ def test_a_row_without_tokens_keeps_every_bit(rule: Rule, tokens: int) -> None:
 
 
 @each_kind
+def test_a_state_that_is_not_to_be_written_stays_and_outputs_are_the_same(rule: Rule) -> None:
+    case = Case(rule, rows=2, tokens=3).to(torch.float32)
+    state, counts = case.state.clone(), torch.tensor([3, 1])
+    looked = recur.recur_step(rule, case.inputs, case.constants, table_of(state, counts), write=False)
+    assert torch.equal(state, case.state)
+    assert torch.equal(looked, recur.recur_step(rule, case.inputs, case.constants, table_of(state, counts)))
+    assert not torch.equal(state, case.state)
+
+
+@each_kind
 def test_one_token_after_the_other_is_several_at_once(rule: Rule) -> None:
     case = Case(rule, rows=2, tokens=5).to(torch.float32)
     once, by_one = case.state.clone(), case.state.clone()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lamina.attention import Full, Sliding, Window
-from lamina.kernels.rope import rotary_table, rotate_and_append
+from lamina.kernels.rope import append, rotary_table, rotate_and_append
 from lamina.nn import RMSNorm, Rotary
 from lamina.nn.rotary import rotate, rotate_neighbours
 from tests.kernels.stores import Held
@@ -128,3 +128,14 @@ def test_one_token_goes_round_the_ring(window: Window) -> None:
     stores = held.after([rotate(k, rope), v])
     rotate_and_append(q, k, v, rope, held.table(), write=True)
     same(held, stores)
+
+
+@pytest.mark.parametrize("window", [Full(), Sliding(3), Sliding(4, keep=2), Sliding(40, keep=1)], ids=str)
+def test_accepted_tokens_go_into_any_store_and_no_slot_is_written_twice(window: Window) -> None:
+    """Tokens that a later one of the same pass replaces are not written: the reference writes one after the other."""
+    for T, slack in ((1, 0), (8, 0), (8, 3)):
+        held = Held.random(window, [0, 1, 7, 12], 2, (16, 8), slots=32, counts=[T, 0, T - 1, T // 2], slack=slack)
+        _, k, v = heads(4, T, (16, 8))
+        expected = held.after([k, v])
+        append(k, v, held.table())
+        same(held, expected)

@@ -9,7 +9,7 @@ import torch
 
 from lamina.generation.noise import draw
 from lamina.generation.run import Chooser
-from lamina.kernels.step import STRETCH, finish, positions, scratch_for
+from lamina.kernels.step import STRETCH, finish, positions, scratch_for, take_in
 from lamina.runtime import Graphs
 from tests.families.harness import pair
 
@@ -48,6 +48,30 @@ def test_finish_chooses_commits_and_ends_rows(rows: int, vocab: int, sample: boo
         assert counts[r] == (live and fed not in (4, 5) and left[r] > 0)
         assert record[r].tolist() == [fed if live and p == before["lengths"][r] else -1 for p in range(16)]
     assert (scratch[2] == 0).all()
+
+
+@pytest.mark.parametrize(("T", "vocab"), [(1, 7), (5, STRETCH), (8, STRETCH + 13)])
+def test_take_in_records_the_accepted_tokens_and_leaves_other_rows_alone(T: int, vocab: int) -> None:
+    torch.manual_seed(T)
+    rows = 4
+    lengths, written, base = (torch.randint(0, 9, (rows,)) for _ in range(3))
+    record, kept = torch.full((rows, 20), -1), torch.full((rows, vocab), -7.0)
+    header = torch.tensor([t.data_ptr() for t in (lengths, written, base, record)] + [20, kept.data_ptr()])
+    ids, logits = torch.randint(0, 60, (rows, T)), torch.randn(rows, T, vocab)
+    accepted = torch.tensor([0, 1, T // 2, T])
+    before = {name: t.clone() for name, t in locals().items() if isinstance(t, torch.Tensor)}
+    at = torch.zeros(rows, T, dtype=torch.int64)
+    positions(header, at)
+    assert torch.equal(at, lengths[:, None] + torch.arange(T))
+    take_in(logits, header, ids, accepted)
+    for r, count in enumerate(accepted.tolist()):
+        start = int(before["lengths"][r])
+        after = start + count
+        assert lengths[r] == after
+        assert written[r] == (max(before["written"][r], after) if count else before["written"][r])
+        assert base[r] == (after if count else before["base"][r])
+        assert torch.equal(kept[r], logits[r, count - 1] if count else before["kept"][r])
+        assert record[r].tolist() == [-1] * start + ids[r, :count].tolist() + [-1] * (20 - after)
 
 
 def test_a_model_that_was_converted_is_captured_anew() -> None:

@@ -1,0 +1,80 @@
+"""Passes of several tokens over a cache whose reader decides afterwards how many are taken in: captured, or plain.
+
+Both give the same numbers to rounding. Captured ones (`lamina.runtime.passes`) are used wherever they are possible and
+the tokens are few; a prompt, say, is read by a plain pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lamina.cache.cache import Cache
+from lamina.cache.clock import on_device
+from lamina.cache.step import Step
+from lamina.runtime.explain import most_tokens, why_no_passes
+from lamina.runtime.passes import CapturedPass, width_for
+
+if TYPE_CHECKING:
+    from lamina.model import Logits, Model
+
+
+class Reader:
+    """Reads tokens of some rows, and then takes in as many of each as it is told to.
+
+    reason   why no pass of it is captured; None where passes of up to `most` tokens are
+    """
+
+    def __init__(self, model: Model, cache: Cache) -> None:
+        self.model, self.cache = model, cache
+        self.reason = why_no_passes(model, cache)
+        self.most = None if self.reason else most_tokens(cache.rows)
+        self.open: Step | CapturedPass | None = None
+        self.counts: list[int] = []
+        self.passes: dict[int, CapturedPass] = {}
+
+    def read(self, ids: Tensor, rows: Sequence[int], counts: list[int] | None = None) -> Tensor:
+        """ids [R, T] -> the logits after each [R, T, V]"""
+        return self._read(ids, rows, counts, "all")
+
+    def read_all(self, ids: Tensor, rows: Sequence[int], counts: list[int] | None = None) -> Tensor:
+        """Reads and takes in every token: ids [R, T] -> the logits after each row's last [R, V]"""
+        logits = self._read(ids, rows, counts, "last")
+        self.commit(self.counts)
+        return logits
+
+    def commit(self, accepted: list[int]) -> None:
+        """Takes in so many of each row's tokens."""
+        assert self.open is not None
+        self.open.commit(None if accepted == self.counts else accepted)
+
+    def abort(self) -> None:
+        """Drops a pass that is not committed yet."""
+        if self.open is not None:
+            self.open.abort()
+
+    def _read(self, ids: Tensor, rows: Sequence[int], counts: list[int] | None, wanted: Logits) -> Tensor:
+        cache, T = self.cache, ids.shape[1]
+        self.counts = [T] * len(rows) if counts is None else counts
+        some = None if len(rows) == cache.rows else rows
+        if self.most is not None and self.most >= T:
+            width = width_for(cache.rows, T)
+            if width not in self.passes:
+                self.passes[width] = self.model.graphs.pass_of(cache.rows, width)
+            one = self.open = self.passes[width]
+            logits = one.read(cache, ids, counts, some)
+            if wanted == "last":
+                last = on_device([max(count - 1, 0) for count in self.counts], ids.device)
+                logits = logits[torch.arange(len(rows), device=ids.device), last] if T > 1 else logits[:, 0]
+            return logits
+        step = self.open = cache.step(T, counts, rows=some)
+        try:
+            found = self.model.forward(ids, step, logits=wanted)
+        except BaseException:
+            step.abort()
+            raise
+        assert found is not None
+        return found

@@ -1,0 +1,248 @@
+"""One new token a row: norms, rotary embedding, the slot and attention in one launch.
+
+`rope` and `attend` are two launches, with most of the time of a short context between them: nothing is read while a
+program waits for queries that were just turned. Here a program turns the queries of its key head itself; the one that
+takes the last part of a row also turns the new key and stores it with its value, and adds both from registers.
+
+What a cache held before this pass nobody writes now, so the first block of a part is on its way before the kernel in
+front has finished. The rest is as in `attend`. A slot that the new token takes is one that no query can see.
+
+The references are `lamina.cache.step.Step.ready` and `lamina.attention.reference_attention`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lamina.attention.window import Window
+from lamina.kernels.attend import MOST_QUERIES, Shape
+from lamina.kernels.launch import begin, launch_options, pdl
+from lamina.kernels.splits import (
+    COUNTERS,
+    NOTHING,
+    TAIL,
+    arrivals,
+    bunch_for,
+    cut,
+    fold,
+    gathered,
+    least_tokens,
+    reach,
+    row_of,
+    rule_of,
+    scored,
+    slot_of,
+    splits_for,
+    visible,
+    write,
+)
+
+if TYPE_CHECKING:
+    from lamina.nn.norm import RMSNorm
+
+# By bytes of one token's padded key and value in one head.
+SHAPES = {
+    128: Shape(128, 4, 4),
+    256: Shape(128, 4, 3),
+    512: Shape(128, 8, 3),
+    1024: Shape(32, 8, 3),
+    2048: Shape(16, 4, 3),
+}
+
+
+def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the kernel is for these queries, keys and values: one token a row, and heads that fit its registers."""
+    size = (triton.next_power_of_2(q.shape[3]) + triton.next_power_of_2(v.shape[3])) * k.element_size()
+    return q.shape[2] == 1 and q.shape[1] // k.shape[1] <= MOST_QUERIES[q.element_size()] and size <= max(SHAPES)
+
+
+@triton.jit
+def turned(
+    x, here, weight, eps, plus, cos, sin, d,
+    D: tl.constexpr, PAIRS: tl.constexpr, NEIGHBOURS: tl.constexpr, NORMS: tl.constexpr, WEIGHTS: tl.constexpr,
+):  # fmt: skip
+    """Heads that begin at x [N, 1], where they are here [N, 1], normed and turned: [N, D_PAD] float32.
+
+    A number is turned with its partner, half of the turned part or one place away; a number beyond is its own.
+    """
+    inside = (d < D)[None, :] & here
+    if NEIGHBOURS:
+        partner, angle, sign = d ^ 1, d // 2, tl.where(d % 2 == 0, -1.0, 1.0)
+    else:
+        partner, angle = tl.where(d < PAIRS, d + PAIRS, d - PAIRS), tl.where(d < PAIRS, d, d - PAIRS)
+        sign = tl.where(d < PAIRS, -1.0, 1.0)
+    turns = d < 2 * PAIRS
+    partner = tl.where(turns, partner, d)
+    y = tl.load(x + d[None, :], mask=inside, other=0.0).to(tl.float32)
+    z = y
+    if PAIRS:
+        z = tl.load(x + partner[None, :], mask=inside, other=0.0).to(tl.float32)
+    own = 1.0
+    if WEIGHTS:
+        own = (tl.load(weight + d, mask=d < D, other=0.0).to(tl.float32) + plus)[None, :]
+    if NORMS == "first":
+        factor = tl.rsqrt(tl.sum(y * y, 1) / D + eps)[:, None]
+        others = 1.0
+        if WEIGHTS:
+            others = (tl.load(weight + partner, mask=d < D, other=0.0).to(tl.float32) + plus)[None, :]
+        y, z = y * factor * own, z * factor * others
+    if PAIRS:
+        c = tl.load(cos + angle, mask=turns, other=1.0)[None, :]
+        s = (tl.load(sin + angle, mask=turns, other=0.0) * sign)[None, :]
+        y = y * c + z * s
+    if NORMS == "last":
+        y *= tl.rsqrt(tl.sum(y * y, 1) / D + eps)[:, None] * own
+    return y
+
+
+@triton.jit
+def _attend_token(
+    out, q, k, v, cos, sin, q_weight, k_weight, factor, gate, sinks, parts, counters, table, size, keep, least, scale,
+    softcap, q_row, q_head, k_row, k_head, v_row, v_head, rope_row, factor_row, gate_row, gate_head,
+    q_eps, k_eps, q_plus, k_plus,
+    G: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PAIRS: tl.constexpr,
+    D_PAD: tl.constexpr, DV_PAD: tl.constexpr, M: tl.constexpr, R: tl.constexpr, KIND: tl.constexpr,
+    NEIGHBOURS: tl.constexpr, NORMS: tl.constexpr, WEIGHTS: tl.constexpr, FACTOR: tl.constexpr, GATE: tl.constexpr,
+    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, MERGES: tl.constexpr,
+    BLOCK: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    group, split, most = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    row, head = group // HEADS, group % HEADS
+    length, count = row_of(table, row, 1)
+    kept, first, many, ring = visible(table, length, count, size, keep, KIND)
+    each, used = cut(many, most, least, BLOCK)
+    if split >= used:
+        return
+    base = (row * HEADS + head).to(tl.int64) * tl.load(table + 2)
+    stored = k.dtype
+    k_store = tl.multiple_of(tl.multiple_of(tl.load(table), 16).to(stored), 16) + base * D
+    v_store = tl.multiple_of(tl.multiple_of(tl.load(table + 1), 16).to(stored), 16) + base * DV
+    begins = split * each
+    ends = tl.minimum(begins + each, many)
+    d, dv, r = tl.arange(0, D_PAD), tl.arange(0, DV_PAD), tl.arange(0, M)
+    j = begins + tl.arange(0, BLOCK)
+    slot = slot_of(j, kept, first, ring, keep)
+    there = (j < ends)[:, None]
+    keys = tl.load(k_store + slot[:, None] * D + d[None, :], mask=there & (d < D)[None, :], other=0.0)
+    values = tl.load(v_store + slot[:, None] * DV + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0)
+    own = tl.where(length < keep, length, keep + (length - keep) % ring)  # the slot of the new token
+    begin(PDL)
+
+    takes_new = (split == used - 1) & (count > 0)
+    cos += row * rope_row
+    sin += row * rope_row
+    ours = (r < G)[:, None]
+    x = q + row * q_row + (head * G + r)[:, None] * q_head
+    queries = turned(x, ours, q_weight, q_eps, q_plus, cos, sin, d, D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS)
+    if FACTOR:
+        queries *= tl.load(factor + row * factor_row)
+    queries = queries.to(k.dtype.element_ty)
+    one = tl.arange(0, 1)[:, None]
+    x = k + row * k_row + head * k_head + one
+    new_key = turned(x, (one == 0) & takes_new, k_weight, k_eps, k_plus, cos, sin, d,
+                     D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS).to(k.dtype.element_ty)  # fmt: skip
+    new_value = tl.load(v + row * v_row + head * v_head + dv, mask=(dv < DV) & takes_new, other=0.0)[None, :]
+
+    top, total = tl.full([M], NOTHING, tl.float32), tl.zeros([M], tl.float32)
+    mix = tl.zeros([M, DV_PAD], tl.float32)
+    scores = scored(tl.dot(queries, tl.trans(keys), input_precision="ieee"), scale, softcap, SOFTCAP)
+    top, total, mix = fold(top, total, mix, scores, (j < ends)[None, :], values)
+    for start in range(begins + BLOCK, ends, BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        slot = slot_of(j, kept, first, ring, keep)
+        there = (j < ends)[:, None]
+        keys = tl.load(k_store + slot[:, None] * D + d[None, :], mask=there & (d < D)[None, :], other=0.0)
+        scores = scored(tl.dot(queries, tl.trans(keys), input_precision="ieee"), scale, softcap, SOFTCAP)
+        values = tl.load(v_store + slot[:, None] * DV + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0)
+        top, total, mix = fold(top, total, mix, scores, (j < ends)[None, :], values)
+
+    if takes_new:
+        score = tl.sum(queries.to(tl.float32) * new_key.to(tl.float32), 1)
+        score = scored(score, scale, softcap, SOFTCAP)
+        higher = tl.maximum(top, score)
+        fade, share = tl.exp2(top - higher), tl.exp2(score - higher)
+        total = total * fade + share
+        mix = mix * fade[:, None] + share.to(v.dtype.element_ty).to(tl.float32)[:, None] * new_value.to(tl.float32)
+        top = higher
+        tl.store(k_store + own * D + d[None, :], new_key, mask=(d < D)[None, :])
+        tl.store(v_store + own * DV + dv[None, :], new_value, mask=(dv < DV)[None, :])
+
+    if used == 1:
+        write(out, top, total, mix, sinks, gate + row * gate_row, gate_head, row, head, r, dv, count,
+              1, G, HEADS, DV, SINKS, GATE)  # fmt: skip
+    elif MERGES:
+        n = tl.arange(0, R)
+        whole, best, sums, mixed = gathered(
+            parts, counters, top, total, mix, group, split, used, most, r, n, dv, G, DV, R, DV_PAD, BUNCH, TREE, CHUNK
+        )
+        if whole:
+            write(out, best, sums, mixed, sinks, gate + row * gate_row, gate_head, row, head, n, dv, count,
+                  1, G, HEADS, DV, SINKS, GATE)  # fmt: skip
+
+
+def attend_token(
+    q: Tensor,  # [B, Hq, 1, D]
+    k: Tensor,  # [B, Hk, 1, D]
+    v: Tensor,  # [B, Hk, 1, Dv]
+    rope: tuple[Tensor, Tensor] | None,  # as `rotate_and_append` takes them, up to `factor`
+    table: Tensor,
+    window: Window,
+    *,
+    neighbours: bool = False,
+    norms: tuple[RMSNorm, RMSNorm] | None = None,
+    norms_last: bool = False,
+    factor: Tensor | None = None,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,  # [Hq]
+    gate: Tensor | None = None,  # [B, Hq, 1, Dv]: what comes out is multiplied by its sigmoid
+    most_splits: int | None = None,
+    shape: Shape | None = None,
+    least: int | None = None,
+) -> Tensor:
+    """Puts the new token into its slot and attends from it over all that it sees. -> [B, Hq, 1, Dv]
+
+    The last axis of q, k, v and gate is contiguous. A row whose count is 0 stays as it is and gives zeros. `shape` and
+    `least` are for measuring other configurations.
+    """
+    (B, Hq, _, D), (Hk, Dv) = q.shape, (k.shape[1], v.shape[3])
+    G = Hq // Hk
+    size = (triton.next_power_of_2(D) + triton.next_power_of_2(Dv)) * k.element_size()
+    shape = shape or SHAPES[min(most for most in SHAPES if size <= most)]
+    groups = B * Hk
+    least = least or least_tokens(groups, shape.block)
+    kind, span, keep = rule_of(window)
+    if most_splits is None:
+        most_splits = splits_for(B, Hk, reach(window), least=least)
+    bunch = bunch_for(most_splits, G, Dv)
+    bunches = triton.cdiv(most_splits, bunch)
+    if groups * (bunches + 1) > COUNTERS:
+        most_splits = 1  # so many groups keep the device busy undivided
+    out = torch.empty(B, 1, Hq, Dv, dtype=q.dtype, device=q.device)
+    parts = out
+    if most_splits > 1:
+        parts = torch.empty(groups, most_splits + bunches, G, Dv + TAIL.value, device=q.device)
+    R, values = triton.next_power_of_2(G), max(16, triton.next_power_of_2(Dv))
+    cos, sin = (q, q) if rope is None else rope
+    weights = [q if norm.weight is None else norm.weight for norm in norms or ()] or [q, q]
+    numbers = [norm.eps for norm in norms or ()] + [float(norm.plus_one) for norm in norms or ()] or [0.0] * 4
+    _attend_token[(groups, most_splits)](
+        out, q, k, v, cos, sin, *weights, *(q if one is None else one for one in (factor, gate, sinks)), parts,
+        arrivals(q.device), table, span, keep, least, scale, 1.0 if softcap is None else softcap,
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], cos.stride(0), 0 if factor is None else factor.stride(0),
+        *((0, 0) if gate is None else gate.stride()[:2]), *numbers,
+        G=G, HEADS=Hk, D=D, DV=Dv, PAIRS=0 if rope is None else cos.shape[-1],
+        D_PAD=max(16, triton.next_power_of_2(D)), DV_PAD=values, M=max(16, R), R=R, KIND=kind, NEIGHBOURS=neighbours,
+        NORMS="" if norms is None else "last" if norms_last else "first",
+        WEIGHTS=norms is not None and norms[0].weight is not None, FACTOR=factor is not None, GATE=gate is not None,
+        SOFTCAP=softcap is not None, SINKS=sinks is not None, MERGES=most_splits > 1,
+        BLOCK=shape.block, BUNCH=bunch, TREE=bunches > 1,
+        CHUNK=max(1, min(bunch, 8, 2048 * shape.warps // (R * values))),  # more takes the compiler very long
+        PDL=pdl(), num_warps=shape.warps, num_stages=shape.stages, **launch_options(),
+    )  # fmt: skip
+    return out.transpose(1, 2)

@@ -1,0 +1,104 @@
+"""Norms between two products, done by the products."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from lamina import kernels
+from lamina.kernels import following
+from lamina.kernels.experts import expert_down, expert_gated
+from lamina.kernels.following import LANES, Follower, Unnormed, sums
+from lamina.kernels.product import Rows, gated, gated_product, linear, product
+from lamina.kernels.router import route
+from lamina.nn import GatedMLP, Linear, RMSNorm
+from lamina.nn.router import Choice
+from tests.kernels.test_product import numbers
+
+
+def follower(norm: RMSNorm, width: int) -> Follower:
+    return Follower(norm, torch.empty(1, width), torch.zeros(LANES.value * 4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("form", [None, Rows(2, 16, 1, held=0), Rows(2, 16, 1, splits=2, held=1)])
+@pytest.mark.parametrize("plus_one", [False, True])
+def test_a_product_leaves_its_numbers_and_their_squares_to_the_norm_behind(form: Rows | None, plus_one: bool) -> None:
+    norm = RMSNorm(24, plus_one=plus_one)
+    torch.nn.init.normal_(norm.weight)  # type: ignore[arg-type]
+    sizes = [(1, 64), (24, 64), (1, 24)]
+    x, weight, rest = (numbers(*size, dtype=torch.float32, seed=i) for i, size in enumerate(sizes))
+    behind = follower(norm, 24)
+    y = product(x, weight, residual=rest, follower=behind, form=form)
+    assert torch.allclose(y, linear(x, weight, residual=rest), atol=1e-5)
+    undivided = Unnormed(behind.x, behind.squares, norm.eps)
+    assert torch.allclose(undivided.divided(), norm(y), atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3, 1e6])
+def test_sums_of_squares_are_right_for_small_and_large_numbers(size: float) -> None:
+    norm = RMSNorm(32)
+    x, weight = numbers(1, 32, dtype=torch.float32) * size, numbers(32, 32, dtype=torch.float32, seed=1)
+    behind = follower(norm, 32)
+    y = product(x, weight, follower=behind)
+    assert torch.allclose(Unnormed(behind.x, behind.squares, norm.eps).divided(), norm(y), atol=1e-5)
+
+
+def undivided(norm: RMSNorm, y: Tensor) -> Unnormed:
+    """What a product in front would leave of y."""
+    behind = follower(norm, y.shape[-1])
+    product(y, torch.eye(y.shape[-1]), follower=behind)
+    return Unnormed(behind.x, behind.squares, norm.eps)
+
+
+def test_products_behind_divide() -> None:
+    norm, y = RMSNorm(48), 7 * numbers(1, 48, dtype=torch.float32)
+    left, normed = undivided(norm, y), norm(y)
+    weight = numbers(20, 48, dtype=torch.float32, seed=1)
+    more = {"squares": left.squares, "eps": left.eps}
+    assert torch.allclose(product(left.x, weight, **more), linear(normed, weight), atol=1e-5)
+    assert torch.allclose(gated_product(left.x, weight, "silu", **more), gated(normed, weight, "silu"), atol=1e-5)
+    chosen, weights, _ = route(left.x, weight, Choice(each=3), **more)
+    for got, want in zip((chosen, weights), route(normed, weight, Choice(each=3)), strict=False):
+        assert want is not None and torch.allclose(got, want, atol=1e-5)
+    experts, shared = numbers(20, 12, 48, dtype=torch.float32, seed=2), numbers(8, 48, dtype=torch.float32, seed=3)
+    given = experts, chosen, weights, "silu"
+    got = expert_gated(left.x, *given, shared=shared, **more)
+    assert torch.allclose(got, expert_gated(normed, *given, shared=shared), atol=1e-5)
+    down, behind = numbers(20, 48, 6, dtype=torch.float32, seed=4), follower(norm, 48)
+    out = expert_down(got[:, :18], down, chosen, residual=y, follower=behind)
+    assert torch.allclose(Unnormed(behind.x, behind.squares, norm.eps).divided(), norm(out), atol=1e-5)
+
+
+def test_the_first_run_sees_which_norm_follows_and_later_ones_use_it() -> None:
+    first, norm, mlp = Linear(16, 24, bias=False), RMSNorm(24), GatedMLP(24, 12)
+    x = numbers(1, 1, 16, dtype=torch.float32)
+    want = mlp(norm(first(x)))
+
+    def run() -> tuple[Tensor, bool]:
+        sums(x.device).begin().zero_()
+        with kernels.in_use(), torch.no_grad():
+            normed = norm(first(x))
+            return mlp(normed), isinstance(normed, Unnormed)
+
+    for fused in (False, True, True):
+        got, was = run()
+        assert was == fused and torch.allclose(got, want, atol=1e-5)
+
+
+def test_a_large_product_leaves_the_norm_behind_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "MOST_BYTES", 24 * 16 * 4 - 1)
+    first, norm = Linear(16, 24, bias=False), RMSNorm(24)
+    with kernels.in_use(), torch.no_grad():
+        for _ in range(2):
+            assert isinstance(norm(first(numbers(1, 1, 16, dtype=torch.float32))), Tensor)
+
+
+def test_several_vectors_and_another_norm_are_normed_as_ever() -> None:
+    first, norm, other = Linear(16, 24, bias=False), RMSNorm(24), RMSNorm(24, eps=0.1)
+    with kernels.in_use(), torch.no_grad():
+        for _ in range(2):
+            assert isinstance(norm(first(numbers(1, 2, 16, dtype=torch.float32))), Tensor)
+        y = first(numbers(1, 1, 16, dtype=torch.float32))
+        got = other(y)
+    assert isinstance(got, Tensor) and torch.allclose(got, other(y), atol=1e-5)

@@ -1,0 +1,53 @@
+"""Drafts on captured passes: drawn tokens are those of plain passes, and an assistant's own passes are captured too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lamina.generation.drafts import Assistant, draft_of
+from lamina.generation.run import Chooser, one_by_one
+from lamina.generation.speculation import speculate
+from tests.generation.test_speculation import again, begin
+from tests.kernels.runs import small
+
+PROMPTS = [[5, 9, 12, 3, 44, 9, 12], [7]]
+pytestmark = pytest.mark.usefixtures("few_programs", "passes_by_kernels")
+
+
+@pytest.mark.parametrize("changes", [{"prompt_lookup_num_tokens": 3}, {"assistant_early_exit": 1}], ids=str)
+def test_tokens_drawn_are_those_of_plain_passes_with_the_same_seed(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warm = lambda scores, history: scores * 2 - history.seen(scores.shape[1])  # noqa: E731
+    run = begin(small("gemma2"), PROMPTS, 4, chooser=Chooser((warm,), sample=True, seed=3), num_assistant_tokens=2)
+    found = speculate(again(run, **changes))
+    monkeypatch.setattr("lamina.generation.reading.why_no_passes", lambda model, cache: "of this test")
+    plain = speculate(again(run, **changes))
+    assert (found.tokens, found.more) == (plain.tokens, plain.more)
+    assert found.how == "captured passes of several tokens"
+    assert plain.how == "plain passes of several tokens, since of this test"
+
+
+def test_an_assistants_passes_are_captured_too_and_an_exit_keeps_its_graphs() -> None:
+    run = begin(small("gemma2"), PROMPTS[1:], 3)
+    truth = one_by_one(again(run))
+    captures = []
+    for _ in range(2):
+        run_with = again(run, assistant_early_exit=1, num_assistant_tokens=2)
+        draft, schedule = draft_of(run_with)
+        assert isinstance(draft, Assistant)
+        assert speculate(run_with, draft, schedule).tokens == truth.tokens
+        captures.append(draft.model.graphs.captures)
+    assert captures[0] == captures[1] > 0
+
+
+def test_a_recurrent_assistant_reads_by_plain_passes_and_says_why() -> None:
+    run = begin(small("llama"), PROMPTS, 4)
+    found = speculate(again(run, assistant_model=small("mamba2"), num_assistant_tokens=2))
+    assert found.tokens == one_by_one(again(run)).tokens
+    assert found.how == (
+        "captured passes of several tokens; drafts by plain passes, since layer 0 entry 'state': its slack is 1; a "
+        "captured step keeps no log of inputs to go back to"
+    )

@@ -1,0 +1,139 @@
+"""One new token a row in one launch, against turning, storing and attending one after the other."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lamina.attention import Chunked, Full, Sliding, Window
+from lamina.cache.step import Step
+from lamina.kernels.attend import Shape
+from lamina.kernels.token import attend_token, takes
+from lamina.nn import RMSNorm
+from tests.kernels.stores import Held, error
+from tests.kernels.test_rope import norm_of, rope_of, same
+
+SMALL = Shape(block=16, warps=4, stages=2)
+
+
+def run(
+    window: Window,
+    lengths: list[int],
+    *,
+    heads: tuple[int, int] = (4, 2),
+    dims: tuple[int, int] = (32, 32),
+    pairs: int | None = 8,
+    neighbours: bool = False,
+    norms: tuple[RMSNorm, RMSNorm] | None = None,
+    norms_last: bool = False,
+    factor: bool = False,
+    gated: bool = False,
+    sinks: bool = False,
+    softcap: float | None = None,
+    counts: list[int] | None = None,
+    slack: int = 0,
+    ring: bool = True,
+    splits: int = 3,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[float, float]:
+    """The error of the kernel, and that of the plain computation in the same number format; stores are compared."""
+    torch.manual_seed(sum(lengths))
+    (Hq, Hk), (D, Dv), B = heads, dims, len(lengths)
+    held = Held.random(window, lengths, Hk, dims, slots=96, counts=counts, slack=slack, dtype=dtype, ring=ring)
+    real = held.real(1)
+
+    def fresh(count: int, dim: int) -> Tensor:
+        return (
+            torch.randn(B, 1, count, dim).masked_fill(~real[:, :, None, None], float("nan")).to(dtype).transpose(1, 2)
+        )
+
+    q, k = fresh(Hq + Hk, D).split([Hq, Hk], dim=1)
+    v, gate = fresh(Hk, Dv), fresh(Hq, Dv) if gated else None
+    rope = None if pairs is None else rope_of(held, 1, pairs)
+    by = torch.rand(B, 1) + 0.5 if factor else None
+    how: dict[str, Any] = {"scale": 0.3, "softcap": softcap, "sinks": torch.randn(Hq) if sinks else None}
+
+    step = Step.alone([], (B, 1), torch.device("cpu"))
+    turn: dict[str, Any] = {"rope": rope, "neighbours": neighbours, "norms_last": norms_last}
+
+    def attended(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        kind = q.dtype if dtype != torch.float64 else dtype
+        turned_q = step.ready(q.to(kind), norm=norms and norms[0], **turn)
+        turned_k = step.ready(k.to(kind), norm=norms and norms[1], **turn)
+        if by is not None:
+            turned_q = (turned_q * by[:, None, :, None]).to(turned_q.dtype)
+        out = held.attend(turned_q, [turned_k, v], dtype=dtype, **how)
+        return out if gate is None else out * gate.to(out.dtype).sigmoid(), turned_k.to(q.dtype)
+
+    truth, new_keys = attended(torch.float64)
+    stores = held.after([new_keys, v])
+    plain, _ = attended(dtype)
+    out = attend_token(
+        q, k, v, table=held.table(), window=window, norms=norms, factor=by, gate=gate, most_splits=splits, shape=SMALL,
+        least=16, **turn, **how,
+    )  # fmt: skip
+    assert takes(q, k, v) and out.shape == (B, Hq, 1, Dv)
+    assert out.isfinite().all(), "padding and unused slots never reach an output"
+    same(held, stores)
+    return error(out, truth, real), error(plain, truth, real)
+
+
+@pytest.mark.parametrize("splits", [1, 5])
+@pytest.mark.parametrize("pairs", [None, 8, 16])
+def test_ragged_rows_of_a_line(splits: int, pairs: int | None) -> None:
+    assert run(Full(), [0, 1, 16, 77], splits=splits, pairs=pairs)[0] < 1e-5
+
+
+@pytest.mark.parametrize("window", [Sliding(20), Sliding(20, keep=3), Chunked(24)], ids=str)
+@pytest.mark.parametrize("slack", [0, 3])
+def test_rings_before_at_and_after_the_wrap(window: Window, slack: int) -> None:
+    assert run(window, [0, 2, 19, 20, 24, 25, 90], slack=slack)[0] < 1e-5
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(("plus_one", "weight"), [(False, True), (True, True), (False, False)])
+def test_norms_of_heads(last: bool, plus_one: bool, weight: bool) -> None:
+    norms = norm_of(32, plus_one, weight), norm_of(32, plus_one, weight)
+    assert run(Full(), [3, 40], norms=norms, norms_last=last)[0] < 1e-5
+
+
+def test_neighbours_factors_gates_sinks_and_softcap() -> None:
+    assert run(Full(), [0, 40], neighbours=True, pairs=16)[0] < 1e-5
+    assert run(Full(), [0, 40], factor=True)[0] < 1e-5
+    for splits in (1, 4):
+        assert run(Full(), [0, 40], gated=True, splits=splits)[0] < 1e-5
+        assert run(Full(), [0, 40], sinks=True, softcap=2.0, splits=splits)[0] < 1e-5
+
+
+def test_a_row_that_takes_no_part_stays_as_it_is() -> None:
+    for splits in (1, 3):
+        assert run(Full(), [5, 40, 0], counts=[1, 0, 0], splits=splits)[0] < 1e-5
+    assert run(Sliding(8), [5, 40], counts=[0, 1])[0] < 1e-5
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_shapes_windows_and_lengths(seed: int) -> None:
+    draw = random.Random(seed)
+    window = draw.choice([Full(), Sliding(draw.randint(1, 30)), Chunked(draw.randint(1, 30))])
+    key_heads, group = draw.choice([1, 2, 3]), draw.choice([1, 2, 3, 8])
+    dims = draw.choice([16, 24, 32, 80]), draw.choice([16, 40, 64])
+    lengths = [draw.randint(0, 90) for _ in range(draw.randint(1, 4))]
+    ours, _ = run(
+        window, lengths, heads=(key_heads * group, key_heads), dims=dims,
+        pairs=draw.choice([None, 4, dims[0] // 2]), ring=draw.random() < 0.7, splits=draw.randint(1, 6),
+    )  # fmt: skip
+    assert ours < 1e-5
+
+
+def test_low_precision_is_within_twice_the_error_of_the_plain_computation() -> None:
+    ours, plain = run(Full(), [3, 77], dtype=torch.float16)
+    assert ours <= 2 * plain
+
+
+def test_several_tokens_are_for_another_kernel() -> None:
+    assert not takes(torch.zeros(1, 4, 2, 8), torch.zeros(1, 2, 2, 8), torch.zeros(1, 2, 2, 8))
+    assert not takes(torch.zeros(1, 32, 1, 8), torch.zeros(1, 1, 1, 8), torch.zeros(1, 1, 1, 8))
