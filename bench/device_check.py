@@ -4,11 +4,12 @@ Every family on the GPU: the laws in float32 and bfloat16, logits against transf
 decoding, greedy and drawn, against plain passes, with two caches in turn, one of them growing, through one graph;
 captured passes of 1 to 16 tokens, ragged in what is read and accepted, and speculation on them, against plain ones.
 Then what the host may not do: passes with counts that live on the device run without a single synchronisation, and
-device counts out of range are clamped and told at the next read.
+device counts out of range are clamped and told at the next read. All of that in pages of a pool too.
 """
 
 from __future__ import annotations
 
+import gc
 import platform
 import random
 import sys
@@ -36,8 +37,9 @@ def main() -> None:
         "| family | logits against transformers, float32 | laws, float32 | laws on the host, float32 | laws, bfloat16 "
         "| no sync in a decode pass | "
         "captured equals plain, greedy and drawn, float32 | the same but for near-ties, greedy, bfloat16 | "
-        "captures for two caches | passes of several tokens, and speculation on them, float32 |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "captures for two caches | passes of several tokens, and speculation on them, float32 | "
+        "in pages the same tokens, greedy, drawn and beams, and no sync |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     ok = True
     for family, name in FIRST:
@@ -52,6 +54,7 @@ def main() -> None:
         quiet = without_syncs(model)
         same, captures = captured_is_plain(model)
         several = passes_are_plain(model)
+        pages = in_pages(model)
         exact = model(ids)
         half = lamina.verify(model.to(torch.bfloat16), tries=1)
         rounded = same_but_for_ties(model, float((model(ids).float() - exact).abs().max()))
@@ -59,7 +62,7 @@ def main() -> None:
             if not report:
                 print(report, file=sys.stderr)
         ok &= error < 2e-4 and full.ok and far.ok and half.ok and quiet == "yes" and captures == 1
-        ok &= same == rounded == several == "yes"
+        ok &= same == rounded == several == pages == "yes"
         cells = [
             family,
             f"{error:.1e}",
@@ -69,6 +72,7 @@ def main() -> None:
             rounded,
             str(captures),
             several,
+            pages,
         ]
         lines.append(f"| {' | '.join(cells)} |")
         print(lines[-1], f"{time.perf_counter() - started:.0f} s", flush=True)
@@ -163,9 +167,26 @@ def passes_are_plain(model: Model) -> str:
     return "yes"
 
 
-def without_syncs(model: Model) -> str:
+def in_pages(model: Model) -> str:
+    """Whether caches in pages give the tokens of plain passes, wait for nothing, and give all pages back."""
+    quiet = without_syncs(model, lamina.Pool(model, tokens=512, page=4, slack=2))
+    return quiet if quiet != "yes" else same_in_pages(model)
+
+
+def same_in_pages(model: Model) -> str:
+    pool = lamina.Pool(model, page=4)
+    settings: dict[str, Any]
+    for settings in ({}, DRAWN, {"num_beams": 3}):
+        found = model.generate(PROMPTS, 20, eos_token_id=None, cache=model.new_cache(3, pool=pool), **settings).tokens
+        if found != plain(model, PROMPTS, 20, **settings).tokens:
+            return f"no, with {settings or 'greedy'}"
+    gc.collect()
+    return "yes" if pool.check().used == 0 else "pages are not given back"
+
+
+def without_syncs(model: Model, pool: lamina.Pool | None = None) -> str:
     """Decodes with device counts and device acceptance while PyTorch forbids synchronisation."""
-    cache = model.new_cache(rows=3, capacity=64, slack=2)
+    cache = model.new_cache(rows=3, capacity=64, slack=2, pool=pool)
     ids = random_ids(3, 24, model.vocab).cuda()
     model(ids[:, :5], cache=cache, counts=[5, 3, 1])
     counts = torch.tensor([1, 0, 1], device="cuda")

@@ -15,6 +15,10 @@ class CapacityError(LaminaError, ValueError):
     """A row would hold more tokens than there is room for. Nothing was written."""
 
 
+class PagesError(CapacityError):
+    """A pool has fewer free pages than are needed. Nothing was changed."""
+
+
 class RewindError(LaminaError, ValueError):
     """A row cannot be taken back that far. Nothing was changed."""
 

@@ -27,6 +27,7 @@ from lamina.errors import CapacityError, InputError
 from lamina.runtime.compiled import CompiledBlocks, why_not_compiled
 
 if TYPE_CHECKING:
+    from lamina.cache.pool import Pool
     from lamina.checkpoint.names import Names
     from lamina.checkpoint.tokenizer import Tokenizer
     from lamina.generation.result import Result
@@ -255,19 +256,23 @@ class Model(nn.Module):
         source: Source | None = None,
         codec: Codecs | None = None,
         residence: str = "device",
+        pool: Pool | None = None,
     ) -> Cache:
         """A cache for this model: what must be remembered is the model's to say, how it is kept is yours.
 
         codec       how keys and values are written: "int8", "int4", "k8v4", "fp8" …, a `Codec`, or one for some layers
         residence   where bytes live: "device", or "host", from where passes fetch the next layers while one computes
+        pool        a `lamina.Pool` to keep tokens in, in pages that forks share; slack and codec are the pool's then
 
         >>> model.new_cache(codec={"default": "k5v4", 0: "int8"})      # doctest: +SKIP
         """
+        if pool is not None:
+            slack, codec = pool.terms(self, slack, codec)
         codecs = codecs_of(codec, self.specs)
         cache = Cache(
             self.specs, rows=rows, capacity=capacity, slack=slack, dtype=self.dtype, device=self.device, codec=codec,
             centres=None if all(one.keys == "plain" for one in codecs) else centres_of(self),
-            max_positions=self.max_positions, model=self, residence=residence,
+            max_positions=self.max_positions, model=self, residence=residence, pool=pool,
         )  # fmt: skip
         return cache if source is None else cache.attach(source)
 

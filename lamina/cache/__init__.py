@@ -5,10 +5,11 @@ from lamina.cache.codec import Codec
 from lamina.cache.cross import Source
 from lamina.cache.layer import Layer
 from lamina.cache.memory import Memory
+from lamina.cache.pool import Pool
 from lamina.cache.spec import Attention, Convolution, Cross, Keeping, Latent, Recurrent, Shared, Spec, Tokens
 from lamina.cache.step import Step
 
 __all__ = [
-    "Attention", "Cache", "Codec", "Convolution", "Cross", "Keeping", "Latent", "Layer", "Memory", "Recurrent",
-    "Shared", "Source", "Spec", "Step", "Tokens",
+    "Attention", "Cache", "Codec", "Convolution", "Cross", "Keeping", "Latent", "Layer", "Memory", "Pool",
+    "Recurrent", "Shared", "Source", "Spec", "Step", "Tokens",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ verb works on every kind of layer; what cannot be done is refused before anythin
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +24,16 @@ from lamina.cache.codec import Codecs, codecs_of
 from lamina.cache.counts import Counts, row_numbers
 from lamina.cache.cross import CrossLayer, Source
 from lamina.cache.fetching import Fetched, Fetcher, is_far
+from lamina.cache.holding import Tables
 from lamina.cache.host import checked_residence
-from lamina.cache.layer import Key, Layer
+from lamina.cache.layer import Key, Layer, Released
 from lamina.cache.spec import Keeping, LayerSpecs, Shared
 from lamina.cache.step import Step
 from lamina.cache.table import table
 from lamina.errors import CapacityError, InputError, RewindError
 
 if TYPE_CHECKING:
+    from lamina.cache.pool import Pool
     from lamina.model import Model
     from lamina.runtime.passes import CapturedPass
 
@@ -49,6 +52,7 @@ class Cache:
     residence      where bytes live: "device", or "host". On the host, a pass fetches layer by layer what it needs (see
                    fetching.py). To know what that is the host must know every length: where counts are tensors on the
                    device, opening and committing a pass reads them. Kinds from outside the package stay on the device
+    pool           where its tokens are kept, in pages; slack, codec and dtype must be the pool's
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class Cache:
         max_positions: int | None = None,
         model: Model | None = None,
         residence: str = "device",
+        pool: Pool | None = None,
     ) -> None:
         if rows < 1:
             raise InputError(f"a cache needs at least one row, not {rows}")
@@ -76,17 +81,25 @@ class Cache:
         self.dtype, self.device = dtype, torch.device(device)
         self.max_positions, self.model = max_positions, model
         self.residence = checked_residence(residence)
+        if pool is not None and self.residence != "device":
+            raise InputError(
+                f"residence={residence!r} and a pool were given: pages of a pool lie on the device; leave one out"
+            )
         self.codecs, self.centres = codecs_of(codec, self.specs), centres or {}
-        self.layers: list[dict[str, Layer]] = [
-            {name: spec.layer(self.keeping((i, name), rows, capacity, slack)) for name, spec in entry.items()}
+        room = capacity if pool is None else None  # what is to lie in pages has no memory of its own
+        self.layers: Sequence[dict[str, Layer]] = [
+            {name: spec.layer(self.keeping((i, name), rows, room, slack)) for name, spec in entry.items()}
             for i, entry in enumerate(self.specs)
         ]
+        self.pages = None if pool is None else Tables.new(pool, rows, capacity)
+        if self.pages is not None:
+            self.pages.bind(self.layers)
         self.clock = Clock(rows, self.device)
         self.shared = shared_keys(self.specs)
         self.logits: Tensor | None = None  # [B, vocab] after each row's last token, NaN where not known
         self.record = allocate((rows, 0), torch.int64, self.device)
         self.fetcher = self._new_fetcher()
-        self._open: Step | CapturedPass | None = None
+        self._opened: weakref.ref[Step | CapturedPass] | None = None
         self._room = 0  # tokens that every layer is known to have room for; it may have more
 
     # -- facts -----------------------------------------------------------------------------------------------------
@@ -94,6 +107,11 @@ class Cache:
     @property
     def rows(self) -> int:
         return self.clock.rows
+
+    @property
+    def pool(self) -> Pool | None:
+        """Where its tokens lie, in pages; None: in memory of its own."""
+        return None if self.pages is None else self.pages.pool
 
     @property
     def lengths(self) -> Tensor:
@@ -121,14 +139,19 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of everything the layers hold."""
+        """Bytes of everything the layers hold; in a pool, of the pages, whoever holds them too."""
         return sum(layer.nbytes for layer in self._all())
 
     def _new_fetcher(self) -> Fetcher | None:
         return Fetcher(self.device) if any(is_far(layer) for layer in self._all()) else None
 
     def __repr__(self) -> str:
-        return table(self)
+        return "Cache, released" if isinstance(self.layers, Released) else table(self)
+
+    @property
+    def _open(self) -> Step | CapturedPass | None:
+        """The pass that is under way, if somebody still has it: a pass keeps its cache, not the other way round."""
+        return None if self._opened is None else self._opened()
 
     def _all(self) -> list[Layer]:
         return [layer for entry in self.layers for layer in entry.values()]
@@ -196,7 +219,7 @@ class Cache:
         if T == 1:  # a ring takes one token in place
             self.clock.touch(1, index)
         self._close(self._open)
-        self._open = step
+        self._opened = weakref.ref(step)
         return step
 
     def admit(self, one: CapturedPass, T: int, counts: Numbers) -> Counts:
@@ -208,7 +231,7 @@ class Cache:
             self.clock.fault.logical_or_(real.out_of_range)
         self._make_room(list(range(self.rows)), real, T)
         self._close(self._open)
-        self._open = one
+        self._opened = weakref.ref(one)
         return real
 
     def went_on(self, taken: Counts) -> None:
@@ -230,8 +253,12 @@ class Cache:
                 )
 
     def _make_room(self, rows: list[int], counts: Counts | None, T: int) -> None:
-        if max(self.clock.high[row] for row in rows) + T <= min(self._room, self.record.shape[1]):
-            return
+        if max(self.clock.high[row] for row in rows) + T > min(self._room, self.record.shape[1]):
+            self._grow(rows, counts, T)
+        if self.pages is not None:
+            self.pages.take(self.clock, rows, counts, T)
+
+    def _grow(self, rows: list[int], counts: Counts | None, T: int) -> None:
         limit = self.limit
         room = min((layer.slots or 0 for layer in self._all() if getattr(layer, "grows", False)), default=None)
 
@@ -289,6 +316,8 @@ class Cache:
                 step.fetched.taken = given.read()
             taken, low, high = given.tensor, given.low, given.high
         numbers = list(range(self.rows)) if step.rows is None else step.rows
+        if self.pages is not None and step.T > 1:
+            self.pages.take_rings(clock, numbers, high)
         after = [(row, clock.low[row] + a, clock.high[row] + b) for row, a, b in zip(numbers, low, high, strict=True)]
         step.folds = slack > 0 and any(most - clock.base_low[row] > 2 * slack for row, _, most in after)
 
@@ -345,7 +374,7 @@ class Cache:
     def _close(self, step: Step | CapturedPass | None) -> None:
         if step is not None:
             step.abort()
-        self._open = None
+        self._opened = None
 
     # -- verbs in place --------------------------------------------------------------------------------------------
 
@@ -369,6 +398,8 @@ class Cache:
         self.clock.take_back(amounts.tensor, host)
         for layer in self._all():
             layer.rewind(self.clock, changed)
+        if self.pages is not None:
+            self.pages.shrink(self.clock.low)
         if self.logits is not None:
             self.logits.masked_fill_(changed[:, None], float("nan"))
         return self
@@ -381,6 +412,8 @@ class Cache:
         self.clock.set_zero(numbers, index)
         for layer in self._all():
             layer.reset(index)
+        if self.pages is not None:
+            self.pages.reset(numbers)
         if self.logits is not None:
             self.logits.index_fill_(0, index, float("nan"))
         return self
@@ -397,13 +430,23 @@ class Cache:
         return self
 
     def reserve(self, n: int) -> Cache:
-        """Makes room for rows of n tokens now, so that no pass up to there has to grow."""
+        """Makes room for rows of n tokens now, so that no pass up to there has to grow. Pages of a pool are taken as
+        tokens come."""
         if self.limit is not None and n > self.limit:
             raise CapacityError(f"cannot reserve {n} tokens: the capacity is {self.limit}; make a larger cache")
         self._reserve(n, n)
         if self.fetcher is not None:
             self.fetcher.reserve(self.layers, {i for i, _ in self.shared}, self.rows)
         return self
+
+    def release(self) -> None:
+        """Gives back all memory at once; the cache cannot be used any more. Pages are given back too when a cache is
+        dropped, but when that is, Python says."""
+        self._close(self._open)
+        if self.pages is not None:
+            self.pages.release()
+        self.layers, self.pages, self.logits = Released(), None, None
+        self.record = self.record[:, :0].clone()
 
     def attach(self, source: Source, rows: Sequence[int] | Tensor | None = None) -> Cache:
         """Gives the rows (all when None) their encoder output: computes every cross key and value at once."""
@@ -460,6 +503,7 @@ class Cache:
             self.clock.select(numbers, index),
             self.record.index_select(0, index),
             None if self.logits is None else self.logits.index_select(0, index),
+            None if self.pages is None else self.pages.select(numbers),
         )
 
     def repeat(self, n: int | Sequence[int]) -> Cache:
@@ -484,10 +528,19 @@ class Cache:
 
         return join(caches)
 
-    def _made(self, layers: list[dict[str, Layer]], clock: Clock, record: Tensor, logits: Tensor | None) -> Cache:
+    def _made(
+        self,
+        layers: list[dict[str, Layer]],
+        clock: Clock,
+        record: Tensor,
+        logits: Tensor | None,
+        pages: Tables | None,
+    ) -> Cache:
         new = object.__new__(Cache)
         new.__dict__.update(self.__dict__)
-        new.layers, new.clock, new._open, new._room = layers, clock, None, 0
+        new.layers, new.clock, new._opened, new._room, new.pages = layers, clock, None, 0, pages
+        if pages is not None:
+            pages.bind(layers)
         new.fetcher = new._new_fetcher()
         new.record = allocate(record.shape, torch.int64, self.device)
         new.record.copy_(record)

@@ -33,6 +33,8 @@ from lamina.cache.layer import Layer
 from lamina.errors import CacheFileError, InputError
 
 if TYPE_CHECKING:
+    from lamina.cache.paged import PagedPart
+    from lamina.cache.pool import Pool
     from lamina.model import Model
 
 
@@ -60,7 +62,7 @@ def save(cache: Cache, path: str | os.PathLike[str], states: str | None = None) 
     for key, layer in used.items():
         fields = {
             name: torch.empty(x.shape, dtype=as_kept(layer, name, x, at_rest), device="meta")
-            for name, x in layer.data.items()
+            for name, x in layer.like.items()
         }
         like |= _fields(key, fields) | _fields(key, constants.get(key, {}), "constants.")
 
@@ -71,7 +73,7 @@ def save(cache: Cache, path: str | os.PathLike[str], states: str | None = None) 
             yield cache.logits
         every = torch.arange(cache.rows, device=cache.device)
         for key, layer in used.items():
-            own = layer.select(every)
+            own = layer.copied(every)
             own.poison(clock, 0.0)
             yield from idle(own, at_rest).data.values()
             yield from constants.get(key, {}).values()
@@ -80,7 +82,11 @@ def save(cache: Cache, path: str | os.PathLike[str], states: str | None = None) 
 
 
 def load_cache(
-    path: str | os.PathLike[str], model: Model, device: str | torch.device | None = None, residence: str = "device"
+    path: str | os.PathLike[str],
+    model: Model,
+    device: str | torch.device | None = None,
+    residence: str = "device",
+    pool: Pool | None = None,
 ) -> Cache:
     """The cache that was saved there, for the model that made it; on the model's own device when none is named.
 
@@ -103,13 +109,20 @@ def load_cache(
         written = _written(codecs, model)
         dtype = getattr(torch, kept["dtype"]) if made_by.dtype == dtype_name(model.dtype) else model.dtype
         place = model.device if device is None else torch.empty(0, device=device).device  # "cuda" is "cuda:0"
+        if pool is not None:
+            _check_pool(pool, model, place, kept["slack"], codecs)
         cache = Cache(
             model.specs, rows=kept["rows"], capacity=kept["capacity"], slack=kept["slack"], dtype=dtype, device=place,
             max_positions=model.max_positions, model=model, codec=written,
             centres=None if all(one.keys == "plain" for one in codecs) else centres_of(model), residence=residence,
+            pool=pool,
         )  # fmt: skip
         cache.codecs = codecs
         cache.clock.set(saved["clock"])
+        if cache.pages is not None:
+            lengths = saved["clock"]["lengths"]
+            cache.pages.widen(max(lengths))
+            cache.pages.prepare([(row, 0, length) for row, length in enumerate(lengths)])
         places, like = _places(cache, file.like, saved), file.like
         for name in sorted(places.keys() | like.keys()):
             if name not in places or name not in like or places[name].shape != like[name].shape:
@@ -119,7 +132,7 @@ def load_cache(
     return cache
 
 
-def _places(cache: Cache, like: Mapping[str, Tensor], saved: Mapping[str, Any]) -> dict[str, Tensor]:
+def _places(cache: Cache, like: Mapping[str, Tensor], saved: Mapping[str, Any]) -> dict[str, Tensor | PagedPart]:
     """Where each tensor of the file goes. Stores get as many slots as they had: the same slices, the same kernels."""
 
     def room(name: str, dtype: torch.dtype | None = None) -> Tensor:
@@ -127,20 +140,33 @@ def _places(cache: Cache, like: Mapping[str, Tensor], saved: Mapping[str, Any]) 
 
     rows, longest = like["tokens"].shape
     cache.record = allocate((rows, saved["slots"]["tokens"]), torch.int64, cache.device)
-    places = {"tokens": cache.record[:, :longest]}
+    places: dict[str, Tensor | PagedPart] = {"tokens": cache.record[:, :longest]}
     if "logits" in like:
         as_kept = dtype_name(like["logits"].dtype) == saved["kept"]["dtype"]
         cache.logits = places["logits"] = room("logits", cache.dtype if as_kept else None)
     for key, layer in _layers(cache):
         if layer.slots is not None:
             layer.widen(saved["slots"][key])
-        for name, field in _fields(key, layer.data).items():
-            if name in like:
-                places[name] = field[tuple(slice(size) for size in like[name].shape)]
+        for name in layer.data:
+            if (full := f"{key}.{name}") in like:
+                places[full] = layer.part(name, like[full].shape)
         if (names := saved["constants"].get(key)) is not None:  # of a rule that has none, this too must be known
             layer.constants = {name: room(f"{key}.constants.{name}") for name in names}
             places |= _fields(key, layer.constants, "constants.")
     return places
+
+
+def _check_pool(pool: Pool, model: Model, device: torch.device, slack: int, codecs: Sequence[Codec]) -> None:
+    pool.terms(model, slack, None)
+    if device != pool.device:
+        raise InputError(f"device={device}, but the pool is on {pool.device}: leave device out")
+    if slack != pool.slack:
+        raise InputError(
+            f"the file's cache has a slack of {slack}, the pool {pool.slack}: make a pool with slack={slack}"
+        )
+    for i, (saved, own) in enumerate(zip(codecs, pool.codecs, strict=True)):
+        if saved != own:
+            raise InputError(f"layer {i} of the file's cache is written as {saved}, in the pool as {own}: make another")
 
 
 def _written(codecs: Sequence[Codec], model: Model) -> dict[int | str, Codec]:

@@ -33,7 +33,7 @@ def idle_dtype(states: str | None) -> torch.dtype | None:
 
 def idle(layer: L, dtype: torch.dtype | None) -> L:
     """The layer with its states in this dtype, where that is smaller."""
-    if dtype is None:
+    if dtype is None or not layer.states:
         return layer
     return layer._with({name: tensor.to(as_kept(layer, name, tensor, dtype)) for name, tensor in layer.data.items()})
 

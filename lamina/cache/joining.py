@@ -1,15 +1,22 @@
-"""Joining caches: every layer is laid out anew in the largest shape of them, then put side by side."""
+"""Joining caches: every layer is laid out anew in the largest shape of them, then put side by side.
+
+If one of them lies in a pool, so does what is made of them: pages of that pool are shared, others' tokens copied in.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.cache.clock import Clock
+from lamina.cache.holding import Tables
 from lamina.cache.layer import Key, Layer
+from lamina.cache.paged import copy_in
+from lamina.cache.pool import Pool
+from lamina.cache.store import TokenLayer
 from lamina.errors import InputError
 
 
@@ -21,15 +28,25 @@ def join(caches: Sequence[Cache]) -> Cache:
     for other in caches[1:]:
         _same_kind(first, other)
     slack = max(cache.slack for cache in caches)
+    pool = next((cache.pool for cache in caches if cache.pool is not None), None)
+    if pool is not None and pool.slack < slack:
+        raise InputError(
+            f"a cache with a slack of {slack} cannot be joined into a pool with a slack of {pool.slack}: make the pool "
+            f"with slack={slack}"
+        )
     capacity = None if first.capacity is None else max(cache.capacity or 0 for cache in caches)
     clocks = [_with_slack(cache, slack) for cache in caches]
     longest = max(max(clock.sync()) for clock in clocks)
 
+    pages = None if pool is None else _pages(pool, caches, clocks, capacity, longest)
     layers: list[dict[str, Layer]] = []
     for i, entry in enumerate(first.layers):
         layers.append({})
         for name in entry:
             parts = [cache.layers[i][name] for cache in caches]
+            if pages is not None and getattr(entry[name], "pageable", False):
+                layers[i][name] = entry[name].spec.layer(first.keeping((i, name), 1, None, slack))
+                continue
             like = entry[name].spec.layer(first.keeping((i, name), 1, capacity, slack))
             like.reserve(max(longest, *(part.slots or 0 for part in parts)))
             widest = max(parts, key=lambda part: part.slots or 0)
@@ -38,6 +55,9 @@ def join(caches: Sequence[Cache]) -> Cache:
             fitted = [part.fit(like, clock) for part, clock in zip(parts, clocks, strict=True)]
             layers[i][name] = type(fitted[0]).join(fitted)
 
+    if pages is not None:
+        pages.bind(layers)
+        _copy_tokens(layers, caches, clocks)
     width = max(cache.record.shape[1] for cache in caches)
     pad = torch.nn.functional.pad
     record = torch.cat([pad(cache.record, (0, width - cache.record.shape[1]), value=-1) for cache in caches])
@@ -48,9 +68,42 @@ def join(caches: Sequence[Cache]) -> Cache:
         logits = torch.cat(
             [known.new_full((c.rows, known.shape[1]), nothing) if c.logits is None else c.logits for c in caches]
         )
-    new = first._made(layers, Clock.join(clocks), record, logits)
+    new = first._made(layers, Clock.join(clocks), record, logits, pages)
     new.slack, new.capacity = slack, capacity
     return new
+
+
+def _pages(pool: Pool, caches: Sequence[Cache], clocks: Sequence[Clock], capacity: int | None, longest: int) -> Tables:
+    """Tables for the rows of all caches: pages of this pool are shared, tokens of others get new ones."""
+    pages = Tables.new(pool, sum(cache.rows for cache in caches), capacity)
+    if capacity is None:
+        pages.widen(longest)
+    for first, cache, clock in _rows(caches, clocks):
+        if cache.pages is not None and cache.pool is pool:
+            pages.adopt(first, cache.pages)
+        else:
+            pages.prepare([(first + row, 0, length) for row, length in enumerate(clock.sync())])
+    return pages
+
+
+def _copy_tokens(layers: Sequence[Mapping[str, Layer]], caches: Sequence[Cache], clocks: Sequence[Clock]) -> None:
+    """Copies the tokens of caches that do not lie in the pool into the pages that were taken for them."""
+    for first, cache, clock in _rows(caches, clocks):
+        for entry, old in zip(layers, cache.layers, strict=True):
+            for name, layer in entry.items():
+                part = old[name]
+                if not isinstance(layer, TokenLayer) or not isinstance(part, TokenLayer):
+                    continue
+                if layer.place.paged and part.data is not layer.data:
+                    copy_in(layer, range(first, first + cache.rows), part, clock)
+
+
+def _rows(caches: Sequence[Cache], clocks: Sequence[Clock]) -> Iterator[tuple[int, Cache, Clock]]:
+    """Each cache, after the number of its first row among all."""
+    first = 0
+    for cache, clock in zip(caches, clocks, strict=True):
+        yield first, cache, clock
+        first += cache.rows
 
 
 def _same_kind(a: Cache, b: Cache) -> None:

@@ -8,6 +8,7 @@ it can be taken back. A layer with no data at all is *bare*: it serves a pass wi
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
@@ -15,9 +16,11 @@ from torch import Tensor
 from lamina.cache.clock import Clock
 from lamina.cache.place import Place
 from lamina.cache.spec import Spec
+from lamina.errors import InputError
 
 if TYPE_CHECKING:
     from lamina.cache.fetching import Fetched, Pieces
+    from lamina.cache.paged import PagedPart
     from lamina.cache.reordering import Moves
     from lamina.cache.step import Step
 
@@ -25,7 +28,8 @@ Key = tuple[int, str]  # (index of the model's layer, name of the entry)
 
 
 class Layer:
-    """The interface and the shared verbs. Every verb that returns a layer returns one that shares no memory."""
+    """The interface and the shared verbs. A verb that returns a layer returns one that shares nothing with it that is
+    ever written."""
 
     limit: int | None = None
     """The most tokens a row may hold here; None when there is no end."""
@@ -127,6 +131,21 @@ class Layer:
     def select(self, index: Tensor) -> Self:
         return self._with({name: self.place.select(tensor, index) for name, tensor in self.data.items()})
 
+    # -- for files -------------------------------------------------------------------------------------------------
+
+    @property
+    def like(self) -> dict[str, Tensor]:
+        """What `copied` gives of all rows: tensors of those shapes, whose numbers nobody looks at."""
+        return self.data
+
+    def copied(self, index: Tensor) -> Self:
+        """These rows in memory of their own, whole tensors each."""
+        return self.select(index)
+
+    def part(self, name: str, shape: Sequence[int]) -> Tensor | PagedPart:
+        """Where a tensor of that name and shape, out of `copied.data`, is copied to."""
+        return self.data[name][tuple(slice(size) for size in shape)]
+
     @classmethod
     def join(cls, layers: list[Self]) -> Self:
         first = layers[0]
@@ -136,3 +155,13 @@ class Layer:
         new = copy.copy(self)
         new.data = data
         return new
+
+
+class Released(Sequence[Any]):
+    """Stands for the layers of a cache that was released: whoever wants one is told."""
+
+    def __getitem__(self, index: Any) -> Any:
+        raise InputError("this cache was released and holds nothing any more: make another")
+
+    def __len__(self) -> int:
+        return self[0]

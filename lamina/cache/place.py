@@ -19,6 +19,7 @@ from lamina.cache.formats import Fields
 from lamina.cache.layout import Layout
 
 if TYPE_CHECKING:
+    from lamina.cache.paged import PagedPart
     from lamina.cache.reordering import Moves
     from lamina.cache.step import Step
 
@@ -51,6 +52,7 @@ class Place:
     """On the device, every row with as many slots as the others. `data` is the layer's: name of a part -> tensor."""
 
     residence = "device"
+    paged = False
 
     def make(
         self, rows: int, lead: Sequence[int], slots: int, width: int, dtype: torch.dtype, device: torch.device
@@ -75,6 +77,13 @@ class Place:
     def cut(self, data: Fields, slots: int) -> Fields:
         """The first slots of each row, sharing memory."""
         return {name: store[..., :slots, :] for name, store in data.items()}
+
+    def first(self, slots: int) -> Place:
+        """The place of what `cut` gives."""
+        return self
+
+    def nbytes(self, data: Fields) -> int:
+        return sum(store.nbytes for store in data.values())
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 
@@ -133,3 +142,17 @@ class Place:
     def reorder(self, data: Fields, moves: Moves, layout: Layout) -> None:
         for store in data.values():
             moves.slots(store, layout)
+
+    # -- as plain tensors ------------------------------------------------------------------------------------------
+
+    def like(self, data: Fields) -> Fields:
+        """Tensors in the shape of `copied` for all rows, whose numbers nobody looks at."""
+        return data
+
+    def copied(self, data: Fields, index: Tensor) -> Fields:
+        """These rows in plain memory that nobody shares: [R, *lead, S, width] each."""
+        return {name: self.select(store, index) for name, store in data.items()}
+
+    def part(self, data: Fields, name: str, shape: Sequence[int]) -> Tensor | PagedPart:
+        """Where a tensor of that shape, which `copied` gave elsewhere, is copied to."""
+        return data[name][tuple(slice(size) for size in shape)]

@@ -44,6 +44,7 @@ class ConvolutionLayer(TokenLayer):
     """The last `kernel` inputs [B, S, C] of a causal depthwise convolution."""
 
     spec: Convolution
+    pageable = False  # a few slots, which every pass reads
 
     def __init__(self, spec: Convolution, keeping: Keeping | None) -> None:
         super().__init__(spec, {"x": (spec.channels,)}, Sliding(spec.kernel), keeping)

@@ -130,8 +130,11 @@ def reorder(cache: Cache, rows: Sequence[int] | Tensor, since: int | Sequence[in
     cache.drop_open_step()
     if cache.logits is not None:
         Moves(moves, cache.device).rows(cache.logits)
-    different = [move for move in moves if not (move.alike and move.since == move.length)]
+    # Rows without a token have nothing in common, not even a source.
+    different = [move for move in moves if not (move.alike and move.since == move.length > 0)]
     these = Moves(different, cache.device)
+    if cache.pages is not None:
+        cache.pages.reorder(different)
     for entry in cache.layers:
         for layer in entry.values():
             layer.reorder(these)

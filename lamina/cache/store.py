@@ -14,7 +14,7 @@ that token's numbers: a slot written twice receives the same numbers twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -28,10 +28,12 @@ from lamina.cache.formats import Fields
 from lamina.cache.host import place_for
 from lamina.cache.layer import Key, Layer
 from lamina.cache.layout import Layout
+from lamina.cache.place import Place
 from lamina.cache.spec import Keeping, Spec
 
 if TYPE_CHECKING:
     from lamina.cache.fetching import Fetched, Pieces
+    from lamina.cache.paged import PagedPart
     from lamina.cache.reordering import Moves
     from lamina.cache.step import Step
 
@@ -61,6 +63,9 @@ class TokenLayer(Layer):
 
     roles: Mapping[str, Role] = {}
     """What each field is to a codec; one without a role is kept as it is."""
+
+    pageable = True
+    """Whether a pool keeps its tokens, where a cache has one."""
 
     def __init__(
         self, spec: Spec, fields: Mapping[str, tuple[int, ...]], window: Window, keeping: Keeping | None
@@ -101,6 +106,10 @@ class TokenLayer(Layer):
         return name
 
     @property
+    def nbytes(self) -> int:
+        return self.place.nbytes(self.data)
+
+    @property
     def format(self) -> str:
         return str(self.coding.codec) if self.coding.forms else super().format
 
@@ -108,20 +117,21 @@ class TokenLayer(Layer):
 
     def reserve(self, tokens: int) -> None:
         needed = tokens if self.layout.most is None else min(tokens, self.layout.most)
-        if self.bare or not self.grows or needed <= self.slots:
+        if self.bare or not self.grows:
             return
-        slots = max(needed, 2 * self.slots, SMALLEST)
+        slots = max(needed, 2 * self.slots, SMALLEST) if needed > self.slots else self.slots
         self.widen(slots if self.layout.most is None else min(slots, self.layout.most))
 
     def widen(self, slots: int) -> None:
         if slots > self.slots:
             self.place.widen(self.data, slots)
-            self.grows = self.grows and self.slots != self.layout.most
+        self.grows = self.grows and self.slots != self.layout.most
 
     def used(self, longest: int, written: int) -> Self:
         wrapped = self.layout.most is not None and written > self.layout.most
         end = self.slots if wrapped else longest  # until a ring goes round, slot and position are the same
         new = self._with(self.place.cut(self.data, end))
+        new.place = self.place.first(end)
         if end < self.slots == self.layout.most:
             new.grows = True  # a whole ring that was cut may be whole again
         return new
@@ -293,6 +303,20 @@ class TokenLayer(Layer):
 
     def reorder(self, moves: Moves) -> None:
         self.place.reorder(self.data, moves, self.layout)
+
+    @property
+    def like(self) -> Fields:
+        return self.place.like(self.data)
+
+    def copied(self, index: Tensor) -> Self:
+        if not self.place.paged:
+            return self.select(index)
+        new = self._with(self.place.copied(self.data, index))
+        new.place = Place()
+        return new
+
+    def part(self, name: str, shape: Sequence[int]) -> Tensor | PagedPart:
+        return self.place.part(self.data, name, shape)
 
     def fit(self, like: Self, clock: Clock) -> Self:
         if self.layout == like.layout and self.slots == like.slots:

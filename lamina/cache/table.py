@@ -55,6 +55,8 @@ def lines(cache: Cache) -> list[Line]:
     ]
     if cache.fetcher is not None:
         found.append(Line("fetched", None, None, "", cache.fetcher.nbytes))
+    if cache.pages is not None:
+        found.append(Line("page tables", None, None, "int32", cache.pages.nbytes))
     found.append(Line("token ids", None, cache.record.shape[1], "int64", cache.record.nbytes))
     if cache.logits is not None:
         found.append(Line("logits", None, None, _dtypes([cache.logits]), cache.logits.nbytes))
@@ -73,6 +75,9 @@ def table(cache: Cache) -> str:
         body = [(*cells, name) for cells, name in zip(body, ["", *(x.residence for x in found), ""], strict=True)]
         body += [("", "", "", "", nbytes, name) for name, nbytes in where.items()]
     room = "grows" if cache.capacity is None else f"capacity {cache.capacity}"
+    if cache.pages is not None:
+        own, shared = cache.pages.own_and_shared
+        room += f", in pages of {cache.pages.pool.page} ({size(own)} of its own, {size(shared)} shared with others)"
     lengths = cache.clock.sync()
     shown = ", ".join(map(str, lengths[:8])) + (", …" if len(lengths) > 8 else "")
     head = f"Cache of {cache.rows} row{'s' * (cache.rows != 1)}, {room}, slack {cache.slack}, lengths [{shown}]"

@@ -1,16 +1,24 @@
-"""Trimming: one row of a cache as a cache of its own, without a slot that it does not use, for keeping."""
+"""Trimming: one row of a cache as a cache of its own, without a slot that it does not use, for keeping.
+
+A row in pages shares them, and nothing is copied but states.
+"""
 
 from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 
 from lamina.cache.cache import Cache
 from lamina.cache.clock import on_device
 from lamina.cache.idle import idle, idle_bytes
+from lamina.cache.pool import Kind
 
 
 def trimmed(cache: Cache, row: int, length: int | None = None, states: torch.dtype | None = None) -> Cache:
-    """The row's first `length` tokens (all when None), copied; the cache stays as it is.
+    """The row's first `length` tokens (all when None), copied or in shared pages; the cache stays as it is.
 
     states   the dtype of recurrent states in the copy; None: as they are
 
@@ -23,12 +31,15 @@ def trimmed(cache: Cache, row: int, length: int | None = None, states: torch.dty
     back = 0 if length is None else held - length
     if back:
         clock.take_back(on_device([back], cache.device), [back])
+    pages = None if cache.pages is None else cache.pages.select([row])
+    if pages is not None:
+        pages.shrink([held - back])
     layers = [
         {name: layer.used(held - back, written).select(index) for name, layer in entry.items()}
         for entry in cache.layers
     ]
     logits = None if back or cache.logits is None else cache.logits.index_select(0, index)
-    new = cache._made(layers, clock, cache.record[row : row + 1, : held - back], logits)
+    new = cache._made(layers, clock, cache.record[row : row + 1, : held - back], logits, pages)
     if back:
         for layer in new._all():
             layer.rewind(clock, clock.lengths < held)
@@ -37,9 +48,33 @@ def trimmed(cache: Cache, row: int, length: int | None = None, states: torch.dty
     return new
 
 
-def trimmed_bytes(cache: Cache, row: int, states: torch.dtype | None = None) -> int:
-    """How many bytes `trimmed(cache, row, states=states)` takes: layers, ids and logits."""
+@dataclass(frozen=True)
+class Size:
+    """What a trimmed row takes: bytes of its own (layers, ids and logits), and pages, which others may hold too."""
+
+    own: int
+    pages: Mapping[Kind, set[int]]
+
+    @property
+    def nbytes(self) -> int:
+        return total([self])
+
+
+def trimmed_size(cache: Cache, row: int, states: torch.dtype | None = None) -> Size:
+    """What `trimmed(cache, row, states=states)` takes."""
     held, written, _ = cache.clock.select([row], on_device([row], cache.device)).read_marks()[0]
-    layers = sum(idle_bytes(layer.used(held, written), states) // cache.rows for layer in cache._all())
-    logits = 0 if cache.logits is None else cache.logits[row].nbytes
-    return layers + held * cache.record.itemsize + logits
+    own = held * cache.record.itemsize + (0 if cache.logits is None else cache.logits[row].nbytes)
+    for layer in cache._all():
+        if not layer.place.paged:
+            own += idle_bytes(layer.used(held, written), states) // cache.rows
+    return Size(own, {} if cache.pages is None else cache.pages.pages(row, held))
+
+
+def total(sizes: Iterable[Size]) -> int:
+    """Bytes of several rows together: a page that some of them share counts once."""
+    own, pages = 0, defaultdict[Kind, set[int]](set)
+    for one in sizes:
+        own += one.own
+        for kind, numbers in one.pages.items():
+            pages[kind] |= numbers
+    return own + sum(len(numbers) * kind.page_bytes for kind, numbers in pages.items())

@@ -37,6 +37,7 @@ def plan(
     source: Annotated[int | None, typer.Option(help="Tokens of a source, for encoder–decoder models.")] = None,
     codec: Annotated[str | None, typer.Option(help="How keys and values are written: int8, k8v4, int4, fp8 …")] = None,
     residence: Annotated[str, typer.Option(help="Where the cache's bytes live: device or host.")] = "device",
+    page: Annotated[int | None, typer.Option(help="Tokens of a page, for a cache in a pool.")] = None,
     dtype: Annotated[str | None, typer.Option(help="The checkpoint's own when not given.")] = None,
     bandwidth: Annotated[str | None, typer.Option(help="Of the memory, such as 4.3TB/s: how fast decoding is.")] = None,
     link: Annotated[str | None, typer.Option(help="The same between host and device, such as 50GB/s.")] = None,
@@ -45,7 +46,7 @@ def plan(
     try:
         found = planning.plan(
             checkpoint_path(what), rows=rows, length=length, capacity=capacity, reserve=reserve, slack=slack,
-            prompt=prompt, prefill_chunk=prefill_chunk, source=source, codec=codec, residence=residence,
+            prompt=prompt, prefill_chunk=prefill_chunk, source=source, codec=codec, residence=residence, page=page,
             dtype=_dtype(dtype), memory=memory, bandwidth=bandwidth, link=link,
         )  # fmt: skip
     except (LaminaError, OSError) as error:

@@ -15,7 +15,9 @@ leaves there finds it.
     fed    a b c d | x y             leaves after d: the state there is kept on the way
     next   a b c d   z               reuses four tokens
 
-Snapshots share no memory: each holds all of its tokens. The least recently used ones go when there is no room.
+Snapshots share no memory: each holds all of its tokens. In pages of a pool (`PrefixStore(model, bytes, pool=pool)`)
+they do: what begins alike lies there once, and starting from a snapshot copies no tokens. The least recently used ones
+go when there is no room.
 """
 
 from __future__ import annotations
@@ -34,12 +36,13 @@ from lamina.cache.cache import Cache
 from lamina.cache.idle import idle_dtype
 from lamina.cache.spec import Cross
 from lamina.cache.table import size
-from lamina.cache.trimming import trimmed, trimmed_bytes
+from lamina.cache.trimming import Size, total, trimmed, trimmed_size
 from lamina.errors import InputError
 from lamina.generation.prefill import prefill
 from lamina.generation.prompt import Prompt, from_rows, prompt_of
 
 if TYPE_CHECKING:
+    from lamina.cache.pool import Pool
     from lamina.model import Model
 
 LOST = 64  # sequences that are remembered, as ids, for having gone or not been kept
@@ -51,13 +54,14 @@ class Snapshot:
 
     ends    for each kind of layer that limits it, the fewest tokens that it can be taken back to
     known   whether it holds the logits after its last token
+    size    what it takes, pages that it shares with others included
     """
 
     ids: np.ndarray
     cache: Cache
     ends: dict[str, int]
     known: bool
-    nbytes: int
+    size: Size
 
     @staticmethod
     def of(cache: Cache, row: int, states: torch.dtype | None = None) -> Snapshot:
@@ -68,8 +72,7 @@ class Snapshot:
             if (back := layer.rewindable(own.clock)) is not None:
                 ends[layer.kind] = max(ends.get(layer.kind, 0), len(ids) - int(back))
         known = own.logits is not None and not bool(own.logits[0, 0].isnan())
-        logits = 0 if own.logits is None else own.logits.nbytes
-        return Snapshot(ids, own, ends, known, own.nbytes + own.record.nbytes + logits)
+        return Snapshot(ids, own, ends, known, trimmed_size(own, 0))
 
     @property
     def least(self) -> int:
@@ -84,7 +87,7 @@ class Snapshot:
         return shared if shared >= self.least else 0
 
     def first(self, tokens: int) -> Cache:
-        """Its first tokens, to be joined with other rows, which copies them."""
+        """Its first tokens, to be joined with other rows, which copies them or shares their pages."""
         return self.cache if tokens == len(self.ids) else trimmed(self.cache, 0, tokens)
 
     def covers(self, ids: np.ndarray) -> bool:
@@ -107,9 +110,12 @@ class PrefixStore:
     worth   a branch point is kept if it saves at least so many tokens of prefill
     states  "bfloat16" or "float16" rounds the recurrent states of snapshots to half of their bytes; when a prompt goes
             on from one, they are in the exact dtype again. None keeps them exactly
+    pool    where the caches that start here keep their tokens: snapshots, and what goes on from them, share its pages
     """
 
-    def __init__(self, model: Model, bytes: int, worth: int = 8, states: str | None = None) -> None:
+    def __init__(
+        self, model: Model, bytes: int, worth: int = 8, states: str | None = None, pool: Pool | None = None
+    ) -> None:
         if bytes < 1:
             raise InputError(f"bytes={bytes}: a prefix store needs room to keep anything, such as bytes=2 * 2**30")
         if worth < 1:
@@ -119,9 +125,10 @@ class PrefixStore:
                 f"{type(model).__name__} reads a source, on which all it remembers depends: prefixes are for "
                 "decoder-only models"
             )
-        self.model, self.bytes, self.worth, self.states = model, bytes, worth, idle_dtype(states)
+        self.model, self.bytes, self.worth, self.pool = model, bytes, worth, pool
+        self.states = idle_dtype(states)
         self._made_for = (model.dtype, model.device)
-        fresh = model.new_cache()
+        fresh = model.new_cache(pool=pool)
         self._limited = any(layer.rewindable(fresh.clock) is not None for layer in fresh._all())
         self._kept: list[Snapshot] = []  # the least recently used first
         self._lost: deque[Lost] = deque(maxlen=LOST)
@@ -129,9 +136,9 @@ class PrefixStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all snapshots: their layers, ids and logits."""
+        """Bytes of all snapshots: their layers, ids and logits; a page of a pool counts once."""
         with self._lock:
-            return sum(one.nbytes for one in self._kept)
+            return total(one.size for one in self._kept)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -179,8 +186,10 @@ class PrefixStore:
                 if one is not None:
                     self._touch(one)
         if not any(tokens for _, tokens in found):
-            return self.model.new_cache(len(prompts))
-        return Cache.join([self.model.new_cache() if one is None else one.first(tokens) for one, tokens in found])
+            return self.model.new_cache(len(prompts), pool=self.pool)
+        return Cache.join(
+            [self.model.new_cache(pool=self.pool) if one is None else one.first(tokens) for one, tokens in found]
+        )
 
     def prefill(self, prompt: Prompt, rest: Sequence[Sequence[int]], cache: Cache, chunk: int | None) -> Tensor:
         """Feeds each row of the prompt the rest that the cache does not hold, as the function of that name does, and
@@ -236,13 +245,13 @@ class PrefixStore:
         if covering is not None:
             self._touch(covering)
             return
-        needed = trimmed_bytes(cache, row, self.states)
-        if needed > self.bytes:
-            self._lost.append(Lost(ids, f"takes {size(needed)}, and the budget of all is {size(self.bytes)}"))
+        needed = trimmed_size(cache, row, self.states)
+        if needed.nbytes > self.bytes:
+            self._lost.append(Lost(ids, f"takes {size(needed.nbytes)}, and the budget of all is {size(self.bytes)}"))
             return
         least = len(ids) - int(cache.rewindable[row])
         self._kept = [one for one in self._kept if not (common(ids, one.ids) == len(one.ids) >= least)]
-        while self.nbytes + needed > self.bytes:
+        while total([needed, *(one.size for one in self._kept)]) > self.bytes:
             self._lost.append(Lost(self._kept.pop(0).ids, "had to make room"))
         self._kept.append(Snapshot.of(cache, row, self.states))
 

@@ -18,13 +18,13 @@ import torch
 
 from lamina.cache.cache import Cache
 from lamina.cache.codec import Codecs
-from lamina.cache.table import Line, lines, size
+from lamina.cache.table import Line, size
 from lamina.errors import InputError
 from lamina.planning.held import Rehearsal
 from lamina.planning.search import largest
 from lamina.planning.sizes import parse_rate, parse_size
 from lamina.planning.subject import Subject, What, subject_of
-from lamina.planning.use import PIECES, Use, lay_out, scratch_of
+from lamina.planning.use import PIECES, Use, lay_out, lines_of, scratch_of
 
 if TYPE_CHECKING:
     from lamina.bench.bytes import Moved
@@ -133,6 +133,7 @@ def plan(
     source: int | None = None,
     codec: Codecs | None = None,
     residence: str = "device",
+    page: int | None = None,
     dtype: torch.dtype | None = None,
     memory: int | str | None = None,
     bandwidth: float | str | None = None,
@@ -149,6 +150,7 @@ def plan(
     source     tokens of each row's source, for models that read one
     codec      how keys and values are written, as in `model.new_cache`
     residence  where bytes live, as in `model.new_cache`
+    page       tokens of a page, for a cache in a `lamina.Pool` that holds it and no more; None: without one
     dtype      of weights and cache; the checkpoint's own when None
     memory     the budget on the device, such as "24GiB" or a number of bytes
     bandwidth  such as "4.3TB/s" or bytes a second: tells the tokens a second that no decode step can exceed
@@ -166,7 +168,7 @@ def plan(
     if known is None and budget is None:
         known = max(min(LENGTH, planner.model.max_positions or LENGTH), prompt or 1)
     least = known if known is not None else prompt or 1
-    use = Use(rows, least, capacity, reserve, slack, prompt, prefill_chunk, source, codec, residence)
+    use = Use(rows, least, capacity, reserve, slack, prompt, prefill_chunk, source, codec, residence, page)
     use.check(planner.model)
     if budget is None:
         return replace(planner.plan(use), bandwidth=rate, link=way)
@@ -217,7 +219,7 @@ class _Planner:
     def total(self, use: Use, budget: int | None = None) -> int:
         """The most that is held at once; a part of it that is more than the budget will do."""
         cache, growing = lay_out(self.model, use)
-        kept = self.weights + bytes_on("device", lines(cache))
+        kept = self.weights + bytes_on("device", lines_of(cache))
         if budget is not None and kept + growing > budget:
             return kept + growing
         return kept + max(growing, self.scratch(use, cache) or 0)
@@ -233,19 +235,19 @@ class _Planner:
             if use.residence == "host":
                 fetched = fetched_bytes(self.model, use.rows, use.length, source=use.source, codec=use.codec)
         return Plan(
-            self.subject.name, self.subject.dtype, use, self.weights, tuple(lines(cache)), growing,
+            self.subject.name, self.subject.dtype, use, self.weights, tuple(lines_of(cache)), growing,
             self.scratch(use, cache), self._rooms(use), moved, self.subject.positions, fetched=fetched,
         )  # fmt: skip
 
     def _rooms(self, use: Use) -> tuple[Room, ...]:
         ways = {
-            "reserved": replace(use, capacity=None, reserve=True),
-            "fixed": replace(use, capacity=use.length, reserve=True),
-            "grown": replace(use, capacity=None, reserve=False, prompt=1),
+            "reserved": replace(use, page=None, capacity=None, reserve=True),
+            "fixed": replace(use, page=None, capacity=use.length, reserve=True),
+            "grown": replace(use, page=None, capacity=None, reserve=False, prompt=1),
         }
         found = {way: lay_out(self.model, one) for way, one in ways.items()}
         return tuple(
-            Room(way, bytes_on("device", lines(cache)), more, bytes_on("host", lines(cache)))
+            Room(way, bytes_on("device", lines_of(cache)), more, bytes_on("host", lines_of(cache)))
             for way, (cache, more) in found.items()
         )
 

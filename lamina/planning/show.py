@@ -24,7 +24,9 @@ NOT_COUNTED = (
 def title(plan: Plan) -> str:
     use = plan.use
     rows = f"{use.rows:,} row{'s' * (use.rows != 1)} of {use.length:,} tokens"
-    how = [f"capacity {use.capacity:,}"] if use.capacity is not None else ["reserved" if use.reserve else "grown"]
+    how = [f"capacity {use.capacity:,}"] if use.capacity is not None else []
+    how += [f"in pages of {use.page}"] if use.page is not None else []
+    how = how or ["reserved" if use.reserve else "grown"]
     how += [f"slack {use.slack}"] if use.slack else []
     how += ["on the host"] if use.residence == "host" else []
     how += [f"a source of {use.source:,} tokens"] if use.source is not None else []

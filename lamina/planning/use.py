@@ -16,7 +16,9 @@ from torch import Tensor
 from lamina.cache.cache import Cache
 from lamina.cache.codec import Codecs
 from lamina.cache.cross import CrossLayer
+from lamina.cache.pool import Pool
 from lamina.cache.spec import Cross
+from lamina.cache.table import Line, lines
 from lamina.errors import CapacityError, InputError
 from lamina.model import Model
 from lamina.planning.held import Held, Rehearsal
@@ -36,6 +38,7 @@ class Use:
     source         tokens of each row's source, for models that read one
     codec          how keys and values are written, as in `model.new_cache`
     residence      where bytes live, as in `model.new_cache`
+    page           tokens of a page, for a cache in a pool that is just large enough for it; None: no pool
     """
 
     rows: int = 1
@@ -48,9 +51,10 @@ class Use:
     source: int | None = None
     codec: Codecs | None = None
     residence: str = "device"
+    page: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("rows", "length", "capacity", "prompt", "prefill_chunk", "source"):
+        for name in ("rows", "length", "capacity", "prompt", "prefill_chunk", "source", "page"):
             given = getattr(self, name)
             if given is not None and given < 1:
                 raise InputError(f"{name}={given}: it must be at least 1")
@@ -90,16 +94,31 @@ def lay_out(model: Model, use: Use) -> tuple[Cache, int]:
     """The cache that holds it all, on the meta device; and the bytes held besides, on the device, while it grew."""
     if use.codec is not None:
         model.new_cache(codec=use.codec)  # what belongs to the model (centres of keys) is made once
+    pool = None if use.page is None else _pool(model, use, use.page)
     with Held() as held:
-        cache = model.new_cache(use.rows, use.capacity, use.slack, codec=use.codec, residence=use.residence)
+        cache = model.new_cache(use.rows, use.capacity, use.slack, codec=use.codec, residence=use.residence, pool=pool)
         if use.source is not None:
             _attach(cache, use.source)
-        if use.reserve:
+        if use.reserve or pool is not None:
             cache.reserve(use.length)
         else:
             _grow(cache, use)
         cache.logits_kept(model.vocab, model.dtype)
+        if cache.pages is not None:
+            cache.pages.prepare([(row, 0, use.length) for row in range(use.rows)])
     return cache, held.most - held.now
+
+
+def lines_of(cache: Cache) -> list[Line]:
+    """Every tensor of a cache, and what its pool has besides."""
+    if cache.pages is None or cache.pool is None:
+        return lines(cache)
+    more = cache.pool.nbytes - sum(cache.pages.own_and_shared)
+    return [*lines(cache), Line("pages that are nobody's", None, None, "", more)]
+
+
+def _pool(model: Model, use: Use, page: int) -> Pool:
+    return Pool(model, use.rows * -(-use.length // page) * page, use.rows, page, use.slack, use.codec)
 
 
 def _grow(cache: Cache, use: Use) -> None:

@@ -86,6 +86,8 @@ def why_not_compiled(step: Step, x: Tensor) -> str | None:
         return "the bytes of its cache live on the host, and come to each layer as it runs"
     if step.T > MOST_TOKENS:
         return f"{step.T} tokens a row; passes of up to {MOST_TOKENS} are compiled"
+    if step.cache.pages is not None:
+        return "the cache lies in pages of a pool"
     if step.rows is not None or step.counts is not None or step.spans is not None:
         return "the pass is over some rows only, has padding, or has tokens that see each other both ways"
     if step.attended is not None:

@@ -69,6 +69,8 @@ def why_no_kernels(specs: Sequence[LayerSpecs], layers: Sequence[Mapping[str, La
 
 
 def _unserved(spec: Spec, layer: Layer | None) -> str | None:
+    if isinstance(layer, TokenLayer) and layer.place.paged:
+        return "it lies in pages of a pool; no kernel of a captured step reads pages yet"
     match spec:
         case Attention(window=Full() | Sliding() | Chunked()) | Latent(window=Full()) | Convolution():
             return None

@@ -9,15 +9,16 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from lamina import Cache
+from lamina import Cache, Pool
 from tests.laws.toys import KINDS, EncoderDecoder, assert_close, random_ids, toy, truth
 
 ROWS, LENGTH = 2, 24
 
 
-def fixed_cache(kind: str, slack: int = 0) -> tuple[Cache, list[tuple[int, ...] | None]]:
+def fixed_cache(kind: str, slack: int = 0, page: int | None = None) -> tuple[Cache, list[tuple[int, ...] | None]]:
     model = toy(kind)
-    cache = model.new_cache(ROWS, capacity=64, slack=slack)
+    pool = None if page is None else Pool(model, tokens=200, page=page, slack=slack)
+    cache = model.new_cache(ROWS, capacity=64, slack=slack, pool=pool)
     if not isinstance(model, EncoderDecoder):
         return cache, [None] * ROWS
     ids = random_ids(ROWS, 5, seed=7)
@@ -25,9 +26,9 @@ def fixed_cache(kind: str, slack: int = 0) -> tuple[Cache, list[tuple[int, ...] 
     return cache, [tuple(row) for row in ids.tolist()]
 
 
-def run(kind: str, compiled: Any, T: int, slack: int = 0) -> None:
+def run(kind: str, compiled: Any, T: int, slack: int = 0, page: int | None = None) -> None:
     """Decodes T tokens at a time, some of them refused, and compares everything with the uncached pass."""
-    cache, sources = fixed_cache(kind, slack)
+    cache, sources = fixed_cache(kind, slack, page)
     ids = random_ids(ROWS, LENGTH, seed=3)
     for at in range(0, LENGTH, T):
         piece = ids[:, at : at + T].contiguous()
@@ -50,6 +51,15 @@ def test_one_graph_serves_every_length_and_gives_the_uncached_logits(kind: str) 
         torch._dynamo.reset()
         counter = CompileCounterWithBackend("aot_eager")
         run(kind, torch.compile(toy(kind).forward, fullgraph=True, backend=counter), T, slack)
+        assert counter.frame_count == 1, f"{kind}: {counter.frame_count} compilations for {T} tokens at a time"
+
+
+@pytest.mark.parametrize("kind", ["sliding and full", "latent, sliding"])
+def test_one_graph_serves_every_length_of_a_cache_in_pages(kind: str) -> None:
+    for T, slack in ((1, 0), (4, 2)):
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        run(kind, torch.compile(toy(kind).forward, fullgraph=True, backend=counter), T, slack, page=5)
         assert counter.frame_count == 1, f"{kind}: {counter.frame_count} compilations for {T} tokens at a time"
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 import lamina
 from lamina import Cache, InputError, PrefixStore
 from lamina.cache.idle import idle, idle_bytes
-from lamina.cache.trimming import trimmed, trimmed_bytes
+from lamina.cache.trimming import trimmed, trimmed_size
 from tests.laws.toys import random_ids, toy
 from tests.planning.models import model as family
 
@@ -67,7 +67,7 @@ def test_bytes_of_what_is_trimmed_are_known_before(kind: str) -> None:
     toy(kind)(random_ids(3, 7), cache=cache)
     for states in (None, torch.bfloat16):
         own = trimmed(cache, 1, states=states)
-        assert trimmed_bytes(cache, 1, states) == own.nbytes + own.record.nbytes + own.logits.nbytes  # type: ignore[union-attr]
+        assert trimmed_size(cache, 1, states).nbytes == own.nbytes + own.record.nbytes + own.logits.nbytes  # type: ignore[union-attr]
     assert all(idle(layer, torch.bfloat16).nbytes == idle_bytes(layer, torch.bfloat16) for layer in cache._all())
 
 
@@ -88,7 +88,7 @@ def test_a_prefix_store_keeps_states_in_half_of_the_bytes_and_goes_on_within_the
     sizes = [sum(layer.data["head"].nbytes for layer in one.cache._all() if layer.states) for one in rounded._kept]
     assert less == sum(sizes) > 0  # what went is as much as what is left of them
     assert all(
-        one.nbytes == one.cache.nbytes + one.cache.record.nbytes + one.cache.logits.nbytes for one in rounded._kept
+        one.size.nbytes == one.cache.nbytes + one.cache.record.nbytes + one.cache.logits.nbytes for one in rounded._kept
     )  # type: ignore[union-attr]
 
 

@@ -93,6 +93,15 @@ def test_a_source_is_copied_between_rows_that_share_nothing_and_only_there() -> 
     assert copied(cache.fork(), [0, 0], 0) == without[1] + source
 
 
+def test_a_row_without_a_token_takes_over_the_source_of_another_one() -> None:
+    model = toy("cross")
+    cache = model.new_cache(2, source=model.encode(random_ids(2, 5)))
+    expected = cache.select([1, 1])
+    cache.reorder([1, 1])
+    ids = random_ids(2, 4, seed=3)
+    assert_close(model(ids, cache=cache), model(ids, cache=expected))  # type: ignore[arg-type]
+
+
 def test_reordering_on_a_row_of_another_length_takes_its_length_over() -> None:
     model = toy("sliding and full")
     cache = model.new_cache(2)

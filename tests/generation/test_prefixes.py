@@ -12,7 +12,7 @@ from torch import Tensor
 
 import lamina
 from lamina import Cache, InputError, PrefixStore
-from lamina.cache.trimming import trimmed, trimmed_bytes
+from lamina.cache.trimming import trimmed, trimmed_size
 from lamina.generation.continuation import continuation
 from lamina.generation.prompt import from_rows
 from lamina.model import Model
@@ -190,8 +190,8 @@ def test_bytes_are_counted_exactly_and_never_exceed_the_budget(family: str) -> N
     for row in (0, 1):
         own = trimmed(probe, row)
         assert own.logits is not None
-        assert trimmed_bytes(probe, row) == own.nbytes + own.record.nbytes + own.logits.nbytes < 40_000
-    budget = int(2.5 * trimmed_bytes(probe, 0))
+        assert trimmed_size(probe, row).nbytes == own.nbytes + own.record.nbytes + own.logits.nbytes < 40_000
+    budget = int(2.5 * trimmed_size(probe, 0).nbytes)
     store = PrefixStore(model, budget)
     prompts = [ids(25, model.vocab, seed) for seed in range(5)]
     for prompt in prompts:

@@ -13,7 +13,7 @@ from torch import Tensor
 from lamina import Cache, RewindError
 from tests.laws.budget import examples
 from tests.laws.toys import CODECS, KINDS, EncoderDecoder, assert_close, codec_for, random_ids, toy, truth
-from tests.laws.world import Halfway, World, raising_after, reloaded
+from tests.laws.world import Halfway, World, pool_for, raising_after, reloaded
 
 LENGTH = 26  # more than four times the windows of the toys
 SHARE = 0.3 / 10
@@ -21,7 +21,7 @@ SHARE = 0.3 / 10
 kinds, seeds, slacks = st.sampled_from(KINDS), st.integers(0, 2**16), st.integers(0, 4)
 capacities = st.sampled_from([None, 3 * LENGTH])
 codecs = st.sampled_from([*[None] * len(CODECS), *CODECS])
-residences = st.sampled_from(["device", "host"])
+residences = st.sampled_from(["device", "host", 4, 3])  # a number: in pages of so many tokens
 
 
 def new_cache(
@@ -31,13 +31,16 @@ def new_cache(
     slack: int = 0,
     seed: int = 0,
     codec: str | None = None,
-    residence: str = "device",
+    residence: str | int = "device",
 ) -> tuple[Cache, list]:
     """A cache and, for each row, what `truth` needs to know of its source."""
     model = toy(kind)
     sources: list = [None] * rows
     kept = None if codec is None else CODECS[codec]
-    cache = model.new_cache(rows, capacity, slack, codec=kept, residence=residence)
+    if isinstance(residence, int):
+        cache = model.new_cache(rows, capacity, slack, pool=pool_for(kind, residence, slack, codec))
+    else:
+        cache = model.new_cache(rows, capacity, slack, codec=kept, residence=residence)
     if isinstance(model, EncoderDecoder):
         ids = random_ids(rows, 5, seed + 1)
         cache.attach(model.encode(ids))
@@ -81,7 +84,7 @@ def run(kind: str, ids: Tensor, cache: Cache, pieces: list[int], poison: bool = 
 )
 @examples(SHARE)
 def test_chunking_any_cut_gives_the_logits_of_one_uncached_pass(
-    kind: str, codec: str | None, capacity: int | None, slack: int, residence: str, rows: int, seed: int
+    kind: str, codec: str | None, capacity: int | None, slack: int, residence: str | int, rows: int, seed: int
 ) -> None:
     ids, codec = random_ids(rows, LENGTH, seed), codec_for(kind, codec)
     cache, sources = new_cache(kind, rows, capacity, slack, codec=codec, residence=residence)
@@ -100,7 +103,7 @@ def test_chunking_any_cut_gives_the_logits_of_one_uncached_pass(
 )
 @examples(SHARE)
 def test_independence_a_row_does_not_depend_on_neighbours_padding_or_the_batch(
-    kind: str, codec: str | None, capacity: int | None, slack: int, residence: str, rows: int, seed: int
+    kind: str, codec: str | None, capacity: int | None, slack: int, residence: str | int, rows: int, seed: int
 ) -> None:
     rng = random.Random(seed)
     together = World.fresh(kind, rows, capacity, slack, seed, codec, residence)
@@ -113,7 +116,7 @@ def test_independence_a_row_does_not_depend_on_neighbours_padding_or_the_batch(
 @given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, residence=residences, seed=seeds)
 @examples(SHARE)
 def test_rewind_append_then_rewind_is_as_if_never_appended(
-    kind: str, codec: str | None, capacity: int | None, slack: int, residence: str, seed: int
+    kind: str, codec: str | None, capacity: int | None, slack: int, residence: str | int, seed: int
 ) -> None:
     rng, codec = random.Random(seed), codec_for(kind, codec)
     ids, other = random_ids(2, LENGTH, seed), random_ids(2, LENGTH, seed + 1)
@@ -133,7 +136,7 @@ def test_rewind_append_then_rewind_is_as_if_never_appended(
 @given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, residence=residences, seed=seeds)
 @examples(SHARE)
 def test_rewind_goes_exactly_as_far_as_is_said_and_refuses_more_without_a_change(
-    kind: str, codec: str | None, capacity: int | None, slack: int, residence: str, seed: int
+    kind: str, codec: str | None, capacity: int | None, slack: int, residence: str | int, seed: int
 ) -> None:
     rng = random.Random(seed)
     world = World.fresh(kind, 2, capacity, slack, seed, codec, residence)
@@ -155,16 +158,15 @@ def test_rewind_goes_exactly_as_far_as_is_said_and_refuses_more_without_a_change
 @given(kind=kinds, codec=codecs, capacity=capacities, slack=slacks, residence=residences, seed=seeds)
 @examples(SHARE)
 def test_rows_verbs_are_indexing_and_never_change_their_parents(
-    kind: str, codec: str | None, capacity: int | None, slack: int, residence: str, seed: int
+    kind: str, codec: str | None, capacity: int | None, slack: int, residence: str | int, seed: int
 ) -> None:
     rng = random.Random(seed)
     parent = World.fresh(kind, 3, capacity, slack, seed, codec, residence)
     parent.feed(9, [rng.randint(0, 9) for _ in range(3)])
     parent.feed(1)
     rows = rng.choices(range(3), k=4)
-    stranger = World.fresh(
-        kind, 1, None if capacity is None else capacity + 7, rng.randint(0, 4), seed, codec, residence
-    )
+    own = rng.randint(0, 4) if isinstance(residence, str) else slack  # a pool takes no more slack than it has
+    stranger = World.fresh(kind, 1, None if capacity is None else capacity + 7, own, seed, codec, residence)
     stranger.feed(rng.randint(1, 12))
     children = [
         parent.made(parent.cache.select(rows), rows),
@@ -186,7 +188,7 @@ def test_rows_verbs_are_indexing_and_never_change_their_parents(
 @given(kind=kinds, capacity=capacities, slack=slacks, residence=residences, seed=seeds)
 @examples(SHARE)
 def test_rows_reorder_is_select_in_place_whatever_rows_have_in_common(
-    kind: str, capacity: int | None, slack: int, residence: str, seed: int
+    kind: str, capacity: int | None, slack: int, residence: str | int, seed: int
 ) -> None:
     rng = random.Random(seed)
     prompts = World.fresh(kind, 2, capacity, slack, seed, residence=residence)
@@ -211,7 +213,7 @@ def test_rows_reorder_is_select_in_place_whatever_rows_have_in_common(
 @given(kind=kinds, codec=codecs, slack=slacks, residence=residences, seed=seeds)
 @examples(SHARE)
 def test_layout_where_the_bytes_sit_changes_nothing(
-    kind: str, codec: str | None, slack: int, residence: str, seed: int
+    kind: str, codec: str | None, slack: int, residence: str | int, seed: int
 ) -> None:
     rng = random.Random(seed)
     ids, pieces = random_ids(2, LENGTH, seed), cuts(LENGTH, rng)
@@ -235,7 +237,7 @@ def test_layout_where_the_bytes_sit_changes_nothing(
 )
 @examples(SHARE)
 def test_poison_in_unused_slots_never_reaches_an_output(
-    kind: str, codec: str | None, capacity: int | None, slack: int, residence: str, seed: int, value: float
+    kind: str, codec: str | None, capacity: int | None, slack: int, residence: str | int, seed: int, value: float
 ) -> None:
     rng = random.Random(seed)
     world = World.fresh(kind, 3, capacity, slack, seed, codec, residence)
@@ -258,7 +260,7 @@ def test_atomic_a_pass_that_raises_leaves_everything_as_it_was(
     codec: str | None,
     capacity: int | None,
     slack: int,
-    residence: str,
+    residence: str | int,
     seed: int,
     T: int,
     block: int,
@@ -287,7 +289,7 @@ def test_atomic_a_pass_that_raises_leaves_everything_as_it_was(
 @given(kind=kinds, capacity=capacities, slack=slacks, residence=residences, rows=st.integers(1, 3), seed=seeds)
 @examples(SHARE)
 def test_file_save_then_load_goes_on_with_the_same_bits_and_can_be_taken_back_as_far(
-    kind: str, capacity: int | None, slack: int, residence: str, rows: int, seed: int
+    kind: str, capacity: int | None, slack: int, residence: str | int, rows: int, seed: int
 ) -> None:
     rng = random.Random(seed)
     model, saved = toy(kind), World.fresh(kind, rows, capacity, slack, seed, residence=residence)
@@ -296,10 +298,10 @@ def test_file_save_then_load_goes_on_with_the_same_bits_and_can_be_taken_back_as
         saved.feed(T, counts := [rng.randint(0, T) for _ in range(rows)], unread=rng.random() < 0.3)
         saved.feed(2, accepted=[rng.randint(0, 2) for _ in counts])
         saved.rewind([rng.randint(0, back) for back in saved.cache.rewindable.tolist()])
-    loaded = saved.made(reloaded(saved.cache), range(rows))
+    loaded = saved.made(reloaded(saved.cache, pool=saved.cache.pool), range(rows))
     loaded.check()
     assert loaded.cache.rewindable.tolist() == saved.cache.rewindable.tolist()
-    other = reloaded(loaded.cache)
+    other = reloaded(loaded.cache, pool=saved.cache.pool)
     for _ in range(3):
         back = [rng.randint(0, most) for most in saved.cache.rewindable.tolist()]
         ids = random_ids(rows, T := rng.choice([1, 1, 3, 7]), rng.randint(0, 99))

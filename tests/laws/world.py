@@ -24,7 +24,7 @@ from hypothesis import currently_in_test_context
 from hypothesis import note as hypothesis_note
 from torch import Tensor
 
-from lamina import Cache, CapacityError, RewindError, load_cache
+from lamina import Cache, CapacityError, Pool, RewindError, load_cache
 from lamina.cache.counts import Counts
 from lamina.model import Logits, Model
 from tests.laws.toys import CODECS, VOCAB, EncoderDecoder, Toy, assert_close, codec_for, toy, truth
@@ -95,13 +95,19 @@ def counts_on_the_device(pretend: bool = True) -> Iterator[None]:
         Counts.of = staticmethod(plain)  # type: ignore[method-assign]
 
 
-def reloaded(cache: Cache, model: Model | None = None) -> Cache:
-    """What a file of it gives to its model, or to another."""
+def pool_for(kind: str, page: int, slack: int = 0, codec: str | None = None) -> Pool:
+    """A pool of pages of so many tokens."""
+    codec = codec_for(kind, codec)
+    return Pool(toy(kind), page=page, slack=slack, codec=codec and CODECS[codec])
+
+
+def reloaded(cache: Cache, model: Model | None = None, pool: Pool | None = None) -> Cache:
+    """What a file of it gives to its model, or to another; in that pool, where there is one."""
     reader = model or cache.model
     assert reader is not None
     with tempfile.TemporaryDirectory() as folder:
         cache.save(path := os.path.join(folder, "cache"))
-        return load_cache(path, reader, residence=cache.residence)
+        return load_cache(path, reader, residence=cache.residence, pool=pool)
 
 
 class World:
@@ -120,11 +126,14 @@ class World:
         slack: int = 0,
         seed: int = 0,
         codec: str | None = None,
-        residence: str = "device",
+        residence: str | int | Pool = "device",
     ) -> World:
+        """In pages of a pool, where `residence` is one, or a number of tokens a page."""
         codec = codec_for(kind, codec)
         kept = None if codec is None else CODECS[codec]
-        cache = toy(kind).new_cache(rows, capacity, slack, codec=kept, residence=residence)
+        pool = pool_for(kind, residence, slack, codec) if isinstance(residence, int) else residence
+        where = {"pool": pool} if isinstance(pool, Pool) else {"residence": pool}
+        cache = toy(kind).new_cache(rows, capacity, slack, codec=kept, **where)
         world = cls(kind, cache, [Row() for _ in range(rows)], random.Random(seed), codec)
         world.attach(range(rows))
         return world
@@ -276,6 +285,8 @@ class World:
     def check(self) -> None:
         """The cache says about itself what the lists say."""
         cache, lengths = self.cache, [len(row.ids) for row in self.rows]
+        if cache.pool is not None:
+            cache.pool.check()
         assert cache.rows == len(self.rows)
         assert cache.lengths.tolist() == lengths
         assert cache.tokens == [row.shown for row in self.rows]

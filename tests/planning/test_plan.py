@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lamina
-from lamina import Cache, CapacityError, InputError, Model
+from lamina import Cache, CapacityError, InputError, Model, Pool
 from lamina.bench.bytes import decode_bytes
 from lamina.cache.table import lines
 from lamina.config import Config
@@ -31,7 +31,10 @@ def run(model: Model, plan: Plan) -> Cache:
     use = plan.use
     ids = torch.arange(use.rows * use.length).reshape(use.rows, use.length) % model.vocab
     given = None if use.source is None else model.encode(ids[:, : use.source] % model.vocab)
-    cache = model.new_cache(use.rows, use.capacity, use.slack, given, use.codec, use.residence)
+    pool = None
+    if use.page is not None:
+        pool = Pool(model, use.rows * -(-use.length // use.page) * use.page, use.rows, use.page, use.slack, use.codec)
+    cache = model.new_cache(use.rows, use.capacity, use.slack, given, use.codec, use.residence, pool)
     if use.reserve:
         cache.reserve(use.length)
     chunk = use.prefill_chunk or use.read
@@ -65,6 +68,20 @@ def test_a_cache_in_codes_is_the_plans_to_the_byte_too(family: str, codec: str) 
         (line,) = (line for line in plan.lines if line.kind == "attention")
         assert plan.moved is not None and line.slots is not None
         assert plan.moved.tokens == line.nbytes / line.slots * plan.use.length
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "falcon_h1", "deepseek_v3", "t5"])
+def test_a_cache_in_pages_and_its_pool_are_the_plans_to_the_byte_too(family: str) -> None:
+    subject = model(family)
+    for way, codec in (("reserved", None), ("fixed, not reserved", "int8")):
+        asked = dict(WAYS[way]) | {"page": 4, "codec": codec, "reserve": True}
+        plan = lamina.plan(config(family), dtype=torch.bfloat16, source=source(family), **asked)
+        cache = run(subject, plan)
+        *kept, besides = plan.lines
+        assert kept == lines(cache)
+        assert cache.pages is not None and cache.pool is not None and cache.pool.free == 0
+        assert besides.nbytes + sum(cache.pages.own_and_shared) == cache.pool.nbytes
+        assert "in pages of 4" in str(plan)
 
 
 @pytest.mark.parametrize(

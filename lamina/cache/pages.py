@@ -1,0 +1,144 @@
+"""Bookkeeping of pages: which are free, and how many rows refer to each. No tensor is touched here.
+
+Rows of a cache know their pages by number, in a table [B, width] with 0 where there is none: page 0 is nobody's, and is
+never written. A page that several rows refer to is shared, and nobody writes it; whoever wants to gets a page of its
+own first.
+
+    table of one cache    3 1 4 0            refs   page 1  2
+    table of its fork     3 1 5 0                   page 3  2
+                                                    page 4  1      each goes on in a page of its own
+                                                    page 5  1
+
+A table that nobody holds any more is only put on a list, by whichever thread and in the middle of whatever (that is how
+Python drops things); its pages are taken back by the next one who looks (`settle`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.int32]
+
+
+class Held:
+    """The pages of one cache's rows: numbers [B, width], 0 where there is none."""
+
+    def __init__(self, numbers: Numbers) -> None:
+        self.numbers = numbers
+
+
+class Missing(NamedTuple):
+    """A row needs a page of its own at this place of its table; `page` is what it shares there, 0 for nothing."""
+
+    row: int
+    at: int
+    page: int
+
+
+class Pages:
+    """The pages of one kind of layer. Whoever calls holds the pool's lock."""
+
+    def __init__(self) -> None:
+        self.refs: Numbers = np.zeros(1, dtype=np.int32)
+        self.free: list[int] = []  # the next one to be given out last
+        self.held: set[Held] = set()
+        self.dropped: deque[Held] = deque()
+
+    @property
+    def count(self) -> int:
+        """How many there are, page 0 apart."""
+        return len(self.refs) - 1
+
+    def add(self, more: int) -> None:
+        first = len(self.refs)
+        self.refs = np.concatenate([self.refs, np.zeros(more, dtype=np.int32)])
+        self.free[:0] = range(first + more - 1, first - 1, -1)
+
+    def settle(self) -> None:
+        """Takes back what was held by tables that are gone."""
+        while self.dropped:
+            self.release(self.dropped.popleft())
+
+    # -- tables ----------------------------------------------------------------------------------------------------
+
+    def hold(self, numbers: Numbers) -> Held:
+        """A table with these pages, shared with whoever has them already."""
+        held = Held(numbers)
+        self._refer(numbers)
+        self.held.add(held)
+        return held
+
+    def put(self, held: Held, rows: Sequence[int], numbers: Numbers) -> None:
+        """Gives these rows other pages [R, width], shared with whoever has them already; theirs are given back."""
+        old = held.numbers[list(rows)]
+        self._refer(numbers)
+        held.numbers[list(rows)] = numbers
+        self._unrefer(old)
+
+    def widen(self, held: Held, width: int) -> None:
+        held.numbers = np.pad(held.numbers, ((0, 0), (0, width - held.numbers.shape[1])))
+
+    def release(self, held: Held) -> None:
+        """Gives back all of it. A second time does nothing."""
+        if held in self.held:
+            self.held.remove(held)
+            self._unrefer(held.numbers)
+
+    # -- before a pass ---------------------------------------------------------------------------------------------
+
+    def missing(self, held: Held, wanted: Iterable[tuple[int, NDArray[np.intp]]]) -> list[Missing]:
+        """What must be given before rows can write at these places of their tables. (row, places [N]) each."""
+        found: list[Missing] = []
+        given_up: dict[int, int] = {}
+        for row, places in wanted:
+            pages = held.numbers[row, places]
+            for i in (self.refs[pages] != 1).nonzero()[0].tolist():
+                page = int(pages[i])
+                if page:
+                    left = int(self.refs[page]) - given_up.get(page, 0)
+                    if left == 1:
+                        continue  # all others are going to have copies
+                    given_up[page] = given_up.get(page, 0) + 1
+                found.append(Missing(row, int(places[i]), page))
+        return found
+
+    def next_free(self, count: int) -> list[int]:
+        """The pages that `give` gives for so many missing ones."""
+        return self.free[: -count - 1 : -1] if count else []
+
+    def give(self, held: Held, missing: Sequence[Missing]) -> None:
+        """Gives a free page for each; there must be enough."""
+        for (row, at, old), page in zip(missing, self.next_free(len(missing)), strict=True):
+            held.numbers[row, at] = page
+            self.refs[page] = 1
+            if old:
+                self.refs[old] -= 1
+        del self.free[len(self.free) - len(missing) :]
+
+    # -- truth -----------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Every page is free, or referred to just as often as is written down."""
+        found = np.zeros_like(self.refs)
+        for held in self.held:
+            assert held.numbers.min(initial=0) >= 0 and held.numbers.max(initial=0) < len(found), "no such page"
+            np.add.at(found, held.numbers[held.numbers > 0], 1)
+        assert (found == self.refs).all(), f"pages {(found != self.refs).nonzero()[0].tolist()} are counted wrongly"
+        free = set(self.free)
+        assert len(free) == len(self.free), "a page is free twice"
+        unused = set((self.refs[1:] == 0).nonzero()[0] + 1)
+        assert free == unused, f"pages {sorted(free ^ unused)} are both free and used, or neither"
+
+    def _refer(self, numbers: Numbers) -> None:
+        np.add.at(self.refs, numbers[numbers > 0], 1)
+
+    def _unrefer(self, numbers: Numbers) -> None:
+        pages = numbers[numbers > 0]
+        np.subtract.at(self.refs, pages, 1)
+        gone = np.unique(pages[self.refs[pages] == 0])
+        self.free.extend(gone[::-1].tolist())

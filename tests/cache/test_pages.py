@@ -1,0 +1,510 @@
+"""Caches in pages of a pool: what is shared, what is copied and when, what is counted, and what is refused.
+
+That a cache in pages is a cache is in tests/laws, which draw pools as they draw codecs.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import re
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lamina import Cache, InputError, PagesError, Pool, PrefixStore
+from lamina.attention.window import Sliding
+from lamina.cache import Tokens
+from lamina.cache.holding import places_of
+from lamina.cache.layout import Layout
+from lamina.cache.pages import Pages
+from lamina.cache.store import TokenLayer
+from lamina.runtime.explain import why_no_kernels
+from tests.generation.rows import MORE, PROMPTS, made, model_of, scratch
+from tests.laws.toys import CODECS, Toy, assert_close, random_ids, toy
+from tests.laws.world import World
+
+
+def pages_of(cache: Cache) -> list[int]:
+    """How many pages each kind has given to this cache."""
+    assert cache.pages is not None
+    return [len(table.pages) for table in cache.pages.tables.values()]
+
+
+# -- what is copied --------------------------------------------------------------------------------------------------
+
+
+def test_a_fork_of_a_long_row_copies_nothing_and_the_first_write_one_page_a_kind() -> None:
+    model = toy("sliding and full")  # lines, and rings of two sizes
+    pool = Pool(model, page=8)
+    cache = model.new_cache(pool=pool)
+    model(random_ids(1, 1001), cache=cache)
+    used = pool.used
+    fork = cache.fork()
+    assert (pool.copied, pool.used) == (0, used)
+    expected = cache.select([0, 0])
+    assert (pool.copied, pool.used) == (0, used)
+    model(random_ids(1, 1, seed=1), cache=fork)
+    assert (pool.copied, pool.used) == (3, used + 3)
+    model(random_ids(1, 1, seed=2), cache=fork)
+    assert pool.copied == 3, "the page is its own by now"
+    model(random_ids(2, 1, seed=2), cache=expected)
+    assert pool.copied == 3 + 2 * 3, "two rows, of which neither is the last one to hold what they shared"
+    model(random_ids(1, 1, seed=1), cache=cache)
+    assert pool.copied == 9, "all others have copies: what is left is its own"
+    pool.check()
+
+
+def test_a_full_page_that_is_shared_is_never_copied() -> None:
+    model = toy("full")
+    pool = Pool(model, page=4)
+    cache = model.new_cache(pool=pool)
+    model(random_ids(1, 8), cache=cache)
+    forks = [cache.fork() for _ in range(5)]
+    for fork in forks:
+        model(random_ids(1, 3), cache=fork)
+    assert pool.copied == 0 and pool.used == 2 + 5
+
+
+def test_reordering_rows_shares_pages_and_copies_the_last_one_when_it_is_written() -> None:
+    model = toy("full")
+    pool = Pool(model, page=4)
+    cache = model.new_cache(2, pool=pool)
+    model(random_ids(2, 6), cache=cache)
+    cache.reorder([1, 1])
+    assert (pool.copied, pool.used) == (0, 2)
+    model(random_ids(2, 1), cache=cache)
+    assert (pool.copied, pool.used) == (1, 3)
+    assert cache.tokens[0] == cache.tokens[1][:-1] + cache.tokens[0][-1:]
+
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "beams": {"num_beams": 3, "num_return_sequences": 2},
+    "samples": {"do_sample": True, "num_return_sequences": 3, "seed": 5},
+    "contrastive": {"penalty_alpha": 0.6, "top_k": 3},
+    "drafts": {"prompt_lookup_num_tokens": 3},
+}
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "falcon_h1", "deepseek_v3"])
+def test_every_strategy_makes_the_same_tokens_in_pages_and_gives_back_what_it_took(family: str) -> None:
+    model, prompt = model_of(family), [PROMPTS[0] + MORE[0] + PROMPTS[0]]
+    for name, how in STRATEGIES.items():
+        pool = Pool(model, page=4)
+        found = made(model, prompt, cache=model.new_cache(pool=pool), **how)
+        assert found.tokens == scratch(model, prompt, **how), name
+        assert found.cache.pool is pool and pool.used
+        again = made(model, [[9, 6]] * len(found.tokens), cache=found.cache)
+        assert again.cache.tokens[0][: len(prompt[0])] == prompt[0]
+        del found, again
+        gc.collect()
+        assert pool.check().used == 0, name
+
+
+@pytest.mark.parametrize("kind", ["full", "sliding", "sliding, keep", "hybrid"])
+def test_a_fork_in_the_middle_of_a_pass_is_not_changed_by_its_end(kind: str) -> None:
+    for T in (1, 3):
+        world = World.fresh(kind, 2, residence=3)
+        world.feed(11, [11, 4])
+        step = world.cache.step(T)
+        before = world.made(world.cache.fork(), [0, 1])
+        world.model.forward(random_ids(2, T), step)
+        after = world.made(world.cache.fork(), [0, 1])
+        step.commit()
+        for fork in (before, after):
+            fork.feed(2)
+            fork.check()
+
+
+def test_prompts_that_begin_alike_lie_in_a_prefix_store_once() -> None:
+    model = model_of("llama")
+    pool = Pool(model, page=4)
+    store = PrefixStore(model, 2**30, pool=pool)
+    plain = PrefixStore(model, 2**30)
+    begin = [7 + i % 40 for i in range(80)]
+    for last in range(6):
+        prompt = [*begin, 3 + last, 9]
+        found = made(model, [prompt], prefixes=store)
+        assert found.tokens == made(model, [prompt], prefixes=plain).tokens
+        assert found.reused[0] == (80 if last else 0)
+        del found
+    # The common 20 pages once, and for each of the six its last two.
+    assert pool.check().used == 20 + 6 * 2
+    assert pool.copied == 6, "one each: the last page of the prompt, which the snapshot made at its end shares"
+    assert len(store) == 6 and store.nbytes < plain.nbytes / 3
+    assert store.nbytes == sum(one.size.own for one in store._kept) + 32 * pool.kinds[Layout()].page_bytes
+    store.bytes = store.nbytes - 1
+    made(model, [[5, 6, 7]], prefixes=store)
+    assert store.nbytes <= store.bytes and store.sequences[0][80] > 3, "the oldest had to go"
+    store.clear()
+    gc.collect()
+    assert pool.check().used == 0
+
+
+# -- what is counted -------------------------------------------------------------------------------------------------
+
+
+def test_pages_are_taken_as_tokens_come_and_given_back_as_they_go() -> None:
+    model = toy("sliding and full")  # a ring of 3, a line, a ring of 6
+    pool = Pool(model, page=4, slack=2)
+    cache = model.new_cache(2, pool=pool)
+    assert pages_of(cache) == [0, 0, 0] and pool.used == 0
+    model(random_ids(2, 9), cache=cache, counts=[9, 2])
+    assert pages_of(cache) == [2 + 1, 3 + 1, 2 + 1]  # rings of 5 and 8 slots
+    cache.rewind([1, 2])
+    assert pages_of(cache) == [2, 2, 2]
+    cache.reset([0])
+    assert pages_of(cache) == [0, 0, 0] and pool.used == 0
+    model(random_ids(2, 40), cache=cache)
+    assert pages_of(cache) == [4, 20, 4]
+    assert cache.nbytes == 28 * pool.kinds[Layout()].page_bytes
+    fork = cache.fork()
+    assert fork.nbytes == cache.nbytes and pool.used == 28
+    assert "(0 B of its own, 14.0 KiB shared with others)" in str(fork)
+    cache.release()
+    assert "(14.0 KiB of its own, 0 B shared with others)" in str(fork)
+    fork.release()
+    assert pool.check().used == 0 and pool.free == sum(kind.pages.count for kind in pool.kinds.values())
+
+
+def test_a_pool_of_so_many_tokens_holds_just_so_many() -> None:
+    model = toy("sliding and full")
+    pool = Pool(model, tokens=50, page=4)
+    assert [kind.pages.count for kind in pool.kinds.values()] == [13, 13, 13]
+    pool = Pool(model, tokens=50, page=4, rows=2)
+    assert [kind.pages.count for kind in pool.kinds.values()] == [2, 13, 4]
+    one = model.new_cache(capacity=4, slack=0).nbytes  # a page of each kind, the rings cut to their size
+    assert one and pool.nbytes == sum((1 + kind.pages.count) * kind.page_bytes for kind in pool.kinds.values())
+    cache = model.new_cache(2, pool=pool)
+    model(random_ids(2, 26), cache=cache, counts=[26, 24])
+    assert pool.free == 0
+    assert "13    13     0" in str(pool)
+
+
+@pytest.mark.parametrize("codec", [None, *CODECS])
+def test_bytes_of_a_page_are_those_of_its_tokens(codec: str | None) -> None:
+    model = toy("wide heads")
+    given = None if codec is None else CODECS[codec]
+    pool = Pool(model, page=4, codec=given)
+    a_token = model.new_cache(capacity=4, codec=given).nbytes // 4
+    assert sum(kind.page_bytes for kind in pool.kinds.values()) == 4 * a_token
+
+
+# -- running out -----------------------------------------------------------------------------------------------------
+
+
+def test_running_out_of_pages_names_them_and_loses_nothing() -> None:
+    pool = Pool(toy("full"), tokens=24, page=4)
+    one, two = (World.fresh("full", 1, residence=pool) for _ in range(2))
+    one.feed(11)
+    two.feed(9)
+    text = (
+        "2 more pages of 4 tokens needed for attention, and of the pool's 6 0 are free. Nothing was changed: release a "
+        "cache, take rows back with cache.rewind or cache.reset, or make a pool of more tokens (or None, which grows)."
+    )
+    for _ in range(2):
+        with pytest.raises(PagesError, match=f"^{re.escape(text)}$"):
+            one.model(random_ids(1, 8), cache=one.cache)
+        assert pool.check().free == 0
+        one.check()
+    one.feed(1)  # there is room in its last page
+    fork = one.made(one.cache.fork(), [0])
+    with pytest.raises(PagesError, match=r"^1 more page of 4 tokens"):
+        fork.model(random_ids(1, 1), cache=fork.cache)
+    two.rewind([5])
+    fork.feed(4)
+    two.check()
+    two.cache.release()
+    one.feed(4)
+    fork.check()
+    assert pool.check().free == 1
+
+
+def test_a_row_of_many_that_finds_no_page_leaves_all_as_they_were() -> None:
+    pool = Pool(toy("sliding and full"), tokens=20, page=4)
+    world = World.fresh("sliding and full", 3, residence=pool)
+    world.feed(5, [5, 5, 3])
+    held = pages_of(world.cache)
+    with pytest.raises(PagesError):
+        world.model(random_ids(3, 4), cache=world.cache)
+    assert pages_of(world.cache) == held
+    world.check()
+    world.feed(4, [3, 3, 1])
+    world.reset([1])
+    world.feed(1, [1, 0, 1])
+
+
+def test_what_the_host_is_not_sure_of_takes_no_page_that_another_needs() -> None:
+    pool = Pool(toy("full"), tokens=12, page=2)
+    world = World.fresh("full", 2, residence=pool)
+    for _ in range(4):
+        world.feed(5, [1, 0], unread=True)  # for all that the host knows, ten tokens
+    assert world.cache.lengths.tolist() == [4, 0]
+    world.check()
+
+
+def test_a_pool_that_grows_keeps_what_all_of_its_caches_hold() -> None:
+    pool = Pool(toy("sliding and full"), page=3)
+    worlds = [World.fresh("sliding and full", 2, seed=seed, residence=pool) for seed in range(3)]
+    before = pool.nbytes
+    for _ in range(6):
+        for world in worlds:
+            world.feed(3)
+            world.check()
+    assert pool.nbytes > 4 * before
+
+
+# -- dropping --------------------------------------------------------------------------------------------------------
+
+
+def test_caches_that_are_dropped_give_their_pages_back_without_being_asked() -> None:
+    model = toy("hybrid")
+    pool = Pool(model, page=4)
+    cache = model.new_cache(pool=pool)
+    model(random_ids(1, 9), cache=cache)
+    used = pool.used
+    forks = [cache.fork() for _ in range(3)]
+    for seed, fork in enumerate(forks):
+        model(random_ids(1, 5, seed), cache=fork)
+    step = forks[0].step(2)  # never committed
+    assert pool.used > used
+    del forks, fork, step
+    assert pool.check().used == used
+    del cache
+    assert pool.check().used == 0
+
+
+def test_threads_may_drop_and_run_caches_of_one_pool() -> None:
+    model = toy("sliding and full")
+    pool = Pool(model, tokens=4000, page=4)
+    start = model.new_cache(pool=pool)
+    model(random_ids(1, 10), cache=start)
+    expected = [model(random_ids(1, 6, seed), cache=start.fork()) for seed in range(4)]
+    failed: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            for _ in range(12):
+                forks = [start.fork() for _ in range(3)]
+                found = model(random_ids(1, 6, seed), cache=forks[1])
+                assert_close(found, expected[seed])  # type: ignore[arg-type]
+                del forks
+                pool.check()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    start.release()
+    assert pool.check().used == 0
+
+
+def test_a_released_cache_says_so_and_may_be_released_again() -> None:
+    model = toy("full")
+    for pool in (None, Pool(model, page=4)):
+        cache = model.new_cache(pool=pool)
+        model(random_ids(1, 3), cache=cache)
+        cache.release()
+        cache.release()
+        assert str(cache) == "Cache, released"
+        for use in (cache.fork, lambda c=cache: model([[1]], cache=c), lambda c=cache: c.rewind(1), cache.reset):
+            with pytest.raises(InputError, match=r"^this cache was released and holds nothing any more: make another$"):
+                use()
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_a_pool_is_refused_by_name() -> None:
+    model = toy("full")
+    pool = Pool(model, page=4, slack=2, codec="int8")
+    cases: list[tuple[Any, str]] = [
+        (lambda: toy("sliding").new_cache(pool=pool), "this pool was made for another model"),
+        (lambda: model.new_cache(slack=3, pool=pool), "slack=3, but the pool keeps a slack of 2: give it to the pool"),
+        (lambda: model.new_cache(codec="int4", pool=pool), "codec='int4', but the pool has a codec of its own, 'int8'"),
+        (
+            lambda: model.new_cache(residence="host", pool=pool),
+            "residence='host' and a pool were given: pages of a pool lie on the device; leave one out",
+        ),
+        (lambda: Pool(model, tokens=0), "tokens=0: it must be at least 1"),
+        (lambda: Pool(model, rows=2), "rows=2 without tokens: a pool that grows needs no bounds"),
+        (
+            lambda: Cache.join([model.new_cache(pool=Pool(model)), model.new_cache(slack=2)]),
+            "a cache with a slack of 2 cannot be joined into a pool with a slack of 0: make the pool with slack=2",
+        ),
+    ]
+    for make, text in cases:
+        with pytest.raises(InputError, match=f"^{re.escape(text)}"):
+            make()
+    cache = model.new_cache(slack=2, codec="int8", pool=pool)
+    assert cache.slack == 2 and cache.pool is pool
+
+
+def test_a_pool_too_small_for_a_file_loses_nothing(tmp_path: Any) -> None:
+    from lamina import load_cache
+
+    model = toy("full")
+    cache = model.new_cache()
+    model(random_ids(1, 20), cache=cache)
+    cache.save(tmp_path / "cache")
+    pool = Pool(model, tokens=16, page=4)
+    with pytest.raises(PagesError):
+        load_cache(tmp_path / "cache", model, pool=pool)
+    assert pool.check().used == 0
+    with pytest.raises(InputError, match=r"^the file's cache has a slack of 0, the pool 1"):
+        load_cache(tmp_path / "cache", model, pool=Pool(model, slack=1))
+
+
+def test_why_pages_are_not_captured_is_said() -> None:
+    model = toy("full")
+    cache = model.new_cache(pool=Pool(model))
+    assert why_no_kernels(model.specs, cache.layers) == (
+        "layer 0 entry 'attention': it lies in pages of a pool; no kernel of a captured step reads pages yet"
+    )
+
+
+# -- the books -------------------------------------------------------------------------------------------------------
+
+
+def test_the_places_of_positions_are_those_of_their_slots() -> None:
+    for layout in (Layout(), Layout(ring=7), Layout(ring=5, keep=3), Layout(ring=1)):
+        for page in (1, 2, 3, 5):
+            for first in range(24):
+                for end in range(first, first + 16):
+                    slots = layout.slots(torch.arange(first, end))
+                    assert places_of(layout, page, first, end).tolist() == sorted({int(s) // page for s in slots})
+
+
+def test_a_wrong_book_is_noticed() -> None:
+    def book() -> Pages:
+        pages = Pages()
+        pages.add(4)
+        held = pages.hold(np.zeros((1, 3), dtype=np.int32))
+        pages.give(held, pages.missing(held, [(0, np.arange(2))]))
+        pages.check()
+        return pages
+
+    for wrong in (
+        lambda pages: pages.free.append(pages.free[0]),
+        lambda pages: pages.free.pop(),
+        lambda pages: pages.refs.__setitem__(1, 2),
+        lambda pages: next(iter(pages.held)).numbers.__setitem__((0, 2), 1),
+        lambda pages: next(iter(pages.held)).numbers.__setitem__((0, 0), 9),
+    ):
+        pages = book()
+        wrong(pages)
+        with pytest.raises(AssertionError):
+            pages.check()
+
+
+class Notes(nn.Module):
+    """Keeps one number a token in a line and in two rings; nothing is computed."""
+
+    specs = {"line": Tokens(1), "ring": Tokens(1, Sliding(5)), "kept": Tokens(1, Sliding(4, keep=2))}
+
+
+class Ledger:
+    """A cache of `Notes` beside plain lists of numbers."""
+
+    def __init__(self, cache: Cache, rows: list[list[float]]) -> None:
+        self.cache, self.rows = cache, rows
+
+    def append(self, rng: random.Random) -> None:
+        chosen = rng.sample(range(len(self.rows)), rng.randint(1, len(self.rows)))
+        T = rng.choice([1, 1, 2, 4, 7])
+        new = torch.rand(len(chosen), T, 1, dtype=torch.float64)
+        step = self.cache.step(T, rows=chosen)
+        for name, layer in self.cache.layers[0].items():
+            assert isinstance(layer, TokenLayer)
+            layer.extend(step, (0, name), {"x": new})
+        taken = [T if T == 1 else rng.randint(0, T) for _ in chosen]
+        step.commit(taken)
+        for row, n, numbers in zip(chosen, taken, new[..., 0].tolist(), strict=True):
+            self.rows[row] = self.rows[row] + numbers[:n]
+
+    def rewind(self, rng: random.Random) -> None:
+        back = [rng.randint(0, most) for most in self.cache.rewindable.tolist()]
+        self.cache.rewind(back)
+        self.rows = [row[: len(row) - n] for row, n in zip(self.rows, back, strict=True)]
+
+    def reset(self, rng: random.Random) -> None:
+        gone = rng.sample(range(len(self.rows)), rng.randint(1, len(self.rows)))
+        self.cache.reset(gone)
+        self.rows = [[] if r in gone else row for r, row in enumerate(self.rows)]
+
+    def reorder(self, rng: random.Random) -> None:
+        rows = rng.choices(range(len(self.rows)), k=len(self.rows))
+        self.cache.reorder(rows)
+        self.rows = [self.rows[row] for row in rows]
+
+    def select(self, rng: random.Random) -> Ledger:
+        rows = rng.choices(range(len(self.rows)), k=rng.randint(1, 3))
+        return Ledger(self.cache.select(rows), [self.rows[row] for row in rows])
+
+    def fork(self, rng: random.Random) -> Ledger:
+        return Ledger(self.cache.fork(), list(self.rows))
+
+    def check(self) -> None:
+        every = torch.arange(len(self.rows))
+        assert self.cache.lengths.tolist() == [len(row) for row in self.rows]
+        for layer in self.cache.layers[0].values():
+            assert isinstance(layer, TokenLayer)
+            held, ring, keep = layer.copied(every).data["x"][..., 0].tolist(), layer.layout.ring, layer.layout.keep
+            for row, numbers in zip(held, self.rows, strict=True):
+                if ring is None:
+                    assert row[: len(numbers)] == numbers
+                    continue
+                assert row[: min(keep, len(numbers))] == numbers[:keep]
+                for at in range(max(keep, len(numbers) + 1 - layer.window.span), len(numbers)):  # type: ignore[operator]
+                    assert row[keep + (at - keep) % ring] == numbers[at]
+
+
+OPERATIONS = ["append"] * 6 + ["rewind", "rewind", "reorder", "select", "fork", "fork", "reset", "drop", "release"]
+
+
+def test_ten_thousand_random_operations_leak_nothing_and_keep_every_number() -> None:
+    rng = random.Random(0)
+    torch.manual_seed(0)
+    model = Toy(Notes())
+    pool = Pool(model, tokens=72, page=3, slack=2)
+    ledgers: list[Ledger] = []
+    ran_out = 0
+    for i in range(10_000):
+        if not ledgers:
+            rows = rng.randint(1, 3)
+            ledgers.append(Ledger(model.new_cache(rows, pool=pool), [[] for _ in range(rows)]))
+        ledger = rng.choice(ledgers)
+        operation = rng.choice(OPERATIONS)
+        try:
+            if operation in ("select", "fork"):
+                ledgers.append(getattr(ledger, operation)(rng))
+            elif operation in ("drop", "release"):
+                ledgers.remove(ledger)
+                if operation == "release":
+                    ledger.cache.release()
+            else:
+                getattr(ledger, operation)(rng)
+        except PagesError:
+            ran_out += 1
+            ledger.check()
+            ledgers.remove(rng.choice(ledgers))
+        if len(ledgers) > 6:
+            ledgers.remove(rng.choice(ledgers))
+        pool.check()
+        if ledger in ledgers:
+            ledger.check()
+        if i % 100 == 0:
+            for one in ledgers:
+                one.check()
+    assert ran_out > 20
+    del ledger, one
+    ledgers.clear()
+    assert pool.check().used == 0
