@@ -9,6 +9,7 @@ from lamina import kernels
 from lamina.attention.window import Chunked, Full, Sliding
 from lamina.cache.layer import Layer
 from lamina.cache.spec import Attention, Convolution, Latent, LayerSpecs, Recurrent, Spec
+from lamina.cache.store import TokenLayer
 from lamina.recurrence import SSD, GatedDelta, SelectiveScan
 
 if TYPE_CHECKING:
