@@ -45,6 +45,7 @@ class CapturedStep:
     T = 1
     valid = None
     backend = None
+    forgets = False
 
     def __init__(self, model: Model, rows: int, chooser: Chooser, codings: Sequence[Coding] | None = None) -> None:
         from lamina.kernels.step import HEADER, scratch_for

@@ -57,6 +57,7 @@ class CapturedPass:
 
     valid = None
     backend = None
+    forgets = False
 
     def __init__(self, model: Model, rows: int, T: int, codings: Sequence[Coding] | None = None) -> None:
         from lamina.kernels.step import HEADER
