@@ -19,4 +19,4 @@ def test_the_kernels_of_decode_steps_and_of_passes_build_for_a_gpu() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     counts = dict(line.split() for line in done.stdout.splitlines())
-    assert all(int(counts[one]) > (1 if one in CODECS + PAGES else 3) for one in asked), done.stdout
+    assert all(int(counts[one]) > (0 if one in PAGES else 1 if one in CODECS else 3) for one in asked), done.stdout
