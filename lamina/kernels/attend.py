@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lamina.attention.window import Window
 from lamina.errors import InputError
-from lamina.kernels.cells import cell_of, first_cell, pages_of
+from lamina.kernels.cells import cells_in, first_cell, pages_of, stages_for
 from lamina.kernels.launch import begin, launch_options, pdl
 from lamina.kernels.splits import (
     COUNTERS,
@@ -124,7 +124,8 @@ def _attend(
     for start in range(begins, ends, BLOCK):
         j = start + tl.arange(0, BLOCK)
         there = (j < ends)[:, None]
-        slot = cell_of(pages, head, slot_of(j, kept, first, ring, keep), j < ends, HEADS, PAGE)
+        slot = slot_of(j, kept, first, ring, keep)
+        slot = cells_in(pages, head, slot, start, ends, HEADS, PAGE, KIND, BLOCK)
         keys = tl.load(k_store + slot[:, None] * D + d[None, :], mask=there & (d < D)[None, :], other=0.0)
         scores = scored(tl.dot(queries, tl.trans(keys), input_precision="ieee"), scale, softcap, SOFTCAP)
         seen = (j < ends)[None, :]
@@ -209,6 +210,6 @@ def decode_attention(
         M=M, ROWS=rows, R=R, QUERIES=blocks, KIND=kind, SOFTCAP=softcap is not None, SINKS=sinks is not None,
         MERGES=most_splits > 1, BLOCK=shape.block, BUNCH=bunch, TREE=bunches > 1,
         CHUNK=max(1, min(bunch, 8, 2048 * shape.warps // (R * values))),  # more takes the compiler very long
-        PAGE=page, PDL=pdl(), num_warps=shape.warps, num_stages=shape.stages, **launch_options(),
+        PAGE=page, PDL=pdl(), num_warps=shape.warps, num_stages=stages_for(shape.stages, page), **launch_options(),
     )  # fmt: skip
     return out.transpose(1, 2)

@@ -49,3 +49,35 @@ def cell_of(pages, head, slot, there, HEADS: tl.constexpr, PAGE: tl.constexpr):
         return (page * HEADS + head) * PAGE + slot % PAGE
     else:
         return slot
+
+
+@triton.jit
+def cells_in(
+    pages, head, slot, start, end, HEADS: tl.constexpr, PAGE: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The cells of a block, the tokens start … start + BLOCK - 1 of what a row sees, in these slots [BLOCK]; any from
+    token `end` on.
+
+    A block of a line begins at a multiple of BLOCK (`splits.cut`). So it lies in one page or in some whole ones, and
+    there are few numbers to look up.
+    """
+    FEW: tl.constexpr = KIND == "full" and PAGE > 0 and (PAGE % max(BLOCK, 1) == 0 or BLOCK % max(PAGE, 1) == 0)
+    if FEW and BLOCK <= 4 * PAGE:
+        places = pages + start // PAGE
+        page = tl.load(places, mask=start < end, other=0)
+        for i in tl.static_range(1, BLOCK // PAGE):
+            more = tl.load(places + i, mask=start + i * PAGE < end, other=0)
+            page = tl.where(slot >= start + i * PAGE, more, page)
+        return (page.to(tl.int64) * HEADS + head) * PAGE + slot % PAGE
+    else:
+        return cell_of(pages, head, slot, start + tl.arange(0, BLOCK) < end, HEADS, PAGE)
+
+
+def stages_for(stages: int, page: int) -> int:
+    """The stages of a loop over pages that has as many blocks on their way as one of so many over a store in one
+    piece: numbers of pages come first, and are on their way as long.
+
+    >>> stages_for(3, page=0), stages_for(3, page=64)
+    (3, 5)
+    """
+    return 2 * stages - 1 if page else stages

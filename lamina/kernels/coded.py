@@ -25,7 +25,7 @@ from torch import Tensor
 from lamina.attention.window import Window
 from lamina.errors import InputError
 from lamina.kernels.attend import Shape
-from lamina.kernels.cells import cell_of, first_cell, pages_of
+from lamina.kernels.cells import cells_in, first_cell, pages_of, stages_for
 from lamina.kernels.codes import K_CODES, K_HIGH, K_SCALES, V_CODES, V_HIGH, V_SCALES, Coded, Parts, Side
 from lamina.kernels.launch import begin, launch_options, pdl
 from lamina.kernels.packed import (
@@ -196,6 +196,7 @@ def _attend_codes(
     v_high += pair * T * high_bytes(DV, VALUES)
     begins = split * each
     stop = tl.where(split == used - 1, many + count, tl.minimum(begins + each, many))
+    held = tl.minimum(stop, many) if APART else stop  # tokens in slots
     begin(PDL)
 
     inner = tl.arange(0, M)  # this program's queries: token t of the head's query head r // T
@@ -236,7 +237,7 @@ def _attend_codes(
         slot = j
         if KIND != "full":
             slot = tl.where(u < 0, slot_of(j, kept, first, ring, keep), last + u)
-        slot = cell_of(pages, head, slot, j < (tl.minimum(stop, many) if APART else stop), HEADS, PAGE)
+        slot = cells_in(pages, head, slot, start, held, HEADS, PAGE, KIND, BLOCK)
         there = (j < stop)[:, None]
         keys, beside_keys = read(
             k_store, ks_store, kh_store, k_codes, k_scales, k_high, slot, u, there, D, KEYS, EXACT, BLOCK, APART
@@ -351,8 +352,9 @@ def decode_codes(
         T=T, G=Hq // Hk, HEADS=Hk, D=D, DV=Dv, KEYS=keys.form, VALUES=values.form, TURNED=values.turned,
         M=M, ROWS=rows, R=R, QUERIES=blocks, KIND=kind, SOFTCAP=softcap is not None, SINKS=sinks is not None,
         MERGES=most_splits > 1, BLOCK=shape.block, BUNCH=bunch, TREE=bunches > 1,
-        CHUNK=max(1, min(bunch, 8, 2048 * shape.warps // (R * columns))), PAGE=page,
-        APART=not coded.stored, PDL=pdl(), num_warps=shape.warps, num_stages=shape.stages, **launch_options(),
+        CHUNK=max(1, min(bunch, 8, 2048 * shape.warps // (R * columns))),
+        APART=not coded.stored, PAGE=page, PDL=pdl(), num_warps=shape.warps,
+        num_stages=stages_for(shape.stages, page), **launch_options(),
     )  # fmt: skip
     return out.transpose(1, 2)
 

@@ -24,7 +24,7 @@ from lamina.attention.window import Full, Window
 from lamina.cache.codec import Format
 from lamina.errors import InputError
 from lamina.kernels.attend import MOST_QUERIES, Shape
-from lamina.kernels.cells import cell_of, first_cell, pages_of
+from lamina.kernels.cells import cells_in, first_cell, pages_of, stages_for
 from lamina.kernels.codes import K_HIGH, K_SCALES, Coded
 from lamina.kernels.launch import begin, launch_options, pdl
 from lamina.kernels.packed import code_bytes, decoded, high_bytes, made_once, scale_numbers
@@ -129,13 +129,13 @@ def _attend_latent(
         slot = slot_of(j, kept, first, ring, keep)
         seen = (j < stop)[:, None]
         if FORM == "plain":
-            slot = cell_of(pages, 0, slot, (j < stop) & (u < 0), 1, PAGE)
+            slot = cells_in(pages, 0, slot, start, ends, 1, PAGE, KIND, BLOCK)
             at = tl.where(u < 0, store + slot * WIDTH, new + row * new_row + u * new_token)[:, None]
             latents = tl.load(at + c, mask=seen & (c < RANK), other=0.0)  # [BLOCK, RANK]
             ropes = tl.load(at + RANK + p, mask=seen & (p < ROPE), other=0.0)
         else:
             slot = tl.where(u < 0, slot, last + u)
-            slot = cell_of(pages, 0, slot, j < stop, 1, PAGE)[:, None]
+            slot = cells_in(pages, 0, slot, start, stop, 1, PAGE, KIND, BLOCK)[:, None]
             at, by = store + slot * WIDTH, scales + slot * scale_numbers(RANK + ROPE, FORM)
             above = high + slot * high_bytes(RANK + ROPE, FORM)
             latents = decoded(at, by, above, seen, 0, RANK, RANK_PAD, RANK + ROPE, FORM)
@@ -210,7 +210,7 @@ def decode_latent(
         RANK_PAD=max(16, triton.next_power_of_2(rank)), ROPE_PAD=max(16, triton.next_power_of_2(D - rank)),
         M=M, ROWS=queries, QUERIES=blocks, KIND=kind, FORM=form, BLOCK=shape.block,
         AHEAD=tokens_ahead(kind, code_bytes(D, form) * store.element_size(), shape.block) if ahead and not page else 0,
-        PAGE=page, PDL=pdl(), num_warps=shape.warps, num_stages=shape.stages, **launch_options(),
+        PAGE=page, PDL=pdl(), num_warps=shape.warps, num_stages=stages_for(shape.stages, page), **launch_options(),
     )  # fmt: skip
     return Parts(means, levels, B, H, T, M, window, least, shape.block)
 

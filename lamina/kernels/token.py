@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lamina.attention.window import Window
 from lamina.kernels.attend import MOST_QUERIES, Shape
-from lamina.kernels.cells import cell_of, first_cell, pages_of
+from lamina.kernels.cells import cell_of, cells_in, first_cell, pages_of, stages_for
 from lamina.kernels.launch import begin, launch_options, pdl
 from lamina.kernels.splits import (
     COUNTERS,
@@ -128,7 +128,8 @@ def _attend_token(
     ends = tl.minimum(begins + each, many)
     d, dv, r = tl.arange(0, D_PAD), tl.arange(0, DV_PAD), tl.arange(0, M)
     j = begins + tl.arange(0, BLOCK)
-    slot = cell_of(pages, head, slot_of(j, kept, first, ring, keep), j < ends, HEADS, PAGE)
+    slot = slot_of(j, kept, first, ring, keep)
+    slot = cells_in(pages, head, slot, begins, ends, HEADS, PAGE, KIND, BLOCK)
     there = (j < ends)[:, None]
     keys = tl.load(k_store + slot[:, None] * D + d[None, :], mask=there & (d < D)[None, :], other=0.0)
     values = tl.load(v_store + slot[:, None] * DV + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0)
@@ -157,7 +158,8 @@ def _attend_token(
     top, total, mix = fold(top, total, mix, scores, (j < ends)[None, :], values)
     for start in range(begins + BLOCK, ends, BLOCK):
         j = start + tl.arange(0, BLOCK)
-        slot = cell_of(pages, head, slot_of(j, kept, first, ring, keep), j < ends, HEADS, PAGE)
+        slot = slot_of(j, kept, first, ring, keep)
+        slot = cells_in(pages, head, slot, start, ends, HEADS, PAGE, KIND, BLOCK)
         there = (j < ends)[:, None]
         keys = tl.load(k_store + slot[:, None] * D + d[None, :], mask=there & (d < D)[None, :], other=0.0)
         scores = scored(tl.dot(queries, tl.trans(keys), input_precision="ieee"), scale, softcap, SOFTCAP)
@@ -247,6 +249,6 @@ def attend_token(
         SOFTCAP=softcap is not None, SINKS=sinks is not None, MERGES=most_splits > 1,
         BLOCK=shape.block, BUNCH=bunch, TREE=bunches > 1,
         CHUNK=max(1, min(bunch, 8, 2048 * shape.warps // (R * values))),  # more takes the compiler very long
-        PAGE=page, PDL=pdl(), num_warps=shape.warps, num_stages=shape.stages, **launch_options(),
+        PAGE=page, PDL=pdl(), num_warps=shape.warps, num_stages=stages_for(shape.stages, page), **launch_options(),
     )  # fmt: skip
     return out.transpose(1, 2)

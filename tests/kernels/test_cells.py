@@ -99,7 +99,7 @@ def test_codes_lie_in_pages_too(codec: str, window: Window, T: int, page: int) -
 
 
 @pytest.mark.parametrize(
-    ("codec", "T", "page"), [(None, 1, 16), (None, 3, 5), ("int8", 1, 4), ("int6", 2, 16)], ids=str
+    ("codec", "T", "page"), [(None, 1, 32), (None, 3, 5), ("int8", 1, 4), ("int6", 2, 16)], ids=str
 )
 def test_latents_lie_in_pages_too(codec: str | None, T: int, page: int) -> None:
     torch.manual_seed(T)
