@@ -19,6 +19,7 @@ from lamina.cache.centre import centres_of
 from lamina.cache.codec import Codecs, codecs_of
 from lamina.cache.counts import Counts
 from lamina.cache.cross import Source
+from lamina.cache.forgetting import pass_anew
 from lamina.cache.layer import Key
 from lamina.cache.spec import Cross, LayerSpecs
 from lamina.cache.step import Step
@@ -126,6 +127,9 @@ class Model(nn.Module):
 
         hidden   which hidden states are kept in `step.hidden`: 0 is what the first block reads, i what the i-th gives
         """
+        if step.forgets:
+            assert ids is not None
+            return pass_anew(self, ids, step, logits, hidden)
         if embeds is None:
             assert ids is not None
             embeds = self.embed(ids if step.valid is None else ids.masked_fill(~step.valid, 0))

@@ -68,7 +68,8 @@ CHECKS = [
 LLAMA = Case("llama", (32, 8), (128, 128), (32768,) * 8)
 TIMES = [replace(LLAMA, lengths=(n,) * rows) for rows in (8, 1) for n in (32768, 4096)]
 SHAPES = [Shape(16, 1, 3), Shape(16, 1, 5), Shape(32, 1, 2), Shape(32, 1, 3), Shape(32, 1, 4)]
-WAVES, LEAST = (4, 8, 12), (128, 512)
+WAVES, LEAST = (4, 8, 12, 16), (128,)
+REGISTERS = {16: (None, 128, 160), 32: (None, 168)}  # at most, by block: fewer of them, more programs side by side
 
 
 # -- right? ----------------------------------------------------------------------------------------------------------
@@ -188,13 +189,19 @@ class Store:
         return encode(*self.new, self.table, *self.sides, write=True)
 
 
-def configurations(case: Case, codec: str) -> list[tuple[Shape, int, int]]:
-    """Shapes, most parts of a row, and the least tokens of a part."""
+def configurations(case: Case, codec: str) -> list[tuple[Shape, int, int, int | None]]:
+    """Shapes, most parts of a row, the least tokens of a part, and the most registers of a thread."""
     if codec not in FAST:
         return []
     groups = len(case.lengths) * case.heads[1]
     most = {max(waves * multiprocessors() // groups, 4) for waves in WAVES}
-    return [(shape, splits, least) for shape in SHAPES for splits in sorted(most) for least in LEAST]
+    return [
+        (shape, splits, least, registers)
+        for shape in SHAPES
+        for splits in sorted(most)
+        for least in LEAST
+        for registers in REGISTERS[shape.block]
+    ]
 
 
 def times(codecs: tuple[str, ...]) -> None:
@@ -205,8 +212,8 @@ def times(codecs: tuple[str, ...]) -> None:
     stores = [Store(small, codec) for codec in codecs]
     for codec, store in zip(codecs, stores, strict=True):
         coded = store.encoded()
-        for shape, splits in {one[:2] for case in TIMES for one in configurations(case, codec)}:
-            how = {"scale": 0.1, "shape": shape, "most_splits": splits}
+        for shape, splits, _, registers in {one for case in TIMES for one in configurations(case, codec)}:
+            how = {"scale": 0.1, "shape": shape, "most_splits": splits, "registers": registers}
             builds.append(partial(decode_codes, coded, store.table, FULL, torch.bfloat16, **how))
     for problem in filter(None, all_at_once(builds)):
         print(f"FAILED  {problem}", flush=True)
@@ -227,9 +234,9 @@ def coded_times(case: Case, codec: str, base: float) -> list[str]:
     stores = [first, *(Store(case, codec) for _ in range(launches - 1))]
     coded = [store.encoded() for store in stores]
 
-    def attend(shape: Shape | None, splits: int | None, least: int | None) -> None:
+    def attend(shape: Shape | None, splits: int | None, least: int | None, registers: int | None) -> None:
         for store, one in zip(stores, coded, strict=True):
-            how = {"shape": shape, "most_splits": splits, "least": least}
+            how = {"shape": shape, "most_splits": splits, "least": least, "registers": registers}
             decode_codes(one, store.table, FULL, torch.bfloat16, scale=0.1, **how)  # type: ignore[arg-type]
 
     def encode_all() -> None:
@@ -237,12 +244,13 @@ def coded_times(case: Case, codec: str, base: float) -> list[str]:
             store.encoded()
 
     found, failed = [], []
-    for shape, splits, least in [(None, None, None), *configurations(case, codec)]:
+    for shape, splits, least, registers in [(None, None, None, None), *configurations(case, codec)]:
         how = "own choice"
         if shape is not None:
-            how = f"block {shape.block}, stages {shape.stages}, splits {splits}, least {least}"
+            most = f", registers {registers}" if registers else ""
+            how = f"block {shape.block}, stages {shape.stages}, splits {splits}{most}"
         try:
-            found.append((seconds(partial(attend, shape, splits, least), launches, repeats=5), how))
+            found.append((seconds(partial(attend, shape, splits, least, registers), launches, repeats=5), how))
         except Exception as problem:
             failed.append(f"FAILED {how}: {type(problem).__name__}: {str(problem)[:200]}")
     lines = [

@@ -55,6 +55,8 @@ class Cache:
     pool           where its tokens are kept, in pages; slack, codec and dtype must be the pool's
     """
 
+    forgets = False  # only ids are kept, and every pass is over whole rows: see forgetting.py
+
     def __init__(
         self,
         specs: Sequence[LayerSpecs],
@@ -210,6 +212,7 @@ class Cache:
             bound=max((high[row] + n for row, n in zip(numbers, most, strict=True)), default=0),
             counts_high=most, counts_exact=real is None or real.low == real.high, spans=spans,
         )  # fmt: skip
+        step.forgets = self.forgets
         step.base = self.clock.base.clone() if index is None else self.clock.base.index_select(0, index)
         if self.fetcher is not None:
             self.fetcher.reserve(self.layers, {i for i, _ in self.shared}, len(numbers))

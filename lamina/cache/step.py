@@ -38,6 +38,8 @@ Layers = Sequence[Mapping[str, Layer]]
 class Step:
     """One pass of T tokens over some rows. Made by `cache.step`; model code sees only `memory(i)` and `positions`."""
 
+    forgets = False  # the cache keeps ids alone: see forgetting.py
+
     def __init__(
         self,
         layers: Layers,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
+from lamina.cache.forgetting import forgetful
 from lamina.errors import InputError
 from lamina.generation.feeding import feed_one
 from lamina.generation.guidance import guided
@@ -23,9 +24,12 @@ if TYPE_CHECKING:
 class Guide:
     """The rows' other selves, which read the negative prompt instead of the prompt and then the same new tokens."""
 
-    def __init__(self, model: Model, prompt: Prompt, scale: float, times: int, most: int, chunk: int | None) -> None:
-        """times: how many sequences each row of the prompt becomes; most: how many new tokens they get."""
-        cache = model.new_cache(len(prompt.counts)).reserve(max(prompt.counts) + most)
+    def __init__(
+        self, model: Model, prompt: Prompt, scale: float, times: int, most: int, chunk: int | None, remembers: bool
+    ) -> None:
+        """times: how many sequences each row of the prompt becomes; most: how many new tokens they get"""
+        rows = len(prompt.counts)
+        cache = model.new_cache(rows).reserve(max(prompt.counts) + most) if remembers else forgetful(model, rows)
         logits = prefill(model, prompt, cache, chunk)
         self.model, self.scale = model, scale
         self.cache, self.logits = cache.repeat(times), logits.repeat_interleave(times, dim=0)
@@ -67,4 +71,5 @@ def guide_of(
         raise InputError(
             f"{len(negative.counts)} negative prompts were given for {rows} prompts: give one, or one for each"
         )
-    return Guide(model, negative, scale, times * rows // len(negative.counts), most, settings.prefill_chunk)
+    times = times * rows // len(negative.counts)
+    return Guide(model, negative, scale, times, most, settings.prefill_chunk, settings.use_cache)

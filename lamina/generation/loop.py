@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.cache.cross import Source
+from lamina.cache.forgetting import forgetful
 from lamina.errors import InputError
 from lamina.generation.beams import beam_search
 from lamina.generation.continuation import Continuation, continuation
@@ -29,7 +30,7 @@ from lamina.generation.dola import dola
 from lamina.generation.drafts import assistant_of
 from lamina.generation.guide import guide_of
 from lamina.generation.healing import Healed, heal, only_healing
-from lamina.generation.inside import Inside, look_inside, look_inside_rows
+from lamina.generation.inside import Inside, look_inside
 from lamina.generation.kept import Kept
 from lamina.generation.prefill import prefill
 from lamina.generation.prefixes import PrefixStore
@@ -42,7 +43,6 @@ from lamina.generation.settings import Settings, settings_of
 from lamina.generation.speculation import speculate
 from lamina.generation.stopping import Reason, Stopping
 from lamina.generation.stream import Event, Pieces, Stream
-from lamina.generation.uncached import Uncached
 from lamina.notices import notice
 
 if TYPE_CHECKING:
@@ -150,10 +150,7 @@ class _Call:
         if prefixes is not None:
             prefixes.check(self.model, self.prompt, cache, self.settings.use_cache)
         started = time.perf_counter()
-        if self.settings.use_cache:
-            run, plan = self._cached(cache, whole, prefixes)
-        else:
-            run, plan = self._uncached(cache), Continuation.of_new(self.prompt.rows)
+        run, plan = self._prefilled(cache, whole, prefixes)
         prefilled = time.perf_counter()
         made = self._decode(run)
         finished = time.perf_counter()
@@ -162,15 +159,15 @@ class _Call:
         fed, count = (sum(len(row) for row in rows) for rows in (plan.rest, made.tokens))
         timing = Timing(fed, prefilled - started, count, finished - prefilled)
         result = Result.of(self.model, self.settings, self.prompt, made, run, plan.reused, timing)
-        result.inside = self._inside(run, made)
+        result.inside = self._inside(made)
         return result
 
     # -- before the first token ----------------------------------------------------------------------------------------
 
-    def _cached(
+    def _prefilled(
         self, cache: Cache | None, whole: bool | None, prefixes: PrefixStore | None
     ) -> tuple[Run, Continuation]:
-        """A run after the prompts, and how the cache got there."""
+        """A run after the prompts, and how its cache got there."""
         model, settings, prompt, times = self.model, self.settings, self.prompt, self.times
         source = self._encoded()
         if prefixes is not None:
@@ -203,6 +200,9 @@ class _Call:
         """The cache that the prompt goes to, and how its rows get there. Nothing that it holds is changed yet."""
         model, prompt, rows = self.model, self.prompt, len(self.prompt.counts)
         given = prompt.rows if prompt.embeds is None else [[-1] * count for count in prompt.counts]
+        if not self.settings.use_cache:
+            self._check_uncached(cache)
+            return forgetful(model, rows), Continuation.of_new(given)
         if cache is None:
             return model.new_cache(rows), Continuation.of_new(given)
         if cache.model is not model:
@@ -219,23 +219,11 @@ class _Call:
             return cache, replace(Continuation.of_new(given), anew=list(range(rows)))
         return cache, continuation(cache, given, whole)
 
-    def _uncached(self, cache: Cache | None) -> Uncached:
-        """A run that keeps nothing: every pass is over whole sequences."""
-        settings, prompt = self.settings, self.prompt
+    def _check_uncached(self, cache: Cache | None) -> None:
         if cache is not None:
             raise InputError("use_cache=False and a cache were given: leave one out")
-        if prompt.embeds is not None:
+        if self.prompt.embeds is not None:
             raise InputError("use_cache=False and inputs_embeds were given: without a cache, prompts are ids")
-        each = [row for row in range(len(prompt.counts)) for _ in range(self.times)]
-        encoded = self._encoded()
-        run = Uncached.of(
-            self.model, [prompt.rows[row] for row in each], None if encoded is None else encoded.select(each),
-            self.chooser, self._stopping(prompt.counts), self.numbers, settings,
-        )  # fmt: skip
-        run.told, run.source, run.kept = self._told(run.stopping), self._source_ids(), Kept.of(settings, len(each))
-        if self.healed:
-            run.logits = only_healing(run.logits, [self.healed[row] for row in each])
-        return run
 
     def _stopping(self, lengths: Sequence[int]) -> Stopping:
         """lengths: of each prompt, how many tokens its row holds after it."""
@@ -281,8 +269,6 @@ class _Call:
                 return contrastive_search(run)
             case "dola":
                 return dola(run)
-        if isinstance(run, Uncached):
-            return one_by_one(run)
         reason = why_not_replayed(run)
         if reason is None:
             return replayed(run)
@@ -291,13 +277,11 @@ class _Call:
         made.how = f"plain passes, since {reason}"
         return made
 
-    def _inside(self, run: Run, made: Made) -> Inside | None:
+    def _inside(self, made: Made) -> Inside | None:
         """Hidden states and attentions, where someone asks for them."""
         asked = {"hidden": self.settings.output_hidden_states, "attentions": self.settings.output_attentions}
         if not any(asked.values()):
             return None
-        if isinstance(run, Uncached):
-            return look_inside_rows(self.model, run.texts, run.encoded, **asked)
         return look_inside(made.cache, **asked)
 
 

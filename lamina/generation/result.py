@@ -73,7 +73,7 @@ class Result:
         return cls(
             [rows[row] for row in each], made.tokens, made.reasons, [reused[row] for row in each], made.how, timing,
             model.tokenizer, settings.pad_token_id, cuts if len(cuts) == len(each) else [None] * len(each), run.kept,
-            made.more, made.cache,
+            made.more, made.cache if settings.use_cache else None,
         )  # fmt: skip
 
     @property

@@ -120,11 +120,6 @@ class _Rules:
         def guided() -> bool:
             return self.values["guidance_scale"] not in (None, 1.0)
 
-        if not self.values["use_cache"]:
-            for name in asked():
-                self.not_both("use_cache", name, "without a cache one token is made after the other")
-        if not self.values["use_cache"] and guided():
-            self.not_both("use_cache", "guidance_scale", "guidance has a cache of its own")
         for name in asked() if guided() else ():
             self.not_both("guidance_scale", name, "guidance leads one token after the other")
 

@@ -74,9 +74,11 @@ from lamina.kernels.splits import (
 
 # By bits of a number that is computed with, and by columns of a value.
 SHAPES = {(16, 64): Shape(32, 1, 3), (16, 128): Shape(32, 1, 3), (16, 256): Shape(16, 1, 3), (32, 256): Shape(16, 4, 2)}
+# By the formats of keys and values: blocks of so many tokens, and programs for each multiprocessor.
+MEASURED = {(8, 8): (16, 8), (4, 4): (16, 12), (8, 4): (32, 4)}
 MOST_QUERIES = {16: 64, 32: 16}
 LEAST = 128  # tokens a part has at least
-WAVES = 8  # programs for each multiprocessor
+WAVES = 8  # programs for each multiprocessor, where it was not measured
 
 
 @triton.jit
@@ -315,9 +317,13 @@ def decode_codes(
     most_splits: int | None = None,
     shape: Shape | None = None,
     least: int | None = None,
+    registers: int | None = None,
     page: int = 0,  # slots of a page, where the store is in pages
 ) -> Tensor:
-    """`attend.decode_attention` over codes: [B, Hq, T, Dv] in `dtype`, from what `codes.encode` made of a pass."""
+    """`attend.decode_attention` over codes: [B, Hq, T, Dv] in `dtype`, from what `codes.encode` made of a pass.
+
+    `shape`, `least` and `registers` (of a thread, at most) are for measuring other configurations.
+    """
     q, keys, values = coded.q, coded.keys, coded.values
     B, Hq, T, D = q.shape
     Hk, Dv = coded.k.codes.shape[1], values.dim
@@ -331,11 +337,12 @@ def decode_codes(
     blocks = triton.cdiv(queries, M)
     rows = M if blocks > 1 else queries
     columns = padded_words(Dv, values.form) // group_words(Dv, values.form) * GROUP.value
-    shape = shape or shape_for(bits, max(columns, D), M)
+    block, waves = MEASURED.get((keys.form, values.form), (None, WAVES))  # type: ignore[arg-type]
+    shape = shape or shape_for(bits, max(columns, D), M, block)
     groups, least = B * Hk * blocks, least or LEAST
     kind, size, keep = rule_of(window)
     if most_splits is None:
-        most_splits = splits_for(B, Hk * blocks, reach(window), waves=WAVES, least=least)
+        most_splits = splits_for(B, Hk * blocks, reach(window), waves=waves, least=least)
     bunch = bunch_for(most_splits, rows, columns)
     bunches = triton.cdiv(most_splits, bunch)
     if groups * (bunches + 1) > COUNTERS:
@@ -354,7 +361,7 @@ def decode_codes(
         MERGES=most_splits > 1, BLOCK=shape.block, BUNCH=bunch, TREE=bunches > 1,
         CHUNK=max(1, min(bunch, 8, 2048 * shape.warps // (R * columns))),
         APART=not coded.stored, PAGE=page, PDL=pdl(), num_warps=shape.warps,
-        num_stages=stages_for(shape.stages, page), **launch_options(),
+        num_stages=stages_for(shape.stages, page), maxnreg=registers, **launch_options(),
     )  # fmt: skip
     return out.transpose(1, 2)
 
@@ -364,8 +371,10 @@ def words(parts: Parts, side: Side) -> tuple[Tensor, Tensor, Tensor]:
     return codes, parts.scales, parts.high
 
 
-def shape_for(bits: int, columns: int, queries: int) -> Shape:
+def shape_for(bits: int, columns: int, queries: int, block: int | None) -> Shape:
     found = next((SHAPES[key] for key in sorted(SHAPES) if key[0] == bits and columns <= key[1]), None)
     if found is None:
         raise InputError(f"heads of {columns} numbers are past 256, the most the attention kernel takes")
-    return found if bits == 32 else Shape(found.block, max(1, queries // 16), found.stages)
+    if bits == 32:
+        return found
+    return Shape(min(found.block, block or found.block), max(1, queries // 16), found.stages)

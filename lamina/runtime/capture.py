@@ -46,6 +46,7 @@ class CapturedStep:
     T = 1
     valid = None
     backend = None
+    forgets = False
 
     def __init__(self, model: Model, rows: int, chooser: Chooser, written: Written = PLAINLY) -> None:
         from lamina.kernels.step import HEADER, scratch_for

@@ -22,6 +22,8 @@ ON_THE_HOST = "its bytes live on the host; a captured step reads what is on the 
 
 def why_not_captured(model: Model, cache: Cache | None = None, rows: int = 1) -> str | None:
     """Why decoding is not captured in one graph; None when it is."""
+    if cache is not None and cache.forgets:
+        return "without a cache every pass runs whole rows"
     if model.device.type != "cuda":
         return f"the model is on {model.device.type}; decode steps are captured on a GPU"
     if reason := kernels.why_not(next(model.parameters())):

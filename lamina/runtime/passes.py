@@ -56,6 +56,7 @@ class CapturedPass:
 
     valid = None
     backend = None
+    forgets = False
 
     def __init__(self, model: Model, rows: int, T: int, written: Written = PLAINLY) -> None:
         from lamina.kernels.step import HEADER

@@ -154,6 +154,8 @@ def test_without_a_cache_the_tokens_are_the_same(family: str) -> None:
     model = model_of(family)
     for settings in (
         dict(), dict(do_sample=True, seed=3, num_return_sequences=2, top_k=20, repetition_penalty=1.3),
+        dict(num_beams=3, num_return_sequences=2), dict(prompt_lookup_num_tokens=3), dict(assistant_early_exit=1),
+        dict(penalty_alpha=0.6, top_k=3), dict(dola_layers="low"), dict(guidance_scale=1.5, prefill_chunk=3),
     ):  # fmt: skip
         result = made(model, PROMPTS, use_cache=False, **settings)
         assert result.tokens == made(model, PROMPTS, **settings).tokens

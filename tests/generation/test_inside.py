@@ -145,7 +145,7 @@ def test_rows_that_were_given_embeddings_are_refused() -> None:
     cache = model.new_cache(2)
     model(random_ids(2, 3), cache=cache)
     model(embeds=model.embed(random_ids(2, 1)), cache=cache, counts=[0, 1])
-    with pytest.raises(InputError, match=r"token 3 of row 1 was given as an embedding: .* so give ids"):
+    with pytest.raises(InputError, match=r"token 3 of row 1 was given as an embedding, and whole rows .* give ids"):
         look_inside(cache)
 
 
