@@ -38,7 +38,7 @@ def main() -> None:
         "| no sync in a decode pass | "
         "captured equals plain, greedy and drawn, float32 | the same but for near-ties, greedy, bfloat16 | "
         "captures for two caches | passes of several tokens, and speculation on them, float32 | "
-        "in pages the same tokens, greedy, drawn and beams, and no sync |",
+        "in pages the same tokens, captured as without, greedy, drawn, drafted, in forks and beams, and no sync |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     ok = True
@@ -168,7 +168,8 @@ def passes_are_plain(model: Model) -> str:
 
 
 def in_pages(model: Model) -> str:
-    """Whether caches in pages give the tokens of plain passes, wait for nothing, and give all pages back."""
+    """Whether caches in pages give the tokens of plain passes, captured wherever others are, wait for nothing, and give
+    all pages back."""
     quiet = without_syncs(model, lamina.Pool(model, tokens=512, page=4, slack=2))
     return quiet if quiet != "yes" else same_in_pages(model)
 
@@ -176,12 +177,28 @@ def in_pages(model: Model) -> str:
 def same_in_pages(model: Model) -> str:
     pool = lamina.Pool(model, page=4)
     settings: dict[str, Any]
-    for settings in ({}, DRAWN, {"num_beams": 3}):
-        found = model.generate(PROMPTS, 20, eos_token_id=None, cache=model.new_cache(3, pool=pool), **settings).tokens
-        if found != plain(model, PROMPTS, 20, **settings).tokens:
-            return f"no, with {settings or 'greedy'}"
+    for settings in ({}, DRAWN, {"num_beams": 3}, {"prompt_lookup_num_tokens": 3}):
+        cache = model.new_cache(3, pool=pool)
+        found = model.generate(PROMPTS, 20, eos_token_id=None, cache=cache, **settings)
+        dense = model.generate(PROMPTS, 20, eos_token_id=None, **settings)
+        expected = plain(model, PROMPTS, 20, **({} if "prompt_lookup_num_tokens" in settings else settings))
+        if not found.tokens == dense.tokens == expected.tokens or found.how != dense.how:
+            return f"no, with {settings or 'greedy'}: {found.how}"
+    if not model.start_ids and not forks_are_apart(model, cache):  # with a source, rows begin anew
+        return "no, with forks"
+    del cache, found
     gc.collect()
     return "yes" if pool.check().used == 0 else "pages are not given back"
+
+
+def forks_are_apart(model: Model, cache: lamina.Cache) -> bool:
+    """Whether forks go on as if they were alone, and leave what they come from as it is."""
+    tokens, forks = cache.tokens, [cache.fork() for _ in range(2)]
+    for fork, ids in zip(forks, ([1, 2], [3, 4, 5]), strict=True):
+        found = model.generate([ids] * cache.rows, 12, eos_token_id=None, cache=fork)
+        if found.tokens != plain(model, [row + ids for row in tokens], 12).tokens or cache.tokens != tokens:
+            return False
+    return True
 
 
 def without_syncs(model: Model, pool: lamina.Pool | None = None) -> str:

@@ -18,6 +18,8 @@ def fill_context(cache: Cache, tokens: int) -> Cache:
     [100, 100]
     """
     cache.reserve(max(tokens, 1))
+    if cache.pages is not None:
+        cache.pages.prepare([(row, 0, tokens) for row in range(cache.rows)])
     for entry in cache.layers:
         for layer in entry.values():
             layer.place.settle()

@@ -213,6 +213,7 @@ def command(s: Settings) -> str:
     words += [f"--rows {','.join(map(str, s.rows))}", f"--context {','.join(map(str, s.contexts))}"]
     words += [f"--prefill {s.prefill}"]
     words += [f"--codec {','.join(s.codecs)}"] if s.codecs else []
+    words += [] if s.page is None else [f"--page {s.page}"]
     words += [f"--against {s.against}"] if s.against else []
     words += ["--compiled"] if s.compiled else []
     words += [] if s.first_token else ["--no-first-token"]

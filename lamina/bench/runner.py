@@ -42,6 +42,8 @@ class Settings:
     """Tokens of the prefill; 0: none."""
     codecs: tuple[str, ...] = ()
     """Decode also with caches of these codecs."""
+    page: int | None = None
+    """Decode also with caches in pages of so many tokens."""
     against: str | None = None
     compiled: bool = False
     first_token: bool = True
@@ -57,6 +59,8 @@ class Settings:
             raise InputError(f"against={self.against!r} is not known; the peer is transformers")
         if self.compiled and self.against is None:
             raise InputError("compiled is a way to run the peer: name one with against")
+        if self.page is not None and self.page < 1:
+            raise InputError(f"page={self.page}: it must be at least 1")
         if min((*self.rows, *self.contexts), default=0) < 1 or self.prefill < 0:
             raise InputError(f"rows {self.rows} and contexts {self.contexts} must be 1 or more, prefill 0 or more")
 
@@ -136,8 +140,9 @@ class _Run:
         self.started = time.perf_counter()
         sizes = len(settings.rows) * len(settings.contexts) + bool(settings.prefill) + settings.first_token
         self.visited: dict[tuple[int, int], float | None] = {}  # experts, by rows and context
-        codecs = len(settings.codecs) * len(settings.rows) * len(settings.contexts)
-        self.done, self.total = 0, 1 + (1 + len(settings.peers)) * sizes + codecs
+        more = len(settings.codecs) + (settings.page is not None)  # ways to keep the cache
+        more *= len(settings.rows) * len(settings.contexts)
+        self.done, self.total = 0, 1 + (1 + len(settings.peers)) * sizes + more
 
     def all(self) -> Results:
         s = self.s
@@ -153,12 +158,14 @@ class _Run:
         if s.compiled and s.device.type == "cpu":  # on a GPU steps are captured, not compiled
             ours.append(CompiledLamina(self.model))
         self.subjects: list[Subject] = [*ours, *self._peers()]
-        coded = [Lamina(self.model, codec) for codec in s.codecs]
+        kept = [Lamina(self.model, codec) for codec in s.codecs]
+        if s.page is not None:
+            kept.append(Lamina(self.model, page=s.page))
         self.results.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.results.weights = self.subjects[0].weights
         for rows in s.rows:
             for context in s.contexts:
-                for subject in (*self.subjects, *coded):
+                for subject in (*self.subjects, *kept):
                     self._decode(subject, rows, context)
             if rows == s.rows[0] and s.prefill:
                 for subject in self.subjects:

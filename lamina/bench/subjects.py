@@ -11,6 +11,7 @@ from lamina.bench.context import fill_context, set_clock
 from lamina.bench.decode import run_steps
 from lamina.bench.measure import random_ids
 from lamina.cache.cache import Cache
+from lamina.cache.pool import Pool
 from lamina.generation import generate
 from lamina.model import Model
 from lamina.nn import Experts
@@ -47,14 +48,16 @@ class Subject(Protocol):
 
 
 class Lamina:
-    """This library, as `generate` runs it, with caches of a codec."""
+    """This library, as `generate` runs it, with caches of a codec, or in pages of so many tokens."""
 
     name = "lamina"
 
-    def __init__(self, model: Model, codec: str | None = None) -> None:
-        self.model, self.codec = model, codec
+    def __init__(self, model: Model, codec: str | None = None, page: int | None = None) -> None:
+        self.model, self.codec, self.page = model, codec, page
         if codec is not None:
             self.name = f"lamina, {codec}"
+        if page is not None:
+            self.name += f", pages of {page}"
         self.cache: Cache | None = None
         self.context = 0
 
@@ -67,7 +70,12 @@ class Lamina:
         return Cache(like.specs, rows=rows, capacity=tokens, dtype=like.dtype, device="meta", codec=codec).nbytes
 
     def open(self, rows: int, context: int, room: int) -> None:
-        self.cache, self.context = self.model.new_cache(rows, codec=self.codec).reserve(context + room), context
+        pool = None
+        if self.page is not None:
+            most = (context + room) // self.page * self.page + self.page
+            pool = Pool(self.model, rows * most, rows, self.page, codec=self.codec)
+        cache = self.model.new_cache(rows, codec=self.codec, pool=pool)
+        self.cache, self.context = cache.reserve(context + room), context
         fill_context(self.cache, context)
         self.ids = random_ids((rows,), self.model.vocab, self.model.device)
 

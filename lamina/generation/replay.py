@@ -47,11 +47,15 @@ def replayed(run: Run) -> Made:
         cache, first, stopping.most, stopping.eos, seed=run.chooser.seed, numbers=run.numbers, prompts=run.prompts
     )
     watched = run.told is not None or not stopping.on_device
-    if watched:
-        _watch(run, step, first.tolist())
-    else:
-        _run_ahead(step, max(stopping.most))
-    lengths = cache.clock.sync()
+    try:
+        if watched:
+            _watch(run, step, first.tolist())
+        else:
+            _run_ahead(step, max(stopping.most))
+    finally:
+        lengths = cache.clock.sync()
+        if cache.pages is not None:
+            cache.pages.shrink(lengths)  # pages are given a few steps ahead
     tokens = [row[a:b] for row, a, b in zip(cache.record.tolist(), start, lengths, strict=True)]
     for row, new in enumerate(tokens if not watched else ()):
         for token in new:
@@ -69,22 +73,23 @@ def _watch(run: Run, step: CapturedStep, current: list[int]) -> None:
                 step.left[row] = 1  # ends with the token that is fed next
             if run.told:
                 run.told(row, current[row], reason)
-        step.run(1)
+        step.run(1, live)
         live = [row for row, reason in reasons.items() if reason is None]
         current = step.ids[:, 0].tolist()
 
 
 def _run_ahead(step: CapturedStep, most: int) -> None:
     """Queues steps, and looks late whether any row goes on."""
-    flags = _Flags(step.counts)
+    flags, live = _Flags(step.counts), list(range(step.rows))
     for done in range(0, most, AHEAD):
-        step.run(min(AHEAD, most - done))
-        if not flags.any_left():
+        step.run(min(AHEAD, most - done), live)
+        live = flags.left()
+        if not live:
             break
 
 
 class _Flags:
-    """Whether any row goes on, as it was one look before: the device never waits for the host."""
+    """Which rows go on, as it was one look before: the device never waits for the host."""
 
     def __init__(self, counts: Tensor) -> None:
         self.counts = counts
@@ -92,10 +97,10 @@ class _Flags:
         self.event = torch.cuda.Event() if counts.is_cuda else None
         self.looked = False
 
-    def any_left(self) -> bool:
+    def left(self) -> list[int]:
         if self.looked and self.event is not None:
             self.event.synchronize()
-        left = bool(self.seen.any())
+        left = [row for row, count in enumerate(self.seen.tolist()) if count]
         self.seen.copy_(self.counts, non_blocking=True)
         if self.event is not None:
             self.event.record()

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 COLUMNS = (
-    "k", "v", "slots", "ring", "keep", "lengths", "counts", "pages", "page size",
+    "k", "v", "slots", "ring", "keep", "lengths", "counts", "pages", "places",
     "k.scales", "v.scales", "k.high", "v.high",
 )  # fmt: skip
 """What stands where in a row of a cache's table: pointers and sizes of one entry. "k" and "v" are its keys and values,
-or their codes; "k" is also where a latent, a ring of inputs or a state lies. 0 where an entry has no such thing; no
-entry has pages today."""
+or their codes; "k" is also where a latent, a ring of inputs or a state lies. "pages" is the table of its pages, int32
+[B, places], where it has some; then "slots" are those of a page (see cells.py). 0 where an entry has no such thing."""
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels are built for one or the other, once
 

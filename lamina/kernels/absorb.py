@@ -50,7 +50,7 @@ def token_in(
     q_row, q_head, q_token, kv_row, kv_token, rope_row, rope_token,
     T: tl.constexpr, H: tl.constexpr, NOPE: tl.constexpr, RANK: tl.constexpr, PAIRS: tl.constexpr,
     H_PAD: tl.constexpr, RANK_PAD: tl.constexpr, PAIRS_PAD: tl.constexpr, NEIGHBOURS: tl.constexpr,
-    WRITE: tl.constexpr, PDL: tl.constexpr,
+    WRITE: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """New token n: its latent normed, its key and the queries of its heads turned."""
     WIDTH: tl.constexpr = RANK + 2 * PAIRS
@@ -58,7 +58,7 @@ def token_in(
     row, t = n // T, n % T
     length, count = row_of(table, row, T)
     real = t < count
-    slot = store_at(table, 0, new, row, 0, tl.where(real, slot_at(table, length + t), 0), 1, WIDTH)
+    slot = store_at(table, 0, new, row, 0, tl.where(real, slot_at(table, length + t), 0), real, 1, WIDTH, PAGE)
     c, i, h = tl.arange(0, RANK_PAD), tl.arange(0, PAIRS_PAD), tl.arange(0, H_PAD)[:, None]
     inside, turns = c < RANK, i < PAIRS
     factor = tl.load(weight + c, mask=inside, other=0.0).to(tl.float32)
@@ -121,7 +121,8 @@ def _into_latent(
     q_row, q_head, q_token, kv_row, kv_token, up_head, rope_row, rope_token,
     T: tl.constexpr, H: tl.constexpr, NOPE: tl.constexpr, RANK: tl.constexpr, PAIRS: tl.constexpr,
     H_PAD: tl.constexpr, NOPE_PAD: tl.constexpr, RANK_PAD: tl.constexpr, PAIRS_PAD: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, NEIGHBOURS: tl.constexpr, WRITE: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, NEIGHBOURS: tl.constexpr, WRITE: tl.constexpr,
+    PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The first N programs take a new token each, the others a head and a stretch of the latent."""
     program = tl.program_id(0)
@@ -129,7 +130,7 @@ def _into_latent(
         token_in(
             q, kv, weight, cos, sin, q_out, new, table, program, eps,
             q_row, q_head, q_token, kv_row, kv_token, rope_row, rope_token,
-            T, H, NOPE, RANK, PAIRS, H_PAD, RANK_PAD, PAIRS_PAD, NEIGHBOURS, WRITE, PDL,
+            T, H, NOPE, RANK, PAIRS, H_PAD, RANK_PAD, PAIRS_PAD, NEIGHBOURS, WRITE, PAGE, PDL,
         )  # fmt: skip
     else:
         queries_in(
@@ -150,6 +151,7 @@ def into_latent(
     neighbours: bool = False,
     write: bool = True,
     stretch: int = STRETCH,
+    page: int = 0,  # slots of a page, where the store is in pages
 ) -> tuple[Tensor, Tensor]:
     """The queries as `decode_latent` takes them [B, H, T, rank + P], and the new tokens [B, T, rank + P].
 
@@ -174,7 +176,7 @@ def into_latent(
         T=T, H=H, NOPE=nope, RANK=rank, PAIRS=pairs, H_PAD=triton.next_power_of_2(H),
         NOPE_PAD=max(16, triton.next_power_of_2(nope)), RANK_PAD=triton.next_power_of_2(rank),
         PAIRS_PAD=triton.next_power_of_2(pairs), ROWS=rows, COLS=columns, NEIGHBOURS=neighbours,
-        WRITE=write, PDL=pdl(), num_warps=4, **launch_options(),
+        WRITE=write, PAGE=page, PDL=pdl(), num_warps=4, **launch_options(),
     )  # fmt: skip
     return q_out.transpose(1, 2), new
 

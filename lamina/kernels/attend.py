@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lamina.attention.window import Window
 from lamina.errors import InputError
+from lamina.kernels.cells import cells_in, first_cell, pages_of, stages_for
 from lamina.kernels.launch import begin, launch_options, pdl
 from lamina.kernels.splits import (
     COUNTERS,
@@ -84,7 +85,8 @@ def _attend(
     T: tl.constexpr, G: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     D_PAD: tl.constexpr, DV_PAD: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr,
     QUERIES: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, MERGES: tl.constexpr,
-    BLOCK: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+    BLOCK: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr, CHUNK: tl.constexpr, PAGE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     group, split, most = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row, head, block = group // (HEADS * QUERIES), group // QUERIES % HEADS, group % QUERIES
@@ -93,7 +95,7 @@ def _attend(
     each, used = cut(many, most, least, BLOCK)
     if split >= used:
         return
-    base = (row * HEADS + head).to(tl.int64) * tl.load(table + 2)
+    base, pages = first_cell(table, row * HEADS + head, PAGE), pages_of(table, row, PAGE)
     stored = k.dtype
     k_store = tl.multiple_of(tl.multiple_of(tl.load(table), 16).to(stored), 16) + base * D
     v_store = tl.multiple_of(tl.multiple_of(tl.load(table + 1), 16).to(stored), 16) + base * DV
@@ -123,6 +125,7 @@ def _attend(
         j = start + tl.arange(0, BLOCK)
         there = (j < ends)[:, None]
         slot = slot_of(j, kept, first, ring, keep)
+        slot = cells_in(pages, head, slot, start, ends, HEADS, PAGE, KIND, BLOCK)
         keys = tl.load(k_store + slot[:, None] * D + d[None, :], mask=there & (d < D)[None, :], other=0.0)
         scores = scored(tl.dot(queries, tl.trans(keys), input_precision="ieee"), scale, softcap, SOFTCAP)
         seen = (j < ends)[None, :]
@@ -166,6 +169,7 @@ def decode_attention(
     most_splits: int | None = None,
     shape: Shape | None = None,
     least: int | None = None,
+    page: int = 0,  # slots of a page, where the store is in pages
 ) -> Tensor:
     """Attention of up to 16 new tokens over what the cache's rows hold and themselves: [B, Hq, T, Dv].
 
@@ -206,6 +210,6 @@ def decode_attention(
         M=M, ROWS=rows, R=R, QUERIES=blocks, KIND=kind, SOFTCAP=softcap is not None, SINKS=sinks is not None,
         MERGES=most_splits > 1, BLOCK=shape.block, BUNCH=bunch, TREE=bunches > 1,
         CHUNK=max(1, min(bunch, 8, 2048 * shape.warps // (R * values))),  # more takes the compiler very long
-        PDL=pdl(), num_warps=shape.warps, num_stages=shape.stages, **launch_options(),
+        PAGE=page, PDL=pdl(), num_warps=shape.warps, num_stages=stages_for(shape.stages, page), **launch_options(),
     )  # fmt: skip
     return out.transpose(1, 2)

@@ -25,7 +25,8 @@ from torch import Tensor
 from lamina.attention.window import Window
 from lamina.errors import InputError
 from lamina.kernels.attend import Shape
-from lamina.kernels.codes import K_CODES, K_HIGH, K_SCALES, SLOTS, V_CODES, V_HIGH, V_SCALES, Coded, Parts, Side
+from lamina.kernels.cells import cells_in, first_cell, pages_of, stages_for
+from lamina.kernels.codes import K_CODES, K_HIGH, K_SCALES, V_CODES, V_HIGH, V_SCALES, Coded, Parts, Side
 from lamina.kernels.launch import begin, launch_options, pdl
 from lamina.kernels.packed import (
     GROUP,
@@ -81,10 +82,10 @@ WAVES = 8  # programs for each multiprocessor, where it was not measured
 
 
 @triton.jit
-def store_of(table, COLUMN: tl.constexpr, new, group, slots, WIDTH: tl.constexpr):
-    """Where the slots of a row's head begin in the store of a part: WIDTH numbers each, of the type of `new`."""
+def store_of(table, COLUMN: tl.constexpr, new, first, WIDTH: tl.constexpr):
+    """Where the cell `first` begins in the store of a part: WIDTH numbers each, of the type of `new`."""
     base = tl.multiple_of(tl.multiple_of(tl.load(table + COLUMN), 16).to(new.dtype), 16)
-    return base + group.to(tl.int64) * slots * WIDTH
+    return base + first * WIDTH
 
 
 @triton.jit
@@ -162,7 +163,7 @@ def _attend_codes(
     KEYS: tl.constexpr, VALUES: tl.constexpr, TURNED: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr,
     R: tl.constexpr, QUERIES: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
     MERGES: tl.constexpr, BLOCK: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr, CHUNK: tl.constexpr,
-    APART: tl.constexpr, PDL: tl.constexpr,
+    APART: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     EXACT: tl.constexpr = q.dtype.element_ty == tl.float32
     NUMBER: tl.constexpr = q.dtype.element_ty  # of the keys' products
@@ -180,15 +181,15 @@ def _attend_codes(
     each, used = cut(many, most, least, BLOCK)
     if split >= used:
         return
-    slots = tl.load(table + SLOTS)
+    origin, pages = first_cell(table, pair, PAGE), pages_of(table, row, PAGE)
     K_WIDTH: tl.constexpr = code_bytes(D, KEYS) // max(1, word_bytes(D, KEYS))
     V_WIDTH: tl.constexpr = code_bytes(DV, VALUES) // max(1, word_bytes(DV, VALUES))
-    k_store = store_of(table, K_CODES, k_codes, pair, slots, K_WIDTH)
-    v_store = store_of(table, V_CODES, v_codes, pair, slots, V_WIDTH)
-    ks_store = store_of(table, K_SCALES, k_scales, pair, slots, scale_numbers(D, KEYS))
-    vs_store = store_of(table, V_SCALES, v_scales, pair, slots, scale_numbers(DV, VALUES))
-    kh_store = store_of(table, K_HIGH, k_high, pair, slots, high_bytes(D, KEYS))
-    vh_store = store_of(table, V_HIGH, v_high, pair, slots, high_bytes(DV, VALUES))
+    k_store = store_of(table, K_CODES, k_codes, origin, K_WIDTH)
+    v_store = store_of(table, V_CODES, v_codes, origin, V_WIDTH)
+    ks_store = store_of(table, K_SCALES, k_scales, origin, scale_numbers(D, KEYS))
+    vs_store = store_of(table, V_SCALES, v_scales, origin, scale_numbers(DV, VALUES))
+    kh_store = store_of(table, K_HIGH, k_high, origin, high_bytes(D, KEYS))
+    vh_store = store_of(table, V_HIGH, v_high, origin, high_bytes(DV, VALUES))
     k_codes += pair * T * K_WIDTH
     v_codes += pair * T * V_WIDTH
     k_scales += pair * T * scale_numbers(D, KEYS)
@@ -197,6 +198,7 @@ def _attend_codes(
     v_high += pair * T * high_bytes(DV, VALUES)
     begins = split * each
     stop = tl.where(split == used - 1, many + count, tl.minimum(begins + each, many))
+    held = tl.minimum(stop, many) if APART else stop  # tokens in slots
     begin(PDL)
 
     inner = tl.arange(0, M)  # this program's queries: token t of the head's query head r // T
@@ -237,6 +239,7 @@ def _attend_codes(
         slot = j
         if KIND != "full":
             slot = tl.where(u < 0, slot_of(j, kept, first, ring, keep), last + u)
+        slot = cells_in(pages, head, slot, start, held, HEADS, PAGE, KIND, BLOCK)
         there = (j < stop)[:, None]
         keys, beside_keys = read(
             k_store, ks_store, kh_store, k_codes, k_scales, k_high, slot, u, there, D, KEYS, EXACT, BLOCK, APART
@@ -315,6 +318,7 @@ def decode_codes(
     shape: Shape | None = None,
     least: int | None = None,
     registers: int | None = None,
+    page: int = 0,  # slots of a page, where the store is in pages
 ) -> Tensor:
     """`attend.decode_attention` over codes: [B, Hq, T, Dv] in `dtype`, from what `codes.encode` made of a pass.
 
@@ -356,8 +360,8 @@ def decode_codes(
         M=M, ROWS=rows, R=R, QUERIES=blocks, KIND=kind, SOFTCAP=softcap is not None, SINKS=sinks is not None,
         MERGES=most_splits > 1, BLOCK=shape.block, BUNCH=bunch, TREE=bunches > 1,
         CHUNK=max(1, min(bunch, 8, 2048 * shape.warps // (R * columns))),
-        APART=not coded.stored, PDL=pdl(), num_warps=shape.warps, num_stages=shape.stages,
-        maxnreg=registers, **launch_options(),
+        APART=not coded.stored, PAGE=page, PDL=pdl(), num_warps=shape.warps,
+        num_stages=stages_for(shape.stages, page), maxnreg=registers, **launch_options(),
     )  # fmt: skip
     return out.transpose(1, 2)
 

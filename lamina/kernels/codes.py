@@ -34,10 +34,9 @@ from lamina.kernels.packed import (
     scale_numbers,
     turned,
 )
-from lamina.kernels.rope import slot_at, stays
+from lamina.kernels.rope import cell_at, slot_at, stays
 from lamina.kernels.splits import row_of
 
-SLOTS = tl.constexpr(COLUMNS.index("slots"))
 CODES = {"k": COLUMNS.index("k"), "v": COLUMNS.index("v")}
 SCALES = {"k": COLUMNS.index("k.scales"), "v": COLUMNS.index("v.scales")}
 HIGH = {"k": COLUMNS.index("k.high"), "v": COLUMNS.index("v.high")}
@@ -132,12 +131,12 @@ def to_float8(x):
 
 @triton.jit
 def keep(
-    x, centre, codes, scales, high, table, place, slot, stores,
+    x, centre, codes, scales, high, table, place, cell, stores,
     CODES: tl.constexpr, SCALES: tl.constexpr, HIGH: tl.constexpr,
     D: tl.constexpr, FORM: tl.constexpr, TURNED: tl.constexpr, CENTRED: tl.constexpr, WRITE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """The head at x, encoded, in its slot where it `stores`, or else at `place` of this pass's parts.
+    """The head at x, encoded, in its slot's `cell` where it `stores`, or else at `place` of this pass's parts.
 
     centre: that of the head
     """
@@ -146,7 +145,7 @@ def keep(
     SCALE_NUMBERS: tl.constexpr = scale_numbers(D, FORM)
     HIGH_BYTES: tl.constexpr = high_bytes(D, FORM)
     if WRITE:
-        place = slot
+        place = cell
         codes = tl.load(table + CODES).to(codes.dtype)
         scales = tl.load(table + SCALES).to(scales.dtype)
         high = tl.load(table + HIGH).to(high.dtype)
@@ -237,7 +236,7 @@ def _encode(
     q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token,
     T: tl.constexpr, Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     KEYS: tl.constexpr, VALUES: tl.constexpr, K_TURNED: tl.constexpr, V_TURNED: tl.constexpr, CENTRED: tl.constexpr,
-    WRITE: tl.constexpr, FIRST: tl.constexpr, PDL: tl.constexpr,
+    WRITE: tl.constexpr, FIRST: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Programs (token, head): heads of queries, then of keys, then of values."""
     row, t, head = tl.program_id(0) // T, tl.program_id(0) % T, tl.program_id(1) + FIRST
@@ -256,17 +255,18 @@ def _encode(
             stores = real & stays(table, length + t, length + count)
         h = (head - Q_HEADS) % K_HEADS
         place = (row * K_HEADS + h) * T + t
-        slot = (row * K_HEADS + h).to(tl.int64) * tl.load(table + SLOTS)
-        slot += tl.where(real, slot_at(table, length + t), 0)
+        cell = tl.where(real, slot_at(table, length + t), 0)
+        if WRITE:
+            cell = cell_at(table, row, h, cell, stores, K_HEADS, PAGE)
         if head < Q_HEADS + K_HEADS:
             keep(
                 k + row * k_row + h * k_head + t * k_token, centre + h * D, k_codes, k_scales, k_high, table,
-                place, slot, stores, K_CODES, K_SCALES, K_HIGH, D, KEYS, K_TURNED, CENTRED, WRITE, PDL,
+                place, cell, stores, K_CODES, K_SCALES, K_HIGH, D, KEYS, K_TURNED, CENTRED, WRITE, PDL,
             )  # fmt: skip
         else:
             keep(
                 v + row * v_row + h * v_head + t * v_token, centre, v_codes, v_scales, v_high, table,
-                place, slot, stores, V_CODES, V_SCALES, V_HIGH, DV, VALUES, V_TURNED, False, WRITE, PDL,
+                place, cell, stores, V_CODES, V_SCALES, V_HIGH, DV, VALUES, V_TURNED, False, WRITE, PDL,
             )  # fmt: skip
 
 
@@ -280,6 +280,7 @@ def encode(
     *,
     write: bool,
     asks: bool = True,
+    page: int = 0,  # slots of a page, where the store is in pages
 ) -> Coded:
     """The new tokens in codes: with `write` the real ones in their slots, else in parts of this pass.
 
@@ -305,12 +306,12 @@ def encode(
         parts.codes, parts.scales, parts.high, more.codes, more.scales, more.high, table,
         *q.stride()[:3], *k.stride()[:3], *field.stride()[:3],
         T=T, Q_HEADS=Hq, K_HEADS=Hk, D=D, DV=side.dim, KEYS=keys.form, VALUES=side.form, K_TURNED=keys.turned,
-        V_TURNED=side.turned, CENTRED=keys.centre is not None, WRITE=write, FIRST=first, PDL=pdl(), num_warps=1,
-        **launch_options(),
+        V_TURNED=side.turned, CENTRED=keys.centre is not None, WRITE=write, FIRST=first, PAGE=page, PDL=pdl(),
+        num_warps=1, **launch_options(),
     )  # fmt: skip
     return Coded(q if ready else q_out.transpose(1, 2), marks, parts, more, keys, side, write)
 
 
-def append_codes(k: Tensor, v: Tensor, table: Tensor, keys: Side, values: Side) -> None:
+def append_codes(k: Tensor, v: Tensor, table: Tensor, keys: Side, values: Side, page: int = 0) -> None:
     """Keys and values [B, H, T, D] into their slots, in codes: the first `counts` tokens of each row."""
-    encode(k, k, v, table, keys, values, write=True, asks=False)
+    encode(k, k, v, table, keys, values, write=True, asks=False, page=page)

@@ -24,6 +24,7 @@ from lamina.attention.window import Full, Window
 from lamina.cache.codec import Format
 from lamina.errors import InputError
 from lamina.kernels.attend import MOST_QUERIES, Shape
+from lamina.kernels.cells import cells_in, first_cell, pages_of, stages_for
 from lamina.kernels.codes import K_HIGH, K_SCALES, Coded
 from lamina.kernels.launch import begin, launch_options, pdl
 from lamina.kernels.packed import code_bytes, decoded, high_bytes, made_once, scale_numbers
@@ -80,7 +81,8 @@ def _attend_latent(
     means, levels, q, new, scales, high, table, size, keep, least, scale, q_row, q_head, q_token, new_row, new_token,
     T: tl.constexpr, H: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr,
     RANK_PAD: tl.constexpr, ROPE_PAD: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, QUERIES: tl.constexpr,
-    KIND: tl.constexpr, FORM: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+    KIND: tl.constexpr, FORM: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr, PAGE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     WIDTH: tl.constexpr = code_bytes(RANK + ROPE, FORM)  # numbers, or bytes of codes
     group, split, most = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -91,7 +93,7 @@ def _attend_latent(
     if split >= used:
         return
     store = tl.multiple_of(tl.multiple_of(tl.load(table), 16).to(new.dtype), 16)
-    slots = row.to(tl.int64) * tl.load(table + 2)
+    slots, pages = first_cell(table, row, PAGE), pages_of(table, row, PAGE)
     store += slots * WIDTH
     if FORM != "plain":
         scales = tl.multiple_of(tl.load(table + K_SCALES), 4).to(scales.dtype)
@@ -127,11 +129,13 @@ def _attend_latent(
         slot = slot_of(j, kept, first, ring, keep)
         seen = (j < stop)[:, None]
         if FORM == "plain":
+            slot = cells_in(pages, 0, slot, start, ends, 1, PAGE, KIND, BLOCK)
             at = tl.where(u < 0, store + slot * WIDTH, new + row * new_row + u * new_token)[:, None]
             latents = tl.load(at + c, mask=seen & (c < RANK), other=0.0)  # [BLOCK, RANK]
             ropes = tl.load(at + RANK + p, mask=seen & (p < ROPE), other=0.0)
         else:
-            slot = tl.where(u < 0, slot, last + u)[:, None]
+            slot = tl.where(u < 0, slot, last + u)
+            slot = cells_in(pages, 0, slot, start, stop, 1, PAGE, KIND, BLOCK)[:, None]
             at, by = store + slot * WIDTH, scales + slot * scale_numbers(RANK + ROPE, FORM)
             above = high + slot * high_bytes(RANK + ROPE, FORM)
             latents = decoded(at, by, above, seen, 0, RANK, RANK_PAD, RANK + ROPE, FORM)
@@ -173,6 +177,7 @@ def decode_latent(
     shape: Shape | None = None,
     least: int | None = None,
     ahead: bool = True,
+    page: int = 0,  # slots of a page, where the store is in pages
 ) -> Parts:
     """Attention of up to 16 new tokens over the latents that the cache's rows hold and their own, in parts.
 
@@ -204,8 +209,8 @@ def decode_latent(
         T=T, H=H, RANK=rank, ROPE=D - rank,
         RANK_PAD=max(16, triton.next_power_of_2(rank)), ROPE_PAD=max(16, triton.next_power_of_2(D - rank)),
         M=M, ROWS=queries, QUERIES=blocks, KIND=kind, FORM=form, BLOCK=shape.block,
-        AHEAD=tokens_ahead(kind, code_bytes(D, form) * store.element_size(), shape.block) if ahead else 0,
-        PDL=pdl(), num_warps=shape.warps, num_stages=shape.stages, **launch_options(),
+        AHEAD=tokens_ahead(kind, code_bytes(D, form) * store.element_size(), shape.block) if ahead and not page else 0,
+        PAGE=page, PDL=pdl(), num_warps=shape.warps, num_stages=stages_for(shape.stages, page), **launch_options(),
     )  # fmt: skip
     return Parts(means, levels, B, H, T, M, window, least, shape.block)
 

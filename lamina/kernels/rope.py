@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lamina.kernels.cells import cell_of, first_cell, pages_of
 from lamina.kernels.launch import begin, launch_options, pdl
 from lamina.kernels.splits import row_of
 
@@ -40,10 +41,18 @@ def stays(table, position, end):
 
 
 @triton.jit
-def store_at(table, FIELD: tl.constexpr, like, row, head, slot, HEADS, D):
-    """Where the numbers of a slot begin: the store is [B, HEADS, S, D]."""
-    base = tl.load(table + FIELD).to(like.dtype)
-    return base + ((row * HEADS + head).to(tl.int64) * tl.load(table + 2) + slot) * D
+def cell_at(table, row, head, slot, real, HEADS: tl.constexpr, PAGE: tl.constexpr):
+    """The cell of a token's slot, counted from where the store begins; any where it is not real."""
+    cell = cell_of(pages_of(table, row, PAGE), head, slot, real, HEADS, PAGE)
+    return first_cell(table, row * HEADS + head, PAGE) + cell
+
+
+@triton.jit
+def store_at(
+    table, FIELD: tl.constexpr, like, row, head, slot, real, HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr
+):  # fmt: skip
+    """Where the numbers of a slot begin."""
+    return tl.load(table + FIELD).to(like.dtype) + cell_at(table, row, head, slot, real, HEADS, PAGE) * D
 
 
 @triton.jit
@@ -71,7 +80,7 @@ def _rotate(
     T: tl.constexpr, Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     PAIRS: tl.constexpr, PAIRS_PAD: tl.constexpr, REST_PAD: tl.constexpr, DV_PAD: tl.constexpr,
     NEIGHBOURS: tl.constexpr, NORMS: tl.constexpr, WEIGHTS: tl.constexpr, FACTOR: tl.constexpr, MOVES: tl.constexpr,
-    WRITE: tl.constexpr, FIRST: tl.constexpr, PDL: tl.constexpr,
+    WRITE: tl.constexpr, FIRST: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, t, head = tl.program_id(0) // T, tl.program_id(0) % T, tl.program_id(1) + FIRST
     length, count = row_of(table, row, T)
@@ -90,7 +99,7 @@ def _rotate(
             weight, eps, plus = q_weight, q_eps, q_plus
         z = y
         if WRITE:
-            z = store_at(table, 0, k, row, h, slot, K_HEADS, D)
+            z = store_at(table, 0, k, row, h, slot, is_key & real, K_HEADS, D, PAGE)
         # A head is pairs (a, b), which are turned, and the rest. Either may be nothing.
         i, j = tl.arange(0, PAIRS_PAD), 2 * PAIRS + tl.arange(0, REST_PAD)
         if NEIGHBOURS:
@@ -129,7 +138,8 @@ def _rotate(
             h = head - Q_HEADS - K_HEADS
             d = tl.arange(0, DV_PAD)
             values = tl.load(v + row * v_row + h * v_head + t * v_token + d, mask=d < DV, other=0.0)
-            tl.store(store_at(table, 1, v, row, h, slot, K_HEADS, DV) + d, values, mask=(d < DV) & real)
+            at = store_at(table, 1, v, row, h, slot, real, K_HEADS, DV, PAGE)
+            tl.store(at + d, values, mask=(d < DV) & real)
 
 
 def rotate_and_append(
@@ -144,6 +154,7 @@ def rotate_and_append(
     norms_last: bool = False,
     factor: Tensor | None = None,  # [B, T], on queries
     write: bool,
+    page: int = 0,  # slots of a page, where the store is in pages
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Norms and turns q and k into new tensors, [B, T, H, D] seen as [B, H, T, D]; returns them and v.
 
@@ -173,14 +184,14 @@ def rotate_and_append(
         REST_PAD=triton.next_power_of_2(max(D - 2 * pairs, 1)), DV_PAD=triton.next_power_of_2(Dv),
         NEIGHBOURS=neighbours, NORMS="" if norms is None else "last" if norms_last else "first",
         WEIGHTS=norms is not None and norms[0].weight is not None, FACTOR=factor is not None, MOVES=moves,
-        WRITE=write, FIRST=first, PDL=pdl(), num_warps=1, **launch_options(),
+        WRITE=write, FIRST=first, PAGE=page, PDL=pdl(), num_warps=1, **launch_options(),
     )  # fmt: skip
     return (q_out.transpose(1, 2), k_out.transpose(1, 2), v) if moves else (q, k, v)
 
 
-def append(k: Tensor, v: Tensor, table: Tensor) -> None:
+def append(k: Tensor, v: Tensor, table: Tensor, page: int = 0) -> None:
     """Keys and values [B, H, T, D], ready as they are, into their slots: the first `counts` tokens of each row."""
-    rotate_and_append(k, k, v, None, table, write=True)
+    rotate_and_append(k, k, v, None, table, write=True, page=page)
 
 
 @triton.jit

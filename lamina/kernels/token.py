@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lamina.attention.window import Window
 from lamina.kernels.attend import MOST_QUERIES, Shape
+from lamina.kernels.cells import cell_of, cells_in, first_cell, pages_of, stages_for
 from lamina.kernels.launch import begin, launch_options, pdl
 from lamina.kernels.splits import (
     COUNTERS,
@@ -109,7 +110,8 @@ def _attend_token(
     D_PAD: tl.constexpr, DV_PAD: tl.constexpr, M: tl.constexpr, R: tl.constexpr, KIND: tl.constexpr,
     NEIGHBOURS: tl.constexpr, NORMS: tl.constexpr, WEIGHTS: tl.constexpr, FACTOR: tl.constexpr, GATE: tl.constexpr,
     SOFTCAP: tl.constexpr, SINKS: tl.constexpr, MERGES: tl.constexpr,
-    BLOCK: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+    BLOCK: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr, CHUNK: tl.constexpr, PAGE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     group, split, most = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row, head = group // HEADS, group % HEADS
@@ -118,7 +120,7 @@ def _attend_token(
     each, used = cut(many, most, least, BLOCK)
     if split >= used:
         return
-    base = (row * HEADS + head).to(tl.int64) * tl.load(table + 2)
+    base, pages = first_cell(table, row * HEADS + head, PAGE), pages_of(table, row, PAGE)
     stored = k.dtype
     k_store = tl.multiple_of(tl.multiple_of(tl.load(table), 16).to(stored), 16) + base * D
     v_store = tl.multiple_of(tl.multiple_of(tl.load(table + 1), 16).to(stored), 16) + base * DV
@@ -127,13 +129,15 @@ def _attend_token(
     d, dv, r = tl.arange(0, D_PAD), tl.arange(0, DV_PAD), tl.arange(0, M)
     j = begins + tl.arange(0, BLOCK)
     slot = slot_of(j, kept, first, ring, keep)
+    slot = cells_in(pages, head, slot, begins, ends, HEADS, PAGE, KIND, BLOCK)
     there = (j < ends)[:, None]
     keys = tl.load(k_store + slot[:, None] * D + d[None, :], mask=there & (d < D)[None, :], other=0.0)
     values = tl.load(v_store + slot[:, None] * DV + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0)
+    takes_new = (split == used - 1) & (count > 0)
     own = tl.where(length < keep, length, keep + (length - keep) % ring)  # the slot of the new token
+    own = cell_of(pages, head, own, takes_new, HEADS, PAGE)
     begin(PDL)
 
-    takes_new = (split == used - 1) & (count > 0)
     cos += row * rope_row
     sin += row * rope_row
     ours = (r < G)[:, None]
@@ -155,6 +159,7 @@ def _attend_token(
     for start in range(begins + BLOCK, ends, BLOCK):
         j = start + tl.arange(0, BLOCK)
         slot = slot_of(j, kept, first, ring, keep)
+        slot = cells_in(pages, head, slot, start, ends, HEADS, PAGE, KIND, BLOCK)
         there = (j < ends)[:, None]
         keys = tl.load(k_store + slot[:, None] * D + d[None, :], mask=there & (d < D)[None, :], other=0.0)
         scores = scored(tl.dot(queries, tl.trans(keys), input_precision="ieee"), scale, softcap, SOFTCAP)
@@ -204,6 +209,7 @@ def attend_token(
     most_splits: int | None = None,
     shape: Shape | None = None,
     least: int | None = None,
+    page: int = 0,  # slots of a page, where the store is in pages
 ) -> Tensor:
     """Puts the new token into its slot and attends from it over all that it sees. -> [B, Hq, 1, Dv]
 
@@ -243,6 +249,6 @@ def attend_token(
         SOFTCAP=softcap is not None, SINKS=sinks is not None, MERGES=most_splits > 1,
         BLOCK=shape.block, BUNCH=bunch, TREE=bunches > 1,
         CHUNK=max(1, min(bunch, 8, 2048 * shape.warps // (R * values))),  # more takes the compiler very long
-        PDL=pdl(), num_warps=shape.warps, num_stages=shape.stages, **launch_options(),
+        PAGE=page, PDL=pdl(), num_warps=shape.warps, num_stages=stages_for(shape.stages, page), **launch_options(),
     )  # fmt: skip
     return out.transpose(1, 2)

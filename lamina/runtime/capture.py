@@ -1,10 +1,10 @@
 """One decode step in one graph: every kernel of a pass, the choice of the next tokens and the commit, replayed as one.
 
-A step is captured once for a number of rows, a way of choosing tokens and codecs of layers, and then serves any such
-cache: kernels find a cache's memory through tables of pointers, and taking up another cache, or one that has grown, is
-copying its tables in.
+A step is captured once for a number of rows, a way of choosing tokens and a way of writing them (codecs, pages), and
+then serves any such cache: kernels find a cache's memory through tables of pointers, and taking up another cache, or
+one that has grown, is copying its tables in.
 Rows that have ended stay in the graph with a count of 0: nothing of theirs is written, and kernels of large launches do
-not read it either. Nothing is read back while steps run.
+not read it either. Nothing is read back while steps run, unless a pool is short of pages.
 
     step = graphs.step(cache.rows, chooser, cache)     captured at the first run
     step.take_up(cache, ids, left, ends)
@@ -15,6 +15,7 @@ Without CUDA (kernels interpreted on the CPU) a replay runs the same program aga
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
@@ -25,11 +26,11 @@ from torch import Tensor
 
 from lamina import kernels
 from lamina.cache.cache import Cache
-from lamina.cache.codec import Coding
+from lamina.cache.holding import Span
 from lamina.cache.memory import Memory
 from lamina.runtime.passes import CapturedPass, width_for
 from lamina.runtime.recording import copy_in, recorded
-from lamina.runtime.tables import WIDTH, codecs_in, codings_of, header_of, layers_of, tables_of
+from lamina.runtime.tables import PLAINLY, WIDTH, Written, header_of, layers_of, stores_of, tables_of
 
 if TYPE_CHECKING:
     from lamina.generation.run import Chooser
@@ -47,7 +48,7 @@ class CapturedStep:
     backend = None
     forgets = False
 
-    def __init__(self, model: Model, rows: int, chooser: Chooser, codings: Sequence[Coding] | None = None) -> None:
+    def __init__(self, model: Model, rows: int, chooser: Chooser, written: Written = PLAINLY) -> None:
         from lamina.kernels.step import HEADER, scratch_for
 
         device = model.device
@@ -65,10 +66,19 @@ class CapturedStep:
         if chooser.processors:
             self.seen, self.seen_in_prompt = torch.zeros(2, rows, model.vocab, dtype=torch.int64, device=device)
         self.scratch = scratch_for(rows, model.vocab, device)
-        self.layers = layers_of(model, self.tables, codings=codings)
+        self.layers = layers_of(model, self.tables, written=written)
         self.logits: Tensor | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.cache: Cache | None = None
+        self._cache: weakref.ref[Cache] | None = None  # its owner may drop it, and what it holds
+        self._stores: list[tuple[int, int]] = []
+        self._most: list[int] = []  # tokens that each row may hold in the end
+
+    @property
+    def cache(self) -> Cache:
+        """The one that was taken up last."""
+        cache = None if self._cache is None else self._cache()
+        assert cache is not None, "a captured step goes on with a cache that was taken up and is still there"
+        return cache
 
     def memory(self, i: int) -> Memory:
         return Memory(self, i, self.layers[i])  # type: ignore[arg-type]
@@ -91,14 +101,15 @@ class CapturedStep:
         """
         from lamina.generation.history import history_of
 
-        ends = list(ends)
+        left, ends = list(left), list(ends)
         cache.drop_open_step()
         cache.logits_kept(self.model.vocab, self.model.dtype)
-        self.cache = cache
-        copy_in(self.tables, tables_of(cache, self.counts))
+        self._cache, self._stores = weakref.ref(cache), []
+        self._most = [high + more for high, more in zip(cache.clock.high, left, strict=True)]
+        self._point_at(cache)
         copy_in(self.header, header_of(cache))
         copy_in(self.ends, ends + [-1] * (MOST_ENDS - len(ends)))
-        copy_in(self.left, list(left))
+        copy_in(self.left, left)
         copy_in(self.seed, [seed])
         copy_in(self.numbers, list(numbers or range(self.rows)))
         if self.seen is not None:
@@ -110,17 +121,54 @@ class CapturedStep:
         self.ids.copy_(ids.reshape(-1, 1))
         self.counts.copy_(self.left > 0)
 
-    def run(self, steps: int) -> None:
-        """Feeds and makes `steps` tokens for every live row; nothing is read back."""
-        assert self.cache is not None
+    def run(self, steps: int, rows: Sequence[int] | None = None) -> None:
+        """Feeds and makes `steps` tokens for every live row; nothing is read back.
+
+        rows   those that may be alive as far as the host knows (all when None): no others get pages
+        Where there are no pages for more, it raises PagesError; what was made before is in the cache.
+        """
+        cache = self.cache
         if self.graph is None and self.ids.is_cuda:
             self._capture()
-        for _ in range(steps):
-            if self.graph is None:
-                self.program()
-            else:
-                self.graph.replay()
-        self.cache.clock.drift(steps)
+        while steps:
+            several = steps if cache.pages is None else self._provided(cache, steps, rows)
+            for _ in range(several):
+                if self.graph is None:
+                    self.program()
+                else:
+                    self.graph.replay()
+            cache.clock.drift(several)
+            steps -= several
+
+    def _provided(self, cache: Cache, steps: int, rows: Sequence[int] | None) -> int:
+        """Gives rows the pages that these steps may write, each its own; -> for how many of the steps there are some.
+
+        Somebody may have shared pages since the last run. Short of pages, steps are taken one by one, by what the
+        device knows: a row may end before it needs another page.
+        """
+        pages, clock = cache.pages, cache.clock
+        assert pages is not None
+        live = list(range(self.rows) if rows is None else rows)
+
+        def spans() -> list[Span]:
+            return [(row, clock.low[row], min(clock.high[row] + steps, self._most[row])) for row in live]
+
+        if pages.pool.tokens is not None and pages.lack(spans()):
+            clock.sync()
+            alive = self.counts.tolist()
+            live = [row for row in live if alive[row]]
+            if pages.lack(spans()):
+                steps = 1
+        pages.prepare(spans())
+        self._point_at(cache)  # a pool that grows lies elsewhere then
+        return steps
+
+    def _point_at(self, cache: Cache) -> None:
+        """Copies the cache's tables in, where something lies elsewhere than it did."""
+        stores = stores_of(cache)
+        if stores != self._stores:
+            copy_in(self.tables, tables_of(cache, self.counts))
+            self._stores = stores
 
     def program(self) -> None:
         """One step, kernel by kernel: what is captured."""
@@ -150,8 +198,8 @@ class CapturedStep:
 
 
 class Graphs:
-    """The captured steps of a model, one for each number of rows, way of choosing and codecs, and its captured passes,
-    one for each number of rows, of tokens and codecs; `captures` counts them."""
+    """The captured steps of a model, one for each number of rows, way of choosing and of writing, and its captured
+    passes, one for each number of rows, of tokens and way of writing; `captures` counts them."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -162,13 +210,13 @@ class Graphs:
     def step(self, rows: int, chooser: Chooser, cache: Cache | None = None) -> CapturedStep:
         """The step for caches that are written as this one is; as they come where there is none."""
         chooser = replace(chooser, seed=0)  # seeds are copied in
-        codings = None if cache is None else codings_of(cache)
-        return self._kept((rows, chooser, codecs_in(codings)), lambda: CapturedStep(self.model, rows, chooser, codings))
+        written = Written.like(cache)
+        return self._kept((rows, chooser, written), lambda: CapturedStep(self.model, rows, chooser, written))
 
     def pass_of(self, rows: int, tokens: int, cache: Cache | None = None) -> CapturedPass:
         """The captured pass that reads up to so many tokens a row of caches that are written as this one is."""
-        T, codings = width_for(rows, tokens), None if cache is None else codings_of(cache)
-        return self._kept((rows, T, codecs_in(codings)), lambda: CapturedPass(self.model, rows, T, codings))
+        T, written = width_for(rows, tokens), Written.like(cache)
+        return self._kept((rows, T, written), lambda: CapturedPass(self.model, rows, T, written))
 
     def _kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
         weights = [parameter.data_ptr() for parameter in self.model.parameters()]

@@ -9,7 +9,6 @@ from lamina import kernels
 from lamina.attention.window import Chunked, Full, Sliding
 from lamina.cache.layer import Layer
 from lamina.cache.spec import Attention, Convolution, Latent, LayerSpecs, Recurrent, Spec
-from lamina.cache.store import TokenLayer
 from lamina.recurrence import SSD, GatedDelta, SelectiveScan
 
 if TYPE_CHECKING:
@@ -72,8 +71,6 @@ def why_no_kernels(specs: Sequence[LayerSpecs], layers: Sequence[Mapping[str, La
 
 
 def _unserved(spec: Spec, layer: Layer | None) -> str | None:
-    if isinstance(layer, TokenLayer) and layer.place.paged:
-        return "it lies in pages of a pool; no kernel of a captured step reads pages yet"
     match spec:
         case Attention(window=Full() | Sliding() | Chunked()) | Latent(window=Full()) | Convolution():
             return None

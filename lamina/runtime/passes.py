@@ -25,13 +25,12 @@ from torch import Tensor
 from lamina import kernels
 from lamina.cache.cache import Cache, Numbers
 from lamina.cache.clock import on_device
-from lamina.cache.codec import Coding
 from lamina.cache.counts import Counts
 from lamina.cache.memory import Memory
 from lamina.errors import InputError
 from lamina.runtime.explain import MOST_ROWS, MOST_TOKENS, why_not_read
 from lamina.runtime.recording import copy_in, recorded
-from lamina.runtime.tables import WIDTH, codecs_in, codings_of, header_of, layers_of, tables_of
+from lamina.runtime.tables import PLAINLY, WIDTH, Written, header_of, layers_of, stores_of, tables_of
 
 if TYPE_CHECKING:
     from lamina.model import Model
@@ -59,7 +58,7 @@ class CapturedPass:
     backend = None
     forgets = False
 
-    def __init__(self, model: Model, rows: int, T: int, codings: Sequence[Coding] | None = None) -> None:
+    def __init__(self, model: Model, rows: int, T: int, written: Written = PLAINLY) -> None:
         from lamina.kernels.step import HEADER
 
         device = model.device
@@ -70,8 +69,8 @@ class CapturedPass:
         self.positions, self.ids = (torch.zeros(rows, T, dtype=torch.int64, device=device) for _ in range(2))
         self.counts, self.accepted = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(2))
         self.all_counts = self.counts
-        self.codecs = codecs_in(codings)
-        self.layers = layers_of(model, self.tables[0], self.tables[1], codings)
+        self.written = written
+        self.layers = layers_of(model, self.tables[0], self.tables[1], written)
         self.logits: Tensor | None = None  # [B, T, vocab]
         self.graphs: list[torch.cuda.CUDAGraph] = []
         self.cache: Cache | None = None  # of the pass that is open
@@ -137,6 +136,9 @@ class CapturedPass:
         if accepted is not None:
             accepted = self._of_all(accepted)
             taken = Counts.of(accepted, self.rows, counts.high, cache.device, "accepted", counts.tensor)
+        if cache.pages is not None:
+            cache.pages.take_rings(cache.clock, range(self.rows), taken.high)
+            self._point_at(cache)
         self.accepted.copy_(taken.tensor)
         self._run(1)
         cache.went_on(taken)
@@ -198,20 +200,23 @@ class CapturedPass:
         """Copies the cache's tables in, where they are not those of the last pass."""
         if self._before is None or self._before() is not cache:
             reason = why_not_read(cache)
-            if reason is None and codecs_in(codings_of(cache)) != self.codecs:
-                reason = "it is written by other codecs than this pass reads; model.graphs.pass_of takes the cache"
+            if reason is None and Written.like(cache) != self.written:
+                reason = "this pass reads other codecs or pages; model.graphs.pass_of takes the cache"
             if reason is not None:
                 cache.drop_open_step()
                 raise InputError(f"this cache has no captured passes: {reason}; run plain passes with cache.step")
             self._before = weakref.ref(cache)
             self._stores = []
         cache.logits_kept(self.model.vocab, self.model.dtype)
-        layers = (layer for entry in cache.layers for layer in entry.values())
-        stores = [(store.data_ptr(), store.numel()) for layer in layers for store in layer.data.values()]
-        if stores != self._stores:
-            copy_in(self.tables, [tables_of(cache, self.counts), tables_of(cache, self.accepted)])
-            self._stores = stores
+        self._point_at(cache)
         header = header_of(cache)
         if header != self._header:
             copy_in(self.header, header)
             self._header = header
+
+    def _point_at(self, cache: Cache) -> None:
+        """Copies tables in where something lies elsewhere now."""
+        stores = stores_of(cache)
+        if stores != self._stores:
+            copy_in(self.tables, [tables_of(cache, self.counts), tables_of(cache, self.accepted)])
+            self._stores = stores

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import Thread, local
 from typing import Any
 
@@ -52,21 +53,23 @@ def rehearsal(config: Mapping[str, Any], dtype: torch.dtype, device: torch.devic
 
 
 @torch.no_grad()
-def build_kernels(model: Model, rows: int = 1, tokens: int | None = None, codec: Codecs | None = None) -> None:
+def build_kernels(
+    model: Model, rows: int = 1, tokens: int | None = None, codec: Codecs | None = None, page: int = 0
+) -> None:
     """Builds the kernels of a greedy decode step, or of a pass of so many tokens, of a model on the meta device, for
-    caches of this codec."""
+    caches of this codec, or in pages of so many slots."""
     from lamina.generation.run import Chooser
     from lamina.runtime.capture import CapturedStep
     from lamina.runtime.passes import CapturedPass
-    from lamina.runtime.tables import codings_of
+    from lamina.runtime.tables import Written
 
     if why_no_kernels(model.specs) is not None:
         return
-    codings = codings_of(model.new_cache(rows, codec=codec))
+    written = replace(Written.like(model.new_cache(rows, codec=codec)), page=page)
     if tokens is None:
-        build_together(CapturedStep(model, rows, Chooser(), codings).program)
+        build_together(CapturedStep(model, rows, Chooser(), written).program)
     else:
-        one = CapturedPass(model, rows, tokens, codings)
+        one = CapturedPass(model, rows, tokens, written)
         build_together(one.reading, one.taking_in)
 
 

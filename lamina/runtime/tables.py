@@ -5,7 +5,8 @@ A row is pointers and sizes in the order of `lamina.kernels.COLUMNS`, as every k
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -14,6 +15,7 @@ from lamina.attention.rotary import Table
 from lamina.cache.cache import Cache
 from lamina.cache.codec import Codec, Coding
 from lamina.cache.layer import Key, Layer
+from lamina.cache.paged import PagedPlace
 from lamina.cache.spec import Attention, Convolution, Latent, Recurrent
 from lamina.cache.store import TokenLayer
 from lamina.kernels import COLUMNS
@@ -45,6 +47,9 @@ def _row(layer: Layer, cache: Cache, counts: Tensor) -> list[int]:
     if isinstance(layer, TokenLayer):
         row |= {_column(name): part.data_ptr() for name, part in layer.data.items()}
         row |= {"slots": layer.slots, "ring": layer.layout.ring or 0, "keep": layer.layout.keep}
+        if isinstance(layer.place, PagedPlace):
+            pages = layer.place.table.tensor
+            row |= {"slots": layer.place.page, "pages": pages.data_ptr(), "places": pages.shape[1]}
     else:
         row["k"] = layer.data["head"].data_ptr()
     return [row.get(name, 0) for name in COLUMNS] + [0] * (WIDTH - len(COLUMNS))
@@ -60,15 +65,38 @@ def _column(part: str) -> str:
     return field if rest in ("", "codes") else f"{field}.{rest}"
 
 
-def codings_of(cache: Cache) -> list[Coding]:
-    """How the fields of each entry are written, in the order of the tables."""
-    return [getattr(layer, "coding", PLAIN) for entry in cache.layers for layer in entry.values()]
+@dataclass(frozen=True)
+class Written:
+    """How caches are written that a captured step serves: those of another way have a step of their own.
+
+    codecs    of each entry, in the order of the tables; nothing where all is plain
+    page      slots of a page, 0 where tokens are in no pages
+    codings   of each entry, once more, with what kernels need to know of them
+    """
+
+    codecs: tuple[Codec, ...] = ()
+    page: int = 0
+    codings: tuple[Coding, ...] = field(default=(), compare=False)
+
+    @classmethod
+    def like(cls, cache: Cache | None) -> Written:
+        """As this cache is; plain without one."""
+        if cache is None:
+            return cls()
+        codings = tuple(getattr(layer, "coding", PLAIN) for entry in cache.layers for layer in entry.values())
+        codecs = tuple(one.codec for one in codings) if any(one.forms for one in codings) else ()
+        return cls(codecs, 0 if cache.pool is None else cache.pool.page, codings)
 
 
-def codecs_in(codings: Sequence[Coding] | None) -> tuple[Codec, ...]:
-    """What tells captured steps of different codings apart; nothing where all is plain."""
-    written = codings is not None and any(coding.forms for coding in codings)
-    return tuple(coding.codec for coding in codings or ()) if written else ()
+PLAINLY = Written()
+
+
+def stores_of(cache: Cache) -> list[tuple[int, int]]:
+    """Where all lies that the tables point to: what must be compared to know whether they still do."""
+    layers = (layer for entry in cache.layers for layer in entry.values())
+    stores = [store for layer in layers for store in layer.data.values()]
+    pages = () if cache.pages is None else cache.pages.tables.values()
+    return [(store.data_ptr(), store.numel()) for store in (*stores, *(table.tensor for table in pages))]
 
 
 def header_of(cache: Cache) -> list[int]:
@@ -79,16 +107,19 @@ def header_of(cache: Cache) -> list[int]:
 
 
 def layers_of(
-    model: Model, tables: Tensor, later: Tensor | None = None, codings: Sequence[Coding] | None = None
+    model: Model, tables: Tensor, later: Tensor | None = None, written: Written = PLAINLY
 ) -> list[dict[str, Any]]:
     """For each layer of the model, name -> what answers `memory` calls in a captured step.
 
     later     the same tables with the accepted counts, where layers take tokens in when they are told to (`commit`)
-    codings   how the cache's entries are written, as `codings_of` gives them; all plain when None
+    written   how the cache's entries are
     """
     none = [None] * len(tables)
-    rows = zip(tables, none if later is None else later, codings or [PLAIN] * len(tables), strict=True)
-    return [{name: KINDS[type(spec)](spec, *next(rows)) for name, spec in entry.items()} for entry in model.specs]
+    rows = zip(tables, none if later is None else later, written.codings or [PLAIN] * len(tables), strict=True)
+    return [
+        {name: KINDS[type(spec)](spec, *next(rows), written.page) for name, spec in entry.items()}
+        for entry in model.specs
+    ]
 
 
 class DeviceLayer:
@@ -96,8 +127,10 @@ class DeviceLayer:
 
     fuses = True  # calls come with what stands around them, to be done in the same kernel
 
-    def __init__(self, spec: Any, table: Tensor, later: Tensor | None = None, coding: Coding = PLAIN) -> None:
-        self.spec, self.table, self.later, self.coding = spec, table, later, coding
+    def __init__(
+        self, spec: Any, table: Tensor, later: Tensor | None = None, coding: Coding = PLAIN, page: int = 0
+    ) -> None:
+        self.spec, self.table, self.later, self.coding, self.page = spec, table, later, coding, page
         self.left: Any = None  # what a pass leaves for `commit`
 
     def commit(self) -> None:
@@ -105,8 +138,10 @@ class DeviceLayer:
 
 
 class DeviceAttention(DeviceLayer):
-    def __init__(self, spec: Any, table: Tensor, later: Tensor | None = None, coding: Coding = PLAIN) -> None:
-        super().__init__(spec, table, later, coding)
+    def __init__(
+        self, spec: Any, table: Tensor, later: Tensor | None = None, coding: Coding = PLAIN, page: int = 0
+    ) -> None:
+        super().__init__(spec, table, later, coding, page)
         if coding.forms:
             from lamina.kernels.codes import Side
 
@@ -125,15 +160,15 @@ class DeviceAttention(DeviceLayer):
         from lamina.kernels.token import attend_token, takes
 
         assert k is not None and v is not None and bias is None
-        how: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks}
+        how: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks, "page": self.page}
         waits = self.later is not None and self.spec.window.span is not None  # a ring, whose tokens are still read
         if not waits and not self.coding.forms and takes(q, k, v):
             return attend_token(q, k, v, table=self.table, window=self.spec.window, gate=gate, **how, **before)
         write = not waits and not self.coding.forms
-        q, k, v = rotate_and_append(q, k, v, table=self.table, write=write, **before)
+        q, k, v = rotate_and_append(q, k, v, table=self.table, write=write, page=self.page, **before)
         self.left = (k, v) if waits else None
         if self.coding.forms:
-            coded = encode(q, k, v, self.table, self.keys, self.values, write=not waits)
+            coded = encode(q, k, v, self.table, self.keys, self.values, write=not waits, page=self.page)
             out = decode_codes(coded, self.table, self.spec.window, q.dtype, **how)
         else:
             out = decode_attention(q, k, v, self.table, self.spec.window, **how)
@@ -147,9 +182,9 @@ class DeviceAttention(DeviceLayer):
             return
         k, v = self.left
         if self.coding.forms:
-            append_codes(k, v, self.later, self.keys, self.values)
+            append_codes(k, v, self.later, self.keys, self.values, self.page)
         else:
-            append(k, v, self.later)
+            append(k, v, self.later, self.page)
 
 
 class DeviceLatent(DeviceLayer):
@@ -164,17 +199,20 @@ class DeviceLatent(DeviceLayer):
         up_k, up_v = up.tensor_split([q.shape[-1] - self.spec.rope_dim], dim=1)
         form = self.coding.forms.get("latent")
         q, new = into_latent(
-            q, kv, up_k, norm.weight, norm.eps, rope, self.table, neighbours=neighbours, write=form is None
-        )
+            q, kv, up_k, norm.weight, norm.eps, rope, self.table,
+            neighbours=neighbours, write=form is None, page=self.page,
+        )  # fmt: skip
         seen = new if form is None else self._encoded(new[:, None])
-        parts = decode_latent(q, seen, self.table, rank=self.spec.rank, scale=scale, window=self.spec.window)
+        parts = decode_latent(
+            q, seen, self.table, rank=self.spec.rank, scale=scale, window=self.spec.window, page=self.page
+        )
         return out_of_latent(parts, up_v, self.table)
 
     def _encoded(self, new: Tensor) -> Coded:
         from lamina.kernels.codes import Side, encode
 
         side = Side.of(self.coding.forms["latent"], new.shape[-1])
-        return encode(new, new, None, self.table, side, write=True)
+        return encode(new, new, None, self.table, side, write=True, page=self.page)
 
 
 class DeviceConvolution(DeviceLayer):

@@ -68,6 +68,15 @@ def test_codecs_are_decoded_beside_the_plain_cache_and_their_bytes_are_fewer() -
         settings(codecs=("int9",))
 
 
+def test_pages_are_decoded_beside_memory_of_its_own() -> None:
+    s = settings("llama-3.1-8b", page=16, rows=(2,), contexts=(20,), prefill=0)
+    plain, paged = run(s).decoded
+    assert (plain.subject, paged.subject) == ("lamina", "lamina, pages of 16") and plain.moved == paged.moved
+    assert "--page 16" in Report(s, run(s)).command
+    with pytest.raises(InputError, match="page=0"):
+        settings(page=0)
+
+
 def test_a_plot_is_drawn_where_matplotlib_is(tmp_path: Path) -> None:
     s = settings("llama-3.1-8b", contexts=(8, 16), rows=(1,), prefill=0)
     files = Report(s, run(s)).write(tmp_path)

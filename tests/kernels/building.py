@@ -1,6 +1,7 @@
 """Builds every kernel of a decode step for a GPU, without one: `python -m tests.kernels.building FAMILY[:HOW] …`
 
-HOW is a number of tokens, for a captured pass of so many a row, or a codec, for caches that are written by it.
+HOW is a number of tokens, for a captured pass of so many a row, a codec, for caches that are written by it, or p and a
+number, for caches in pages of so many slots; several of these with commas between.
 
 Run apart from the tests, whose kernels are interpreted. Building finds what the interpreter lets through: types that do
 not meet, tuples of another length. Prints how many kernels each family has.
@@ -36,10 +37,18 @@ class NoDevice:
         return 0
 
 
-def build(family: str, tokens: int | None, codec: str | None, dtype: torch.dtype) -> int:
+def build(family: str, hows: list[str], dtype: torch.dtype) -> int:
     from lamina.runtime.rehearse import build_kernels, without_numbers
     from tests.families.cases import FIRST, cases
 
+    how: dict[str, Any] = {}
+    for one in hows:
+        if one.isdigit():
+            how["tokens"] = int(one)
+        elif one[0] == "p":
+            how["page"] = int(one[1:])
+        else:
+            how["codec"] = one
     built: set[Any] = set()
     compile_one = jit.JITFunction._do_compile
 
@@ -50,7 +59,7 @@ def build(family: str, tokens: int | None, codec: str | None, dtype: torch.dtype
     jit.JITFunction._do_compile = noted
     try:
         model = without_numbers(cases(family)[dict(FIRST)[family]]().to_dict(), dtype)
-        build_kernels(model, tokens=tokens, codec=codec)
+        build_kernels(model, **how)
     finally:
         jit.JITFunction._do_compile = compile_one
     return len(built)
@@ -63,9 +72,8 @@ def main() -> None:
 
     splits.multiprocessors = lambda: 132
     for asked in sys.argv[1:]:
-        family, _, how = asked.partition(":")
-        tokens, codec = (int(how), None) if how.isdigit() else (None, how or None)
-        print(asked, build(family, tokens, codec, torch.bfloat16), flush=True)
+        family, *hows = asked.replace(",", ":").split(":")
+        print(asked, build(family, hows, torch.bfloat16), flush=True)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from lamina.generation.run import Chooser
 from lamina.model import Model
 from lamina.runtime.capture import CapturedStep
 from lamina.runtime.passes import CapturedPass
-from lamina.runtime.tables import codings_of
+from lamina.runtime.tables import Written
 
 FREE = {"empty", "empty_strided", "new_empty", "empty_like", "_unsafe_view", "promote_types"}
 
@@ -59,7 +59,7 @@ def pass_launches(model: Model, rows: int, tokens: int) -> tuple[list[str], list
 def launches(model: Model, rows: int = 1, codec: str | None = None) -> tuple[list[str], list[list[str]], list[str]]:
     """What a step launches before its first block, in each block, and after the last."""
     cache = model.new_cache(rows=rows, capacity=32, codec=codec)
-    step = CapturedStep(model, rows, Chooser(), codings_of(cache))
+    step = CapturedStep(model, rows, Chooser(), Written.like(cache))
     step.take_up(cache, torch.zeros(rows, dtype=torch.int64), [4] * rows, ())
     recorder = Recorder()
     marks: list[int] = []

@@ -27,18 +27,20 @@ PROMPTS = [[5, 9, 12, 3, 44, 8, 21, 2, 2, 6, 13], [7]]
 NEW = 3
 
 
-def start(model: Model, capacity: int | None = None, codec: Codecs | None = None) -> tuple[lamina.Cache, torch.Tensor]:
+def start(
+    model: Model, capacity: int | None = None, codec: Codecs | None = None, pool: lamina.Pool | None = None
+) -> tuple[lamina.Cache, torch.Tensor]:
     """A cache that holds the prompts, and the logits after them."""
-    cache, prompt = model.new_cache(rows=2, capacity=capacity, codec=codec), from_rows(PROMPTS)
+    cache, prompt = model.new_cache(rows=2, capacity=capacity, codec=codec, pool=pool), from_rows(PROMPTS)
     logits = model(prompt.ids, cache=cache, counts=prompt.counts, logits="last")
     assert logits is not None
     return cache.reserve(30), logits
 
 
-def begin(model: Model, codec: Codecs | None = None, **given: Any) -> Run:
+def begin(model: Model, codec: Codecs | None = None, pool: lamina.Pool | None = None, **given: Any) -> Run:
     """A run after the prompts, as `generate` makes it of these settings."""
     settings = settings_of(model, dict(max_new_tokens=NEW, eos_token_id=(), seed=0) | given)
-    cache, logits = start(model, codec=codec)
+    cache, logits = start(model, codec=codec, pool=pool)
     assert settings.seed is not None
     chooser = Chooser(tuple(chain_of(settings, Facts(model.vocab))), settings.do_sample, settings.seed)
     counts = [len(prompt) for prompt in PROMPTS]

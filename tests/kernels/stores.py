@@ -137,6 +137,48 @@ class Packed:
         return form.decode(form.encode(x.nan_to_num(0)))
 
 
+class InPages:
+    """The same slots in pages of a pool, which lie anyhow: each row has those for its tokens and T new ones. What is in
+    no row's page, and page 0, holds NaN."""
+
+    def __init__(self, held: Held, parts: dict[str, Tensor], page: int, T: int, seed: int = 0) -> None:
+        self.held, self.page, self.slots = held, page, held.slots
+        B, most, generator = len(held.lengths), -(-held.slots // page), torch.Generator().manual_seed(seed)
+        wrapped = (
+            held.lengths if held.layout.ring is None else held.lengths.where(held.lengths + T <= held.slots, 1 << 20)
+        )
+        needed = (wrapped + T + page - 1) // page  # pages of each row
+        there = torch.arange(most) < needed[:, None]  # [B, most]
+        count = B * most + 3
+        order = 1 + torch.randperm(count, generator=generator)
+        self.pages = torch.where(there, order[: B * most].reshape(B, most), 0).to(torch.int32).contiguous()
+        self.stores = {}
+        for name, part in parts.items():
+            _, H, S, width = part.shape
+            store = torch.empty(1 + count, H, page, width, dtype=part.dtype)
+            store.fill_(unused(part, float("nan")))
+            padded = torch.nn.functional.pad(part.view(torch.uint8), (0, 0, 0, most * page - S)).view(part.dtype)
+            cut = padded.unflatten(2, (most, page)).transpose(1, 2)  # [B, most, H, page, width]
+            store[self.pages[there].long()] = cut[there]
+            self.stores[name] = store
+        self.before = {name: store.clone() for name, store in self.stores.items()}
+
+    def table(self) -> Tensor:
+        numbers = dict(zip(COLUMNS, self.held.row(self.stores).tolist(), strict=True))
+        numbers |= {"slots": self.page, "pages": self.pages.data_ptr(), "places": self.pages.shape[1]}
+        return torch.tensor(list(numbers.values()))
+
+    def same(self, parts: dict[str, Tensor]) -> None:
+        """Every row's pages hold what the stores do, and all others are as they were."""
+        for name, part in parts.items():
+            store, used = self.stores[name], self.pages.unique().long()
+            found = store[self.pages.long()].transpose(1, 2).flatten(2, 3)[:, :, : self.slots]  # [B, H, S, width]
+            there = (self.pages > 0).repeat_interleave(self.page, dim=1)[:, None, : self.slots, None].expand_as(part)
+            torch.testing.assert_close(found[there], part[there], rtol=0, atol=0, equal_nan=True)
+            others = torch.ones(len(store), dtype=torch.bool).index_fill(0, used[used > 0], False)
+            torch.testing.assert_close(store[others], self.before[name][others], rtol=0, atol=0, equal_nan=True)
+
+
 class Ring:
     """Inputs of rows of several lengths, and the ring that keeps the newest of them; unused slots are NaN."""
 

@@ -98,5 +98,5 @@ def test_a_pass_that_is_over_or_does_not_fit_is_refused_in_words() -> None:
     with pytest.raises(InputError, match="no captured passes: layer 0 entry 'state': its slack is 1"):
         one.read(model.new_cache(2, slack=1), ids)
     coded = small("llama").new_cache(codec="int8")
-    with pytest.raises(InputError, match="no captured passes: it is written by other codecs than this pass reads"):
+    with pytest.raises(InputError, match="no captured passes: this pass reads other codecs or pages"):
         Graphs(small("llama")).pass_of(1, 1).read(coded, ids[:1])
