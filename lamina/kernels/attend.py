@@ -124,7 +124,7 @@ def _attend(
     for start in range(begins, ends, BLOCK):
         j = start + tl.arange(0, BLOCK)
         there = (j < ends)[:, None]
-        slot = slot_of(j, kept, first, ring, keep)
+        slot = slot_of(j, kept, first, ring, keep, KIND)
         slot = cells_in(pages, head, slot, start, ends, HEADS, PAGE, KIND, BLOCK)
         keys = tl.load(k_store + slot[:, None] * D + d[None, :], mask=there & (d < D)[None, :], other=0.0)
         scores = scored(tl.dot(queries, tl.trans(keys), input_precision="ieee"), scale, softcap, SOFTCAP)

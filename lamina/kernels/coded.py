@@ -238,7 +238,7 @@ def _attend_codes(
         u = j - many  # a new token's number
         slot = j
         if KIND != "full":
-            slot = tl.where(u < 0, slot_of(j, kept, first, ring, keep), last + u)
+            slot = tl.where(u < 0, slot_of(j, kept, first, ring, keep, KIND), last + u)
         slot = cells_in(pages, head, slot, start, held, HEADS, PAGE, KIND, BLOCK)
         there = (j < stop)[:, None]
         keys, beside_keys = read(

@@ -126,15 +126,19 @@ def _attend_latent(
             fetch(store, start + AHEAD, tl.minimum(start + AHEAD + BLOCK, ends), WIDTH)
         j = start + tl.arange(0, BLOCK)
         u = j - many  # a new token's number
-        slot = slot_of(j, kept, first, ring, keep)
+        slot = slot_of(j, kept, first, ring, keep, KIND)  # in a line new tokens are in theirs, too
         seen = (j < stop)[:, None]
         if FORM == "plain":
-            slot = cells_in(pages, 0, slot, start, ends, 1, PAGE, KIND, BLOCK)
-            at = tl.where(u < 0, store + slot * WIDTH, new + row * new_row + u * new_token)[:, None]
+            slot = cells_in(pages, 0, slot, start, stop if KIND == "full" else ends, 1, PAGE, KIND, BLOCK)
+            at = store + slot * WIDTH
+            if KIND != "full":
+                at = tl.where(u < 0, at, new + row * new_row + u * new_token)
+            at = at[:, None]
             latents = tl.load(at + c, mask=seen & (c < RANK), other=0.0)  # [BLOCK, RANK]
             ropes = tl.load(at + RANK + p, mask=seen & (p < ROPE), other=0.0)
         else:
-            slot = tl.where(u < 0, slot, last + u)
+            if KIND != "full":
+                slot = tl.where(u < 0, slot, last + u)
             slot = cells_in(pages, 0, slot, start, stop, 1, PAGE, KIND, BLOCK)[:, None]
             at, by = store + slot * WIDTH, scales + slot * scale_numbers(RANK + ROPE, FORM)
             above = high + slot * high_bytes(RANK + ROPE, FORM)
@@ -167,7 +171,7 @@ def _attend_latent(
 
 def decode_latent(
     q: Tensor,  # [B, H, T, rank + rope]: the way up already folded in
-    new: Tensor | Coded,  # [B, T, rank + rope]: this pass's own tokens; in their slots where they are codes
+    new: Tensor | Coded,  # [B, T, rank + rope]: this pass's own tokens; in their slots too, but plain ones of a ring
     table: Tensor,  # the row of the cache's table for this entry
     *,
     rank: int,

@@ -84,8 +84,11 @@ def position_of(j, kept, first):
 
 
 @triton.jit
-def slot_of(j, kept, first, ring, keep):
-    """The slot of the j-th visible token. The list wraps at most once, so no division per token."""
+def slot_of(j, kept, first, ring, keep, KIND: tl.constexpr):
+    """The slot of the j-th visible token. The list wraps at most once, so no division per token; all of a line is
+    visible to who has no window."""
+    if KIND == "full":
+        return j
     around = (first - keep) % ring + j - kept
     around = tl.where(around >= ring, around - ring, around)
     return tl.where(j < kept, j, keep + around)

@@ -128,7 +128,7 @@ def _attend_token(
     ends = tl.minimum(begins + each, many)
     d, dv, r = tl.arange(0, D_PAD), tl.arange(0, DV_PAD), tl.arange(0, M)
     j = begins + tl.arange(0, BLOCK)
-    slot = slot_of(j, kept, first, ring, keep)
+    slot = slot_of(j, kept, first, ring, keep, KIND)
     slot = cells_in(pages, head, slot, begins, ends, HEADS, PAGE, KIND, BLOCK)
     there = (j < ends)[:, None]
     keys = tl.load(k_store + slot[:, None] * D + d[None, :], mask=there & (d < D)[None, :], other=0.0)
@@ -158,7 +158,7 @@ def _attend_token(
     top, total, mix = fold(top, total, mix, scores, (j < ends)[None, :], values)
     for start in range(begins + BLOCK, ends, BLOCK):
         j = start + tl.arange(0, BLOCK)
-        slot = slot_of(j, kept, first, ring, keep)
+        slot = slot_of(j, kept, first, ring, keep, KIND)
         slot = cells_in(pages, head, slot, start, ends, HEADS, PAGE, KIND, BLOCK)
         there = (j < ends)[:, None]
         keys = tl.load(k_store + slot[:, None] * D + d[None, :], mask=there & (d < D)[None, :], other=0.0)

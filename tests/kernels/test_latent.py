@@ -55,10 +55,12 @@ def run(
     q = torch.randn(len(lengths), T, heads, rank + rope).masked_fill(~real[..., None, None], float("nan")).to(dtype)
     q = q.transpose(1, 2)
     up = torch.randn(heads, 5 + values, rank).to(dtype)[:, 5:]  # as a model has it: behind the way up to the keys
-    parts = decode_latent(
-        q, new, held.table(), rank=rank, scale=0.3, most_splits=splits, window=window, shape=SMALL, least=16
-    )
-    out = out_of_latent(parts, up, held.table())
+    stored = held  # in a line, new tokens are in their slots by then
+    if held.layout.ring is None:
+        stored = Held(held.after([new[:, None]]), held.layout, window, held.lengths, held.counts)
+    table = stored.table()
+    parts = decode_latent(q, new, table, rank=rank, scale=0.3, most_splits=splits, window=window, shape=SMALL, least=16)
+    out = out_of_latent(parts, up, table)
     assert out.shape == (len(lengths), heads, T, values)
     assert out.isfinite().all(), "padding and unused slots never reach an output"
     assert not out.transpose(1, 2)[~real].any(), "padding gives zeros"
