@@ -18,7 +18,7 @@ from lamina.attention.view import View
 Backend = Callable[..., Tensor]
 BACKENDS: dict[str, Backend] = {"sdpa": sdpa, "eager": eager, "flex": flex}
 
-FEW, MANY = 16, 1024  # queries and keys
+FEW, MANY, MOST = 16, 1024, 1 << 26  # queries, keys, and scores, which are held all at once
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -66,7 +66,8 @@ def attention(
 def few_over_many(q: Tensor, k: Tensor) -> bool:
     """Whether plain products are the fast way: the fused kernels of PyTorch walk along all keys of a head in one
     program, which few queries leave a GPU idle with."""
-    return q.is_cuda and q.shape[2] <= FEW and k.shape[2] >= MANY and not torch.compiler.is_compiling()
+    keys, scores = k.shape[2], q.shape[:3].numel() * k.shape[2]
+    return q.is_cuda and q.shape[2] <= FEW and keys >= MANY and scores <= MOST and not torch.compiler.is_compiling()
 
 
 def without_unused(x: Tensor, view: View) -> Tensor:
