@@ -29,7 +29,6 @@ from lamina.cache.spec import Recurrent
 from lamina.config import Config
 from lamina.kernels.conv import convolve_step
 from lamina.kernels.mix import mix_step
-from lamina.kernels.product import Unnormed
 from lamina.kernels.recur import Tile, recur_step
 from lamina.models.falcon_h1 import mamba as falcon_mixer
 from lamina.models.mamba2 import Mamba2
@@ -122,7 +121,7 @@ class Layer:
         self.bytes = 8 * self.state.numel()
         self.asked: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
-    def mix(self, *what: Any, around: Mapping[str, Any], tile: Tile | None = None, **how: Any) -> Tensor | Unnormed:
+    def mix(self, *what: Any, around: Mapping[str, Any], tile: Tile | None = None, **how: Any) -> Tensor:
         self.asked = what, {"around": around, **how}
         if tile:
             out = mix_step(*what, *self.tables, **how, **around, tile=tile)

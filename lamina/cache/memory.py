@@ -26,7 +26,6 @@ from lamina.recurrence.rule import Rule
 if TYPE_CHECKING:
     from lamina.attention.rotary import Table
     from lamina.cache.step import Step
-    from lamina.kernels.following import Unnormed
     from lamina.nn.conv import ShortConvolution
     from lamina.nn.gated_norm import GatedRMSNorm
     from lamina.nn.norm import RMSNorm
@@ -167,7 +166,7 @@ class Memory:
         gate: Tensor,  # [B, T, W]
         norm: GatedRMSNorm | None = None,
         around: Mapping[str, Any] | None = None,
-    ) -> Tensor | Unnormed:
+    ) -> Tensor:
         """A recurrent mixer between its projections: `conv`, then the rule, then `norm` with the gate. -> [B, T, W]
 
         The convolution's channels are the inputs of the rule that are not given, side by side in the rule's order.

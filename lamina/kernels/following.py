@@ -29,6 +29,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from lamina.errors import LaminaError
 
@@ -43,26 +44,45 @@ UNITS = (2.0**-42, 2.0**-20, 2.0**2)
 SMALL, MIDDLE, LARGE = tl.constexpr(UNITS[0]), tl.constexpr(UNITS[1]), tl.constexpr(UNITS[2])
 
 
-@dataclass(frozen=True)
-class Unnormed:
+class Unnormed(Tensor):
     """One vector that its RMS norm has not divided yet, so that whoever wrote parts of it did not wait for each other.
 
     x        [..., W] with the norm's weight on it
     squares  the sum of squares of what the norm divides, in parts: [P] float32, or int64 as `add_squares` counts
+
+    Products of `lamina.nn` divide as they go. To anybody else it is the tensor that the norm gives: it is divided then.
     """
 
     x: Tensor
     squares: Tensor
     eps: float
 
+    @staticmethod
+    def __new__(cls, x: Tensor, squares: Tensor, eps: float) -> Unnormed:
+        return Tensor._make_wrapper_subclass(cls, x.shape, dtype=x.dtype, device=x.device)
+
+    def __init__(self, x: Tensor, squares: Tensor, eps: float) -> None:
+        self.x, self.squares, self.eps = x, squares, eps
+
     def divided(self) -> Tensor:
         """x as the norm gives it, by plain operations."""
-        squares = self.squares
-        if squares.dtype == torch.int64:
-            squares = squares.view(LANES.value, 4) * torch.tensor(
-                [*UNITS, 0], dtype=torch.float64, device=squares.device
-            )
-        return self.x * torch.rsqrt(squares.sum().float() / self.x.shape[-1] + self.eps)
+        total = self.squares.sum()
+        if self.squares.dtype == torch.int64:
+            kinds = self.squares.view(LANES.value, 4).sum(0).double()
+            total = kinds[0] * UNITS[0] + kinds[1] * UNITS[1] + kinds[2] * UNITS[2]
+        return (self.x * torch.rsqrt(total.float() / self.x.shape[-1] + self.eps)).to(self.x.dtype)
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Unnormed({self.x!r}, {self.squares!r}, {self.eps})"
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        args, kwargs = tree_map(lambda a: a.divided() if isinstance(a, Unnormed) else a, (args, kwargs or {}))
+        return func(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -74,9 +94,9 @@ class Follower:
     squares: Tensor  # [LANES * 4] int64
 
 
-def parted(x: Tensor | Unnormed) -> tuple[Tensor, Tensor | None, float]:
+def parted(x: Tensor) -> tuple[Tensor, Tensor | None, float]:
     """What a product is given: the vector, the squares of its norm and the norm's eps, if it has not divided yet."""
-    return (x, None, 0.0) if isinstance(x, Tensor) else (x.x, x.squares, x.eps)
+    return (x.x, x.squares, x.eps) if isinstance(x, Unnormed) else (x, None, 0.0)
 
 
 # -- who follows whom ------------------------------------------------------------------------------------------------

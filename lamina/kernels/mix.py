@@ -61,7 +61,7 @@ def mix_step(
     gate: Tensor,
     norm: GatedRMSNorm | None = None,
     **around: Any,
-) -> Tensor | Unnormed:
+) -> Tensor:
     """What `memory.mix` says, on the ring behind `rings` and the state behind `table`, in place.
 
     x [B, 1, C] and gate [B, 1, W] with the numbers of a row together, inputs [B, 1, H] -> [B, 1, W] in the gate's
@@ -96,7 +96,7 @@ class Ending(NamedTuple):
     GATE_FIRST: bool
     UNNORMED: bool  # what is given out is not divided
 
-    def of(self, out: Tensor) -> Tensor | Unnormed:
+    def of(self, out: Tensor) -> Tensor:
         """What the kernel has given out."""
         if not self.UNNORMED:
             return out
@@ -282,7 +282,7 @@ def _mix_ssd(
     conv: ShortConvolution, gate: Tensor, norm: GatedRMSNorm | None,
     *, skip: Tensor | None = None, dt_bias: Tensor | None = None, dt_limit: tuple[float, float] | None = None,
     tile: Tile | None = None,
-) -> Tensor | Unnormed:  # fmt: skip
+) -> Tensor:  # fmt: skip
     rows, heads, dim, state = x.shape[0], rule.heads, rule.head_dim, rule.state
     x, dt, z = _rows(x), _rows(inputs["dt"]), _rows(gate)
     tile, many = _tile(rule, rows, tile)
@@ -366,7 +366,7 @@ def _mix_delta(
     rule: GatedDelta, x: Tensor, inputs: Tensors, rings: Tensor, table: Tensor,
     conv: ShortConvolution, gate: Tensor, norm: GatedRMSNorm | None,
     *, unit: bool = False, gates: tuple[Tensor, Tensor] | None = None, tile: Tile | None = None,
-) -> Tensor | Unnormed:  # fmt: skip
+) -> Tensor:  # fmt: skip
     rows, heads, key, value = x.shape[0], rule.value_heads, rule.key_dim, rule.value_dim
     x, g, beta, z = _rows(x), _rows(inputs["g"]), _rows(inputs["beta"]), _rows(gate)
     A, dt_bias = gates or (None, None)

@@ -8,16 +8,12 @@ row as a batch of products, one for each stretch of the weight's rows, for sever
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lamina import kernels
-
-if TYPE_CHECKING:
-    from lamina.kernels.following import Unnormed
 
 PIECES = 16  # stretches of a weight: enough to give every core some
 MOST_ROWS = 64  # with more, F.linear is good
@@ -37,7 +33,7 @@ class Linear(nn.Linear):
 
     def forward(
         self,
-        x: Tensor | Unnormed,
+        x: Tensor,
         onto: Tensor | None = None,
         *,
         before: float = 1.0,
@@ -46,7 +42,6 @@ class Linear(nn.Linear):
     ) -> Tensor:
         if kernels.on():
             return self._by_kernel(x, onto, before, scale, softcap)
-        assert isinstance(x, Tensor)
         y = self._product(x if before == 1 else x * before)
         if isinstance(scale, Tensor) or scale != 1:
             y = (y * scale).to(y.dtype)
@@ -55,7 +50,7 @@ class Linear(nn.Linear):
         return y if onto is None else onto + y
 
     def _by_kernel(
-        self, x: Tensor | Unnormed, onto: Tensor | None, before: float, scale: float | Tensor, softcap: float | None
+        self, x: Tensor, onto: Tensor | None, before: float, scale: float | Tensor, softcap: float | None
     ) -> Tensor:
         from lamina.kernels.following import follower_of, made, parted
         from lamina.kernels.product import product

@@ -21,15 +21,14 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor, dtype: torch.dtype | None = None, onto: Tensor | None = None) -> Tensor:
         """The norm in `dtype`, or in that of x, added onto `onto` where that is given (a residual).
 
-        In a captured step the norm of what a `Linear` made may come `Unnormed`, for a `Linear`, `GatedMLP` or
-        `Mixture`.
+        In a captured step the norm of what a product made may come `Unnormed`: the next product divides it.
         """
         if kernels.on():
             from lamina.kernels.following import unnormed
             from lamina.kernels.norm import rms_norm
 
             if onto is None and (undivided := unnormed(self, x, dtype or x.dtype)) is not None:
-                return undivided  # type: ignore[return-value]
+                return undivided
             flat, rest = _flat(x), None if onto is None else _flat(onto)
             y = rms_norm(flat, self.weight, self.eps, plus_one=self.plus_one, residual=rest, dtype=dtype)
             return y.view(x.shape)

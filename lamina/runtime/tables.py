@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from lamina.kernels.codes import Coded
-    from lamina.kernels.following import Unnormed
     from lamina.model import Model
     from lamina.nn.norm import RMSNorm
     from lamina.runtime.capture import CapturedStep
@@ -256,7 +255,7 @@ class DeviceRecurrent(DeviceLayer):
     def mix(
         self, step: Captured, key: Key, ring: DeviceConvolution, x: Tensor, inputs: Tensors, constants: Tensors,
         **how: Any,
-    ) -> Tensor | Unnormed:  # fmt: skip
+    ) -> Tensor:  # fmt: skip
         from lamina.kernels.mix import mix_step
 
         return mix_step(self.spec.rule, x, inputs, constants, ring.table, self.table, **how)

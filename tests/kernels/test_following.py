@@ -91,14 +91,30 @@ def test_a_large_product_leaves_the_norm_behind_it_alone(monkeypatch: pytest.Mon
     first, norm = Linear(16, 24, bias=False), RMSNorm(24)
     with kernels.in_use(), torch.no_grad():
         for _ in range(2):
-            assert isinstance(norm(first(numbers(1, 1, 16, dtype=torch.float32))), Tensor)
+            assert not isinstance(norm(first(numbers(1, 1, 16, dtype=torch.float32))), Unnormed)
 
 
 def test_several_vectors_and_another_norm_are_normed_as_ever() -> None:
     first, norm, other = Linear(16, 24, bias=False), RMSNorm(24), RMSNorm(24, eps=0.1)
     with kernels.in_use(), torch.no_grad():
         for _ in range(2):
-            assert isinstance(norm(first(numbers(1, 2, 16, dtype=torch.float32))), Tensor)
+            assert not isinstance(norm(first(numbers(1, 2, 16, dtype=torch.float32))), Unnormed)
         y = first(numbers(1, 1, 16, dtype=torch.float32))
         got = other(y)
-    assert isinstance(got, Tensor) and torch.allclose(got, other(y), atol=1e-5)
+    assert not isinstance(got, Unnormed) and torch.allclose(got, other(y), atol=1e-5)
+
+
+def test_to_anything_but_a_product_it_is_the_tensor_that_the_norm_gives() -> None:
+    norm, y = RMSNorm(16), 3 * numbers(1, 1, 16, dtype=torch.float32)
+    left, normed = undivided(norm, y.view(1, 16)), norm(y).view(1, 16)
+    assert isinstance(left, Tensor) and left.shape == normed.shape and left.dtype == normed.dtype
+    for use in (
+        lambda t: t * 2,
+        lambda t: t.reshape(4, 4).sum(0),
+        lambda t: torch.cat([t, t]),
+        lambda t: t[..., :3] + 1,
+    ):
+        found = use(left)
+        assert not isinstance(found, Unnormed)
+        assert torch.allclose(found, use(normed), atol=1e-5)
+    assert "Unnormed" in repr(left)

@@ -107,7 +107,7 @@ class Mixer:
         counts = self.counts.data_ptr()
         return self.ring.table(self.counts), torch.tensor([self.state.data_ptr(), 0, 0, 0, 0, 0, counts, 0])
 
-    def run(self, **more: Any) -> Tensor | Unnormed:
+    def run(self, **more: Any) -> Tensor:
         """The kernel, on this ring and this state."""
         with torch.no_grad():
             return mix.mix_step(
@@ -153,7 +153,7 @@ class Mixer:
         return out.detach(), state.detach()
 
 
-def divided(out: Tensor | Unnormed) -> Tensor:
+def divided(out: Tensor) -> Tensor:
     return out if isinstance(out, Tensor) else out.divided()
 
 
