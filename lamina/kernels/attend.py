@@ -24,12 +24,10 @@ from lamina.errors import InputError
 from lamina.kernels.cells import cells_in, first_cell, pages_of, stages_for
 from lamina.kernels.launch import begin, launch_options, pdl
 from lamina.kernels.splits import (
-    COUNTERS,
     NEW,
     NOTHING,
-    TAIL,
+    Division,
     arrivals,
-    bunch_for,
     cut,
     first_seen,
     fold,
@@ -194,22 +192,15 @@ def decode_attention(
     kind, size, keep = rule_of(window)
     if most_splits is None:
         most_splits = splits_for(B, Hk * blocks, reach(window), least=least)
-    bunch = bunch_for(most_splits, rows, Dv)
-    bunches = triton.cdiv(most_splits, bunch)
-    if groups * (bunches + 1) > COUNTERS:
-        most_splits = 1  # so many groups keep the device busy undivided
     out = torch.empty(B, T, Hq, Dv, dtype=q.dtype, device=q.device)
-    parts = out
-    if most_splits > 1:
-        parts = torch.empty(groups, most_splits + bunches, rows, Dv + TAIL.value, device=q.device)
+    cuts = Division.of(groups, rows, Dv, most_splits, out)
     R, values = triton.next_power_of_2(rows), max(16, triton.next_power_of_2(Dv))
-    _attend[(groups, most_splits)](
-        out, q, k, v, out if sinks is None else sinks, parts, arrivals(q.device), table, size, keep, least, scale,
+    _attend[(groups, cuts.most)](
+        out, q, k, v, out if sinks is None else sinks, cuts.parts, arrivals(q.device), table, size, keep, least, scale,
         1.0 if softcap is None else softcap, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         T=T, G=Hq // Hk, HEADS=Hk, D=D, DV=Dv, D_PAD=max(16, triton.next_power_of_2(D)), DV_PAD=values,
         M=M, ROWS=rows, R=R, QUERIES=blocks, KIND=kind, SOFTCAP=softcap is not None, SINKS=sinks is not None,
-        MERGES=most_splits > 1, BLOCK=shape.block, BUNCH=bunch, TREE=bunches > 1,
-        CHUNK=max(1, min(bunch, 8, 2048 * shape.warps // (R * values))),  # more takes the compiler very long
+        BLOCK=shape.block, **cuts.constants(R, values, shape.warps),
         PAGE=page, PDL=pdl(), num_warps=shape.warps, num_stages=stages_for(shape.stages, page), **launch_options(),
     )  # fmt: skip
     return out.transpose(1, 2)

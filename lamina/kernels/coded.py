@@ -51,13 +51,11 @@ from lamina.kernels.packed import (
 )
 from lamina.kernels.rope import slot_at
 from lamina.kernels.splits import (
-    COUNTERS,
     LOG2E,
     NEW,
     NOTHING,
-    TAIL,
+    Division,
     arrivals,
-    bunch_for,
     cut,
     first_seen,
     gathered,
@@ -343,23 +341,16 @@ def decode_codes(
     kind, size, keep = rule_of(window)
     if most_splits is None:
         most_splits = splits_for(B, Hk * blocks, reach(window), waves=waves, least=least)
-    bunch = bunch_for(most_splits, rows, columns)
-    bunches = triton.cdiv(most_splits, bunch)
-    if groups * (bunches + 1) > COUNTERS:
-        most_splits = 1  # so many groups keep the device busy undivided
     out = torch.empty(B, T, Hq, Dv, dtype=dtype, device=q.device)
-    parts = out
-    if most_splits > 1:
-        parts = torch.empty(groups, most_splits + bunches, rows, columns + TAIL.value, device=q.device)
+    cuts = Division.of(groups, rows, columns, most_splits, out)
     R = triton.next_power_of_2(rows)
-    _attend_codes[(groups, most_splits)](
-        out, q, coded.marks, *words(coded.k, keys), *words(coded.v, values), out if sinks is None else sinks, parts,
-        arrivals(q.device), table, size, keep, least, scale, 1.0 if softcap is None else softcap,
+    _attend_codes[(groups, cuts.most)](
+        out, q, coded.marks, *words(coded.k, keys), *words(coded.v, values), out if sinks is None else sinks,
+        cuts.parts, arrivals(q.device), table, size, keep, least, scale, 1.0 if softcap is None else softcap,
         *q.stride()[:3],
         T=T, G=Hq // Hk, HEADS=Hk, D=D, DV=Dv, KEYS=keys.form, VALUES=values.form, TURNED=values.turned,
         M=M, ROWS=rows, R=R, QUERIES=blocks, KIND=kind, SOFTCAP=softcap is not None, SINKS=sinks is not None,
-        MERGES=most_splits > 1, BLOCK=shape.block, BUNCH=bunch, TREE=bunches > 1,
-        CHUNK=max(1, min(bunch, 8, 2048 * shape.warps // (R * columns))),
+        BLOCK=shape.block, **cuts.constants(R, columns, shape.warps),
         APART=not coded.stored, PAGE=page, PDL=pdl(), num_warps=shape.warps,
         num_stages=stages_for(shape.stages, page), maxnreg=registers, **launch_options(),
     )  # fmt: skip

@@ -17,7 +17,9 @@ merged with what, so results repeat bit for bit.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 import triton
@@ -309,3 +311,29 @@ def bunch_for(most: int, rows: int, values: int) -> int:
     if most * rows * (values + TAIL.value) * 4 <= MERGE_BYTES:
         return triton.next_power_of_2(most)
     return 1 << round(math.log2(most) / 2)
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a launch divides what its groups see: into `most` parts at most, merged `bunch` at a time.
+
+    parts   where they are left [groups, most + bunches, rows, values + TAIL]; any tensor where nothing is divided
+    """
+
+    most: int
+    bunch: int
+    parts: Tensor
+
+    @classmethod
+    def of(cls, groups: int, rows: int, values: int, most: int, out: Tensor) -> Division:
+        """For groups of `rows` queries with so many values each; `out` is what the launch gives."""
+        bunch = bunch_for(most, rows, values)
+        bunches = triton.cdiv(most, bunch)
+        if most == 1 or groups * (bunches + 1) > COUNTERS:  # so many groups keep the device busy undivided
+            return cls(1, bunch, out)
+        return cls(most, bunch, torch.empty(groups, most + bunches, rows, values + TAIL.value, device=out.device))
+
+    def constants(self, rows: int, values: int, warps: int) -> dict[str, Any]:
+        """What a kernel must know of it to merge tiles of so many rows and values (`gathered`)."""
+        chunk = max(1, min(self.bunch, 8, 2048 * warps // (rows * values)))  # more takes the compiler very long
+        return dict(MERGES=self.most > 1, BUNCH=self.bunch, TREE=self.most > self.bunch, CHUNK=chunk)

@@ -24,11 +24,9 @@ from lamina.kernels.attend import MOST_QUERIES, Shape
 from lamina.kernels.cells import cell_of, cells_in, first_cell, pages_of, stages_for
 from lamina.kernels.launch import begin, launch_options, pdl
 from lamina.kernels.splits import (
-    COUNTERS,
     NOTHING,
-    TAIL,
+    Division,
     arrivals,
-    bunch_for,
     cut,
     fold,
     gathered,
@@ -225,20 +223,14 @@ def attend_token(
     kind, span, keep = rule_of(window)
     if most_splits is None:
         most_splits = splits_for(B, Hk, reach(window), least=least)
-    bunch = bunch_for(most_splits, G, Dv)
-    bunches = triton.cdiv(most_splits, bunch)
-    if groups * (bunches + 1) > COUNTERS:
-        most_splits = 1  # so many groups keep the device busy undivided
     out = torch.empty(B, 1, Hq, Dv, dtype=q.dtype, device=q.device)
-    parts = out
-    if most_splits > 1:
-        parts = torch.empty(groups, most_splits + bunches, G, Dv + TAIL.value, device=q.device)
+    cuts = Division.of(groups, G, Dv, most_splits, out)
     R, values = triton.next_power_of_2(G), max(16, triton.next_power_of_2(Dv))
     cos, sin = (q, q) if rope is None else rope
     weights = [q if norm.weight is None else norm.weight for norm in norms or ()] or [q, q]
     numbers = [norm.eps for norm in norms or ()] + [float(norm.plus_one) for norm in norms or ()] or [0.0] * 4
-    _attend_token[(groups, most_splits)](
-        out, q, k, v, cos, sin, *weights, *(q if one is None else one for one in (factor, gate, sinks)), parts,
+    _attend_token[(groups, cuts.most)](
+        out, q, k, v, cos, sin, *weights, *(q if one is None else one for one in (factor, gate, sinks)), cuts.parts,
         arrivals(q.device), table, span, keep, least, scale, 1.0 if softcap is None else softcap,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], cos.stride(0), 0 if factor is None else factor.stride(0),
         *((0, 0) if gate is None else gate.stride()[:2]), *numbers,
@@ -246,9 +238,8 @@ def attend_token(
         D_PAD=max(16, triton.next_power_of_2(D)), DV_PAD=values, M=max(16, R), R=R, KIND=kind, NEIGHBOURS=neighbours,
         NORMS="" if norms is None else "last" if norms_last else "first",
         WEIGHTS=norms is not None and norms[0].weight is not None, FACTOR=factor is not None, GATE=gate is not None,
-        SOFTCAP=softcap is not None, SINKS=sinks is not None, MERGES=most_splits > 1,
-        BLOCK=shape.block, BUNCH=bunch, TREE=bunches > 1,
-        CHUNK=max(1, min(bunch, 8, 2048 * shape.warps // (R * values))),  # more takes the compiler very long
-        PAGE=page, PDL=pdl(), num_warps=shape.warps, num_stages=stages_for(shape.stages, page), **launch_options(),
+        SOFTCAP=softcap is not None, SINKS=sinks is not None, BLOCK=shape.block,
+        **cuts.constants(R, values, shape.warps), PAGE=page, PDL=pdl(),
+        num_warps=shape.warps, num_stages=stages_for(shape.stages, page), **launch_options(),
     )  # fmt: skip
     return out.transpose(1, 2)

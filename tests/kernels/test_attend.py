@@ -130,7 +130,7 @@ def test_many_bytes_are_merged_in_two_levels(monkeypatch: pytest.MonkeyPatch, sp
 
 
 def test_more_groups_than_counters_are_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lamina.kernels.attend.COUNTERS", 1)
+    monkeypatch.setattr("lamina.kernels.splits.COUNTERS", 1)
     ours, _ = run(Full(), [0, 40], 1, splits=3)
     assert ours < 1e-5
 
