@@ -4,7 +4,8 @@ Every family on the GPU: the laws in float32 and bfloat16, logits against transf
 decoding, greedy and drawn, against plain passes, with two caches in turn, one of them growing, through one graph;
 captured passes of 1 to 16 tokens, ragged in what is read and accepted, and speculation on them, against plain ones.
 Then what the host may not do: passes with counts that live on the device run without a single synchronisation, and
-device counts out of range are clamped and told at the next read. All of that in pages of a pool too.
+device counts out of range are clamped and told at the next read. All of that in pages of a pool too. And caches of
+codes: captured, drafted and in pages as by plain passes over the same codes.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ def main() -> None:
         "| no sync in a decode pass | "
         "captured equals plain, greedy and drawn, float32 | the same but for near-ties, greedy, bfloat16 | "
         "captures for two caches | passes of several tokens, and speculation on them, float32 | "
-        "in pages the same tokens, captured as without, greedy, drawn, drafted, in forks and beams, and no sync |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "in pages the same tokens, captured as without, greedy, drawn, drafted, in forks and beams, and no sync | "
+        f"the same tokens from codes ({', '.join(CODECS)}), float32 |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     ok = True
     for family, name in FIRST:
@@ -54,7 +56,7 @@ def main() -> None:
         quiet = without_syncs(model)
         same, captures = captured_is_plain(model)
         several = passes_are_plain(model)
-        pages = in_pages(model)
+        pages, codes = in_pages(model), in_codes(model)
         exact = model(ids)
         half = lamina.verify(model.to(torch.bfloat16), tries=1)
         rounded = same_but_for_ties(model, float((model(ids).float() - exact).abs().max()))
@@ -62,7 +64,7 @@ def main() -> None:
             if not report:
                 print(report, file=sys.stderr)
         ok &= error < 2e-4 and full.ok and far.ok and half.ok and quiet == "yes" and captures == 1
-        ok &= same == rounded == several == pages == "yes"
+        ok &= same == rounded == several == pages == codes == "yes"
         cells = [
             family,
             f"{error:.1e}",
@@ -73,6 +75,7 @@ def main() -> None:
             str(captures),
             several,
             pages,
+            codes,
         ]
         lines.append(f"| {' | '.join(cells)} |")
         print(lines[-1], f"{time.perf_counter() - started:.0f} s", flush=True)
@@ -85,6 +88,7 @@ def main() -> None:
 
 
 PROMPTS = [[5, 9, 12, 3, 44, 8, 21], [7], [30, 31, 32]]
+CODECS = ("int8", "k8v4", "k5v4", "int4", "fp8")
 DRAWN = {"do_sample": True, "top_k": 20, "top_p": 0.9, "temperature": 0.8, "repetition_penalty": 1.2, "seed": 5}
 
 
@@ -189,6 +193,22 @@ def same_in_pages(model: Model) -> str:
     del cache, found
     gc.collect()
     return "yes" if pool.check().used == 0 else "pages are not given back"
+
+
+def in_codes(model: Model) -> str:
+    """Whether captured generation over codes gives the tokens of plain passes over codes, drafted and in pages too."""
+    for codec in CODECS:
+        expected = plain(model, PROMPTS, 20, cache=model.new_cache(3, codec=codec)).tokens
+        dense, paged = model.new_cache(3, codec=codec), model.new_cache(3, pool=lamina.Pool(model, page=4, codec=codec))
+        for where, cache, settings in (
+            ("", dense, {}),
+            (", drafted", model.new_cache(3, codec=codec), {"prompt_lookup_num_tokens": 3}),
+            (", in pages", paged, {}),
+        ):
+            found = model.generate(PROMPTS, 20, eos_token_id=None, cache=cache, **settings)
+            if found.tokens != expected or not found.how.startswith("captured"):
+                return f"no: {codec}{where}, {found.how}"
+    return "yes"
 
 
 def forks_are_apart(model: Model, cache: lamina.Cache) -> bool:

@@ -1,17 +1,21 @@
-"""Prompts into a cache, whole or in pieces, ragged."""
+"""Prompts into a cache, whole or in pieces, ragged; and what is left of prompts that a cache knows already."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.checkpoint.progress import Bar
-from lamina.generation.prompt import Prompt
+from lamina.generation.prompt import Prompt, from_rows
+from lamina.generation.reading import Reader
 
 if TYPE_CHECKING:
     from lamina.model import Model
+
+FEW = 4  # captured passes that take less time than a plain one, whose launches the host makes one by one
 
 
 def prefill(model: Model, prompt: Prompt, cache: Cache, chunk: int | None = None) -> Tensor:
@@ -35,5 +39,18 @@ def prefill(model: Model, prompt: Prompt, cache: Cache, chunk: int | None = None
                 logits="last" if ends else None,
             )
             bar.advance(sum(some))
+    assert cache.logits is not None
+    return cache.logits.clone()
+
+
+def feed_rest(model: Model, rest: Sequence[Sequence[int]], cache: Cache, chunk: int | None = None) -> Tensor:
+    """`prefill` of what is left of each row: where that is little, by captured passes, if there are any."""
+    reader, longest = Reader(model, cache), max(map(len, rest))
+    if reader.most is None or not 0 < longest <= FEW * reader.most:
+        return prefill(model, from_rows(rest, allow_empty=True), cache, chunk)
+    for start in range(0, longest, reader.most):
+        piece = from_rows([row[start : start + reader.most] for row in rest], allow_empty=True)
+        assert piece.ids is not None
+        reader.read_all(piece.ids.to(cache.device), range(cache.rows), piece.counts)
     assert cache.logits is not None
     return cache.logits.clone()

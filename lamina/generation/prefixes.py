@@ -38,7 +38,7 @@ from lamina.cache.spec import Cross
 from lamina.cache.table import size
 from lamina.cache.trimming import Size, total, trimmed, trimmed_size
 from lamina.errors import InputError
-from lamina.generation.prefill import prefill
+from lamina.generation.prefill import feed_rest, prefill
 from lamina.generation.prompt import Prompt, from_rows, prompt_of
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class PrefixStore:
             prefill(self.model, first, cache, chunk)
             self.keep(cache, [row for row, point in enumerate(points) if point])
             rest = [row[cut:] for row, cut in zip(rest, cuts, strict=True)]
-        logits = prefill(self.model, from_rows(rest, allow_empty=True), cache, chunk)
+        logits = feed_rest(self.model, rest, cache, chunk)
         self.keep(cache)
         return logits
 

@@ -39,6 +39,7 @@ from lamina.kernels.packed import (
     high_bytes,
     in_columns,
     number_at,
+    numbered,
     offsets,
     padded_words,
     planes_in,
@@ -47,6 +48,7 @@ from lamina.kernels.packed import (
     spread,
     turned,
     weight_of,
+    within,
     word_bytes,
 )
 from lamina.kernels.rope import slot_at
@@ -88,61 +90,61 @@ def store_of(table, COLUMN: tl.constexpr, new, first, WIDTH: tl.constexpr):
 
 @triton.jit
 def tokens_of(store, new, slot, u, WIDTH: tl.constexpr, APART: tl.constexpr):
-    """Where the tokens' parts begin, [N, 1]: in their slots, or APART in the pass's own, where u >= 0 numbers them."""
+    """Where the tokens' parts begin: in their slots, or APART in the pass's own, where u >= 0 numbers them."""
     at = store + slot * WIDTH
     if APART:
         at = tl.where(u < 0, at, new + u * WIDTH)
-    return at[:, None]
+    return at
 
 
 @triton.jit
-def within(there, index, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """there [N, 1] and, where it needs to be asked, index < WIDTH."""
-    return there if WIDTH == PADDED else there & (index < WIDTH)
+def in_pairs(scales):
+    """The same numbers as pairs of a scale and an offset, 32 bits each."""
+    return scales.to(tl.pointer_type(tl.uint32), bitcast=True)
 
 
 @triton.jit
 def read(
     codes, scales, high, new_codes, new_scales, new_high, slot, u, there,
-    D: tl.constexpr, FORM: tl.constexpr, EXACT: tl.constexpr, N: tl.constexpr, APART: tl.constexpr,
+    D: tl.constexpr, FORM: tl.constexpr, EXACT: tl.constexpr, APART: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """The planes of N tokens, and what goes with them: their offsets as the rows of a product, [N, 2 · groups] with
-    scales between them, or 256 times the scale of each token [1, N] where planes are fp8."""
+    """The planes of N tokens [N, words], and what goes with them: offsets of their groups [N, OFFSETS], or 256 times
+    the scale of each token [N, 1] where planes are fp8. ACROSS: all of it with tokens along the other side; slot, u and
+    there are so already."""
     WORDS: tl.constexpr = code_bytes(D, FORM) // max(1, word_bytes(D, FORM))
     PADDED: tl.constexpr = padded_words(D, FORM)
-    w = tl.arange(0, PADDED)[None, :]
+    w = numbered(PADDED, ACROSS)
     at_words = tokens_of(codes, new_codes, slot, u, WORDS, APART)
     words = tl.load(at_words + w, mask=within(there, w, WORDS, PADDED), other=0)
     if FORM == "plain":
         return (words,), words
     elif FORM == "fp8":
-        at = tl.trans(tokens_of(scales, new_scales, slot, u, 1, APART))
-        scale = tl.load(at, mask=tl.trans(there), other=0.0).to(tl.float32)
+        scale = tl.load(tokens_of(scales, new_scales, slot, u, 1, APART), mask=there, other=0.0).to(tl.float32)
         return float_planes(words, D, EXACT), scale * 256
     else:
-        WIDTH: tl.constexpr = scale_numbers(D, FORM)
-        PAIRS: tl.constexpr = PADDED // group_words(D, FORM)
-        COLUMNS: tl.constexpr = max(16, 2 * PAIRS)
-        at = tokens_of(scales, new_scales, slot, u, WIDTH, APART)
-        c, e = tl.arange(0, 2 * PAIRS)[None, :], tl.arange(0, COLUMNS)[None, :]
+        GROUPS: tl.constexpr = groups_of(D)
+        ROOM: tl.constexpr = PADDED // group_words(D, FORM)
+        OFFSETS: tl.constexpr = max(16, ROOM)
+        at = tokens_of(in_pairs(scales), in_pairs(new_scales), slot, u, GROUPS, APART)
+        g, e = numbered(ROOM, ACROSS), numbered(OFFSETS, ACROSS)
         # Asked for twice, since it is needed in two arrangements; the second time it is near.
-        pairs = tl.load(at + c, mask=within(there, c, WIDTH, 2 * PAIRS), other=0.0)
-        both = tl.load(at + e, mask=within(there, e, WIDTH, COLUMNS), other=0.0)
-        scale, _ = tl.split(tl.reshape(pairs, [N, PAIRS, 2]))
+        pairs = tl.load(at + g, mask=within(there, g, GROUPS, ROOM), other=0)
+        both = tl.load(at + e, mask=within(there, e, GROUPS, OFFSETS), other=0)
+        scale = (pairs & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True)
+        offset = (both >> 16).to(tl.uint16).to(tl.float16, bitcast=True)
         if EXACT:
-            scale, both = scale.to(tl.float32), both.to(tl.float32)
+            scale, offset = scale.to(tl.float32), offset.to(tl.float32)
         bits = tokens_of(high, new_high, slot, u, high_bytes(D, FORM), APART)
-        return planes_of(words, spread(scale, N, D, FORM), bits, there, D, FORM), both
+        return planes_of(words, spread(scale, D, FORM, ACROSS), bits, there, D, FORM, ACROSS), offset
 
 
 @triton.jit
 def with_offsets(mix, less, M: tl.constexpr, D: tl.constexpr, FORM: tl.constexpr):
-    """mix [M, columns] and what the offsets add to each group, less [M, 2 · groups], of which every other is one."""
+    """mix [M, columns] and what the offsets add to each group, less [M, OFFSETS]."""
     G: tl.constexpr = padded_words(D, FORM) // group_words(D, FORM)
-    _, each = tl.split(tl.reshape(less, [M, less.shape[1] // 2, 2]))
-    if less.shape[1] // 2 > G:  # padding is zeros
-        each = tl.sum(tl.reshape(each, [M, less.shape[1] // 2 // G, G]), axis=1)
-    return mix + tl.reshape(tl.broadcast_to(each[:, :, None], [M, G, GROUP]), [M, G * GROUP])
+    if less.shape[1] > G:  # padding is zeros
+        less = tl.sum(tl.reshape(less, [M, less.shape[1] // G, G]), axis=1)
+    return mix + tl.reshape(tl.broadcast_to(less[:, :, None], [M, G, GROUP]), [M, G * GROUP])
 
 
 @triton.jit
@@ -169,8 +171,8 @@ def _attend_codes(
     WORDS: tl.constexpr = padded_words(D, KEYS)
     V_WORDS: tl.constexpr = padded_words(DV, VALUES)
     COLUMNS: tl.constexpr = V_WORDS // group_words(DV, VALUES) * GROUP
-    OFFSETS: tl.constexpr = max(16, 2 * (WORDS // group_words(D, KEYS)))
-    V_OFFSETS: tl.constexpr = max(16, 2 * (COLUMNS // GROUP))
+    OFFSETS: tl.constexpr = max(16, WORDS // group_words(D, KEYS))
+    V_OFFSETS: tl.constexpr = max(16, COLUMNS // GROUP)
     group, split, most = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     pair, block = group // QUERIES, group % QUERIES
     row, head = pair // HEADS, pair % HEADS
@@ -212,21 +214,21 @@ def _attend_codes(
         plane = tl.load(q + at[:, None] + number, mask=real[:, None] & is_one, other=0.0)
         if weight_of(p, KEYS) != 1:
             plane = (plane * (1 / weight_of(p, KEYS))).to(NUMBER)
-        queries = and_one(queries, plane)
+        queries = and_one(queries, tl.trans(plane))
     for _ in tl.static_range(planes_in(DV, VALUES)):
-        mix = and_one(mix, tl.zeros([M, V_WORDS], tl.float32))
+        mix = and_one(mix, tl.zeros([V_WORDS, M], tl.float32))
     factor, beside = tl.full([M], 1.0, tl.float32), tl.zeros([M], tl.float32)
-    sums = tl.zeros([M, OFFSETS], NUMBER)
+    sums = tl.zeros([OFFSETS, M], NUMBER)
     if KEYS != "plain":
         mine = marks + ((row * T + t) * (HEADS * G) + head * G + g) * (2 + groups_of(D))
         factor, beside = tl.load(mine, mask=real, other=0.0), tl.load(mine + 1, mask=real, other=0.0)
         e = tl.arange(0, OFFSETS)[None, :]
-        is_sum = real[:, None] & (e % 2 == 1) & (e < 2 * groups_of(D))
-        sums = tl.load(mine[:, None] + 2 + e // 2, mask=is_sum, other=0.0).to(NUMBER)
+        is_sum = real[:, None] & (e < groups_of(D))
+        sums = tl.trans(tl.load(mine[:, None] + 2 + e, mask=is_sum, other=0.0).to(NUMBER))
     if not SOFTCAP:
         factor, beside = factor * (scale * LOG2E), beside * (scale * LOG2E)
     top, total = tl.full([M], NOTHING, tl.float32), tl.zeros([M], tl.float32)
-    less = tl.zeros([M, V_OFFSETS], tl.float32)
+    less = tl.zeros([V_OFFSETS, M], tl.float32)
     last = length  # the slot of the first new token; of several, only a line has slots before they are accepted
     if T == 1:
         last = slot_at(table, length).to(tl.int32)
@@ -240,48 +242,50 @@ def _attend_codes(
         slot = cells_in(pages, head, slot, start, held, HEADS, PAGE, KIND, BLOCK)
         there = (j < stop)[:, None]
         keys, beside_keys = read(
-            k_store, ks_store, kh_store, k_codes, k_scales, k_high, slot, u, there, D, KEYS, EXACT, BLOCK, APART
-        )
+            k_store, ks_store, kh_store, k_codes, k_scales, k_high, slot[:, None], u[:, None], there,
+            D, KEYS, EXACT, APART, False,
+        )  # fmt: skip
         values, beside_values = read(
-            v_store, vs_store, vh_store, v_codes, v_scales, v_high, slot, u, there, DV, VALUES, EXACT, BLOCK, APART
-        )
-        products = tl.zeros([M, BLOCK], tl.float32)
+            v_store, vs_store, vh_store, v_codes, v_scales, v_high, slot[None, :], u[None, :], (j < stop)[None, :],
+            DV, VALUES, EXACT, APART, True,
+        )  # fmt: skip
+        products = tl.zeros([BLOCK, M], tl.float32)
         if offsets(KEYS):
-            products = tl.dot(sums, tl.trans(beside_keys), input_precision="ieee")
+            products = tl.dot(beside_keys, sums, input_precision="ieee")
         for p in tl.static_range(planes_in(D, KEYS)):
-            products = tl.dot(queries[p], tl.trans(keys[p]), products, input_precision="ieee")
+            products = tl.dot(keys[p], queries[p], products, input_precision="ieee")
         if KEYS == "fp8":
             products = products * beside_keys
-        scores = products * factor[:, None] + beside[:, None]
+        scores = products * factor[None, :] + beside[None, :]
         if SOFTCAP:
             scores = scored(scores, scale, softcap, SOFTCAP)
-        seen = (j < stop)[None, :]
+        seen = there
         if T > 1:
-            seen = seen & (u[None, :] <= t[:, None])
+            seen = seen & (u[:, None] <= t[None, :])
             if KIND != "full":
-                position = tl.where(u < 0, position_of(j, kept, first), length + u)[None, :]
-                seen = seen & ((position >= low[:, None]) | (position < keep))
+                position = tl.where(u < 0, position_of(j, kept, first), length + u)[:, None]
+                seen = seen & ((position >= low[None, :]) | (position < keep))
         scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, axis=1))
-        shares, fade = tl.exp2(scores - higher[:, None]), tl.exp2(top - higher)
-        total = total * fade + tl.sum(shares, axis=1)
+        higher = tl.maximum(top, tl.max(scores, axis=0))
+        shares, fade = tl.exp2(scores - higher[None, :]), tl.exp2(top - higher)
+        total = total * fade + tl.sum(shares, axis=0)
         top = higher
         if VALUES == "fp8":
-            shares = shares * beside_values
+            shares = shares * tl.trans(beside_values)
         shares = shares.to(SHARE)
         more = ()
         for p in tl.static_range(planes_in(DV, VALUES)):
-            more = and_one(more, tl.dot(shares, values[p], mix[p] * fade[:, None], input_precision="ieee"))
+            more = and_one(more, tl.dot(values[p], shares, mix[p] * fade[None, :], input_precision="ieee"))
         mix = more
         if offsets(VALUES):
-            less = tl.dot(shares, beside_values, less * fade[:, None], input_precision="ieee")
+            less = tl.dot(beside_values, shares, less * fade[None, :], input_precision="ieee")
 
     planes = ()
     for p in tl.static_range(planes_in(DV, VALUES)):
-        planes = and_one(planes, mix[p] * (1 / weight_of(p, VALUES)))
+        planes = and_one(planes, tl.trans(mix[p] * (1 / weight_of(p, VALUES))))
     mixed = in_columns(planes, M, DV, VALUES)
     if offsets(VALUES):
-        mixed = with_offsets(mixed, less, M, DV, VALUES)
+        mixed = with_offsets(mixed, tl.trans(less), M, DV, VALUES)
     column = tl.arange(0, COLUMNS)
     d, is_one = number_at(column, DV, VALUES)
     d = tl.where(is_one, d, DV)  # past the last: not written
@@ -331,7 +335,7 @@ def decode_codes(
         )
     queries = Hq // Hk * T
     bits = 32 if q.dtype == torch.float32 else 16
-    M = min(max(16, triton.next_power_of_2(queries)), MOST_QUERIES[bits])
+    M = min(max(8, triton.next_power_of_2(queries)), MOST_QUERIES[bits])
     blocks = triton.cdiv(queries, M)
     rows = M if blocks > 1 else queries
     columns = padded_words(Dv, values.form) // group_words(Dv, values.form) * GROUP.value

@@ -156,28 +156,43 @@ def and_one(planes, plane):
 
 
 @triton.jit
-def spread(scales, N: tl.constexpr, D: tl.constexpr, FORM: tl.constexpr):
-    """scales [N, groups] -> that of each word [N, words]"""
+def spread(scales, D: tl.constexpr, FORM: tl.constexpr, ACROSS: tl.constexpr):
+    """scales [N, groups] -> that of each word [N, words]; ACROSS: [groups, N] -> [words, N]"""
     EACH: tl.constexpr = group_words(D, FORM)
     G: tl.constexpr = padded_words(D, FORM) // EACH
-    return tl.reshape(tl.broadcast_to(scales[:, :, None], [N, G, EACH]), [N, G * EACH])
+    if ACROSS:
+        N: tl.constexpr = scales.shape[1]
+        return tl.reshape(tl.broadcast_to(scales[:, None, :], [G, EACH, N]), [G * EACH, N])
+    else:
+        N: tl.constexpr = scales.shape[0]
+        return tl.reshape(tl.broadcast_to(scales[:, :, None], [N, G, EACH]), [N, G * EACH])
 
 
 @triton.jit
-def with_high_bits(words, scales, high, there, D: tl.constexpr, FORM: tl.constexpr):
+def numbered(COUNT: tl.constexpr, ACROSS: tl.constexpr):
+    """0, 1, … along the columns of a matrix whose rows are tokens; ACROSS: along the rows, where columns are tokens."""
+    return tl.arange(0, COUNT)[:, None] if ACROSS else tl.arange(0, COUNT)[None, :]
+
+
+@triton.jit
+def within(there, index, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """there and, where it needs to be asked, index < WIDTH."""
+    return there if WIDTH == PADDED else there & (index < WIDTH)
+
+
+@triton.jit
+def with_high_bits(words, scales, high, there, D: tl.constexpr, FORM: tl.constexpr, ACROSS: tl.constexpr):
     """Planes of five or six bits where all groups are whole: each plane of high bits is one number of 32 bits."""
-    N: tl.constexpr = words.shape[0]
-    PAIRS: tl.constexpr = padded_words(D, FORM) // group_words(D, FORM)
-    WIDTH: tl.constexpr = high_bytes(D, FORM) // 4
-    c = tl.arange(0, PAIRS * (FORM - 4))[None, :]
-    there = there if WIDTH == PAIRS * (FORM - 4) else there & (c < WIDTH)
-    bits = tl.load(high.to(tl.pointer_type(tl.uint32), bitcast=True) + c, mask=there, other=0)
-    shift = (tl.arange(0, words.shape[1])[None, :] % 8 * 2).to(tl.uint32)
+    WORDS: tl.constexpr = padded_words(D, FORM)
+    ROOM: tl.constexpr = WORDS // group_words(D, FORM)
+    g = numbered(ROOM, ACROSS)
+    at, there = high.to(tl.pointer_type(tl.uint32), bitcast=True) + g * (FORM - 4), within(there, g, D // 32, ROOM)
+    shift = (numbered(WORDS, ACROSS) % 8 * 2).to(tl.uint32)
+    fifth = spread(tl.load(at, mask=there, other=0), D, FORM, ACROSS) >> shift
     if FORM == 5:
-        return five_bits(words, scales, spread(bits, N, D, FORM) >> shift)
+        return five_bits(words, scales, fifth)
     else:
-        fifth, sixth = tl.split(tl.reshape(bits, [N, PAIRS, 2]))
-        return six_bits(words, scales, spread(fifth, N, D, FORM) >> shift, spread(sixth, N, D, FORM) >> shift)
+        return six_bits(words, scales, fifth, spread(tl.load(at + 1, mask=there, other=0), D, FORM, ACROSS) >> shift)
 
 
 @triton.jit
@@ -189,13 +204,14 @@ def float8(code):
 
 @triton.jit
 def high_bits(high, column, inside, D: tl.constexpr, FORM: tl.constexpr):
-    """The bits above the fourth of the numbers in these columns [1, N], of the tokens at high [M, 1] -> [M, N]"""
+    """The bits above the fourth of the numbers in these columns, of the tokens at `high`: one along the rows, the other
+    along the columns of what comes out."""
     d, there = number_at(column, D, FORM)
     there = there & inside
     group, n = column // GROUP, d % GROUP
     size = tl.minimum(D - group * GROUP, GROUP)
     plane = (size + 7) // 8
-    bits = tl.zeros([high.shape[0], column.shape[1]], tl.int32)
+    bits = tl.zeros(there.shape, tl.int32)
     for i in tl.static_range(FORM - 4):
         byte = tl.load(high + group * (4 * (FORM - 4)) + i * plane + n // 8, mask=there, other=0)
         bits += (byte.to(tl.int32) >> n % 8 & 1) << 4 + i
@@ -203,10 +219,11 @@ def high_bits(high, column, inside, D: tl.constexpr, FORM: tl.constexpr):
 
 
 @triton.jit
-def planes_of(words, scales, high, there, D: tl.constexpr, FORM: tl.constexpr):
+def planes_of(words, scales, high, there, D: tl.constexpr, FORM: tl.constexpr, ACROSS: tl.constexpr):
     """words [N, words] of N tokens -> the numbers of each plane, times `weight_of` it, in the type of scales.
 
     scales [N, words] are those of the words; high [N, 1] points to the bits above the fourth of the tokens `there`.
+    ACROSS: columns are tokens in all of them.
     """
     FAST: tl.constexpr = BY_ASSEMBLY and word_bytes(D, FORM) == 2 and scales.dtype == tl.float16
     if FORM == 4 and FAST:
@@ -214,9 +231,9 @@ def planes_of(words, scales, high, there, D: tl.constexpr, FORM: tl.constexpr):
     elif FORM == 8 and FAST:
         return eight_bits(words, scales)
     elif FORM != 4 and FORM != 8 and D % 32 == 0 and FAST:
-        return with_high_bits(words, scales, high, there, D, FORM)
+        return with_high_bits(words, scales, high, there, D, FORM, ACROSS)
     else:
-        w = tl.arange(0, words.shape[1])[None, :]
+        w = numbered(padded_words(D, FORM), ACROSS)
         planes = ()
         for p in tl.static_range(planes_in(D, FORM)):
             if nibbles(FORM):
