@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from itertools import product
 
 import torch
 
@@ -41,16 +42,20 @@ def main(what: str = "smollm2", tokens: int = 1000) -> None:
 
     base, half = some(tokens), tokens // 2
     first_token(some(tokens), None)  # warms up
+    pool = lamina.Pool(model, tokens=16 * tokens)
     kinds = {
         "the same prompt": lambda: base,
         f"the prompt and {TAIL} tokens more": lambda: base + some(TAIL),
         f"half of it and {TAIL} other tokens": lambda: base[:half] + some(TAIL),
     }
     print(f"\n{what}, a prompt of {tokens} tokens, {model.dtype} on {model.device}, medians of {RUNS}\n")
-    print("| prompt | tokens | reused | cold, ms | with the store, ms | times as fast | same token |")
-    print("|---|---|---|---|---|---|---|")
-    store = lamina.PrefixStore(model, bytes=8 * 2**30)
-    for kind, make in kinds.items():
+    print("| prompt | tokens | reused | snapshots are | cold, ms | with the store, ms | times as fast | same token |")
+    print("|---|---|---|---|---|---|---|---|")
+    stores = {
+        "copies": lamina.PrefixStore(model, bytes=8 * 2**30),
+        f"pages of {pool.page}": lamina.PrefixStore(model, bytes=8 * 2**30, pool=pool),
+    }
+    for (kept, store), (kind, make) in product(stores.items(), kinds.items()):
         for _ in range(2):  # the second one keeps the branch point, where the model needs it
             first_token(make(), store)
         colds, warms, same = [], [], True
@@ -63,10 +68,12 @@ def main(what: str = "smollm2", tokens: int = 1000) -> None:
             same = same and found == expected
         cold, warm = statistics.median(colds), statistics.median(warms)
         print(
-            f"| {kind} | {len(prompt)} | {reused} | {cold * 1e3:.1f} | {warm * 1e3:.1f} | {cold / warm:.1f} | "
+            f"| {kind} | {len(prompt)} | {reused} | {kept} | {cold * 1e3:.1f} | {warm * 1e3:.1f} | {cold / warm:.1f} | "
             f"{'yes' if same else 'no'} |"
         )
-    print(f"\n{store}")
+    print()
+    for kept, store in stores.items():
+        print(f"{kept}: {store}")
 
 
 def model_of(what: str) -> Model:

@@ -46,13 +46,13 @@ def read_bandwidth(device: torch.device, nbytes: int) -> tuple[float, str]:
         from lamina.bench.read_kernel import read
 
         ways["triton"] = lambda: read(x)
-    return max((x.nbytes / median_seconds(way, device, runs=9), name) for name, way in ways.items())
+    return max((x.nbytes / steady_seconds(way, device), name) for name, way in ways.items())
 
 
 def copy_bandwidth(device: torch.device, nbytes: int) -> float:
     """Bytes a second, those read and those written."""
     x, y = (torch.empty(nbytes // 4, device=device).uniform_() for _ in range(2))
-    return 2 * x.nbytes / median_seconds(lambda: y.copy_(x), device, runs=9)
+    return 2 * x.nbytes / steady_seconds(lambda: y.copy_(x), device)
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype, enough: float = 0.05) -> float:
@@ -86,6 +86,18 @@ def median_seconds(work: Callable[[], object], device: torch.device, runs: int =
     for _ in range(warmups):
         work()
     return statistics.median(seconds(work, device) for _ in range(runs))
+
+
+def steady_seconds(work: Callable[[], object], device: torch.device, times: int = 8) -> float:
+    """How long it takes where it is done again and again: a device that is idle before waits for the host first."""
+
+    def again() -> None:
+        for _ in range(times):
+            work()
+
+    return (
+        median_seconds(again, device, warmups=1) / times if device.type == "cuda" else median_seconds(work, device, 9)
+    )
 
 
 class Peak:

@@ -525,11 +525,12 @@ class Cache:
         return [self.select([row]) for row in range(self.rows)]
 
     @staticmethod
-    def join(caches: Sequence[Cache]) -> Cache:
-        """The rows of several caches in one. Takes the largest capacity and slack of them."""
+    def join(caches: Sequence[Cache], room: int = 0) -> Cache:
+        """The rows of several caches in one, with room for rows of so many tokens. Takes the largest capacity and slack
+        of them."""
         from lamina.cache.joining import join
 
-        return join(caches)
+        return join(caches, room)
 
     def _made(
         self,

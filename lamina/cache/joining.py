@@ -16,11 +16,12 @@ from lamina.cache.holding import Tables
 from lamina.cache.layer import Key, Layer
 from lamina.cache.paged import copy_in
 from lamina.cache.pool import Pool
+from lamina.cache.spec import Keeping
 from lamina.cache.store import TokenLayer
 from lamina.errors import InputError
 
 
-def join(caches: Sequence[Cache]) -> Cache:
+def join(caches: Sequence[Cache], room: int = 0) -> Cache:
     """See `Cache.join`."""
     if not caches:
         raise InputError("join needs at least one cache")
@@ -36,7 +37,7 @@ def join(caches: Sequence[Cache]) -> Cache:
         )
     capacity = None if first.capacity is None else max(cache.capacity or 0 for cache in caches)
     clocks = [_with_slack(cache, slack) for cache in caches]
-    longest = max(max(clock.sync()) for clock in clocks)
+    rows, longest = sum(cache.rows for cache in caches), max(room, *(max(clock.sync()) for clock in clocks))
 
     pages = None if pool is None else _pages(pool, caches, clocks, capacity, longest)
     layers: list[dict[str, Layer]] = []
@@ -46,6 +47,9 @@ def join(caches: Sequence[Cache]) -> Cache:
             parts = [cache.layers[i][name] for cache in caches]
             if pages is not None and getattr(entry[name], "pageable", False):
                 layers[i][name] = entry[name].spec.layer(first.keeping((i, name), 1, None, slack))
+                continue
+            if isinstance(own := entry[name], TokenLayer) and own.in_line:
+                layers[i][name] = _lines(first.keeping((i, name), rows, capacity, slack), parts, longest)
                 continue
             like = entry[name].spec.layer(first.keeping((i, name), 1, capacity, slack))
             like.reserve(max(longest, *(part.slots or 0 for part in parts)))
@@ -70,6 +74,17 @@ def join(caches: Sequence[Cache]) -> Cache:
         )
     new = first._made(layers, Clock.join(clocks), record, logits, pages)
     new.slack, new.capacity = slack, capacity
+    return new
+
+
+def _lines(keeping: Keeping, parts: Sequence[Layer], longest: int) -> Layer:
+    """Layers whose slots are positions, in one with room for the longest row: each token is copied once."""
+    new = parts[0].spec.layer(keeping)
+    new.reserve(max(longest, *(part.slots or 0 for part in parts)))
+    for name, store in new.data.items():
+        olds = [part.data[name] for part in parts]
+        for old, mine in zip(olds, store.split([len(old) for old in olds]), strict=True):
+            mine[..., : old.shape[-2], :].copy_(old)
     return new
 
 

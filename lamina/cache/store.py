@@ -90,6 +90,11 @@ class TokenLayer(Layer):
         return self.place.slots(self.data)
 
     @property
+    def in_line(self) -> bool:
+        """Whether slots are positions, all of them in memory that whoever has the layer may read and write."""
+        return self.layout.ring is None and type(self.place) is Place
+
+    @property
     def limit(self) -> int | None:  # type: ignore[override]
         if self.grows or self.bare or self.slots == self.layout.most:
             return None
@@ -135,6 +140,10 @@ class TokenLayer(Layer):
         if end < self.slots == self.layout.most:
             new.grows = True  # a whole ring that was cut may be whole again
         return new
+
+    def rows(self, first: int, end: int) -> Self:
+        """The rows first … end - 1, sharing memory."""
+        return self._with({name: store[first:end] for name, store in self.data.items()})
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 

@@ -14,13 +14,18 @@ import torch
 from lamina.cache.cache import Cache
 from lamina.cache.clock import on_device
 from lamina.cache.idle import idle, idle_bytes
+from lamina.cache.layer import Layer
 from lamina.cache.pool import Kind
+from lamina.cache.store import TokenLayer
 
 
-def trimmed(cache: Cache, row: int, length: int | None = None, states: torch.dtype | None = None) -> Cache:
+def trimmed(
+    cache: Cache, row: int, length: int | None = None, states: torch.dtype | None = None, lent: bool = False
+) -> Cache:
     """The row's first `length` tokens (all when None), copied or in shared pages; the cache stays as it is.
 
     states   the dtype of recurrent states in the copy; None: as they are
+    lent     lines are not copied either: what comes out is for reading, as long as nobody changes the cache
 
     The row must be able to go back that far: see `Cache.rewindable`. To go on from the copy, join it with others or
     with none, which makes room again.
@@ -34,10 +39,14 @@ def trimmed(cache: Cache, row: int, length: int | None = None, states: torch.dty
     pages = None if cache.pages is None else cache.pages.select([row])
     if pages is not None:
         pages.shrink([held - back])
-    layers = [
-        {name: layer.used(held - back, written).select(index) for name, layer in entry.items()}
-        for entry in cache.layers
-    ]
+
+    def own(layer: Layer) -> Layer:
+        some = layer.used(held - back, written)
+        if lent and isinstance(some, TokenLayer) and some.in_line:
+            return some.rows(row, row + 1)
+        return some.select(index)
+
+    layers = [{name: own(layer) for name, layer in entry.items()} for entry in cache.layers]
     logits = None if back or cache.logits is None else cache.logits.index_select(0, index)
     new = cache._made(layers, clock, cache.record[row : row + 1, : held - back], logits, pages)
     if back:

@@ -171,7 +171,8 @@ class _Call:
         model, settings, prompt, times = self.model, self.settings, self.prompt, self.times
         source = self._encoded()
         if prefixes is not None:
-            cache, whole = prefixes.start(prompt.rows), True
+            room = max(count + settings.most_new(count) for count in prompt.counts)
+            cache, whole = prefixes.start(prompt.rows, room), True
         cache, plan = self._place(cache, whole)
         lengths = plan.lengths(cache.clock.sync())
         stopping = self._stopping(lengths)

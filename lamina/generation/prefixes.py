@@ -88,7 +88,7 @@ class Snapshot:
 
     def first(self, tokens: int) -> Cache:
         """Its first tokens, to be joined with other rows, which copies them or shares their pages."""
-        return self.cache if tokens == len(self.ids) else trimmed(self.cache, 0, tokens)
+        return self.cache if tokens == len(self.ids) else trimmed(self.cache, 0, tokens, lent=True)
 
     def covers(self, ids: np.ndarray) -> bool:
         """Whether it can be taken back to just these tokens."""
@@ -178,8 +178,8 @@ class PrefixStore:
         if prompt.embeds is not None:
             raise InputError("prefixes are found by ids: give ids instead of inputs_embeds, or leave prefixes out")
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> Cache:
-        """A new cache with a row for each prompt, which holds what is known of it."""
+    def start(self, prompts: Sequence[Sequence[int]], room: int = 0) -> Cache:
+        """A new cache with a row for each prompt, which holds what is known of it and has room for so many tokens."""
         with self._lock:
             found = [self._find(np.asarray(ids)) for ids in prompts]
             for one, _ in found:
@@ -188,7 +188,7 @@ class PrefixStore:
         if not any(tokens for _, tokens in found):
             return self.model.new_cache(len(prompts), pool=self.pool)
         return Cache.join(
-            [self.model.new_cache(pool=self.pool) if one is None else one.first(tokens) for one, tokens in found]
+            [self.model.new_cache(pool=self.pool) if one is None else one.first(tokens) for one, tokens in found], room
         )
 
     def prefill(self, prompt: Prompt, rest: Sequence[Sequence[int]], cache: Cache, chunk: int | None) -> Tensor:

@@ -44,8 +44,8 @@ from lamina.kernels.packed import (
     padded_words,
     planes_in,
     planes_of,
+    repeated,
     scale_numbers,
-    spread,
     turned,
     weight_of,
     within,
@@ -124,26 +124,22 @@ def read(
     else:
         GROUPS: tl.constexpr = groups_of(D)
         ROOM: tl.constexpr = PADDED // group_words(D, FORM)
-        OFFSETS: tl.constexpr = max(16, ROOM)
-        at = tokens_of(in_pairs(scales), in_pairs(new_scales), slot, u, GROUPS, APART)
-        g, e = numbered(ROOM, ACROSS), numbered(OFFSETS, ACROSS)
-        # Asked for twice, since it is needed in two arrangements; the second time it is near.
+        at, g = tokens_of(in_pairs(scales), in_pairs(new_scales), slot, u, GROUPS, APART), numbered(ROOM, ACROSS)
         pairs = tl.load(at + g, mask=within(there, g, GROUPS, ROOM), other=0)
-        both = tl.load(at + e, mask=within(there, e, GROUPS, OFFSETS), other=0)
         scale = (pairs & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True)
-        offset = (both >> 16).to(tl.uint16).to(tl.float16, bitcast=True)
+        offset = repeated((pairs >> 16).to(tl.uint16).to(tl.float16, bitcast=True), max(1, 16 // ROOM), ACROSS)
         if EXACT:
             scale, offset = scale.to(tl.float32), offset.to(tl.float32)
         bits = tokens_of(high, new_high, slot, u, high_bytes(D, FORM), APART)
-        return planes_of(words, spread(scale, D, FORM, ACROSS), bits, there, D, FORM, ACROSS), offset
+        return planes_of(words, repeated(scale, group_words(D, FORM), ACROSS), bits, there, D, FORM, ACROSS), offset
 
 
 @triton.jit
 def with_offsets(mix, less, M: tl.constexpr, D: tl.constexpr, FORM: tl.constexpr):
-    """mix [M, columns] and what the offsets add to each group, less [M, OFFSETS]."""
+    """mix [M, columns] and what the offsets add to each group, less [M, OFFSETS]: every group's as often as fits."""
     G: tl.constexpr = padded_words(D, FORM) // group_words(D, FORM)
-    if less.shape[1] > G:  # padding is zeros
-        less = tl.sum(tl.reshape(less, [M, less.shape[1] // G, G]), axis=1)
+    TIMES: tl.constexpr = max(1, 16 // G)
+    less = tl.sum(tl.reshape(less, [M, G, TIMES]), axis=2) / TIMES
     return mix + tl.reshape(tl.broadcast_to(less[:, :, None], [M, G, GROUP]), [M, G * GROUP])
 
 
@@ -223,8 +219,9 @@ def _attend_codes(
         mine = marks + ((row * T + t) * (HEADS * G) + head * G + g) * (2 + groups_of(D))
         factor, beside = tl.load(mine, mask=real, other=0.0), tl.load(mine + 1, mask=real, other=0.0)
         e = tl.arange(0, OFFSETS)[None, :]
-        is_sum = real[:, None] & (e < groups_of(D))
-        sums = tl.trans(tl.load(mine[:, None] + 2 + e, mask=is_sum, other=0.0).to(NUMBER))
+        TIMES: tl.constexpr = OFFSETS // (WORDS // group_words(D, KEYS))  # one of each group's offsets counts
+        is_sum = real[:, None] & (e % TIMES == 0) & (e // TIMES < groups_of(D))
+        sums = tl.trans(tl.load(mine[:, None] + 2 + e // TIMES, mask=is_sum, other=0.0).to(NUMBER))
     if not SOFTCAP:
         factor, beside = factor * (scale * LOG2E), beside * (scale * LOG2E)
     top, total = tl.full([M], NOTHING, tl.float32), tl.zeros([M], tl.float32)

@@ -156,16 +156,14 @@ def and_one(planes, plane):
 
 
 @triton.jit
-def spread(scales, D: tl.constexpr, FORM: tl.constexpr, ACROSS: tl.constexpr):
-    """scales [N, groups] -> that of each word [N, words]; ACROSS: [groups, N] -> [words, N]"""
-    EACH: tl.constexpr = group_words(D, FORM)
-    G: tl.constexpr = padded_words(D, FORM) // EACH
+def repeated(x, TIMES: tl.constexpr, ACROSS: tl.constexpr):
+    """x [N, groups] -> [N, TIMES · groups], each number TIMES times; ACROSS: [groups, N] -> [TIMES · groups, N]"""
     if ACROSS:
-        N: tl.constexpr = scales.shape[1]
-        return tl.reshape(tl.broadcast_to(scales[:, None, :], [G, EACH, N]), [G * EACH, N])
+        wide = tl.broadcast_to(x[:, None, :], [x.shape[0], TIMES, x.shape[1]])
+        return tl.reshape(wide, [x.shape[0] * TIMES, x.shape[1]])
     else:
-        N: tl.constexpr = scales.shape[0]
-        return tl.reshape(tl.broadcast_to(scales[:, :, None], [N, G, EACH]), [N, G * EACH])
+        wide = tl.broadcast_to(x[:, :, None], [x.shape[0], x.shape[1], TIMES])
+        return tl.reshape(wide, [x.shape[0], x.shape[1] * TIMES])
 
 
 @triton.jit
@@ -188,11 +186,12 @@ def with_high_bits(words, scales, high, there, D: tl.constexpr, FORM: tl.constex
     g = numbered(ROOM, ACROSS)
     at, there = high.to(tl.pointer_type(tl.uint32), bitcast=True) + g * (FORM - 4), within(there, g, D // 32, ROOM)
     shift = (numbered(WORDS, ACROSS) % 8 * 2).to(tl.uint32)
-    fifth = spread(tl.load(at, mask=there, other=0), D, FORM, ACROSS) >> shift
+    EACH: tl.constexpr = group_words(D, FORM)
+    fifth = repeated(tl.load(at, mask=there, other=0), EACH, ACROSS) >> shift
     if FORM == 5:
         return five_bits(words, scales, fifth)
     else:
-        return six_bits(words, scales, fifth, spread(tl.load(at + 1, mask=there, other=0), D, FORM, ACROSS) >> shift)
+        return six_bits(words, scales, fifth, repeated(tl.load(at + 1, mask=there, other=0), EACH, ACROSS) >> shift)
 
 
 @triton.jit

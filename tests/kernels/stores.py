@@ -96,13 +96,15 @@ class Held:
 
 
 class Packed:
-    """The fields of `held` as a codec writes them: parts, forms, and the same tokens as they are seen."""
+    """The fields of `held` as a codec writes them: parts, forms, and the same tokens as they are seen, rounded to the
+    dtype of the fields, or exactly."""
 
     def __init__(self, held: Held, codec: str | Codec, *, turned: bool = True, centred: bool = True) -> None:
         codec, first = Codec.of(codec), held.fields[0]
         names, how = ("k", "v")[: len(held.fields)], (codec.keys, codec.values)
-        self.held, self.forms, self.parts = held, dict[str, Form](), dict[str, Tensor]()
-        fields = []
+        self.held, self.parts = held, dict[str, Tensor]()
+        self.forms, self.exact_forms = dict[str, Form](), dict[str, Form]()
+        fields, exact_fields = [], []
         for name, form, field in zip(names, how, held.fields, strict=False):
             exact = torch.promote_types(field.dtype, torch.float32)
             centre = torch.randn(field.shape[1], 1, field.shape[3], dtype=exact, device=field.device)
@@ -110,30 +112,35 @@ class Packed:
             if form == "plain":
                 self.parts[name] = field
                 fields.append(field)
+                exact_fields.append(field.to(exact))
                 continue
             turn = hadamard(exact, field.device) if turned else None
-            self.forms[name] = (
-                Float8(field.shape[-1], field.dtype, middle)
+            self.forms[name], self.exact_forms[name] = (
+                Float8(field.shape[-1], dtype, middle)
                 if form == "fp8"
-                else Grouped(field.shape[-1], int(form), field.dtype, turn, middle)
+                else Grouped(field.shape[-1], int(form), dtype, turn, middle)
+                for dtype in (field.dtype, exact)
             )
             free = field.isnan().any(dim=-1, keepdim=True)
             parts = self.forms[name].encode(field.nan_to_num(0))
             fields.append(self.forms[name].decode(parts))
+            exact_fields.append(self.exact_forms[name].decode(parts))
             for part, numbers in parts.items():
                 column = name if part == "codes" else f"{name}.{part}"
                 self.parts[column] = numbers.masked_fill(free, unused(numbers, float("nan"))).contiguous()
         assert first.dtype == held.fields[-1].dtype
-        self.seen = Held(fields, held.layout, held.window, held.lengths, held.counts)
+        self.seen, self.exact = (
+            Held(some, held.layout, held.window, held.lengths, held.counts) for some in (fields, exact_fields)
+        )
 
     def table(self) -> Tensor:
         return self.held.row(self.parts)
 
-    def through(self, name: str, x: Tensor) -> Tensor:
+    def through(self, name: str, x: Tensor, exact: bool = False) -> Tensor:
         """What is seen of x [B, H, T, D], which may have NaN where it is padding."""
         if name not in self.forms:
-            return x
-        form = self.forms[name]
+            return x.to(torch.promote_types(x.dtype, torch.float32)) if exact else x
+        form = self.exact_forms[name] if exact else self.forms[name]
         return form.decode(form.encode(x.nan_to_num(0)))
 
 
