@@ -16,7 +16,6 @@ from lamina.cache.holding import Tables
 from lamina.cache.layer import Key, Layer
 from lamina.cache.paged import copy_in
 from lamina.cache.pool import Pool
-from lamina.cache.spec import Keeping
 from lamina.cache.store import TokenLayer
 from lamina.errors import InputError
 
@@ -43,15 +42,16 @@ def join(caches: Sequence[Cache], room: int = 0) -> Cache:
     layers: list[dict[str, Layer]] = []
     for i, entry in enumerate(first.layers):
         layers.append({})
-        for name in entry:
+        for name, own in entry.items():
             parts = [cache.layers[i][name] for cache in caches]
-            if pages is not None and getattr(entry[name], "pageable", False):
-                layers[i][name] = entry[name].spec.layer(first.keeping((i, name), 1, None, slack))
+            if pages is not None and getattr(own, "pageable", False):
+                same = getattr(own, "slack", slack) == slack  # and so are its slots
+                layers[i][name] = own._with({}) if same else own.spec.layer(first.keeping((i, name), 1, None, slack))
                 continue
-            if isinstance(own := entry[name], TokenLayer) and own.in_line:
-                layers[i][name] = _lines(first.keeping((i, name), rows, capacity, slack), parts, longest)
+            if isinstance(own, TokenLayer) and own.in_line:
+                layers[i][name] = own.line_of(parts, rows, capacity, longest, slack)  # type: ignore[arg-type]
                 continue
-            like = entry[name].spec.layer(first.keeping((i, name), 1, capacity, slack))
+            like = own.spec.layer(first.keeping((i, name), 1, capacity, slack))
             like.reserve(max(longest, *(part.slots or 0 for part in parts)))
             widest = max(parts, key=lambda part: part.slots or 0)
             if like.slots is not None and (widest.slots or 0) > like.slots:
@@ -74,17 +74,6 @@ def join(caches: Sequence[Cache], room: int = 0) -> Cache:
         )
     new = first._made(layers, Clock.join(clocks), record, logits, pages)
     new.slack, new.capacity = slack, capacity
-    return new
-
-
-def _lines(keeping: Keeping, parts: Sequence[Layer], longest: int) -> Layer:
-    """Layers whose slots are positions, in one with room for the longest row: each token is copied once."""
-    new = parts[0].spec.layer(keeping)
-    new.reserve(max(longest, *(part.slots or 0 for part in parts)))
-    for name, store in new.data.items():
-        olds = [part.data[name] for part in parts]
-        for old, mine in zip(olds, store.split([len(old) for old in olds]), strict=True):
-            mine[..., : old.shape[-2], :].copy_(old)
     return new
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lamina.attention.view import View
 from lamina.attention.window import Chunked, Sliding, Window
-from lamina.cache.clock import Clock
+from lamina.cache.clock import Clock, allocate
 from lamina.cache.codec import Coding, Role
 from lamina.cache.formats import Fields
 from lamina.cache.host import place_for
@@ -139,6 +139,22 @@ class TokenLayer(Layer):
         new.place = self.place.first(end)
         if end < self.slots == self.layout.most:
             new.grows = True  # a whole ring that was cut may be whole again
+        return new
+
+    def line_of(self, parts: Sequence[TokenLayer], rows: int, capacity: int | None, longest: int, slack: int) -> Self:
+        """The rows of all parts, which are in line as this layer is, with room for the longest: each token is copied
+        once."""
+        slots = max(longest, SMALLEST, *(part.slots for part in parts)) if capacity is None else capacity
+        new = self._with({})
+        new.slack, new.grows = slack, capacity is None
+        for name, like in self.data.items():
+            store = allocate((rows, *like.shape[1:-2], slots, like.shape[-1]), like.dtype, like.device)
+            at = 0
+            for part in parts:
+                old = part.data[name]
+                store[at : at + len(old), ..., : old.shape[-2], :].copy_(old)
+                at += len(old)
+            new.data[name] = store
         return new
 
     def rows(self, first: int, end: int) -> Self:

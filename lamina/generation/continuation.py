@@ -31,7 +31,12 @@ class Continuation:
     @classmethod
     def of_new(cls, rows: Sequence[list[int]]) -> Continuation:
         """For a cache that holds nothing yet."""
-        return cls([0] * len(rows), [], list(rows), [0] * len(rows))
+        return cls.after(rows, [0] * len(rows))
+
+    @classmethod
+    def after(cls, rows: Sequence[list[int]], held: Sequence[int]) -> Continuation:
+        """For a cache that holds just the first so many tokens of each."""
+        return cls([0] * len(rows), [], [row[n:] for row, n in zip(rows, held, strict=True)], list(held))
 
     def lengths(self, held: Sequence[int]) -> list[int]:
         """How many tokens each row will hold, where it holds so many now."""

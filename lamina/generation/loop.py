@@ -172,8 +172,10 @@ class _Call:
         source = self._encoded()
         if prefixes is not None:
             room = max(count + settings.most_new(count) for count in prompt.counts)
-            cache, whole = prefixes.start(prompt.rows, room), True
-        cache, plan = self._place(cache, whole)
+            cache, known = prefixes.start(prompt.rows, room)
+            plan = Continuation.after(prompt.rows, known)
+        else:
+            cache, plan = self._place(cache, whole)
         lengths = plan.lengths(cache.clock.sync())
         stopping = self._stopping(lengths)
         guide = guide_of(model, settings, cache, plan.rest, times, max(stopping.most))

@@ -178,18 +178,19 @@ class PrefixStore:
         if prompt.embeds is not None:
             raise InputError("prefixes are found by ids: give ids instead of inputs_embeds, or leave prefixes out")
 
-    def start(self, prompts: Sequence[Sequence[int]], room: int = 0) -> Cache:
-        """A new cache with a row for each prompt, which holds what is known of it and has room for so many tokens."""
+    def start(self, prompts: Sequence[Sequence[int]], room: int = 0) -> tuple[Cache, list[int]]:
+        """A new cache with a row for each prompt, which holds what is known of it and has room for so many tokens; and
+        how many tokens of each are known."""
         with self._lock:
             found = [self._find(np.asarray(ids)) for ids in prompts]
             for one, _ in found:
                 if one is not None:
                     self._touch(one)
-        if not any(tokens for _, tokens in found):
-            return self.model.new_cache(len(prompts), pool=self.pool)
-        return Cache.join(
-            [self.model.new_cache(pool=self.pool) if one is None else one.first(tokens) for one, tokens in found], room
-        )
+        reused = [tokens for _, tokens in found]
+        if not any(reused):
+            return self.model.new_cache(len(prompts), pool=self.pool), reused
+        firsts = [self.model.new_cache(pool=self.pool) if one is None else one.first(tokens) for one, tokens in found]
+        return Cache.join(firsts, room), reused
 
     def prefill(self, prompt: Prompt, rest: Sequence[Sequence[int]], cache: Cache, chunk: int | None) -> Tensor:
         """Feeds each row of the prompt the rest that the cache does not hold, as the function of that name does, and
@@ -209,10 +210,11 @@ class PrefixStore:
 
     def keep(self, cache: Cache, rows: Sequence[int] | None = None) -> None:
         """Remembers these rows (all when None) as they are now."""
-        for row, ids in enumerate(cache.tokens):
+        record = cache.record.cpu().numpy()
+        for row, length in enumerate(cache.clock.sync()):
             if rows is None or row in rows:
                 with self._lock:
-                    self._keep(cache, row, np.asarray(ids))
+                    self._keep(cache, row, record[row, :length].copy())
 
     # -- inside the lock -----------------------------------------------------------------------------------------------
 

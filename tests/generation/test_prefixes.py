@@ -13,7 +13,7 @@ from torch import Tensor
 import lamina
 from lamina import Cache, InputError, PrefixStore
 from lamina.cache.trimming import trimmed, trimmed_size
-from lamina.generation.continuation import continuation
+from lamina.generation.continuation import Continuation, continuation
 from lamina.generation.prompt import from_rows
 from lamina.model import Model
 from tests.families import test_t5
@@ -35,9 +35,9 @@ def ids(length: int, vocab: int, seed: int) -> list[int]:
 
 def fed(store: PrefixStore, prompts: list[list[int]]) -> tuple[Cache, Tensor, list[int]]:
     """What generate does up to the first token: the cache, the logits after each prompt, and what was reused."""
-    cache = store.start(prompts)
+    cache, known = store.start(prompts)
     plan = continuation(cache, prompts, True)
-    assert not any(plan.back) and not plan.anew
+    assert plan == Continuation.after(prompts, known)
     cache.poison()
     return cache, store.prefill(from_rows(prompts), plan.rest, cache, None), plan.reused
 
