@@ -91,7 +91,7 @@ def main() -> None:
 
 
 PROMPTS = [[5, 9, 12, 3, 44, 8, 21], [7], [30, 31, 32]]
-CODECS = ("int8", "k8v4", "k5v4", "int4", "fp8")
+CODECS = ("int8", "k5v4", "fp8")  # of which the first in pages too
 DRAWN = {"do_sample": True, "top_k": 20, "top_p": 0.9, "temperature": 0.8, "repetition_penalty": 1.2, "seed": 5}
 
 
@@ -211,19 +211,20 @@ def in_codes(model: Model) -> str:
     for codec in CODECS:
         expected = logits_by_pieces(model, model.new_cache(3, codec=codec), ids, plainly)
         found = logits_by_pieces(model, model.new_cache(3, codec=codec), ids, captured)
-        pool = lamina.Pool(model, page=4, codec=codec)
-        paged = logits_by_pieces(model, model.new_cache(3, pool=pool), ids, captured)
         worst = max(worst, relative(found, expected) / max(relative(expected, exact), 1e-6))
-        if not torch.equal(found, paged) and relative(paged, found) > 1e-5:
-            return f"no: {codec} in pages is {relative(paged, found):.1e} off"
+        if codec == CODECS[0]:
+            pool = lamina.Pool(model, page=4, codec=codec)
+            apart = relative(logits_by_pieces(model, model.new_cache(3, pool=pool), ids, captured), found)
+            if apart > 1e-5:
+                return f"no: {codec} in pages is {apart:.1e} off"
     return "yes" if worst < 0.5 else f"no: up to {worst:.2f} of what the codec does"
 
 
 def logits_by_pieces(model: Model, cache: lamina.Cache, ids: Tensor, read: Callable[..., Tensor]) -> Tensor:
-    """The logits after each token behind a prompt of 16, in passes of one, four and sixteen."""
+    """The logits after each token behind a prompt of 16, in passes of one and of four."""
     model(ids[:, :16], cache=cache)
     found, at = [], 16
-    for T in (1, 4, 1, 16, 2):
+    for T in (1, 4, 1, 4, 1):
         found.append(read(model, cache, ids[:, at : at + T]).clone())
         at += T
     return torch.cat(found, dim=1)

@@ -191,7 +191,7 @@ class Cache:
             raise InputError(f"rows {numbers} name a row twice; repeat the row with cache.select to run it twice")
         real = None if counts is None else Counts.of(counts, len(numbers), T, self.device, "counts")
         if real is not None and real.out_of_range is not None:
-            self.clock.fault.logical_or_(real.out_of_range)
+            self.clock.doubt(real.out_of_range)
         if self.fetcher is not None:
             if not self.clock.exact:
                 self.clock.sync()
@@ -231,7 +231,7 @@ class Cache:
             raise InputError(f"a pass needs at least one token a row, not {T}")
         real = Counts.of(counts, self.rows, T, self.device, "counts")
         if real.out_of_range is not None:
-            self.clock.fault.logical_or_(real.out_of_range)
+            self.clock.doubt(real.out_of_range)
         self._make_room(list(range(self.rows)), real, T)
         self._close(self._open)
         self._opened = weakref.ref(one)
@@ -240,7 +240,7 @@ class Cache:
     def went_on(self, taken: Counts) -> None:
         """The pass that was admitted is committed: it took in so many tokens, and moved the marks on the device."""
         if taken.out_of_range is not None:
-            self.clock.fault.logical_or_(taken.out_of_range)
+            self.clock.doubt(taken.out_of_range)
         self.clock.count_on(range(self.rows), taken.low, taken.high)
         self.clock.base_low = [max(*both) for both in zip(self.clock.base_low, self.clock.low, strict=True)]
         self._close(self._open)
@@ -314,7 +314,7 @@ class Cache:
         else:
             given = Counts.of(accepted, len(counts), counts, self.device, "accepted", step.counts)
             if given.out_of_range is not None:
-                clock.fault.logical_or_(given.out_of_range)
+                clock.doubt(given.out_of_range)
             if step.fetched is not None:
                 step.fetched.taken = given.read()
             taken, low, high = given.tensor, given.low, given.high

@@ -50,6 +50,7 @@ class Clock:
         self.written = allocate((rows,), torch.int64, device)
         self.base = allocate((rows,), torch.int64, device)
         self.fault = allocate((1,), torch.bool, device)  # a device-side count was out of range
+        self.doubted = False  # whether there were such counts since the host looked
         self.low = [0] * rows
         self.high = [0] * rows
         self.base_low = [0] * rows  # the host's lower bound on `base`
@@ -65,18 +66,24 @@ class Clock:
 
     def sync(self) -> list[int]:
         """Reads the lengths once (when the host is not sure of them) and returns them."""
-        if not self.exact or self.lengths.device.type != "cpu":
+        if self.doubted:
+            self.doubted = False
             if bool(self.fault.item()):
                 self.fault.fill_(False)
                 raise InputError(
                     "counts given on the device were negative or larger than the tokens of their pass; they were "
                     "clamped. Give counts between 0 and T, or give them as a list to have them checked at once."
                 )
-            if not self.exact:
-                self.low = self.lengths.tolist()
-                self.high = list(self.low)
-                self.base_low = self.base.tolist()  # an old bound, taken for the mark itself, would hide a full log
+        if not self.exact:
+            self.low = self.lengths.tolist()
+            self.high = list(self.low)
+            self.base_low = self.base.tolist()  # an old bound, taken for the mark itself, would hide a full log
         return list(self.low)
+
+    def doubt(self, out_of_range: Tensor) -> None:
+        """Counts were given on the device: the next `sync` tells if this says that some were out of range."""
+        self.fault.logical_or_(out_of_range)
+        self.doubted = True
 
     def advance(self, rows: list[int], index: Tensor | None, counts: Tensor, low: list[int], high: list[int]) -> None:
         """Moves the given rows forward by `counts`, which the host knows to lie between `low` and `high`."""
@@ -151,6 +158,7 @@ class Clock:
         for name in MARKS:
             getattr(new, name).copy_(getattr(self, name).index_select(0, index))
         new.fault.copy_(self.fault)
+        new.doubted = self.doubted
         for name in BOUNDS:
             setattr(new, name, [getattr(self, name)[row] for row in rows])
         return new
@@ -161,6 +169,7 @@ class Clock:
         for name in MARKS:
             getattr(new, name).copy_(torch.cat([getattr(clock, name) for clock in clocks]))
         new.fault.copy_(torch.stack([clock.fault for clock in clocks]).any(0))
+        new.doubted = any(clock.doubted for clock in clocks)
         for name in BOUNDS:
             setattr(new, name, [bound for clock in clocks for bound in getattr(clock, name)])
         return new

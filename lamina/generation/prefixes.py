@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,26 +54,27 @@ class Snapshot:
     """A cache of one row at some point of a sequence. It is never changed.
 
     ends    for each kind of layer that limits it, the fewest tokens that it can be taken back to
-    known   whether it holds the logits after its last token
     size    what it takes, pages that it shares with others included
     """
 
     ids: np.ndarray
     cache: Cache
     ends: dict[str, int]
-    known: bool
     size: Size
 
     @staticmethod
-    def of(cache: Cache, row: int, states: torch.dtype | None = None) -> Snapshot:
+    def of(cache: Cache, row: int, ids: np.ndarray, states: torch.dtype | None = None) -> Snapshot:
         own = trimmed(cache, row, states=states)
-        ids = own.record[0].cpu().numpy()
         ends: dict[str, int] = {}
         for layer in own._all():
             if (back := layer.rewindable(own.clock)) is not None:
                 ends[layer.kind] = max(ends.get(layer.kind, 0), len(ids) - int(back))
-        known = own.logits is not None and not bool(own.logits[0, 0].isnan())
-        return Snapshot(ids, own, ends, known, trimmed_size(own, 0))
+        return Snapshot(ids, own, ends, trimmed_size(own, 0))
+
+    @cached_property
+    def known(self) -> bool:
+        """Whether it holds the logits after its last token. The device knows, and is asked when somebody wants it."""
+        return self.cache.logits is not None and not bool(self.cache.logits[0, 0].isnan())
 
     @property
     def least(self) -> int:
@@ -195,26 +197,24 @@ class PrefixStore:
     def prefill(self, prompt: Prompt, rest: Sequence[Sequence[int]], cache: Cache, chunk: int | None) -> Tensor:
         """Feeds each row of the prompt the rest that the cache does not hold, as the function of that name does, and
         keeps branch points and ends."""
-        held = cache.clock.sync()
-        points = self._branches(prompt.rows, held)
+        held, whole = cache.clock.sync(), prompt.rows
+        points = self._branches(whole, held)
         if any(points):
             rows = zip(points, held, rest, strict=True)
             cuts = [point - length if point else len(row) for point, length, row in rows]
             first = from_rows([row[:cut] for row, cut in zip(rest, cuts, strict=True)], allow_empty=True)
             prefill(self.model, first, cache, chunk)
-            self.keep(cache, [row for row, point in enumerate(points) if point])
+            self.keep(cache, {row: whole[row][:point] for row, point in enumerate(points) if point})
             rest = [row[cut:] for row, cut in zip(rest, cuts, strict=True)]
         logits = feed_rest(self.model, rest, cache, chunk)
-        self.keep(cache)
+        self.keep(cache, dict(enumerate(whole)))
         return logits
 
-    def keep(self, cache: Cache, rows: Sequence[int] | None = None) -> None:
-        """Remembers these rows (all when None) as they are now."""
-        record = cache.record.cpu().numpy()
-        for row, length in enumerate(cache.clock.sync()):
-            if rows is None or row in rows:
-                with self._lock:
-                    self._keep(cache, row, record[row, :length].copy())
+    def keep(self, cache: Cache, tokens: Mapping[int, Sequence[int]] | None = None) -> None:
+        """Remembers these rows as they are now, each with the tokens that it holds. None: all, as the cache tells."""
+        for row, ids in (dict(enumerate(cache.tokens)) if tokens is None else tokens).items():
+            with self._lock:
+                self._keep(cache, row, np.asarray(ids))
 
     # -- inside the lock -----------------------------------------------------------------------------------------------
 
@@ -251,11 +251,11 @@ class PrefixStore:
         if needed.nbytes > self.bytes:
             self._lost.append(Lost(ids, f"takes {size(needed.nbytes)}, and the budget of all is {size(self.bytes)}"))
             return
-        least = len(ids) - int(cache.rewindable[row])
+        least = len(ids) - int(cache.rewindable[row]) if self._limited else 0
         self._kept = [one for one in self._kept if not (common(ids, one.ids) == len(one.ids) >= least)]
         while total([needed, *(one.size for one in self._kept)]) > self.bytes:
             self._lost.append(Lost(self._kept.pop(0).ids, "had to make room"))
-        self._kept.append(Snapshot.of(cache, row, self.states))
+        self._kept.append(Snapshot.of(cache, row, ids, self.states))
 
     # -- why -----------------------------------------------------------------------------------------------------------
 
