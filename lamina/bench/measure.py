@@ -21,32 +21,39 @@ class Limits:
     read: float
     read_by: str
     """The way of reading that was fastest."""
+    read_by_torch: float
+    """The fastest of PyTorch's own reductions, which others measure by."""
     copy: float
     matrix: float
 
     def better(self, other: Limits) -> Limits:
         """The higher of each."""
         first = max(self, other, key=lambda one: one.read)
-        return Limits(first.read, first.read_by, max(self.copy, other.copy), max(self.matrix, other.matrix))
+        torchs, copy, matrix = (
+            max(getattr(self, name), getattr(other, name)) for name in ("read_by_torch", "copy", "matrix")
+        )
+        return Limits(first.read, first.read_by, torchs, copy, matrix)
 
 
 def limits(device: torch.device, dtype: torch.dtype, nbytes: int | None = None) -> Limits:
     """Measures the device; `nbytes` is the size of the buffer, which must be much larger than its caches."""
     if nbytes is None:
         nbytes = 4 * 2**30 if device.type == "cuda" else 512 * 2**20
-    read, way = read_bandwidth(device, nbytes)
-    return Limits(read, way, copy_bandwidth(device, nbytes), matrix_rate(device, dtype))
+    read = read_bandwidth(device, nbytes)
+    best = max(read, key=lambda way: read[way])
+    by_torch = max(rate for way, rate in read.items() if way != "triton")
+    return Limits(read[best], best, by_torch, copy_bandwidth(device, nbytes), matrix_rate(device, dtype))
 
 
-def read_bandwidth(device: torch.device, nbytes: int) -> tuple[float, str]:
-    """Bytes a second of the fastest of several ways to read a buffer, and its name."""
+def read_bandwidth(device: torch.device, nbytes: int) -> dict[str, float]:
+    """Bytes a second of several ways to read a buffer."""
     x = torch.empty(nbytes // 4, device=device).uniform_()
     ways: dict[str, Callable[[], object]] = {"sum": x.sum, "dot": lambda: torch.dot(x, x), "amax": x.amax}
     if x.is_cuda and kernels.usable(x):
         from lamina.bench.read_kernel import read
 
         ways["triton"] = lambda: read(x)
-    return max((x.nbytes / steady_seconds(way, device), name) for name, way in ways.items())
+    return {name: x.nbytes / steady_seconds(way, device) for name, way in ways.items()}
 
 
 def copy_bandwidth(device: torch.device, nbytes: int) -> float:

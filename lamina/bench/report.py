@@ -99,8 +99,9 @@ class Report:
             f"{self.settings.shape.name}: {r.parameters / 1e9:.2f} G parameters, {dtype}, random weights, "
             f"{size(r.weights)}{note}.",
             f"{self.machine}; {', '.join(f'{name} {text}' for name, text in self.versions.items())}; {self.date}.",
-            f"Measured in this run: read {limits.read / 1e9:.4g} GB/s (by {limits.read_by}), copy "
-            f"{limits.copy / 1e9:.4g} GB/s, matrix products {limits.matrix / 1e12:.4g} TFLOP/s.",
+            f"Measured in this run: read {limits.read / 1e9:.4g} GB/s (by {limits.read_by}; the best of PyTorch's own "
+            f"reductions: {limits.read_by_torch / 1e9:.4g}), copy {limits.copy / 1e9:.4g} GB/s, matrix products "
+            f"{limits.matrix / 1e12:.4g} TFLOP/s.",
             "moved: the bytes that a step must read or write. limit: tokens/s if that took only the time of reading "
             "them. share: of that limit. Times are medians; ± is half of what lies between the slowest and "
             "the fastest run.",

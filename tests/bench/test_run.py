@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lamina.bench.runner.limits", lambda device, dtype: Limits(1e10, "sum", 1e10, 1e11))
+    monkeypatch.setattr("lamina.bench.runner.limits", lambda device, dtype: Limits(1e10, "sum", 1e10, 1e10, 1e11))
     monkeypatch.setattr("lamina.bench.runner.RUN_SECONDS", 0.0)
     monkeypatch.setattr("lamina.bench.runner.RUNS", 2)
 
