@@ -50,8 +50,9 @@ def trimmed(
     logits = None if back or cache.logits is None else cache.logits.index_select(0, index)
     new = cache._made(layers, clock, cache.record[row : row + 1, : held - back], logits, pages)
     if back:
+        changed = clock.lengths < held
         for layer in new._all():
-            layer.rewind(clock, clock.lengths < held)
+            layer.rewind(clock, changed)
     if states is not None:
         new.layers = [{name: idle(layer, states) for name, layer in entry.items()} for entry in new.layers]
     return new

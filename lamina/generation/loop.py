@@ -172,7 +172,7 @@ class _Call:
         source = self._encoded()
         if prefixes is not None:
             room = max(count + settings.most_new(count) for count in prompt.counts)
-            cache, known = prefixes.start(prompt.rows, room)
+            cache, known = prefixes.start(prompt.arrays, room)
             plan = Continuation.after(prompt.rows, known)
         else:
             cache, plan = self._place(cache, whole)

@@ -15,6 +15,8 @@ leaves there finds it.
     fed    a b c d | x y             leaves after d: the state there is kept on the way
     next   a b c d   z               reuses four tokens
 
+Logits at the ends of prompts are kept too, so a prompt that is asked again is not fed at all.
+
 Snapshots share no memory: each holds all of its tokens. In pages of a pool (`PrefixStore(model, bytes, pool=pool)`)
 they do: what begins alike lies there once, and starting from a snapshot copies no tokens. The least recently used ones
 go when there is no room.
@@ -25,7 +27,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -51,30 +53,46 @@ LOST = 64  # sequences that are remembered, as ids, for having gone or not been 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """A cache of one row at some point of a sequence. It is never changed.
+    """A cache of one row at some point of a sequence, which is never changed.
 
     ends    for each kind of layer that limits it, the fewest tokens that it can be taken back to
-    size    what it takes, pages that it shares with others included
+    after   logits [1, V] by the number of tokens they come after: at ends of prompts that it covers
     """
 
     ids: np.ndarray
     cache: Cache
     ends: dict[str, int]
-    size: Size
+    after: dict[int, Tensor]
 
     @staticmethod
-    def of(cache: Cache, row: int, ids: np.ndarray, states: torch.dtype | None = None) -> Snapshot:
+    def of(
+        cache: Cache, row: int, ids: np.ndarray, after: dict[int, Tensor], states: torch.dtype | None = None
+    ) -> Snapshot:
         own = trimmed(cache, row, states=states)
         ends: dict[str, int] = {}
         for layer in own._all():
             if (back := layer.rewindable(own.clock)) is not None:
                 ends[layer.kind] = max(ends.get(layer.kind, 0), len(ids) - int(back))
-        return Snapshot(ids, own, ends, trimmed_size(own, 0))
+        if own.logits is not None:
+            after = after | {len(ids): own.logits}
+        return Snapshot(ids, own, ends, after)
+
+    @property
+    def size(self) -> Size:
+        """What it takes, pages that it shares with others included."""
+        own = self._cache_size
+        covered = sum(logits.nbytes for n, logits in self.after.items() if n != len(self.ids))
+        return replace(own, own=own.own + covered)
 
     @cached_property
-    def known(self) -> bool:
-        """Whether it holds the logits after its last token. The device knows, and is asked when somebody wants it."""
-        return self.cache.logits is not None and not bool(self.cache.logits[0, 0].isnan())
+    def _cache_size(self) -> Size:
+        return trimmed_size(self.cache, 0)
+
+    def knows(self, tokens: int) -> bool:
+        """Whether it holds the logits after so many tokens. The device knows, and is asked when somebody wants it."""
+        if tokens in self.after and bool(self.after[tokens][0, 0].isnan()):
+            del self.after[tokens]
+        return tokens in self.after
 
     @property
     def least(self) -> int:
@@ -84,13 +102,17 @@ class Snapshot:
     def usable(self, ids: np.ndarray) -> int:
         """How many of these tokens need not be fed: the last one must be, unless its logits are known."""
         shared = common(ids, self.ids)
-        if shared == len(ids) and not (shared == len(self.ids) and self.known):
+        if shared == len(ids) and not self.knows(shared):
             shared -= 1
         return shared if shared >= self.least else 0
 
     def first(self, tokens: int) -> Cache:
         """Its first tokens, to be joined with other rows, which copies them or shares their pages."""
-        return self.cache if tokens == len(self.ids) else trimmed(self.cache, 0, tokens, lent=True)
+        if tokens == len(self.ids):
+            return self.cache
+        first = trimmed(self.cache, 0, tokens, lent=True)
+        first.logits = self.after.get(tokens)
+        return first
 
     def covers(self, ids: np.ndarray) -> bool:
         """Whether it can be taken back to just these tokens."""
@@ -180,11 +202,11 @@ class PrefixStore:
         if prompt.embeds is not None:
             raise InputError("prefixes are found by ids: give ids instead of inputs_embeds, or leave prefixes out")
 
-    def start(self, prompts: Sequence[Sequence[int]], room: int = 0) -> tuple[Cache, list[int]]:
+    def start(self, prompts: Sequence[np.ndarray], room: int = 0) -> tuple[Cache, list[int]]:
         """A new cache with a row for each prompt, which holds what is known of it and has room for so many tokens; and
         how many tokens of each are known."""
         with self._lock:
-            found = [self._find(np.asarray(ids)) for ids in prompts]
+            found = [self._find(ids) for ids in prompts]
             for one, _ in found:
                 if one is not None:
                     self._touch(one)
@@ -197,7 +219,7 @@ class PrefixStore:
     def prefill(self, prompt: Prompt, rest: Sequence[Sequence[int]], cache: Cache, chunk: int | None) -> Tensor:
         """Feeds each row of the prompt the rest that the cache does not hold, as the function of that name does, and
         keeps branch points and ends."""
-        held, whole = cache.clock.sync(), prompt.rows
+        held, whole = cache.clock.sync(), prompt.arrays
         points = self._branches(whole, held)
         if any(points):
             rows = zip(points, held, rest, strict=True)
@@ -210,11 +232,14 @@ class PrefixStore:
         self.keep(cache, dict(enumerate(whole)))
         return logits
 
-    def keep(self, cache: Cache, tokens: Mapping[int, Sequence[int]] | None = None) -> None:
+    def keep(self, cache: Cache, tokens: Mapping[int, np.ndarray] | None = None) -> None:
         """Remembers these rows as they are now, each with the tokens that it holds. None: all, as the cache tells."""
-        for row, ids in (dict(enumerate(cache.tokens)) if tokens is None else tokens).items():
+        if tokens is None:
+            record = cache.record.cpu().numpy()
+            tokens = {row: record[row, :length] for row, length in enumerate(cache.clock.sync())}
+        for row, ids in tokens.items():
             with self._lock:
-                self._keep(cache, row, np.asarray(ids))
+                self._keep(cache, row, ids.copy())
 
     # -- inside the lock -----------------------------------------------------------------------------------------------
 
@@ -228,11 +253,10 @@ class PrefixStore:
         self._kept.remove(one)
         self._kept.append(one)
 
-    def _branches(self, prompts: Sequence[Sequence[int]], held: Sequence[int]) -> list[int]:
+    def _branches(self, fed: Sequence[np.ndarray], held: Sequence[int]) -> list[int]:
         """For each prompt, where it leaves what is kept or fed beside it, and a snapshot is worth it; 0 for none."""
         if not self._limited:
-            return [0] * len(prompts)
-        fed = [np.asarray(ids) for ids in prompts]
+            return [0] * len(fed)
         with self._lock:
             known = [one.ids for one in self._kept]
         points = []
@@ -245,6 +269,9 @@ class PrefixStore:
     def _keep(self, cache: Cache, row: int, ids: np.ndarray) -> None:
         covering = next((one for one in self._kept if one.covers(ids)), None)
         if covering is not None:
+            logits = None if cache.logits is None else cache.logits[row : row + 1]
+            if logits is not None and len(ids) not in covering.after and self.nbytes + logits.nbytes <= self.bytes:
+                covering.after[len(ids)] = logits.clone()
             self._touch(covering)
             return
         needed = trimmed_size(cache, row, self.states)
@@ -252,10 +279,15 @@ class PrefixStore:
             self._lost.append(Lost(ids, f"takes {size(needed.nbytes)}, and the budget of all is {size(self.bytes)}"))
             return
         least = len(ids) - int(cache.rewindable[row]) if self._limited else 0
-        self._kept = [one for one in self._kept if not (common(ids, one.ids) == len(one.ids) >= least)]
-        while total([needed, *(one.size for one in self._kept)]) > self.bytes:
+        covered = [one for one in self._kept if common(ids, one.ids) == len(one.ids) >= least]
+        after = {tokens: logits for one in covered for tokens, logits in one.after.items() if tokens >= least}
+        more = sum(logits.nbytes for logits in after.values())
+        if needed.nbytes + more > self.bytes:
+            after, more = {}, 0
+        self._kept = [one for one in self._kept if one not in covered]
+        while total([needed, *(one.size for one in self._kept)]) + more > self.bytes:
             self._lost.append(Lost(self._kept.pop(0).ids, "had to make room"))
-        self._kept.append(Snapshot.of(cache, row, ids, self.states))
+        self._kept.append(Snapshot.of(cache, row, ids, after, self.states))
 
     # -- why -----------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -40,12 +41,19 @@ class Prompt:
     source: Prompt | None = None
     """What the encoder reads, for a model that has one; the rest is then what its decoder begins with."""
 
-    @property
+    @cached_property
     def rows(self) -> list[list[int]]:
         """Each row's ids as far as they are known: of embeddings alone, none."""
         if self.ids is not None:
-            return [row[:count].tolist() for row, count in zip(self.ids, self.counts, strict=True)]
+            return [row.tolist() for row in self.arrays]
         return [[] for _ in self.counts] if self.known is None else self.known
+
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """Each row's ids, where the prompt is ids."""
+        assert self.ids is not None
+        ids = self.ids.cpu().numpy()
+        return [row[:count] for row, count in zip(ids, self.counts, strict=True)]
 
 
 def prompt_of(
@@ -161,7 +169,8 @@ def from_rows(rows: Sequence[Sequence[int] | Tensor], allow_empty: bool = False)
     ids = torch.zeros(len(rows), max(counts), dtype=torch.int64)
     for r, row in enumerate(rows):
         try:
-            values = torch.as_tensor(row) if len(row) else ids[r, :0]
+            given = row if isinstance(row, Tensor) else np.array(row)
+            values = torch.as_tensor(given) if len(row) else ids[r, :0]
         except (TypeError, ValueError, RuntimeError):
             values = torch.zeros(())
         if values.dim() != 1 or values.is_floating_point() or values.dtype == torch.bool:

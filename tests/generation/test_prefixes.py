@@ -6,6 +6,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ def ids(length: int, vocab: int, seed: int) -> list[int]:
 
 def fed(store: PrefixStore, prompts: list[list[int]]) -> tuple[Cache, Tensor, list[int]]:
     """What generate does up to the first token: the cache, the logits after each prompt, and what was reused."""
-    cache, known = store.start(prompts)
+    cache, known = store.start([np.array(ids) for ids in prompts])
     plan = continuation(cache, prompts, True)
     assert plan == Continuation.after(prompts, known)
     cache.poison()
@@ -62,7 +63,7 @@ def test_prompts_that_extend_share_diverge_and_repeat_give_the_tokens_of_a_cold_
     first, x, y, z = (ids(n, model.vocab, seed) for seed, n in enumerate((26, 9, 4, 11)))
     calls = [
         ([first], [0]),
-        ([first], [25]),  # the same again
+        ([first], [26]),  # the same again
         ([first + x, y], [26, 0]),  # one goes on, one is new
         ([first[:15] + z], [0]),  # leaves in the middle
         ([first[:15] + y, first + x + y, first[:15] + z], [15, 35, 25]),
@@ -109,6 +110,21 @@ def test_logits_of_every_kind_of_layer_are_those_of_an_uncached_pass(kind: str) 
         said += prompts
         reused += sum(found)
     assert reused > 0
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mamba2", "deepseek_v3"])
+def test_a_prompt_asked_again_is_not_fed_at_all(family: str) -> None:
+    model = model_of(family)
+    store = PrefixStore(model, PLENTY, worth=1)
+    prompt = ids(18, model.vocab, 0)
+    cold = model.generate([prompt], 4, **ENDLESS).tokens
+    for times in range(3):
+        warm = model.generate([prompt], 4, prefixes=store, **ENDLESS)
+        assert warm.tokens == cold and warm.reused == [18 if times else 0]
+    if family in ("llama", "deepseek_v3"):  # one that ends inside: its logits are kept where the longer one is
+        for reused in (9, 10):
+            assert model.generate([prompt[:10]], 1, prefixes=store, **ENDLESS).reused == [reused]
+        assert len(store) == 2
 
 
 def test_a_branch_point_is_kept_on_the_way_and_found_by_the_next_prompt() -> None:
@@ -199,7 +215,7 @@ def test_bytes_are_counted_exactly_and_never_exceed_the_budget(family: str) -> N
         assert 0 < store.nbytes <= budget
         assert store.nbytes == sum(
             sum(t.nbytes for layer in one.cache._all() for t in layer.data.values())
-            + one.cache.record.nbytes + one.cache.logits.nbytes  # type: ignore[union-attr]
+            + one.cache.record.nbytes + sum(logits.nbytes for logits in one.after.values())
             for one in store._kept
         )  # fmt: skip
     assert store.sequences[-1][:25] == prompts[-1]
@@ -213,7 +229,7 @@ def test_what_was_used_last_stays() -> None:
     for prompt in prompts[:2]:
         model.generate([prompt], 5, prefixes=store, **ENDLESS)
     store.bytes = store.nbytes
-    assert model.generate([prompts[0]], 5, prefixes=store, **ENDLESS).reused == [24]
+    assert model.generate([prompts[0]], 5, prefixes=store, **ENDLESS).reused == [25]
     model.generate([prompts[2]], 5, prefixes=store, **ENDLESS)
     assert [one[:25] for one in store.sequences] == [prompts[0], prompts[2]]
 
