@@ -5,6 +5,10 @@ other: blocks are short, many programs share a multiprocessor, and nothing is ex
 are never whole: they stay in planes (see `packed`). New tokens are further tokens behind the visible ones, in their
 slots or in parts of this pass alone (see `codes`), so one loop takes in all.
 
+Matrix units take 16 rows and 8 columns at least. Tokens are the rows, of scores and, across, of values; the few queries
+of a key head are the columns. The other way round, twice as many of the products would be padding. Scales and offsets
+are asked for once: near as the second reading is, the way from the L2 cache is what limits all of it.
+
 Everything happens in the space of the codes: with q made ready by `codes.encode`,
 
     q·k = q·centre + largest · Σ over groups (scale · q̂·codes + offset · Σ q̂)
