@@ -68,6 +68,7 @@ CHECKS = [
 LLAMA = Case("llama", (32, 8), (128, 128), (32768,) * 8)
 TIMES = [replace(LLAMA, lengths=(n,) * rows) for rows in (8, 1) for n in (32768, 4096)]
 SHAPES = [Shape(16, 1, 3), Shape(32, 1, 2), Shape(32, 1, 3)]
+FOR_ONE_ROW = [Shape(64, 2, 3), Shape(64, 4, 3), Shape(128, 4, 2)]  # fewer parts, which more warps merge
 WAVES, LEAST = (8, 12, 16), (128,)
 REGISTERS = {16: (None,), 32: (None, 168)}  # at most, by block: fewer of them, more programs side by side
 
@@ -198,10 +199,10 @@ def configurations(case: Case, codec: str) -> list[tuple[Shape, int, int, int | 
     most = {max(waves * multiprocessors() // groups, 4) for waves in WAVES}
     return [
         (shape, splits, least, registers)
-        for shape in SHAPES
+        for shape in SHAPES + FOR_ONE_ROW * (len(case.lengths) == 1)
         for splits in sorted(most)
         for least in LEAST
-        for registers in REGISTERS[shape.block]
+        for registers in REGISTERS.get(shape.block, (None,))
     ]
 
 
@@ -249,13 +250,13 @@ def coded_times(case: Case, codec: str, base: float) -> list[str]:
         how = "own choice"
         if shape is not None:
             most = f", registers {registers}" if registers else ""
-            how = f"block {shape.block}, stages {shape.stages}, splits {splits}{most}"
+            how = f"block {shape.block}, warps {shape.warps}, stages {shape.stages}, splits {splits}{most}"
         try:
             found.append((seconds(partial(attend, shape, splits, least, registers), launches, repeats=5), how))
         except Exception as problem:
             failed.append(f"FAILED {how}: {type(problem).__name__}: {str(problem)[:200]}")
     lines = [
-        f"{how:42} {took * 1e6:8.1f} us  {first.size / took / 1e12:5.2f} TB/s, {base / took:5.2f} x bfloat16"
+        f"{how:52} {took * 1e6:8.1f} us  {first.size / took / 1e12:5.2f} TB/s, {base / took:5.2f} x bfloat16"
         for took, how in [*found[:1], *sorted(found[1:])[:4]]
     ]
     return [*lines, f"encoding {seconds(encode_all, launches) * 1e6:.2f} us", *failed]

@@ -14,19 +14,21 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from lamina.cache.clock import Clock, allocate, on_device
 from lamina.cache.codec import Codecs, codecs_of
-from lamina.cache.counts import Counts, row_numbers
+from lamina.cache.committing import commit
+from lamina.cache.counts import Counts, Numbers, row_numbers
 from lamina.cache.cross import CrossLayer, Source
-from lamina.cache.fetching import Fetched, Fetcher, is_far
+from lamina.cache.fetching import Fetcher, is_far
 from lamina.cache.holding import Tables
 from lamina.cache.host import checked_residence
 from lamina.cache.layer import Key, Layer, Released
+from lamina.cache.opening import make_room, open_step
 from lamina.cache.spec import Keeping, LayerSpecs, Shared
 from lamina.cache.step import Step
 from lamina.cache.table import table
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from lamina.model import Model
     from lamina.runtime.passes import CapturedPass
 
-Numbers = int | Sequence[int] | Tensor
+P = TypeVar("P", bound="Step | CapturedPass")
 
 
 class Cache:
@@ -181,60 +183,13 @@ class Cache:
         rows    run only these rows
         spans   [R, T] tokens with the same number >= 0 see each other in both directions
         """
-        if T < 1:
-            raise InputError(f"a pass needs at least one token a row, not {T}")
-        chosen = None if rows is None else row_numbers(rows, self.rows)
-        numbers = list(range(self.rows)) if chosen is None else chosen
-        if not numbers:
-            raise InputError("a pass needs at least one row")
-        if len(set(numbers)) != len(numbers):
-            raise InputError(f"rows {numbers} name a row twice; repeat the row with cache.select to run it twice")
-        real = None if counts is None else Counts.of(counts, len(numbers), T, self.device, "counts")
-        if real is not None and real.out_of_range is not None:
-            self.clock.doubt(real.out_of_range)
-        if self.fetcher is not None:
-            if not self.clock.exact:
-                self.clock.sync()
-            if real is not None:
-                real.read()
-        self._make_room(numbers, real, T)
-
-        low, high = self.clock.low, self.clock.high
-        most = [T] * len(numbers) if real is None else real.high
-        self._check_sources([row for row, tokens in zip(numbers, most, strict=True) if tokens])
-        first = low[numbers[0]] if numbers else 0
-        one_length = all(low[row] == high[row] == first for row in numbers)
-        index = None if chosen is None else on_device(numbers, self.device)
-        before = self.lengths.clone() if index is None else self.lengths.index_select(0, index)
-        step = Step(
-            self.layers, T, before, None if real is None else real.tensor, cache=self, rows=chosen,
-            start=first if one_length else None,
-            bound=max((high[row] + n for row, n in zip(numbers, most, strict=True)), default=0),
-            counts_high=most, counts_exact=real is None or real.low == real.high, spans=spans,
-        )  # fmt: skip
-        step.forgets = self.forgets
-        step.base = self.clock.base.clone() if index is None else self.clock.base.index_select(0, index)
-        if self.fetcher is not None:
-            self.fetcher.reserve(self.layers, {i for i, _ in self.shared}, len(numbers))
-            lengths = [low[row] for row in numbers]
-            step.fetched = Fetched(self.fetcher, self.layers, numbers, chosen is None, lengths, most)
-            step.fetched.begin(step)
-        if T == 1:  # a ring takes one token in place
-            self.clock.touch(1, index)
-        self._close(self._open)
-        self._opened = weakref.ref(step)
-        return step
+        return self._opens(open_step(self, T, counts, rows, spans))
 
     def admit(self, one: CapturedPass, T: int, counts: Numbers) -> Counts:
         """Opens a pass of T tokens over all rows that runs elsewhere: checks and makes room, as `step` does."""
-        if T < 1:
-            raise InputError(f"a pass needs at least one token a row, not {T}")
-        real = Counts.of(counts, self.rows, T, self.device, "counts")
-        if real.out_of_range is not None:
-            self.clock.doubt(real.out_of_range)
-        self._make_room(list(range(self.rows)), real, T)
-        self._close(self._open)
-        self._opened = weakref.ref(one)
+        real = make_room(self, T, list(range(self.rows)), counts)
+        assert real is not None
+        self._opens(one)
         return real
 
     def went_on(self, taken: Counts) -> None:
@@ -245,54 +200,23 @@ class Cache:
         self.clock.base_low = [max(*both) for both in zip(self.clock.base_low, self.clock.low, strict=True)]
         self._close(self._open)
 
-    def _check_sources(self, rows: list[int]) -> None:
-        if self.model is None or not any(isinstance(layer, CrossLayer) for layer in self._all()):
-            return
-        for row in rows:
-            if not self.clock.sourced[row]:
-                raise InputError(
-                    f"this model reads a source, and row {row} has none: make one with model.encode(ids) and give it "
-                    f"to model.new_cache(rows, source=source) or cache.attach(source, rows=[{row}])"
-                )
-
-    def _make_room(self, rows: list[int], counts: Counts | None, T: int) -> None:
-        if max(self.clock.high[row] for row in rows) + T > min(self._room, self.record.shape[1]):
-            self._grow(rows, counts, T)
-        if self.pages is not None:
-            self.pages.take(self.clock, rows, counts, T)
-
-    def _grow(self, rows: list[int], counts: Counts | None, T: int) -> None:
-        limit = self.limit
-        room = min((layer.slots or 0 for layer in self._all() if getattr(layer, "grows", False)), default=None)
-
-        def needed() -> list[int]:
-            most = [T] * len(rows) if counts is None else counts.high
-            return [self.clock.high[row] + n for row, n in zip(rows, most, strict=True)]
-
-        bounds = [bound for bound in (limit, room) if bound is not None]
-        if bounds and max(needed(), default=0) > min(bounds):
-            self.clock.sync()
-            if counts is not None:
-                counts.read()
-        need = needed()
-        if limit is not None and max(need, default=0) > limit:
-            row = rows[need.index(max(need))]
-            raise self._full(row, self.clock.high[row], max(need) - self.clock.high[row], limit)
-        # A pass of padding alone still needs a slot to point at.
-        self._reserve(max(1, *need), max(self.clock.high[row] for row in rows) + T)
-
-    def _full(self, row: int, length: int, more: int, limit: int) -> CapacityError:
-        if limit == self.max_positions:
-            return CapacityError(
-                f"row {row} holds {length} tokens and {more} more were given, but the model has positions for {limit}. "
-                "Use a shorter prompt, or take the row back with cache.rewind or cache.reset."
+    def _commit(self, step: Step, accepted: Numbers | None) -> None:
+        """Takes in what a pass read; `step.commit` calls it."""
+        if step.closed or step is not self._open:
+            raise InputError(
+                "this step is over: it was committed or aborted, or the cache was changed after it was opened"
             )
-        return CapacityError(
-            f"row {row} holds {length} tokens and {more} more were given, but the capacity is {limit}. Make the cache "
-            "with a larger capacity (or None, which grows), or take the row back with cache.rewind or cache.reset."
-        )
+        commit(self, step, accepted)
+        self._close(step)
 
-    def _reserve(self, tokens: int, record: int) -> None:
+    def _opens(self, one: P) -> P:
+        """Makes it the pass that is under way; one that was is dropped."""
+        self._close(self._open)
+        self._opened = weakref.ref(one)
+        return one
+
+    def _make_room(self, tokens: int, record: int) -> None:
+        """Room for so many tokens in every layer, and for so many ids."""
         for layer in self._all():
             layer.reserve(tokens)
         self._room = max(self._room, tokens)
@@ -301,68 +225,6 @@ class Cache:
             new = allocate((self.rows, max(record, 2 * have)), torch.int64, self.device, -1)
             new[:, :have].copy_(self.record)
             self.record = new
-
-    def _commit(self, step: Step, accepted: Numbers | None) -> None:
-        if step.closed or step is not self._open:
-            raise InputError(
-                "this step is over: it was committed or aborted, or the cache was changed after it was opened"
-            )
-        counts, slack, clock = step._counts_high or [], self.slack, self.clock
-        if accepted is None:
-            taken, high = step.all_counts, counts
-            low = counts if step.counts is None or step.counts_exact else [0] * len(counts)
-        else:
-            given = Counts.of(accepted, len(counts), counts, self.device, "accepted", step.counts)
-            if given.out_of_range is not None:
-                clock.doubt(given.out_of_range)
-            if step.fetched is not None:
-                step.fetched.taken = given.read()
-            taken, low, high = given.tensor, given.low, given.high
-        numbers = list(range(self.rows)) if step.rows is None else step.rows
-        if self.pages is not None and step.T > 1:
-            self.pages.take_rings(clock, numbers, high)
-        after = [(row, clock.low[row] + a, clock.high[row] + b) for row, a, b in zip(numbers, low, high, strict=True)]
-        step.folds = slack > 0 and any(most - clock.base_low[row] > 2 * slack for row, _, most in after)
-
-        for (i, name), left in step._left.items():
-            layer = self.layers[i][name]
-            if step.fetched is not None and is_far(layer):
-                layer.commit_far(step.fetched, step, left, taken)
-            else:
-                layer.commit(step, left, taken)
-
-        base = step.base_after(taken) if slack else step.before + taken
-        step.put(clock.base, base)
-        for row, least, most in after:
-            certain = least == most and most - clock.base_low[row] > 2 * slack
-            clock.base_low[row] = most - slack if certain else max(clock.base_low[row], least - 2 * slack)
-        self._keep_tokens(step)
-        self._keep_logits(step, taken)
-        clock.advance(numbers, None if step.rows is None else step.row_index, taken, low, high)
-        self._close(step)
-
-    def _keep_tokens(self, step: Step) -> None:
-        ids = step.ids if step.ids is not None else torch.full_like(step.positions, -1)
-        if step.start is not None:
-            step.take(self.record)[:, step.start : step.start + step.T] = ids
-            return
-        places = step.before[:, None] + torch.arange(step.T, device=self.device)  # padding's lie past the row's end
-        self.record[step.row_index[:, None], places] = ids.to(self.record)
-
-    def _keep_logits(self, step: Step, taken: Tensor) -> None:
-        logits = step.logits
-        if logits is None:
-            if self.logits is not None:
-                known = step.take(self.logits)
-                step.put(self.logits, known.masked_fill((taken > 0)[:, None], float("nan")))
-            return
-        kept = self.logits_kept(logits.shape[-1], logits.dtype)
-        if logits.dim() == 3:
-            last = (taken - 1).clamp(min=0)[:, None, None].expand(-1, 1, logits.shape[-1])
-            logits = logits.gather(1, last)[:, 0]
-        elif taken is not step.all_counts:
-            logits = logits.masked_fill((taken != step.all_counts)[:, None], float("nan"))
-        step.put(kept, torch.where((taken > 0)[:, None], logits, step.take(kept)))
 
     def logits_kept(self, vocab: int, dtype: torch.dtype) -> Tensor:
         """Where each row's last logits are kept; made when they first are."""
@@ -437,7 +299,7 @@ class Cache:
         tokens come."""
         if self.limit is not None and n > self.limit:
             raise CapacityError(f"cannot reserve {n} tokens: the capacity is {self.limit}; make a larger cache")
-        self._reserve(n, n)
+        self._make_room(n, n)
         if self.fetcher is not None:
             self.fetcher.reserve(self.layers, {i for i, _ in self.shared}, self.rows)
         return self

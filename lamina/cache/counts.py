@@ -15,6 +15,8 @@ from torch import Tensor
 from lamina.cache.clock import on_device
 from lamina.errors import InputError
 
+Numbers = int | Sequence[int] | Tensor
+
 
 @dataclass
 class Counts:
@@ -27,7 +29,7 @@ class Counts:
 
     @staticmethod
     def of(
-        value: int | Sequence[int] | Tensor,
+        value: Numbers,
         rows: int,
         most: int | list[int] | None,
         device: torch.device,

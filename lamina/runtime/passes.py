@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from lamina import kernels
-from lamina.cache.cache import Cache, Numbers
+from lamina.cache.cache import Cache
 from lamina.cache.clock import on_device
-from lamina.cache.counts import Counts
+from lamina.cache.counts import Counts, Numbers
 from lamina.cache.memory import Memory
 from lamina.errors import InputError
 from lamina.runtime.explain import MOST_ROWS, MOST_TOKENS, why_not_read
