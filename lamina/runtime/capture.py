@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from lamina import kernels
 from lamina.cache.cache import Cache
 from lamina.cache.holding import Span
-from lamina.cache.memory import Memory
+from lamina.runtime.captured import Captured
 from lamina.runtime.passes import CapturedPass, width_for
 from lamina.runtime.recording import copy_in, recorded
-from lamina.runtime.tables import PLAINLY, WIDTH, Written, header_of, layers_of, stores_of, tables_of
+from lamina.runtime.tables import PLAINLY, Written, header_of
 
 if TYPE_CHECKING:
     from lamina.generation.run import Chooser
@@ -40,37 +40,23 @@ MOST_GRAPHS = 8  # of a model; the least recently used goes first
 MOST_ENDS = 8
 
 
-class CapturedStep:
-    """A pass of one token a row over whatever cache it has taken up. Stands where a `Step` stands in model code."""
-
-    T = 1
-    valid = None
-    backend = None
-    forgets = False
+class CapturedStep(Captured):
+    """A pass of one token a row over whatever cache it has taken up."""
 
     def __init__(self, model: Model, rows: int, chooser: Chooser, written: Written = PLAINLY) -> None:
-        from lamina.kernels.step import HEADER, scratch_for
+        from lamina.kernels.step import scratch_for
 
-        device = model.device
-        self.model, self.rows, self.chooser = model, rows, chooser
-        entries = sum(len(entry) for entry in model.specs)
-        self.tables = torch.zeros(entries, WIDTH, dtype=torch.int64, device=device)
-        self.header = torch.zeros(len(HEADER), dtype=torch.int64, device=device)
-        self.positions, self.ids = (torch.zeros(rows, 1, dtype=torch.int64, device=device) for _ in range(2))
-        self.counts, self.left = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(2))
-        self.ends = torch.full((MOST_ENDS,), -1, dtype=torch.int64, device=device)
-        self.all_counts = self.counts
-        self.seed = torch.zeros(1, dtype=torch.int64, device=device)
-        self.numbers, self.prompts = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(2))
+        super().__init__(model, rows, 1, written, counts=1)
+        self.chooser = chooser
+        self.left, self.ends, self.seed = self._numbers(rows), self._numbers(MOST_ENDS) - 1, self._numbers(1)
+        self.numbers, self.prompts = self._numbers(rows), self._numbers(rows)
         self.seen: Tensor | None = None  # how often each id occurs in each row, for processors
         if chooser.processors:
-            self.seen, self.seen_in_prompt = torch.zeros(2, rows, model.vocab, dtype=torch.int64, device=device)
-        self.scratch = scratch_for(rows, model.vocab, device)
-        self.layers = layers_of(model, self.tables, written=written)
+            self.seen, self.seen_in_prompt = self._numbers(2, rows, model.vocab)
+        self.scratch = scratch_for(rows, model.vocab, model.device)
         self.logits: Tensor | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
         self._cache: weakref.ref[Cache] | None = None  # its owner may drop it, and what it holds
-        self._stores: list[tuple[int, int]] = []
         self._most: list[int] = []  # tokens that each row may hold in the end
 
     @property
@@ -79,9 +65,6 @@ class CapturedStep:
         cache = None if self._cache is None else self._cache()
         assert cache is not None, "a captured step goes on with a cache that was taken up and is still there"
         return cache
-
-    def memory(self, i: int) -> Memory:
-        return Memory(self, i, self.layers[i])  # type: ignore[arg-type]
 
     def take_up(
         self,
@@ -162,13 +145,6 @@ class CapturedStep:
         pages.prepare(spans())
         self._point_at(cache)  # a pool that grows lies elsewhere then
         return steps
-
-    def _point_at(self, cache: Cache) -> None:
-        """Copies the cache's tables in, where something lies elsewhere than it did."""
-        stores = stores_of(cache)
-        if stores != self._stores:
-            copy_in(self.tables, tables_of(cache, self.counts))
-            self._stores = stores
 
     def program(self) -> None:
         """One step, kernel by kernel: what is captured."""

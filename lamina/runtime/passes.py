@@ -26,11 +26,11 @@ from lamina import kernels
 from lamina.cache.cache import Cache
 from lamina.cache.clock import on_device
 from lamina.cache.counts import Counts, Numbers
-from lamina.cache.memory import Memory
 from lamina.errors import InputError
+from lamina.runtime.captured import Captured
 from lamina.runtime.explain import MOST_ROWS, MOST_TOKENS, why_not_read
 from lamina.runtime.recording import copy_in, recorded
-from lamina.runtime.tables import PLAINLY, WIDTH, Written, header_of, layers_of, stores_of, tables_of
+from lamina.runtime.tables import PLAINLY, Written, header_of
 
 if TYPE_CHECKING:
     from lamina.model import Model
@@ -51,37 +51,19 @@ def width_for(rows: int, tokens: int) -> int:
     return width
 
 
-class CapturedPass:
-    """A pass of up to T tokens a row over whatever cache is given. Stands where a `Step` stands in model code."""
-
-    valid = None
-    backend = None
-    forgets = False
+class CapturedPass(Captured):
+    """A pass of up to T tokens a row over whatever cache is given."""
 
     def __init__(self, model: Model, rows: int, T: int, written: Written = PLAINLY) -> None:
-        from lamina.kernels.step import HEADER
-
-        device = model.device
-        self.model, self.rows, self.T = model, rows, T
-        entries = sum(len(entry) for entry in model.specs)
-        self.tables = torch.zeros(2, entries, WIDTH, dtype=torch.int64, device=device)  # for reading, for taking in
-        self.header = torch.zeros(len(HEADER), dtype=torch.int64, device=device)
-        self.positions, self.ids = (torch.zeros(rows, T, dtype=torch.int64, device=device) for _ in range(2))
-        self.counts, self.accepted = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(2))
-        self.all_counts = self.counts
-        self.written = written
-        self.layers = layers_of(model, self.tables[0], self.tables[1], written)
+        super().__init__(model, rows, T, written, counts=2)  # tables for reading, and for taking in
+        self.accepted = self._numbers(rows)
         self.logits: Tensor | None = None  # [B, T, vocab]
         self.graphs: list[torch.cuda.CUDAGraph] = []
         self.cache: Cache | None = None  # of the pass that is open
         self.given: Counts | None = None
         self.some: list[int] | None = None  # rows that are in it, None: all
         self._before: weakref.ref[Cache] | None = None  # whose tables were copied in last
-        self._stores: list[tuple[int, int]] = []
         self._header: list[int] = []
-
-    def memory(self, i: int) -> Memory:
-        return Memory(self, i, self.layers[i])  # type: ignore[arg-type]
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 
@@ -138,7 +120,7 @@ class CapturedPass:
             taken = Counts.of(accepted, self.rows, counts.high, cache.device, "accepted", counts.tensor)
         if cache.pages is not None:
             cache.pages.take_rings(cache.clock, range(self.rows), taken.high)
-            self._point_at(cache)
+            self._point_at(cache, self.accepted)
         self.accepted.copy_(taken.tensor)
         self._run(1)
         cache.went_on(taken)
@@ -208,15 +190,8 @@ class CapturedPass:
             self._before = weakref.ref(cache)
             self._stores = []
         cache.logits_kept(self.model.vocab, self.model.dtype)
-        self._point_at(cache)
+        self._point_at(cache, self.accepted)
         header = header_of(cache)
         if header != self._header:
             copy_in(self.header, header)
             self._header = header
-
-    def _point_at(self, cache: Cache) -> None:
-        """Copies tables in where something lies elsewhere now."""
-        stores = stores_of(cache)
-        if stores != self._stores:
-            copy_in(self.tables, [tables_of(cache, self.counts), tables_of(cache, self.accepted)])
-            self._stores = stores
