@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -22,6 +23,7 @@ from lamina.model import Model
 from lamina.planning.subject import subject_of
 
 RUNS, PAGE = 30, 64
+Made = TypeVar("Made")
 
 
 class Remembers(nn.Module):
@@ -74,14 +76,14 @@ def main(shape: str = "llama-3.1-8b", tokens: int = 16400, layers: int | None = 
     print(f"\n{pool}")
 
 
-def timed(do: Callable[[], Cache | None]) -> tuple[Cache, float, float]:
+def timed(do: Callable[[], Made]) -> tuple[Made, float, float]:
     """What it gives, the seconds until the host went on, and those until the device was ready."""
     wait()
     started = time.perf_counter()
     made = do()
     passed = time.perf_counter() - started
     wait()
-    return made, passed, time.perf_counter() - started  # type: ignore[return-value]
+    return made, passed, time.perf_counter() - started
 
 
 def wait() -> None:

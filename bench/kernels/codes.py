@@ -238,8 +238,10 @@ def coded_times(case: Case, codec: str, base: float) -> list[str]:
 
     def attend(shape: Shape | None, splits: int | None, least: int | None, registers: int | None) -> None:
         for store, one in zip(stores, coded, strict=True):
-            how = {"shape": shape, "most_splits": splits, "least": least, "registers": registers}
-            decode_codes(one, store.table, FULL, torch.bfloat16, scale=0.1, **how)  # type: ignore[arg-type]
+            decode_codes(
+                one, store.table, FULL, torch.bfloat16, scale=0.1, shape=shape, most_splits=splits, least=least,
+                registers=registers,
+            )  # fmt: skip
 
     def encode_all() -> None:
         for store in stores:

@@ -215,7 +215,7 @@ class Cache:
         self._opened = weakref.ref(one)
         return one
 
-    def _make_room(self, tokens: int, record: int) -> None:
+    def _reserve(self, tokens: int, record: int) -> None:
         """Room for so many tokens in every layer, and for so many ids."""
         for layer in self._all():
             layer.reserve(tokens)
@@ -299,7 +299,7 @@ class Cache:
         tokens come."""
         if self.limit is not None and n > self.limit:
             raise CapacityError(f"cannot reserve {n} tokens: the capacity is {self.limit}; make a larger cache")
-        self._make_room(n, n)
+        self._reserve(n, n)
         if self.fetcher is not None:
             self.fetcher.reserve(self.layers, {i for i, _ in self.shared}, self.rows)
         return self

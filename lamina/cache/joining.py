@@ -49,7 +49,7 @@ def join(caches: Sequence[Cache], room: int = 0) -> Cache:
                 layers[i][name] = own._with({}) if same else own.spec.layer(first.keeping((i, name), 1, None, slack))
                 continue
             if isinstance(own, TokenLayer) and own.in_line:
-                layers[i][name] = own.line_of(parts, rows, capacity, longest, slack)  # type: ignore[arg-type]
+                layers[i][name] = own.line_of(parts, rows, capacity, longest, slack)
                 continue
             like = own.spec.layer(first.keeping((i, name), 1, capacity, slack))
             like.reserve(max(longest, *(part.slots or 0 for part in parts)))

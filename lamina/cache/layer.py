@@ -31,9 +31,6 @@ class Layer:
     """The interface and the shared verbs. A verb that returns a layer returns one that shares nothing with it that is
     ever written."""
 
-    limit: int | None = None
-    """The most tokens a row may hold here; None when there is no end."""
-
     constants: dict[str, Tensor] | None = None
     """Tensors of the model, as the last pass gave them, that going back needs."""
 
@@ -55,6 +52,11 @@ class Layer:
     def kind(self) -> str:
         """The word for this kind in tables."""
         return type(self.spec).__name__.lower()
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens a row may hold here; None when there is no end."""
+        return None
 
     @property
     def slots(self) -> int | None:

@@ -97,7 +97,7 @@ def _grow(cache: Cache, rows: list[int], counts: Counts | None, T: int) -> None:
         row = rows[need.index(max(need))]
         raise _full(cache, row, clock.high[row], max(need) - clock.high[row], limit)
     # A pass of padding alone still needs a slot to point at.
-    cache._make_room(max(1, *need), max(clock.high[row] for row in rows) + T)
+    cache._reserve(max(1, *need), max(clock.high[row] for row in rows) + T)
 
 
 def _full(cache: Cache, row: int, length: int, more: int, limit: int) -> CapacityError:

@@ -142,13 +142,13 @@ class Pool:
         return sum(kind.copied for kind in self.kinds.values())
 
     def __repr__(self) -> str:
-        body = [("kind", "layers", "pages", "used", "free", "shared", "a page", "bytes")]
+        body: list[tuple[str, ...]] = [("kind", "layers", "pages", "used", "free", "shared", "a page", "bytes")]
         with self.lock:
             for kind in self.kinds.values():
                 pages, nbytes = self._settled(kind), sum(store.nbytes for store in kind.parts)
                 numbers = (len(kind.data), pages.count, pages.count - len(pages.free), len(pages.free))
                 shared = int((pages.refs > 1).sum())
-                body.append((kind.name, *map(str, (*numbers, shared)), size(kind.page_bytes), size(nbytes)))  # type: ignore[arg-type]
+                body.append((kind.name, *map(str, (*numbers, shared)), size(kind.page_bytes), size(nbytes)))
         room = "grows" if self.tokens is None else f"{self.tokens} tokens"
         head = f"Pool of pages of {self.page} tokens, {room}, slack {self.slack}, {size(self.nbytes)}"
         return "\n".join([head, *aligned(body, left=(0,))])

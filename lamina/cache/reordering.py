@@ -83,8 +83,8 @@ class Moves:
         key = (layout, slots)
         if key not in self._places:
             found = [(move.to, move.source, slot) for move in self.moves for slot in differing(move, layout, slots)]
-            to, source, slot = zip(*found, strict=True) if found else ((), (), ())
-            self._places[key] = tuple(on_device(part, self.device) for part in (to, source, slot))  # type: ignore[assignment]
+            to, source, slot = (on_device([one[i] for one in found], self.device) for i in range(3))
+            self._places[key] = to, source, slot
         return self._places[key]
 
 

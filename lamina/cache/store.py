@@ -95,7 +95,7 @@ class TokenLayer(Layer):
         return self.layout.ring is None and type(self.place) is Place
 
     @property
-    def limit(self) -> int | None:  # type: ignore[override]
+    def limit(self) -> int | None:
         if self.grows or self.bare or self.slots == self.layout.most:
             return None
         return self.slots
@@ -141,10 +141,10 @@ class TokenLayer(Layer):
             new.grows = True  # a whole ring that was cut may be whole again
         return new
 
-    def line_of(self, parts: Sequence[TokenLayer], rows: int, capacity: int | None, longest: int, slack: int) -> Self:
+    def line_of(self, parts: Sequence[Layer], rows: int, capacity: int | None, longest: int, slack: int) -> Self:
         """The rows of all parts, which are in line as this layer is, with room for the longest: each token is copied
         once."""
-        slots = max(longest, SMALLEST, *(part.slots for part in parts)) if capacity is None else capacity
+        slots = max(longest, SMALLEST, *(part.slots or 0 for part in parts)) if capacity is None else capacity
         new = self._with({})
         new.slack, new.grows = slack, capacity is None
         for name, like in self.data.items():

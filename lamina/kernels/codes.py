@@ -130,6 +130,18 @@ def to_float8(x):
 
 
 @triton.jit
+def in_groups(centre, D: tl.constexpr, FORM: tl.constexpr, CENTRED: tl.constexpr):
+    """A head's numbers as rows of groups: the groups, which number is where, whether there is one, and its centre."""
+    G: tl.constexpr = padded_groups(D)
+    group, e = tl.arange(0, G)[:, None], tl.arange(0, GROUP)[None, :]
+    d, there = number_at(group * GROUP + e, D, FORM)
+    middle = tl.zeros([G, GROUP], tl.float32)
+    if CENTRED:
+        middle = tl.load(centre + d, mask=there, other=0.0)
+    return group, d, there, middle
+
+
+@triton.jit
 def keep(
     x, centre, codes, scales, high, table, place, cell, stores,
     CODES: tl.constexpr, SCALES: tl.constexpr, HIGH: tl.constexpr,
@@ -152,11 +164,7 @@ def keep(
     codes += place * CODE_BYTES
     scales += place * SCALE_NUMBERS
     high += place * HIGH_BYTES
-    group, e = tl.arange(0, G)[:, None], tl.arange(0, GROUP)[None, :]
-    d, there = number_at(group * GROUP + e, D, FORM)
-    middle = tl.zeros([G, GROUP], tl.float32)
-    if CENTRED:
-        middle = tl.load(centre + d, mask=there, other=0.0)
+    group, d, there, middle = in_groups(centre, D, FORM, CENTRED)
     begin(PDL)
     numbers = tl.load(x + d, mask=there, other=0.0)
     if FORM == "plain":
@@ -209,11 +217,7 @@ def ask(
 ):  # fmt: skip
     """The query head at x, made ready, at y and marks."""
     G: tl.constexpr = padded_groups(D)
-    group, e = tl.arange(0, G)[:, None], tl.arange(0, GROUP)[None, :]
-    d, there = number_at(group * GROUP + e, D, FORM)
-    middle = tl.zeros([G, GROUP], tl.float32)
-    if CENTRED:
-        middle = tl.load(centre + d, mask=there, other=0.0)
+    group, d, there, middle = in_groups(centre, D, FORM, CENTRED)
     begin(PDL)
     numbers = tl.load(x + d, mask=there, other=0.0).to(tl.float32)
     product = tl.sum(numbers * middle)

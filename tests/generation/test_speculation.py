@@ -4,128 +4,26 @@ same cache, for every family, ragged rows, and drafts that are right never, some
 from __future__ import annotations
 
 import copy
-import functools
-import math
 import random
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from lamina.config import Config
 from lamina.errors import InputError
 from lamina.generation.drafts import Assistant, Draft, Guess, Lookup, Schedule, draft_of, early_exit
 from lamina.generation.history import History
-from lamina.generation.prompt import from_rows
-from lamina.generation.run import Chooser, Made, Run, one_by_one
-from lamina.generation.speculation import settle, speculate
+from lamina.generation.run import Chooser, Run, one_by_one
+from lamina.generation.speculation import speculate
 from lamina.generation.stopping import Stopping
 from lamina.model import Model
-from lamina.models.llama import Llama
-from tests.families.cases import FIRST
-from tests.families.harness import pair, random_ids
-from tests.families.test_t5 import pair as t5_pair
-
-FAMILIES = [family for family, _ in FIRST]
-PROMPTS = [[5, 9, 12, 3, 44, 8, 21, 9, 12], [7], [30, 31, 32]]
-
-
-def settings(**changes: Any) -> Any:
-    default: dict[str, Any] = dict(
-        max_new_tokens=None, max_length=None, prefill_chunk=None, assistant_model=None, prompt_lookup_num_tokens=None,
-        max_matching_ngram_size=2, assistant_early_exit=None, num_assistant_tokens=4,
-        num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.0,
-    )  # fmt: skip
-    return SimpleNamespace(**default | changes)
-
-
-def begin(model: Model, prompts: list[list[int]], new: int, eos: tuple[int, ...] = (), **more: Any) -> Run:
-    """A run after its prompts; models with an encoder read them as their sources."""
-    prompt, source = from_rows(prompts), None
-    capacity = more.pop("capacity", None)
-    chooser = more.pop("chooser", Chooser())
-    with torch.no_grad():
-        cache = model.new_cache(len(prompts), capacity)
-        if model.start_ids:
-            cache.attach(model.encode(prompt.ids, prompt.counts))
-            source = prompt.ids.masked_fill(
-                torch.arange(prompt.ids.shape[1]) >= torch.tensor(prompt.counts)[:, None], -1
-            )
-            prompt = from_rows([[*model.start_ids, *row[:2]] for row in prompts])
-        logits = model(prompt.ids, cache=cache, counts=prompt.counts, logits="last")
-    assert logits is not None
-    return Run(
-        model, cache, logits, chooser, Stopping([new] * len(prompts), eos), prompt.counts, list(range(len(prompts))),
-        settings(max_new_tokens=new, **more), source=source,
-    )  # fmt: skip
-
-
-def again(run: Run, **changes: Any) -> Run:
-    """The same run, with a cache of its own."""
-    return replace(
-        run,
-        cache=run.cache.fork(),
-        stopping=run.stopping.select(range(run.rows)),
-        settings=settings(**vars(run.settings) | changes),
-    )
-
-
-def ragged(rows: int, seed: int = 0) -> list[list[int]]:
-    rng = random.Random(seed)
-    return [[rng.randrange(67) for _ in range(rng.randint(1, 14))] for _ in range(rows)]
-
-
-@functools.cache
-def model_of(family: str) -> Model:
-    return t5_pair("own head, few buckets, gated silu")[1] if family == "t5" else pair(family, dict(FIRST)[family])[1]
-
-
-def like(model: Model, noise: float) -> Model:
-    """Nearly the same model: its guesses are sometimes right."""
-    other = copy.deepcopy(model)
-    torch.manual_seed(1)
-    for parameter in other.parameters():
-        parameter.add_(torch.randn_like(parameter) * noise * parameter.abs().mean())
-    return other
-
-
-class Oracle:
-    """Knows what comes, and says it with probability `luck` (by row: the first again after the last); else something
-    else."""
-
-    def __init__(self, run: Run, truth: Made, *luck: float) -> None:
-        self.texts = [text + new for text, new in zip(run.cache.tokens, truth.tokens, strict=True)]
-        self.luck, self.rng = luck, random.Random(0)
-
-    def __call__(self, rows: Sequence[int], texts: Sequence[Sequence[int]], most: Sequence[int]) -> Guess:
-        guesses = []
-        for row, text, n in zip(rows, texts, most, strict=True):
-            n = self.rng.randint(min(n, 1), n)  # ragged, as a draft may be
-            coming = self.texts[row][len(text) : len(text) + n]
-            luck = self.luck[row % len(self.luck)]
-            guesses.append([t if self.rng.random() < luck else (t + 1) % 67 for t in coming])
-        return Guess(guesses)
-
-
-def same(found: Made, truth: Made, run: Run) -> None:
-    """The same tokens, reasons and caches, which go on in the same way."""
-    assert found.tokens == truth.tokens
-    assert found.reasons == truth.reasons
-    assert found.cache.tokens == truth.cache.tokens
-    assert found.cache.tokens == [p + t for p, t in zip(run.cache.tokens, found.tokens, strict=True)]
-    with torch.no_grad():
-        ids = random_ids(found.cache.rows, 3, 67)
-        logits, expected = (run.model(ids, cache=cache.fork()) for cache in (found.cache, truth.cache))
-    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-
+from tests.families.harness import pair
+from tests.generation.drafted import FAMILIES, PROMPTS, Oracle, again, begin, like, model_of, ragged, same, tiny
 
 # -- greedy ------------------------------------------------------------------------------------------------------------
 
@@ -298,116 +196,6 @@ def test_processors_at_every_place_see_the_tokens_before_it_and_no_wrong_ones() 
         speculate(again(run, assistant_model=like(run.model, 0.05))),
     ):
         same(made, truth, run)
-
-
-# -- sampling ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma2", "falcon_h1"])
-def test_guesses_without_chance_leave_every_draw_as_it_is(family: str) -> None:
-    warm = lambda scores, history: scores * 2  # noqa: E731
-    run = begin(model_of(family), PROMPTS, 20, chooser=Chooser((warm,), sample=True, seed=3))
-    truth = one_by_one(again(run))
-    same(speculate(again(run, prompt_lookup_num_tokens=3, max_matching_ngram_size=1)), truth, run)
-    found = speculate(again(run), Oracle(run, truth, 0.8))
-    same(found, truth, run)
-    assert found.more["speculation"].acceptance_rate > 0.5
-
-
-def tiny(seed: int, vocab: int = 4) -> Model:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, intermediate_size=16,
-        vocab_size=vocab,
-    )  # fmt: skip
-    model = Llama.build(Config(config.to_dict()))
-    for parameter in model.parameters():
-        parameter.copy_(torch.randn_like(parameter) * 0.5)
-    return model
-
-
-def scaled(scores: Tensor, history: History) -> Tensor:
-    """Sharper, and less likely the more often it has been: what a chooser's processors do to both distributions."""
-    return scores * 1.3 - 0.3 * history.seen(scores.shape[-1])
-
-
-def joint(model: Model, prompt: list[int], n: int) -> dict[tuple[int, ...], float]:
-    """The probability of every way to go on for n tokens, from uncached passes."""
-    ways = list(product(range(model.vocab), repeat=n))
-    ids = torch.tensor([[*prompt, *way] for way in ways])
-    logits = model(ids)
-    assert logits is not None
-    log_p = torch.zeros(len(ways))
-    for k in range(n):
-        before = ids[:, : len(prompt) + k]
-        lengths = torch.full((len(ways),), before.shape[1])
-        scores = scaled(logits[:, len(prompt) + k - 1].float(), History(lengths, lengths, before))
-        log_p += scores.log_softmax(dim=-1).gather(1, ids[:, len(prompt) + k, None])[:, 0]
-    return dict(zip(ways, log_p.exp().tolist(), strict=True))
-
-
-def fits(found: Sequence[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> bool:
-    """Pearson's chi-square at one in a thousand, by Wilson and Hilferty's approximation; rare ways count as one."""
-    counts, n = Counter(found), len(found)
-    assert abs(sum(expected.values()) - 1) < 1e-4 and set(counts) <= set(expected)
-    often = [(counts[way], n * p) for way, p in expected.items() if n * p >= 8]
-    rare = [(counts[way], n * p) for way, p in expected.items() if n * p < 8]
-    cells = [*often, (sum(c for c, _ in rare), sum(p for _, p in rare) + 1e-9)]
-    chi, free = sum((c - p) ** 2 / p for c, p in cells), len(cells) - 1
-    return chi < free * (1 - 2 / (9 * free) + 3.09 * math.sqrt(2 / (9 * free))) ** 3
-
-
-@pytest.mark.parametrize("changes", [{}, {"assistant_confidence_threshold": 0.4}, {"num_assistant_tokens": 1}], ids=str)
-def test_tokens_drawn_with_an_assistant_have_the_models_distribution(changes: dict[str, Any]) -> None:
-    model, assistant, prompt, rows, n = tiny(0), tiny(1), [1, 3, 0], 3000, 4
-    one = begin(model, [prompt], n)
-    run = replace(
-        one, cache=one.cache.repeat(rows), logits=one.logits.expand(rows, -1), prompts=[len(prompt)] * rows,
-        numbers=list(range(rows)), chooser=Chooser((scaled,), sample=True, seed=11), stopping=Stopping([n] * rows),
-        settings=settings(max_new_tokens=n, assistant_model=assistant, **{"num_assistant_tokens": 3} | changes),
-    )  # fmt: skip
-    made = speculate(run)
-    expected = joint(model, prompt, n)
-    assert fits([tuple(row) for row in made.tokens], expected)
-    assert 0.2 < made.more["speculation"].acceptance_rate < 0.95
-    assert not fits([tuple(row) for row in made.tokens], joint(assistant, prompt, n))  # the test would notice
-
-
-def test_a_place_is_settled_by_the_models_distribution_whatever_the_guess_was_drawn_from() -> None:
-    torch.manual_seed(0)
-    N, V = 20000, 6
-    numbers, positions = torch.arange(N), torch.full((N,), 5)
-    chooser = Chooser(sample=True, seed=2)
-    for p, q in (
-        (torch.randn(V), torch.randn(V)),
-        (torch.randn(V), torch.randn(V) * 5),
-        (torch.tensor([0, 1, 2, -torch.inf, 0, 1]), torch.tensor([-torch.inf, 3, -torch.inf, 3, 0, 0])),
-        (torch.zeros(V), torch.zeros(V)),
-    ):
-        scores, drawn = p.expand(N, V), q.expand(N, V)
-        guesses = chooser.choose(drawn, numbers, positions, 1)
-        for given in (guesses, torch.where(numbers % 2 == 0, guesses, -1)):
-            found, right = settle(chooser, scores, given, drawn, numbers, positions)
-            assert bool((found == given)[right].all())
-            there = p.exp() > 0
-            expected = {(id,): float(p.softmax(-1)[id]) for id in range(V) if there[id]}
-            assert fits([(id,) for id in found.tolist()], expected)
-        overlap = float(torch.minimum(p.softmax(-1), q.softmax(-1)).sum())
-        assert (
-            abs(float(settle(chooser, scores, guesses, drawn, numbers, positions)[1].float().mean()) - overlap) < 0.02
-        )
-
-
-def test_a_row_alone_draws_what_it_draws_in_a_batch() -> None:
-    model = model_of("qwen3_next")
-    changes = dict(assistant_model=like(model, 0.2), assistant_confidence_threshold=0.02)
-    run = begin(model, PROMPTS, 14, chooser=Chooser(sample=True, seed=5))
-    together = speculate(again(run, num_assistant_tokens_schedule="heuristic", **changes))
-    for row, prompt in enumerate(PROMPTS):
-        alone = begin(model, [prompt], 14, chooser=run.chooser, num_assistant_tokens_schedule="heuristic", **changes)
-        made = speculate(replace(alone, numbers=[row]))
-        assert made.tokens[0] == together.tokens[row]
-        assert made.more["speculation"] == together.more["speculation"].row(row)
 
 
 # -- schedules, errors -------------------------------------------------------------------------------------------------

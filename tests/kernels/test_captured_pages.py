@@ -14,7 +14,7 @@ from lamina.generation.replay import replayed
 from lamina.generation.run import Chooser, one_by_one
 from lamina.generation.speculation import speculate
 from lamina.generation.stopping import Stopping
-from tests.generation.test_speculation import Oracle, again
+from tests.generation.drafted import Oracle, again
 from tests.kernels.passes import compared
 from tests.kernels.runs import PROMPTS, begin, small, start, tiny
 

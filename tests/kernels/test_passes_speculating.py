@@ -9,7 +9,7 @@ import pytest
 from lamina.generation.drafts import Guess
 from lamina.generation.run import Chooser, one_by_one
 from lamina.generation.speculation import speculate
-from tests.generation.test_speculation import Oracle, again, begin, same
+from tests.generation.drafted import Oracle, again, begin, same
 from tests.kernels.runs import small
 
 PROMPTS = [[5, 9, 12, 3, 44, 9, 12], [7]]
