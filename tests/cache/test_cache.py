@@ -191,6 +191,24 @@ def test_rows_may_be_a_number_a_list_a_tensor_or_a_mask() -> None:
     assert cache.lengths.tolist() == [1, 0, 1]
 
 
+@pytest.mark.parametrize("kind", ["sliding and full", "latent", "hybrid"])
+def test_a_join_has_the_room_that_is_asked_for_and_goes_on_in_it(kind: str) -> None:
+    worlds = [World.fresh(kind, 1, slack=2) for _ in range(2)]
+    for tokens, world in zip((40, 5), worlds, strict=True):
+        world.feed(tokens)
+    joined = Cache.join([world.cache for world in worlds], room=90)
+    assert joined.tokens == [world.cache.tokens[0] for world in worlds]
+    where = {t.data_ptr() for layer in joined._all() if getattr(layer, "in_line", False) for t in layer.data.values()}
+    assert where
+    model = toy(kind)
+    for row, ids in enumerate(joined.tokens):
+        assert_close(model([[3]], cache=joined.select([row]))[0, -1], truth(kind, (*ids, 3))[-1])
+    model(random_ids(2, 50, 0), cache=joined)
+    assert where == {
+        t.data_ptr() for layer in joined._all() if getattr(layer, "in_line", False) for t in layer.data.values()
+    }
+
+
 def test_a_join_takes_the_largest_capacity_and_slack() -> None:
     model = toy("sliding and full")
     a, b = model.new_cache(capacity=20, slack=1), model.new_cache(rows=2, capacity=33, slack=4)
