@@ -191,7 +191,7 @@ def test_rows_may_be_a_number_a_list_a_tensor_or_a_mask() -> None:
     assert cache.lengths.tolist() == [1, 0, 1]
 
 
-@pytest.mark.parametrize("kind", ["sliding and full", "latent", "hybrid"])
+@pytest.mark.parametrize("kind", ["sliding and full", "latent", "wide heads"])
 def test_a_join_has_the_room_that_is_asked_for_and_goes_on_in_it(kind: str) -> None:
     worlds = [World.fresh(kind, 1, slack=2) for _ in range(2)]
     for tokens, world in zip((40, 5), worlds, strict=True):
