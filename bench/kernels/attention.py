@@ -126,7 +126,7 @@ def stores_of(case: Case, dtype: torch.dtype) -> Held:
 
 def launch(case: Case, table: Tensor, new: list[Tensor], sinks: Tensor | None = None) -> Tensor:
     return decode_attention(
-        *new, table, case.window, scale=0.1, softcap=case.softcap, sinks=sinks, most_splits=case.splits,
+        *new, table, case.window, scale=0.1, softcap=case.softcap, sinks=sinks, most_parts=case.splits,
         least=case.least, shape=case.shape,
     )  # fmt: skip
 

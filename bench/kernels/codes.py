@@ -215,7 +215,7 @@ def times(codecs: tuple[str, ...]) -> None:
     for codec, store in zip(codecs, stores, strict=True):
         coded = store.encoded()
         for shape, splits, _, registers in {one for case in TIMES for one in configurations(case, codec)}:
-            how = {"scale": 0.1, "shape": shape, "most_splits": splits, "registers": registers}
+            how = {"scale": 0.1, "shape": shape, "most_parts": splits, "registers": registers}
             builds.append(partial(decode_codes, coded, store.table, FULL, torch.bfloat16, **how))
     for problem in filter(None, all_at_once(builds)):
         print(f"FAILED  {problem}", flush=True)
@@ -239,7 +239,7 @@ def coded_times(case: Case, codec: str, base: float) -> list[str]:
     def attend(shape: Shape | None, splits: int | None, least: int | None, registers: int | None) -> None:
         for store, one in zip(stores, coded, strict=True):
             decode_codes(
-                one, store.table, FULL, torch.bfloat16, scale=0.1, shape=shape, most_splits=splits, least=least,
+                one, store.table, FULL, torch.bfloat16, scale=0.1, shape=shape, most_parts=splits, least=least,
                 registers=registers,
             )  # fmt: skip
 

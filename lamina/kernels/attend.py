@@ -28,19 +28,17 @@ from lamina.kernels.splits import (
     NOTHING,
     Division,
     arrivals,
-    cut,
     first_seen,
     fold,
     gathered,
     least_tokens,
+    part_of,
+    parts_for,
     position_of,
     reach,
-    row_of,
     rule_of,
     scored,
     slot_of,
-    splits_for,
-    visible,
     write,
 )
 
@@ -78,19 +76,19 @@ def shape_for(key_dim: int, value_dim: int, itemsize: int, queries: int) -> Shap
 
 @triton.jit
 def _attend(
-    out, q, k, v, sinks, parts, counters, table, size, keep, least, scale, softcap,
+    out, q, k, v, sinks, parts, counters, table, rows, size, keep, least, scale, softcap,
     q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token,
     T: tl.constexpr, G: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     D_PAD: tl.constexpr, DV_PAD: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr,
-    QUERIES: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, MERGES: tl.constexpr,
-    BLOCK: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr, CHUNK: tl.constexpr, PAGE: tl.constexpr,
-    PDL: tl.constexpr,
+    QUERIES: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, B: tl.constexpr,
+    MERGES: tl.constexpr, BLOCK: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr, CHUNK: tl.constexpr,
+    PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    group, split, most = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    row, head, block = group // (HEADS * QUERIES), group // QUERIES % HEADS, group % QUERIES
-    length, count = row_of(table, row, T)
-    kept, first, many, ring = visible(table, length, count, size, keep, KIND)
-    each, used = cut(many, most, least, BLOCK)
+    group = tl.program_id(0)
+    head, block = group // QUERIES, group % QUERIES
+    row, split, used, item, each, length, count, kept, first, many, ring = part_of(
+        table, rows, size, keep, least, T, B, KIND, BLOCK
+    )
     if split >= used:
         return
     base, pages = first_cell(table, row * HEADS + head, PAGE), pages_of(table, row, PAGE)
@@ -146,7 +144,7 @@ def _attend(
     elif MERGES:
         n = tl.arange(0, R)
         whole, best, sums, mixed = gathered(
-            parts, counters, top, total, mix, group, split, used, most, inner, n, dv,
+            parts, counters, top, total, mix, group, item, split, used, inner, n, dv,
             ROWS, DV, R, DV_PAD, BUNCH, TREE, CHUNK,
         )  # fmt: skip
         if whole:
@@ -164,7 +162,7 @@ def decode_attention(
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,  # [Hq]
-    most_splits: int | None = None,
+    most_parts: int | None = None,
     shape: Shape | None = None,
     least: int | None = None,
     page: int = 0,  # slots of a page, where the store is in pages
@@ -172,9 +170,9 @@ def decode_attention(
     """Attention of up to 16 new tokens over what the cache's rows hold and themselves: [B, Hq, T, Dv].
 
     Only visible slots of the store are read, whatever its capacity. Padding gives zeros. The last axis of q, k and v is
-    contiguous. `most_splits` bounds the programs a row may be divided over; a caller that knows the capacity can give
-    `splits_for(rows, key_heads, capacity)`. The output lies as [B, T, Hq, Dv], so putting the heads side by side
-    afterwards costs nothing. `shape` and `least` are for measuring other configurations.
+    contiguous. The output lies as [B, T, Hq, Dv], so putting the heads side by side afterwards costs nothing.
+    `most_parts` (into how many all that the rows see is divided), `shape` and `least` are for measuring other
+    configurations.
     """
     B, Hq, T, D = q.shape
     Hk, Dv = k.shape[1], v.shape[3]
@@ -187,17 +185,15 @@ def decode_attention(
     blocks = triton.cdiv(queries, M)
     rows = M if blocks > 1 else queries
     shape = shape or shape_for(D, Dv, k.element_size(), M)
-    groups = B * Hk * blocks
-    least = least or least_tokens(groups, shape.block)
+    least = least or least_tokens(shape.block)
     kind, size, keep = rule_of(window)
-    if most_splits is None:
-        most_splits = splits_for(B, Hk * blocks, reach(window), least=least)
+    most = most_parts or parts_for(B, Hk * blocks, reach(window), least)
     out = torch.empty(B, T, Hq, Dv, dtype=q.dtype, device=q.device)
-    cuts = Division.of(groups, rows, Dv, most_splits, out)
+    cuts = Division.of(B, Hk * blocks, rows, Dv, most, out)
     R, values = triton.next_power_of_2(rows), max(16, triton.next_power_of_2(Dv))
-    _attend[(groups, cuts.most)](
-        out, q, k, v, out if sinks is None else sinks, cuts.parts, arrivals(q.device), table, size, keep, least, scale,
-        1.0 if softcap is None else softcap, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+    _attend[(Hk * blocks, cuts.items)](
+        out, q, k, v, out if sinks is None else sinks, cuts.parts, arrivals(q.device), table, B, size, keep, least,
+        scale, 1.0 if softcap is None else softcap, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         T=T, G=Hq // Hk, HEADS=Hk, D=D, DV=Dv, D_PAD=max(16, triton.next_power_of_2(D)), DV_PAD=values,
         M=M, ROWS=rows, R=R, QUERIES=blocks, KIND=kind, SOFTCAP=softcap is not None, SINKS=sinks is not None,
         BLOCK=shape.block, **cuts.constants(R, values, shape.warps),

@@ -27,6 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lamina.attention.window import Window
+from lamina.cache.codec import Format
 from lamina.errors import InputError
 from lamina.kernels.attend import Shape
 from lamina.kernels.cells import cells_in, first_cell, pages_of, stages_for
@@ -62,27 +63,27 @@ from lamina.kernels.splits import (
     NOTHING,
     Division,
     arrivals,
-    cut,
     first_seen,
     gathered,
+    multiprocessors,
+    part_of,
+    parts_for,
     position_of,
     reach,
-    row_of,
     rule_of,
     scored,
     slot_of,
-    splits_for,
-    visible,
     write,
 )
 
 # By bits of a number that is computed with, and by columns of a value.
 SHAPES = {(16, 64): Shape(32, 1, 3), (16, 128): Shape(32, 1, 3), (16, 256): Shape(16, 1, 3), (32, 256): Shape(16, 4, 2)}
-# By the formats of keys and values: blocks of so many tokens, and programs for each multiprocessor. Others: as int8.
-MEASURED = {("fp8", "fp8"): (16, 16)}
+FP8 = Shape(16, 1, 3)  # for its formats at most
+# Where rows are few, what counts is how soon a part is done, and how many there are to merge.
+FEW_ROWS = {(8, 8): Shape(64, 4, 3), ("fp8", "fp8"): Shape(64, 4, 3)}
 MOST_QUERIES = {16: 64, 32: 16}
 LEAST = 128  # tokens a part has at least
-WAVES = 8  # programs for each multiprocessor
+WAVES, WAVES_OF_FEW, WAVES_OF_FP8 = 8, 4, 16  # programs for each multiprocessor
 
 
 @triton.jit
@@ -158,12 +159,12 @@ def turned_back(mix, R: tl.constexpr, DV: tl.constexpr, COLUMNS: tl.constexpr):
 @triton.jit
 def _attend_codes(
     out, q, marks, k_codes, k_scales, k_high, v_codes, v_scales, v_high, sinks, parts, counters, table,
-    size, keep, least, scale, softcap, q_row, q_head, q_token,
+    rows, size, keep, least, scale, softcap, q_row, q_head, q_token,
     T: tl.constexpr, G: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     KEYS: tl.constexpr, VALUES: tl.constexpr, TURNED: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr,
     R: tl.constexpr, QUERIES: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
-    MERGES: tl.constexpr, BLOCK: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr, CHUNK: tl.constexpr,
-    APART: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
+    B: tl.constexpr, MERGES: tl.constexpr, BLOCK: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr,
+    CHUNK: tl.constexpr, APART: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     EXACT: tl.constexpr = q.dtype.element_ty == tl.float32
     NUMBER: tl.constexpr = q.dtype.element_ty  # of the keys' products
@@ -173,14 +174,14 @@ def _attend_codes(
     COLUMNS: tl.constexpr = V_WORDS // group_words(DV, VALUES) * GROUP
     OFFSETS: tl.constexpr = max(16, WORDS // group_words(D, KEYS))
     V_OFFSETS: tl.constexpr = max(16, COLUMNS // GROUP)
-    group, split, most = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    pair, block = group // QUERIES, group % QUERIES
-    row, head = pair // HEADS, pair % HEADS
-    length, count = row_of(table, row, T)
-    kept, first, many, ring = visible(table, length, count, size, keep, KIND)
-    each, used = cut(many, most, least, BLOCK)
+    group = tl.program_id(0)
+    head, block = group // QUERIES, group % QUERIES
+    row, split, used, item, each, length, count, kept, first, many, ring = part_of(
+        table, rows, size, keep, least, T, B, KIND, BLOCK
+    )
     if split >= used:
         return
+    pair = row * HEADS + head
     origin, pages = first_cell(table, pair, PAGE), pages_of(table, row, PAGE)
     K_WIDTH: tl.constexpr = code_bytes(D, KEYS) // max(1, word_bytes(D, KEYS))
     V_WIDTH: tl.constexpr = code_bytes(DV, VALUES) // max(1, word_bytes(DV, VALUES))
@@ -298,7 +299,7 @@ def _attend_codes(
     elif MERGES:
         n = tl.arange(0, R)
         whole, best, every, merged = gathered(
-            parts, counters, top, total, mixed, group, split, used, most, inner, n, column,
+            parts, counters, top, total, mixed, group, item, split, used, inner, n, column,
             ROWS, COLUMNS, R, COLUMNS, BUNCH, TREE, CHUNK,
         )  # fmt: skip
         if whole:
@@ -317,7 +318,7 @@ def decode_codes(
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,  # [Hq]
-    most_splits: int | None = None,
+    most_parts: int | None = None,
     shape: Shape | None = None,
     least: int | None = None,
     registers: int | None = None,
@@ -340,18 +341,17 @@ def decode_codes(
     blocks = triton.cdiv(queries, M)
     rows = M if blocks > 1 else queries
     columns = padded_words(Dv, values.form) // group_words(Dv, values.form) * GROUP.value
-    block, waves = MEASURED.get((keys.form, values.form), (None, WAVES))  # type: ignore[arg-type]
-    shape = shape or shape_for(bits, max(columns, D), M, block)
-    groups, least = B * Hk * blocks, least or LEAST
+    few = 4 * B * Hk * blocks <= multiprocessors()
+    shape = shape or shape_for(bits, max(columns, D), M, (keys.form, values.form), few)
+    least = least or LEAST
     kind, size, keep = rule_of(window)
-    if most_splits is None:
-        most_splits = splits_for(B, Hk * blocks, reach(window), waves=waves, least=least)
+    most = most_parts or parts_for(B, Hk * blocks, reach(window), least, waves=waves_for(keys.form, few))
     out = torch.empty(B, T, Hq, Dv, dtype=dtype, device=q.device)
-    cuts = Division.of(groups, rows, columns, most_splits, out)
+    cuts = Division.of(B, Hk * blocks, rows, columns, most, out)
     R = triton.next_power_of_2(rows)
-    _attend_codes[(groups, cuts.most)](
+    _attend_codes[(Hk * blocks, cuts.items)](
         out, q, coded.marks, *words(coded.k, keys), *words(coded.v, values), out if sinks is None else sinks,
-        cuts.parts, arrivals(q.device), table, size, keep, least, scale, 1.0 if softcap is None else softcap,
+        cuts.parts, arrivals(q.device), table, B, size, keep, least, scale, 1.0 if softcap is None else softcap,
         *q.stride()[:3],
         T=T, G=Hq // Hk, HEADS=Hk, D=D, DV=Dv, KEYS=keys.form, VALUES=values.form, TURNED=values.turned,
         M=M, ROWS=rows, R=R, QUERIES=blocks, KIND=kind, SOFTCAP=softcap is not None, SINKS=sinks is not None,
@@ -367,10 +367,17 @@ def words(parts: Parts, side: Side) -> tuple[Tensor, Tensor, Tensor]:
     return codes, parts.scales, parts.high
 
 
-def shape_for(bits: int, columns: int, queries: int, block: int | None) -> Shape:
+def shape_for(bits: int, columns: int, queries: int, forms: tuple[Format, Format], few: bool) -> Shape:
     found = next((SHAPES[key] for key in sorted(SHAPES) if key[0] == bits and columns <= key[1]), None)
     if found is None:
         raise InputError(f"heads of {columns} numbers are past 256, the most the attention kernel takes")
     if bits == 32:
         return found
-    return Shape(min(found.block, block or found.block), max(1, queries // 16), found.stages)
+    if few and queries <= 16 and columns <= 128 and forms in FEW_ROWS:
+        return FEW_ROWS[forms]
+    block = min(found.block, FP8.block) if forms == ("fp8", "fp8") else found.block
+    return Shape(block, max(1, queries // 16), found.stages)
+
+
+def waves_for(keys: Format, few: bool) -> int:
+    return WAVES_OF_FEW if few else WAVES_OF_FP8 if keys == "fp8" else WAVES

@@ -1,10 +1,10 @@
-"""New tokens into codes, and queries made ready for codes: one launch between `rope` and attention over codes.
+"""New tokens into codes, and queries made ready for codes: one launch in front of attention over codes.
 
-A program takes one head of one token. A key or a value head is centred, turned and encoded as `lamina.cache.formats`
-does it; its parts go to its slot, from which attention reads the new tokens too: they are seen as they are kept. A
-query head is turned as the keys are. In 16 bits it is divided by its largest number, so that float16 holds it whatever
-its size. Beside it go (`marks`) that number, its product with the keys' centre, and its sum over each group, which the
-groups' offsets are multiplied by.
+A program takes one head of one token. A query or a key head is normed and rotated as in `rope`, unless that is done. A
+key or a value head is centred, turned and encoded as `lamina.cache.formats` does it; its parts go to its slot, from
+which attention reads the new tokens too: they are seen as they are kept. A query head is turned as the keys are. In 16
+bits it is divided by its largest number, so that float16 holds it whatever its size. Beside it go (`marks`) that
+number, its product with the keys' centre, and its sum over each group, which the groups' offsets are multiplied by.
 
 Padding is not stored. Without `write` nothing is: several tokens at once go into a ring only when they are accepted.
 Then the parts go to a small store of this pass alone.
@@ -14,6 +14,7 @@ Then the parts go to a small store of this pass alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -34,8 +35,11 @@ from lamina.kernels.packed import (
     scale_numbers,
     turned,
 )
-from lamina.kernels.rope import cell_at, slot_at, stays
+from lamina.kernels.rope import cell_at, rotated, slot_at, stays, weights_of
 from lamina.kernels.splits import row_of
+
+if TYPE_CHECKING:
+    from lamina.nn.norm import RMSNorm
 
 CODES = {"k": COLUMNS.index("k"), "v": COLUMNS.index("v")}
 SCALES = {"k": COLUMNS.index("k.scales"), "v": COLUMNS.index("v.scales")}
@@ -142,10 +146,28 @@ def in_groups(centre, D: tl.constexpr, FORM: tl.constexpr, CENTRED: tl.constexpr
 
 
 @triton.jit
+def head_at(
+    x, d, there, weight, eps, plus, factor, cos, sin,
+    D: tl.constexpr, PAIRS: tl.constexpr, NEIGHBOURS: tl.constexpr, NORMS: tl.constexpr, WEIGHTS: tl.constexpr,
+):  # fmt: skip
+    """The numbers d [groups, 32] of the head at x, normed, rotated and times a factor, as a tensor would hold them."""
+    if PAIRS == 0 and NORMS == "":
+        numbers = tl.load(x + d, mask=there, other=0.0).to(tl.float32)
+    else:
+        N: tl.constexpr = d.shape[0] * d.shape[1]
+        one = tl.zeros([1, 1], tl.int32)
+        place = tl.reshape(tl.where(there, d, D), [N])
+        numbers = rotated(x + one, one == 0, weight, eps, plus, cos, sin, place, D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS)
+        numbers = tl.reshape(numbers, d.shape)
+    return (numbers * factor).to(x.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
 def keep(
-    x, centre, codes, scales, high, table, place, cell, stores,
+    x, weight, eps, plus, cos, sin, centre, codes, scales, high, table, place, cell, stores,
     CODES: tl.constexpr, SCALES: tl.constexpr, HIGH: tl.constexpr,
-    D: tl.constexpr, FORM: tl.constexpr, TURNED: tl.constexpr, CENTRED: tl.constexpr, WRITE: tl.constexpr,
+    D: tl.constexpr, FORM: tl.constexpr, TURNED: tl.constexpr, CENTRED: tl.constexpr,
+    PAIRS: tl.constexpr, NEIGHBOURS: tl.constexpr, NORMS: tl.constexpr, WEIGHTS: tl.constexpr, WRITE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """The head at x, encoded, in its slot's `cell` where it `stores`, or else at `place` of this pass's parts.
@@ -166,11 +188,11 @@ def keep(
     high += place * HIGH_BYTES
     group, d, there, middle = in_groups(centre, D, FORM, CENTRED)
     begin(PDL)
-    numbers = tl.load(x + d, mask=there, other=0.0)
+    numbers = head_at(x, d, there, weight, eps, plus, 1.0, cos, sin, D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS)
     if FORM == "plain":
-        tl.store(codes + d, numbers, mask=there & stores)
+        tl.store(codes + d, numbers.to(codes.dtype.element_ty), mask=there & stores)
     else:
-        numbers = numbers.to(tl.float32) - middle
+        numbers -= middle
         if FORM == "fp8":
             scale = half_above(tl.math.div_rn(tl.max(tl.abs(numbers)), 448.0))
             close = tl.minimum(tl.maximum(numbers * inverse(scale), -448.0), 448.0)
@@ -212,14 +234,18 @@ def keep(
 
 @triton.jit
 def ask(
-    x, y, marks, centre,
-    D: tl.constexpr, FORM: tl.constexpr, TURNED: tl.constexpr, CENTRED: tl.constexpr, PDL: tl.constexpr,
+    x, weight, eps, plus, factor, cos, sin, y, marks, centre,
+    D: tl.constexpr, FORM: tl.constexpr, TURNED: tl.constexpr, CENTRED: tl.constexpr, PAIRS: tl.constexpr,
+    NEIGHBOURS: tl.constexpr, NORMS: tl.constexpr, WEIGHTS: tl.constexpr, FACTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The query head at x, made ready, at y and marks."""
     G: tl.constexpr = padded_groups(D)
     group, d, there, middle = in_groups(centre, D, FORM, CENTRED)
     begin(PDL)
-    numbers = tl.load(x + d, mask=there, other=0.0).to(tl.float32)
+    by = 1.0
+    if FACTOR:
+        by = tl.load(factor)
+    numbers = head_at(x, d, there, weight, eps, plus, by, cos, sin, D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS)
     product = tl.sum(numbers * middle)
     if TURNED:
         numbers = tl.where((group + 1) * GROUP <= D, turned(numbers, G), numbers)
@@ -236,20 +262,27 @@ def ask(
 
 @triton.jit
 def _encode(
-    q, k, v, q_out, marks, centre, k_codes, k_scales, k_high, v_codes, v_scales, v_high, table,
-    q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token,
+    q, k, v, cos, sin, q_weight, k_weight, factor, q_out, marks, centre,
+    k_codes, k_scales, k_high, v_codes, v_scales, v_high, table,
+    q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token, rope_row, rope_token, factor_row,
+    factor_token, q_eps, k_eps, q_plus, k_plus,
     T: tl.constexpr, Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     KEYS: tl.constexpr, VALUES: tl.constexpr, K_TURNED: tl.constexpr, V_TURNED: tl.constexpr, CENTRED: tl.constexpr,
+    PAIRS: tl.constexpr, NEIGHBOURS: tl.constexpr, NORMS: tl.constexpr, WEIGHTS: tl.constexpr, FACTOR: tl.constexpr,
     WRITE: tl.constexpr, FIRST: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Programs (token, head): heads of queries, then of keys, then of values."""
     row, t, head = tl.program_id(0) // T, tl.program_id(0) % T, tl.program_id(1) + FIRST
+    cos += row * rope_row + t * rope_token
+    sin += row * rope_row + t * rope_token
     if head < Q_HEADS:
         if FIRST == 0:
             mine = (row * T + t) * Q_HEADS + head
             ask(
-                q + row * q_row + head * q_head + t * q_token, q_out + mine * D, marks + mine * (2 + groups_of(D)),
-                centre + head // (Q_HEADS // K_HEADS) * D, D, KEYS, K_TURNED, CENTRED, PDL,
+                q + row * q_row + head * q_head + t * q_token, q_weight, q_eps, q_plus,
+                factor + row * factor_row + t * factor_token, cos, sin, q_out + mine * D,
+                marks + mine * (2 + groups_of(D)), centre + head // (Q_HEADS // K_HEADS) * D,
+                D, KEYS, K_TURNED, CENTRED, PAIRS, NEIGHBOURS, NORMS, WEIGHTS, FACTOR, PDL,
             )  # fmt: skip
     else:
         length, count = row_of(table, row, T)
@@ -264,13 +297,15 @@ def _encode(
             cell = cell_at(table, row, h, cell, stores, K_HEADS, PAGE)
         if head < Q_HEADS + K_HEADS:
             keep(
-                k + row * k_row + h * k_head + t * k_token, centre + h * D, k_codes, k_scales, k_high, table,
-                place, cell, stores, K_CODES, K_SCALES, K_HIGH, D, KEYS, K_TURNED, CENTRED, WRITE, PDL,
+                k + row * k_row + h * k_head + t * k_token, k_weight, k_eps, k_plus, cos, sin, centre + h * D,
+                k_codes, k_scales, k_high, table, place, cell, stores, K_CODES, K_SCALES, K_HIGH,
+                D, KEYS, K_TURNED, CENTRED, PAIRS, NEIGHBOURS, NORMS, WEIGHTS, WRITE, PDL,
             )  # fmt: skip
         else:
             keep(
-                v + row * v_row + h * v_head + t * v_token, centre, v_codes, v_scales, v_high, table,
-                place, cell, stores, V_CODES, V_SCALES, V_HIGH, DV, VALUES, V_TURNED, False, WRITE, PDL,
+                v + row * v_row + h * v_head + t * v_token, k_weight, k_eps, k_plus, cos, sin, centre,
+                v_codes, v_scales, v_high, table, place, cell, stores, V_CODES, V_SCALES, V_HIGH,
+                DV, VALUES, V_TURNED, False, 0, False, "", False, WRITE, PDL,
             )  # fmt: skip
 
 
@@ -284,13 +319,18 @@ def encode(
     *,
     write: bool,
     asks: bool = True,
+    rope: tuple[Tensor, Tensor] | None = None,  # as `rotate_and_append` takes them, up to `factor`
+    neighbours: bool = False,
+    norms: tuple[RMSNorm, RMSNorm] | None = None,
+    norms_last: bool = False,
+    factor: Tensor | None = None,
     page: int = 0,  # slots of a page, where the store is in pages
 ) -> Coded:
     """The new tokens in codes: with `write` the real ones in their slots, else in parts of this pass.
 
     A ring that tokens are read from after writing takes one at a time. The last axis of q, k and v is contiguous.
     Queries are made ready only where keys are codes of heads: those of latents, and of keys that are plain, are what
-    they are. `asks`: whether there are any.
+    they are, and come normed and rotated. `asks`: whether there are any.
     """
     B, Hq, T, D = q.shape
     Hk = k.shape[1]
@@ -305,13 +345,19 @@ def encode(
         q_out = torch.empty(B, T, Hq, D, dtype=torch.float32 if exact else torch.float16, device=q.device)
         marks = torch.empty(B, T, Hq, 2 + groups_of(D), device=q.device)
     first = Hq if ready else 0
+    cos, sin = (q, q) if rope is None else rope
+    weights, numbers = weights_of(norms, q)
     _encode[(B * T, Hq - first + (Hk if v is None else 2 * Hk))](
-        q, k, field, q_out, marks, marks if keys.centre is None else keys.centre,
+        q, k, field, cos, sin, *weights, q if factor is None else factor, q_out, marks,
+        marks if keys.centre is None else keys.centre,
         parts.codes, parts.scales, parts.high, more.codes, more.scales, more.high, table,
-        *q.stride()[:3], *k.stride()[:3], *field.stride()[:3],
+        *q.stride()[:3], *k.stride()[:3], *field.stride()[:3], *cos.stride()[:2],
+        *((0, 0) if factor is None else factor.stride()), *numbers,
         T=T, Q_HEADS=Hq, K_HEADS=Hk, D=D, DV=side.dim, KEYS=keys.form, VALUES=side.form, K_TURNED=keys.turned,
-        V_TURNED=side.turned, CENTRED=keys.centre is not None, WRITE=write, FIRST=first, PAGE=page, PDL=pdl(),
-        num_warps=1, **launch_options(),
+        V_TURNED=side.turned, CENTRED=keys.centre is not None, PAIRS=0 if rope is None else cos.shape[-1],
+        NEIGHBOURS=neighbours, NORMS="" if norms is None else "last" if norms_last else "first",
+        WEIGHTS=norms is not None and norms[0].weight is not None, FACTOR=factor is not None,
+        WRITE=write, FIRST=first, PAGE=page, PDL=pdl(), num_warps=1, **launch_options(),
     )  # fmt: skip
     return Coded(q if ready else q_out.transpose(1, 2), marks, parts, more, keys, side, write)
 

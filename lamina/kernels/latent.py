@@ -36,14 +36,12 @@ from lamina.kernels.splits import (
     cut,
     fetch,
     first_seen,
-    least_tokens,
     multiprocessors,
     position_of,
     reach,
     row_of,
     rule_of,
     slot_of,
-    splits_for,
     tokens_ahead,
     visible,
 )
@@ -58,6 +56,7 @@ SHAPES = {
 EARLIER = Shape(32, 8, 2)  # for devices before it
 CODED = {16: Shape(32, 4, 2), 32: Shape(32, 8, 2), 64: Shape(32, 8, 2)}  # numbers made of codes take registers
 LEAST = 64  # tokens a part has at least: a slot is as long as the keys and values of four heads
+LEAST_OF_MANY = 4096  # once the programs fill the device undivided
 MOST_SPLITS = 128
 
 
@@ -198,9 +197,9 @@ def decode_latent(
     shape = shape or shape_for(q.element_size(), M, isinstance(new, Coded))
     window = window or Full()
     kind, size, keep = rule_of(window)
-    least = least or (LEAST if B * blocks < multiprocessors() else least_tokens(B * blocks))
+    least = least or (LEAST if B * blocks < multiprocessors() else LEAST_OF_MANY)
     if most_splits is None:
-        most_splits = min(splits_for(B * blocks, 1, reach(window), least=least), MOST_SPLITS)
+        most_splits = splits_for(B * blocks, reach(window), least)
     form: Format = "plain"
     if isinstance(new, Coded):
         form, store, scales, high = new.keys.form, new.k.codes, new.k.scales, new.k.high
@@ -217,6 +216,13 @@ def decode_latent(
         PAGE=page, PDL=pdl(), num_warps=shape.warps, num_stages=stages_for(shape.stages, page), **launch_options(),
     )  # fmt: skip
     return Parts(means, levels, B, H, T, M, window, least, shape.block)
+
+
+def splits_for(groups: int, slots: int | None, least: int) -> int:
+    """How many parts a group may have: a program for each multiprocessor, and with many groups still some for one that
+    is much longer than the others. `slots`: the most tokens a row can see, None where not known."""
+    room = min(max(multiprocessors() // groups, 4), MOST_SPLITS)
+    return room if slots is None else max(1, min(room, triton.cdiv(slots, least)))
 
 
 def shape_for(itemsize: int, queries: int, coded: bool = False) -> Shape:

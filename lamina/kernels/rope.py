@@ -73,6 +73,45 @@ def normed(a, b, rest, scales, D, eps):
 
 
 @triton.jit
+def rotated(
+    x, here, weight, eps, plus, cos, sin, d,
+    D: tl.constexpr, PAIRS: tl.constexpr, NEIGHBOURS: tl.constexpr, NORMS: tl.constexpr, WEIGHTS: tl.constexpr,
+):  # fmt: skip
+    """Heads that begin at x [N, 1], where they are here [N, 1], normed and turned: [N, D_PAD] float32.
+
+    A number is turned with its partner, half of the turned part or one place away; a number beyond is its own.
+    """
+    inside = (d < D)[None, :] & here
+    if NEIGHBOURS:
+        partner, angle, sign = d ^ 1, d // 2, tl.where(d % 2 == 0, -1.0, 1.0)
+    else:
+        partner, angle = tl.where(d < PAIRS, d + PAIRS, d - PAIRS), tl.where(d < PAIRS, d, d - PAIRS)
+        sign = tl.where(d < PAIRS, -1.0, 1.0)
+    turns = d < 2 * PAIRS
+    partner = tl.where(turns, partner, d)
+    y = tl.load(x + d[None, :], mask=inside, other=0.0).to(tl.float32)
+    z = y
+    if PAIRS:
+        z = tl.load(x + partner[None, :], mask=inside, other=0.0).to(tl.float32)
+    own = 1.0
+    if WEIGHTS:
+        own = (tl.load(weight + d, mask=d < D, other=0.0).to(tl.float32) + plus)[None, :]
+    if NORMS == "first":
+        factor = tl.rsqrt(tl.sum(y * y, 1) / D + eps)[:, None]
+        others = 1.0
+        if WEIGHTS:
+            others = (tl.load(weight + partner, mask=d < D, other=0.0).to(tl.float32) + plus)[None, :]
+        y, z = y * factor * own, z * factor * others
+    if PAIRS:
+        c = tl.load(cos + angle, mask=turns, other=1.0)[None, :]
+        s = (tl.load(sin + angle, mask=turns, other=0.0) * sign)[None, :]
+        y = y * c + z * s
+    if NORMS == "last":
+        y *= tl.rsqrt(tl.sum(y * y, 1) / D + eps)[:, None] * own
+    return y
+
+
+@triton.jit
 def _rotate(
     q, k, v, q_out, k_out, cos, sin, q_weight, k_weight, factor, table,
     q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token, rope_row, rope_token, factor_row,
@@ -142,6 +181,15 @@ def _rotate(
             tl.store(at + d, values, mask=(d < DV) & real)
 
 
+def weights_of(norms: tuple[RMSNorm, RMSNorm] | None, like: Tensor) -> tuple[list[Tensor], list[float]]:
+    """What kernels take of the norms of queries and keys: their weights, and two of eps and two of what is added to a
+    weight; anything where there are none."""
+    if norms is None:
+        return [like, like], [0.0] * 4
+    weights = [like if norm.weight is None else norm.weight for norm in norms]
+    return weights, [norm.eps for norm in norms] + [float(norm.plus_one) for norm in norms]
+
+
 def rotate_and_append(
     q: Tensor,  # [B, Hq, T, D]
     k: Tensor,  # [B, Hk, T, D]
@@ -169,8 +217,7 @@ def rotate_and_append(
         return q, k, v
     cos, sin = (q, q) if rope is None else rope
     pairs = 0 if rope is None else cos.shape[-1]
-    weights = [q if norm.weight is None else norm.weight for norm in norms or ()] or [q, q]
-    numbers = [norm.eps for norm in norms or ()] + [float(norm.plus_one) for norm in norms or ()] or [0.0] * 4
+    weights, numbers = weights_of(norms, q)
     q_out, k_out = q, k
     if moves:
         q_out = torch.empty(B, T, Hq, D, dtype=q.dtype, device=q.device)

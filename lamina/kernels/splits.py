@@ -1,9 +1,10 @@
 """What attention kernels share: which tokens a row can see, how they are divided over programs, and the merging.
 
 A row's visible tokens are made one list without gaps, the kept first tokens and then those inside the window, whatever
-the store: `slot_of` finds the slot of the j-th. The list is cut into equal parts of at least `least` tokens, as many as
-the row's own length asks for and at most as many as the grid has programs; a program past them exits at once. So a
-launch that was captured once fits every length, and slots that nobody sees are never read.
+the store: `slot_of` finds the slot of the j-th. A launch has programs for one part of each row and for so many more,
+which rows get by their share of all that is seen; a row's parts are equal, and of `least` tokens or more. Every program
+computes that for itself, on the device (`part_of`); one that finds no part left exits at once. So a launch that was
+captured once fits every length, a long row among short ones is many parts, and slots that nobody sees are never read.
 
 Each program keeps, for each of its queries, the largest score (`top`), the sum of shares relative to it (`total`) and
 the sum of values weighted by them (`mix`). Two such triples merge into one: scale both to the larger top, add. Scores
@@ -102,6 +103,46 @@ def cut(many, most, least, BLOCK: tl.constexpr):
     wanted = tl.maximum(tl.minimum(most, tl.cdiv(many, least)), 1)
     each = tl.maximum(tl.cdiv(tl.cdiv(many, wanted), BLOCK), 1) * BLOCK
     return each, tl.maximum(tl.cdiv(many, each), 1)
+
+
+@triton.jit
+def share_of(many, everything, spare):
+    """How many of the `spare` parts a row gets that sees `many` tokens of `everything`, rounded up from a quarter on;
+    with one more for each row where this is none, all rows' parts are no more than spare + rows - 1."""
+    return ((4 * many.to(tl.int64) * spare + 3 * everything) // (4 * tl.maximum(everything, 1))).to(tl.int32)
+
+
+@triton.jit
+def part_of(
+    table, rows, size, keep, least, T: tl.constexpr, ROWS: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr
+):
+    """What this program of a grid (…, items) takes: of which row the part `split`, of `used` parts of `each` tokens,
+    the first of which is item `base`; and the row's length, count and visible tokens. None where split >= used.
+
+    Items are given out from the last one on: programs without a part begin first, and are gone when the kernel in front
+    ends. ROWS: a power of two, as many as the rows or more.
+    """
+    items = tl.num_programs(1)
+    item, spare = items - 1 - tl.program_id(1), items - rows + 1
+    if ROWS == 1:
+        row, base = 0, 0
+        length, count = row_of(table, 0, T)
+        most = spare
+    else:
+        r = tl.arange(0, ROWS)
+        lengths, counts = row_of(table, tl.minimum(r, rows - 1), T)
+        _kept, _first, every, _ring = visible(table, lengths, counts, size, keep, KIND)
+        every = tl.where(r < rows, every, 0)
+        mosts = tl.where(r < rows, tl.maximum(share_of(every, tl.sum(every).to(tl.int64), spare), 1), 0)
+        stops = tl.cumsum(mosts, 0)
+        row = tl.sum((stops <= item).to(tl.int32))  # rows whose parts all come before; past the last: no part is left
+        mine = r == row
+        most, base = tl.sum(tl.where(mine, mosts, 0)), tl.sum(tl.where(mine, stops - mosts, 0))
+        length, count = tl.sum(tl.where(mine, lengths, 0)), tl.sum(tl.where(mine, counts, 0))
+    kept, first, many, ring = visible(table, length, count, size, keep, KIND)
+    each, used = cut(many, most, least, BLOCK)
+    used = tl.where(most > 0, used, 0)
+    return row, item - base, used, base, each, length, count, kept, first, many, ring
 
 
 @triton.jit
@@ -208,19 +249,20 @@ def merge(
 
 @triton.jit
 def gathered(
-    parts, counters, top, total, mix, group, split, used, most, inner, n, d,
+    parts, counters, top, total, mix, group, base, split, used, inner, n, d,
     ROWS: tl.constexpr, DV: tl.constexpr, R: tl.constexpr, C: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Leaves this program's part (queries `inner`) and merges what it completes.
 
-    -> whether that is the whole of the group; if so the top, total and mix of its queries n [R]
-    A group's parts are at its `most` first places, its merged bunches behind them.
+    -> whether that is the whole of the row's group; if so the top, total and mix of its queries n [R]
+    group is one of those that every row has; its parts are at the places of its items, merged bunches behind all items.
     """
-    bunches, bunch = tl.cdiv(most, BUNCH), split // BUNCH
-    place = group.to(tl.int64) * (most + bunches)
+    items, bunch = tl.num_programs(1), split // BUNCH
+    first = group * (2 * items) + base
+    place = first.to(tl.int64)
     leave(parts, top, total, mix, place + split, inner, d, ROWS, DV)
-    counters += group * (bunches + 1)
+    counters += first
     here = tl.minimum(used - bunch * BUNCH, BUNCH)
     last = arrive(counters + bunch, here)
     best, sums, mixed = tl.full([R], NOTHING, tl.float32), tl.zeros([R], tl.float32), tl.zeros([R, C], tl.float32)
@@ -229,10 +271,10 @@ def gathered(
         if TREE:
             sets = tl.cdiv(used, BUNCH)
             if sets > 1:
-                leave(parts, best, sums, mixed, place + most + bunch, n, d, ROWS, DV)
-                last = arrive(counters + bunches, sets)
+                leave(parts, best, sums, mixed, place + items + bunch, n, d, ROWS, DV)
+                last = arrive(counters + items, sets)
                 if last:
-                    best, sums, mixed = merge(parts, place + most, sets, n, d, ROWS, DV, R, C, CHUNK)
+                    best, sums, mixed = merge(parts, place + items, sets, n, d, ROWS, DV, R, C, CHUNK)
     return last, best, sums, mixed
 
 
@@ -265,22 +307,21 @@ def multiprocessors() -> int:
     return 132 if INTERPRETED else torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
 
 
-def least_tokens(groups: int, block: int = 64) -> int:
-    """The shortest part worth a program: short while programs are few, long once they fill the device anyway. Where
-    heads are so wide that blocks are small, walking along them takes longer than merging."""
-    return 4096 if groups >= multiprocessors() else 256 if block > 32 else 32
+def least_tokens(block: int) -> int:
+    """The shortest part worth a program. Where heads are so wide that blocks are small, walking along them takes longer
+    than merging."""
+    return 256 if block > 32 else 32
 
 
-def splits_for(rows: int, key_heads: int, slots: int | None, *, waves: int = 1, least: int | None = None) -> int:
-    """How many parts a launch should have room for: `waves` programs for each multiprocessor, and with many rows still
-    some for a row that is much longer than the others. `slots`: the most tokens a row can see, None where not known.
+def parts_for(rows: int, heads: int, slots: int | None, least: int, *, waves: int = 1) -> int:
+    """Into how many parts a launch divides what all rows see: with `heads` programs each, `waves` programs for each
+    multiprocessor. `slots`: the most tokens a row can see, None where not known.
 
-    >>> splits_for(1, 8, 128), splits_for(32, 8, 4096)
-    (1, 1)
+    >>> parts_for(1, 8, 128, 256), parts_for(1, 8, None, 256), parts_for(32, 8, 512, 256)
+    (1, 16, 16)
     """
-    groups = rows * key_heads
-    room = max(waves * multiprocessors() // groups, 4)
-    return room if slots is None else max(1, min(room, triton.cdiv(slots, least or least_tokens(groups))))
+    room = max(waves * multiprocessors() // heads, 1)
+    return room if slots is None else max(1, min(room, triton.cdiv(rows * slots, least)))
 
 
 def tokens_ahead(kind: str, token_bytes: int, block: int) -> int:
@@ -315,25 +356,30 @@ def bunch_for(most: int, rows: int, values: int) -> int:
 
 @dataclass(frozen=True)
 class Division:
-    """How a launch divides what its groups see: into `most` parts at most, merged `bunch` at a time.
+    """How a launch divides what its rows see: into `items`, which are parts of rows, merged `bunch` at a time.
 
-    parts   where they are left [groups, most + bunches, rows, values + TAIL]; any tensor where nothing is divided
+    parts   where they are left [groups, 2 · items, queries, values + TAIL]; any tensor where nothing is divided
     """
 
-    most: int
+    rows: int
+    items: int
     bunch: int
     parts: Tensor
 
     @classmethod
-    def of(cls, groups: int, rows: int, values: int, most: int, out: Tensor) -> Division:
-        """For groups of `rows` queries with so many values each; `out` is what the launch gives."""
-        bunch = bunch_for(most, rows, values)
-        bunches = triton.cdiv(most, bunch)
-        if most == 1 or groups * (bunches + 1) > COUNTERS:  # so many groups keep the device busy undivided
-            return cls(1, bunch, out)
-        return cls(most, bunch, torch.empty(groups, most + bunches, rows, values + TAIL.value, device=out.device))
+    def of(cls, rows: int, groups: int, queries: int, values: int, most: int, out: Tensor) -> Division:
+        """For rows of so many groups of queries, with so many values each; `most`: the parts that a row which holds
+        everything has. `out` is what the launch gives."""
+        bunch, items = bunch_for(most, queries, values), rows + most - 1
+        if most == 1 or groups * 2 * items > COUNTERS:  # so many groups keep the device busy undivided
+            return cls(rows, rows, bunch, out)
+        parts = torch.empty(groups, 2 * items, queries, values + TAIL.value, device=out.device)
+        return cls(rows, items, bunch, parts)
 
-    def constants(self, rows: int, values: int, warps: int) -> dict[str, Any]:
-        """What a kernel must know of it to merge tiles of so many rows and values (`gathered`)."""
-        chunk = max(1, min(self.bunch, 8, 2048 * warps // (rows * values)))  # more takes the compiler very long
-        return dict(MERGES=self.most > 1, BUNCH=self.bunch, TREE=self.most > self.bunch, CHUNK=chunk)
+    def constants(self, queries: int, values: int, warps: int) -> dict[str, Any]:
+        """What a kernel must know of it to find its part, and to merge tiles of so many queries and values."""
+        most = self.items - self.rows + 1
+        chunk = max(1, min(self.bunch, 8, 2048 * warps // (queries * values)))  # more takes the compiler very long
+        return dict(
+            B=triton.next_power_of_2(self.rows), MERGES=most > 1, BUNCH=self.bunch, TREE=most > self.bunch, CHUNK=chunk
+        )

@@ -23,21 +23,21 @@ from lamina.attention.window import Window
 from lamina.kernels.attend import MOST_QUERIES, Shape
 from lamina.kernels.cells import cell_of, cells_in, first_cell, pages_of, stages_for
 from lamina.kernels.launch import begin, launch_options, pdl
+from lamina.kernels.rope import rotated, weights_of
 from lamina.kernels.splits import (
     NOTHING,
     Division,
     arrivals,
-    cut,
     fold,
     gathered,
     least_tokens,
+    multiprocessors,
+    part_of,
+    parts_for,
     reach,
-    row_of,
     rule_of,
     scored,
     slot_of,
-    splits_for,
-    visible,
     write,
 )
 
@@ -52,6 +52,7 @@ SHAPES = {
     1024: Shape(32, 8, 3),
     2048: Shape(16, 4, 3),
 }
+CROWDED = {512: Shape(64, 4, 3)}  # two of them share a multiprocessor, where rows are so many that one for each is few
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -61,61 +62,21 @@ def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 @triton.jit
-def turned(
-    x, here, weight, eps, plus, cos, sin, d,
-    D: tl.constexpr, PAIRS: tl.constexpr, NEIGHBOURS: tl.constexpr, NORMS: tl.constexpr, WEIGHTS: tl.constexpr,
-):  # fmt: skip
-    """Heads that begin at x [N, 1], where they are here [N, 1], normed and turned: [N, D_PAD] float32.
-
-    A number is turned with its partner, half of the turned part or one place away; a number beyond is its own.
-    """
-    inside = (d < D)[None, :] & here
-    if NEIGHBOURS:
-        partner, angle, sign = d ^ 1, d // 2, tl.where(d % 2 == 0, -1.0, 1.0)
-    else:
-        partner, angle = tl.where(d < PAIRS, d + PAIRS, d - PAIRS), tl.where(d < PAIRS, d, d - PAIRS)
-        sign = tl.where(d < PAIRS, -1.0, 1.0)
-    turns = d < 2 * PAIRS
-    partner = tl.where(turns, partner, d)
-    y = tl.load(x + d[None, :], mask=inside, other=0.0).to(tl.float32)
-    z = y
-    if PAIRS:
-        z = tl.load(x + partner[None, :], mask=inside, other=0.0).to(tl.float32)
-    own = 1.0
-    if WEIGHTS:
-        own = (tl.load(weight + d, mask=d < D, other=0.0).to(tl.float32) + plus)[None, :]
-    if NORMS == "first":
-        factor = tl.rsqrt(tl.sum(y * y, 1) / D + eps)[:, None]
-        others = 1.0
-        if WEIGHTS:
-            others = (tl.load(weight + partner, mask=d < D, other=0.0).to(tl.float32) + plus)[None, :]
-        y, z = y * factor * own, z * factor * others
-    if PAIRS:
-        c = tl.load(cos + angle, mask=turns, other=1.0)[None, :]
-        s = (tl.load(sin + angle, mask=turns, other=0.0) * sign)[None, :]
-        y = y * c + z * s
-    if NORMS == "last":
-        y *= tl.rsqrt(tl.sum(y * y, 1) / D + eps)[:, None] * own
-    return y
-
-
-@triton.jit
 def _attend_token(
-    out, q, k, v, cos, sin, q_weight, k_weight, factor, gate, sinks, parts, counters, table, size, keep, least, scale,
-    softcap, q_row, q_head, k_row, k_head, v_row, v_head, rope_row, factor_row, gate_row, gate_head,
+    out, q, k, v, cos, sin, q_weight, k_weight, factor, gate, sinks, parts, counters, table, rows, size, keep, least,
+    scale, softcap, q_row, q_head, k_row, k_head, v_row, v_head, rope_row, factor_row, gate_row, gate_head,
     q_eps, k_eps, q_plus, k_plus,
     G: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PAIRS: tl.constexpr,
     D_PAD: tl.constexpr, DV_PAD: tl.constexpr, M: tl.constexpr, R: tl.constexpr, KIND: tl.constexpr,
     NEIGHBOURS: tl.constexpr, NORMS: tl.constexpr, WEIGHTS: tl.constexpr, FACTOR: tl.constexpr, GATE: tl.constexpr,
-    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, MERGES: tl.constexpr,
+    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, B: tl.constexpr, MERGES: tl.constexpr,
     BLOCK: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr, CHUNK: tl.constexpr, PAGE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    group, split, most = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    row, head = group // HEADS, group % HEADS
-    length, count = row_of(table, row, 1)
-    kept, first, many, ring = visible(table, length, count, size, keep, KIND)
-    each, used = cut(many, most, least, BLOCK)
+    head = tl.program_id(0)
+    row, split, used, item, each, length, count, kept, first, many, ring = part_of(
+        table, rows, size, keep, least, 1, B, KIND, BLOCK
+    )
     if split >= used:
         return
     base, pages = first_cell(table, row * HEADS + head, PAGE), pages_of(table, row, PAGE)
@@ -140,14 +101,14 @@ def _attend_token(
     sin += row * rope_row
     ours = (r < G)[:, None]
     x = q + row * q_row + (head * G + r)[:, None] * q_head
-    queries = turned(x, ours, q_weight, q_eps, q_plus, cos, sin, d, D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS)
+    queries = rotated(x, ours, q_weight, q_eps, q_plus, cos, sin, d, D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS)
     if FACTOR:
         queries *= tl.load(factor + row * factor_row)
     queries = queries.to(k.dtype.element_ty)
     one = tl.arange(0, 1)[:, None]
     x = k + row * k_row + head * k_head + one
-    new_key = turned(x, (one == 0) & takes_new, k_weight, k_eps, k_plus, cos, sin, d,
-                     D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS).to(k.dtype.element_ty)  # fmt: skip
+    new_key = rotated(x, (one == 0) & takes_new, k_weight, k_eps, k_plus, cos, sin, d,
+                      D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS).to(k.dtype.element_ty)  # fmt: skip
     new_value = tl.load(v + row * v_row + head * v_head + dv, mask=(dv < DV) & takes_new, other=0.0)[None, :]
 
     top, total = tl.full([M], NOTHING, tl.float32), tl.zeros([M], tl.float32)
@@ -181,7 +142,7 @@ def _attend_token(
     elif MERGES:
         n = tl.arange(0, R)
         whole, best, sums, mixed = gathered(
-            parts, counters, top, total, mix, group, split, used, most, r, n, dv, G, DV, R, DV_PAD, BUNCH, TREE, CHUNK
+            parts, counters, top, total, mix, head, item, split, used, r, n, dv, G, DV, R, DV_PAD, BUNCH, TREE, CHUNK
         )
         if whole:
             write(out, best, sums, mixed, sinks, gate + row * gate_row, gate_head, row, head, n, dv, count,
@@ -204,34 +165,33 @@ def attend_token(
     softcap: float | None = None,
     sinks: Tensor | None = None,  # [Hq]
     gate: Tensor | None = None,  # [B, Hq, 1, Dv]: what comes out is multiplied by its sigmoid
-    most_splits: int | None = None,
+    most_parts: int | None = None,
     shape: Shape | None = None,
     least: int | None = None,
     page: int = 0,  # slots of a page, where the store is in pages
 ) -> Tensor:
     """Puts the new token into its slot and attends from it over all that it sees. -> [B, Hq, 1, Dv]
 
-    The last axis of q, k, v and gate is contiguous. A row whose count is 0 stays as it is and gives zeros. `shape` and
-    `least` are for measuring other configurations.
+    The last axis of q, k, v and gate is contiguous. A row whose count is 0 stays as it is and gives zeros.
+    `most_parts`, `shape` and `least` are for measuring other configurations.
     """
     (B, Hq, _, D), (Hk, Dv) = q.shape, (k.shape[1], v.shape[3])
     G = Hq // Hk
     size = (triton.next_power_of_2(D) + triton.next_power_of_2(Dv)) * k.element_size()
-    shape = shape or SHAPES[min(most for most in SHAPES if size <= most)]
-    groups = B * Hk
-    least = least or least_tokens(groups, shape.block)
+    most_bytes = min(most for most in SHAPES if size <= most)
+    crowded = 2 * B * Hk > multiprocessors() and most_bytes in CROWDED
+    shape = shape or (CROWDED if crowded else SHAPES)[most_bytes]
+    least = least or least_tokens(shape.block)
     kind, span, keep = rule_of(window)
-    if most_splits is None:
-        most_splits = splits_for(B, Hk, reach(window), least=least)
+    most = most_parts or parts_for(B, Hk, reach(window), least, waves=2 if crowded else 1)
     out = torch.empty(B, 1, Hq, Dv, dtype=q.dtype, device=q.device)
-    cuts = Division.of(groups, G, Dv, most_splits, out)
+    cuts = Division.of(B, Hk, G, Dv, most, out)
     R, values = triton.next_power_of_2(G), max(16, triton.next_power_of_2(Dv))
     cos, sin = (q, q) if rope is None else rope
-    weights = [q if norm.weight is None else norm.weight for norm in norms or ()] or [q, q]
-    numbers = [norm.eps for norm in norms or ()] + [float(norm.plus_one) for norm in norms or ()] or [0.0] * 4
-    _attend_token[(groups, cuts.most)](
+    weights, numbers = weights_of(norms, q)
+    _attend_token[(Hk, cuts.items)](
         out, q, k, v, cos, sin, *weights, *(q if one is None else one for one in (factor, gate, sinks)), cuts.parts,
-        arrivals(q.device), table, span, keep, least, scale, 1.0 if softcap is None else softcap,
+        arrivals(q.device), table, B, span, keep, least, scale, 1.0 if softcap is None else softcap,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], cos.stride(0), 0 if factor is None else factor.stride(0),
         *((0, 0) if gate is None else gate.stride()[:2]), *numbers,
         G=G, HEADS=Hk, D=D, DV=Dv, PAIRS=0 if rope is None else cos.shape[-1],

@@ -163,11 +163,14 @@ class DeviceAttention(DeviceLayer):
         waits = self.later is not None and self.spec.window.span is not None  # a ring, whose tokens are still read
         if not waits and not self.coding.forms and takes(q, k, v):
             return attend_token(q, k, v, table=self.table, window=self.spec.window, gate=gate, **how, **before)
-        write = not waits and not self.coding.forms
-        q, k, v = rotate_and_append(q, k, v, table=self.table, write=write, page=self.page, **before)
+        at_once = self.coding.forms and not waits and self.keys.form != "plain"  # `encode` rotates
+        if not at_once:
+            write = not waits and not self.coding.forms
+            q, k, v = rotate_and_append(q, k, v, table=self.table, write=write, page=self.page, **before)
+            before = {}
         self.left = (k, v) if waits else None
         if self.coding.forms:
-            coded = encode(q, k, v, self.table, self.keys, self.values, write=not waits, page=self.page)
+            coded = encode(q, k, v, self.table, self.keys, self.values, write=not waits, page=self.page, **before)
             out = decode_codes(coded, self.table, self.spec.window, q.dtype, **how)
         else:
             out = decode_attention(q, k, v, self.table, self.spec.window, **how)

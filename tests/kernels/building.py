@@ -1,7 +1,7 @@
 """Builds every kernel of a decode step for a GPU, without one: `python -m tests.kernels.building FAMILY[:HOW] …`
 
-HOW is a number of tokens, for a captured pass of so many a row, a codec, for caches that are written by it, or p and a
-number, for caches in pages of so many slots; several of these with commas between.
+HOW is a number of tokens, for a captured pass of so many a row, a codec, for caches that are written by it, p and a
+number, for caches in pages of so many slots, or r and a number of rows; several of these with commas between.
 
 Run apart from the tests, whose kernels are interpreted. Building finds what the interpreter lets through: types that do
 not meet, tuples of another length. Prints how many kernels each family has.
@@ -45,8 +45,8 @@ def build(family: str, hows: list[str], dtype: torch.dtype) -> int:
     for one in hows:
         if one.isdigit():
             how["tokens"] = int(one)
-        elif one[0] == "p":
-            how["page"] = int(one[1:])
+        elif one[0] in "pr":
+            how["page" if one[0] == "p" else "rows"] = int(one[1:])
         else:
             how["codec"] = one
     built: set[Any] = set()

@@ -10,7 +10,7 @@ import torch
 from lamina.attention import Chunked, Full, Sliding, Window
 from lamina.errors import InputError
 from lamina.kernels.attend import Shape, decode_attention
-from lamina.kernels.splits import splits_for
+from lamina.kernels.splits import parts_for
 from tests.kernels.stores import Held, error
 
 SMALL = Shape(block=16, warps=4, stages=2)
@@ -42,7 +42,7 @@ def run(
     q, k = both.split([Hq, Hk], dim=1)
     v = torch.randn(B, T, Hk, Dv).masked_fill(~real[:, :, None, None], float("nan")).to(dtype).transpose(1, 2)
     how = {"scale": 0.3, "softcap": softcap, "sinks": torch.randn(Hq) if sinks else None}
-    out = decode_attention(q, k, v, held.table(), window, most_splits=splits, shape=SMALL, least=16, **how)
+    out = decode_attention(q, k, v, held.table(), window, most_parts=splits, shape=SMALL, least=16, **how)
     assert out.shape == (B, Hq, T, Dv)
     assert out.isfinite().all(), "padding and unused slots never reach an output"
     truth = held.attend(q, [k, v], **how)
@@ -148,14 +148,14 @@ def test_the_counters_are_zero_again_after_a_merge() -> None:
     assert not arrivals(torch.device("cpu")).any()
 
 
-def test_splits_fill_the_device_without_being_useless() -> None:
-    assert splits_for(1, 8, 128) == 1  # 128 tokens are one part
-    assert splits_for(1, 8, 16_384) == 16  # a program on each of 132 multiprocessors
-    assert splits_for(32, 8, 512) == 1  # the rows alone fill it
-    assert splits_for(32, 8, None) == 4  # room for a row that is far longer than the others
+def test_parts_fill_the_device_without_being_useless() -> None:
+    assert parts_for(1, 8, 128, 256) == 1  # 128 tokens are one part
+    assert parts_for(1, 8, 16_384, 256) == 16  # a program on each of 132 multiprocessors
+    assert parts_for(32, 8, None, 256) == 16  # for the rows that are longer than others
+    assert parts_for(1, 8, None, 256, waves=2) == 33
 
 
 def test_more_than_16_tokens_are_refused() -> None:
     q = torch.zeros(1, 1, 17, 32)
     with pytest.raises(InputError, match="17 new tokens"):
-        decode_attention(q, q, q, torch.zeros(8, dtype=torch.int64), Full(), scale=1.0, most_splits=1)
+        decode_attention(q, q, q, torch.zeros(8, dtype=torch.int64), Full(), scale=1.0, most_parts=1)

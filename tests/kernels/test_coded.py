@@ -50,7 +50,7 @@ def run(
     truth = packed.seen.attend(q, [packed.through("k", k), packed.through("v", v)], **how)
     plain = packed.seen.attend(q, [packed.through("k", k), packed.through("v", v)], dtype=dtype, **how)
     coded = encode(q, k, v, packed.table(), *sides(packed, dims), write=write)
-    out = decode_codes(coded, packed.table(), window, dtype, most_splits=splits, shape=SMALL, least=16, **how)
+    out = decode_codes(coded, packed.table(), window, dtype, most_parts=splits, shape=SMALL, least=16, **how)
     assert out.shape == (len(lengths), heads[0], T, dims[1]) and out.dtype == dtype
     assert out.isfinite().all(), "padding and unused slots never reach an output"
     return error(out, truth, held.real(T)), error(plain, truth, held.real(T))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,7 +12,9 @@ from lamina.cache.codec import Codec
 from lamina.cache.formats import hadamard
 from lamina.kernels import COLUMNS
 from lamina.kernels.codes import Side, encode
+from lamina.kernels.rope import rotate_and_append
 from tests.kernels.stores import Held, Packed
+from tests.kernels.test_rope import norm_of, rope_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:All-NaN:RuntimeWarning")
 
@@ -70,6 +74,38 @@ def test_without_writing_the_parts_are_the_passs_own_and_the_store_stays() -> No
     found = packed.forms["v"].decode({"codes": coded.v.codes, "scales": coded.v.scales})
     real = held.real(3)[:, None, :, None]
     torch.testing.assert_close(torch.where(real, found, 0), torch.where(real, packed.through("v", v), 0))
+
+
+@pytest.mark.parametrize(("codec", "dim", "pairs"), [("int8", 64, 32), ("int4", 42, 8), ("fp8", 32, None)])
+@pytest.mark.parametrize(
+    ("norms_last", "dtype"), [(False, torch.float32), (True, torch.float32), (None, torch.bfloat16)]
+)
+@torch.no_grad()
+def test_heads_that_are_not_yet_normed_and_rotated_are_so_first(
+    codec: str, dim: int, pairs: int | None, norms_last: bool | None, dtype: torch.dtype
+) -> None:
+    T, dims = 2, (dim, 32)
+    held = Held.random(Full(), [0, 3], 2, dims, slots=12, counts=[2, 1], dtype=dtype)
+    q, k, v = new_tokens(held, T, (4, 2), dims, dtype)
+    before: dict[str, Any] = {
+        "rope": None if pairs is None else rope_of(held, T, pairs),
+        "factor": torch.rand(2, T) + 0.5,
+    }
+    if norms_last is not None:
+        norms = norm_of(dim, True, True).to(dtype), norm_of(dim, False, True).to(dtype)
+        before |= {"norms": norms, "norms_last": norms_last, "neighbours": True}
+    found = []
+    for at_once in (True, False):
+        torch.manual_seed(0)
+        packed = Packed(held, codec)
+        if at_once:
+            coded = encode(q, k, v, packed.table(), *sides(packed, dims), write=True, **before)
+        else:
+            ready = rotate_and_append(q, k, v, table=packed.table(), write=False, **before)
+            coded = encode(*ready, packed.table(), *sides(packed, dims), write=True)
+        found.append({"q": coded.q, "marks": coded.marks, **packed.parts})
+    for name, part in found[0].items():
+        torch.testing.assert_close(part, found[1][name], equal_nan=True, msg=name)
 
 
 @pytest.mark.parametrize("codec", [Codec(8, "plain"), Codec("plain", 4)], ids=str)

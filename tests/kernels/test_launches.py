@@ -40,10 +40,10 @@ def test_latent_attention_is_products_and_three_launches() -> None:
     assert not [name for name in block if name.startswith("aten.")]
 
 
-def test_attention_over_codes_is_three_launches_and_latents_in_codes_one_more() -> None:
+def test_attention_over_codes_is_two_launches_and_latents_in_codes_one_more() -> None:
     coded = launches(pair("llama", CASES["llama"])[1], codec="int4")[1][1]
     at = coded.index("_encode")
-    assert coded[at - 1 : at + 2] == ["_rotate", "_encode", "_attend_codes"]
+    assert coded[at : at + 2] == ["_encode", "_attend_codes"] and "_rotate" not in coded
     assert not [name for name in coded if name.startswith("aten.")]
     plain, coded = (
         launches(pair("deepseek_v3", CASES["deepseek_v3"])[1], codec=codec)[1][1] for codec in (None, "int4")

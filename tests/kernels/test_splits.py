@@ -6,9 +6,11 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from lamina.kernels.splits import COUNTERS, TAIL, bunch_for, gathered
+from lamina.kernels.splits import COUNTERS, TAIL, bunch_for, gathered, part_of
 
 ROWS, VALUES = 3, 20
 
@@ -27,7 +29,7 @@ def arriving(
     top, total = tl.load(at + DV, mask=n < ROWS, other=0.0), tl.load(at + DV + 1, mask=n < ROWS, other=0.0)
     if split < used:
         last, top, total, mix = gathered(
-            parts, counters, top, total, mix, tl.program_id(0), split, used, tl.num_programs(1), n, n, d,
+            parts, counters, top, total, mix, tl.program_id(0), 0, split, used, n, n, d,
             ROWS, DV, 4, 32, BUNCH, True, CHUNK,
         )  # fmt: skip
         if last:
@@ -38,7 +40,7 @@ def arriving(
 def merged(made: Tensor, order: Tensor, used: int, bunch: int, chunk: int) -> Tensor:
     most = len(made)
     out, whole = torch.zeros(ROWS, VALUES), torch.zeros(1, dtype=torch.int32)
-    parts = torch.full((most + triton.cdiv(most, bunch), ROWS, VALUES + TAIL.value), float("nan"))
+    parts = torch.full((2 * most, ROWS, VALUES + TAIL.value), float("nan"))
     counters = torch.zeros(COUNTERS, dtype=torch.int32)
     arriving[(1, most)](
         out, whole, parts, counters, made, order, used, ROWS=ROWS, DV=VALUES, TAIL=TAIL.value, BUNCH=bunch, CHUNK=chunk
@@ -70,3 +72,46 @@ def test_few_bytes_are_one_bunch_and_many_are_bunches_of_bunches() -> None:
     assert bunch_for(66, 6, 128) == 8  # falcon-h1: 9 bunches
     assert bunch_for(66, 8, 256) == 8  # qwen3-next
     assert bunch_for(1, 64, 256) == 1
+
+
+@triton.jit
+def parting(found, table, rows, least, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """found [programs, 5]: row, split, used, base and each of every program that has a part."""
+    row, split, used, base, each, _length, _count, _kept, _first, _many, _ring = part_of(
+        table, rows, 1, 0, least, 1, ROWS, "full", BLOCK
+    )
+    if split < used:
+        at = found + tl.program_id(1) * 5
+        tl.store(at, row)
+        tl.store(at + 1, split)
+        tl.store(at + 2, used)
+        tl.store(at + 3, base)
+        tl.store(at + 4, each)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    lengths=st.lists(st.one_of(st.just(0), st.integers(1, 300), st.integers(1, 100_000)), min_size=1, max_size=9),
+    absent=st.sets(st.integers(0, 8)),
+    spare=st.integers(1, 40),
+    least=st.sampled_from([16, 64, 256]),
+)
+def test_every_token_is_in_one_part_and_no_part_is_without_a_program(
+    lengths: list[int], absent: set[int], spare: int, least: int
+) -> None:
+    rows, block = len(lengths), 16
+    counts = torch.tensor([int(row not in absent) for row in range(rows)])
+    kept = torch.tensor(lengths)
+    table = torch.tensor([0, 0, 0, 0, 0, kept.data_ptr(), counts.data_ptr(), 0])
+    items = rows + spare - 1
+    found = torch.full((items, 5), -1, dtype=torch.int32)
+    parting[(1, items)](found, table, rows, least, ROWS=triton.next_power_of_2(rows), BLOCK=block)
+    taken = [tuple(one) for one in found.tolist() if one[0] >= 0]
+    assert sorted((row, split) for row, split, *_ in taken) == sorted(
+        (row, split) for row in range(rows) for split in range(next(one[2] for one in taken if one[0] == row))
+    )
+    assert len({base + split for _, split, _, base, _ in taken}) == len(taken), "every part has an item of its own"
+    for row, _, used, _, each in taken:
+        seen = lengths[row] if counts[row] else 0
+        assert (used - 1) * each < max(seen, 1) <= used * each
+        assert used == 1 or each >= least // 2

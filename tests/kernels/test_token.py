@@ -73,7 +73,7 @@ def run(
     stores = held.after([new_keys, v])
     plain, _ = attended(dtype)
     out = attend_token(
-        q, k, v, table=held.table(), window=window, norms=norms, factor=by, gate=gate, most_splits=splits, shape=SMALL,
+        q, k, v, table=held.table(), window=window, norms=norms, factor=by, gate=gate, most_parts=splits, shape=SMALL,
         least=16, **turn, **how,
     )  # fmt: skip
     assert takes(q, k, v) and out.shape == (B, Hq, 1, Dv)
