@@ -42,8 +42,8 @@ def trimmed(
 
     def own(layer: Layer) -> Layer:
         some = layer.used(held - back, written)
-        if lent and isinstance(some, TokenLayer) and some.in_line:
-            return some.rows(row, row + 1)
+        if isinstance(some, TokenLayer) and some.in_line:
+            return some.rows(row, row + 1, lent)
         return some.select(index)
 
     layers = [{name: own(layer) for name, layer in entry.items()} for entry in cache.layers]

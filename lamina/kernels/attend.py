@@ -76,7 +76,7 @@ def shape_for(key_dim: int, value_dim: int, itemsize: int, queries: int) -> Shap
 
 @triton.jit
 def _attend(
-    out, q, k, v, sinks, parts, counters, table, rows, size, keep, least, scale, softcap,
+    out, q, k, v, sinks, parts, counters, table, rows, wanted, size, keep, least, scale, softcap,
     q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token,
     T: tl.constexpr, G: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     D_PAD: tl.constexpr, DV_PAD: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr,
@@ -87,7 +87,7 @@ def _attend(
     group = tl.program_id(0)
     head, block = group // QUERIES, group % QUERIES
     row, split, used, item, each, length, count, kept, first, many, ring = part_of(
-        table, rows, size, keep, least, T, B, KIND, BLOCK
+        table, rows, wanted, size, keep, least, T, B, KIND, BLOCK
     )
     if split >= used:
         return
@@ -192,8 +192,8 @@ def decode_attention(
     cuts = Division.of(B, Hk * blocks, rows, Dv, most, out)
     R, values = triton.next_power_of_2(rows), max(16, triton.next_power_of_2(Dv))
     _attend[(Hk * blocks, cuts.items)](
-        out, q, k, v, out if sinks is None else sinks, cuts.parts, arrivals(q.device), table, B, size, keep, least,
-        scale, 1.0 if softcap is None else softcap, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        out, q, k, v, out if sinks is None else sinks, cuts.parts, arrivals(q.device), table, B, cuts.wanted, size,
+        keep, least, scale, 1.0 if softcap is None else softcap, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         T=T, G=Hq // Hk, HEADS=Hk, D=D, DV=Dv, D_PAD=max(16, triton.next_power_of_2(D)), DV_PAD=values,
         M=M, ROWS=rows, R=R, QUERIES=blocks, KIND=kind, SOFTCAP=softcap is not None, SINKS=sinks is not None,
         BLOCK=shape.block, **cuts.constants(R, values, shape.warps),

@@ -159,7 +159,7 @@ def turned_back(mix, R: tl.constexpr, DV: tl.constexpr, COLUMNS: tl.constexpr):
 @triton.jit
 def _attend_codes(
     out, q, marks, k_codes, k_scales, k_high, v_codes, v_scales, v_high, sinks, parts, counters, table,
-    rows, size, keep, least, scale, softcap, q_row, q_head, q_token,
+    rows, wanted, size, keep, least, scale, softcap, q_row, q_head, q_token,
     T: tl.constexpr, G: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     KEYS: tl.constexpr, VALUES: tl.constexpr, TURNED: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr,
     R: tl.constexpr, QUERIES: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
@@ -177,7 +177,7 @@ def _attend_codes(
     group = tl.program_id(0)
     head, block = group // QUERIES, group % QUERIES
     row, split, used, item, each, length, count, kept, first, many, ring = part_of(
-        table, rows, size, keep, least, T, B, KIND, BLOCK
+        table, rows, wanted, size, keep, least, T, B, KIND, BLOCK
     )
     if split >= used:
         return
@@ -351,8 +351,8 @@ def decode_codes(
     R = triton.next_power_of_2(rows)
     _attend_codes[(Hk * blocks, cuts.items)](
         out, q, coded.marks, *words(coded.k, keys), *words(coded.v, values), out if sinks is None else sinks,
-        cuts.parts, arrivals(q.device), table, B, size, keep, least, scale, 1.0 if softcap is None else softcap,
-        *q.stride()[:3],
+        cuts.parts, arrivals(q.device), table, B, cuts.wanted, size, keep, least, scale,
+        1.0 if softcap is None else softcap, *q.stride()[:3],
         T=T, G=Hq // Hk, HEADS=Hk, D=D, DV=Dv, KEYS=keys.form, VALUES=values.form, TURNED=values.turned,
         M=M, ROWS=rows, R=R, QUERIES=blocks, KIND=kind, SOFTCAP=softcap is not None, SINKS=sinks is not None,
         BLOCK=shape.block, **cuts.constants(R, columns, shape.warps),

@@ -1,10 +1,10 @@
 """What attention kernels share: which tokens a row can see, how they are divided over programs, and the merging.
 
 A row's visible tokens are made one list without gaps, the kept first tokens and then those inside the window, whatever
-the store: `slot_of` finds the slot of the j-th. A launch has programs for one part of each row and for so many more,
-which rows get by their share of all that is seen; a row's parts are equal, and of `least` tokens or more. Every program
-computes that for itself, on the device (`part_of`); one that finds no part left exits at once. So a launch that was
-captured once fits every length, a long row among short ones is many parts, and slots that nobody sees are never read.
+the store: `slot_of` finds the slot of the j-th. Lists are cut into parts of about the same size in all rows, as short
+as gives each part a program; a row's own parts are equal, and of `least` tokens or more. Every program computes that
+for itself, on the device (`part_of`); one that finds no part left exits at once. So a launch that was captured once
+fits every length, a long row among short ones is many parts, and slots that nobody sees are never read.
 
 Each program keeps, for each of its queries, the largest score (`top`), the sum of shares relative to it (`total`) and
 the sum of values weighted by them (`mix`). Two such triples merge into one: scale both to the larger top, add. Scores
@@ -106,34 +106,38 @@ def cut(many, most, least, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def share_of(many, everything, spare):
-    """How many of the `spare` parts a row gets that sees `many` tokens of `everything`, rounded up from a quarter on;
-    with one more for each row where this is none, all rows' parts are no more than spare + rows - 1."""
-    return ((4 * many.to(tl.int64) * spare + 3 * everything) // (4 * tl.maximum(everything, 1))).to(tl.int32)
+def size_of_parts(every, real, wanted, least):
+    """How many tokens a part may have, where rows see `every` tokens: the least of a few sizes, from that of `wanted`
+    equal parts on, for which the grid has programs enough; no limit where none is."""
+    steps = tl.arange(0, 16)
+    larger = tl.exp2((steps * steps).to(tl.float32) / 64)  # 1, 1.01, 1.04, 1.1 … 11
+    size = tl.maximum((tl.sum(every).to(tl.float32) / wanted * larger).to(tl.int32) + 1, least)
+    parts = tl.where(real[None, :], tl.maximum(tl.cdiv(every[None, :], size[:, None]), 1), 0)
+    return tl.min(tl.where(tl.sum(parts, 1) <= tl.num_programs(1), size, 1 << 30))
 
 
 @triton.jit
 def part_of(
-    table, rows, size, keep, least, T: tl.constexpr, ROWS: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr
-):
+    table, rows, wanted, size, keep, least,
+    T: tl.constexpr, ROWS: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """What this program of a grid (…, items) takes: of which row the part `split`, of `used` parts of `each` tokens,
     the first of which is item `base`; and the row's length, count and visible tokens. None where split >= used.
 
-    Items are given out from the last one on: programs without a part begin first, and are gone when the kernel in front
-    ends. ROWS: a power of two, as many as the rows or more.
+    wanted: into how many parts all that is seen is divided, about. ROWS: a power of two, as many as the rows or more
     """
-    items = tl.num_programs(1)
-    item, spare = items - 1 - tl.program_id(1), items - rows + 1
+    item = tl.program_id(1)
     if ROWS == 1:
-        row, base = 0, 0
+        row, base, most = 0, 0, tl.num_programs(1)
         length, count = row_of(table, 0, T)
-        most = spare
     else:
         r = tl.arange(0, ROWS)
+        real = r < rows
         lengths, counts = row_of(table, tl.minimum(r, rows - 1), T)
         _kept, _first, every, _ring = visible(table, lengths, counts, size, keep, KIND)
-        every = tl.where(r < rows, every, 0)
-        mosts = tl.where(r < rows, tl.maximum(share_of(every, tl.sum(every).to(tl.int64), spare), 1), 0)
+        every = tl.where(real, every, 0)
+        longest = size_of_parts(every, real, wanted, least)
+        mosts = tl.where(real, tl.maximum(tl.cdiv(every, longest), 1), 0)
         stops = tl.cumsum(mosts, 0)
         row = tl.sum((stops <= item).to(tl.int32))  # rows whose parts all come before; past the last: no part is left
         mine = r == row
@@ -356,29 +360,31 @@ def bunch_for(most: int, rows: int, values: int) -> int:
 
 @dataclass(frozen=True)
 class Division:
-    """How a launch divides what its rows see: into `items`, which are parts of rows, merged `bunch` at a time.
+    """How a launch divides what its rows see: into about `wanted` parts, with programs for so many `items`, merged
+    `bunch` at a time.
 
     parts   where they are left [groups, 2 · items, queries, values + TAIL]; any tensor where nothing is divided
     """
 
     rows: int
+    wanted: int
     items: int
     bunch: int
     parts: Tensor
 
     @classmethod
-    def of(cls, rows: int, groups: int, queries: int, values: int, most: int, out: Tensor) -> Division:
-        """For rows of so many groups of queries, with so many values each; `most`: the parts that a row which holds
-        everything has. `out` is what the launch gives."""
-        bunch, items = bunch_for(most, queries, values), rows + most - 1
-        if most == 1 or groups * 2 * items > COUNTERS:  # so many groups keep the device busy undivided
-            return cls(rows, rows, bunch, out)
+    def of(cls, rows: int, groups: int, queries: int, values: int, wanted: int, out: Tensor) -> Division:
+        """For rows of so many groups of queries, with so many values each. `out` is what the launch gives."""
+        items = max(wanted, rows + wanted // 2)  # rows that are many leave room for one that is long
+        bunch = bunch_for(items - rows + 1, queries, values)
+        if wanted == 1 or groups * 2 * items > COUNTERS:  # so many groups keep the device busy undivided
+            return cls(rows, 1, rows, bunch, out)
         parts = torch.empty(groups, 2 * items, queries, values + TAIL.value, device=out.device)
-        return cls(rows, items, bunch, parts)
+        return cls(rows, wanted, items, bunch, parts)
 
     def constants(self, queries: int, values: int, warps: int) -> dict[str, Any]:
         """What a kernel must know of it to find its part, and to merge tiles of so many queries and values."""
-        most = self.items - self.rows + 1
+        most = self.items - self.rows + 1  # of one row
         chunk = max(1, min(self.bunch, 8, 2048 * warps // (queries * values)))  # more takes the compiler very long
         return dict(
             B=triton.next_power_of_2(self.rows), MERGES=most > 1, BUNCH=self.bunch, TREE=most > self.bunch, CHUNK=chunk

@@ -63,8 +63,8 @@ def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 @triton.jit
 def _attend_token(
-    out, q, k, v, cos, sin, q_weight, k_weight, factor, gate, sinks, parts, counters, table, rows, size, keep, least,
-    scale, softcap, q_row, q_head, k_row, k_head, v_row, v_head, rope_row, factor_row, gate_row, gate_head,
+    out, q, k, v, cos, sin, q_weight, k_weight, factor, gate, sinks, parts, counters, table, rows, wanted, size, keep,
+    least, scale, softcap, q_row, q_head, k_row, k_head, v_row, v_head, rope_row, factor_row, gate_row, gate_head,
     q_eps, k_eps, q_plus, k_plus,
     G: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PAIRS: tl.constexpr,
     D_PAD: tl.constexpr, DV_PAD: tl.constexpr, M: tl.constexpr, R: tl.constexpr, KIND: tl.constexpr,
@@ -75,7 +75,7 @@ def _attend_token(
 ):  # fmt: skip
     head = tl.program_id(0)
     row, split, used, item, each, length, count, kept, first, many, ring = part_of(
-        table, rows, size, keep, least, 1, B, KIND, BLOCK
+        table, rows, wanted, size, keep, least, 1, B, KIND, BLOCK
     )
     if split >= used:
         return
@@ -191,7 +191,7 @@ def attend_token(
     weights, numbers = weights_of(norms, q)
     _attend_token[(Hk, cuts.items)](
         out, q, k, v, cos, sin, *weights, *(q if one is None else one for one in (factor, gate, sinks)), cuts.parts,
-        arrivals(q.device), table, B, span, keep, least, scale, 1.0 if softcap is None else softcap,
+        arrivals(q.device), table, B, cuts.wanted, span, keep, least, scale, 1.0 if softcap is None else softcap,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], cos.stride(0), 0 if factor is None else factor.stride(0),
         *((0, 0) if gate is None else gate.stride()[:2]), *numbers,
         G=G, HEADS=Hk, D=D, DV=Dv, PAIRS=0 if rope is None else cos.shape[-1],

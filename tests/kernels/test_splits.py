@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lamina.kernels.splits import COUNTERS, TAIL, bunch_for, gathered, part_of
+from lamina.kernels.splits import COUNTERS, TAIL, Division, bunch_for, gathered, part_of
 
 ROWS, VALUES = 3, 20
 
@@ -75,10 +75,10 @@ def test_few_bytes_are_one_bunch_and_many_are_bunches_of_bunches() -> None:
 
 
 @triton.jit
-def parting(found, table, rows, least, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def parting(found, table, rows, wanted, least, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """found [programs, 5]: row, split, used, base and each of every program that has a part."""
     row, split, used, base, each, _length, _count, _kept, _first, _many, _ring = part_of(
-        table, rows, 1, 0, least, 1, ROWS, "full", BLOCK
+        table, rows, wanted, 1, 0, least, 1, ROWS, "full", BLOCK
     )
     if split < used:
         at = found + tl.program_id(1) * 5
@@ -93,19 +93,19 @@ def parting(found, table, rows, least, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 @given(
     lengths=st.lists(st.one_of(st.just(0), st.integers(1, 300), st.integers(1, 100_000)), min_size=1, max_size=9),
     absent=st.sets(st.integers(0, 8)),
-    spare=st.integers(1, 40),
+    wanted=st.integers(1, 40),
     least=st.sampled_from([16, 64, 256]),
 )
 def test_every_token_is_in_one_part_and_no_part_is_without_a_program(
-    lengths: list[int], absent: set[int], spare: int, least: int
+    lengths: list[int], absent: set[int], wanted: int, least: int
 ) -> None:
     rows, block = len(lengths), 16
     counts = torch.tensor([int(row not in absent) for row in range(rows)])
     kept = torch.tensor(lengths)
     table = torch.tensor([0, 0, 0, 0, 0, kept.data_ptr(), counts.data_ptr(), 0])
-    items = rows + spare - 1
+    items = Division.of(rows, 1, 4, 32, wanted, torch.empty(0)).items
     found = torch.full((items, 5), -1, dtype=torch.int32)
-    parting[(1, items)](found, table, rows, least, ROWS=triton.next_power_of_2(rows), BLOCK=block)
+    parting[(1, items)](found, table, rows, wanted, least, ROWS=triton.next_power_of_2(rows), BLOCK=block)
     taken = [tuple(one) for one in found.tolist() if one[0] >= 0]
     assert sorted((row, split) for row, split, *_ in taken) == sorted(
         (row, split) for row in range(rows) for split in range(next(one[2] for one in taken if one[0] == row))
