@@ -67,10 +67,8 @@ CHECKS = [
 ]
 LLAMA = Case("llama", (32, 8), (128, 128), (32768,) * 8)
 TIMES = [replace(LLAMA, lengths=(n,) * rows) for rows in (8, 1) for n in (32768, 4096)]
-SHAPES = [Shape(16, 1, 3), Shape(32, 1, 2), Shape(32, 1, 3)]
-FOR_ONE_ROW = [Shape(64, 2, 3), Shape(64, 4, 3), Shape(128, 4, 2)]  # fewer parts, which more warps merge
-WAVES, LEAST = (8, 12, 16), (128,)
-REGISTERS = {16: (None,), 32: (None, 168)}  # at most, by block: fewer of them, more programs side by side
+SHAPES = [Shape(32, 1, 3), Shape(32, 2, 3), Shape(64, 2, 3), Shape(64, 4, 3)]
+WAVES = (4, 8)  # programs for each multiprocessor
 
 
 # -- right? ----------------------------------------------------------------------------------------------------------
@@ -191,31 +189,22 @@ class Store:
         return encode(*self.new, self.table, *self.sides, write=True)
 
 
-def configurations(case: Case, codec: str) -> list[tuple[Shape, int, int, int | None]]:
-    """Shapes, most parts of a row, the least tokens of a part, and the most registers of a thread."""
+def configurations(case: Case, codec: str) -> list[tuple[Shape, int]]:
+    """Shapes, and into how many parts all that is seen is divided."""
     if codec not in FAST:
         return []
-    groups = len(case.lengths) * case.heads[1]
-    most = {max(waves * multiprocessors() // groups, 4) for waves in WAVES}
-    return [
-        (shape, splits, least, registers)
-        for shape in SHAPES + FOR_ONE_ROW * (len(case.lengths) == 1)
-        for splits in sorted(most)
-        for least in LEAST
-        for registers in REGISTERS.get(shape.block, (None,))
-    ]
+    return [(shape, waves * multiprocessors() // case.heads[1]) for shape in SHAPES for waves in WAVES]
 
 
 def times(codecs: tuple[str, ...]) -> None:
     _, read = bandwidths()
     print(f"{torch.cuda.get_device_name()}, {read:.2f} TB/s read alone", flush=True)
-    small = replace(LLAMA, lengths=(64,) * 8)
     builds = []
-    stores = [Store(small, codec) for codec in codecs]
-    for codec, store in zip(codecs, stores, strict=True):
+    stores = [(codec, Store(replace(LLAMA, lengths=(64,) * rows), codec)) for codec in codecs for rows in (1, 8)]
+    for codec, store in stores:
         coded = store.encoded()
-        for shape, splits, _, registers in {one for case in TIMES for one in configurations(case, codec)}:
-            how = {"scale": 0.1, "shape": shape, "most_parts": splits, "registers": registers}
+        for shape, parts in [(None, None), *configurations(LLAMA, codec)]:
+            how = {"scale": 0.1, "shape": shape, "most_parts": parts}
             builds.append(partial(decode_codes, coded, store.table, FULL, torch.bfloat16, **how))
     for problem in filter(None, all_at_once(builds)):
         print(f"FAILED  {problem}", flush=True)
@@ -236,25 +225,21 @@ def coded_times(case: Case, codec: str, base: float) -> list[str]:
     stores = [first, *(Store(case, codec) for _ in range(launches - 1))]
     coded = [store.encoded() for store in stores]
 
-    def attend(shape: Shape | None, splits: int | None, least: int | None, registers: int | None) -> None:
+    def attend(shape: Shape | None, parts: int | None) -> None:
         for store, one in zip(stores, coded, strict=True):
-            decode_codes(
-                one, store.table, FULL, torch.bfloat16, scale=0.1, shape=shape, most_parts=splits, least=least,
-                registers=registers,
-            )  # fmt: skip
+            decode_codes(one, store.table, FULL, torch.bfloat16, scale=0.1, shape=shape, most_parts=parts)
 
     def encode_all() -> None:
         for store in stores:
             store.encoded()
 
     found, failed = [], []
-    for shape, splits, least, registers in [(None, None, None, None), *configurations(case, codec)]:
+    for shape, parts in [(None, None), *configurations(case, codec)]:
         how = "own choice"
         if shape is not None:
-            most = f", registers {registers}" if registers else ""
-            how = f"block {shape.block}, warps {shape.warps}, stages {shape.stages}, splits {splits}{most}"
+            how = f"block {shape.block}, warps {shape.warps}, stages {shape.stages}, parts {parts}"
         try:
-            found.append((seconds(partial(attend, shape, splits, least, registers), launches, repeats=5), how))
+            found.append((seconds(partial(attend, shape, parts), launches, repeats=5), how))
         except Exception as problem:
             failed.append(f"FAILED {how}: {type(problem).__name__}: {str(problem)[:200]}")
     lines = [

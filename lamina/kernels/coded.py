@@ -321,12 +321,11 @@ def decode_codes(
     most_parts: int | None = None,
     shape: Shape | None = None,
     least: int | None = None,
-    registers: int | None = None,
     page: int = 0,  # slots of a page, where the store is in pages
 ) -> Tensor:
     """`attend.decode_attention` over codes: [B, Hq, T, Dv] in `dtype`, from what `codes.encode` made of a pass.
 
-    `shape`, `least` and `registers` (of a thread, at most) are for measuring other configurations.
+    `most_parts`, `shape` and `least` are for measuring other configurations.
     """
     q, keys, values = coded.q, coded.keys, coded.values
     B, Hq, T, D = q.shape
@@ -357,7 +356,7 @@ def decode_codes(
         M=M, ROWS=rows, R=R, QUERIES=blocks, KIND=kind, SOFTCAP=softcap is not None, SINKS=sinks is not None,
         BLOCK=shape.block, **cuts.constants(R, columns, shape.warps),
         APART=not coded.stored, PAGE=page, PDL=pdl(), num_warps=shape.warps,
-        num_stages=stages_for(shape.stages, page), maxnreg=registers, **launch_options(),
+        num_stages=stages_for(shape.stages, page), **launch_options(),
     )  # fmt: skip
     return out.transpose(1, 2)
 
