@@ -28,7 +28,7 @@ from lamina.cache.formats import Fields
 from lamina.cache.host import place_for
 from lamina.cache.layer import Key, Layer
 from lamina.cache.layout import Layout
-from lamina.cache.place import Place, owned
+from lamina.cache.place import Place
 from lamina.cache.spec import Keeping, Spec
 
 if TYPE_CHECKING:
@@ -157,11 +157,9 @@ class TokenLayer(Layer):
             new.data[name] = store
         return new
 
-    def rows(self, first: int, end: int, lent: bool) -> Self:
-        """The rows first … end - 1 of a layer in line: lent, they share its memory; else copied, which is faster than
-        picking them out by an index."""
-        some = {name: store[first:end] for name, store in self.data.items()}
-        return self._with(some if lent else {name: owned(store.clone()) for name, store in some.items()})
+    def rows(self, first: int, end: int) -> Self:
+        """The rows first … end - 1, sharing memory."""
+        return self._with({name: store[first:end] for name, store in self.data.items()})
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 

@@ -6,13 +6,13 @@ A row in pages shares them, and nothing is copied but states.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from lamina.cache.cache import Cache
-from lamina.cache.clock import Clock, on_device
+from lamina.cache.clock import Clock, allocate, on_device
 from lamina.cache.idle import idle, idle_bytes
 from lamina.cache.layer import Layer
 from lamina.cache.pool import Kind
@@ -43,10 +43,12 @@ def trimmed(
     def own(layer: Layer) -> Layer:
         some = layer.used(held - back, written)
         if isinstance(some, TokenLayer) and some.in_line:
-            return some.rows(row, row + 1, lent)
+            return some.rows(row, row + 1)
         return some.select(index)
 
     layers = [{name: own(layer) for name, layer in entry.items()} for entry in cache.layers]
+    if not lent:
+        _copy_lines(layers)
     logits = None if back or cache.logits is None else cache.logits.index_select(0, index)
     new = cache._made(layers, clock, cache.record[row : row + 1, : held - back], logits, pages)
     if back:
@@ -56,6 +58,22 @@ def trimmed(
     if states is not None:
         new.layers = [{name: idle(layer, states) for name, layer in entry.items()} for entry in new.layers]
     return new
+
+
+def _copy_lines(layers: Sequence[Mapping[str, Layer]]) -> None:
+    """Gives layers in line memory of their own, all stores of a dtype at once: asking for it store by store takes
+    longer than copying."""
+    lines = [layer for entry in layers for layer in entry.values() if isinstance(layer, TokenLayer) and layer.in_line]
+    kinds = defaultdict[torch.dtype, list[tuple[TokenLayer, str]]](list)
+    for layer in lines:
+        for name, store in layer.data.items():
+            kinds[store.dtype].append((layer, name))
+    for dtype, places in kinds.items():
+        stores = [layer.data[name] for layer, name in places]
+        sizes = [store.numel() for store in stores]
+        memory = allocate((sum(sizes),), dtype, stores[0].device, fill=None)
+        for (layer, name), store, own in zip(places, stores, memory.split(sizes), strict=True):
+            layer.data[name] = own.view(store.shape).copy_(store)
 
 
 @dataclass(frozen=True)

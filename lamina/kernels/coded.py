@@ -78,9 +78,10 @@ from lamina.kernels.splits import (
 
 # By bits of a number that is computed with, and by columns of a value.
 SHAPES = {(16, 64): Shape(32, 1, 3), (16, 128): Shape(32, 1, 3), (16, 256): Shape(16, 1, 3), (32, 256): Shape(16, 4, 2)}
-FP8 = Shape(16, 1, 3)  # for its formats at most
-# Where rows are few, what counts is how soon a part is done, and how many there are to merge.
-FEW_ROWS = {(8, 8): Shape(64, 4, 3), ("fp8", "fp8"): Shape(64, 4, 3)}
+FP8_BLOCK = 16  # tokens at a time, at most
+# By the formats of keys and values, where heads of all rows leave multiprocessors free: what counts then is how soon a
+# part is done, and how many there are to merge.
+FEW = {(8, 8): Shape(64, 4, 3), ("fp8", "fp8"): Shape(64, 4, 3), (8, 4): Shape(64, 2, 3)}
 MOST_QUERIES = {16: 64, 32: 16}
 LEAST = 128  # tokens a part has at least
 WAVES, WAVES_OF_FEW, WAVES_OF_FP8 = 8, 4, 16  # programs for each multiprocessor
@@ -340,11 +341,11 @@ def decode_codes(
     blocks = triton.cdiv(queries, M)
     rows = M if blocks > 1 else queries
     columns = padded_words(Dv, values.form) // group_words(Dv, values.form) * GROUP.value
-    few = 4 * B * Hk * blocks <= multiprocessors()
-    shape = shape or shape_for(bits, max(columns, D), M, (keys.form, values.form), few)
+    own, waves = plan_for(bits, max(columns, D), M, (keys.form, values.form), B * Hk * blocks)
+    shape = shape or own
     least = least or LEAST
     kind, size, keep = rule_of(window)
-    most = most_parts or parts_for(B, Hk * blocks, reach(window), least, waves=waves_for(keys.form, few))
+    most = most_parts or parts_for(B, Hk * blocks, reach(window), least, waves=waves)
     out = torch.empty(B, T, Hq, Dv, dtype=dtype, device=q.device)
     cuts = Division.of(B, Hk * blocks, rows, columns, most, out)
     R = triton.next_power_of_2(rows)
@@ -366,17 +367,15 @@ def words(parts: Parts, side: Side) -> tuple[Tensor, Tensor, Tensor]:
     return codes, parts.scales, parts.high
 
 
-def shape_for(bits: int, columns: int, queries: int, forms: tuple[Format, Format], few: bool) -> Shape:
+def plan_for(bits: int, columns: int, queries: int, forms: tuple[Format, Format], groups: int) -> tuple[Shape, int]:
+    """The shape of a launch, and how many programs it has for each multiprocessor."""
     found = next((SHAPES[key] for key in sorted(SHAPES) if key[0] == bits and columns <= key[1]), None)
     if found is None:
         raise InputError(f"heads of {columns} numbers are past 256, the most the attention kernel takes")
+    if groups < multiprocessors() and bits == 16 and queries <= 16 and columns <= 128 and forms in FEW:
+        return FEW[forms], WAVES_OF_FEW
+    fp8 = forms == ("fp8", "fp8")
+    waves = WAVES_OF_FP8 if fp8 else WAVES_OF_FEW if 4 * groups <= multiprocessors() else WAVES
     if bits == 32:
-        return found
-    if few and queries <= 16 and columns <= 128 and forms in FEW_ROWS:
-        return FEW_ROWS[forms]
-    block = min(found.block, FP8.block) if forms == ("fp8", "fp8") else found.block
-    return Shape(block, max(1, queries // 16), found.stages)
-
-
-def waves_for(keys: Format, few: bool) -> int:
-    return WAVES_OF_FEW if few else WAVES_OF_FP8 if keys == "fp8" else WAVES
+        return found, waves
+    return Shape(min(found.block, FP8_BLOCK) if fp8 else found.block, max(1, queries // 16), found.stages), waves

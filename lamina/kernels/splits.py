@@ -124,13 +124,16 @@ def part_of(
     """What this program of a grid (…, items) takes: of which row the part `split`, of `used` parts of `each` tokens,
     the first of which is item `base`; and the row's length, count and visible tokens. None where split >= used.
 
-    wanted: into how many parts all that is seen is divided, about. ROWS: a power of two, as many as the rows or more
+    wanted: into how many parts all that is seen is divided, about. ROWS: a power of two, as many as the rows or more.
+    With several rows items are given out from the last one on: programs without a part begin first, and may be gone
+    when the kernel in front ends.
     """
     item = tl.program_id(1)
     if ROWS == 1:
         row, base, most = 0, 0, tl.num_programs(1)
         length, count = row_of(table, 0, T)
     else:
+        item = tl.num_programs(1) - 1 - item
         r = tl.arange(0, ROWS)
         real = r < rows
         lengths, counts = row_of(table, tl.minimum(r, rows - 1), T)
