@@ -88,7 +88,7 @@ class CapturedStep(Captured):
         cache.drop_open_step()
         cache.logits_kept(self.model.vocab, self.model.dtype)
         self._cache, self._stores = weakref.ref(cache), []
-        self._most = [high + more for high, more in zip(cache.clock.high, left, strict=True)]
+        self._most = self._made_at_most(cache, left)
         self._point_at(cache)
         copy_in(self.header, header_of(cache))
         copy_in(self.ends, ends + [-1] * (MOST_ENDS - len(ends)))
@@ -103,6 +103,18 @@ class CapturedStep(Captured):
             self.seen_in_prompt.copy_(history.seen_in_prompt(self.model.vocab))
         self.ids.copy_(ids.reshape(-1, 1))
         self.counts.copy_(self.left > 0)
+
+    @staticmethod
+    def _made_at_most(cache: Cache, left: Sequence[int]) -> list[int]:
+        """How many tokens each row may hold in the end; the cache has room for them."""
+
+        def most() -> list[int]:
+            return [high + more for high, more in zip(cache.clock.high, left, strict=True)]
+
+        if max(most()) > min(cache._room, cache.record.shape[1]):
+            cache.clock.sync()
+            cache.reserve(max(most()))
+        return most()
 
     def run(self, steps: int, rows: Sequence[int] | None = None) -> None:
         """Feeds and makes `steps` tokens for every live row; nothing is read back.
