@@ -5,7 +5,7 @@ decoding, greedy and drawn, against plain passes, with two caches in turn, one o
 captured passes of 1 to 16 tokens, ragged in what is read and accepted, and speculation on them, against plain ones.
 Then what the host may not do: passes with counts that live on the device run without a single synchronisation, and
 device counts out of range are clamped and told at the next read. All of that in pages of a pool too. And caches of
-codes: captured passes beside plain ones.
+codes: captured passes beside plain ones. What is found is printed check by check, and written family by family.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,62 +33,97 @@ from tests.families.cases import FIRST
 from tests.families.harness import pair, random_ids, relative, truth
 
 
+@dataclass
+class Family:
+    """A family's model on the GPU, with the same weights in both libraries."""
+
+    theirs: Any
+    model: Model
+    ids: Tensor
+
+    @classmethod
+    def of(cls, family: str, name: str) -> Family:
+        theirs, model = pair(family, name)
+        model = model.cuda()
+        return cls(theirs.cuda(), model, random_ids(2, 40, model.vocab).cuda())
+
+
+Found = tuple[bool, str]  # whether it is as it should be, and what is written down
+
+
+def logits(one: Family) -> Found:
+    error = relative(one.model(one.ids), truth(one.theirs, one.ids))
+    return error < 2e-4, f"{error:.1e}"
+
+
+def laws(one: Family, **how: Any) -> Found:
+    report = lamina.verify(one.model, tries=1, **how)
+    if not report:
+        print(report, file=sys.stderr)
+    return report.ok, "ok" if report.ok else "FAILED"
+
+
+def rounded(one: Family) -> Found:
+    """The model is in bfloat16 from here on."""
+    exact = one.model(one.ids)
+    one.model = one.model.to(torch.bfloat16)
+    said = same_but_for_ties(one.model, float((one.model(one.ids).float() - exact).abs().max()))
+    return said == "yes", said
+
+
+def yes(check: Callable[[Model], str]) -> Callable[[Family], Found]:
+    def asked(one: Family) -> Found:
+        said = check(one.model)
+        return not said.startswith("no:") if check is in_codes else said == "yes", said
+
+    return asked
+
+
+def columns() -> dict[str, Callable[[Family], Found]]:
+    return {
+        "logits against transformers, float32": logits,
+        "laws, float32": laws,
+        "laws on the host, float32": partial(laws, residence="host"),
+        "no sync in a decode pass": yes(without_syncs),
+        "captured equals plain, greedy and drawn, float32, captures for two caches": captured_is_plain,
+        "passes of several tokens, and speculation on them, float32": yes(passes_are_plain),
+        "in pages the same tokens, captured as without, greedy, drawn, drafted, in forks and beams, and no sync": yes(
+            in_pages
+        ),
+        f"captured passes over codes ({', '.join(CODECS)}) are plain ones, in pages too, float32": yes(in_codes),
+        "captured equals plain but for near-ties, greedy, bfloat16": rounded,
+        "laws, bfloat16": laws,
+    }
+
+
 def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
+    checks = columns()
     lines = [
         f"Machine: {torch.cuda.get_device_name()}, PyTorch {torch.__version__}, Python {platform.python_version()}, "
         f"{date.today()}. Command: `python -m bench.device_check`.",
         "",
-        "| family | logits against transformers, float32 | laws, float32 | laws on the host, float32 | laws, bfloat16 "
-        "| no sync in a decode pass | "
-        "captured equals plain, greedy and drawn, float32 | the same but for near-ties, greedy, bfloat16 | "
-        "captures for two caches | passes of several tokens, and speculation on them, float32 | "
-        "in pages the same tokens, captured as without, greedy, drawn, drafted, in forks and beams, and no sync | "
-        f"captured passes over codes ({', '.join(CODECS)}) are plain ones, in pages too, float32 |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        f"| family | {' | '.join(checks)} |",
+        f"|---{'|---' * len(checks)}|",
     ]
     ok = True
     for family, name in FIRST:
         if len(sys.argv) > 2 and family not in sys.argv[2:]:
             continue
-        started = time.perf_counter()
-        theirs, model = pair(family, name)
-        theirs, model = theirs.cuda(), model.cuda()
-        ids = random_ids(2, 40, model.vocab).cuda()
-        error = relative(model(ids), truth(theirs, ids))
-        full, far = (lamina.verify(model, tries=1, residence=where) for where in ("device", "host"))
-        quiet = without_syncs(model)
-        same, captures = captured_is_plain(model)
-        several = passes_are_plain(model)
-        pages, codes = in_pages(model), in_codes(model)
-        exact = model(ids)
-        half = lamina.verify(model.to(torch.bfloat16), tries=1)
-        rounded = same_but_for_ties(model, float((model(ids).float() - exact).abs().max()))
-        for report in (full, far, half):
-            if not report:
-                print(report, file=sys.stderr)
-        ok &= error < 2e-4 and full.ok and far.ok and half.ok and quiet == "yes" and captures == 1
-        ok &= same == rounded == several == pages == "yes" and not codes.startswith("no:")
-        cells = [
-            family,
-            f"{error:.1e}",
-            *("ok" if r.ok else "FAILED" for r in (full, far, half)),
-            quiet,
-            same,
-            rounded,
-            str(captures),
-            several,
-            pages,
-            codes,
-        ]
+        one, cells = Family.of(family, name), [family]
+        for title, check in checks.items():
+            started = time.perf_counter()
+            good, said = check(one)
+            ok &= good
+            cells.append(said)
+            took = time.perf_counter() - started
+            print(f"{family}, {title}: {said}{'' if good else ' FAILED'} ({took:.0f} s)", flush=True)
         lines.append(f"| {' | '.join(cells)} |")
-        print(lines[-1], f"{time.perf_counter() - started:.0f} s", flush=True)
-    text = "\n".join(lines) + "\n"
-    print(text)
-    if len(sys.argv) > 1:
-        with open(sys.argv[1], "w") as file:
-            file.write(text)
+        if len(sys.argv) > 1:
+            with open(sys.argv[1], "w") as file:
+                file.write("\n".join(lines) + "\n")
+    print("\n".join(lines))
     sys.exit(not ok)
 
 
@@ -95,10 +132,11 @@ CODECS = ("int8", "k5v4", "fp8")  # of which the first in pages too
 DRAWN = {"do_sample": True, "top_k": 20, "top_p": 0.9, "temperature": 0.8, "repetition_penalty": 1.2, "seed": 5}
 
 
-def captured_is_plain(model: Model) -> tuple[str, int]:
+def captured_is_plain(one: Family) -> Found:
     """Whether generation through one graph gives the tokens of plain passes, and how often a step was captured."""
+    model = one.model
     if reason := model.explain().partition("since ")[2]:
-        return reason, 0
+        return False, reason
     model.graphs.kept.clear()
     model.graphs.captures = 0
     short, long = (model.generate(PROMPTS, more, eos_token_id=None) for more in (20, 30))
@@ -111,7 +149,8 @@ def captured_is_plain(model: Model) -> tuple[str, int]:
     drawn = model.generate(PROMPTS, 20, eos_token_id=None, **DRAWN)
     same &= drawn.tokens == plain(model, PROMPTS, 20, **DRAWN).tokens
     captured = all("captured" in result.how for result in (short, long, again, drawn))
-    return "yes" if same and captured else "no", captures
+    good = same and captured and captures == 1
+    return good, f"{'yes' if same and captured else 'no'}, {captures}"
 
 
 def plain(model: Model, prompts: list[list[int]], more: int, **settings: Any) -> Result:

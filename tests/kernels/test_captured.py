@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lamina.errors import CapacityError
 from lamina.generation.run import Chooser, one_by_one
 from lamina.runtime import Graphs, why_not_captured
 from lamina.runtime.capture import MOST_GRAPHS
@@ -49,6 +50,19 @@ def test_one_step_serves_two_live_caches_and_growth() -> None:
         step.run(2)
     assert graphs.captures == 1
     assert a.tokens == b.tokens == [p + t for p, t in zip(PROMPTS, expected, strict=True)]
+
+
+def test_a_step_has_room_for_what_it_may_make_or_says_that_there_is_none() -> None:
+    model = tiny()
+    cache = model.new_cache(2, capacity=6)
+    model(torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), cache=cache, logits="last")
+    step, ids = Graphs(model).step(2, Chooser()), torch.tensor([9, 9])
+    with pytest.raises(CapacityError, match="cannot reserve 7 tokens"):
+        step.take_up(cache, ids, [3, 3], ())
+    assert cache.tokens == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    step.take_up(cache, ids, [2, 2], ())
+    step.run(2)
+    assert cache.record.shape[1] >= 6 and [len(row) for row in cache.tokens] == [6, 6]
 
 
 def test_the_least_recently_used_step_is_dropped() -> None:
