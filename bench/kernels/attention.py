@@ -3,7 +3,7 @@
 First every kernel beside its reference on shapes of real models, in bfloat16 and float32: ragged rows, wrapped rings,
 empty rows, NaN in every unused slot. Then times: one CUDA graph of many launches, each over a store of its own, more
 than the device's cache holds in all. The share is that of a plain copy, measured in the same run. Latent attention is
-in `latents.py`. Without a GPU (TRITON_INTERPRET=1): the small checks only.
+in `latents.py`. `--checks` does the first alone. Without a GPU (TRITON_INTERPRET=1): the small checks only.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from lamina.attention import Chunked, Full, Sliding, Window
 from lamina.kernels import attend, latent
 from lamina.kernels.attend import Shape, decode_attention
 from lamina.kernels.rope import rotate_and_append
+from lamina.kernels.token import attend_token
 from lamina.nn.rotary import rotate, rotate_neighbours
 from tests.kernels.stores import Held, error
 
@@ -47,6 +48,7 @@ class Case:
     window: Window = FULL
     T: int = 1
     counts: tuple[int, ...] | None = None
+    token: bool = False  # by the kernel for one token a row, which stores it too
     slack: int = 0
     softcap: float | None = None
     sinks: bool = False
@@ -83,7 +85,14 @@ CHECKS = [
     Case("falcon-h1", (12, 2), (128, 128), (20000,)),
     Case("falcon-h1", (12, 2), (128, 128), (0, 300, 20000), T=2, splits=66),
 ]
+CHECKS += [replace(case, name=f"{case.name}, stored", token=True) for case in CHECKS if case.T == 1]
 LLAMA = Case("llama", (32, 8), (128, 128), (16384,))
+LONG = 16384
+MANY_ROWS = [
+    *((tokens,) * rows for rows in (8, 16, 32) for tokens in (128, 512, 4096)),
+    *((LONG, *(200,) * others) for others in (7, 31)),
+    *((tokens,) for tokens in (128, 4096, LONG)),
+]
 FALCON = Case("falcon-h1", (12, 2), (128, 128), (16384,))
 NEXT = Case("qwen3-next", (16, 2), (256, 256), (16384,))
 TIMES = [
@@ -96,6 +105,7 @@ TIMES = [
     *(replace(LLAMA, lengths=(n,) * 32) for n in (128, 4096)),
     replace(LLAMA, name="llama, one long row of 32", lengths=(16384, *(128,) * 31)),
     replace(LLAMA, name="llama, 4 tokens", T=4),
+    *(replace(LLAMA, name="llama, stored", lengths=lengths, token=True) for lengths in MANY_ROWS),
     replace(NEXT, shape=Shape(64, 4, 2)),
     replace(NEXT, shape=Shape(32, 8, 3)),
     Case("gemma-2 sliding", (16, 8), (256, 256), (16384,), Sliding(4096), softcap=50.0),
@@ -125,9 +135,10 @@ def stores_of(case: Case, dtype: torch.dtype) -> Held:
 
 
 def launch(case: Case, table: Tensor, new: list[Tensor], sinks: Tensor | None = None) -> Tensor:
-    return decode_attention(
-        *new, table, case.window, scale=0.1, softcap=case.softcap, sinks=sinks, most_parts=case.splits,
-        least=case.least, shape=case.shape,
+    run = partial(attend_token, *new, None) if case.token else partial(decode_attention, *new)
+    return run(
+        table, case.window, scale=0.1, softcap=case.softcap, sinks=sinks, most_parts=case.splits, least=case.least,
+        shape=case.shape,
     )  # fmt: skip
 
 
@@ -172,7 +183,7 @@ Job = tuple[str, Callable[[], tuple[bool, str]]]
 
 
 def jobs() -> list[Job]:
-    checks = CHECKS if CUDA else [Case("small", (4, 2), (32, 32), (0, 5, 40))]
+    checks = CHECKS if CUDA else [Case("small", (4, 2), (32, 32), (0, 5, 40), token=token) for token in (False, True)]
     made: list[Job] = []
     for dtype in DTYPES:
         name = str(dtype).removeprefix("torch.")
@@ -285,13 +296,14 @@ def rope_timing() -> str:
 def main() -> None:
     started = time.perf_counter()
     torch.backends.cuda.matmul.allow_tf32 = False
-    bad = 0
+    bad, checks_only = 0, "--checks" in sys.argv[1:]
     if CUDA:
         # Each worker compiles its kernels into the cache on disk, where this process finds them for the times.
         shapes = {replace(case, lengths=(64,) * len(case.lengths)) for case in TIMES}
         layers = {replace(case, lengths=(64,) * len(case.lengths)) for case in latents.TIMES}
         builds: list[Job] = [(f"compile {case.name} {case.config}", partial(warm, case)) for case in shapes]
         builds += [(f"compile {case.name} {case.config}", partial(latents.warm, case)) for case in layers]
+        builds = [] if checks_only else builds
         with multiprocessing.get_context("spawn").Pool(14) as pool:
             warming = pool.map_async(do, builds, chunksize=1)
             for good, line in pool.imap(do, jobs()):
@@ -305,7 +317,7 @@ def main() -> None:
             print(line, flush=True)
             bad += not good
     print(f"{bad} failed, {time.perf_counter() - started:.0f} s", flush=True)
-    if CUDA:
+    if CUDA and not checks_only:
         copy = copy_speed()
         print(
             f"{torch.cuda.get_device_name()}, copy {copy / 1e12:.2f} TB/s; own shapes: {attend.SHAPES} {latent.SHAPES}"

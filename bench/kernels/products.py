@@ -46,8 +46,9 @@ ROWS: list[Form] = [
     Rows(2, 1024, 4, splits=2), Rows(2, 1024, 4, splits=4),
 ]  # fmt: skip
 TILES: list[Form] = [
-    Tiles(128, 64, 4, 4), Tiles(64, 64, 4, 5), Tiles(64, 128, 4, 4), Tiles(128, 64, 4, 4, 4), Tiles(64, 128, 4, 4, 2),
-    Tiles(64, 128, 4, 4, 4), Tiles(128, 64, 4, 5, 8), Tiles(32, 128, 4, 5),
+    Tiles(64, 64, 4, 8), Tiles(64, 128, 4, 4), Tiles(64, 128, 4, 6), Tiles(64, 128, 4, 4, 2), Tiles(64, 128, 4, 6, 2),
+    Tiles(64, 128, 4, 4, 4), Tiles(128, 64, 4, 4), Tiles(128, 64, 4, 4, 4), Tiles(128, 128, 8, 4, 4),
+    Tiles(32, 128, 4, 5),
 ]  # fmt: skip
 
 
