@@ -29,10 +29,12 @@ def allocate(
 ) -> Tensor:
     """A tensor that may be written inside and outside `torch.inference_mode`, whoever makes it. `fill=None`: with any
     numbers in it."""
-    with torch.inference_mode(False):
-        if fill is None:
-            return torch.empty(tuple(shape), dtype=dtype, device=device, pin_memory=pinned)
-        return torch.full(tuple(shape), fill, dtype=dtype, device=device, pin_memory=pinned)
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):
+            return allocate(shape, dtype, device, fill, pinned)
+    if fill is None:
+        return torch.empty(shape, dtype=dtype, device=device, pin_memory=pinned)
+    return torch.full(shape, fill, dtype=dtype, device=device, pin_memory=pinned)
 
 
 def on_device(numbers: Sequence[int], device: torch.device) -> Tensor:

@@ -7,7 +7,6 @@ it can be taken back. A layer with no data at all is *bare*: it serves a pass wi
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -154,8 +153,8 @@ class Layer:
         return first._with({name: first.place.join([one.data[name] for one in layers]) for name in first.data})
 
     def _with(self, data: dict[str, Tensor]) -> Self:
-        new = copy.copy(self)
-        new.data = data
+        new = object.__new__(type(self))  # `copy.copy` takes five times as long, which counts with many layers
+        new.__dict__.update(self.__dict__, data=data)
         return new
 
 

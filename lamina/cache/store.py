@@ -152,14 +152,15 @@ class TokenLayer(Layer):
             at = 0
             for part in parts:
                 old = part.data[name]
-                store[at : at + len(old), ..., : old.shape[-2], :].copy_(old)
-                at += len(old)
+                count, *_, tokens, _ = old.shape
+                store.narrow(0, at, count).narrow(-2, 0, tokens).copy_(old)
+                at += count
             new.data[name] = store
         return new
 
-    def rows(self, first: int, end: int) -> Self:
-        """The rows first … end - 1, sharing memory."""
-        return self._with({name: store[first:end] for name, store in self.data.items()})
+    def line(self, row: int, tokens: int) -> Self:
+        """The first tokens of one row of a layer in line, sharing memory."""
+        return self._with({name: store[row : row + 1, ..., :tokens, :] for name, store in self.data.items()})
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 

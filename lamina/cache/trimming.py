@@ -41,10 +41,9 @@ def trimmed(
         pages.shrink([held - back])
 
     def own(layer: Layer) -> Layer:
-        some = layer.used(held - back, written)
-        if isinstance(some, TokenLayer) and some.in_line:
-            return some.rows(row, row + 1)
-        return some.select(index)
+        if isinstance(layer, TokenLayer) and layer.in_line:
+            return layer.line(row, held - back)
+        return layer.used(held - back, written).select(index)
 
     layers = [{name: own(layer) for name, layer in entry.items()} for entry in cache.layers]
     if not lent:
