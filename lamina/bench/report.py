@@ -30,7 +30,9 @@ DECODE = (
     "peak memory",
 )
 PREFILL = ("tokens", "subject", "tokens/s", "seconds", "TFLOP", "share of matrix rate", "lamina is", "peak memory")
-FIRST = ("subject", "weights there", "first token", "10th token", "then tokens/s", "slowest after", "peak memory")
+FIRST = (
+    "subject", "imports", "weights there", "first token", "10th token", "then tokens/s", "slowest after", "peak memory",
+)  # fmt: skip
 
 
 class Report:
@@ -76,7 +78,7 @@ class Report:
     def first_lines(self) -> list[tuple[str, ...]]:
         return [
             (
-                one.subject, f"{one.ready:.1f} s", f"{one.first:.1f} s", f"{one.tenth:.1f} s",
+                one.subject, f"{one.imported:.1f} s", f"{one.ready:.1f} s", f"{one.first:.1f} s", f"{one.tenth:.1f} s",
                 number(one.tokens_per_second), f"{one.slowest * 1e3:.3g} ms", size(one.peak_bytes),
             )
             for one in self.results.first

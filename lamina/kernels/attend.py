@@ -74,7 +74,7 @@ def shape_for(key_dim: int, value_dim: int, itemsize: int, queries: int) -> Shap
     return Shape(found.block, 8, found.stages) if wide else found
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "wanted"])  # one kernel for many numbers of rows
 def _attend(
     out, q, k, v, sinks, parts, counters, table, rows, wanted, size, keep, least, scale, softcap,
     q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token,

@@ -157,7 +157,7 @@ def turned_back(mix, R: tl.constexpr, DV: tl.constexpr, COLUMNS: tl.constexpr):
     return tl.where((column // GROUP + 1) * GROUP <= DV, back, mix)  # a smaller group was not turned
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "wanted"])  # one kernel for many numbers of rows
 def _attend_codes(
     out, q, marks, k_codes, k_scales, k_high, v_codes, v_scales, v_high, sinks, parts, counters, table,
     rows, wanted, size, keep, least, scale, softcap, q_row, q_head, q_token,

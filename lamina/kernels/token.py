@@ -61,7 +61,7 @@ def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return q.shape[2] == 1 and q.shape[1] // k.shape[1] <= MOST_QUERIES[q.element_size()] and size <= max(SHAPES)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "wanted"])  # one kernel for many numbers of rows
 def _attend_token(
     out, q, k, v, cos, sin, q_weight, k_weight, factor, gate, sinks, parts, counters, table, rows, wanted, size, keep,
     least, scale, softcap, q_row, q_head, k_row, k_head, v_row, v_head, rope_row, factor_row, gate_row, gate_head,
