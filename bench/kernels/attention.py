@@ -203,12 +203,19 @@ def jobs() -> list[Job]:
     return made
 
 
+broken: list[str] = []  # the job after which this process cannot use the device any more
+
+
 def do(job: Job) -> tuple[bool, str]:
     name, how = job
+    if broken:
+        return False, f"LOST    {name}: not run, in the process of {broken[0]}"
     try:
         good, words = how()
     except Exception as problem:
         good, words = False, f"{type(problem).__name__}: {str(problem)[:300]}"
+        if "CUDA" in words and "out of memory" not in words:
+            broken.append(name)
     return good, f"{'OK    ' if good else 'FAILED'}  {name}: {words}"
 
 

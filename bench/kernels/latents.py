@@ -77,6 +77,7 @@ CHECKS = [
     Case("small and odd", (0, 5, 300), heads=5, rank=40, rope=6, nope=12, values=10),
 ]
 SMALL_CHECKS = [Case("small", (0, 40), heads=2, rank=32, rope=4, nope=8, values=10)]  # without a GPU
+# Not (64, 4, 1): ptxas 12.8 runs out of registers for it and loses addresses, which is an illegal access.
 TIMES = [
     *(replace(LITE, lengths=(n,)) for n in (128, 4096, 16384, 65536)),
     *(replace(LITE, lengths=(n,) * 8) for n in (128, 4096, 16384)),

@@ -18,6 +18,8 @@ from lamina.cache.layer import Layer
 from lamina.cache.pool import Kind
 from lamina.cache.store import TokenLayer
 
+ALIGNED = 16  # numbers: every store begins at a multiple of 16 bytes, as kernels take for granted
+
 
 def trimmed(
     cache: Cache, row: int, length: int | None = None, states: torch.dtype | None = None, lent: bool = False
@@ -69,10 +71,10 @@ def _copy_lines(layers: Sequence[Mapping[str, Layer]]) -> None:
             kinds[store.dtype].append((layer, name))
     for dtype, places in kinds.items():
         stores = [layer.data[name] for layer, name in places]
-        sizes = [store.numel() for store in stores]
+        sizes = [-(-store.numel() // ALIGNED) * ALIGNED for store in stores]
         memory = allocate((sum(sizes),), dtype, stores[0].device, fill=None)
         for (layer, name), store, own in zip(places, stores, memory.split(sizes), strict=True):
-            layer.data[name] = own.view(store.shape).copy_(store)
+            layer.data[name] = own[: store.numel()].view(store.shape).copy_(store)
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ def gated(x: Tensor, weight: Tensor, act: str, bias: Tensor | None = None, scale
 def choose(n: int, m: int, k: int, itemsize: int, is_gated: bool) -> Form:
     """The form for n vectors, m outputs and sums over k."""
     if n > 1:
-        stages = 6 if n > 16 and not is_gated else 4
+        stages = 6 if n > 16 and not is_gated and pdl() else 4  # devices before Hopper have less room for them
         return _in_parts(Tiles(64, 256 // itemsize, stages=stages), n, m, k, programs=96, shortest=512)
     # Whole layers run best with one form for all products: the next launch fills the gaps that the last one leaves.
     block = next((size for size in (1024, 512) if k % size == 0), max(16, min(1024, triton.next_power_of_2(k))))

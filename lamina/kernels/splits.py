@@ -12,7 +12,7 @@ are in powers of two. A part is written as a row of `mix | top | total | 2 unuse
 
 Parts are merged by the programs that made them (`gathered`), in a tree of two levels: a program that completes a bunch
 of parts merges the bunch, one that completes the bunches merges those. Chance decides who that is, but not what is
-merged with what, so results repeat bit for bit.
+merged with what, so results repeat bit for bit. Beside other rows a row may be cut elsewhere, and differ by a rounding.
 """
 
 from __future__ import annotations
