@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from triton.runtime import interpreter
 
+EVERY = 3  # launches, of which one is guarded: all of them would take a sixth of all time
+
 
 class Guard:
     """Knows the memory of the tensors that a launch was given. For an address that is elsewhere, as tables have them,
@@ -21,12 +23,17 @@ class Guard:
 
     def __init__(self) -> None:
         self.given: list[tuple[int, int]] = []
+        self.launches, self.on = 0, False
         self.starts, self.ends = np.zeros(1, np.uint64), np.zeros(1, np.uint64)
 
     def launch(self, tensors: Iterable[Any]) -> None:
+        self.launches += 1
+        self.on = self.launches % EVERY == 0
         self.given = [memory_of(one) for one in tensors if isinstance(one, torch.Tensor)]
 
     def check(self, what: str, pointers: Any, mask: Any) -> None:
+        if not self.on:
+            return
         addresses = np.asarray(pointers.data, np.uint64)
         if mask is not None:
             addresses = addresses[np.broadcast_to(np.asarray(mask.data, bool), addresses.shape)]

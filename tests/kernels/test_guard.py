@@ -9,6 +9,11 @@ import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
 
+@pytest.fixture(autouse=True)
+def every_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.kernels.guard.EVERY", 1)
+
+
 @triton.jit
 def copying(x, y, N, SIZE: tl.constexpr, WRITES: tl.constexpr):
     i = tl.arange(0, SIZE)
