@@ -22,7 +22,7 @@ if not torch.cuda.is_available():
     import tests.kernels.conftest  # noqa: F401  (the interpreter, before Triton is imported)
 
 from bench.kernels.attention import Job, do, seconds
-from bench.kernels.timing import all_at_once, bandwidths
+from bench.kernels.timing import all_at_once, read_speed
 from lamina.attention import Full, Sliding, Window
 from lamina.cache.codec import Codec
 from lamina.cache.layout import Layout
@@ -197,8 +197,7 @@ def configurations(case: Case, codec: str) -> list[tuple[Shape, int]]:
 
 
 def times(codecs: tuple[str, ...]) -> None:
-    _, read = bandwidths()
-    print(f"{torch.cuda.get_device_name()}, {read:.2f} TB/s read alone", flush=True)
+    read_speed()
     builds = []
     stores = [(codec, Store(replace(LLAMA, lengths=(64,) * rows), codec)) for codec in codecs for rows in (1, 8)]
     for codec, store in stores:

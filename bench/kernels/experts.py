@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bench.kernels.timing import all_at_once, bandwidths, microseconds
+from bench.kernels.timing import all_at_once, microseconds, read_speed
 from lamina.kernels.experts import Share, expert_down, expert_gated
 from lamina.kernels.finish import scratch
 from lamina.kernels.norm import rms_norm
@@ -207,9 +207,7 @@ def time_together(shape: Shape, layers: list[Mixture], n: int, limit: float) -> 
 def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.manual_seed(0)
-    copied, read = bandwidths()
-    limit = max(copied, read)
-    print(f"{torch.cuda.get_device_name()}: copy {copied:.2f} TB/s, read {read:.2f} TB/s; shares are of {limit:.2f}")
+    limit = read_speed()
     scratch(torch.device("cuda", torch.cuda.current_device()))  # before threads ask for it
     for shape in SHAPES:
         began, small = time.perf_counter(), shape.mixture(32)

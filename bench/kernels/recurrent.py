@@ -2,7 +2,7 @@
 
 First every kernel beside its reference on shapes of real models, in bfloat16 and float32. Then times: one CUDA graph of
 many layers, each with a state of its own, more than the device's cache holds in all. Mixers are timed between their
-projections (`mix.py`, and convolution, rule and norm apart) and with them. The share is that of a plain copy, measured
+projections (`mix.py`, and convolution, rule and norm apart) and with them. The share is that of plain reading, measured
 in the same run. Without a GPU (TRITON_INTERPRET=1): small shapes, no times.
 """
 
@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.kernels.timing import all_at_once, bandwidths, microseconds
+from bench.kernels.timing import all_at_once, microseconds, read_speed
 from lamina import kernels
 from lamina.bench.random_model import start
 from lamina.bench.shapes import SHAPES
@@ -336,14 +336,14 @@ def checks() -> Iterable[tuple[Any, ...]]:
 # -- fast? -----------------------------------------------------------------------------------------------------------
 
 
-def show(what: str, calls: list[Callable[[], Any]], moved: int, copy: float) -> None:
+def show(what: str, calls: list[Callable[[], Any]], moved: int, limit: float) -> None:
     try:
         took = microseconds(calls)
     except Exception as error:  # one that does not run must not hide the others
         print(f"  {what:46} FAILED {type(error).__name__}: {error}".splitlines()[0], flush=True)
         return
     rate = moved / took / 1e6
-    print(f"  {what:46} {took:8.2f} µs  {moved / 1e6:8.2f} MB  {rate:5.2f} TB/s  {rate / copy:6.1%}", flush=True)
+    print(f"  {what:46} {took:8.2f} µs  {moved / 1e6:8.2f} MB  {rate:5.2f} TB/s  {rate / limit:6.1%}", flush=True)
 
 
 def layers_of(build: Callable[[], Mixer], rows: int, most: int = 64) -> list[Layer]:
@@ -357,8 +357,7 @@ def layers_of(build: Callable[[], Mixer], rows: int, most: int = 64) -> list[Lay
 
 
 def times() -> None:
-    copy, _ = bandwidths()
-    print(f"\ncopy: {copy:.2f} TB/s")
+    limit = read_speed()
     some = [layer for build in mixers().values() for rows in (1, 8) for layer in layers_of(build, rows, most=1)]
     all_at_once([partial(x.again, tile) for x in some for tile in TILES[type(x.rule), len(x.counts) > 1]])
     for name, build in mixers().items():
@@ -368,14 +367,14 @@ def times() -> None:
             print(f"{name} {rule}, {rows} rows, between its projections")
             for tile in TILES[type(rule), rows > 1]:
                 calls: list[Callable[[], Any]] = [partial(layer.again, tile) for layer in layers]
-                show(f"tile of {tile.numbers} numbers, {tile.warps} warps", calls, moved, copy)
+                show(f"tile of {tile.numbers} numbers, {tile.warps} warps", calls, moved, limit)
             whole = moved + sum(x.nbytes for x in layers[0].mixer.parameters())
             for apart in (False, True):
                 for layer in layers:
                     layer.apart = apart
                 told = "a kernel for each part" if apart else "as configured"
-                show(told, [layer.again for layer in layers], moved, copy)
-                show(f"{told}, with projections", [layer.whole for layer in layers], whole, copy)
+                show(told, [layer.again for layer in layers], moved, limit)
+                show(f"{told}, with projections", [layer.whole for layer in layers], whole, limit)
     print("rules alone, as configured")
     for name, rule in ALONE.items():
         for rows, tokens in ((1, 1), (32, 1), (1, 4), (1, 16)):
@@ -386,7 +385,7 @@ def times() -> None:
             ]
             tables = [table_of(state) for state in states]
             calls = [partial(recur_step, rule, inputs, constants, table, **around) for table in tables]
-            show(f"{name}, {rows} rows, {tokens} tokens", calls, 8 * numbers, copy)
+            show(f"{name}, {rows} rows, {tokens} tokens", calls, 8 * numbers, limit)
     print("convolutions alone, as configured")
     for name, (channels, taps) in CONVOLUTIONS.items():
         for rows in (1, 32):
@@ -397,7 +396,7 @@ def times() -> None:
             )
             tables = [table_of(ring, None, lengths) for ring in rings]
             calls = [partial(convolve_step, x, weight, None, table, act="silu") for table in tables]
-            show(f"{name}, {rows} rows", calls, 2 * channels * (taps + rows * (taps + 2)), copy)
+            show(f"{name}, {rows} rows", calls, 2 * channels * (taps + rows * (taps + 2)), limit)
 
 
 def main() -> None:

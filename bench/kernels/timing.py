@@ -8,6 +8,8 @@ from statistics import median
 
 import torch
 
+from lamina.bench.measure import read_bandwidth
+
 Call = Callable[[], object]
 
 
@@ -35,12 +37,11 @@ def microseconds(calls: Sequence[Call], *, repeats: int = 5) -> float:
     return median(times)
 
 
-def bandwidths() -> tuple[float, float]:
-    """TB/s of a copy (read and written bytes) and of reading alone, over a gigabyte each."""
-    a, b = (torch.empty(1 << 30, dtype=torch.uint8, device="cuda") for _ in range(2))
-    copied = 2 * a.numel() / microseconds([lambda: b.copy_(a)] * 4) / 1e6
-    read = a.numel() / microseconds([lambda: a.view(torch.float32).amax()] * 4) / 1e6
-    return copied, read
+def read_speed() -> float:
+    """TB/s of reading alone, by the fastest way to read; said in a line, since shares are of it."""
+    speed = max(read_bandwidth(torch.device("cuda"), 2 << 30).values()) / 1e12
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, read {speed:.2f} TB/s", flush=True)
+    return speed
 
 
 def all_at_once(calls: Sequence[Call], threads: int = 16) -> list[str]:

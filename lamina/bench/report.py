@@ -17,18 +17,9 @@ import torch
 from lamina.bench.runner import Decoded, Results, Settings
 
 DECODE = (
-    "rows",
-    "context",
-    "subject",
-    "tokens/s",
-    "ms a step",
-    "±",
-    "moved",
-    "limit",
-    "share",
-    "lamina is",
-    "peak memory",
-)
+    "rows", "context", "subject", "tokens/s", "ms a step", "±", "moved", "limit", "share", "by PyTorch's read",
+    "lamina is", "peak memory",
+)  # fmt: skip
 PREFILL = ("tokens", "subject", "tokens/s", "seconds", "TFLOP", "share of matrix rate", "lamina is", "peak memory")
 FIRST = (
     "subject", "imports", "weights there", "first token", "10th token", "then tokens/s", "slowest after", "peak memory",
@@ -58,7 +49,7 @@ class Report:
             (
                 str(one.rows), str(one.context), one.subject, number(one.tokens_per_second), f"{one.seconds * 1e3:.3g}",
                 f"{(one.slowest - one.fastest) / 2 / one.seconds:.0%}", size(one.moved.total),
-                number(one.rows / r.limit(one)), f"{r.share(one):.1%}",
+                number(one.rows / r.limit(one)), f"{r.share(one):.1%}", f"{r.share_by_torch(one):.1%}",
                 faster(ours.get((one.rows, one.context)), one), size(one.peak_bytes),
             )
             for one in r.decoded
@@ -105,8 +96,9 @@ class Report:
             f"reductions: {limits.read_by_torch / 1e9:.4g}), copy {limits.copy / 1e9:.4g} GB/s, matrix products "
             f"{limits.matrix / 1e12:.4g} TFLOP/s.",
             "moved: the bytes that a step must read or write. limit: tokens/s if that took only the time of reading "
-            "them. share: of that limit. Times are medians; ± is half of what lies between the slowest and "
-            "the fastest run.",
+            "them. share: of that limit; by PyTorch's read: of the limit where bytes are read as fast as PyTorch's "
+            "best reduction reads them. Times are medians; ± is half of what lies between the slowest and the fastest "
+            "run.",
         ]
 
     # -- forms -----------------------------------------------------------------------------------------------------
@@ -150,6 +142,7 @@ class Report:
             "bytes": one.moved.total,
             "limit_tokens_per_second": one.rows / self.results.limit(one),
             "share": self.results.share(one),
+            "share_by_torch": self.results.share_by_torch(one),
         }
         return asdict(one) | more
 

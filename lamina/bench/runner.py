@@ -124,6 +124,10 @@ class Results:
             return self.limit(measured) / measured.seconds
         return measured.flops / measured.seconds / self.limits.matrix
 
+    def share_by_torch(self, decoded: Decoded) -> float:
+        """Of the bandwidth that PyTorch's best reduction reaches, which others measure by."""
+        return decoded.moved.total / self.limits.read_by_torch / decoded.seconds
+
 
 Progress = Callable[[str, int, int], None]
 """Called as progress(what is measured now, how many measurements are done, how many there are)."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lamina.activation import ACTIVATIONS
 from lamina.errors import InputError, LaminaError
+from lamina.kernels.launch import BY_ASSEMBLY
 
 PARTS = 4 << 20  # numbers of float32 in the scratch store
 COUNTERS = 1 << 16
@@ -103,3 +104,13 @@ def arrive(arrived, group, SPLITS: tl.constexpr):
     if last:
         tl.store(arrived + group, 0)
     return last
+
+
+@triton.jit
+def plus(total, lost, more):
+    """total + more, and what the rounding of it has lost; the next sum makes up for that (Kahan's way)."""
+    if BY_ASSEMBLY:  # else the compiler would make this sum one with the product that gives `more`
+        more = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [more], dtype=tl.float32, is_pure=True, pack=1)
+    more -= lost
+    after = total + more
+    return after, (after - total) - more

@@ -26,6 +26,7 @@ from lamina.errors import InputError
 from lamina.kernels.attend import MOST_QUERIES, Shape
 from lamina.kernels.cells import cells_in, first_cell, pages_of, stages_for
 from lamina.kernels.codes import K_HIGH, K_SCALES, Coded
+from lamina.kernels.finish import plus
 from lamina.kernels.launch import begin, launch_options, pdl
 from lamina.kernels.packed import code_bytes, decoded, high_bytes, made_once, scale_numbers
 from lamina.kernels.rope import slot_at
@@ -58,6 +59,7 @@ CODED = {16: Shape(32, 4, 2), 32: Shape(32, 8, 2), 64: Shape(32, 8, 2)}  # numbe
 LEAST = 64  # tokens a part has at least: a slot is as long as the keys and values of four heads
 LEAST_OF_MANY = 4096  # once the programs fill the device undivided
 MOST_SPLITS = 128
+STRETCH = tl.constexpr(128)  # of a latent in float32 that is summed up apart from the rest
 
 
 @dataclass(frozen=True)
@@ -144,8 +146,15 @@ def _attend_latent(
             latents = decoded(at, by, above, seen, 0, RANK, RANK_PAD, RANK + ROPE, FORM)
             latents = made_once(latents.to(q.dtype.element_ty))
             ropes = decoded(at, by, above, seen, RANK, ROPE, ROPE_PAD, RANK + ROPE, FORM).to(q.dtype.element_ty)
-        scores = tl.dot(latents, q_latent, input_precision="ieee")
-        scores = tl.dot(ropes, q_rope, scores, input_precision="ieee") * (scale * LOG2E)  # [BLOCK, M]
+        if latents.dtype == tl.float32:  # sums of so many numbers would be rounded too often
+            scores, lost = tl.zeros([BLOCK, M], tl.float32), tl.zeros([BLOCK, M], tl.float32)
+            for i in tl.static_range(triton.cdiv(RANK_PAD, STRETCH)):
+                q_part = tl.where(tl.trans(c) // STRETCH == i, q_latent, 0.0)
+                scores, lost = plus(scores, lost, tl.dot(latents, q_part, input_precision="ieee"))
+            scores, lost = plus(scores, lost, tl.dot(ropes, q_rope, input_precision="ieee"))
+        else:
+            scores = tl.dot(ropes, q_rope, tl.dot(latents, q_latent))
+        scores *= scale * LOG2E  # [BLOCK, M]
         if T > 1:
             seen = seen & (u[:, None] <= t[None, :])
             if KIND != "full":

@@ -19,6 +19,8 @@ import triton.language as tl
 
 from lamina.kernels import INTERPRETED
 
+BY_ASSEMBLY = tl.constexpr(not INTERPRETED)  # whether a kernel may use instructions of the device by their names
+
 
 @cache
 def pdl() -> bool:

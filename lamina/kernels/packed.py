@@ -22,11 +22,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lamina.kernels import INTERPRETED
+from lamina.kernels.launch import BY_ASSEMBLY
 from lamina.kernels.unpack import eight_bits, five_bits, floats, four_bits, six_bits
 
 GROUP = tl.constexpr(32)
-BY_ASSEMBLY = tl.constexpr(not INTERPRETED)
 
 
 # -- sizes, all of them from the head dim and the format: 8, 6, 5, 4, "fp8" or "plain" -------------------------------

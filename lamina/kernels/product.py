@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,6 @@ from lamina.kernels.tiles import tiles_kernel
 from lamina.kernels.vector import rows_kernel
 
 MOST = 64  # vectors at a time
-STRETCH = 256  # numbers of float32 that are added up apart from the rest, see tiles.py
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,7 @@ class Tiles:
 
 
 Form = Rows | Tiles
+AForm = TypeVar("AForm", Rows, Tiles)
 
 
 def product(
@@ -144,8 +144,9 @@ def gated(x: Tensor, weight: Tensor, act: str, bias: Tensor | None = None, scale
 def choose(n: int, m: int, k: int, itemsize: int, is_gated: bool) -> Form:
     """The form for n vectors, m outputs and sums over k."""
     if n > 1:
-        stages = 6 if n > 16 and not is_gated and pdl() else 4  # devices before Hopper have less room for them
-        return _in_parts(Tiles(64, 256 // itemsize, stages=stages), n, m, k, programs=96, shortest=512)
+        tiles = _in_parts(Tiles(64, 256 // itemsize), n, m, k, programs=96, shortest=512)
+        # Few programs have more on their way; devices before Hopper have less room for it.
+        return replace(tiles, stages=6) if tiles.splits > 1 and not is_gated and pdl() else tiles
     # Whole layers run best with one form for all products: the next launch fills the gaps that the last one leaves.
     block = next((size for size in (1024, 512) if k % size == 0), max(16, min(1024, triton.next_power_of_2(k))))
     long = k >= 8 * block
@@ -154,7 +155,7 @@ def choose(n: int, m: int, k: int, itemsize: int, is_gated: bool) -> Form:
     return form if m >= 1024 else _in_parts(form, n, m, k, programs=528, shortest=2 * form.block)
 
 
-def _in_parts(form: Form, n: int, m: int, k: int, programs: int, shortest: int) -> Form:
+def _in_parts(form: AForm, n: int, m: int, k: int, programs: int, shortest: int) -> AForm:
     """The form with as many splits as give `programs`, of `shortest` numbers or more, if they fit the scratch store."""
     while form.splits < 8 and -(-m // form.rows) * form.splits < programs and k >= 2 * form.splits * shortest:
         more = replace(form, splits=2 * form.splits)
@@ -212,7 +213,7 @@ def _launch(
         strides = (x.stride(0), weight.stride(0), 0 if residual is None else residual.stride(0))
         tiles_kernel[grid](
             *pointers, m, k, n, *strides, *numbers, N_BLOCK=max(16, triton.next_power_of_2(n)), STAGES=form.stages,
-            STRETCH=max(STRETCH, form.block) if x.dtype == torch.float32 else 0, **flags,
+            APART=x.dtype == torch.float32, **flags,
         )  # fmt: skip
     elif n == 1:
         held = form.held if k % form.block == 0 and k // form.block >= form.held * form.splits else 0

@@ -5,7 +5,7 @@ the weight stream through shared memory, several on their way at a time. Every p
 wide tiles keep that small against the weight, and cutting the sums into parts keeps enough programs at work.
 
 A dot product adds to its sum number by number, so rounding grows with the length of the sum. For bfloat16 that is far
-below the rounding of the result. For float32 the sums of stretches are taken apart and then added.
+below the rounding of the result. For float32 the sums of tiles are taken apart, and added with what rounding loses.
 """
 
 # mypy: allow-untyped-defs
@@ -14,32 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lamina.kernels.finish import arrive, finish, wanted
+from lamina.kernels.finish import arrive, finish, plus, wanted
 from lamina.kernels.launch import begin
-
-
-@triton.jit
-def stretch(row, partner, column, k, start, stop, K,
-            ROWS: tl.constexpr, N_BLOCK: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
-            GATED: tl.constexpr):  # fmt: skip
-    """The sums over `start` to `stop` of rows of the weight, and of their partners -> [ROWS, N_BLOCK] each."""
-    a = tl.zeros([ROWS, N_BLOCK], dtype=tl.float32)
-    b = tl.zeros([ROWS, N_BLOCK], dtype=tl.float32)
-    for at in tl.range(start, stop, BLOCK, num_stages=STAGES):
-        if EVEN:
-            w = tl.load(row + at, eviction_policy="evict_first")
-            v = tl.load(column + at)  # [BLOCK, N_BLOCK]
-        else:
-            w = tl.load(row + at, mask=(at + k < K)[None, :], other=0, eviction_policy="evict_first")
-            v = tl.load(column + at, mask=(at + k < K)[:, None], other=0)
-        a = tl.dot(w, v, a, input_precision="ieee")
-        if GATED:
-            if EVEN:
-                u = tl.load(partner + at, eviction_policy="evict_first")
-            else:
-                u = tl.load(partner + at, mask=(at + k < K)[None, :], other=0, eviction_policy="evict_first")
-            b = tl.dot(u, v, b, input_precision="ieee")
-    return a, b
 
 
 @triton.jit
@@ -47,11 +23,11 @@ def tiles_kernel(
     x, weight, bias, factors, residual, out, parts, arrived, M, K, N, x_stride, weight_stride, residual_stride,
     before, scale, softcap,
     N_BLOCK: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
-    STRETCH: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr,
+    APART: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr,
     FACTORS: tl.constexpr, RESIDUAL: tl.constexpr, SOFTCAP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, s): outputs i · ROWS and on for all N vectors, part s of their sums. STRETCH: how much of K is added
-    up apart from the rest; 0 for no such limit."""
+    """Program (i, s): outputs i · ROWS and on for all N vectors, part s of their sums. APART: the sums of tiles are
+    taken apart."""
     begin(PDL)
     group, split = tl.program_id(0), tl.program_id(1)
     m, n, k = group * ROWS + tl.arange(0, ROWS), tl.arange(0, N_BLOCK), tl.arange(0, BLOCK)
@@ -60,16 +36,22 @@ def tiles_kernel(
     row = weight + tl.minimum(m, M - 1).to(tl.int64)[:, None] * weight_stride + k[None, :]
     partner = row + tl.cast(M, tl.int64) * weight_stride
     column = x + tl.minimum(n, N - 1)[None, :] * x_stride + k[:, None]
-    if STRETCH:
-        a = tl.zeros([ROWS, N_BLOCK], dtype=tl.float32)
-        b = tl.zeros([ROWS, N_BLOCK], dtype=tl.float32)
-        for top in tl.range(start, stop, STRETCH, num_stages=1):
-            more, partners = stretch(row, partner, column, k, top, tl.minimum(top + STRETCH, stop), K,
-                                     ROWS, N_BLOCK, BLOCK, STAGES, EVEN, GATED)  # fmt: skip
-            a += more
-            b += partners
-    else:
-        a, b = stretch(row, partner, column, k, start, stop, K, ROWS, N_BLOCK, BLOCK, STAGES, EVEN, GATED)
+    a, b = tl.zeros([ROWS, N_BLOCK], tl.float32), tl.zeros([ROWS, N_BLOCK], tl.float32)
+    a_lost, b_lost = a, b
+    for at in tl.range(start, stop, BLOCK, num_stages=STAGES):
+        inside = (at + k < K) | EVEN
+        w = tl.load(row + at, mask=inside[None, :], other=0, eviction_policy="evict_first")
+        v = tl.load(column + at, mask=inside[:, None], other=0)  # [BLOCK, N_BLOCK]
+        if APART:
+            a, a_lost = plus(a, a_lost, tl.dot(w, v, input_precision="ieee"))
+        else:
+            a = tl.dot(w, v, a)
+        if GATED:
+            u = tl.load(partner + at, mask=inside[None, :], other=0, eviction_policy="evict_first")
+            if APART:
+                b, b_lost = plus(b, b_lost, tl.dot(u, v, input_precision="ieee"))
+            else:
+                b = tl.dot(u, v, b)
 
     keep = (m < M)[:, None] & (n < N)[None, :]
     at = n[None, :] * residual_stride + m[:, None]

@@ -77,9 +77,9 @@ def rows_kernel(
 
     y, z = tl.sum(a, 1), tl.sum(b, 1)  # [ROWS]
     if SPLITS == 1:
-        y = finish(y, z, first, second, factor, rest, before, scale, softcap, out + m, keep, GATED, ACT, SOFTCAP)
+        done = finish(y, z, first, second, factor, rest, before, scale, softcap, out + m, keep, GATED, ACT, SOFTCAP)
         if FOLLOWED:
-            follow(y, next_factor, next_out + m, next_squares, keep)
+            follow(done, next_factor, next_out + m, next_squares, keep)
     else:
         tl.store(parts + split * M + m, y, mask=keep)  # parts: [2 or 1, SPLITS, M]
         if GATED:
@@ -90,6 +90,6 @@ def rows_kernel(
             z = y
             if GATED:
                 z = tl.sum(tl.load(parts + SPLITS * M + every, mask=keep[None, :], other=0, cache_modifier=".cg"), 0)
-            y = finish(y, z, first, second, factor, rest, before, scale, softcap, out + m, keep, GATED, ACT, SOFTCAP)
+            done = finish(y, z, first, second, factor, rest, before, scale, softcap, out + m, keep, GATED, ACT, SOFTCAP)
             if FOLLOWED:
-                follow(y, next_factor, next_out + m, next_squares, keep)
+                follow(done, next_factor, next_out + m, next_squares, keep)

@@ -52,6 +52,7 @@ def test_a_run_measures_every_size_of_every_subject_and_reports_it(tmp_path: Pat
     assert files[0].name.startswith("2026-01-02-") and files[0].name.endswith("-tiny.json")
     data = json.loads(files[0].read_text())
     assert data["decode"][0]["share"] == pytest.approx(results.share(results.decoded[0]))
+    assert data["decode"][0]["share_by_torch"] >= data["decode"][0]["share"]  # of a bandwidth that is not higher
     assert data["versions"]["torch"] == torch.__version__
     text = files[1].read_text()
     assert data["command"] in text and "| rows | context | subject |" in text and "a note" in text

@@ -1,5 +1,7 @@
 """Builds every kernel of a decode step for a GPU, without one: `python -m tests.kernels.building FAMILY[:HOW] …`
 
+`products` in place of a family: products in forms that only larger models than those of the tests need.
+
 HOW is a number of tokens, for a captured pass of so many a row, a codec, for caches that are written by it, p and a
 number, for caches in pages of so many slots, or r and a number of rows; several of these with commas between.
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)
@@ -49,6 +52,36 @@ def build(family: str, hows: list[str], dtype: torch.dtype) -> int:
             how["page" if one[0] == "p" else "rows"] = int(one[1:])
         else:
             how["codec"] = one
+    model = without_numbers(cases(family)[dict(FIRST)[family]]().to_dict(), dtype)
+    return built_by(lambda: build_kernels(model, **how))
+
+
+def build_products() -> int:
+    """Sums in parts, with all that may stand around a product."""
+    from lamina.kernels.following import LANES, Follower
+    from lamina.kernels.product import Rows, Tiles, gated_product, product
+    from lamina.nn import RMSNorm
+    from lamina.runtime.rehearse import build_together
+
+    def program() -> None:
+        for dtype in (torch.bfloat16, torch.float32):
+            x, weight, rest = (torch.empty(4, k, dtype=dtype) for k in (4864, 4864, 896))
+            weight = weight[:1].expand(2 * 896, -1)
+            follower = Follower(RMSNorm(896), rest[:1], torch.empty(LANES.value * 4, dtype=torch.int64))
+            for form, n in ((Rows(splits=2), 1), (Tiles(64, 64, splits=2), 4)):
+                product(x[:n], weight[:896], residual=rest[:n], form=form)
+                gated_product(x[:n], weight, "silu", form=form)
+            product(x[:1], weight[:896], residual=rest[:1], follower=follower, form=Rows(splits=2))
+
+    def run() -> None:
+        with torch.device("meta"):
+            build_together(program)
+
+    return built_by(run)
+
+
+def built_by(run: Callable[[], None]) -> int:
+    """How many kernels a run builds."""
     built: set[Any] = set()
     compile_one = jit.JITFunction._do_compile
 
@@ -58,8 +91,7 @@ def build(family: str, hows: list[str], dtype: torch.dtype) -> int:
 
     jit.JITFunction._do_compile = noted
     try:
-        model = without_numbers(cases(family)[dict(FIRST)[family]]().to_dict(), dtype)
-        build_kernels(model, **how)
+        run()
     finally:
         jit.JITFunction._do_compile = compile_one
     return len(built)
@@ -73,7 +105,8 @@ def main() -> None:
     splits.multiprocessors = lambda: 132
     for asked in sys.argv[1:]:
         family, *hows = asked.replace(",", ":").split(":")
-        print(asked, build(family, hows, torch.bfloat16), flush=True)
+        count = build_products() if family == "products" else build(family, hows, torch.bfloat16)
+        print(asked, count, flush=True)
 
 
 if __name__ == "__main__":

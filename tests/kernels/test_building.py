@@ -14,7 +14,7 @@ PAGES = ("llama:p64", "deepseek_v3:p64", "gemma2:4,p16", "llama:k8v4,p48", "deep
 
 def test_the_kernels_of_decode_steps_and_of_passes_build_for_a_gpu() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    asked = [*FAMILIES, *PASSES, *CODECS, *PAGES]
+    asked = ["products", *FAMILIES, *PASSES, *CODECS, *PAGES]
     command = [sys.executable, "-m", "tests.kernels.building", *asked]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
