@@ -4,6 +4,10 @@ Programmatic dependent launch hides the gap between two kernels. A kernel calls 
 until what it depends on is written, then lets its own successor be launched. `PDL` is a constexpr, from `pdl()`.
 Weights, which depend on nobody, may be asked for before; so may what was written before the kernel in front began.
 
+A kernel may call `begin_together(PDL)` instead, which lets its successor be launched first and then waits. That one can
+ask for its weights a little sooner, but may then begin while the kernel in front of both still writes: nothing of what
+that writes may it read before its own `begin`.
+
     kernel[grid](..., PDL=pdl(), **launch_options())
 """
 
@@ -39,6 +43,14 @@ def begin(PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def begin_together(PDL: tl.constexpr):
+    """As `begin`, but the kernel behind may begin at once."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit

@@ -26,7 +26,7 @@ from torch import Tensor
 from lamina.kernels.conv import ring_of
 from lamina.kernels.finish import COUNTERS, act_kind, activate, arrive, scratch
 from lamina.kernels.following import Unnormed
-from lamina.kernels.launch import begin, launch_options, pdl
+from lamina.kernels.launch import begin_together, launch_options, pdl
 from lamina.kernels.recur import MANY, Tile, bounds, count_of, delta_token, ssd_token, state_of, step_size
 from lamina.recurrence import SSD, GatedDelta, Rule
 from lamina.recurrence.rule import Tensors
@@ -245,7 +245,7 @@ def _ssd_kernel(
     step_bias = None if dt_bias is None else tl.load(dt_bias + head).to(tl.float32)
     D = None if skip is None else tl.load(skip + head).to(tl.float32)
     norm_scale = tl.load(weight + c, mask=here, other=0.0).to(tl.float32) if UNNORMED else None
-    begin(PDL)
+    begin_together(PDL)  # the product behind reads nothing but weights before it waits
     new_x = tl.load(x + row * x_row + c, mask=here, other=0.0)
     new_B = tl.load(x + row * x_row + at_B, mask=entry, other=0.0)
     new_C = tl.load(x + row * x_row + at_C, mask=entry, other=0.0)
@@ -331,7 +331,7 @@ def _delta_kernel(
     a = None if A is None else tl.load(A + head).to(tl.float32)
     step_bias = None if dt_bias is None else tl.load(dt_bias + head).to(tl.float32)
     norm_scale = tl.load(weight + c, mask=here, other=0.0).to(tl.float32) if UNNORMED else None
-    begin(PDL)
+    begin_together(PDL)  # the product behind reads nothing but weights before it waits
     new_q = tl.load(x + row * x_row + at_q, mask=entry, other=0.0)
     new_k = tl.load(x + row * x_row + at_k, mask=entry, other=0.0)
     new_v = tl.load(x + row * x_row + at_v, mask=here, other=0.0)

@@ -145,8 +145,8 @@ def choose(n: int, m: int, k: int, itemsize: int, is_gated: bool) -> Form:
     """The form for n vectors, m outputs and sums over k."""
     if n > 1:
         tiles = _in_parts(Tiles(64, 256 // itemsize), n, m, k, programs=96, shortest=512)
-        # Few programs have more on their way; devices before Hopper have less room for it.
-        return replace(tiles, stages=6) if tiles.splits > 1 and not is_gated and pdl() else tiles
+        more = (n > 16 or tiles.splits > 1) and not is_gated and pdl()  # devices before Hopper have less room
+        return replace(tiles, stages=6) if more else tiles
     # Whole layers run best with one form for all products: the next launch fills the gaps that the last one leaves.
     block = next((size for size in (1024, 512) if k % size == 0), max(16, min(1024, triton.next_power_of_2(k))))
     long = k >= 8 * block
