@@ -34,7 +34,7 @@ def load(path: str | Path, dtype: torch.dtype | None = None, device: str | torch
     building = rehearsal(source.config, dtype, place)
     fill(model, source, model.names, dtype=dtype, device=place, ignore=model.ignored)
     if building is not None:
-        building.wait()
+        building.serves(model)
     model.tokenizer = source.tokenizer()
     model.generation_defaults = dict(source.generation_config)
     return model.eval()

@@ -333,6 +333,9 @@ class Model(nn.Module):
 
         >>> model.compile()                                           # doctest: +SKIP
         """
+        from lamina.runtime.rehearse import wait_for_kernels
+
+        wait_for_kernels(self)  # a thread that builds them uses the same modules, which is no affair of the compiler's
         self.compiled = CompiledBlocks(self.blocks, **options)
 
     def generate(self, prompts: Any = None, max_new_tokens: int | None = None, **options: Any) -> Result:

@@ -44,7 +44,7 @@ def random_model(config: Mapping[str, Any], dtype: torch.dtype, device: torch.de
     finish_buffers(model, device)
     collapse(model.parameters())
     if building is not None:
-        building.wait()
+        building.serves(model)
     return model.eval()
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
+from threading import get_ident
 
 import torch
 from torch import Tensor
@@ -28,23 +29,25 @@ or their codes; "k" is also where a latent, a ring of inputs or a state lies. "p
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels are built for one or the other, once
 
 
-_on = False
+_threads: set[int] = set()  # that are inside `in_use`
 
 
 def on() -> bool:
-    """Whether the modules of `lamina.nn` are to use kernels: inside a step that is captured."""
-    return _on
+    """Whether the modules of `lamina.nn` are to use kernels: in a thread that is inside a captured step."""
+    return len(_threads) > 0 and get_ident() in _threads
 
 
 @contextmanager
 def in_use() -> Iterator[None]:
-    """Inside, the modules of `lamina.nn` use kernels for what they do."""
-    global _on
-    before, _on = _on, True
+    """Inside, and in this thread alone, the modules of `lamina.nn` use kernels for what they do."""
+    me = get_ident()
+    before = me in _threads
+    _threads.add(me)
     try:
         yield
     finally:
-        _on = before
+        if not before:
+            _threads.discard(me)
 
 
 @cache

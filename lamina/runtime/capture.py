@@ -30,6 +30,7 @@ from lamina.cache.holding import Span
 from lamina.runtime.captured import Captured
 from lamina.runtime.passes import CapturedPass, width_for
 from lamina.runtime.recording import copy_in, recorded
+from lamina.runtime.rehearse import wait_for_kernels
 from lamina.runtime.tables import PLAINLY, Written, header_of
 
 if TYPE_CHECKING:
@@ -212,6 +213,7 @@ class Graphs:
             self.kept.clear()
             self.weights = weights
         if key not in self.kept:
+            wait_for_kernels(self.model)
             self.kept[key] = make()
             self.captures += 1
             if len(self.kept) > MOST_GRAPHS:

@@ -3,17 +3,20 @@
 The program of a captured step is run once over a model without numbers (on the meta device). Every launch in it then
 asks for its kernel to be built and does nothing else. Building a kernel is mostly waiting for a compiler, so many are
 built at a time.
+
+Nobody waits for it before a step is captured: a prompt is read by plain passes, and its first token is there sooner.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import Thread, local
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -22,20 +25,25 @@ from lamina import kernels
 from lamina.cache.codec import Codecs
 from lamina.checkpoint.loader import finish_buffers, own_dtype, put, tensors_of
 from lamina.config import Config
-from lamina.model import Model
 from lamina.runtime.explain import why_no_kernels
+
+if TYPE_CHECKING:
+    from lamina.model import Model
+
+_under_way: WeakKeyDictionary[Model, Rehearsal] = WeakKeyDictionary()
 
 
 class Rehearsal:
-    """The kernels of one-row decoding being built in the background; `wait` until they are there."""
+    """The kernels of one-row decoding being built in the background."""
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         self.failed: Exception | None = None
         self.thread = Thread(target=self._build, args=(config, dtype, device), daemon=True)
         self.thread.start()
 
-    def wait(self) -> None:
-        self.thread.join()
+    def serves(self, model: Model) -> None:
+        """This model will use them: `wait_for_kernels` waits until they are there."""
+        _under_way[model] = self
 
     def _build(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         try:
@@ -49,7 +57,16 @@ def rehearsal(config: Mapping[str, Any], dtype: torch.dtype, device: torch.devic
     """Starts building the kernels for a model that is about to be loaded; None where it would use none."""
     if device.type != "cuda" or kernels.why_not(torch.empty(0, dtype=dtype, device=device)) is not None:
         return None
+    import lamina.generation.run
+    import lamina.runtime.capture  # noqa: F401  (by one thread, as modules that import each other should be)
+
     return Rehearsal(config, dtype, device)
+
+
+def wait_for_kernels(model: Model) -> None:
+    """Until the kernels that are being built for this model are there, if any are."""
+    if (under_way := _under_way.pop(model, None)) is not None:
+        under_way.thread.join()
 
 
 @torch.no_grad()
@@ -77,9 +94,28 @@ def build_together(*programs: Callable[[], object]) -> None:
     """Builds every kernel that these programs launch, many at a time."""
     from triton import AsyncCompileMode
 
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool, AsyncCompileMode(pool), building():
+    with Builders() as pool, AsyncCompileMode(pool), building():
         for program in programs * 2:  # what the first run notes of a step (`kernels.following`), the second uses
             program()
+
+
+class Builders(ThreadPoolExecutor):
+    """Threads that build kernels. Where there is a GPU they load them too, and compile what hands them their arguments:
+    both would otherwise be done at the first launch, one kernel after the other."""
+
+    def __init__(self) -> None:
+        super().__init__(os.cpu_count() or 1)
+        self.device = torch.cuda.current_device() if torch.cuda.is_available() else None
+
+    def submit(self, build: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return super().submit(self._ready, build, *args, **kwargs)
+
+    def _ready(self, build: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        kernel = build(*args, **kwargs)
+        if self.device is not None:
+            with torch.cuda.device(self.device):
+                _ = kernel.run  # the function that launches it, made when asked for
+        return kernel
 
 
 def without_numbers(config: Mapping[str, Any], dtype: torch.dtype) -> Model:

@@ -1,6 +1,7 @@
 """Builds every kernel of a decode step for a GPU, without one: `python -m tests.kernels.building FAMILY[:HOW] …`
 
-`products` in place of a family: products in forms that only larger models than those of the tests need.
+`products` in place of a family: products in forms that only larger models than those of the tests need. `beside` as
+HOW: in a thread, beside plain passes.
 
 HOW is a number of tokens, for a captured pass of so many a row, a codec, for caches that are written by it, p and a
 number, for caches in pages of so many slots, or r and a number of rows; several of these with commas between.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from threading import Thread
 from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)
@@ -80,6 +82,28 @@ def build_products() -> int:
     return built_by(run)
 
 
+def build_beside(family: str) -> int:
+    """In a thread, while plain passes run in this one, which must not notice."""
+    from lamina.runtime.rehearse import build_kernels, without_numbers
+    from tests.families.cases import FIRST, cases
+    from tests.families.harness import pair
+
+    name = dict(FIRST)[family]
+    model = pair(family, name)[1]
+    twin = without_numbers(cases(family)[name]().to_dict(), torch.bfloat16)
+    alone = model.generate([[5, 9, 12]], 8).tokens
+
+    def both() -> None:
+        builder = Thread(target=build_kernels, args=(twin,))
+        builder.start()
+        passes = 0
+        while builder.is_alive() or passes == 0:
+            passes += model.generate([[5, 9, 12]], 8).tokens == alone
+        assert model.generate([[5, 9, 12]], 8).tokens == alone and passes > 1
+
+    return built_by(both)
+
+
 def built_by(run: Callable[[], None]) -> int:
     """How many kernels a run builds."""
     built: set[Any] = set()
@@ -105,7 +129,12 @@ def main() -> None:
     splits.multiprocessors = lambda: 132
     for asked in sys.argv[1:]:
         family, *hows = asked.replace(",", ":").split(":")
-        count = build_products() if family == "products" else build(family, hows, torch.bfloat16)
+        if family == "products":
+            count = build_products()
+        elif hows == ["beside"]:
+            count = build_beside(family)
+        else:
+            count = build(family, hows, torch.bfloat16)
         print(asked, count, flush=True)
 
 
