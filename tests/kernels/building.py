@@ -21,6 +21,7 @@ from typing import Any
 os.environ.pop("TRITON_INTERPRET", None)
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nothing is loaded, also where something could be
 
 import torch
 from triton.backends.compiler import GPUTarget
