@@ -107,9 +107,14 @@ def test_a_prompt_and_padding_are_not_compiled() -> None:
         assert counter.frame_count == 0
 
 
-def test_generation_makes_the_same_tokens() -> None:
-    model = small_llama(2)
+@torch.no_grad()
+def test_generation_makes_the_same_tokens_and_machine_code_the_same_logits() -> None:
+    model, ids = small_llama(2), torch.randint(67, (ROWS, 70))
     prompts = [[1, 2, 3], [4, 5, 6]]
     plain = model.generate(prompts, max_new_tokens=12).tokens
-    with compiled(model, "inductor"):
+    logits = decode(model, model.new_cache(ROWS), ids, 1)
+    with compiled(model, "inductor") as counter:
         assert model.generate(prompts, max_new_tokens=12).tokens == plain
+        found = decode(model, model.new_cache(ROWS), ids, 1)
+        assert counter.frame_count == 1
+    torch.testing.assert_close(found, logits)
