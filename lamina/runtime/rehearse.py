@@ -65,8 +65,9 @@ def rehearsal(config: Mapping[str, Any], dtype: torch.dtype, device: torch.devic
 
 def wait_for_kernels(model: Model) -> None:
     """Until the kernels that are being built for this model are there, if any are."""
-    if (under_way := _under_way.pop(model, None)) is not None:
+    if (under_way := _under_way.get(model)) is not None:
         under_way.thread.join()
+        _under_way.pop(model, None)
 
 
 @torch.no_grad()
