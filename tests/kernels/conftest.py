@@ -69,7 +69,8 @@ guard.watch()
 @pytest.fixture
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a small device: a program more is a long wait in the interpreter."""
-    monkeypatch.setattr("lamina.kernels.splits.multiprocessors", lambda: 4)
+    for module in ("splits", "latent"):
+        monkeypatch.setattr(f"lamina.kernels.{module}.multiprocessors", lambda: 4)
 
 
 @pytest.fixture
