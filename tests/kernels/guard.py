@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -57,8 +58,9 @@ class Guard:
         found = dict([(0, 0), *self.given])
         for one in gc.get_objects():
             if type(one) in (torch.Tensor, torch.nn.Parameter) and one.device.type == "cpu":
-                start, end = memory_of(one)
-                found[start] = end
+                with suppress(NotImplementedError):  # what `torch.func` wraps, and somebody has kept, has no memory
+                    start, end = memory_of(one)
+                    found[start] = end
         self.starts = np.array(sorted(found), np.uint64)
         self.ends = np.array([found[start] for start in sorted(found)], np.uint64)
 

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
+from tests.kernels import guard
+
 
 @pytest.fixture(autouse=True)
 def every_launch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,3 +35,11 @@ def test_an_address_that_is_in_no_tensor_is_an_error(WRITES: bool) -> None:
     x, y = torch.rand(many if WRITES else many // 2), torch.zeros(many // 2)
     with pytest.raises(InterpreterError, match="writing" if WRITES else "reading"):
         copying[(1,)](x, y, many, SIZE=many, WRITES=WRITES)
+
+
+def test_tensors_without_memory_are_passed_over() -> None:
+    kept: list[torch.Tensor] = []
+    torch.func.vmap(lambda x: kept.append(x) or x)(torch.zeros(2))
+    with pytest.raises(NotImplementedError):
+        guard.memory_of(kept[0])
+    guard.Guard()._look()
