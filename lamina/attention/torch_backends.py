@@ -62,8 +62,8 @@ def _of_all(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def _flex_is_faster(q: Tensor) -> bool:
-    """Compiled for a CPU, FlexAttention is a loop written for these heads: with few queries it reads the keys in about
-    two thirds of the time that the library's kernel takes. It has no backward pass there."""
+    """Compiled for a CPU, FlexAttention is a loop written for these heads: with few queries it reads keys faster than
+    the library's kernel. It has no backward pass there."""
     if q.device.type != "cpu" or q.dtype not in FLEX_ON_CPU or q.requires_grad:
         return False
     return q.shape[2] <= MOST_QUERIES and not torch.compiler.is_exporting()

@@ -30,7 +30,6 @@ from lamina.cache.holding import Span
 from lamina.runtime.captured import Captured
 from lamina.runtime.passes import CapturedPass, width_for
 from lamina.runtime.recording import copy_in, recorded
-from lamina.runtime.rehearse import wait_for_kernels
 from lamina.runtime.tables import PLAINLY, Written, header_of
 
 if TYPE_CHECKING:
@@ -213,6 +212,8 @@ class Graphs:
             self.kept.clear()
             self.weights = weights
         if key not in self.kept:
+            from lamina.runtime.rehearse import wait_for_kernels
+
             wait_for_kernels(self.model)
             self.kept[key] = make()
             self.captures += 1
