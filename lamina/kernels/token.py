@@ -4,8 +4,9 @@
 program waits for queries that were just turned. Here a program turns the queries of its key head itself; the one that
 takes the last part of a row also turns the new key and stores it with its value, and adds both from registers.
 
-What a cache held before this pass nobody writes now, so the first block of a part is on its way before the kernel in
-front has finished. The rest is as in `attend`. A slot that the new token takes is one that no query can see.
+What a cache held before this pass nobody writes now, so the first blocks of a part, one for each stage of the loop, are
+on their way before the kernel in front has finished. The rest is as in `attend`. A slot that the new token takes is one
+that no query can see.
 
 The references are `lamina.cache.step.Step.ready` and `lamina.attention.reference_attention`.
 """
@@ -61,6 +62,25 @@ def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return q.shape[2] == 1 and q.shape[1] // k.shape[1] <= MOST_QUERIES[q.element_size()] and size <= max(SHAPES)
 
 
+@triton.jit
+def given(
+    q, k, v, q_head, q_weight, k_weight, q_eps, k_eps, q_plus, k_plus, cos, sin, factor, takes_new, r, d, dv,
+    G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PAIRS: tl.constexpr, NEIGHBOURS: tl.constexpr,
+    NORMS: tl.constexpr, WEIGHTS: tl.constexpr, FACTOR: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """What the kernel in front has made, once it has: the queries and the new key, turned, and the new value."""
+    begin(PDL)
+    x = q + r[:, None] * q_head
+    queries = rotated(x, (r < G)[:, None], q_weight, q_eps, q_plus, cos, sin, d, D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS)
+    if FACTOR:
+        queries *= tl.load(factor)
+    one = tl.arange(0, 1)[:, None]
+    new_key = rotated(k + one, (one == 0) & takes_new, k_weight, k_eps, k_plus, cos, sin, d,
+                      D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS)  # fmt: skip
+    new_value = tl.load(v + dv, mask=(dv < DV) & takes_new, other=0.0)[None, :]
+    return queries.to(k.dtype.element_ty), new_key.to(k.dtype.element_ty), new_value
+
+
 @triton.jit(do_not_specialize=["rows", "wanted"])  # one kernel for many numbers of rows
 def _attend_token(
     out, q, k, v, cos, sin, q_weight, k_weight, factor, gate, sinks, parts, counters, table, rows, wanted, size, keep,
@@ -86,43 +106,37 @@ def _attend_token(
     begins = split * each
     ends = tl.minimum(begins + each, many)
     d, dv, r = tl.arange(0, D_PAD), tl.arange(0, DV_PAD), tl.arange(0, M)
-    j = begins + tl.arange(0, BLOCK)
-    slot = slot_of(j, kept, first, ring, keep, KIND)
-    slot = cells_in(pages, head, slot, begins, ends, HEADS, PAGE, KIND, BLOCK)
-    there = (j < ends)[:, None]
-    keys = tl.load(k_store + slot[:, None] * D + d[None, :], mask=there & (d < D)[None, :], other=0.0)
-    values = tl.load(v_store + slot[:, None] * DV + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0)
     takes_new = (split == used - 1) & (count > 0)
     own = tl.where(length < keep, length, keep + (length - keep) % ring)  # the slot of the new token
     own = cell_of(pages, head, own, takes_new, HEADS, PAGE)
-    begin(PDL)
-
     cos += row * rope_row
     sin += row * rope_row
-    ours = (r < G)[:, None]
-    x = q + row * q_row + (head * G + r)[:, None] * q_head
-    queries = rotated(x, ours, q_weight, q_eps, q_plus, cos, sin, d, D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS)
+    q += row * q_row + head * G * q_head
+    k += row * k_row + head * k_head
+    v += row * v_row + head * v_head
     if FACTOR:
-        queries *= tl.load(factor + row * factor_row)
-    queries = queries.to(k.dtype.element_ty)
-    one = tl.arange(0, 1)[:, None]
-    x = k + row * k_row + head * k_head + one
-    new_key = rotated(x, (one == 0) & takes_new, k_weight, k_eps, k_plus, cos, sin, d,
-                      D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS).to(k.dtype.element_ty)  # fmt: skip
-    new_value = tl.load(v + row * v_row + head * v_head + dv, mask=(dv < DV) & takes_new, other=0.0)[None, :]
-
+        factor += row * factor_row
+    queries = tl.zeros([M, D_PAD], k.dtype.element_ty)
+    new_key, new_value = tl.zeros([1, D_PAD], k.dtype.element_ty), tl.zeros([1, DV_PAD], k.dtype.element_ty)
+    LATE: tl.constexpr = k.dtype.element_ty != tl.float32  # queries in float32 would take all registers of the loop
+    if not LATE:
+        queries, new_key, new_value = given(q, k, v, q_head, q_weight, k_weight, q_eps, k_eps, q_plus, k_plus, cos, sin,
+                                            factor, takes_new, r, d, dv, G, D, DV, PAIRS, NEIGHBOURS, NORMS, WEIGHTS,
+                                            FACTOR, PDL)  # fmt: skip
     top, total = tl.full([M], NOTHING, tl.float32), tl.zeros([M], tl.float32)
     mix = tl.zeros([M, DV_PAD], tl.float32)
-    scores = scored(tl.dot(queries, tl.trans(keys), input_precision="ieee"), scale, softcap, SOFTCAP)
-    top, total, mix = fold(top, total, mix, scores, (j < ends)[None, :], values)
-    for start in range(begins + BLOCK, ends, BLOCK):
+    for start in range(begins, tl.maximum(ends, begins + 1), BLOCK):
         j = start + tl.arange(0, BLOCK)
         slot = slot_of(j, kept, first, ring, keep, KIND)
         slot = cells_in(pages, head, slot, start, ends, HEADS, PAGE, KIND, BLOCK)
         there = (j < ends)[:, None]
         keys = tl.load(k_store + slot[:, None] * D + d[None, :], mask=there & (d < D)[None, :], other=0.0)
-        scores = scored(tl.dot(queries, tl.trans(keys), input_precision="ieee"), scale, softcap, SOFTCAP)
         values = tl.load(v_store + slot[:, None] * DV + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0)
+        if LATE and start == begins:  # the first blocks are on their way, and nobody has waited yet
+            queries, new_key, new_value = given(q, k, v, q_head, q_weight, k_weight, q_eps, k_eps, q_plus, k_plus, cos,
+                                                sin, factor, takes_new, r, d, dv, G, D, DV, PAIRS, NEIGHBOURS, NORMS,
+                                                WEIGHTS, FACTOR, PDL)  # fmt: skip
+        scores = scored(tl.dot(queries, tl.trans(keys), input_precision="ieee"), scale, softcap, SOFTCAP)
         top, total, mix = fold(top, total, mix, scores, (j < ends)[None, :], values)
 
     if takes_new:
