@@ -6,8 +6,8 @@ pieces are copied into it one at a time from the memory map: the peak is the wei
 
 A module takes part in three ways, all optional:
 - `keep_float32`: a class attribute, the names of its own parameters that stay float32 whatever the dtype.
-- `reset_buffers()`: called after filling, under `torch.device(device)`; makes the buffers that are computed,
-  not stored (a module built on meta has them there, empty).
+- `reset_buffers()`: called after filling; makes the buffers that are computed, not stored (a module built on meta has
+  them there, empty). It is run on the CPU, so that the numbers are the same on every device.
 - a parameter shared by two modules stays shared; the checkpoint may hold either name, or both. Where it holds
   both and they differ, it knows better than the configuration: each module gets its own.
 """
@@ -210,7 +210,7 @@ def put(module: nn.Module, paths: Iterable[str], like: torch.Tensor, values: tor
 
 
 def finish_buffers(module: nn.Module, device: torch.device) -> None:
-    with torch.device(device):
+    with torch.device("cpu"):
         for submodule in module.modules():
             if callable(reset := getattr(submodule, "reset_buffers", None)):
                 reset()

@@ -47,7 +47,7 @@ def rms_norm_twice(
 ) -> tuple[Tensor, Tensor]:
     """y = residual + norm(x), and another norm of y. x and residual [N, W], contiguous, weights [W] -> [N, W] each"""
     rows, width = x.shape
-    out, normed = torch.empty_like(residual), torch.empty_like(residual)
+    out, normed = residual.new_empty(residual.shape), residual.new_empty(residual.shape)
     _norm_kernel[(1, rows)](
         x, weights[0], residual, out, weights[1], normed, width, 0, x.stride(0), *eps,
         BLOCK=triton.next_power_of_2(width), WEIGHT=True, PLUS_ONE=plus_one, RESIDUAL=True, TWICE=True, PDL=pdl(),

@@ -36,7 +36,7 @@ class Mixer(nn.Module):
         self.select = Linear(inner, self.rank + 2 * c.state_size, bias=False)
         self.dt = Linear(self.rank, inner, bias=False)
         self.dt_bias = nn.Parameter(torch.zeros(inner))
-        self.A = nn.Parameter(-torch.ones(inner, c.state_size))
+        self.A = nn.Parameter(torch.full((inner, c.state_size), -1.0))
         self.D = nn.Parameter(torch.ones(inner))
         self.out = Linear(inner, c.hidden_size, bias=c.get("use_bias", False))
         self.specs = {"conv": self.conv.spec, "state": Recurrent(self.rule)}

@@ -8,6 +8,10 @@ from lamina import kernels
 
 
 class Embedding(nn.Embedding):
+    def reset_parameters(self) -> None:
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
     def forward(self, ids: Tensor, scale: float = 1.0, rounded: bool = False) -> Tensor:
         """ids [...] -> [..., width]; `rounded`: the factor itself is rounded to the dtype of the vectors first."""
         if kernels.on():

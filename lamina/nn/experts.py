@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lamina import kernels
 from lamina.activation import activation
+from lamina.nn.start import random_weight
 
 
 class Experts(nn.Module):
@@ -29,8 +30,8 @@ class Experts(nn.Module):
 
     def __init__(self, experts: int, width: int, inner: int, act: str = "silu", *, weigh_input: bool = False) -> None:
         super().__init__()
-        self.gate_up = nn.Parameter(torch.randn(experts, 2 * inner, width) * width**-0.5)
-        self.down = nn.Parameter(torch.randn(experts, width, inner) * inner**-0.5)
+        self.gate_up = random_weight(experts, 2 * inner, width)
+        self.down = random_weight(experts, width, inner)
         self.act = activation(act)
         self.weigh_input = weigh_input
 

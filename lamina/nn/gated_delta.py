@@ -38,7 +38,7 @@ class GatedDeltaMixer(nn.Module):
         self.parts = [2 * keys + values, values, value_heads, value_heads]
         self.project = Linear(width, sum(self.parts), bias=False)
         self.conv = ShortConvolution(self.parts[0], kernel, bias=False, act=act)
-        self.A = nn.Parameter(-torch.ones(value_heads))
+        self.A = nn.Parameter(torch.full((value_heads,), -1.0))
         self.dt_bias = nn.Parameter(torch.zeros(value_heads))
         self.norm = GatedRMSNorm(value_dim, eps, gate_first=False)
         self.out = Linear(values, width, bias=False)

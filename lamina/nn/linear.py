@@ -31,6 +31,10 @@ class Linear(nn.Linear):
     In a captured step x may come before its norm has divided it.
     """
 
+    def reset_parameters(self) -> None:
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
     def forward(
         self,
         x: Tensor,

@@ -62,17 +62,19 @@ class Mamba2Mixer(nn.Module):
         self.conv = ShortConvolution(inner + 2 * shared, kernel, bias=conv_bias, act=act)
         self.dt_bias = nn.Parameter(torch.zeros(heads))
         self.dt_limit = (dt_limit[0], dt_limit[1])
-        self.A = nn.Parameter(-torch.ones(heads))
+        self.A = nn.Parameter(torch.full((heads,), -1.0))
         self.D = nn.Parameter(torch.ones(heads))
         self.norm = norm
         self.out = Linear(inner, width, bias=out_bias)
         self.specs = {"conv": self.conv.spec, "state": Recurrent(self.rule)}
         self.scale: Tensor | None
-        self.register_buffer("scale", None, persistent=False)
-        self.reset_buffers()
+        scaled = any(scale != 1 for scale in self.scales)
+        self.register_buffer("scale", torch.empty(sum(self.parts)) if scaled else None, persistent=False)
+        if not self.A.is_meta:
+            self.reset_buffers()
 
     def reset_buffers(self) -> None:
-        if any(scale != 1 for scale in self.scales):
+        if self.scale is not None:
             self.scale = torch.cat([torch.full((n,), scale) for n, scale in zip(self.parts, self.scales, strict=True)])
 
     def forward(self, u: Tensor, memory: Memory, onto: Tensor | None = None) -> Tensor:

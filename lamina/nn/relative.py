@@ -28,8 +28,9 @@ class RelativeBias(nn.Module):
             )
         self.weight = nn.Parameter(torch.zeros(buckets, heads))
         self.bucket_of: Tensor
-        self.register_buffer("bucket_of", torch.empty(0), persistent=False)
-        self.reset_buffers()
+        self.register_buffer("bucket_of", torch.empty(farthest + 1, dtype=torch.int64), persistent=False)
+        if not self.bucket_of.is_meta:
+            self.reset_buffers()
 
     def reset_buffers(self) -> None:
         near = self.buckets // 2

@@ -39,8 +39,9 @@ class Rotary(nn.Module):
         self.dim, self.settings, self.max_positions = dim, settings, max_positions
         self.scale = 1.0
         self.frequencies: Tensor
-        self.register_buffer("frequencies", torch.empty(0), persistent=False)
-        self.reset_buffers()
+        self.register_buffer("frequencies", torch.empty(dim // 2), persistent=False)
+        if not self.frequencies.is_meta:
+            self.reset_buffers()
 
     def reset_buffers(self) -> None:
         self.frequencies, self.scale = frequencies(self.dim, self.settings, self.max_positions)

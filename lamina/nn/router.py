@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lamina import kernels
 from lamina.nn.linear import linear
+from lamina.nn.start import random_weight
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Router(nn.Module):
         super().__init__()
         self.choice, self.opens = choice, opens
         self.keep_float32 = ("weight", "bias") if exact else ()
-        self.weight = nn.Parameter(torch.randn(experts + opens, width) * width**-0.5)
+        self.weight = random_weight(experts + opens, width)
         self.bias = nn.Parameter(torch.zeros(experts)) if balanced else None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

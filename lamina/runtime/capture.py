@@ -30,6 +30,7 @@ from lamina.cache.holding import Span
 from lamina.runtime.captured import Captured
 from lamina.runtime.passes import CapturedPass, width_for
 from lamina.runtime.recording import copy_in, recorded
+from lamina.runtime.rehearse import wait_for_kernels
 from lamina.runtime.tables import PLAINLY, Written, header_of
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class CapturedStep(Captured):
 
         super().__init__(model, rows, 1, written, counts=1)
         self.chooser = chooser
-        self.left, self.ends, self.seed = self._numbers(rows), self._numbers(MOST_ENDS) - 1, self._numbers(1)
+        self.left, self.ends, self.seed = self._numbers(rows), self._numbers(MOST_ENDS), self._numbers(1)
         self.numbers, self.prompts = self._numbers(rows), self._numbers(rows)
         self.seen: Tensor | None = None  # how often each id occurs in each row, for processors
         if chooser.processors:
@@ -123,8 +124,10 @@ class CapturedStep(Captured):
         Where there are no pages for more, it raises PagesError; what was made before is in the cache.
         """
         cache = self.cache
-        if self.graph is None and self.ids.is_cuda:
-            self._capture()
+        if self.graph is None:
+            wait_for_kernels(self.model)
+            if self.ids.is_cuda:
+                self._capture()
         while steps:
             several = steps if cache.pages is None else self._provided(cache, steps, rows)
             for _ in range(several):
@@ -212,9 +215,6 @@ class Graphs:
             self.kept.clear()
             self.weights = weights
         if key not in self.kept:
-            from lamina.runtime.rehearse import wait_for_kernels
-
-            wait_for_kernels(self.model)
             self.kept[key] = make()
             self.captures += 1
             if len(self.kept) > MOST_GRAPHS:

@@ -30,6 +30,7 @@ from lamina.errors import InputError
 from lamina.runtime.captured import Captured
 from lamina.runtime.explain import MOST_ROWS, MOST_TOKENS, why_not_read
 from lamina.runtime.recording import copy_in, recorded
+from lamina.runtime.rehearse import build_together, wait_for_kernels
 from lamina.runtime.tables import PLAINLY, Written, header_of
 
 if TYPE_CHECKING:
@@ -102,8 +103,10 @@ class CapturedPass(Captured):
             self.ids[:, :n].copy_(ids)
         else:
             self.ids[:, :n].index_copy_(0, index, ids)
-        if self.ids.is_cuda and not self.graphs:
-            self._capture()
+        if not self.graphs:
+            wait_for_kernels(self.model)
+            if self.ids.is_cuda:
+                self._capture()
         self._run(0)
         assert self.logits is not None
         logits = self.logits[:, :n]
@@ -169,8 +172,6 @@ class CapturedPass(Captured):
 
     def _capture(self) -> None:
         """With no row taking part, so that nothing changes."""
-        from lamina.runtime.rehearse import build_together
-
         build_together(self.reading, self.taking_in)
         counts = self.counts.clone()
         self.counts.zero_()

@@ -5,6 +5,8 @@ asks for its kernel to be built and does nothing else. Building a kernel is most
 built at a time.
 
 Nobody waits for it before a step is captured: a prompt is read by plain passes, and its first token is there sooner.
+Arithmetic on the meta device would load PyTorch's compiler, which takes as long as building all kernels: a model is
+made without any.
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from contextlib import nullcontext
 from threading import Event, Thread
 from types import SimpleNamespace
@@ -13,12 +17,12 @@ import torch
 from lamina import kernels
 from lamina.runtime import rehearse
 from lamina.runtime.rehearse import Builders, Rehearsal
-from tests.families.cases import FIRST
-from tests.families.harness import pair
+from tests.families.cases import FIRST, cases
+from tests.kernels.runs import NEW, begin, one_by_one, replayed, tiny
 
+pytestmark = pytest.mark.usefixtures("few_programs")
 
-def small() -> Any:
-    return pair("llama", dict(FIRST)["llama"])[1]
+ARITHMETIC = ("llama4",)  # whose steps take it
 
 
 def test_kernels_are_in_use_in_the_thread_that_says_so() -> None:
@@ -33,22 +37,70 @@ def test_kernels_are_in_use_in_the_thread_that_says_so() -> None:
     assert seen == [False] and not kernels.on()
 
 
-def test_a_model_answers_before_its_kernels_are_there_and_a_captured_step_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model, built = small(), Event()
+def under_way(model: Any, monkeypatch: pytest.MonkeyPatch) -> Event:
+    """Kernels are being built for this model until the event is set."""
+    built = Event()
     monkeypatch.setattr(Rehearsal, "_build", lambda self, *given: built.wait(60))
     Rehearsal({}, torch.float32, torch.device("cpu")).serves(model)
-    assert model.generate([[1, 2]], 2).tokens  # plain passes
-    made: list[Any] = []
-    asking = Thread(target=lambda: made.append(model.graphs.pass_of(1, 1)))
+    return built
+
+
+def test_the_first_token_is_told_before_kernels_are_there_and_a_captured_step_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = begin(tiny())
+    built, told = under_way(run.model, monkeypatch), []
+
+    def tell(row: int, token: int, reason: object) -> None:
+        told.append(built.is_set())
+        if len(told) == run.rows:  # the first of every row: whatever runs next would wait for a minute
+            assert run.model in rehearse._under_way
+            built.set()
+
+    run.told = tell
+    assert replayed(run).tokens == one_by_one(begin(run.model)).tokens
+    assert told == [False] * run.rows + [True] * (NEW - 1) * run.rows
+    assert run.model not in rehearse._under_way
+
+
+def test_a_captured_pass_waits_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny()
+    cache = model.new_cache(rows=1)
+    built, read = under_way(model, monkeypatch), []
+    assert model.generate([[1, 2]], 2).tokens  # plain passes do not
+    one = model.graphs.pass_of(1, 1, cache)
+    asking = Thread(target=lambda: read.append(one.read(cache, torch.tensor([[1]]))))
     asking.start()
     asking.join(0.2)
-    assert asking.is_alive() and not made
+    assert asking.is_alive() and not read
     built.set()
     asking.join(60)
-    assert made and model not in rehearse._under_way
-    model.graphs.pass_of(1, 2)  # waits for nothing
+    assert read and model not in rehearse._under_way
+
+
+LIGHTLY = """
+import json, sys
+import torch
+from triton.runtime.jit import JITFunction
+from lamina.kernels import splits
+from lamina.runtime.rehearse import build_kernels, without_numbers
+
+splits.multiprocessors = lambda: 132
+JITFunction.run = lambda *given, **named: None
+for config in json.load(sys.stdin):
+    build_kernels(without_numbers(config, torch.bfloat16))
+print([name for name in ("sympy", "torch._dynamo") if name in sys.modules])
+"""
+
+
+def test_building_kernels_does_not_load_the_compiler_of_pytorch() -> None:
+    """Which takes seconds, and any arithmetic without numbers would load it: so first tokens come late."""
+    families = [(family, cases(family)[name]) for family, name in FIRST if family not in ARITHMETIC]
+    configs = json.dumps([make().to_dict() for _, make in families], default=str)
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", LIGHTLY]
+    done = subprocess.run(command, env=environment, input=configs, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr[-3000:]
 
 
 def test_where_there_is_a_gpu_builders_make_kernels_ready_to_launch(monkeypatch: pytest.MonkeyPatch) -> None:
