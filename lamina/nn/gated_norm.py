@@ -34,6 +34,5 @@ class GatedRMSNorm(nn.Module):
         if self.gate_first:
             y = y * open_by
         y = y.unflatten(-1, (self.groups, -1))
-        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)
-        y = y.flatten(-2) * self.weight.to(y.dtype)
+        y = F.rms_norm(y, y.shape[-1:], eps=self.eps).flatten(-2) * self.weight.to(y.dtype)
         return (y if self.gate_first else y * open_by).to(gate.dtype)

@@ -36,14 +36,14 @@ class RMSNorm(nn.Module):
         return y if onto is None else onto + y
 
     def _plain(self, x: Tensor, dtype: torch.dtype | None) -> Tensor:
-        if x.dtype == torch.float32 and not self.plus_one and (self.weight is None or self.weight.dtype == x.dtype):
-            return F.rms_norm(x, x.shape[-1:], self.weight, self.eps).to(dtype or x.dtype)
-        y = x.to(torch.promote_types(x.dtype, torch.float32))
-        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)
-        if self.weight is not None:
-            weight = self.weight.to(y.dtype)
-            y = y * (1 + weight) if self.plus_one else y * weight
-        return y.to(dtype or x.dtype)
+        dtype, exact = dtype or x.dtype, torch.promote_types(x.dtype, torch.float32)
+        weight: Tensor | None = self.weight
+        if weight is not None and self.plus_one:
+            weight = 1 + weight.to(exact)
+        if x.is_cuda and dtype == x.dtype and (weight is None or weight.dtype == dtype):
+            exact = dtype  # one kernel, which computes in float32 whatever it reads
+        weight = None if weight is None else weight.to(exact)
+        return F.rms_norm(x.to(exact), x.shape[-1:], weight, self.eps).to(dtype)
 
 
 def add_and_norm(x: Tensor, y: Tensor, after: RMSNorm, before: RMSNorm) -> tuple[Tensor, Tensor]:
