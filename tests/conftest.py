@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # also for the commands that tests start
@@ -12,3 +13,9 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run on the CPU; chosen
 import torch
 
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: the garbage collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
