@@ -12,7 +12,7 @@ from lamina.cache.spec import LayerSpecs
 from lamina.checkpoint.names import Value
 from lamina.config import Config
 from lamina.encoder import Encoder, EncoderDecoder
-from lamina.nn import MLP, CrossAttention, GatedMLP, Linear, RelativeBias, RMSNorm, SelfAttention
+from lamina.nn import MLP, CrossAttention, Embedding, GatedMLP, Linear, RelativeBias, RMSNorm, SelfAttention
 
 
 def norm(c: Config) -> RMSNorm:
@@ -64,7 +64,7 @@ class Block(EncoderBlock):
 
 
 class T5Encoder(Encoder):
-    def __init__(self, c: Config, embedding: nn.Embedding) -> None:
+    def __init__(self, c: Config, embedding: Embedding) -> None:
         super().__init__()
         self.embedding = embedding
         self.bias = position_bias(c, both_ways=True)
@@ -119,7 +119,7 @@ class T5(EncoderDecoder):
         super().__init__()
         self.vocab = c.vocab_size
         self.start_ids = (c.get("decoder_start_token_id", c.get("pad_token_id", 0)),)
-        self.embedding = nn.Embedding(c.vocab_size, c.d_model)
+        self.embedding = Embedding(c.vocab_size, c.d_model)
         self.encoder = T5Encoder(c, self.embedding)
         self.bias = position_bias(c, both_ways=False)
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.get("num_decoder_layers", c.num_layers)))
