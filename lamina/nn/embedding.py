@@ -9,7 +9,7 @@ from lamina import kernels
 
 class Embedding(nn.Embedding):
     def reset_parameters(self) -> None:
-        if not self.weight.is_meta:
+        if not self.weight.is_meta:  # see `random_weight`
             super().reset_parameters()
 
     def forward(self, ids: Tensor, scale: float = 1.0, rounded: bool = False) -> Tensor:

@@ -32,7 +32,7 @@ class Linear(nn.Linear):
     """
 
     def reset_parameters(self) -> None:
-        if not self.weight.is_meta:
+        if not self.weight.is_meta:  # see `random_weight`
             super().reset_parameters()
 
     def forward(
