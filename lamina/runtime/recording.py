@@ -13,7 +13,7 @@ def recorded(*programs: Callable[[], object]) -> list[torch.cuda.CUDAGraph]:
     """A graph for each program; what one of them leaves in its memory, the following may read.
 
     They are run first, in their order and twice, so that kernels are built and scratch stores made: whoever calls takes
-    care that this changes nothing.
+    care that this changes nothing. Other threads may go on meanwhile, as those do that load kernels for another model.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -25,7 +25,8 @@ def recorded(*programs: Callable[[], object]) -> list[torch.cuda.CUDAGraph]:
     graphs: list[torch.cuda.CUDAGraph] = []
     for program in programs:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=graphs[0].pool() if graphs else None):
+        pool = graphs[0].pool() if graphs else None
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             program()
         graphs.append(graph)
     return graphs
