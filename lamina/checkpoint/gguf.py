@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lamina.checkpoint.gguf_header import GGUFHeader, StoredTensor
 from lamina.checkpoint.source import CheckpointError, Source
 
 if TYPE_CHECKING:
-    from gguf import ReaderTensor
-
     from lamina.checkpoint.tokenizer import Tokenizer
 
 ROWS_AT_ONCE = 4096  # dequantized together, so that scratch stays far below the tensor itself
@@ -30,7 +29,7 @@ ROWS_AT_ONCE = 4096  # dequantized together, so that scratch stays far below the
 class Architecture:
     """How one GGUF architecture is presented."""
 
-    config: Callable[[Mapping[str, Any], Mapping[str, ReaderTensor]], dict[str, Any]]
+    config: Callable[[Mapping[str, Any], Mapping[str, StoredTensor]], dict[str, Any]]
     names: dict[str, str]  # GGUF module -> Hugging Face module; {i} is the layer
     paired: dict[str, str]  # GGUF module with rows in rotary pairs -> the config key of its number of heads
     derived: frozenset[str]  # tensors that the configuration already says
@@ -41,16 +40,16 @@ class GGUFSource(Source):
 
     def __init__(self, path: Path) -> None:
         try:
-            import gguf
+            import gguf  # noqa: F401
         except ImportError as error:
             raise CheckpointError(f"reading {path} needs the gguf package: pip install gguf") from error
         self.path = path
         try:
-            reader = gguf.GGUFReader(path, "c")
-            self.metadata: dict[str, Any] = {key: field.contents() for key, field in reader.fields.items()}
-        except (ValueError, KeyError, IndexError, OverflowError) as error:
+            header = GGUFHeader(path)
+        except ValueError as error:
             size = path.stat().st_size
             raise CheckpointError(f"{path} ({size} bytes) is cut short or not a GGUF file: {error}") from error
+        self.metadata = header.metadata
         if self.metadata.get("split.count", 0) > 1:
             count = self.metadata["split.count"]
             raise CheckpointError(f"{path} is one of {count} parts; merge them with llama-gguf-split --merge")
@@ -59,14 +58,15 @@ class GGUFSource(Source):
             supported = ", ".join(sorted(ARCHITECTURES))
             raise CheckpointError(f"{path} has architecture {name!r}; GGUF files are read for: {supported}")
         self._architecture = ARCHITECTURES[name]
-        stored = {tensor.name: tensor for tensor in reader.tensors}
         try:
-            self.config = self._architecture.config(self.metadata, stored)
+            self.config = self._architecture.config(self.metadata, header.tensors)
         except KeyError as error:
             raise CheckpointError(f"{path} lacks {error.args[0]}, which {name} needs") from error
         self.generation_config = {}
         self._stored = {
-            self._present(name): tensor for name, tensor in stored.items() if name not in self._architecture.derived
+            self._present(name): tensor
+            for name, tensor in header.tensors.items()
+            if name not in self._architecture.derived
         }
 
     @property
@@ -79,13 +79,13 @@ class GGUFSource(Source):
         return tuple(dict.fromkeys(self.metadata[key] for key in keys if key in self.metadata))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(reversed(self._tensor(name).shape.tolist()))
+        return self._tensor(name).shape
 
     def read(self, name: str) -> torch.Tensor:
         from gguf import GGMLQuantizationType, dequantize
 
         tensor = self._tensor(name)
-        kind, shape = tensor.tensor_type, self.shape(name)
+        kind, shape = tensor.kind, tensor.shape
         raw = torch.from_numpy(tensor.data)  # [..., bytes of a row], or numbers where torch has the type
         heads = self._architecture.paired.get(re.sub(r"^blk\.\d+\.(.*)\.\w+$", r"\1", tensor.name))
         if heads is not None:
@@ -111,7 +111,7 @@ class GGUFSource(Source):
 
         return gguf_tokenizer(self.metadata, self.eos_ids)
 
-    def _tensor(self, name: str) -> ReaderTensor:
+    def _tensor(self, name: str) -> StoredTensor:
         if name not in self._stored:
             raise CheckpointError(f"{self.path} has no tensor {name}")
         return self._stored[name]
@@ -137,7 +137,7 @@ def unpair_rows(rows: torch.Tensor, heads: int) -> torch.Tensor:
     return pairs.transpose(1, 2).reshape(rows.shape)
 
 
-def llama_config(metadata: Mapping[str, Any], tensors: Mapping[str, ReaderTensor]) -> dict[str, Any]:
+def llama_config(metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
     def value(key: str) -> Any:
         return metadata[f"llama.{key}"]
 
@@ -164,7 +164,7 @@ def llama_config(metadata: Mapping[str, Any], tensors: Mapping[str, ReaderTensor
         "hidden_act": "silu",
         "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": value("context_length"),
-        "vocab_size": int(tensors["token_embd.weight"].shape[1]),
+        "vocab_size": tensors["token_embd.weight"].shape[0],
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         "tie_word_embeddings": "output.weight" not in tensors,
@@ -175,14 +175,13 @@ def llama_config(metadata: Mapping[str, Any], tensors: Mapping[str, ReaderTensor
     }
     config["rope_theta"] = config["rope_parameters"]["rope_theta"]
     # quantized weights have no float type of their own: the default stands
-    if (
-        dtype := {"F16": "float16", "BF16": "bfloat16"}.get(tensors["blk.0.attn_q.weight"].tensor_type.name)
-    ) is not None:
+    kind = tensors["blk.0.attn_q.weight"].kind.name
+    if (dtype := {"F16": "float16", "BF16": "bfloat16"}.get(kind)) is not None:
         config["dtype"] = dtype
     return config
 
 
-def rope_parameters(metadata: Mapping[str, Any], tensors: Mapping[str, ReaderTensor], head_dim: int) -> dict[str, Any]:
+def rope_parameters(metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor], head_dim: int) -> dict[str, Any]:
     """Rotary parameters. Llama 3's scaling is stored as one divisor per frequency (rope_freqs.weight)."""
     theta = float(metadata.get("llama.rope.freq_base", 10000.0))
     if (stored := tensors.get("rope_freqs.weight")) is not None:
