@@ -43,11 +43,9 @@ class GGUFHeader:
         if bytes(self._buffer[: len(MAGIC)]) != MAGIC:
             raise ValueError("it does not begin with GGUF")
         try:
-            self.version = self._short()
-            if self.version not in VERSIONS:
-                raise ValueError(
-                    f"it is of version {self.version}, and versions {VERSIONS[0]} and {VERSIONS[1]} are read"
-                )
+            version = self._short()
+            if version not in VERSIONS:
+                raise ValueError(f"it is of version {version}, and versions {VERSIONS[0]} and {VERSIONS[1]} are read")
             tensors, entries = self._long(), self._long()
             self.metadata: dict[str, Any] = {}
             for _ in range(entries):

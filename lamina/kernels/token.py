@@ -5,8 +5,8 @@ program waits for queries that were just turned. Here a program turns the querie
 takes the last part of a row also turns the new key and stores it with its value, and adds both from registers.
 
 What a cache held before this pass nobody writes now, so the first blocks of a part, one for each stage of the loop, are
-on their way before the kernel in front has finished. The rest is as in `attend`. A slot that the new token takes is one
-that no query can see.
+on their way before the kernel in front has finished; not in float32, where queries alone take what registers there are.
+The rest is as in `attend`. A slot that the new token takes is one that no query can see.
 
 The references are `lamina.cache.step.Step.ready` and `lamina.attention.reference_attention`.
 """
@@ -53,8 +53,9 @@ SHAPES = {
     1024: Shape(32, 8, 3),
     2048: Shape(16, 4, 3),
 }
-CROWDED = {512: Shape(64, 4, 4)}  # two of them share a multiprocessor, where rows are so many that one for each is few;
-# with a stage less three would fit, and where three lie the others wait for them
+# Two of these share a multiprocessor, for rows so many that one for each is few. With a stage less three would fit, and
+# where three lie the others wait for them.
+CROWDED = {512: Shape(64, 4, 4)}
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:

@@ -16,7 +16,7 @@ PROMPTS = [
     "Once upon a time, in a village by the sea, there lived an old fisherman who",
     "def fibonacci(n):\n    ",
 ]
-NEW = 32
+NEW = 64
 
 
 @functools.cache
@@ -56,5 +56,5 @@ def test_greedy_text_equals_transformers_one_at_a_time_and_as_one_ragged_batch()
 
 
 def test_verify_holds_on_it() -> None:
-    report = lamina.verify(ours(), rows=2, length=10, tries=1)
+    report = lamina.verify(ours(), rows=2, length=14, tries=1)
     assert report.ok, str(report)
