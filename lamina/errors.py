@@ -25,3 +25,7 @@ class RewindError(LaminaError, ValueError):
 
 class CacheFileError(LaminaError, ValueError):
     """A cache file was cut short or altered, or belongs to another model; or it cannot be written there."""
+
+
+class CaptureError(LaminaError, RuntimeError):
+    """A captured program cannot be had: all are in use, or it could not be captured. Nothing was changed."""

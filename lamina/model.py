@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from lamina.checkpoint.tokenizer import Tokenizer
     from lamina.generation.result import Result
     from lamina.generation.stream import Stream
-    from lamina.runtime.capture import Graphs
+    from lamina.runtime.graphs import Graphs
 
 Logits = Literal["all", "last"] | None
 
@@ -306,11 +306,11 @@ class Model(nn.Module):
 
     @property
     def graphs(self) -> Graphs:
-        """The captured decode steps of this model."""
+        """The captured programs of this model, and how many of a shape there may be: `model.graphs.limit`."""
         if "_graphs" not in self.__dict__:
-            from lamina.runtime.capture import Graphs
+            from lamina.runtime.graphs import Graphs
 
-            self.__dict__["_graphs"] = Graphs(self)
+            self.__dict__.setdefault("_graphs", Graphs(self))  # of two threads, the first one's
         return self.__dict__["_graphs"]
 
     def explain(self, cache: Cache | None = None, rows: int = 1) -> str:
@@ -321,7 +321,7 @@ class Model(nn.Module):
         """
         from lamina.runtime.explain import why_not_captured
 
-        reason = why_not_captured(self, cache, rows)
+        reason = why_not_captured(self, cache, rows) or self.graphs.why_not(rows if cache is None else cache.rows)
         return "decoding: one captured graph a step" if reason is None else f"decoding: plain passes, since {reason}"
 
     def compile(self, **options: Any) -> None:

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from bench.kernels.timing import all_at_once, microseconds, read_speed
 from lamina.kernels.experts import Share, expert_down, expert_gated
-from lamina.kernels.finish import scratch
 from lamina.kernels.norm import rms_norm
 from lamina.kernels.router import route
+from lamina.kernels.workspace import scratch
 from lamina.nn import Choice, Mixture
 
 BF16 = torch.bfloat16

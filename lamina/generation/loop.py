@@ -36,14 +36,13 @@ from lamina.generation.prefill import prefill
 from lamina.generation.prefixes import PrefixStore
 from lamina.generation.processors import Facts, chain_of
 from lamina.generation.prompt import Prompt, from_rows, prompt_of
-from lamina.generation.replay import replayed, why_not_replayed
+from lamina.generation.replay import plainly, replayed, why_not_replayed
 from lamina.generation.result import Result, Timing
-from lamina.generation.run import Chooser, Made, Run, Told, one_by_one
+from lamina.generation.run import Chooser, Made, Run, Told
 from lamina.generation.settings import Settings, settings_of
 from lamina.generation.speculation import speculate
 from lamina.generation.stopping import Reason, Stopping
 from lamina.generation.stream import Event, Pieces, Stream
-from lamina.notices import notice
 
 if TYPE_CHECKING:
     from lamina.model import Model
@@ -273,12 +272,7 @@ class _Call:
             case "dola":
                 return dola(run)
         reason = why_not_replayed(run)
-        if reason is None:
-            return replayed(run)
-        notice(f"decoding by plain passes, since {reason}")
-        made = one_by_one(run)
-        made.how = f"plain passes, since {reason}"
-        return made
+        return replayed(run) if reason is None else plainly(run, reason)
 
     def _inside(self, made: Made) -> Inside | None:
         """Hidden states and attentions, where someone asks for them."""

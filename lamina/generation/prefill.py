@@ -46,10 +46,11 @@ def prefill(model: Model, prompt: Prompt, cache: Cache, chunk: int | None = None
 def feed_rest(model: Model, rest: Sequence[Sequence[int]], cache: Cache, chunk: int | None = None) -> Tensor:
     """`prefill` of what is left of each row: where that is little, by captured passes, if there are any."""
     reader, longest = Reader(model, cache), max(map(len, rest))
-    if reader.most is None or not 0 < longest <= FEW * reader.most:
+    most = reader.most
+    if most is None or not 0 < longest <= FEW * most:
         return prefill(model, from_rows(rest, allow_empty=True), cache, chunk)
-    for start in range(0, longest, reader.most):
-        piece = from_rows([row[start : start + reader.most] for row in rest], allow_empty=True)
+    for start in range(0, longest, most):
+        piece = from_rows([row[start : start + most] for row in rest], allow_empty=True)
         assert piece.ids is not None
         reader.read_all(piece.ids.to(cache.device), range(cache.rows), piece.counts)
     assert cache.logits is not None

@@ -6,6 +6,7 @@ the tokens are few; a prompt, say, is read by a plain pass.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from torch import Tensor
 from lamina.cache.cache import Cache
 from lamina.cache.clock import on_device
 from lamina.cache.step import Step
+from lamina.errors import CaptureError
+from lamina.notices import notice
 from lamina.runtime.explain import most_tokens, why_no_passes
 from lamina.runtime.passes import CapturedPass, width_for
 
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
 class Reader:
     """Reads tokens of some rows, and then takes in as many of each as it is told to.
+
+    Captured passes are borrowed at the first read of their width, and given back when nobody has the reader any more.
 
     reason   why no pass of it is captured; None where passes of up to `most` tokens are
     """
@@ -35,6 +40,7 @@ class Reader:
         self.open: Step | CapturedPass | None = None
         self.counts: list[int] = []
         self.passes: dict[int, CapturedPass] = {}
+        weakref.finalize(self, _give_back, self.passes)
 
     def read(self, ids: Tensor, rows: Sequence[int], counts: list[int] | None = None) -> Tensor:
         """ids [R, T] -> the logits after each [R, T, V]"""
@@ -55,21 +61,23 @@ class Reader:
         """Drops a pass that is not committed yet."""
         if self.open is not None:
             self.open.abort()
+            self.open = None
 
     def _read(self, ids: Tensor, rows: Sequence[int], counts: list[int] | None, wanted: Logits) -> Tensor:
         cache, T = self.cache, ids.shape[1]
         self.counts = [T] * len(rows) if counts is None else counts
         some = None if len(rows) == cache.rows else rows
         if self.most is not None and self.most >= T:
-            width = width_for(cache.rows, T)
-            if width not in self.passes:
-                self.passes[width] = self.model.graphs.pass_of(cache.rows, width, cache)
-            one = self.open = self.passes[width]
-            logits = one.read(cache, ids, counts, some)
-            if wanted == "last":
-                last = on_device([max(count - 1, 0) for count in self.counts], ids.device)
-                logits = logits[torch.arange(len(rows), device=ids.device), last] if T > 1 else logits[:, 0]
-            return logits
+            try:
+                logits = self._pass_of(T).read(cache, ids, counts, some)
+            except CaptureError as problem:  # nothing was read
+                self.reason, self.most = str(problem), None
+                notice(f"reading by plain passes, since {self.reason}", unexpected=True)
+            else:
+                if wanted == "last":
+                    last = on_device([max(count - 1, 0) for count in self.counts], ids.device)
+                    logits = logits[torch.arange(len(rows), device=ids.device), last] if T > 1 else logits[:, 0]
+                return logits
         step = self.open = cache.step(T, counts, rows=some)
         try:
             found = self.model.forward(ids, step, logits=wanted)
@@ -78,3 +86,16 @@ class Reader:
             raise
         assert found is not None
         return found
+
+    def _pass_of(self, tokens: int) -> CapturedPass:
+        """A captured pass that reads this many tokens a row: the next one to be committed."""
+        width = width_for(self.cache.rows, tokens)
+        if width not in self.passes:
+            self.passes[width] = self.model.graphs.pass_of(self.cache.rows, width, self.cache)
+        self.open = self.passes[width]
+        return self.passes[width]
+
+
+def _give_back(passes: dict[int, CapturedPass]) -> None:
+    for one in passes.values():
+        one.release()

@@ -6,13 +6,18 @@ host has a say of its own (stop strings, a listener), it looks after every token
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import torch
 from torch import Tensor
 
+from lamina.errors import CaptureError
 from lamina.generation.processors import need_tokens
-from lamina.generation.run import Made, Run
+from lamina.generation.run import Made, Run, one_by_one
+from lamina.notices import notice
 from lamina.runtime.capture import MOST_ENDS, CapturedStep
 from lamina.runtime.explain import why_not_captured
+from lamina.runtime.recording import on_device_of
 
 AHEAD = 8  # captured steps that are queued before the last ones are looked at
 
@@ -37,19 +42,41 @@ def why_not_replayed(run: Run) -> str | None:
 
 @torch.no_grad()
 def replayed(run: Run) -> Made:
-    """Greedy or sampled, through one captured step."""
-    cache, start, stopping = run.cache, run.cache.clock.sync(), run.stopping
+    """Greedy or sampled, through one captured step that is this run's alone. Where none is to be had, by plain passes,
+    and `how` says why."""
+    cache, start = run.cache, run.cache.clock.sync()
     history = run.history()
     numbers = torch.tensor(run.numbers, device=run.logits.device)
     first = run.chooser.choose(run.chooser.scores(run.logits, history), numbers, history.lengths)
-    step = run.model.graphs.step(cache.rows, run.chooser, cache)
-    step.take_up(
-        cache, first, stopping.most, stopping.eos, seed=run.chooser.seed, numbers=run.numbers, prompts=run.prompts
-    )
-    watched = run.told is not None or not stopping.on_device
+    watched = run.told is not None or not run.stopping.on_device
+    if watched:
+        _tell(run, range(run.rows), first.tolist())  # before anybody waits for kernels
+    try:
+        with on_device_of(cache.device), run.model.graphs.step(cache.rows, run.chooser, cache) as step:
+            step.take_up(
+                cache, first, run.stopping.most, run.stopping.eos,
+                seed=run.chooser.seed, numbers=run.numbers, prompts=run.prompts,
+            )  # fmt: skip
+            step.capture()
+            return _decoded(run, step, watched, start)
+    except CaptureError as problem:  # raised before the first token is fed
+        return plainly(run, str(problem), unexpected=True, first=first if watched else None)
+
+
+def plainly(run: Run, reason: str, unexpected: bool = False, first: Tensor | None = None) -> Made:
+    """By plain passes, and says why. first: the first tokens, where they are told already"""
+    notice(f"decoding by plain passes, since {reason}", unexpected)
+    made = one_by_one(run, first)
+    made.how = f"plain passes, since {reason}"
+    return made
+
+
+def _decoded(run: Run, step: CapturedStep, watched: bool, start: list[int]) -> Made:
+    """start: how many tokens each row held before"""
+    cache, stopping = run.cache, run.stopping
     try:
         if watched:
-            _watch(run, step, first.tolist())
+            _watch(run, step)
         else:
             _run_ahead(step, max(stopping.most))
     finally:
@@ -63,19 +90,25 @@ def replayed(run: Run) -> Made:
     return Made(tokens, [reason or "" for reason in stopping.reasons], cache, "one captured graph a step")
 
 
-def _watch(run: Run, step: CapturedStep, current: list[int]) -> None:
-    """Looks at every token: some rows end by what the host knows, or someone listens. current: each row's first"""
+def _tell(run: Run, rows: Iterable[int], tokens: Sequence[int]) -> None:
+    """The next token of each of these rows (of `tokens`, which are of all rows): does it end, and who listens?"""
+    for row in rows:
+        reason = run.stopping.put(row, tokens[row])
+        if run.told:
+            run.told(row, tokens[row], reason)
+
+
+def _watch(run: Run, step: CapturedStep) -> None:
+    """Looks at every token: some rows end by what the host knows, or someone listens. The first tokens are told."""
     live = list(range(run.rows))
     while live:
-        reasons = {row: run.stopping.put(row, current[row]) for row in live}
-        for row, reason in reasons.items():
-            if reason in ("stop", "time"):
+        reasons = run.stopping.reasons
+        for row in live:
+            if reasons[row] in ("stop", "time"):
                 step.left[row] = 1  # ends with the token that is fed next
-            if run.told:
-                run.told(row, current[row], reason)
         step.run(1, live)
-        live = [row for row, reason in reasons.items() if reason is None]
-        current = step.ids[:, 0].tolist()
+        live = [row for row in live if reasons[row] is None]
+        _tell(run, live, step.ids[:, 0].tolist())
 
 
 def _run_ahead(step: CapturedStep, most: int) -> None:

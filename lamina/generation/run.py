@@ -144,12 +144,20 @@ class Made:
 
 
 @torch.no_grad()
-def one_by_one(run: Run) -> Made:
-    """Greedy or sampled, one pass a token over the rows that go on."""
+def one_by_one(run: Run, first: Tensor | None = None) -> Made:
+    """Greedy or sampled, one pass a token over the rows that go on.
+
+    first   [B] the first tokens, where they are chosen and told already
+    """
     tokens: list[list[int]] = [[] for _ in range(run.rows)]
     reasons = [""] * run.rows
     live, logits = list(range(run.rows)), run.logits
     numbers = torch.tensor(run.numbers, device=logits.device)
+    if first is not None:
+        tokens = [[token] for token in first.tolist()]
+        reasons = [reason or "" for reason in run.stopping.reasons]
+        live = [row for row, reason in enumerate(reasons) if not reason]
+        logits = run.feed(first, range(run.rows))[live]
     while live:
         history = run.history(live)
         led = logits if run.guide is None else run.guide.lead(logits, live)

@@ -14,9 +14,13 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from threading import get_ident
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from lamina.kernels.workspace import Workspace
 
 COLUMNS = (
     "k", "v", "slots", "ring", "keep", "lengths", "counts", "pages", "places",
@@ -29,25 +33,32 @@ or their codes; "k" is also where a latent, a ring of inputs or a state lies. "p
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels are built for one or the other, once
 
 
-_threads: set[int] = set()  # that are inside `in_use`
+_in_use: dict[int, Workspace | None] = {}  # by thread: inside `in_use`, and the workspace of its kernels
 
 
 def on() -> bool:
-    """Whether the modules of `lamina.nn` are to use kernels: in a thread that is inside a captured step."""
-    return len(_threads) > 0 and get_ident() in _threads
+    """Whether the modules of `lamina.nn` are to use kernels: in a thread that is inside a captured program."""
+    return len(_in_use) > 0 and get_ident() in _in_use
+
+
+def workspace_in_use() -> Workspace | None:
+    """The workspace of the captured program that this thread is inside of, if it is."""
+    return _in_use.get(get_ident())
 
 
 @contextmanager
-def in_use() -> Iterator[None]:
-    """Inside, and in this thread alone, the modules of `lamina.nn` use kernels for what they do."""
+def in_use(workspace: Workspace | None = None) -> Iterator[None]:
+    """Inside, and in this thread alone, the modules of `lamina.nn` use kernels, and these work in `workspace`."""
     me = get_ident()
-    before = me in _threads
-    _threads.add(me)
+    nested, before = me in _in_use, _in_use.get(me)
+    _in_use[me] = workspace
     try:
         yield
     finally:
-        if not before:
-            _threads.discard(me)
+        if nested:
+            _in_use[me] = before
+        else:
+            del _in_use[me]
 
 
 @cache

@@ -22,11 +22,12 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.kernels.attend import MOST_QUERIES
-from lamina.kernels.finish import COUNTERS, PARTS, arrive, scratch
+from lamina.kernels.finish import arrive
 from lamina.kernels.latent import Parts
 from lamina.kernels.launch import begin, launch_options, pdl
 from lamina.kernels.rope import slot_at, store_at
 from lamina.kernels.splits import NOTHING, cut, multiprocessors, row_of, rule_of, visible
+from lamina.kernels.workspace import COUNTERS, PARTS, scratch
 
 STRETCH = 128  # bytes of a latent, that one program brings a head's queries down to
 ALONE = 8  # up to so many new tokens, each goes out by itself: its parts are many

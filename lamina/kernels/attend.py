@@ -27,7 +27,6 @@ from lamina.kernels.splits import (
     NEW,
     NOTHING,
     Division,
-    arrivals,
     first_seen,
     fold,
     gathered,
@@ -41,6 +40,7 @@ from lamina.kernels.splits import (
     slot_of,
     write,
 )
+from lamina.kernels.workspace import arrivals
 
 
 @dataclass(frozen=True)

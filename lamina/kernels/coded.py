@@ -62,7 +62,6 @@ from lamina.kernels.splits import (
     NEW,
     NOTHING,
     Division,
-    arrivals,
     first_seen,
     gathered,
     multiprocessors,
@@ -75,6 +74,7 @@ from lamina.kernels.splits import (
     slot_of,
     write,
 )
+from lamina.kernels.workspace import arrivals
 
 # By bits of a number that is computed with, and by columns of a value.
 SHAPES = {(16, 64): Shape(32, 1, 3), (16, 128): Shape(32, 1, 3), (16, 256): Shape(16, 1, 3), (32, 256): Shape(16, 4, 2)}

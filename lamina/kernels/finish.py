@@ -11,17 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from lamina.activation import ACTIVATIONS
-from lamina.errors import InputError, LaminaError
+from lamina.errors import InputError
 from lamina.kernels.launch import BY_ASSEMBLY
-
-PARTS = 4 << 20  # numbers of float32 in the scratch store
-COUNTERS = 1 << 16
 
 KINDS = {"silu": "silu", "swish": "silu", "relu": "relu", "gelu": "gelu"}
 KINDS |= {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -39,14 +35,6 @@ def act_kind(act: Act) -> str:
     if name not in KINDS:
         raise InputError(f"activation {name!r} has no kernel; known: {', '.join(KINDS)}")
     return KINDS[name]
-
-
-@cache
-def scratch(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where parts of sums meet: [PARTS] float32 and [COUNTERS] zeros; one for a device."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise LaminaError("the scratch store of products cannot be made while a graph is captured: run a step before")
-    return torch.empty(PARTS, device=device), torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 
 @triton.jit

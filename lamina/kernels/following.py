@@ -21,7 +21,6 @@ for each other.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -31,14 +30,13 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from lamina.errors import LaminaError
+from lamina.kernels.workspace import NORM_COUNTERS, sums
 
 if TYPE_CHECKING:
     from lamina.nn.norm import RMSNorm
 
-MOST = 512  # norms of a step
 MOST_BYTES = 30_000_000  # of a weight, in front of a norm that is worth it
-LANES = tl.constexpr(8)
+LANES = tl.constexpr(NORM_COUNTERS // 4)
 
 UNITS = (2.0**-42, 2.0**-20, 2.0**2)
 SMALL, MIDDLE, LARGE = tl.constexpr(UNITS[0]), tl.constexpr(UNITS[1]), tl.constexpr(UNITS[2])
@@ -102,35 +100,6 @@ def parted(x: Tensor) -> tuple[Tensor, Tensor | None, float]:
 # -- who follows whom ------------------------------------------------------------------------------------------------
 
 _known: WeakKeyDictionary[nn.Module, tuple[RMSNorm, torch.dtype]] = WeakKeyDictionary()
-
-
-class Sums:
-    """Counters for the norms of one step, in the order in which they come; zero when a step begins."""
-
-    def __init__(self, device: torch.device) -> None:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise LaminaError("the sums of norms cannot be made while a graph is captured: run a step before")
-        self.tensor = torch.zeros(MOST, LANES.value * 4, dtype=torch.int64, device=device)
-        self.taken = self.used = 0
-
-    def begin(self) -> Tensor:
-        """From here on a step takes counters; -> those that any step has used so far, to be set to zero."""
-        self.taken = 0
-        return self.tensor[: self.used]
-
-    def take(self) -> Tensor | None:
-        """Those of the next norm; None where a step has more norms than there are counters."""
-        if self.taken == MOST:
-            return None
-        self.taken += 1
-        self.used = max(self.used, self.taken)
-        return self.tensor[self.taken - 1]
-
-
-@cache
-def sums(device: torch.device) -> Sums:
-    """One for a device: steps follow each other on one stream."""
-    return Sums(device)
 
 
 def follower_of(product: nn.Module, x: Tensor, width: int, nbytes: int) -> Follower | None:

@@ -24,10 +24,11 @@ import triton.language as tl
 from torch import Tensor
 
 from lamina.kernels.conv import ring_of
-from lamina.kernels.finish import COUNTERS, act_kind, activate, arrive, scratch
+from lamina.kernels.finish import act_kind, activate, arrive
 from lamina.kernels.following import Unnormed
 from lamina.kernels.launch import begin_together, launch_options, pdl
 from lamina.kernels.recur import MANY, Tile, bounds, count_of, delta_token, ssd_token, state_of, step_size
+from lamina.kernels.workspace import COUNTERS, scratch
 from lamina.recurrence import SSD, GatedDelta, Rule
 from lamina.recurrence.rule import Tensors
 

@@ -23,11 +23,12 @@ from torch import Tensor
 
 from lamina.activation import activation
 from lamina.errors import InputError
-from lamina.kernels.finish import COUNTERS, PARTS, Act, act_kind, scratch
+from lamina.kernels.finish import Act, act_kind
 from lamina.kernels.following import Follower, Unnormed, behind
 from lamina.kernels.launch import launch_options, pdl
 from lamina.kernels.tiles import tiles_kernel
 from lamina.kernels.vector import rows_kernel
+from lamina.kernels.workspace import COUNTERS, PARTS, scratch
 
 MOST = 64  # vectors at a time
 

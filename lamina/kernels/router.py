@@ -20,9 +20,10 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.kernels.experts import pieces, products
-from lamina.kernels.finish import COUNTERS, PARTS, arrive, scratch
+from lamina.kernels.finish import arrive
 from lamina.kernels.following import norm_factor
 from lamina.kernels.launch import begin, launch_options, pdl
+from lamina.kernels.workspace import COUNTERS, PARTS, scratch
 from lamina.nn.router import Choice
 
 CHOOSERS = 8  # programs that choose, at most: beyond that, some choose for several tokens

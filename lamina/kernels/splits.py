@@ -31,12 +31,12 @@ from lamina.attention.window import Chunked, Full, Sliding, Window
 from lamina.errors import InputError
 from lamina.kernels import INTERPRETED
 from lamina.kernels.launch import fetch_ahead, pdl
+from lamina.kernels.workspace import COUNTERS
 
 LOG2E = tl.constexpr(1.4426950408889634)
 NOTHING = tl.constexpr(-1e30)  # a top below every score; finite, so that differences of two are never NaN
 NEW = tl.constexpr(16)  # new tokens a row may have
 TAIL = tl.constexpr(4)  # numbers of a part behind its mix
-COUNTERS = 1 << 16
 MERGE_BYTES = 1 << 16  # of parts that one program merges at once; with more, two levels are faster
 
 
@@ -335,18 +335,6 @@ def tokens_ahead(kind: str, token_bytes: int, block: int) -> int:
     """How many tokens of its part a program asks for while the kernel in front is still at work: two blocks, where the
     device can and a part lies in one piece."""
     return 2 * block if pdl() and kind == "full" and token_bytes % 16 == 0 else 0
-
-
-@cache
-def arrivals(device: torch.device) -> Tensor:
-    """Counts the programs that are done: zeros before every launch, since the last of each set puts its counter back.
-
-    Shared by all launches of a device, which must follow each other on one stream. Made at first use, which may not be
-    inside a capture: its zeros would be part of the graph.
-    """
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise InputError("call an attention kernel once before capturing it: the first call allocates its counters")
-    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 
 def bunch_for(most: int, rows: int, values: int) -> int:

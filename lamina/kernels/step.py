@@ -17,9 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lamina.kernels.following import sums
 from lamina.kernels.launch import begin, launch_options, pdl
 from lamina.kernels.noise import gumbel, uniform
+from lamina.kernels.workspace import sums
 
 HEADER = ("lengths", "written", "base", "record", "record width", "logits")
 STRETCH = 4096  # logits that one program looks at

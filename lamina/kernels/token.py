@@ -28,7 +28,6 @@ from lamina.kernels.rope import rotated, weights_of
 from lamina.kernels.splits import (
     NOTHING,
     Division,
-    arrivals,
     fold,
     gathered,
     least_tokens,
@@ -41,6 +40,7 @@ from lamina.kernels.splits import (
     slot_of,
     write,
 )
+from lamina.kernels.workspace import arrivals
 
 if TYPE_CHECKING:
     from lamina.nn.norm import RMSNorm

@@ -4,9 +4,9 @@
 to T tokens a row and gives the logits after each, which may then be looked at in any way; `commit` takes in each row's
 first so many, whatever kinds the layers are. As with a step, one pass serves any cache, by tables that are copied in.
 
-    one = model.graphs.pass_of(2, 4, cache)           # of two rows, for up to four tokens
-    logits = one.read(cache, ids, counts=[4, 1])      # [2, T, vocab]
-    one.commit([3, 1])                                # or one.abort()
+    with model.graphs.pass_of(2, 4, cache) as one:        # of two rows, for up to four tokens
+        logits = one.read(cache, ids, counts=[4, 1])      # [2, T, vocab]
+        one.commit([3, 1])                                # or one.abort()
 
 Reading leaves everything that is committed as it was. Slots past the end of a line are unused and are written at once.
 Rings, convolutions and recurrent states stay: a layer remembers its inputs, which lie in the memory of the first graph,
@@ -22,15 +22,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lamina import kernels
 from lamina.cache.cache import Cache
 from lamina.cache.clock import on_device
 from lamina.cache.counts import Counts, Numbers
 from lamina.errors import InputError
 from lamina.runtime.captured import Captured
 from lamina.runtime.explain import MOST_ROWS, MOST_TOKENS, why_not_read
-from lamina.runtime.recording import copy_in, recorded
-from lamina.runtime.rehearse import build_together, wait_for_kernels
+from lamina.runtime.recording import Program, copy_in, on_device_of
+from lamina.runtime.rehearse import build_together
 from lamina.runtime.tables import PLAINLY, Written, header_of
 
 if TYPE_CHECKING:
@@ -58,8 +57,6 @@ class CapturedPass(Captured):
     def __init__(self, model: Model, rows: int, T: int, written: Written = PLAINLY) -> None:
         super().__init__(model, rows, T, written, counts=2)  # tables for reading, and for taking in
         self.accepted = self._numbers(rows)
-        self.logits: Tensor | None = None  # [B, T, vocab]
-        self.graphs: list[torch.cuda.CUDAGraph] = []
         self.cache: Cache | None = None  # of the pass that is open
         self.given: Counts | None = None
         self.some: list[int] | None = None  # rows that are in it, None: all
@@ -96,18 +93,20 @@ class CapturedPass(Captured):
         self.some = None if rows is None or len(rows) == self.rows else list(rows)
         self.given = cache.admit(self, n, self._of_all(n if counts is None else counts))
         self.cache = cache
-        self._take_up(cache)
-        self.counts.copy_(self.given.tensor)
         index = None if self.some is None else on_device(self.some, ids.device)
-        if index is None:
-            self.ids[:, :n].copy_(ids)
-        else:
-            self.ids[:, :n].index_copy_(0, index, ids)
-        if not self.graphs:
-            wait_for_kernels(self.model)
-            if self.ids.is_cuda:
-                self._capture()
-        self._run(0)
+        try:
+            self._take_up(cache)
+            self.counts.copy_(self.given.tensor)
+            if index is None:
+                self.ids[:, :n].copy_(ids)
+            else:
+                self.ids[:, :n].index_copy_(0, index, ids)
+            with on_device_of(self.device):
+                self.capture()
+                self._replay(0)
+        except BaseException:
+            cache.drop_open_step()
+            raise
         assert self.logits is not None
         logits = self.logits[:, :n]
         return logits if index is None else logits.index_select(0, index)
@@ -125,7 +124,8 @@ class CapturedPass(Captured):
             cache.pages.take_rings(cache.clock, range(self.rows), taken.high)
             self._point_at(cache, self.accepted)
         self.accepted.copy_(taken.tensor)
-        self._run(1)
+        with on_device_of(self.device):
+            self._replay(1)
         cache.went_on(taken)
 
     def abort(self) -> None:
@@ -146,12 +146,15 @@ class CapturedPass(Captured):
 
     # -- programs --------------------------------------------------------------------------------------------------
 
+    def programs(self) -> tuple[Program, ...]:
+        return self.reading, self.taking_in
+
     def reading(self) -> None:
         """From ids to logits, kernel by kernel: what the first graph holds."""
         from lamina.kernels.step import positions
 
-        positions(self.header, self.positions)
-        with kernels.in_use():
+        with self._using_kernels():
+            positions(self.header, self.positions)
             self.model.forward(self.ids, self, logits="all")  # type: ignore[arg-type]
 
     def taking_in(self) -> None:
@@ -159,25 +162,16 @@ class CapturedPass(Captured):
         from lamina.kernels.step import take_in
 
         assert self.logits is not None
-        for entry in self.layers:
-            for layer in entry.values():
-                layer.commit()
+        with self._using_kernels():
+            for entry in self.layers:
+                for layer in entry.values():
+                    layer.commit()
         take_in(self.logits, self.header, self.ids, self.accepted)
 
-    def _run(self, which: int) -> None:
-        if self.graphs:
-            self.graphs[which].replay()
-        else:
-            (self.reading, self.taking_in)[which]()
-
-    def _capture(self) -> None:
-        """With no row taking part, so that nothing changes."""
-        build_together(self.reading, self.taking_in)
-        counts = self.counts.clone()
-        self.counts.zero_()
+    def _before_capture(self) -> None:
         self.accepted.zero_()
-        self.graphs = recorded(self.reading, self.taking_in)
-        self.counts.copy_(counts)
+        if self.device.type == "cuda":
+            build_together(*self.programs())
 
     def _take_up(self, cache: Cache) -> None:
         """Copies the cache's tables in, where they are not those of the last pass."""
@@ -186,7 +180,6 @@ class CapturedPass(Captured):
             if reason is None and Written.like(cache) != self.written:
                 reason = "this pass reads other codecs or pages; model.graphs.pass_of takes the cache"
             if reason is not None:
-                cache.drop_open_step()
                 raise InputError(f"this cache has no captured passes: {reason}; run plain passes with cache.step")
             self._before = weakref.ref(cache)
             self._stores = []
@@ -196,3 +189,9 @@ class CapturedPass(Captured):
         if header != self._header:
             copy_in(self.header, header)
             self._header = header
+
+    def _forget(self) -> None:
+        super()._forget()
+        if self.cache is not None:
+            self.cache.drop_open_step()
+        self._before, self._header = None, []

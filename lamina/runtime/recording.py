@@ -1,38 +1,63 @@
-"""How a program of kernels becomes a CUDA graph, and how numbers from the host reach it."""
+"""How a program of kernels becomes a CUDA graph: where it is captured and launched, and how values reach it.
+
+Without CUDA (kernels interpreted on the CPU) a replay runs the program again, which is how all of this is tested.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor
 
+Program = Callable[[], object]
 
-def recorded(*programs: Callable[[], object]) -> list[torch.cuda.CUDAGraph]:
-    """A graph for each program; what one of them leaves in its memory, the following may read.
+_one_at_a_time = Lock()  # CUDA allows one capture at a time in a process
 
-    They are run first, in their order and twice, so that kernels are built and scratch stores made: whoever calls takes
-    care that this changes nothing. Other threads may go on meanwhile, as those do that load kernels for another model.
+
+def recorded(device: torch.device, *programs: Program) -> list[Program]:
+    """A replay of each program; what one of them leaves in its memory, the following may read.
+
+    The programs are run first, in their order, so that kernels are built and loaded and workspaces allocated, and
+    anything that cannot be launched fails here. The caller takes care that running them changes nothing. Other threads
+    may go on meanwhile: they may launch, and load kernels of another model.
     """
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            for program in programs:
-                program()
-    torch.cuda.current_stream().wait_stream(stream)
-    graphs: list[torch.cuda.CUDAGraph] = []
-    for program in programs:
-        graph = torch.cuda.CUDAGraph()
-        pool = graphs[0].pool() if graphs else None
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+    if device.type != "cuda":
+        for program in programs:
             program()
-        graphs.append(graph)
-    return graphs
+        return list(programs)
+    with _one_at_a_time:
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                for program in programs:
+                    program()
+        torch.cuda.current_stream(device).wait_stream(side)
+        graphs: list[torch.cuda.CUDAGraph] = []
+        for program in programs:
+            graph = torch.cuda.CUDAGraph()
+            pool = graphs[0].pool() if graphs else None
+            with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+                program()
+            graphs.append(graph)
+    return [graph.replay for graph in graphs]
 
 
-def copy_in(tensor: Tensor, numbers: Sequence[Any]) -> None:
+def on_device_of(device: torch.device) -> AbstractContextManager[Any]:
+    """Inside, this is the current CUDA device: Triton launches on that one, wherever the tensors are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def current_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """The stream that this thread launches on; None without CUDA."""
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+
+def copy_in(tensor: Tensor, values: Sequence[Any]) -> None:
     """Whole numbers from the host into a tensor, without waiting for the device."""
-    source = torch.tensor(numbers, dtype=torch.int64, pin_memory=tensor.is_cuda)
+    source = torch.tensor(values, dtype=torch.int64, pin_memory=tensor.is_cuda)
     tensor.copy_(source, non_blocking=True)

@@ -18,6 +18,7 @@ from lamina.cache.layer import Key, Layer
 from lamina.cache.paged import PagedPlace
 from lamina.cache.spec import Attention, Convolution, Latent, Recurrent
 from lamina.cache.store import TokenLayer
+from lamina.errors import InputError
 from lamina.kernels import COLUMNS
 from lamina.recurrence.rule import Tensors
 
@@ -158,7 +159,10 @@ class DeviceAttention(DeviceLayer):
         from lamina.kernels.rope import rotate_and_append
         from lamina.kernels.token import attend_token, takes
 
-        assert k is not None and v is not None and bias is None
+        if k is None or v is None:
+            raise InputError("attend without keys and values reads another layer's, and no kernel does that")
+        if bias is not None:
+            raise InputError("attend(bias=…): no kernel adds a bias to the scores")
         how: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks, "page": self.page}
         waits = self.later is not None and self.spec.window.span is not None  # a ring, whose tokens are still read
         if not waits and not self.coding.forms and takes(q, k, v):
@@ -197,7 +201,8 @@ class DeviceLatent(DeviceLayer):
         from lamina.kernels.absorb import into_latent, out_of_latent
         from lamina.kernels.latent import decode_latent
 
-        assert norm.weight is not None and not norm.plus_one
+        if norm.weight is None or norm.plus_one:
+            raise InputError("attend_latent: the kernels know a norm with a weight that is not one more than stored")
         up_k, up_v = up.tensor_split([q.shape[-1] - self.spec.rope_dim], dim=1)
         form = self.coding.forms.get("latent")
         q, new = into_latent(

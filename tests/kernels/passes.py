@@ -8,7 +8,7 @@ import torch
 
 import lamina
 from lamina.model import Model
-from lamina.runtime import CapturedPass, Graphs
+from lamina.runtime import Graphs
 
 
 def plainly(
@@ -42,10 +42,10 @@ def compared(model: Model, captured: lamina.Cache, plain: lamina.Cache, widths: 
     rng, graphs = random.Random(seed), Graphs(model)
     for T in widths:
         ids, counts, accepted = random_pass(rng, captured.rows, T, 60)
-        one: CapturedPass = graphs.pass_of(captured.rows, T, captured)
-        logits, expected = one.read(captured, ids, counts), plainly(model, plain, ids, counts, accepted)
-        for row, count in enumerate(counts):
-            torch.testing.assert_close(logits[row, :count], expected[row, :count], rtol=1e-4, atol=1e-4)
-        one.commit(accepted)
+        with graphs.pass_of(captured.rows, T, captured) as one:
+            logits, expected = one.read(captured, ids, counts), plainly(model, plain, ids, counts, accepted)
+            for row, count in enumerate(counts):
+                torch.testing.assert_close(logits[row, :count], expected[row, :count], rtol=1e-4, atol=1e-4)
+            one.commit(accepted)
         captured.poison()
         same(captured, plain)

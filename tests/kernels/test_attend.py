@@ -141,7 +141,7 @@ def test_low_precision_is_within_twice_the_error_of_the_plain_computation() -> N
 
 
 def test_the_counters_are_zero_again_after_a_merge() -> None:
-    from lamina.kernels.splits import arrivals
+    from lamina.kernels.workspace import arrivals
 
     ours, _ = run(Full(), [77, 0, 40], 1, splits=5)
     assert ours < 1e-5

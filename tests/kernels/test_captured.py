@@ -11,7 +11,7 @@ import torch
 from lamina.errors import CapacityError
 from lamina.generation.run import Chooser, one_by_one
 from lamina.runtime import Graphs, why_not_captured
-from lamina.runtime.capture import MOST_GRAPHS
+from lamina.runtime.graphs import MOST_SHAPES
 from tests.families.cases import FIRST
 from tests.families.harness import pair
 from tests.kernels.runs import PROMPTS, begin, both, start, tiny
@@ -44,10 +44,12 @@ def test_one_step_serves_two_live_caches_and_growth() -> None:
         step.run(2)
         cache.reserve(2 * cache.layers[0]["attention"].slots + 1)  # new memory, elsewhere
         rows.append(step.ids[:, 0].clone())
+    step.release()
     for cache, ids in zip((a, b), rows, strict=True):
-        assert graphs.step(2, Chooser()) is step
-        step.take_up(cache, ids, [9, 9], ())
-        step.run(2)
+        with graphs.step(2, Chooser()) as again:
+            assert again is step
+            step.take_up(cache, ids, [9, 9], ())
+            step.run(2)
     assert graphs.captures == 1
     assert a.tokens == b.tokens == [p + t for p, t in zip(PROMPTS, expected, strict=True)]
 
@@ -57,7 +59,7 @@ def test_a_step_has_room_for_what_it_may_make_or_says_that_there_is_none() -> No
     cache = model.new_cache(2, capacity=6)
     model(torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), cache=cache, logits="last")
     step, ids = Graphs(model).step(2, Chooser()), torch.tensor([9, 9])
-    with pytest.raises(CapacityError, match="cannot reserve 7 tokens"):
+    with pytest.raises(CapacityError, match="7 tokens a row were asked for, and the cache has room for 6"):
         step.take_up(cache, ids, [3, 3], ())
     assert cache.tokens == [[1, 2, 3, 4], [5, 6, 7, 8]]
     step.take_up(cache, ids, [2, 2], ())
@@ -67,12 +69,11 @@ def test_a_step_has_room_for_what_it_may_make_or_says_that_there_is_none() -> No
 
 def test_the_least_recently_used_step_is_dropped() -> None:
     graphs = Graphs(pair("llama", "grouped")[1])
-    first = graphs.step(1, Chooser())
-    for rows in range(2, MOST_GRAPHS + 1):
-        graphs.step(rows, Chooser())
-    assert graphs.step(1, Chooser()) is first
-    graphs.step(MOST_GRAPHS + 1, Chooser())
-    assert [key[0] for key in graphs.kept] == [*range(3, MOST_GRAPHS + 1), 1, MOST_GRAPHS + 1]
+    for rows in [*range(1, MOST_SHAPES + 1), 1, MOST_SHAPES + 1]:
+        with graphs.step(rows, Chooser()):
+            pass
+    assert [key[0] for key in graphs.kept] == [*range(3, MOST_SHAPES + 1), 1, MOST_SHAPES + 1]
+    assert graphs.captures == MOST_SHAPES + 1
 
 
 def test_what_is_not_captured_says_why() -> None:

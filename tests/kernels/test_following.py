@@ -9,9 +9,10 @@ from torch import Tensor
 from lamina import kernels
 from lamina.kernels import following
 from lamina.kernels.experts import expert_down, expert_gated
-from lamina.kernels.following import LANES, Follower, Unnormed, sums
+from lamina.kernels.following import LANES, Follower, Unnormed
 from lamina.kernels.product import Rows, gated, gated_product, linear, product
 from lamina.kernels.router import route
+from lamina.kernels.workspace import sums
 from lamina.nn import GatedMLP, Linear, RMSNorm
 from lamina.nn.router import Choice
 from tests.kernels.test_product import numbers

@@ -17,10 +17,10 @@ from lamina.cache.memory import Memory
 from lamina.cache.spec import Recurrent
 from lamina.generation.run import Chooser
 from lamina.kernels import mix
-from lamina.kernels.finish import scratch
 from lamina.kernels.following import Unnormed
 from lamina.kernels.product import linear, product
 from lamina.kernels.recur import Tile
+from lamina.kernels.workspace import scratch
 from lamina.nn import GatedRMSNorm, ShortConvolution
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan, causal_convolution_by_steps
 from lamina.runtime.capture import CapturedStep

@@ -21,10 +21,11 @@ def test_one_pass_serves_two_live_caches_and_growth() -> None:
     caches, plain = [start(model)[0] for _ in range(2)], [start(model)[0] for _ in range(2)]
     for round in range(2):
         for number, (cache, other) in enumerate(zip(caches, plain, strict=True)):
-            one, ids = graphs.pass_of(2, 3), torch.full((2, 3), 7 * round + number)
-            logits = one.read(cache, ids).clone()
-            torch.testing.assert_close(logits, plainly(model, other, ids, [3, 3], [2, 3]), rtol=1e-4, atol=1e-4)
-            one.commit([2, 3])
+            ids = torch.full((2, 3), 7 * round + number)
+            with graphs.pass_of(2, 3) as one:
+                logits = one.read(cache, ids).clone()
+                torch.testing.assert_close(logits, plainly(model, other, ids, [3, 3], [2, 3]), rtol=1e-4, atol=1e-4)
+                one.commit([2, 3])
             if round == number:
                 cache.reserve(100)  # new memory, elsewhere
     assert graphs.captures == 1

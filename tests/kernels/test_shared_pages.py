@@ -23,10 +23,10 @@ def alternating(model: Model, caches: list[lamina.Cache]) -> tuple[list[list[lis
     ids = [torch.tensor(first) for first in ([3, 4], [5, 6])]
     for _ in range(2):
         for number, cache in enumerate(caches):
-            step = graphs.step(2, Chooser(), cache)
-            step.take_up(cache, ids[number], [2, 2], ())
-            step.run(2)
-            ids[number] = step.ids[:, 0].clone()
+            with graphs.step(2, Chooser(), cache) as step:
+                step.take_up(cache, ids[number], [2, 2], ())
+                step.run(2)
+                ids[number] = step.ids[:, 0].clone()
     return [cache.tokens for cache in caches], graphs.captures
 
 

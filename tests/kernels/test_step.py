@@ -77,7 +77,12 @@ def test_take_in_records_the_accepted_tokens_and_leaves_other_rows_alone(T: int,
 def test_a_model_that_was_converted_is_captured_anew() -> None:
     model = copy.deepcopy(pair("llama", "grouped")[1])
     graphs = Graphs(model)
-    first = graphs.step(1, Chooser())
-    assert graphs.step(1, Chooser()) is first
-    model.to(torch.bfloat16)
-    assert graphs.step(1, Chooser()) is not first
+    with graphs.step(1, Chooser()) as first:
+        pass
+    with graphs.step(1, Chooser()) as again:
+        assert again is first
+        model.to(torch.bfloat16)
+        with graphs.step(1, Chooser()) as other:
+            assert other is not first
+    with graphs.step(1, Chooser()) as again:  # what was lent while the model was converted is not kept
+        assert again is other
