@@ -5,7 +5,9 @@ decoding, greedy and drawn, against plain passes, with two caches in turn, one o
 captured passes of 1 to 16 tokens, ragged in what is read and accepted, and speculation on them, against plain ones.
 Then what the host may not do: passes with counts that live on the device run without a single synchronisation, and
 device counts out of range are clamped and told at the next read. All of that in pages of a pool too. And caches of
-codes: captured passes beside plain ones. What is found is printed check by check, and written family by family.
+codes: captured passes beside plain ones. And many callers at once: threads, threads with streams of their own, tasks
+and interleaved streams each get the tokens of a run alone. What is found is printed check by check, and written family
+by family.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import torch
 from torch import Tensor
 
 import lamina
+from bench.many_callers import many_callers
 from lamina.cache.store import TokenLayer
 from lamina.generation import Result
 from lamina.model import Model
@@ -91,6 +94,7 @@ def columns() -> dict[str, Callable[[Family], Found]]:
             in_pages
         ),
         f"captured passes over codes ({', '.join(CODECS)}) are plain ones, in pages too, float32": yes(in_codes),
+        "threads, CUDA streams, tasks and interleaved streams get the tokens of a run alone": yes(many_callers),
         "captured equals plain but for near-ties, greedy, bfloat16": rounded,
         "laws, bfloat16": laws,
     }
@@ -137,7 +141,7 @@ def captured_is_plain(one: Family) -> Found:
     model = one.model
     if reason := model.explain().partition("since ")[2]:
         return False, reason
-    model.graphs.kept.clear()
+    model.graphs.clear()
     model.graphs.captures = 0
     short, long = (model.generate(PROMPTS, more, eos_token_id=None) for more in (20, 30))
     again = model.generate([[1, 2]] * 3, 40, eos_token_id=None, cache=short.cache)  # the same cache, grown in between
@@ -182,24 +186,26 @@ def passes_are_plain(model: Model) -> str:
         ids = torch.tensor([[draw.randrange(model.vocab) for _ in range(T)] for _ in range(3)], device="cuda")
         counts = [T, *(draw.randint(0, T) for _ in range(2))]
         accepted = [draw.randint(count // 2, count) for count in counts]
-        one, step = model.graphs.pass_of(3, T), slow.step(T, counts)
-        found, expected = one.read(fast, ids, counts), model.forward(ids, step)
-        assert expected is not None
-        for row, count in enumerate(counts):
-            if count and relative(found[row, :count], expected[row, :count]) > 2e-4:
-                return f"no: logits of {T} tokens"
-        one.commit(accepted)
+        step = slow.step(T, counts)
+        with model.graphs.pass_of(3, T) as one:
+            found, expected = one.read(fast, ids, counts), model.forward(ids, step)
+            assert expected is not None
+            for row, count in enumerate(counts):
+                if count and relative(found[row, :count], expected[row, :count]) > 2e-4:
+                    return f"no: logits of {T} tokens"
+            one.commit(accepted)
         step.commit(accepted)
         fast.poison()
     fast.reserve(200)  # growing looks at the lengths
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        one.read(fast, ids, counts)
-        one.commit(accepted)
-    except RuntimeError as error:
-        return f"no: {error}"
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with model.graphs.pass_of(3, T) as one:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            one.read(fast, ids, counts)
+            one.commit(accepted)
+        except RuntimeError as error:
+            return f"no: {error}"
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
     step = slow.step(T, counts)
     model.forward(ids, step)
     step.commit(accepted)
@@ -270,9 +276,9 @@ def logits_by_pieces(model: Model, cache: lamina.Cache, ids: Tensor, read: Calla
 
 
 def captured(model: Model, cache: lamina.Cache, ids: Tensor) -> Tensor:
-    one = model.graphs.pass_of(cache.rows, ids.shape[1], cache)
-    logits = one.read(cache, ids)
-    one.commit()
+    with model.graphs.pass_of(cache.rows, ids.shape[1], cache) as one:
+        logits = one.read(cache, ids).clone()
+        one.commit()
     return logits
 
 

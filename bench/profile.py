@@ -79,7 +79,7 @@ def main(shape: str, context: int = 128, rows: int = 1) -> None:
     step = step_of(subject)
     limit = decode_bytes(subject.model, rows, context, subject.experts_visited()).total / found.read
     with one_after_the_other():
-        subject.model.graphs.kept.clear()
+        subject.model.graphs.clear()
         apart = step_of(subject)
         subject.restart()
         with profile(activities=[ProfilerActivity.CUDA]) as profiled:
