@@ -63,10 +63,10 @@ def passes(model: Model, context: int) -> None:
             step.commit([1])
 
     def captured(T: int, times: int) -> None:
-        one = model.graphs.pass_of(1, T)
-        for _ in range(times):
-            one.read(cache, ids[:, :T])
-            one.commit([1])
+        with model.graphs.pass_of(1, T) as one:
+            for _ in range(times):
+                one.read(cache, ids[:, :T])
+                one.commit([1])
 
     def apart(T: int) -> float:
         """The greatest difference of logits, relative to the greatest logit."""
@@ -74,9 +74,9 @@ def passes(model: Model, context: int) -> None:
         step = cache.step(T)
         expected = model.forward(ids[:, :T], step)
         step.abort()
-        one = model.graphs.pass_of(1, T)
-        found = one.read(cache, ids[:, :T])
-        one.abort()
+        with model.graphs.pass_of(1, T) as one:
+            found = one.read(cache, ids[:, :T]).clone()
+            one.abort()
         assert expected is not None
         return float((found.float() - expected.float()).abs().max() / expected.float().abs().max())
 
