@@ -7,10 +7,11 @@ a cheaper model; and `early_exit` makes such a model of the first layers of the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Protocol
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -198,13 +199,33 @@ def early_exit(model: Model, layers: int) -> Model:
             f"assistant_early_exit={layers}: the model has {len(model.blocks)} layers, so it must be between 1 and "
             f"{len(model.blocks) - 1}"
         )
-    first: Model = model.__dict__.setdefault("_exits", {}).setdefault(layers, object.__new__(type(model)))
-    own = {name: value for name, value in first.__dict__.items() if name == "_graphs"}  # they serve the next call too
-    shared = {name: value for name, value in model.__dict__.items() if name not in ("_graphs", "_exits")}
-    modules = {**model._modules, "blocks": model.blocks[:layers]}
-    first.__dict__.clear()
-    first.__dict__.update({**shared, **own, "_modules": modules, "compiled": None})
-    return first
+    with _making_exits:
+        exits: dict[int, Model] = model.__dict__.setdefault("_exits", {})
+        shared = {name: value for name, value in model.__dict__.items() if name not in ("_graphs", "_exits")}
+        modules = {**model._modules, "blocks": model.blocks[:layers]}
+        shared |= {"_modules": modules, "compiled": None}
+        known = exits.get(layers)
+        if known is None or not _same(known.__dict__, shared):  # its captured passes serve the next call too
+            known = exits[layers] = object.__new__(type(model))
+            known.__dict__.update(shared)
+        return known
+
+
+_making_exits = Lock()
+
+
+def _same(known: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a model that was made of these attributes would be made of the same now."""
+    for name, value in now.items():
+        old = known.get(name)
+        if name == "_modules":
+            if old is None or list(old) != list(value) or list(old["blocks"]) != list(value["blocks"]):
+                return False
+            if any(old[part] is not value[part] for part in value if part != "blocks"):
+                return False
+        elif old is not value:
+            return False
+    return True
 
 
 def draft_of(run: Run) -> tuple[Draft, Schedule]:
