@@ -82,12 +82,12 @@ def main(other: str, out: str | None = None) -> None:
         before, after = (statistics.median(column) * 1e3 for column in zip(*times, strict=True))
         spread = max(max(column) / min(column) - 1 for column in zip(*times, strict=True))
         shape, rows, context = case
-        lines.append(
-            f"| {shape} | {rows} | {context} | {before:.3f} | {after:.3f} | {after / before - 1:+.2%} | {spread:.1%} |"
-        )
+        change = f"{before:.3f} | {after:.3f} | {after / before - 1:+.2%} | {spread:.1%}"
+        lines.append(f"| {shape} | {rows} | {context} | {change} |")
         print(lines[-1], flush=True)
     text = [
-        f"Machine: {new.device}, {date.today()}. Command: `python -m bench.alternate OTHER_TREE`; medians of {RUNS} runs by turns.",
+        f"Machine: {new.device}, {date.today()}. Command: `python -m bench.alternate OTHER_TREE`; medians of {RUNS} runs "
+        "by turns.",
         "",
         "| shape | rows | context | other, ms a step | this, ms a step | change | spread of runs |",
         "|---|---|---|---|---|---|---|",
