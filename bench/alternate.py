@@ -86,8 +86,8 @@ def main(other: str, out: str | None = None) -> None:
         lines.append(f"| {shape} | {rows} | {context} | {change} |")
         print(lines[-1], flush=True)
     text = [
-        f"Machine: {new.device}, {date.today()}. Command: `python -m bench.alternate OTHER_TREE`; each figure is the median "
-        f"of {RUNS} runs by turns.",
+        f"Machine: {new.device}, {date.today()}. Command: `python -m bench.alternate OTHER_TREE`. Medians of "
+        f"{RUNS} runs by turns.",
         "",
         "| shape | rows | context | other, ms a step | this, ms a step | change | spread of runs |",
         "|---|---|---|---|---|---|---|",
