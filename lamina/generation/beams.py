@@ -28,6 +28,7 @@ from lamina.cache.clock import on_device
 from lamina.generation.feeding import feed_all
 from lamina.generation.kept import Kept
 from lamina.generation.noise import gumbel, noise
+from lamina.generation.row_numbers import beam_numbers
 from lamina.generation.run import Made, Run
 from lamina.generation.stopping import Reason, State
 
@@ -168,10 +169,12 @@ def beam_search(run: Run) -> Made:
 
 
 def _beams_run(run: Run, cache: Cache, live: Sequence[int]) -> Run:
-    """The run over all beams of the live prompts, which have numbers of their own: prompt · num_beams + row."""
+    """The run over all beams of the live prompts. Beams draw by numbers of their own, and processors know each as
+    prompt · num_beams + row."""
     count = run.settings.num_beams
     beams = run.spread(cache, live, count)
-    return replace(beams, numbers=[run.numbers[row] * count + beam for row in live for beam in range(count)])
+    numbers = beam_numbers([run.numbers[row] for row in live], count)
+    return replace(beams, numbers=numbers, places=[row * count + beam for row in live for beam in range(count)])
 
 
 def _best(beams: Run, scores: Tensor, searches: Sequence[Search]) -> list[list[Candidate]]:

@@ -38,6 +38,7 @@ from lamina.generation.processors import Facts, chain_of
 from lamina.generation.prompt import Prompt, from_rows, prompt_of
 from lamina.generation.replay import plainly, replayed, why_not_replayed
 from lamina.generation.result import Result, Timing
+from lamina.generation.row_numbers import contents_of, given_numbers, row_numbers
 from lamina.generation.run import Chooser, Made, Run, Told
 from lamina.generation.settings import Settings, settings_of
 from lamina.generation.speculation import speculate
@@ -79,7 +80,8 @@ def generate(
     whole           with a cache: whether prompts are whole sequences, of which it may hold the beginning, or only what
                     comes next. None: whole where prompt and cache begin with the same half of the shorter one
     prefixes        a store that remembers prompts and turns: what it knows of a prompt is not computed again
-    row_ids         the rows' own numbers, on which their draws depend; 0, 1, 2 … when None
+    row_ids         numbers from 0 to 2**32 - 1, one for each sequence, that draws depend on. None: a sequence's draws
+                    depend on the seed, its prompt, and its index among equal prompts of the call
     stream          called with an Event (row, token, text, reason) for each new token; text is always whole characters
     settings        see `lamina.generation.Settings`: max_new_tokens, do_sample, temperature, num_beams …
 
@@ -136,7 +138,7 @@ class _Call:
             prompt = replace(prompt, ids=shorter.ids, counts=shorter.counts)
         self.prompt = prompt
         self.times = settings.num_return_sequences if settings.num_beams == 1 else 1  # how often each row is repeated
-        self.numbers = _numbers(row_ids, len(prompt.counts) * self.times)
+        self.row_ids = given_numbers(row_ids, len(prompt.counts) * self.times)
         self.chooser = _chooser(model, settings)
         if model.start_ids and (prompt.source is None or prompt.source.ids is None):
             for name, neutral in (("encoder_repetition_penalty", 1), ("encoder_no_repeat_ngram_size", 0)):
@@ -177,6 +179,7 @@ class _Call:
             cache, plan = self._place(cache, whole)
         lengths = plan.lengths(cache.clock.sync())
         stopping = self._stopping(lengths)
+        numbers = self._numbers(cache, plan)
         guide = guide_of(model, settings, cache, plan.rest, times, max(stopping.most))
         cache.reserve(max(length + most for length, most in zip(lengths, stopping.most[::times], strict=True)))
 
@@ -193,7 +196,7 @@ class _Call:
         if times > 1:
             cache, logits = cache.repeat(times), logits.repeat_interleave(times, dim=0)
         run = Run(
-            model, cache, logits, self.chooser, stopping, cache.clock.sync(), self.numbers, settings,
+            model, cache, logits, self.chooser, stopping, cache.clock.sync(), numbers, settings,
             self._told(stopping), self._source_ids(), guide, Kept.of(settings, cache.rows),
         )  # fmt: skip
         return run, plan
@@ -226,6 +229,14 @@ class _Call:
             raise InputError("use_cache=False and a cache were given: leave one out")
         if self.prompt.embeds is not None:
             raise InputError("use_cache=False and inputs_embeds were given: without a cache, prompts are ids")
+
+    def _numbers(self, cache: Cache, plan: Continuation) -> list[int]:
+        """The number of each sequence that is made, which its draws depend on."""
+        if self.row_ids is not None:
+            return self.row_ids
+        if not self.settings.do_sample:
+            return list(range(len(plan.rest) * self.times))
+        return row_numbers(contents_of(self.prompt, cache.tokens, plan), self.times)
 
     def _stopping(self, lengths: Sequence[int]) -> Stopping:
         """lengths: of each prompt, how many tokens its row holds after it."""
@@ -280,13 +291,6 @@ class _Call:
         if not any(asked.values()):
             return None
         return look_inside(made.cache, **asked)
-
-
-def _numbers(row_ids: Sequence[int] | None, rows: int) -> list[int]:
-    numbers = list(range(rows)) if row_ids is None else [int(number) for number in row_ids]
-    if len(numbers) != rows:
-        raise InputError(f"row_ids has {len(numbers)} numbers for {rows} sequences: give one for each")
-    return numbers
 
 
 def _chooser(model: Model, settings: Settings) -> Chooser:

@@ -63,7 +63,8 @@ class Run:
     cache     holds the prompts, one row for each sequence that is made
     logits    [B, V] after each row's prompt
     prompts   how many tokens each row held before the first new one
-    numbers   the rows' own numbers, for their noise
+    numbers   what draws depend on besides the seed and the position (row_numbers.py)
+    places    which row of the call each row is, as processors count them; None: 0, 1, 2 …
     source    [B, E] the encoder's ids, padded with -1, for models that have one
     guide     leads scores away from a negative prompt
     kept      what is written down of every token
@@ -81,6 +82,7 @@ class Run:
     source: Tensor | None = None
     guide: Guide | None = None
     kept: Kept | None = None
+    places: list[int] | None = None
 
     @property
     def rows(self) -> int:
@@ -90,7 +92,7 @@ class Run:
         """Of all rows, or of some; as the cache holds them now."""
         some = range(self.rows) if rows is None else rows
         history = history_of(self.cache, [self.prompts[row] for row in some], rows)
-        history.rows = [self.numbers[row] for row in some]
+        history.rows = list(some) if self.places is None else [self.places[row] for row in some]
         if self.source is not None:
             history.sources = self.source if rows is None else self.source[list(rows)]
         return history
@@ -120,6 +122,7 @@ class Run:
             cache=cache,
             prompts=[self.prompts[row] for row in each],
             numbers=[self.numbers[row] for row in each],
+            places=each if self.places is None else [self.places[row] for row in each],
             source=None if self.source is None else self.source[each],
         )
 

@@ -136,6 +136,17 @@ def test_samples_of_a_cached_prompt_are_those_from_scratch(family: str) -> None:
     assert cache.tokens == [row]  # the prompt was fed once, to the cache that was given
 
 
+@every_family
+def test_what_comes_next_draws_as_the_whole_prompt_would(family: str) -> None:
+    model = model_of(family)
+    draws: dict[str, Any] = dict(do_sample=True, seed=7, top_k=20, temperature=1.5)
+    cache = held(family)
+    rows = added(cache.tokens, MORE)
+    expected = [made(model, [row], **draws).tokens[0] for row in rows]
+    assert made(model, MORE, cache=cache, whole=False, **draws).tokens == expected
+    assert made(model, rows, cache=held(family, slack=2), whole=True, **draws).tokens == expected
+
+
 # -- how it is fed -----------------------------------------------------------------------------------------------------
 
 

@@ -34,7 +34,7 @@ def defined(seed: int, row: int, position: int, vocab: int, stream: int) -> list
 @pytest.mark.parametrize("vocab", [1, 7, 64, 501])
 def test_noise_is_the_hash_in_plain_integers_bit_for_bit(vocab: int) -> None:
     seeds = [0, 1, 2**31, 2**40 + 17, 2**63 - 1, -1]
-    rows, positions = [0, 1, 5, 2**31 - 1, 9, 2], [0, 3, 2**20, 1, 131071, 8]
+    rows, positions = [0, 1, 2**32 - 1, 2**31 - 1, 2**31, 2], [0, 3, 2**20, 1, 131071, 8]
     for stream in (0, 1, 2**31):
         found = noise(torch.tensor(seeds), torch.tensor(rows), torch.tensor(positions), vocab, stream)
         expected = [defined(*given, vocab, stream) for given in zip(seeds, rows, positions, strict=True)]

@@ -1,4 +1,4 @@
-"""Sampling through `generate`: a token depends on the seed, its row's number and its position, and on nothing else."""
+"""Sampling through `generate`: a token depends on the seed, its prompt and its position, and not on the batch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from lamina.errors import InputError
 from lamina.generation import Result
 from lamina.model import Model
+from tests.families import test_t5
 from tests.families.harness import pair
 from tests.generation.statistics import chance
 
@@ -26,16 +27,80 @@ def sampled(model: Model, prompts: list[list[int]], **settings: Any) -> Result:
     return model.generate(prompts, **dict(max_new_tokens=NEW, do_sample=True, seed=11, eos_token_id=()) | settings)
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, dict(top_k=5, temperature=0.7), dict(prompt_lookup_num_tokens=3)], ids=["plain", "cut", "drafted"]
-)
-def test_a_row_draws_the_same_in_any_batch(model: Model, settings: dict[str, Any]) -> None:
-    together = sampled(model, PROMPTS, **settings).tokens
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "cut": dict(top_k=5, temperature=0.7),
+    "prompt lookup": dict(prompt_lookup_num_tokens=3),
+    "early exit": dict(assistant_early_exit=2, num_assistant_tokens=3),
+    "beams": dict(num_beams=3),
+    "dola": dict(dola_layers="high"),
+    "no cache": dict(use_cache=False),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_prompt_draws_the_same_alone_and_in_any_batch(model: Model, way: str) -> None:
+    together = sampled(model, PROMPTS, **WAYS[way]).tokens
+    for row in (0, 1, 2):
+        assert sampled(model, [PROMPTS[row]], **WAYS[way]).tokens == [together[row]]
+    assert sampled(model, [PROMPTS[1]] * 2, **WAYS[way]).tokens == [together[1], together[3]]
+    turned = sampled(model, [PROMPTS[row] for row in (2, 1, 3, 0)], **WAYS[way]).tokens
+    assert turned == [together[row] for row in (2, 1, 3, 0)]
+    assert together[1] != together[3]  # the same prompt for the second time
+
+
+@pytest.mark.parametrize("way", ["plain", "prompt lookup", "beams"])
+def test_a_row_with_a_number_of_its_own_draws_by_that(model: Model, way: str) -> None:
+    numbers = [2**32 - 1, 0, 9, 2**31]
+    together = sampled(model, PROMPTS, row_ids=numbers, **WAYS[way]).tokens
     for row, prompt in enumerate(PROMPTS):
-        assert sampled(model, [prompt], row_ids=[row], **settings).tokens == [together[row]]
-    turned = sampled(model, PROMPTS[::-1], row_ids=[3, 2, 1, 0], **settings).tokens
+        assert sampled(model, [prompt], row_ids=[numbers[row]], **WAYS[way]).tokens == [together[row]]
+    turned = sampled(model, PROMPTS[::-1], row_ids=torch.tensor(numbers[::-1]), **WAYS[way]).tokens
     assert turned == together[::-1]
-    assert together[1] != together[3]  # the same prompt, another number
+    assert together != sampled(model, PROMPTS, **WAYS[way]).tokens
+
+
+def test_equal_prompts_draw_differently_however_many_there_are(model: Model) -> None:
+    settings: dict[str, Any] = dict(temperature=5.0, top_k=0)
+    rows = sampled(model, [PROMPTS[2]] * 40, **settings).tokens
+    assert len(set(map(tuple, rows))) == 40
+    assert rows == sampled(model, [PROMPTS[2]] * 20, num_return_sequences=2, **settings).tokens
+    assert rows == sampled(model, [PROMPTS[2]], num_return_sequences=40, **settings).tokens
+
+
+@pytest.mark.parametrize("given", [5, "12", [1.0, 2, 3, 4], [-1, 1, 2, 3], [True, 1, 2, 3], [2**32, 1, 2, 3]])
+def test_numbers_of_rows_are_whole_and_of_32_bits(model: Model, given: Any) -> None:
+    with pytest.raises(InputError, match="row_ids.* must be a "):
+        sampled(model, PROMPTS, row_ids=given)
+
+
+def test_functions_count_rows_by_their_place_in_the_call(model: Model) -> None:
+    for settings in ({}, {"num_beams": 2}, {"row_ids": [7, 7, 8, 9]}):
+        asked: set[int] = set()
+
+        def listed(row: int, tokens: torch.Tensor, asked: set[int] = asked) -> list[int]:
+            asked.add(row)
+            return [row + 1, row + 2, row + 3]
+
+        sampled(model, PROMPTS, prefix_allowed_tokens_fn=listed, **settings)
+        assert asked == {0, 1, 2, 3}
+
+
+def test_a_prompt_draws_the_same_embedded_where_its_ids_are_known(model: Model) -> None:
+    embeds = [model.embed(torch.tensor([row]))[0] for row in PROMPTS]
+    together = sampled(model, None, inputs_embeds=embeds).tokens  # type: ignore[arg-type]
+    assert together[0] == sampled(model, None, inputs_embeds=embeds[:1]).tokens[0]  # type: ignore[arg-type]
+    assert together[1] != together[3]
+    assert sampled(model, PROMPTS, inputs_embeds=embeds).tokens == sampled(model, PROMPTS).tokens
+
+
+def test_a_source_draws_the_same_alone_and_in_any_batch() -> None:
+    reads = test_t5.pair(test_t5.FIRST)[1]
+    rows = test_t5.random_rows([9, 2, 5], seed=3)
+    together = sampled(reads, rows, decoder_input_ids=[[4], [4], [4]]).tokens
+    for row, source in enumerate(rows):
+        assert sampled(reads, [source], decoder_input_ids=[[4]]).tokens == [together[row]]
+    assert sampled(reads, [rows[0]] * 2).tokens[0] != sampled(reads, [rows[0]] * 2).tokens[1]
 
 
 def test_a_drafted_run_draws_what_a_plain_one_draws(model: Model) -> None:

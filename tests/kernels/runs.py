@@ -45,7 +45,7 @@ def begin(model: Model, codec: Codecs | None = None, pool: lamina.Pool | None = 
     chooser = Chooser(tuple(chain_of(settings, Facts(model.vocab))), settings.do_sample, settings.seed)
     counts = [len(prompt) for prompt in PROMPTS]
     stopping = Stopping.of(settings, counts, model.tokenizer)
-    return Run(model, cache, logits, chooser, stopping, counts, [4, 11], settings)
+    return Run(model, cache, logits, chooser, stopping, counts, [4, 2**32 - 11], settings)
 
 
 def both(model: Model, **given: Any) -> tuple[Made, Made]:
