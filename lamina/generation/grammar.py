@@ -1,14 +1,19 @@
-"""Rows that follow a grammar: a JSON schema, a regular expression, a Lark grammar, or one of several texts.
+r"""Rows that follow a grammar: a JSON schema, a regular expression, a Lark grammar, or one of several texts.
 
 The library llguidance (`pip install lamina[grammar]`) compiles the grammar and says, for the new tokens of a row, which
 ids may come next. `Grammar` keeps one of its matchers for each row, and brings it to the tokens that the row holds
 now: it takes back what is not there any more and takes in what is new. So the answer depends on the tokens alone, and
 rows may be ragged, be rewound, change places, or end.
+
+In regular expressions, and in those of a Lark grammar, `\d`, `\w` and `\s` (and `\D`, `\W`, `\S`) are ASCII:
+`{"regex": r"\d{4}"}` gives digits from 0 to 9. `{"regex": r"\d{4}", "unicode": True}` allows the digits of every
+script. The patterns of a JSON schema follow ECMA-262, where these classes are ASCII too, except white space.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -27,6 +32,9 @@ if TYPE_CHECKING:
     from lamina.checkpoint.tokenizer import Tokenizer
 
 KINDS = ("json", "regex", "lark", "choice")
+ASCII = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\t\n\v\f\r\x20"}  # \x20: a space would be lost in (?x)
+ESCAPE = re.compile(r"\\(.)", re.S)
+LARK = re.compile(r'"(?:\\.|[^"\\\n])*"|(?:#|//)[^\n]*|/((?:\\.|[^/\\\n])+)/')  # a text, a comment, an expression
 _vocabularies: WeakKeyDictionary[Tokenizer, dict[Any, Any]] = WeakKeyDictionary()
 
 
@@ -106,17 +114,16 @@ def new_tokens(history: History) -> list[list[int]]:
 
 
 def grammar_of(given: Any, tokenizer: Tokenizer | None, ends: Sequence[int], vocab: int, beams: int = 1) -> Grammar:
-    """From one of {"json": schema}, {"regex": text}, {"lark": text}, {"choice": [text, …]}; a schema may be a mapping
-    or its JSON text. `ends` are the ids that end a row: the grammar allows them where it is satisfied."""
-    if not isinstance(given, Mapping) or len(given) != 1 or next(iter(given)) not in KINDS:
-        raise InputError(f"grammar must be a mapping with one of {', '.join(KINDS)}, not {given!r}")
+    r"""From one of {"json": schema}, {"regex": text}, {"lark": text}, {"choice": [text, …]}; a schema may be a mapping
+    or its JSON text. With "unicode": True beside them, classes such as \d hold the characters of every script. `ends`
+    are the ids that end a row: the grammar allows them where it is satisfied."""
+    kind, value, unicode = _read(given)
     if tokenizer is None:
         raise InputError("a grammar needs the text of every token, and this checkpoint has no tokenizer")
     if not ends:
         raise InputError("a grammar needs eos_token_id: without it a row could not end where the grammar does")
     for id in ends:
         inside(id, vocab, "eos_token_id")
-    kind, value = next(iter(given.items()))
     if kind == "choice" and (isinstance(value, str) or not value):
         raise InputError(f"choice must be a list of texts, not {value!r}")
     matcher = _llguidance().LLMatcher
@@ -124,10 +131,10 @@ def grammar_of(given: Any, tokenizer: Tokenizer | None, ends: Sequence[int], voc
         if kind == "json":
             text = matcher.grammar_from_json_schema(value if isinstance(value, str) else json.dumps(value))
         elif kind == "regex":
-            text = matcher.grammar_from_regex(value)
+            text = matcher.grammar_from_regex(value if unicode else ascii_classes(value))
         else:
             lark = value if kind == "lark" else "start: " + " | ".join(json.dumps(str(one)) for one in value)
-            text = matcher.grammar_from_lark(lark)
+            text = matcher.grammar_from_lark(lark if unicode or kind == "choice" else ascii_in_lark(lark))
     except (TypeError, ValueError) as error:
         raise InputError(f"the {kind} grammar {value!r} cannot be read: {error}") from error
     vocabulary = vocabulary_of(tokenizer, tuple(ends), vocab)
@@ -135,6 +142,45 @@ def grammar_of(given: Any, tokenizer: Tokenizer | None, ends: Sequence[int], voc
     if wrong:
         raise InputError(f"the {kind} grammar {value!r} cannot be used: {messages[0]}")
     return Grammar(text, vocabulary, frozenset(ends), beams)
+
+
+def _read(given: Any) -> tuple[str, Any, bool]:
+    """The kind of a grammar, what was given for it, and whether its classes are those of Unicode."""
+    rest = {name: value for name, value in given.items() if name != "unicode"} if isinstance(given, Mapping) else {}
+    if len(rest) != 1 or next(iter(rest)) not in KINDS:
+        raise InputError(f"grammar must be a mapping with one of {', '.join(KINDS)}, not {given!r}")
+    ((kind, value),) = rest.items()
+    unicode = given.get("unicode", False)
+    if not isinstance(unicode, bool):
+        raise InputError(f"grammar has unicode={unicode!r}: it must be True or False")
+    if "unicode" in given and kind not in ("regex", "lark"):
+        raise InputError(f"grammar has unicode={unicode}, which is for regex and lark: leave it out beside {kind}")
+    return kind, value, unicode
+
+
+def ascii_classes(regex: str) -> str:
+    r"""The expression with \d, \w, \s and their opposites written out in ASCII.
+
+    >>> print(ascii_classes(r"\d+[\s.]\\d\D"))
+    [0-9]+[[\t\n\v\f\r\x20].]\\d[^0-9]
+    """
+
+    def written(found: re.Match[str]) -> str:
+        letter = found[1]
+        if letter.lower() not in ASCII:
+            return found[0]
+        return f"[{'^' if letter.isupper() else ''}{ASCII[letter.lower()]}]"  # also right inside another [ ]
+
+    return ESCAPE.sub(written, regex)
+
+
+def ascii_in_lark(lark: str) -> str:
+    r"""The same in every regular expression of a Lark grammar.
+
+    >>> print(ascii_in_lark('start: "\\d" /\d/  // \d'))
+    start: "\d" /[0-9]/  // \d
+    """
+    return LARK.sub(lambda found: f"/{ascii_classes(found[1])}/" if found[1] else found[0], lark)
 
 
 def vocabulary_of(tokenizer: Tokenizer, ends: tuple[int, ...], vocab: int) -> Any:

@@ -85,6 +85,52 @@ def test_a_choice_of_texts_and_a_lark_grammar() -> None:
     assert {")", ","} <= allowed(lark, "(1") and "<end>" not in allowed(lark, "(1")
 
 
+def fits(given: Any, text: str) -> bool:
+    """Whether a grammar is satisfied by a text."""
+    try:
+        return "<end>" in allowed(made(given), text)
+    except InputError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("regex", "yes", "no"),
+    [
+        (r"\d{4}", ["2024"], ["٢٠٢٤", "20２4"]),
+        (r"\w+", ["a_9Z"], ["é", "日本"]),
+        (r"a\sb", ["a b", "a\tb", "a\vb"], ["a\u00a0b", "a\u2003b"]),
+        (r"\D\W\S", ["é.x", "٣ée", "a٣\u00a0"], ["3.x", "aax", "a. "]),
+        (r"[\d.]+", ["3.1"], ["٣", "3,1"]),
+        (r"[^\d\s]", ["a", "٣"], ["3", " "]),
+        (r"[\w--\d]+", ["ab"], ["a1", "é"]),
+        (r"[\W\d]", ["é", "3", " "], ["a"]),
+        (r"(?x) \d \s # \w", ["3 "], ["٣ ", "3"]),
+        (r"\\d\.\x41\p{Nd}", [r"\d.A3", r"\d.A٣"], ["3.A3"]),
+    ],
+)
+def test_classes_of_regular_expressions_are_ascii_unless_unicode_is_asked_for(
+    regex: str, yes: list[str], no: list[str]
+) -> None:
+    for text in yes:
+        assert fits({"regex": regex}, text), text
+        assert fits({"lark": f"start: A\nA: /{regex}/"}, text) or "#" in regex, text
+    for text in no:
+        assert not fits({"regex": regex}, text), text
+        assert not fits({"lark": f"start: A\nA: /{regex}/"}, text), text
+
+
+def test_unicode_classes_are_there_for_the_asking() -> None:
+    assert fits({"regex": r"\d{2}", "unicode": True}, "٢٤") and fits({"regex": r"\d{2}", "unicode": True}, "24")
+    assert fits({"lark": r"start: /\w/", "unicode": True}, "é") and not fits({"lark": r"start: /\w/"}, "é")
+    assert not fits({"regex": r"\d", "unicode": False}, "٣")
+    assert not fits({"json": {"type": "string", "pattern": r"^\d$"}}, '"٣"')
+
+
+def test_texts_and_comments_of_a_lark_grammar_stay_as_they_are() -> None:
+    lark = 'start: "\\\\d" A "/\\\\d/"  // "\\d\nA: /\\/\\d/  # /\\d'
+    assert fits({"lark": lark}, r"\d/3/\d/") and not fits({"lark": lark}, r"\d/٣/\d/")
+
+
 @pytest.mark.parametrize("text", [json.dumps(SCHEMA), SCHEMA], ids=["text", "mapping"])
 def test_a_json_schema_given_as_text_or_mapping(text: Any) -> None:
     one = made({"json": text})
@@ -182,6 +228,11 @@ def test_a_tokenizer_is_taken_over_once() -> None:
         ("[0-9]+", r"grammar must be a mapping with one of json, regex, lark, choice, not '\[0-9\]\+'"),
         ({"xml": "a"}, "grammar must be a mapping with one of json, regex, lark, choice"),
         ({"regex": "a", "json": {}}, "grammar must be a mapping with one of"),
+        ({"unicode": True}, "grammar must be a mapping with one of"),
+        ({"regex": "a", "unicode": 1}, "grammar has unicode=1: it must be True or False"),
+        ({"json": {}, "unicode": True}, "grammar has unicode=True, which is for regex and lark: leave it out"),
+        ({"regex": 5}, "the regex grammar 5 cannot be"),
+        ({"lark": None}, "the lark grammar None cannot be"),
         ({"regex": "(true"}, r"the regex grammar '\(true' cannot be used: .*unclosed group"),
         ({"json": {"type": "strin"}}, "the json grammar .* cannot be used: Invalid type: strin"),
         ({"json": "{"}, "the json grammar '{' cannot be"),
