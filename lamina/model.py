@@ -8,8 +8,8 @@ mask, a position argument or padding.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from lamina.cache.pool import Pool
     from lamina.checkpoint.names import Names
     from lamina.checkpoint.tokenizer import Tokenizer
+    from lamina.generation.options import CallOptions
     from lamina.generation.result import Result
-    from lamina.generation.stream import Stream
+    from lamina.generation.stream import Event, Stream
     from lamina.runtime.graphs import Graphs
 
 Logits = Literal["all", "last"] | None
@@ -338,13 +339,22 @@ class Model(nn.Module):
         wait_for_kernels(self)  # a thread that builds them uses the same modules, which is no affair of the compiler's
         self.compiled = CompiledBlocks(self.blocks, **options)
 
-    def generate(self, prompts: Any = None, max_new_tokens: int | None = None, **options: Any) -> Result:
+    def generate(
+        self,
+        prompts: Any = None,
+        max_new_tokens: int | None = None,
+        *,
+        stream: Callable[[Event], object] | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Result:
         """Continues each prompt; see `lamina.generation.generate`."""
         from lamina.generation import generate
 
-        return generate(self, prompts, max_new_tokens, **options)
+        return generate(self, prompts, max_new_tokens, stream=stream, **options)
 
-    def stream(self, prompts: Any = None, max_new_tokens: int | None = None, **options: Any) -> Stream[Result]:
+    def stream(
+        self, prompts: Any = None, max_new_tokens: int | None = None, **options: Unpack[CallOptions]
+    ) -> Stream[Result]:
         """The same, as an iterator of events; see `lamina.generation.stream`."""
         from lamina.generation import stream
 

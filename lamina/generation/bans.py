@@ -17,6 +17,9 @@ from torch import Tensor
 from lamina.errors import InputError
 from lamina.generation.history import History
 
+COMPARED_AT_ONCE = 1 << 24
+"""Tokens of n-grams that are compared in one piece; more are compared token by token."""
+
 
 def mask_of(ids: Iterable[int], vocab: int, device: torch.device | str, name: str) -> Tensor:
     """A set of ids as a mask. [V] bool; `name` is what the caller calls them.
@@ -107,7 +110,7 @@ class NoRepeatNgram:
             raise InputError(f"no_repeat_ngram_size must be at least 1, not {self.n}; 0 leaves it out of the settings")
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
-        return without_ngrams(scores, history.ids, history.tail(self.n - 1))
+        return without_ngrams(scores, history.ids, self.n, history)
 
 
 @dataclass(frozen=True)
@@ -124,20 +127,35 @@ class NoSourceNgram:
             )
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
-        return without_ngrams(scores, history.source_ids, history.tail(self.n - 1))
+        return without_ngrams(scores, history.source_ids, self.n, history)
 
 
-def without_ngrams(scores: Tensor, ids: Tensor, tail: Tensor) -> Tensor:
-    """Bans what followed `tail` [B, n-1] anywhere in ids [B, S]; -1 in either equals nothing."""
-    n = tail.shape[1] + 1
+def without_ngrams(scores: Tensor, ids: Tensor, n: int, history: History) -> Tensor:
+    """Bans what followed the last n - 1 tokens of each row anywhere in ids [B, S]; -1 in either equals nothing. An n
+    above S costs nothing."""
     if ids.shape[1] < n:
         return scores
-    windows = ids.unfold(1, n, 1)  # [B, S - n + 1, n]
-    found = (windows[..., :-1] == tail[:, None]).all(dim=-1) & (windows >= 0).all(dim=-1)
+    tail = history.tail(n - 1)  # [B, n - 1]
+    windows = ids.unfold(1, n, 1)  # [B, S - n + 1, n], a view
+    if windows.numel() <= COMPARED_AT_ONCE:
+        found = (windows[..., :-1] == tail[:, None]).all(dim=-1) & (windows >= 0).all(dim=-1)
+    else:
+        found = _found_by_columns(windows, tail)
     vocab = scores.shape[-1]
     spare = torch.where(found & (windows[..., -1] < vocab), windows[..., -1], vocab)
     banned = torch.zeros(len(scores), vocab + 1, dtype=torch.bool, device=scores.device).scatter_(1, spare, True)
     return torch.where(banned[:, :vocab], -torch.inf, scores)
+
+
+def _found_by_columns(windows: Tensor, tail: Tensor) -> Tensor:
+    """Which windows [B, W, n] begin with tail [B, n - 1], in memory of B · W: from the last token back, until none is
+    left. The host looks now and then, so the device waits for it."""
+    found = windows[..., -1] >= 0
+    for at in reversed(range(tail.shape[1])):
+        found &= (windows[..., at] == tail[:, at, None]) & (tail[:, at, None] >= 0)
+        if at % 64 == 0 and not bool(found.any()):
+            break
+    return found
 
 
 @dataclass(frozen=True)

@@ -117,8 +117,7 @@ class Search:
 
     def returned(self) -> list[Ended]:
         """The best sequences. Where there were not as many ways to go on, the best ones are returned again."""
-        found = self.ended or [Ended(beam.score, beam, "length") for beam in self.beams]
-        return [found[i % len(found)] for i in range(self.settings.num_return_sequences)]
+        return [self.ended[i % len(self.ended)] for i in range(self.settings.num_return_sequences)]
 
 
 def _in_rows(beams: Sequence[Beam]) -> list[Beam]:
@@ -154,6 +153,8 @@ def beam_search(run: Run) -> Made:
             search, before = searches[row], searches[row].beams
             search.firsts.append(at * count)
             sources = search.advance(found)
+            if search.over and not search.ended:
+                raise run.nothing_left(row)
             if not search.over:
                 parents += [at * count + source for source in sources]
                 since += [run.prompts[row] + before[r].shared(before[source]) for r, source in enumerate(sources)]

@@ -12,10 +12,11 @@ just the new message. Where a template changes what was said before, the cache i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from lamina.cache.cache import Cache
 from lamina.errors import InputError
+from lamina.generation.options import AllOptions
 from lamina.generation.prompt import prompt_of
 from lamina.generation.result import Result
 from lamina.generation.settings import settings_of
@@ -41,7 +42,7 @@ class Chat:
         *,
         cache: Cache | None = None,
         chat_options: Mapping[str, Any] | None = None,
-        **settings: Any,
+        **settings: Unpack[AllOptions],
     ) -> None:
         if model.tokenizer is None:
             raise InputError("this checkpoint has no tokenizer, so there is nothing to chat with")

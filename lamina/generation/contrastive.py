@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lamina.generation.exclusion import LEAST
 from lamina.generation.feeding import feed_all, feed_one
 from lamina.generation.inside import hidden_states
 from lamina.generation.run import Made, Run
@@ -67,12 +68,16 @@ def contrastive_search(run: Run) -> Made:
         before = [run.prompts[row] + len(tokens[row]) for row in live]
         tried, step = feed_one(model, cache, ids.flatten(), hidden=(depth,))
         states = model.finish(step.hidden[depth][:, 0]).unflatten(0, (-1, k))  # [R, k, width]
-        best = ((1 - alpha) * likely - alpha * context.likeness(states)).argmax(dim=-1)
+        merit = (1 - alpha) * likely - alpha * context.likeness(states)
+        # Where fewer than k ids are allowed, some candidates are excluded ones.
+        best = merit.masked_fill(scores.gather(1, ids) <= LEAST, -torch.inf).argmax(dim=-1)
         rows = torch.arange(len(live), device=best.device)
         context.add(states[rows, best])
         if run.kept is not None:
             run.kept.add(live, logits, scores, ids[rows, best])
         chosen, places = torch.stack([ids[rows, best], best]).tolist()
+        if run.chooser.may_exclude_all:
+            run.read(ids[rows, best], scores, live)
         going = run.take(live, chosen, tokens, reasons)
         if not going:
             break

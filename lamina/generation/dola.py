@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
+from lamina.generation.exclusion import LEAST, excluders
 from lamina.generation.feeding import feed_one
 from lamina.generation.inside import hidden_states
 from lamina.generation.run import Made, Run
@@ -70,7 +71,7 @@ def _farthest(last: Tensor, early: Tensor) -> Tensor:
 @torch.no_grad()
 def dola(run: Run) -> Made:
     """Continues every row with `dola_layers`, one pass a token over the rows that go on."""
-    model, chooser = run.model, run.chooser
+    model, chooser, bans = run.model, run.chooser, excluders(run.chooser.processors)
     assert run.settings.dola_layers is not None
     layers = premature_layers(model, run.settings.dola_layers)
     tokens: list[list[int]] = [[] for _ in run.prompts]
@@ -85,10 +86,13 @@ def dola(run: Run) -> Made:
         history = run.history(live)
         early = model.head(states.to(model.dtype)).float()
         scores = chooser.scores(contrast(logits.float(), early), history)
+        if bans and bool((stuck := scores.amax(dim=-1) <= LEAST).any()):
+            # All plausible tokens are banned, so the last layer alone decides among the others.
+            scores = torch.where(stuck[:, None], chooser.scores(logits, history), scores)
         chosen = chooser.choose(scores, numbers[live], history.lengths)
         if run.kept is not None:
             run.kept.add(live, logits, scores, chosen)
-        going = run.take(live, chosen.tolist(), tokens, reasons)
+        going = run.take(live, run.read(chosen, scores, live), tokens, reasons)
         fed, step = feed_one(model, run.cache, chosen, live, hidden=layers)
         logits = fed[going]
         states = torch.stack([step.hidden[layer][:, 0] for layer in layers])[:, going]

@@ -7,6 +7,7 @@ of `FILTERS`, each seeing what the one before left.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,6 +18,9 @@ from torch import Tensor
 from lamina.errors import InputError
 from lamina.generation.history import History
 
+LEAST_TEMPERATURE = 1e-6
+"""Below it scores that differ at all are further apart than the noise reaches, and large ones could overflow: the
+settings take such a temperature for 0, which takes the best token."""
 ENTROPY_IDS = 100  # how many of the best ids top-h looks at
 
 
@@ -41,9 +45,10 @@ class Temperature:
     needs_tokens: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
+        if not LEAST_TEMPERATURE <= self.temperature < math.inf:
             raise InputError(
-                f"temperature must be above 0, not {self.temperature}; do_sample=False takes the best token"
+                f"temperature must be finite and at least {LEAST_TEMPERATURE:g}, not {self.temperature}; "
+                "do_sample=False takes the best token"
             )
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
@@ -23,15 +23,18 @@ from lamina.cache.cache import Cache
 from lamina.cache.cross import Source
 from lamina.cache.forgetting import forgetful
 from lamina.errors import InputError
+from lamina.generation.arguments import check_arguments
 from lamina.generation.beams import beam_search
 from lamina.generation.continuation import Continuation, continuation
 from lamina.generation.contrastive import contrastive_search
-from lamina.generation.dola import dola
+from lamina.generation.dola import dola, premature_layers
 from lamina.generation.drafts import assistant_of
+from lamina.generation.exclusion import check_exclusions
 from lamina.generation.guide import guide_of
 from lamina.generation.healing import Healed, heal, only_healing
 from lamina.generation.inside import Inside, look_inside
 from lamina.generation.kept import Kept
+from lamina.generation.options import CALL, CallOptions, Options
 from lamina.generation.prefill import prefill
 from lamina.generation.prefixes import PrefixStore
 from lamina.generation.processors import Facts, chain_of
@@ -48,10 +51,7 @@ from lamina.generation.stream import Event, Pieces, Stream
 if TYPE_CHECKING:
     from lamina.model import Model
 
-OWN = (
-    "prompts", "attention_mask", "inputs_embeds", "decoder_input_ids", "decoder_attention_mask", "chat_options",
-    "cache", "whole", "prefixes", "row_ids", "stream",
-)  # fmt: skip
+OWN = ("prompts", "stream", *CALL)
 
 
 def generate(
@@ -59,17 +59,8 @@ def generate(
     prompts: Any = None,
     max_new_tokens: int | None = None,
     *,
-    attention_mask: Tensor | None = None,
-    inputs_embeds: Tensor | Sequence[Tensor] | None = None,
-    decoder_input_ids: Any = None,
-    decoder_attention_mask: Tensor | None = None,
-    chat_options: Mapping[str, Any] | None = None,
-    cache: Cache | None = None,
-    whole: bool | None = None,
-    prefixes: PrefixStore | None = None,
-    row_ids: Sequence[int] | None = None,
     stream: Callable[[Event], object] | None = None,
-    **settings: Any,
+    **options: Unpack[CallOptions],
 ) -> Result:
     """Continues each prompt until it ends.
 
@@ -83,11 +74,47 @@ def generate(
     row_ids         numbers from 0 to 2**32 - 1, one for each sequence, that draws depend on. None: a sequence's draws
                     depend on the seed, its prompt, and its index among equal prompts of the call
     stream          called with an Event (row, token, text, reason) for each new token; text is always whole characters
-    settings        see `lamina.generation.Settings`: max_new_tokens, do_sample, temperature, num_beams …
+    and settings    see `lamina.generation.Settings`: max_new_tokens, do_sample, temperature, num_beams …
 
     >>> result = model.generate([[1, 2, 3], [4]], max_new_tokens=5)   # doctest: +SKIP
     >>> result.tokens, result.reasons                                 # doctest: +SKIP
     """
+    check_arguments(model, {"stream": stream})
+    return _prepared(model, prompts, max_new_tokens, **options)(stream)
+
+
+def stream(
+    model: Model, prompts: Any = None, max_new_tokens: int | None = None, **options: Unpack[CallOptions]
+) -> Stream[Result]:
+    """The same as an iterator of events, sync or async; leaving the loop cancels.
+
+    What cannot be generated is refused here. The model runs when the first event is asked for.
+
+    >>> for event in model.stream("The sky is"):                      # doctest: +SKIP
+    ...     print(event.text, end="")
+    """
+    return Stream(_prepared(model, prompts, max_new_tokens, **options))
+
+
+def _prepared(
+    model: Model,
+    prompts: Any,
+    max_new_tokens: int | None,
+    *,
+    attention_mask: Tensor | None = None,
+    inputs_embeds: Tensor | Sequence[Tensor] | None = None,
+    decoder_input_ids: Any = None,
+    decoder_attention_mask: Tensor | None = None,
+    chat_options: Mapping[str, Any] | None = None,
+    cache: Cache | None = None,
+    whole: bool | None = None,
+    prefixes: PrefixStore | None = None,
+    row_ids: Sequence[int] | Tensor | None = None,
+    **options: Unpack[Options],
+) -> Callable[[Callable[[Event], object] | None], Result]:
+    """Checks everything that can be checked before the model runs. -> the run, which is given a listener or None"""
+    check_arguments(model, {name: value for name, value in locals().items() if name in CALL})
+    settings: dict[str, Any] = {**options}
     if max_new_tokens is not None:
         settings["max_new_tokens"] = max_new_tokens
     chosen = settings_of(model, settings, also=OWN)
@@ -102,17 +129,15 @@ def generate(
         chat_options=chat_options,
         continued=0 if cache is None else cache.rows,
     )
-    with torch.no_grad():
-        return _Call(model, chosen, prompt, row_ids, stream).result(cache, whole, prefixes)
+    call = _Call(model, chosen, prompt, row_ids)
+    call.check(cache, whole, prefixes)
 
+    def run(stream: Callable[[Event], object] | None) -> Result:
+        call.stream = stream
+        with torch.no_grad():
+            return call.result(cache, whole, prefixes)
 
-def stream(model: Model, prompts: Any = None, max_new_tokens: int | None = None, **options: Any) -> Stream[Result]:
-    """The same as an iterator of events, sync or async; leaving the loop cancels.
-
-    >>> for event in model.stream("The sky is"):                      # doctest: +SKIP
-    ...     print(event.text, end="")
-    """
-    return Stream(lambda emit: generate(model, prompts, max_new_tokens, stream=emit, **options))
+    return run
 
 
 class _Call:
@@ -123,10 +148,10 @@ class _Call:
         model: Model,
         settings: Settings,
         prompt: Prompt,
-        row_ids: Sequence[int] | None,
-        stream: Callable[[Event], object] | None,
+        row_ids: Sequence[int] | Tensor | None,
     ) -> None:
-        self.model, self.settings, self.stream = model, settings, stream
+        self.model, self.settings = model, settings
+        self.stream: Callable[[Event], object] | None = None
         if prompt.ids is not None:
             model.check_ids(prompt.ids, prompt.counts)
         elif settings.output_hidden_states or settings.output_attentions:
@@ -139,6 +164,7 @@ class _Call:
         self.prompt = prompt
         self.times = settings.num_return_sequences if settings.num_beams == 1 else 1  # how often each row is repeated
         self.row_ids = given_numbers(row_ids, len(prompt.counts) * self.times)
+        check_exclusions(settings, model.vocab, settings.min_new_tokens or 0)
         self.chooser = _chooser(model, settings)
         if model.start_ids and (prompt.source is None or prompt.source.ids is None):
             for name, neutral in (("encoder_repetition_penalty", 1), ("encoder_no_repeat_ngram_size", 0)):
@@ -146,10 +172,24 @@ class _Call:
                     raise InputError(f"{name}={value} looks at the source's ids, and none were given: leave it out")
         if settings.strategy == "assisted" and settings.prompt_lookup_num_tokens is None:
             assistant_of(model, settings)
+        if settings.dola_layers is not None:
+            premature_layers(model, settings.dola_layers)
 
-    def result(self, cache: Cache | None, whole: bool | None, prefixes: PrefixStore | None) -> Result:
+    def check(self, cache: Cache | None, whole: bool | None, prefixes: PrefixStore | None) -> None:
+        """Refuses a cache or a store that the prompts cannot go to."""
+        rows = len(self.prompt.counts)
         if prefixes is not None:
             prefixes.check(self.model, self.prompt, cache, self.settings.use_cache)
+        if not self.settings.use_cache:
+            self._check_uncached(cache)
+        if cache is None:
+            return
+        if self.prompt.embeds is not None and whole:
+            raise InputError("whole=True: embeddings cannot be compared with what the cache holds; give ids")
+        if cache.rows not in (1, rows):
+            raise InputError(f"{rows} prompts were given, the cache has {cache.rows} rows: give one for each row")
+
+    def result(self, cache: Cache | None, whole: bool | None, prefixes: PrefixStore | None) -> Result:
         started = time.perf_counter()
         run, plan = self._prefilled(cache, whole, prefixes)
         prefilled = time.perf_counter()
@@ -206,19 +246,12 @@ class _Call:
         model, prompt, rows = self.model, self.prompt, len(self.prompt.counts)
         given = prompt.rows if prompt.embeds is None else [[-1] * count for count in prompt.counts]
         if not self.settings.use_cache:
-            self._check_uncached(cache)
             return forgetful(model, rows), Continuation.of_new(given)
         if cache is None:
             return model.new_cache(rows), Continuation.of_new(given)
-        if cache.model is not model:
-            raise InputError("this cache was made by another model; make one with this model's new_cache()")
         if prompt.embeds is not None:
-            if whole:
-                raise InputError("whole=True: embeddings cannot be compared with what the cache holds; give ids")
             whole = False
         if cache.rows != rows:
-            if cache.rows != 1:
-                raise InputError(f"{rows} prompts were given, the cache has {cache.rows} rows: give one for each row")
             cache = cache.repeat(rows)
         if prompt.source is not None:  # everything a row holds depends on its source
             return cache, replace(Continuation.of_new(given), anew=list(range(rows)))
@@ -240,8 +273,8 @@ class _Call:
 
     def _stopping(self, lengths: Sequence[int]) -> Stopping:
         """lengths: of each prompt, how many tokens its row holds after it."""
-        for length in lengths:
-            self.settings.least_new(length)
+        least = max(self.settings.least_new(length) for length in lengths)
+        check_exclusions(self.settings, self.model.vocab, least)
         each = [length for length in lengths for _ in range(self.times)]
         return Stopping.of(self.settings, each, self.model.tokenizer)
 
@@ -298,4 +331,4 @@ def _chooser(model: Model, settings: Settings) -> Chooser:
     if seed is None:
         seed = int(torch.randint(2**62, ())) if settings.do_sample else 0
     chain = chain_of(settings, Facts(model.vocab, model.device, model.tokenizer))
-    return Chooser(tuple(chain), settings.do_sample, seed)
+    return Chooser(tuple(chain), settings.do_sample, seed - 2**64 if seed >= 2**63 else seed)  # the same 64 bits

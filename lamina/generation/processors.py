@@ -11,10 +11,10 @@ order is that of transformers, with what it does not have put beside its kin:
     frequency_penalty, presence_penalty penalties.py
     no_repeat_ngram_size                bans.py
     encoder_no_repeat_ngram_size        bans.py
-    bad_words_ids                       bans.py
     min_length, min_new_tokens          bans.py
     prefix_allowed_tokens_fn            forcing.py
     grammar                             grammar.py
+    bad_words_ids                       bans.py; after what may lift a ban (`forcing.only`)
     forced_bos_token_id                 forcing.py
     forced_eos_token_id                 forcing.py
     remove_invalid_values               here
@@ -74,7 +74,7 @@ class Renormalize:
     needs_tokens: ClassVar[bool] = False
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
-        return scores.log_softmax(dim=-1)
+        return scores.log_softmax(dim=-1).masked_fill(scores.isneginf(), -torch.inf)  # a row of -inf stays one
 
 
 def processed(scores: Tensor, history: History, chain: Iterable[Processor]) -> Tensor:
@@ -117,9 +117,6 @@ def processors_of(settings: Any, facts: Facts) -> list[Processor]:
         chain.append(bans.NoRepeatNgram(settings.no_repeat_ngram_size))
     if settings.encoder_no_repeat_ngram_size:
         chain.append(bans.NoSourceNgram(settings.encoder_no_repeat_ngram_size))
-    if settings.bad_words_ids:
-        words = bans.bad_words(settings.bad_words_ids, end_ids, vocab, device)
-        chain += [] if words is None else [words]
     if settings.min_length and end_ids:
         chain.append(bans.MinLength(settings.min_length, ends()))
     if settings.min_new_tokens and end_ids:
@@ -128,6 +125,9 @@ def processors_of(settings: Any, facts: Facts) -> list[Processor]:
         chain.append(forcing.Allowed(settings.prefix_allowed_tokens_fn, beams))
     if settings.grammar is not None:
         chain.append(grammar.grammar_of(settings.grammar, facts.tokenizer, end_ids, vocab, beams))
+    if settings.bad_words_ids:
+        words = bans.bad_words(settings.bad_words_ids, end_ids, vocab, device)
+        chain += [] if words is None else [words]
     if settings.forced_bos_token_id is not None:
         first = bans.mask_of([settings.forced_bos_token_id], vocab, device, "forced_bos_token_id")
         chain.append(forcing.ForcedFirst(first))

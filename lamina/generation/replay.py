@@ -47,10 +47,12 @@ def replayed(run: Run) -> Made:
     cache, start = run.cache, run.cache.clock.sync()
     history = run.history()
     numbers = torch.tensor(run.numbers, device=run.logits.device)
-    first = run.chooser.choose(run.chooser.scores(run.logits, history), numbers, history.lengths)
+    scores = run.chooser.scores(run.logits, history)
+    first = run.chooser.choose(scores, numbers, history.lengths)
     watched = run.told is not None or not run.stopping.on_device
+    tokens = run.read(first, scores, range(run.rows)) if watched or run.chooser.may_exclude_all else []
     if watched:
-        _tell(run, range(run.rows), first.tolist())  # before anybody waits for kernels
+        _tell(run, range(run.rows), tokens)  # before anybody waits for kernels
     try:
         with on_device_of(cache.device), run.model.graphs.step(cache.rows, run.chooser, cache) as step:
             step.take_up(
@@ -87,6 +89,8 @@ def _decoded(run: Run, step: CapturedStep, watched: bool, start: list[int]) -> M
     for row, new in enumerate(tokens if not watched else ()):
         for token in new:
             stopping.put(row, token)
+        if run.chooser.may_exclude_all and stopping.rows[row].reason is None:
+            raise run.nothing_left(row)
     return Made(tokens, [reason or "" for reason in stopping.reasons], cache, "one captured graph a step")
 
 
@@ -108,7 +112,13 @@ def _watch(run: Run, step: CapturedStep) -> None:
                 step.left[row] = 1  # ends with the token that is fed next
         step.run(1, live)
         live = [row for row in live if reasons[row] is None]
-        _tell(run, live, step.ids[:, 0].tolist())
+        if not run.chooser.may_exclude_all:
+            tokens = step.ids[:, 0].tolist()
+        else:
+            tokens, alive = torch.stack([step.ids[:, 0], step.counts]).tolist()
+            if out := [row for row in live if not alive[row]]:
+                raise run.nothing_left(out[0])
+        _tell(run, live, tokens)
 
 
 def _run_ahead(step: CapturedStep, most: int) -> None:

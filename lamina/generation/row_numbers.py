@@ -37,7 +37,7 @@ def given_numbers(row_ids: Any, rows: int) -> list[int] | None:
     if len(numbers) != rows:
         raise InputError(f"row_ids has {len(numbers)} numbers for {rows} sequences: give one for each")
     for number in numbers:
-        if isinstance(number, bool) or not isinstance(number, Integral) or not 0 <= number < NUMBERS:
+        if isinstance(number, bool) or not isinstance(number, Integral) or not 0 <= int(number) < NUMBERS:
             raise InputError(f"row_ids has {number!r}: each must be a whole number from 0 to {NUMBERS - 1}")
     return [int(number) for number in numbers]
 

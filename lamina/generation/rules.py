@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lamina.errors import InputError
+from lamina.generation.filters import LEAST_TEMPERATURE
 from lamina.generation.values import Values
 
 Origins = dict[str, str]
@@ -19,6 +20,7 @@ SAMPLING = (
     "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff",
 )  # fmt: skip
 BEAMS = ("early_stopping", "length_penalty")
+MOST_CANDIDATES = 1024  # of contrastive search, each a row of a cache
 DRAFTS = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
 DRAFTING = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 
@@ -62,6 +64,7 @@ def settle(values: Values, origins: Origins, defaults: Values) -> None:
 class _Rules:
     def __init__(self, values: Values, origins: Origins, defaults: Values) -> None:
         self.values, self.origins, self.defaults = values, origins, defaults
+        self.zero = ""  # the temperature that made sampling greedy, as it was given
 
     def drop(self, name: str) -> None:
         self.values[name] = self.defaults[name]
@@ -127,18 +130,20 @@ class _Rules:
         values = self.values
         if values["do_sample"] and values["penalty_alpha"]:
             self.not_both("penalty_alpha", "do_sample", "contrastive search draws nothing")
+        if values["penalty_alpha"] and values["top_k"] > MOST_CANDIDATES:
+            raise InputError(f"{self.show('top_k')}: contrastive search tries at most {MOST_CANDIDATES} candidates")
+        if values["do_sample"] and values["temperature"] < LEAST_TEMPERATURE:
+            self.zero = self.show("temperature")
+            for name in ("do_sample", *SAMPLING):
+                self.drop(name)
         if values["do_sample"]:
-            if values["temperature"] == 0:
-                raise InputError(
-                    f"{self.show('temperature', 'do_sample')}: there is nothing to draw at temperature 0; "
-                    "use do_sample=False, which takes the best token, or a temperature above 0"
-                )
             return
         for name in SAMPLING:
             if name == "top_k" and values["penalty_alpha"]:
                 continue
-            none = name in ("temperature", "top_k") and values[name] == 0  # temperature 0 is greedy, top_k 0 is off
-            if self.said(name) and not none:
+            least = {"temperature": LEAST_TEMPERATURE, "top_k": 1}.get(name)  # below it, nothing is drawn or cut
+            off = least is not None and values[name] < least
+            if self.said(name) and not off:
                 raise InputError(f"{self.show(name, 'do_sample')}: it changes only what is drawn; add do_sample=True")
             self.drop(name)
 
@@ -154,9 +159,11 @@ class _Rules:
         name = "num_return_sequences"
         if wanted > 1 and beams == 1 and not self.values["do_sample"]:
             if self.said(name):
+                why = self.zero or self.show("do_sample")
+                advice = "use a temperature above 0" if self.zero else "add do_sample=True"
                 raise InputError(
-                    f"{self.show(name, 'do_sample', 'num_beams')}: one prompt has one best continuation; "
-                    f"add do_sample=True, or num_beams={wanted} or more"
+                    f"{self.show(name)} and {why} and {self.show('num_beams')}: one prompt has one best continuation; "
+                    f"{advice}, or num_beams={wanted} or more"
                 )
             self.drop(name)
         elif 1 < beams < wanted:

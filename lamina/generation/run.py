@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
+from lamina.errors import InputError
+from lamina.generation.exclusion import excluded, may_exclude_all, nothing_left
 from lamina.generation.feeding import feed_one
 from lamina.generation.history import History, Processor, history_of
 from lamina.generation.kept import Kept
@@ -48,6 +51,11 @@ class Chooser:
         for process in self.processors:
             scores = process(scores, history)
         return scores
+
+    @cached_property
+    def may_exclude_all(self) -> bool:
+        """Whether the processors could leave a row nothing to choose."""
+        return may_exclude_all(self.processors)
 
     def choose(self, scores: Tensor, numbers: Tensor, positions: Tensor, stream: int = 0) -> Tensor:
         """The next token of each row [B]. numbers [B]: the rows' own; positions [B]: where the token will be."""
@@ -114,6 +122,20 @@ class Run:
                 self.told(row, token, reason)
         return going
 
+    def read(self, chosen: Tensor, scores: Tensor, rows: Sequence[int]) -> list[int]:
+        """The chosen tokens [R] of these rows on the host; an error where `scores` [R, V] leave one nothing."""
+        if not self.chooser.may_exclude_all:
+            return chosen.tolist()
+        tokens, out = torch.stack([chosen, excluded(scores, chosen).long()]).tolist()
+        for row, is_out in zip(rows, out, strict=True):
+            if is_out:
+                raise self.nothing_left(row)
+        return tokens
+
+    def nothing_left(self, row: int) -> InputError:
+        """The error for a row in which every id is excluded."""
+        return nothing_left(self.chooser.processors, row)
+
     def spread(self, cache: Cache, rows: Sequence[int], times: int) -> Run:
         """The run over a cache in which each of these rows stands `times` times, side by side."""
         each = [row for row in rows for _ in range(times)]
@@ -166,7 +188,7 @@ def one_by_one(run: Run, first: Tensor | None = None) -> Made:
         led = logits if run.guide is None else run.guide.lead(logits, live)
         scores = run.chooser.scores(led, history)
         chosen = run.chooser.choose(scores, numbers[live], history.lengths)
-        going = run.take(live, chosen.tolist(), tokens, reasons)
+        going = run.take(live, run.read(chosen, scores, live), tokens, reasons)
         if run.kept is not None:
             run.kept.add(live, logits, scores, chosen)
         logits = run.feed(chosen, live)[going]

@@ -32,6 +32,8 @@ NEW_TOKENS = 20
 class Settings:
     """Made by `settings_of`, which checks; a field that does not apply has its default.
 
+    The defaults are those of transformers. So sampling draws from the 50 best tokens: `top_k=0` draws from all.
+
     >>> Settings(do_sample=True, top_p=0.9)
     Settings(do_sample=True, top_p=0.9)
     """
@@ -46,12 +48,12 @@ class Settings:
     stop: tuple[Callable[[int, list[int], str], bool], ...] = ()  # stop(row, new tokens, new text) -> whether it ends
 
     # which token
-    do_sample: bool = False  # draw tokens; otherwise the best one is taken
+    do_sample: bool = False  # draw tokens, of the 50 best unless top_k says otherwise; False: the best one is taken
     num_beams: int = 1  # sequences that beam search follows for each prompt; 1: no beam search
     num_return_sequences: int = 1  # sequences returned for each prompt
     early_stopping: bool | Literal["never"] = False  # beams: end at enough finished ones; "never": when none can win
     length_penalty: float = 1.0  # beams: scores are divided by length to this power
-    seed: int | None = None  # of the draws; None: another one every time
+    seed: int | None = None  # of the draws, below 2**64; None: another one every time
     penalty_alpha: float | None = None  # contrastive search: weight of being unlike what came before
     dola_layers: str | Ids | None = None  # DoLa: layers to contrast with, "low", "high" or their numbers
 
@@ -65,8 +67,8 @@ class Settings:
     assistant_confidence_threshold: float = 0.4  # a draft ends where its model is less sure than this
 
     # what sampling cuts away
-    temperature: float = 1.0  # scores are divided by it: below 1 sharper, above 1 flatter
-    top_k: int = 50  # only so many of the best tokens; 0: all; contrastive search: how many candidates
+    temperature: float = 1.0  # scores are divided by it: below 1 sharper, above 1 flatter, 0: do_sample=False
+    top_k: int = 50  # only so many of the best tokens (50 as in transformers); 0: all; contrastive search: candidates
     top_p: float = 1.0  # only the best tokens that together have this probability
     min_p: float | None = None  # only tokens at least this share as probable as the best one
     top_h: float | None = None  # only the best tokens up to this share of the entropy
@@ -179,13 +181,26 @@ def settings_of(model: Model, given: Mapping[str, Any], also: Iterable[str] = ()
     chosen, origins = dict(DEFAULTS), Origins({})
     for found, origin in ((stored, "file"), (asked, "caller")):
         for name, value in found.items():
+            if origin == "file" and name in asked:
+                continue  # the caller's value counts, so the file's may be anything
             chosen[name] = values.tidy(name, value, FLAGS, from_file=origin == "file")
             origins[name] = origin
     values.check_ids({name: chosen[name] for name in asked}, model.vocab)
     rules.settle(chosen, origins, DEFAULTS)
+    _check_assistant(chosen["assistant_model"])
     _need_tokenizer(model, chosen)
     _fill_in_ids(model, chosen, origins)
     return Settings(**chosen)
+
+
+def _check_assistant(assistant: Any) -> None:
+    from lamina.model import Model
+
+    if assistant is not None and not isinstance(assistant, Model):
+        raise InputError(
+            f"assistant_model={values.short(assistant)}: it must be a model, as lamina.load gives one, not a "
+            f"{type(assistant).__name__}"
+        )
 
 
 def _need_tokenizer(model: Model, chosen: Values) -> None:

@@ -24,12 +24,14 @@ from torch import Tensor
 
 from lamina.cache.clock import on_device
 from lamina.generation.drafts import Assistant, Draft, Guess, Schedule, draft_of, padded
+from lamina.generation.exclusion import excluded
 from lamina.generation.history import History
 from lamina.generation.reading import Reader
 from lamina.generation.run import Chooser, Made, Run
 from lamina.generation.stopping import Reason
 from lamina.notices import notice
 
+NOTHING_LEFT = -1  # in place of a token where every id is excluded; an error only if the row gets that far
 ACCEPTING = 2  # the stream of the noise that decides whether a drawn guess is right
 
 
@@ -79,7 +81,7 @@ def speculate(run: Run, draft: Draft | None = None, schedule: Schedule | None = 
     first = run.chooser.choose(scores, numbers, history.lengths)
     if run.kept is not None:
         run.kept.add(range(cache.rows), run.logits, scores, first)
-    for row, token in enumerate(first.tolist()):
+    for row, token in enumerate(run.read(first, scores, range(cache.rows))):
         rows.take(row, [token])
     rows.tell()
 
@@ -138,6 +140,8 @@ class _Rows:
     def take(self, row: int, new: Sequence[int]) -> int:
         """Takes in new tokens up to one that ends the row; how many that were."""
         for n, token in enumerate(new, 1):
+            if token == NOTHING_LEFT:
+                raise self.run.nothing_left(row)
             self.texts[row].append(token)
             self.tokens[row].append(token)
             reason = self.run.stopping.put(row, token)
@@ -203,12 +207,13 @@ def _check(
         found, right = settle(chooser, scores, guesses, drawn, numbers, positions)
         settled: set[int] = set()
         taken: list[int] = []  # indices into `places`
-        answers = zip(places, *torch.stack([found, right.long()]).tolist(), strict=True)
-        for n, ((r, _), token, ok) in enumerate(answers):
+        out = excluded(scores, found) if chooser.may_exclude_all else torch.zeros_like(right)
+        answers = zip(places, *torch.stack([found, right.long(), out.long()]).tolist(), strict=True)
+        for n, ((r, _), token, ok, is_out) in enumerate(answers):
             if r not in settled:
-                new[r].append(token)
+                new[r].append(NOTHING_LEFT if is_out else token)
                 taken.append(n)
-                if not ok:
+                if is_out or not ok:
                     settled.add(r)
         if run.kept is not None:
             run.kept.add([going[places[n][0]] for n in taken], seen[taken], scores[taken], found[taken])

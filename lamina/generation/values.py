@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
+
 from lamina.errors import InputError
 
 Values = dict[str, Any]
@@ -17,26 +19,33 @@ ALIASES = {"prefill_chunk_size": "prefill_chunk"}
 OFF: Values = {"top_k": 0}
 """What None turns a setting to, where that is not its default."""
 
-INFINITE = float("inf")
-WHOLE: dict[str, int] = {
-    "max_new_tokens": 1, "max_length": 1, "min_length": 0, "min_new_tokens": 0, "num_beams": 1,
-    "num_return_sequences": 1, "prompt_lookup_num_tokens": 1, "max_matching_ngram_size": 1, "assistant_early_exit": 1,
-    "num_assistant_tokens": 1, "top_k": 0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0,
-    "prefill_chunk": 1, "logprobs": 0, "seed": 0, "pad_token_id": -1, "bos_token_id": 0, "forced_bos_token_id": 0,
+LONGEST = 2**31 - 1
+"""Tokens of a row: positions have 32 bits in captured steps and in the noise."""
+SEED = 2**64 - 1
+LARGE = 1e9
+"""The size up to which penalties and scales keep scores finite."""
+WHOLE: dict[str, tuple[int, int]] = {
+    "max_new_tokens": (1, LONGEST), "max_length": (1, LONGEST), "min_length": (0, LONGEST),
+    "min_new_tokens": (0, LONGEST), "prefill_chunk": (1, LONGEST), "no_repeat_ngram_size": (0, LONGEST),
+    "encoder_no_repeat_ngram_size": (0, LONGEST), "top_k": (0, LONGEST), "logprobs": (0, LONGEST),
+    "num_beams": (1, 1024), "num_return_sequences": (1, 100_000), "num_assistant_tokens": (1, 1024),
+    "prompt_lookup_num_tokens": (1, 1024), "max_matching_ngram_size": (1, 16), "assistant_early_exit": (1, LONGEST),
+    "seed": (0, SEED), "pad_token_id": (-1, LONGEST), "bos_token_id": (0, LONGEST),
+    "forced_bos_token_id": (0, LONGEST),
 }  # fmt: skip
-"""Whole numbers, and the least each may be."""
+"""Whole numbers, the least and the most that each may be: what is made of them in memory stays within reason."""
 
 REAL: dict[str, tuple[float, float]] = {
-    "max_time": (0, INFINITE), "temperature": (0, INFINITE), "penalty_alpha": (0, 1), "top_p": (0, 1),
+    "max_time": (0, LARGE), "temperature": (0, LARGE), "penalty_alpha": (0, 1), "top_p": (0, 1),
     "min_p": (0, 1), "top_h": (0, 1), "typical_p": (0, 1), "epsilon_cutoff": (0, 1), "eta_cutoff": (0, 1),
-    "assistant_confidence_threshold": (0, 1), "repetition_penalty": (0, INFINITE),
-    "encoder_repetition_penalty": (0, INFINITE), "length_penalty": (-INFINITE, INFINITE),
-    "presence_penalty": (-INFINITE, INFINITE), "frequency_penalty": (-INFINITE, INFINITE),
-    "guidance_scale": (-INFINITE, INFINITE),
+    "assistant_confidence_threshold": (0, 1), "repetition_penalty": (1 / LARGE, LARGE),
+    "encoder_repetition_penalty": (1 / LARGE, LARGE), "length_penalty": (-50, 50),
+    "presence_penalty": (-LARGE, LARGE), "frequency_penalty": (-LARGE, LARGE), "guidance_scale": (-LARGE, LARGE),
 }  # fmt: skip
-"""Real numbers, and the bounds each lies in."""
+"""Real numbers, all of them finite, and the bounds of each."""
+BIASES = (-1e30, 1e30)  # of sequence_bias: -1e9 and the like is what people write for "never"
 
-ABOVE_ZERO = ("max_time", "top_h", "typical_p", "repetition_penalty", "encoder_repetition_penalty")
+ABOVE_ZERO = ("max_time", "top_h", "typical_p")
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "early_stopping": (False, True, "never"),
@@ -88,8 +97,8 @@ def from_file(stored: Mapping[str, Any], defaults: Values) -> Values:
         value = stored.get(name)
         if value not in (None, [], *neutral):
             raise InputError(
-                f"the checkpoint's generation_config.json says {name}={value!r}, which is not supported ({advice}). "
-                "To go on without it, take it out of model.generation_defaults"
+                f"the checkpoint's generation_config.json says {name}={short(value)}, which is not supported "
+                f"({advice}). To go on without it, take it out of model.generation_defaults"
             )
     named = {ALIASES.get(name, name): value for name, value in stored.items()}
     return {name: value for name, value in named.items() if name in defaults and value is not None}
@@ -103,7 +112,9 @@ def from_caller(given: Mapping[str, Any], defaults: Values, also: Iterable[str])
         if ours not in defaults:
             raise InputError(_unknown(name, value, [*defaults, *ALIASES, *also]))
         if ours in found:
-            raise InputError(f"{name}={value!r} and {ours}={found[ours]!r} are the same setting: give one of them")
+            raise InputError(
+                f"{name}={short(value)} and {ours}={short(found[ours])} are the same setting: give one of them"
+            )
         if value is not None:
             found[ours] = value
         elif ours != "pad_token_id":  # which always is something
@@ -113,7 +124,7 @@ def from_caller(given: Mapping[str, Any], defaults: Values, also: Iterable[str])
 
 def _unknown(name: str, value: Any, known: list[str]) -> str:
     if name in ELSEWHERE:
-        return f"{name}={value!r} is not supported: {ELSEWHERE[name][1]}"
+        return f"{name}={short(value)} is not supported: {ELSEWHERE[name][1]}"
     if name in NEEDLESS:
         return f"{name} is not a parameter here: {NEEDLESS[name]}"
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
@@ -126,7 +137,7 @@ def tidy(name: str, value: Any, flags: frozenset[str], from_file: bool = False) 
         return _tidy(name, value, flags)
     except _Wrong as wrong:
         where = "the checkpoint's generation_config.json says " if from_file else ""
-        raise InputError(f"{where}{name}={value!r}: it must be {wrong}") from None
+        raise InputError(f"{where}{name}={short(value)}: it must be {wrong}") from None
 
 
 class _Wrong(Exception):
@@ -137,19 +148,21 @@ def _tidy(name: str, value: Any, flags: frozenset[str]) -> Any:
     if value is None:
         return None
     if name in flags:
-        if not isinstance(value, bool):
+        if not isinstance(value, bool | np.bool_):
             raise _Wrong("True or False")
-    elif name in WHOLE:
-        return _whole(value, WHOLE[name])
-    elif name in REAL:
+        return bool(value)
+    if name in WHOLE:
+        return _whole(value, *WHOLE[name])
+    if name in REAL:
         return _real(value, *REAL[name], open_below=name in ABOVE_ZERO)
-    elif name in CHOICES:
-        if not any(value is one or (isinstance(one, str) and value == one) for one in CHOICES[name]):
+    if name in CHOICES:
+        if not any(value is one or (isinstance(value, str) and value == one) for one in CHOICES[name]):
             raise _Wrong("one of " + ", ".join(repr(one) for one in CHOICES[name]))
     elif name in ID_LISTS:
         return tuple(dict.fromkeys(_ids(value)))
     elif name == "decoder_start_token_id":
-        return int(value) if isinstance(value, Integral) else _ids(value)
+        found = _ids(value)
+        return found[0] if isinstance(value, Integral) else found
     elif name in SEVERAL:
         return _several(name, value)
     elif name == "bad_words_ids":
@@ -159,36 +172,46 @@ def _tidy(name: str, value: Any, flags: frozenset[str]) -> Any:
             raise _Wrong(what)
         return tuple(words)
     elif name == "sequence_bias":
-        pairs = value.items() if isinstance(value, Mapping) else _listed(value, "a mapping of id tuples to numbers")
-        return {_ids(ids): _real(bias, -INFINITE, INFINITE) for ids, bias in pairs}
+        return _biases(value)
     elif name == "dola_layers":
-        if value not in ("low", "high"):
+        if not (isinstance(value, str) and value in ("low", "high")):
             return _ids(value, '"low", "high" or a list of layer numbers')
     elif name == "exponential_decay_length_penalty":
         if len(pair := _listed(value, "a pair (from which new token, growth)")) != 2:
             raise _Wrong("a pair (from which new token, growth)")
-        return _whole(pair[0], 0), _real(pair[1], 0, INFINITE)
+        return _whole(pair[0], 0, LONGEST), _real(pair[1], 0, LARGE)
+    elif name == "prefix_allowed_tokens_fn" and not callable(value):
+        raise _Wrong("a function (row, tokens) -> ids")
     return value
 
 
-def _whole(value: Any, least: int) -> int:
-    whole = isinstance(value, Integral) or (isinstance(value, float) and value.is_integer())
-    if isinstance(value, bool) or not whole or value < least:
+def _whole(value: Any, least: int, most: int) -> int:
+    whole = isinstance(value, Real) and not isinstance(value, bool) and (isinstance(value, Integral) or value % 1 == 0)
+    if not whole or value < least:
         raise _Wrong(f"a whole number, at least {least}")
+    if value > most:
+        raise _Wrong(f"a whole number, at most {most}")
     return int(value)
 
 
 def _real(value: Any, low: float, high: float, open_below: bool = False) -> float:
     right = isinstance(value, Real) and not isinstance(value, bool)
     if not right or not low <= value <= high or (open_below and value == low):
-        above = "a number" if low < 0 else f"a number above {low:g}" if open_below else f"a number, at least {low:g}"
-        raise _Wrong(above if high == INFINITE else f"{above} and at most {high:g}")
+        raise _Wrong(f"a number{' above' if open_below else ', at least'} {low:g} and at most {high:g}")
     return float(value)
+
+
+def _biases(value: Any) -> dict[tuple[int, ...], float]:
+    what = "a mapping of id tuples to numbers"
+    pairs = list(value.items()) if isinstance(value, Mapping) else [_listed(one, what) for one in _listed(value, what)]
+    if any(len(pair) != 2 for pair in pairs):
+        raise _Wrong(what)
+    return {_ids(ids, what): _real(bias, *BIASES) for ids, bias in pairs}
 
 
 def _ids(value: Any, what: str = "an id or a list of ids") -> tuple[int, ...]:
     found = [value] if isinstance(value, Integral) else _listed(value, what)
-    if any(isinstance(one, bool) or not isinstance(one, Integral) or one < 0 for one in found):
+    if any(isinstance(one, bool) or not isinstance(one, Integral) or not 0 <= int(one) <= LONGEST for one in found):
         raise _Wrong(what)
     return tuple(int(one) for one in found)
 
@@ -200,6 +223,15 @@ def _listed(value: Any, what: str) -> list[Any]:
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise _Wrong(what)
     return list(value)
+
+
+def short(value: Any) -> str:
+    """A value in a few letters, whatever it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        text = f"a number of {value.bit_length()} bits" if isinstance(value, int) else type(value).__name__
+    return text if len(text) <= 120 else f"{text[:117]}…"
 
 
 def _several(name: str, value: Any) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from numbers import Integral, Real
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +28,7 @@ from lamina.generation.history import History
 SCHEMES = ("lefthash", "selfhash")
 TABLE = 1_000_003  # numbers that selfhash looks ids up in
 CANDIDATES = 40
+MOST_BIAS = 1e9
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,16 @@ class Watermark:
     def __post_init__(self) -> None:
         if self.seeding_scheme not in SCHEMES:
             raise InputError(f"seeding_scheme must be one of {', '.join(SCHEMES)}, not {self.seeding_scheme!r}")
-        if not 0 < self.greenlist_ratio < 1:
+        _check("greenlist_ratio", self.greenlist_ratio, Real, 0, 1)
+        _check("bias", self.bias, Real, -MOST_BIAS, MOST_BIAS)
+        _check("hashing_key", self.hashing_key, Integral, 0, 2**63 - 1)
+        _check("context_width", self.context_width, Integral, 1, 2**31 - 1)
+        if self.greenlist_ratio in (0, 1):
             raise InputError(f"greenlist_ratio must lie between 0 and 1, not {self.greenlist_ratio}")
-        if self.context_width < 1:
-            raise InputError(f"context_width must be at least 1, not {self.context_width}")
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
+        if history.ids.shape[1] < self.context_width:
+            return scores
         contexts = history.tail(self.context_width).tolist()
         best = scores.topk(min(CANDIDATES, scores.shape[-1])).indices.tolist() if self._own else [()] * len(scores)
         green = torch.zeros(scores.shape, dtype=torch.bool)
@@ -130,12 +136,20 @@ def detect(rows: Sequence[Sequence[int]], watermark: Watermark, once: bool = Fal
 
 def watermark_of(config: Any, vocab: int) -> Watermark:
     """From a mapping, or an object with `to_dict` (transformers' WatermarkingConfig)."""
+    if not isinstance(config, Mapping) and not hasattr(config, "to_dict"):
+        raise InputError(f"watermarking_config must be a mapping, as {{'bias': 2.0}}, not {config!r}")
     given = dict(config if isinstance(config, Mapping) else config.to_dict())
     known = [field.name for field in fields(Watermark)][1:]
     for name in given:
         if name not in known:
             raise InputError(f"watermarking_config has {name!r}; a green-list watermark has {', '.join(known)}")
     return Watermark(vocab, **given)
+
+
+def _check(name: str, value: Any, kind: Any, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
+        whole = "whole " if kind is Integral else ""
+        raise InputError(f"watermarking_config: {name} must be a {whole}number from {low:g} to {high:g}, not {value!r}")
 
 
 @lru_cache(maxsize=256)

@@ -161,6 +161,7 @@ class CapturedStep(Captured):
 
     def program(self) -> None:
         """One step, kernel by kernel: what is captured."""
+        from lamina.generation.exclusion import excluded
         from lamina.generation.history import History
         from lamina.kernels import step as ends_of_step
 
@@ -177,6 +178,8 @@ class CapturedStep(Captured):
         noise = (self.seed, self.numbers) if self.chooser.sample else None
         marks = (self.header, self.ids, self.counts, self.left, self.ends, self.scratch)
         ends_of_step.finish(logits, scores, noise, *marks)
+        if self.chooser.may_exclude_all:  # a row whose new id is excluded ends before that id is fed
+            self.counts.masked_fill_(excluded(scores, self.ids[:, 0]), 0)
 
     def _forget(self) -> None:
         super()._forget()

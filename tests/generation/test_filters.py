@@ -99,7 +99,14 @@ def test_beam_sampling_keeps_an_id_besides_the_end_tokens(ends: Any, keep: int) 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Temperature(0.0), "temperature must be above 0, not 0.0; do_sample=False takes the best token"),
+        (
+            lambda: Temperature(1e-7),
+            "temperature must be finite and at least 1e-06, not 1e-07; do_sample=False takes the best token",
+        ),
+        (
+            lambda: Temperature(float("inf")),
+            "temperature must be finite and at least 1e-06, not inf; do_sample=False takes the best token",
+        ),
         (lambda: TopH(0.0), "top_h must be above 0 and at most 1, not 0.0"),
         (lambda: TopK(-1), "top_k must be at least 1, not -1; 0 or None leaves it out of the settings"),
         (lambda: TopP(1.5), "top_p must lie between 0 and 1, not 1.5"),

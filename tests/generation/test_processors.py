@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process as theirs
 
+from lamina.generation import bans
+from lamina.generation.bans import without_ngrams
 from lamina.generation.guidance import guided
 from lamina.generation.history import History, Processor
 from lamina.generation.processors import Facts, chain_of, endings_of, need_tokens, processors_of
@@ -280,3 +282,35 @@ def test_callers_own_come_before_the_filters_and_take_the_place_of_their_kind() 
     assert chain[0] == Repetition(3.0) and chain[2] is mine and chain[3] == TopK(3)
     assert [type(one).__name__ for one in chain[1::3]] == ["Suppress", "Renormalize"]
     assert need_tokens([mine]) and not need_tokens(endings_of(settings, FACTS))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_a_row_of_exactly_one_n_gram_may_not_repeat_it(n: int) -> None:
+    """The shortest row that holds an n-gram at all, and one that is a token too short."""
+    for given in ({"no_repeat_ngram_size": n}, {"encoder_no_repeat_ngram_size": n}):
+        (processor,) = chain_of(asked(**given), FACTS)
+        found = processor(torch.zeros(1, VOCAB), history_of([[7] * n], [[]]))
+        assert found[0].isneginf().nonzero().tolist() == [[7]]
+        if n > 1:
+            assert not processor(torch.zeros(1, VOCAB), history_of([[7] * (n - 1)], [[]])).isneginf().any()
+
+
+@pytest.mark.parametrize("given", ["no_repeat_ngram_size", "encoder_no_repeat_ngram_size"])
+def test_n_grams_longer_than_the_rows_cost_nothing(given: str) -> None:
+    (processor,) = chain_of(asked(**{given: 2**31 - 1}), FACTS)
+    scores = random_scores(0)
+    assert torch.equal(processor(scores, random_history(0)), scores)
+
+
+def test_long_n_grams_are_found_in_little_memory_as_short_ones_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in (1, 2, 3, 70, 150):
+        row = [1, 2] * 200
+        history = history_of([row, [3, *row[1:]], [4] * 9 + row[:-10]], [[], [], [5]])
+        scores = random_scores(1, rows=3)
+        expected = without_ngrams(scores, history.ids, n, history)
+        assert expected.isneginf().sum() > scores.isneginf().sum()
+        with monkeypatch.context() as patch:
+            patch.setattr(bans, "COMPARED_AT_ONCE", 0)
+            assert torch.equal(without_ngrams(scores, history.ids, n, history), expected)
+    long = history_of([list(range(20)) * 1000], [[]])  # compared in one piece this would take 100 million places
+    assert int(without_ngrams(torch.zeros(1, VOCAB), long.ids, 10_000, long).isneginf().sum()) == 1

@@ -70,7 +70,7 @@ def test_equal_prompts_draw_differently_however_many_there_are(model: Model) -> 
 
 @pytest.mark.parametrize("given", [5, "12", [1.0, 2, 3, 4], [-1, 1, 2, 3], [True, 1, 2, 3], [2**32, 1, 2, 3]])
 def test_numbers_of_rows_are_whole_and_of_32_bits(model: Model, given: Any) -> None:
-    with pytest.raises(InputError, match="row_ids.* must be a "):
+    with pytest.raises(InputError, match=r"row_ids.* must be a "):
         sampled(model, PROMPTS, row_ids=given)
 
 

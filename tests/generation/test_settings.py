@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,8 @@ from transformers import GenerationConfig, LlamaForCausalLM
 import lamina
 from lamina.config import Config
 from lamina.errors import InputError
-from lamina.generation.settings import DEFAULTS, Settings, settings_of
+from lamina.generation.settings import DEFAULTS, FLAGS, Settings, settings_of
+from lamina.generation.values import REAL, WHOLE, tidy
 from lamina.model import Model
 from tests.families.cases.llama import make
 
@@ -135,20 +138,22 @@ def test_values_are_brought_to_one_form() -> None:
         ({"num_beam_groups": 2}, "num_beam_groups=2 is not supported: groups of beams"),
         ({"past_key_values": 2}, "past_key_values is not a parameter here: pass cache="),
         ({"prefill_chunk": 2, "prefill_chunk_size": 3}, "are the same setting"),
-        ({"do_sample": True, "temperature": 0}, "temperature=0.0 and do_sample=True: .* use do_sample=False"),
         ({"do_sample": True, "temperature": -1}, "temperature=-1: it must be a number, at least 0"),
+        ({"do_sample": True, "temperature": 1e40}, r"temperature=1e\+40: .* at most 1e\+09"),
         ({"top_p": 0.9}, "top_p=0.9 and do_sample=False: it changes only what is drawn; add do_sample=True"),
         ({"top_k": 5, "do_sample": False}, "top_k=5 and do_sample=False: .* add do_sample=True"),
         ({"do_sample": True, "top_p": 1.5}, "top_p=1.5: it must be a number, at least 0 and at most 1"),
         ({"do_sample": 1}, "do_sample=1: it must be True or False"),
         ({"do_sample": True, "top_k": 2.5}, "top_k=2.5: it must be a whole number, at least 0"),
-        ({"repetition_penalty": 0}, "repetition_penalty=0: it must be a number above 0"),
+        ({"repetition_penalty": 0}, "repetition_penalty=0: it must be a number, at least 1e-09 and at most 1e"),
         ({"max_new_tokens": 0}, "max_new_tokens=0: it must be a whole number, at least 1"),
         ({"max_new_tokens": 5, "max_length": 9}, "max_new_tokens=5 and max_length=9 say the same in two ways"),
         ({"min_new_tokens": 5, "min_length": 9}, "min_new_tokens=5 and min_length=9 say the same in two ways"),
         ({"min_new_tokens": 5, "max_new_tokens": 4}, "min_new_tokens=5 and max_new_tokens=4: the least"),
         ({"min_length": 5, "max_length": 4}, "min_length=5 and max_length=4: the least must not be more"),
         ({"num_return_sequences": 3}, "num_return_sequences=3 and do_sample=False .* num_beams=3 or more"),
+        ({"num_return_sequences": 3, "do_sample": True, "temperature": 0},
+         "num_return_sequences=3 and temperature=0.0 and num_beams=1: .* use a temperature above 0, or num_beams=3"),
         ({"num_return_sequences": 3, "num_beams": 2}, "num_return_sequences=3 and num_beams=2: .* use num_beams=3"),
         ({"num_beams": 2, "prompt_lookup_num_tokens": 3}, "num_beams=2 and prompt_lookup_num_tokens=3 are different"),
         ({"num_beams": 2, "penalty_alpha": 0.5}, "num_beams=2 and penalty_alpha=0.5 are different ways to search"),
@@ -168,6 +173,9 @@ def test_values_are_brought_to_one_form() -> None:
         ({"stop_strings": ["a", ""]}, "it must be a text or a list of texts, none of them empty"),
         ({"stop_strings": "a"}, "stop_strings works on text, and this checkpoint has no tokenizer"),
         ({"stop": "a"}, "it must be a function or a list of functions"),
+        ({"penalty_alpha": 0.5, "top_k": 2000}, "top_k=2000: contrastive search tries at most 1024 candidates"),
+        ({"assistant_model": 5}, "assistant_model=5: it must be a model, as lamina.load gives one, not a int"),
+        ({"prefix_allowed_tokens_fn": 5}, r"prefix_allowed_tokens_fn=5: it must be a function \(row, tokens\)"),
         ({"decoder_start_token_id": 3}, "decoder_start_token_id=3 is for models that read a source"),
     ],
 )  # fmt: skip
@@ -177,8 +185,8 @@ def test_what_contradicts_is_refused_with_both_values_and_the_way_out(values: di
 
 
 def test_what_the_caller_says_is_refused_where_the_file_stands_against_it_and_the_file_is_named() -> None:
-    with pytest.raises(InputError, match=r"temperature=0.0 and do_sample=True \(from generation_config.json\)"):
-        given({"do_sample": True}, temperature=0)
+    with pytest.raises(InputError, match=r"top_p=0.5 and do_sample=False \(from generation_config.json\)"):
+        given({"do_sample": False}, top_p=0.5)
     with pytest.raises(InputError, match=r"the checkpoint's generation_config.json says top_p=2: it must be a number"):
         given({"top_p": 2})
 
@@ -186,6 +194,81 @@ def test_what_the_caller_says_is_refused_where_the_file_stands_against_it_and_th
 def test_values_that_change_nothing_are_no_contradiction() -> None:
     assert given(temperature=1.0, top_p=1.0, top_k=50, length_penalty=1.0, num_return_sequences=1) == given()
     assert given(temperature=0, top_k=0, do_sample=False) == given()
+
+
+@pytest.mark.parametrize("temperature", [0, 0.0, 1e-40, 1e-300, 9e-7])
+def test_a_temperature_of_nothing_takes_the_best_token(temperature: float) -> None:
+    assert given(do_sample=True, temperature=temperature) == given()
+    assert given(do_sample=True, temperature=temperature, top_p=0.9, min_p=0.1) == given()
+    assert given({"do_sample": True, "top_k": 20}, temperature=temperature) == given()
+    assert given({"do_sample": True, "temperature": temperature}) == given()
+    assert given(do_sample=True, temperature=temperature, num_beams=3) == given(num_beams=3)
+    assert given(do_sample=True, temperature=1e-6).do_sample
+
+
+NUMBERS = [*WHOLE, *REAL]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_are_of_their_kind_and_within_their_bounds(name: str) -> None:
+    low, high = WHOLE[name] if name in WHOLE else REAL[name]
+    wrong = [high + 1, high * 1e6, 10**400, -(10**400), math.nan, math.inf, -math.inf, "3", b"3", [3], {}, 3j, object()]
+    wrong += [True, np.True_, low - 1, *([1.5, Fraction(3, 2)] if name in WHOLE else [])]
+    for value in wrong:
+        with pytest.raises(InputError, match=rf"{name}=.*: it must be a (whole )?number"):
+            tidy(name, value, FLAGS)
+    inside = (high + max(low, 0)) // 2 + 1 if name in WHOLE else (low + high) / 2
+    right: list[Any] = [inside, Fraction(inside) if isinstance(inside, int) else np.float64(inside)]
+    right += [np.uint64(inside), np.int64(min(inside, 2**62))] if name in WHOLE and inside < 2**31 else []
+    for value in right:
+        found = tidy(name, value, FLAGS)
+        assert found == value and type(found) is (int if name in WHOLE else float)
+    assert tidy(name, None, FLAGS) is None
+
+
+@pytest.mark.parametrize("name", sorted(FLAGS))
+def test_flags_are_true_or_false(name: str) -> None:
+    assert tidy(name, np.True_, FLAGS) is True and tidy(name, False, FLAGS) is False
+    for value in (1, 0, "True", [], 1.0, torch.tensor(True)):
+        with pytest.raises(InputError, match=f"{name}=.*: it must be True or False"):
+            tidy(name, value, FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("eos_token_id", [True, [True], -1, [1, -1], 1.5, [1.5], "a", ["a"], 2**31, [[1]]]),
+        ("decoder_start_token_id", [True, -1, "a", 1.5, [None]]),
+        ("bad_words_ids", [5, [[]], [[1], []], ["ab"], [[1.5]], "ab", [[-1]]]),
+        ("sequence_bias", [5, [1], [[1]], [[[1], 2, 3]], {(1,): "x"}, {(1,): math.inf}, {(1,): -math.inf},
+                           {(1,): math.nan}, {(1,): 1e31}, {"ab": 1.0}, {(1.5,): 1.0}, "ab"]),
+        ("dola_layers", ["middle", 1.5, [1.5], np.array(["low"]), [-1]]),
+        ("early_stopping", [0, 1, "always", []]),
+        ("num_assistant_tokens_schedule", ["slow", 3, np.array([1, 2])]),
+        ("exponential_decay_length_penalty", [5, [1], [1, 2, 3], [1.5, 2], [1, math.nan], [1, math.inf], ["a", 1]]),
+        ("stop_strings", [5, [5], "", [""], [None]]),
+        ("stop", [5, [5], "stop"]),
+        ("logits_processor", [5, [5]]),
+    ],
+)  # fmt: skip
+def test_lists_hold_what_they_should(name: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(InputError, match=f"{name}=.*: it must be "):
+            tidy(name, value, FLAGS)
+
+
+def test_errors_stay_short_whatever_was_given() -> None:
+    with pytest.raises(InputError) as caught:
+        given(stop_strings=[5] * 10_000)
+    assert len(str(caught.value)) < 250
+    with pytest.raises(InputError, match="seed=a number of 16610 bits: it must be a whole number, at most 1844"):
+        given(seed=10**5000)
+
+
+def test_values_of_the_file_that_would_take_all_memory_are_refused_unless_the_caller_has_others() -> None:
+    with pytest.raises(InputError, match=r"generation_config.json says num_beams=1000000000: .* at most 1024"):
+        given({"num_beams": 10**9})
+    assert given({"num_beams": 10**9}, num_beams=2).num_beams == 2
 
 
 def test_keys_of_the_file_that_would_change_results_raise_and_others_are_ignored() -> None:
@@ -218,9 +301,9 @@ def test_lengths_are_counted_from_each_rows_prompt() -> None:
 
 
 def test_settings_are_frozen_and_show_what_differs_from_the_defaults() -> None:
-    found = given(do_sample=True, top_p=0.9, assistant_model=torch.nn.Linear(2, 2))
+    found = given(do_sample=True, top_p=0.9, assistant_model=model_of())
     assert (
-        repr(found) == "Settings(do_sample=True, assistant_model=Linear, top_p=0.9, eos_token_id=(2,), pad_token_id=2)"
+        repr(found) == "Settings(do_sample=True, assistant_model=Model, top_p=0.9, eos_token_id=(2,), pad_token_id=2)"
     )
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.top_p = 0.5  # type: ignore[misc]

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from lamina.errors import InputError
 from lamina.generation.history import History
 from lamina.generation.processors import Facts, chain_of
 from lamina.generation.replay import replayed, why_not_replayed
@@ -75,6 +76,32 @@ def test_equal_settings_give_equal_choosers() -> None:
         Chooser(tuple(chain_of(settings_of(model, given), Facts(model.vocab, torch.device("cpu"))))) for _ in range(2)
     )
     assert one == other and hash(one) == hash(other)
+
+
+@dataclass(frozen=True)
+class Dries:
+    """Excludes every id once a row has two new tokens."""
+
+    needs_tokens: ClassVar[bool] = False
+
+    def __call__(self, scores: torch.Tensor, history: History) -> torch.Tensor:
+        return torch.where((history.lengths - history.prompts >= 2)[:, None], -torch.inf, scores)
+
+
+@pytest.mark.parametrize("settings", [{}, dict(do_sample=True), dict(stop=lambda row, tokens, text: False)], ids=str)
+def test_a_row_that_nothing_may_follow_ends_before_an_excluded_id_is_fed(settings: dict[str, Any]) -> None:
+    model = tiny()
+    given: dict[str, Any] = dict(logits_processor=[Dries()], **settings)
+    both(model, **given, max_new_tokens=2)
+    for way in (replayed, one_by_one):
+        run = begin(model, **given, max_new_tokens=4)
+        told: list[tuple[int, int, Reason | None]] = []
+        if settings:
+            run.told = lambda *event, told=told: told.append(event)  # type: ignore[misc]
+        with pytest.raises(InputError, match="nothing may follow the tokens of row 0: logits_processor Dries"):
+            way(run)
+        assert [len(row) for row in run.cache.tokens] == [len(prompt) + 2 for prompt in PROMPTS]
+        assert len(told) == (4 if settings else 0)
 
 
 # -- ending ------------------------------------------------------------------------------------------------------------
