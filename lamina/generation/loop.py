@@ -74,7 +74,8 @@ def generate(
     row_ids         numbers from 0 to 2**32 - 1, one for each sequence, that draws depend on. None: a sequence's draws
                     depend on the seed, its prompt, and its index among equal prompts of the call
     stream          called with an Event (row, token, text, reason) for each new token; text is always whole characters
-    and settings    see `lamina.generation.Settings`: max_new_tokens, do_sample, temperature, num_beams …
+    and settings    see `lamina.generation.Settings`: max_new_tokens, do_sample, temperature, num_beams … Sampling keeps
+                    the 50 best tokens unless top_k says otherwise, as transformers does; top_k=0 keeps all
 
     >>> result = model.generate([[1, 2, 3], [4]], max_new_tokens=5)   # doctest: +SKIP
     >>> result.tokens, result.reasons                                 # doctest: +SKIP

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from lamina.generation.settings import Settings
     from lamina.model import Model
 
+SHOWN_ROWS, SHOWN_TOKENS, SHOWN_LETTERS = 3, 8, 60  # what `print(result)` shows at most
+
 
 @dataclass
 class Timing:
@@ -37,7 +39,7 @@ class Timing:
         return self.new_tokens / self.new_seconds if self.new_seconds else 0.0
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """A row for each sequence: `num_return_sequences` rows for each prompt, one after the other."""
 
@@ -75,6 +77,28 @@ class Result:
             model.tokenizer, settings.pad_token_id, cuts if len(cuts) == len(each) else [None] * len(each), run.kept,
             made.more, made.cache if settings.use_cache else None,
         )  # fmt: skip
+
+    def __repr__(self) -> str:
+        """How many rows, and of the first few how many new tokens, why each ended and how it begins.
+
+        >>> Result([[1]], [[5, 6]], ["eos"])
+        Result(1 row: 2 tokens, eos, [5, 6])
+        """
+        rows = [self._shown(row) for row in range(min(len(self.tokens), SHOWN_ROWS))]
+        more = ["…"] if len(self.tokens) > SHOWN_ROWS else []
+        count = f"{len(self.tokens)} row{'' if len(self.tokens) == 1 else 's'}"
+        return f"Result({': '.join([count, *(['; '.join([*rows, *more])] if rows else [])])})"
+
+    def _shown(self, row: int) -> str:
+        tokens, reason = self.tokens[row], self.reasons[row]
+        if self.tokenizer is None:
+            begin = repr(tokens[:SHOWN_TOKENS])[:-1] + (", …]" if len(tokens) > SHOWN_TOKENS else "]")
+        else:
+            text = self.tokenizer.decode(tokens[: 2 * SHOWN_TOKENS])[: self.cuts[row] if self.cuts else None]
+            begin = repr(text[:SHOWN_LETTERS])
+            if len(text) > SHOWN_LETTERS or len(tokens) > 2 * SHOWN_TOKENS:
+                begin = f"{begin[:-1]}…{begin[-1]}"
+        return f"{len(tokens)} token{'' if len(tokens) == 1 else 's'}, {reason}, {begin}"
 
     @property
     def cache(self) -> Cache:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -201,3 +203,21 @@ def test_a_sampled_chat_of_several_turns_says_what_generate_says() -> None:
         assert (chat.reused > 0) == (turn > 0)
         stopped.append(expected.reasons[0])
     assert "stop" in stopped
+
+
+# -- results in a few words --------------------------------------------------------------------------------------------
+
+
+def test_a_result_is_shown_in_a_few_words_however_much_it_holds(model: Model) -> None:
+    result = model.generate(PROMPTS[:1], 2, eos_token_id=())
+    assert repr(result) == f"Result(1 row: 2 tokens, length, {result.tokens[0]})"
+    many = Result([[1]] * 5000, [[7] * 5000] * 5000, ["eos"] * 5000)
+    one = "5000 tokens, eos, [7, 7, 7, 7, 7, 7, 7, 7, …]"
+    assert str(many) == f"Result(5000 rows: {one}; {one}; {one}; …)"
+    text = reader().generate(["the theory", "http"], 40, **WORDS, stop_strings=["zz"])
+    assert len(repr(text)) < 250
+    begins = [re.escape(repr(row[:20])[1:-1]) for row in text.text]
+    assert re.fullmatch(rf"Result\(2 rows: 40 tokens, \w+, ['\"]{begins[0]}.*…['\"]; .*{begins[1]}.*\)", repr(text))
+    cut = dataclasses.replace(text, tokens=[row[:6] for row in text.tokens], cuts=[2, 0])
+    assert repr(cut) == f"Result(2 rows: 6 tokens, length, {cut.text[0]!r}; 6 tokens, length, '')"
+    assert repr(Result([], [], [])) == "Result(0 rows)"
