@@ -1,11 +1,12 @@
-"""Chat templates: the Jinja text a checkpoint carries, turned into a prompt inside Jinja's sandbox."""
+"""Chat templates: the Jinja text a checkpoint carries, turned into a prompt inside a sandbox with limits."""
 
 from __future__ import annotations
 
 import datetime
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from lamina.checkpoint.folder import read_json
@@ -13,70 +14,62 @@ from lamina.checkpoint.source import CheckpointError
 from lamina.errors import InputError
 
 if TYPE_CHECKING:
-    from jinja2.ext import Extension
-    from jinja2.parser import Parser
+    from lamina.checkpoint.literal import Literal
 
 DEFAULT = "default"
 
 
-def render(
-    templates: Mapping[str, str],
-    name: str | None,
-    messages: Sequence[Mapping[str, Any]],
-    variables: Mapping[str, Any],
-) -> str:
-    """Render one of `templates`: the one named, else tool_use where tools are given, else the default."""
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+def choose(templates: Mapping[str, str], name: str | None, variables: Mapping[str, Any]) -> str:
+    """The name of the template to use: the one named, else tool_use where tools are given, else the default."""
     if not templates:
         raise CheckpointError("the checkpoint has no chat template; write the prompt as plain text")
     if name is None:
         name = "tool_use" if variables.get("tools") and "tool_use" in templates else DEFAULT
     if name not in templates:
         raise InputError(f"there is no chat template {name!r}; there are: {', '.join(sorted(templates))}")
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[generation_block(), "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    return name
+
+
+def render(name: str, source: str, variables: Mapping[str, Any], literal: Literal | None = None) -> str:
+    """Renders the template of this name, within the limits of `checkpoint/sandbox.py`.
+
+    literal  has marked the variables, where they spell special tokens
+    """
+    from jinja2 import Template, TemplateError
+
+    from lamina.checkpoint.sandbox import LimitError, Sandbox
+
+    sandbox = Sandbox(literal)
+    sandbox.globals["raise_exception"] = refuse
+    sandbox.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form[:1000])
     try:
-        return environment.from_string(templates[name]).render(messages=messages, **variables)
+        return Template.from_code(sandbox, compiled(source), sandbox.make_globals(None)).render(variables)
+    except LimitError as error:
+        raise InputError(f"the chat template {name!r} {error}: use another one, or give the prompt as text") from error
     except TemplateError as error:
-        raise InputError(f"the chat template {name!r} refused these messages: {error}") from error
+        cause: Exception = error
+        why = f"refused these messages: {error}"
+    except Exception as error:  # of the template's own operations: None + text, 1 / 0, endless recursion …
+        cause, why = error, f"failed on these messages: {type(error).__name__}: {error}"
+    raise InputError(f"the chat template {name!r} {why if literal is None else literal.unmark(why)}") from cause
+
+
+@lru_cache(maxsize=64)
+def compiled(source: str) -> CodeType:
+    """The code of a template. It runs in any sandbox."""
+    from lamina.checkpoint.sandbox import Sandbox
+    from lamina.checkpoint.template_syntax import Limited
+
+    sandbox = Sandbox()
+    tree = Limited().visit(sandbox.parse(source))
+    tree.set_environment(sandbox)
+    return sandbox.compile(tree)
 
 
 def refuse(message: str) -> None:
     from jinja2 import TemplateError
 
     raise TemplateError(message)
-
-
-def to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own filter escapes <, > and & for HTML, which a prompt must not have."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def generation_block() -> type[Extension]:
-    """{% generation %} marks what the assistant said, for training; here its body is just rendered."""
-    from jinja2 import nodes
-    from jinja2.ext import Extension
-
-    class Generation(Extension):
-        tags = {"generation"}
-
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
-
-    return Generation
 
 
 def folder_templates(path: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

@@ -5,11 +5,14 @@ and chat template, and can decode one token at a time without ever showing half 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lamina.checkpoint.chat import folder_templates, render
+from lamina.checkpoint.chat import choose, folder_templates, render
 from lamina.checkpoint.folder import read_json
+from lamina.checkpoint.literal import Literal, fuse_parts, special_texts
+from lamina.checkpoint.messages import check_messages, check_text, has_parts, short, shown_as_text, strings, with_text
 from lamina.checkpoint.source import CheckpointError, listing
 from lamina.errors import InputError
 
@@ -61,7 +64,13 @@ class Tokenizer:
     def encode(self, text: str, special: bool = True) -> list[int]:
         """The ids of a text. `special` adds what the model expects around it (bos …): leave it out for the
         result of `chat`, which has written them already. Special tokens spelt in the text are recognized."""
-        ids = self.backend.encode(text, add_special_tokens=special).ids
+        try:
+            ids = self.backend.encode(text, add_special_tokens=special).ids
+        except TypeError:  # of the library, for all that is not text
+            if not isinstance(text, str):
+                raise InputError(f"only text can be encoded, not {short(text)}") from None
+            check_text(text, "the text")
+            raise
         if special and self._add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids = [self.bos_id, *ids]
         return list(ids)
@@ -81,7 +90,8 @@ class Tokenizer:
         template: str | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt of a conversation, by the checkpoint's template.
+        """The prompt of a conversation, by the checkpoint's template, as text. Use `chat_ids` for the model's input: in
+        this text, special tokens that a message spells and those of the template look the same.
 
         `template` picks one of several by name; `variables` (tools=, enable_thinking= …) are passed to it.
 
@@ -91,8 +101,69 @@ class Tokenizer:
         >>> tokenizer.chat([{"role": "user", "content": "Hello"}])
         '<user>Hello<assistant>'
         """
-        given = self.special_tokens | {"add_generation_prompt": add_generation_prompt} | variables
-        return render(self.templates, template, messages, given)
+        check_messages(messages)
+        return self._render(messages, template, {"add_generation_prompt": add_generation_prompt} | variables)
+
+    def chat_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        template: str | None = None,
+        allow_special: bool = False,
+        **variables: Any,
+    ) -> list[int]:
+        """The prompt of a conversation as ids.
+
+        A special token that is spelt in a message, or in a variable such as tools=, becomes ordinary tokens of the same
+        text, so that a message cannot pretend to be another one. With allow_special=True it becomes the special token.
+
+        >>> from tokenizers import AddedToken, Tokenizer as Backend, models
+        >>> backend = Backend(models.BPE({"<": 0, "e": 1, ">": 2}, []))
+        >>> _ = backend.add_special_tokens([AddedToken("<e>")])        # its id is 3
+        >>> tokenizer = Tokenizer(backend, templates={"default": "{{ messages[0].content }}<e>"})
+        >>> tokenizer.chat_ids([{"role": "user", "content": "e<e>"}])
+        [1, 0, 1, 2, 3]
+        >>> tokenizer.chat_ids([{"role": "user", "content": "e<e>"}], allow_special=True)
+        [1, 3, 3]
+        """
+        check_messages(messages)
+        given = {"add_generation_prompt": add_generation_prompt} | variables
+        if not allow_special:
+            also = [*self.special_tokens.values(), *map(self.backend.id_to_token, self.eos_ids)]
+            special = special_texts(self.backend, also)
+            messages = fuse_parts(messages, special)
+            foreign = {key: value for key, value in variables.items() if not key.endswith("_token")}
+            source = self.templates.get(choose(self.templates, template, given), "")
+            if (literal := Literal.of(special, [messages, foreign], source)) is not None:
+                marked = literal.mark_all(messages), given | literal.mark_all(foreign)
+                return literal.encode(self.backend, self._render(marked[0], template, marked[1], literal))
+        return self.encode(self._render(messages, template, given), special=False)
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template: str | None,
+        variables: Mapping[str, Any],
+        literal: Literal | None = None,
+    ) -> str:
+        name = choose(self.templates, template, variables)
+        if "messages" in variables:
+            raise InputError("the template's variables include 'messages', which are the messages of the chat")
+        for text in strings(variables):
+            check_text(text, "a variable of the chat template")
+        given = {**self.special_tokens, **variables}
+
+        def rendered(messages: Sequence[Mapping[str, Any]]) -> str:
+            return render(name, self.templates[name], {**given, "messages": messages}, literal)
+
+        if has_parts(messages):
+            # templates that know text parts get them; others refuse, drop or print the list
+            with suppress(InputError):
+                if shown_as_text(messages, text := rendered(messages)):
+                    return text
+            messages = with_text(messages)
+        return rendered(messages)
 
     def stream(self, skip_special: bool = True) -> TextStream:
         """A decoder fed one id at a time."""

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lamina.checkpoint.messages import check_messages, check_text
 from lamina.errors import InputError
 from lamina.generation.settings import Settings, settings_of
 
@@ -75,7 +76,8 @@ def prompt_of(
     inputs_embeds          [B, T, width] or a list of [T, width], as `model.embed` gives them; `prompts` may name ids
     decoder_input_ids      what follows the start id of a decoder that reads a source
     add_generation_prompt  whether a chat's prompt ends with the beginning of the model's answer
-    chat_options           what else a chat template is given (tools=, enable_thinking= …)
+    chat_options           what else a chat template is given (tools=, enable_thinking= …); template="name" picks one
+                           of several; allow_special=True lets messages spell special tokens (`Tokenizer.chat_ids`)
     continued              so many rows of a cache go on: they may get no token, and without any prompt they get none;
                            what a decoder goes on with, where no source is given, is taken as it is
 
@@ -242,11 +244,11 @@ class _Reader:
             raise InputError(f"prompts are {' and '.join(kinds)} in one list: give all of them in one form, {FORMS}")
         match kinds[0]:
             case "text":
-                prompts = [self._tokens(text, special) for text in prompts]
+                prompts = [self._tokens(n, text, special) for n, text in enumerate(prompts)]
             case "a message":
                 prompts = [self._chat(prompts)]
             case "messages":
-                prompts = [self._chat(chat) for chat in prompts]
+                prompts = [self._chat(chat, f"prompt {n}: ") for n, chat in enumerate(prompts)]
             case "an id":
                 prompts = [prompts]
             case "ids":
@@ -255,23 +257,25 @@ class _Reader:
                 raise InputError(f"prompts must be {FORMS}, not a list that holds {other}")
         return from_rows(prompts, self.allow_empty)
 
-    def _tokens(self, text: str, special: bool) -> list[int]:
+    def _tokens(self, number: int, text: str, special: bool) -> list[int]:
         if self.tokenizer is None:
             raise InputError("this checkpoint has no tokenizer: give lists of ids instead of text")
+        check_text(text, f"prompt {number}")
         return self.tokenizer.encode(text, special)
 
-    def _chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        for m, message in enumerate(messages):
-            if not isinstance(message, Mapping) or "role" not in message:
-                raise InputError(
-                    f'message {m} of a chat must be like {{"role": "user", "content": "…"}}, not {message!r}'
-                )
+    def _chat(self, messages: Sequence[Mapping[str, Any]], where: str = "") -> list[int]:
+        try:
+            check_messages(messages)
+        except InputError as error:
+            raise InputError(f"{where}{error}") from None
         if self.tokenizer is None:
             raise InputError(
                 "this checkpoint has no tokenizer and no chat template: give lists of ids instead of messages"
             )
-        text = self.tokenizer.chat(messages, self.add_generation_prompt, **self.chat_options)
-        return self.tokenizer.encode(text, special=False)
+        if not isinstance(self.chat_options, Mapping) or "messages" in self.chat_options:
+            raise InputError(f"chat_options must be a mapping of template variables, not {self.chat_options!r}")
+        options = {"add_generation_prompt": self.add_generation_prompt, **self.chat_options}
+        return self.tokenizer.chat_ids(messages, **options)
 
 
 def _kind(one: Any) -> str:
