@@ -6,12 +6,14 @@
 
 Nothing runs before the first event is asked for, and never more than `buffer` events ahead of the reader. Leaving the
 loop, an error in it, `cancel()` and dropping the stream all end the producer between two of its steps; when the loop is
-left or `cancel()` returns, the producer is over and its cache can be used.
+left or `cancel()` returns, the producer is over, its cache can be used, and events that were not read are gone. When
+the interpreter exits, every running producer is cancelled and waited for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextvars
 import threading
 from collections import deque
@@ -97,6 +99,10 @@ class Emit:
 class Stream(Generic[R]):
     """Reads what `produce(emit)` emits; `result` is what it returned.
 
+    buffer   how many events the producer may be ahead of the reader
+    settled  called once, when the producer has ended and no event is left to read: settled(n, left) with the number of
+             events that were read, and whether the reader left before the end (cancelled, or dropped the stream)
+
     >>> def produce(emit):
     ...     for token in (5, 6):
     ...         emit(Event(0, token, ""))
@@ -106,14 +112,37 @@ class Stream(Generic[R]):
     ([5, 6], 'done')
     """
 
-    def __init__(self, produce: Callable[[Emit], R], buffer: int = 64) -> None:
-        self._channel: _Channel = _Channel(buffer)
-        self._thread = threading.Thread(target=_run, args=(produce, self._channel, _place()), daemon=True)
+    def __init__(
+        self,
+        produce: Callable[[Emit], R],
+        buffer: int = 64,
+        settled: Callable[[int, bool], object] | None = None,
+    ) -> None:
+        self._channel: _Channel = _Channel(buffer, settled)
+        self._thread = _Producer(produce, self._channel)
+
+    def __repr__(self) -> str:
+        channel = self._channel
+        with channel.changed:
+            if channel.finished:
+                state = "finished"
+            elif channel.error is not None:
+                state = f"failed with {type(channel.error).__name__}"
+            elif channel.cancelled:
+                state = "cancelled"
+            else:
+                state = "not started" if self._thread.ident is None else "running"
+            return f"Stream({state}, events: {channel.read} read, {len(channel.events)} waiting)"
 
     @property
     def over(self) -> bool:
         """Whether the producer has ended, one way or another; events may be left to read."""
         return self._channel.over
+
+    @property
+    def read(self) -> int:
+        """How many events were read."""
+        return self._channel.read
 
     @property
     def result(self) -> R:
@@ -127,7 +156,7 @@ class Stream(Generic[R]):
         return self._channel.result
 
     def cancel(self) -> None:
-        """Ends the producer and waits until it is over; nothing happens where it is."""
+        """Ends the producer and waits until it is over. Events that were not read are dropped."""
         with self._channel.changed:
             self._channel.cancel(started=self._thread.ident is not None)
         if self._thread.ident is not None and self._thread is not threading.current_thread():
@@ -169,7 +198,9 @@ class Stream(Generic[R]):
                 else:
                     return
         finally:
-            if not self._channel.over:
+            if self._channel.over:
+                self.cancel()
+            else:
                 await asyncio.to_thread(self.cancel)  # a step may be under way
 
     def __enter__(self) -> Self:
@@ -185,17 +216,18 @@ class Stream(Generic[R]):
         await asyncio.to_thread(self.cancel)
 
     def __del__(self) -> None:
-        self._channel.cancel(started=True)  # without waiting: the thread leaves by itself
+        self._channel.cancel(started=self._thread.ident is not None)  # without waiting: the thread leaves by itself
 
 
 class _Channel:
     """What the two sides share. The producer's thread knows this and not the stream, so a dropped stream is noticed."""
 
-    def __init__(self, buffer: int) -> None:
-        self.buffer = buffer
+    def __init__(self, buffer: int, settled: Callable[[int, bool], object] | None) -> None:
+        self.buffer, self.settled = buffer, settled
         self.changed = threading.Condition(threading.RLock())
         self.events: deque[Event] = deque()
-        self.over = self.finished = self.cancelled = False
+        self.read = 0  # events that the reader took
+        self.over = self.finished = self.cancelled = self.left = False
         self.result: Any = None
         self.error: BaseException | None = None
         self.wake: Callable[[], object] = lambda: None  # tells an event loop that something is there
@@ -219,18 +251,21 @@ class _Channel:
             self.changed.wait_for(lambda: self.ready)
             if self.events:
                 self.changed.notify_all()
-                return self.events.popleft()
+                self.read += 1
+                event = self.events.popleft()
+                self._settle()
+                return event
         if self.error is not None and not self.cancelled:
             raise self.error
         return None
 
     def cancel(self, started: bool) -> None:
         with self.changed:
-            if self.over:
-                return
-            self.cancelled = True
-            self.over = not started
+            self.left = True
             self.events.clear()
+            if not self.over:
+                self.cancelled = True
+                self.over = not started
             self._tell()
 
     def end(self, result: Any = None, error: BaseException | None = None, finished: bool = False) -> None:
@@ -238,21 +273,49 @@ class _Channel:
             self.result, self.error, self.finished, self.over = result, error, finished, True
             self._tell()
 
+    def _settle(self) -> None:
+        if self.over and not self.events and self.settled is not None:
+            settled, self.settled = self.settled, None
+            settled(self.read, self.left)
+
     def _tell(self) -> None:
+        self._settle()
         self.changed.notify_all()
         with suppress(RuntimeError):  # the event loop of the reader is closed
             self.wake()
 
 
-def _run(produce: Callable[[Emit], Any], channel: _Channel, place: Callable[[Callable[[], Any]], Any]) -> None:
-    try:
-        result = place(lambda: produce(Emit(channel)))
-    except Cancelled:
-        channel.end()
-    except BaseException as error:
-        channel.end(error=error)
-    else:
-        channel.end(result, finished=True)
+class _Producer(threading.Thread):
+    """The thread that runs `produce`. It is a daemon, so that a script may end while a stream is open: `_end_all` ends
+    it then. Otherwise Python would stop the thread wherever it is, and inside PyTorch that aborts the process."""
+
+    def __init__(self, produce: Callable[[Emit], Any], channel: _Channel) -> None:
+        super().__init__(name="lamina-stream", daemon=True)
+        self.channel = channel
+        self._produce: Callable[[Emit], Any] | None = produce
+        self._place = _place()
+
+    def run(self) -> None:
+        produce, self._produce = self._produce, None  # kept no longer than it runs
+        assert produce is not None
+        try:
+            result = self._place(lambda: produce(Emit(self.channel)))
+        except Cancelled:
+            self.channel.end()
+        except BaseException as error:
+            self.channel.end(error=error)
+        else:
+            self.channel.end(result, finished=True)
+
+
+@atexit.register
+def _end_all() -> None:
+    """Cancels every running producer and waits for it."""
+    producers = [thread for thread in threading.enumerate() if isinstance(thread, _Producer)]
+    for producer in producers:
+        producer.channel.cancel(started=True)
+    for producer in producers:
+        producer.join()
 
 
 def _place() -> Callable[[Callable[[], Any]], Any]:

@@ -217,6 +217,58 @@ def test_async_leaving_cancels_and_never_blocks_the_loop(way: str) -> None:
     assert producer.cleaned.is_set()
 
 
+def test_what_was_not_read_is_gone_after_leaving() -> None:
+    stream = Stream(Producer(5))
+    next(stream)
+    assert eventually(lambda: stream.over)
+    stream.cancel()
+    assert list(stream) == [] and stream.read == 1
+    assert stream.result == "done"
+
+
+@pytest.mark.parametrize(
+    ("reads", "leaves", "expected"), [(5, False, (5, False)), (2, True, (2, True)), (0, True, (0, True))]
+)
+def test_the_end_is_told_once_with_what_was_read(reads: int, leaves: bool, expected: tuple[int, bool]) -> None:
+    told: list[tuple[int, bool]] = []
+    stream = Stream(Producer(5), settled=lambda read, left: told.append((read, left)))
+    for _ in range(reads):
+        next(stream)
+    if leaves:
+        assert told == []
+        stream.cancel()
+    assert eventually(lambda: told == [expected])
+    stream.cancel()
+    del stream
+    gc.collect()
+    assert told == [expected]
+
+
+def test_a_stream_that_was_never_started_is_settled_when_dropped() -> None:
+    told: list[tuple[int, bool]] = []
+    Stream(Producer(5), settled=lambda read, left: told.append((read, left)))
+    gc.collect()
+    assert told == [(0, True)]
+
+
+def test_a_stream_tells_where_it_is() -> None:
+    stream = Stream(Producer(5), buffer=2)
+    assert repr(stream) == "Stream(not started, events: 0 read, 0 waiting)"
+    next(stream)
+    assert eventually(lambda: repr(stream) == "Stream(running, events: 1 read, 2 waiting)")
+    for _ in range(4):
+        next(stream)
+    assert eventually(lambda: repr(stream) == "Stream(finished, events: 5 read, 0 waiting)")
+    stream = Stream(Producer())
+    next(stream)
+    stream.cancel()
+    assert repr(stream) == "Stream(cancelled, events: 1 read, 0 waiting)"
+    stream = Stream(Producer(0, InputError("no room")))
+    with pytest.raises(InputError):
+        next(stream)
+    assert repr(stream) == "Stream(failed with InputError, events: 0 read, 0 waiting)"
+
+
 def test_pieces_are_whole_characters_and_join_to_the_text_of_the_tokens() -> None:
     text = "naïve 日本語 😀👩 the thing"
     ids = tokenizer().encode(text)
