@@ -85,6 +85,7 @@ class Tokenizer:
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         add_generation_prompt: bool = True,
         *,
         template: str | None = None,
@@ -107,6 +108,7 @@ class Tokenizer:
     def chat_ids(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         add_generation_prompt: bool = True,
         *,
         template: str | None = None,
@@ -149,7 +151,7 @@ class Tokenizer:
     ) -> str:
         name = choose(self.templates, template, variables)
         if "messages" in variables:
-            raise InputError("the template's variables include 'messages', which are the messages of the chat")
+            raise InputError("chat_options name 'messages', which the template gets from the chat: leave them out")
         for text in strings(variables):
             check_text(text, "a variable of the chat template")
         given = {**self.special_tokens, **variables}

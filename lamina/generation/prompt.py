@@ -272,8 +272,6 @@ class _Reader:
             raise InputError(
                 "this checkpoint has no tokenizer and no chat template: give lists of ids instead of messages"
             )
-        if not isinstance(self.chat_options, Mapping) or "messages" in self.chat_options:
-            raise InputError(f"chat_options must be a mapping of template variables, not {self.chat_options!r}")
         options = {"add_generation_prompt": self.add_generation_prompt, **self.chat_options}
         return self.tokenizer.chat_ids(messages, **options)
 

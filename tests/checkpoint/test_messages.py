@@ -91,9 +91,10 @@ def test_texts_that_are_not_text_are_refused_by_number() -> None:
 
 def test_bad_options_of_a_chat_are_refused() -> None:
     chat = [{"role": "user", "content": "x"}]
-    for options in (["tools"], {"messages": []}):
-        with pytest.raises(InputError, match="chat_options must be a mapping of template variables"):
-            reader().generate(chat, 1, chat_options=options)
+    with pytest.raises(InputError, match="must be a mapping of names to what the chat template gets"):
+        reader().generate(chat, 1, chat_options=["tools"])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="chat_options name 'messages', which the template gets from the chat"):
+        reader().generate(chat, 1, chat_options={"messages": []})
     with pytest.raises(InputError, match="a variable of the chat template is not text"):
         reader().generate(chat, 1, chat_options={"tools": [{"name": "\ud800"}]})
     assert reader().generate(chat, 1, chat_options={"add_generation_prompt": False}).prompts[0] == (
