@@ -319,13 +319,14 @@ def _end_all() -> None:
 
 
 def _place() -> Callable[[Callable[[], Any]], Any]:
-    """Runs something with the context and the current device of the thread that asked for it."""
+    """Runs something with the context and the current CUDA stream (so also device) of the thread that asked for it:
+    what that thread has launched before, on a cache say, comes first."""
     context = contextvars.copy_context()
-    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
 
     def run(work: Callable[[], Any]) -> Any:
-        if device is not None:
-            torch.cuda.set_device(device)
+        if stream is not None:
+            torch.cuda.set_stream(stream)
         return context.run(work)
 
     return run
