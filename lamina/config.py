@@ -1,10 +1,15 @@
-"""A checkpoint's config.json, read by attribute, with errors that name what is missing or unknown."""
+"""A checkpoint's config.json, read by attribute, with errors that name what is missing, unknown or out of bounds.
+
+A value is checked when a family reads it (`lamina/config_fields.py` has the bounds), so what a family does not read may
+be anything.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from lamina.config_fields import FIELDS
 from lamina.errors import InputError
 
 
@@ -13,6 +18,9 @@ class Config:
     >>> config = Config({"model_type": "llama", "hidden_size": 64})
     >>> config.hidden_size, config.get("head_dim", 16)
     (64, 16)
+    >>> Config({"hidden_size": "64"}).hidden_size
+    Traceback (most recent call last):
+    lamina.errors.InputError: hidden_size='64' in the configuration must be a whole number from 1 to 1,000,000
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -21,16 +29,18 @@ class Config:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        try:
-            return self.values[name]
-        except KeyError:
+        if name not in self.values:
             kind = self.values.get("model_type", "this model")
-            raise InputError(f"the configuration of {kind} has no {name!r}, which Lamina needs to build it") from None
+            raise InputError(f"the configuration of {kind} has no {name!r}, which Lamina needs to build it")
+        return self._checked(name)
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value, or the default where it is absent or null."""
-        value = self.values.get(name)
-        return default if value is None else value
+        return default if self.values.get(name) is None else self._checked(name)
+
+    def said(self, name: str, default: Any = None) -> Any:
+        """The value, null included; the default where it is absent."""
+        return self.get(name) if name in self.values else default
 
     def require(self, name: str, known: Collection[Any], default: Any = None) -> Any:
         """The value, which must be one of the known ones."""
@@ -42,3 +52,33 @@ class Config:
 
     def with_values(self, **values: Any) -> Config:
         return Config(self.values | values)
+
+    @property
+    def head_width(self) -> int:
+        """The width of an attention head: head_dim, or what is left of hidden_size for each head.
+
+        >>> Config({"hidden_size": 64, "num_attention_heads": 4}).head_width
+        16
+        """
+        if (given := self.get("head_dim")) is not None:
+            return given
+        width, heads = self.hidden_size, self.num_attention_heads
+        if width % heads:
+            raise InputError(
+                f"num_attention_heads={heads} in the configuration does not divide hidden_size={width}, and there is "
+                "no head_dim"
+            )
+        return width // heads
+
+    def _checked(self, name: str) -> Any:
+        field = FIELDS.get(name)
+        return self.values[name] if field is None else field.checked(name, self.values)
+
+
+EMPTY = Config({})
+
+
+def config_of(model: object) -> Config:
+    """The configuration a model was built from; an empty one where it has none, or an object of its author's own."""
+    config = getattr(model, "config", None)
+    return config if isinstance(config, Config) else EMPTY

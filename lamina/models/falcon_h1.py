@@ -82,7 +82,7 @@ class FalconH1(Decoder):
     ignored = ("model.layers.{i}.mamba.mup_vector",)
 
     def __init__(self, c: Config) -> None:
-        head_dim = c.get("head_dim", c.hidden_size // c.num_attention_heads)
+        head_dim = c.head_width
         super().__init__(
             c,
             (Block(c, head_dim) for _ in range(c.num_hidden_layers)),

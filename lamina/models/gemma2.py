@@ -36,7 +36,7 @@ class Block(nn.Module):
         self.attention = SelfAttention(
             c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.get("head_dim", 256),
             bias=bias, out_bias=bias, window=Sliding(c.sliding_window) if kind == "sliding_attention" else Full(),
-            scale=c.get("query_pre_attn_scalar", 256) ** -0.5, softcap=c.values.get("attn_logit_softcapping", 50.0),
+            scale=c.get("query_pre_attn_scalar", 256) ** -0.5, softcap=c.said("attn_logit_softcapping", 50.0),
         )  # fmt: skip
         self.mlp = GatedMLP(c.hidden_size, c.intermediate_size, c.get("hidden_activation", "gelu_pytorch_tanh"))
         self.before_attention, self.after_attention = norm(c), norm(c)
@@ -93,7 +93,7 @@ class Gemma2(Decoder):
         )
         for block, following in pairwise(self.blocks):
             block.following = (following.before_attention,)  # type: ignore[assignment]
-        self.softcap = c.values.get("final_logit_softcapping", 30.0)
+        self.softcap = c.said("final_logit_softcapping", 30.0)
 
     def embed(self, ids: Tensor) -> Tensor:
         return self.embedding(ids, self.embedding.embedding_dim**0.5, rounded=True)  # rounded as it was in training

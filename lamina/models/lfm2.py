@@ -94,7 +94,7 @@ class Lfm2(Decoder):
     }
 
     def __init__(self, c: Config) -> None:
-        head_dim = c.get("head_dim", c.hidden_size // c.num_attention_heads)
+        head_dim = c.head_width
         super().__init__(
             c,
             (Block(c, kind, head_dim) for kind in layer_kinds(c)),

@@ -46,7 +46,7 @@ class Llama(Decoder):
     ignored = ("model.layers.{i}.self_attn.rotary_emb.inv_freq",)
 
     def __init__(self, c: Config) -> None:
-        head_dim = c.get("head_dim", c.hidden_size // c.num_attention_heads)
+        head_dim = c.head_width
         super().__init__(
             c,
             (Block(c, head_dim) for _ in range(c.num_hidden_layers)),

@@ -17,13 +17,26 @@ from lamina.attention.rotary import Table, rotate, rotate_neighbours
 from lamina.config import Config
 from lamina.errors import InputError
 
+NEEDED = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("original_max_position_embeddings",),
+}
+"""What a rotary type cannot do without."""
+
 
 def rope_parameters(config: Config, base: float = 10_000.0) -> dict[str, Any]:
     """The rotary settings, whether the file keeps them together or as `rope_theta` and `rope_scaling`."""
     found = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    found.setdefault("rope_theta", config.get("rope_theta", base))
+    for name, default in (("rope_theta", base), ("partial_rotary_factor", 1.0)):
+        if found.get(name) is None:
+            found[name] = config.get(name, default)
     found["rope_type"] = found.get("rope_type", found.get("type", "default"))
-    found.setdefault("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    read = Config(found | {"model_type": "rotary positions"})
+    for name in found:  # every value is looked at once, so that it is refused here by name
+        read.get(name)
+    for name in NEEDED.get(read.rope_type, ()):
+        getattr(read, name)
     return found
 
 
@@ -36,6 +49,8 @@ class Rotary(nn.Module):
 
     def __init__(self, dim: int, settings: dict[str, Any], max_positions: int | None = None) -> None:
         super().__init__()
+        if dim < 2 or dim % 2:
+            raise InputError(f"rotary positions turn pairs of numbers, and {dim} of a head cannot be paired")
         self.dim, self.settings, self.max_positions = dim, settings, max_positions
         self.scale = 1.0
         self.frequencies: Tensor

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lamina.errors import InputError
 from lamina.recurrence.rule import Rule, Tensors, segment_sums, skipped_and_gated
 
 
@@ -47,7 +48,7 @@ class GatedDelta(Rule):
 
     def __post_init__(self) -> None:
         if self.value_heads % self.key_heads:
-            raise ValueError(
+            raise InputError(
                 f"{self.value_heads} value heads cannot share {self.key_heads} key heads; "
                 "key_heads must divide value_heads"
             )

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from lamina.errors import InputError
 from lamina.recurrence.rule import Rule, Tensors, segment_sums, skipped_and_gated, step_sizes
 
 
@@ -44,7 +45,7 @@ class SSD(Rule):
 
     def __post_init__(self) -> None:
         if self.heads % self.groups:
-            raise ValueError(f"{self.heads} heads cannot share {self.groups} groups; groups must divide heads")
+            raise InputError(f"{self.heads} heads cannot share {self.groups} groups; groups must divide heads")
 
     @property
     def state_shape(self) -> tuple[int, ...]:
