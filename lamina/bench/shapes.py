@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from lamina.checkpoint.demo_weights import NAMED, named_checkpoint
+from lamina.checkpoint.folder import read_json
+from lamina.checkpoint.source import open_source
 from lamina.errors import InputError
 
 
@@ -118,16 +120,21 @@ SHAPES = {
 }  # fmt: skip
 
 
-def find_shape(name: str) -> Shape:
-    """A known shape, or the one that a config.json (or the folder it lies in) describes.
+def find_shape(name: str | os.PathLike[str]) -> Shape:
+    """A known shape, or that of a checkpoint: a folder with config.json, a config.json, a .gguf file, a known name.
 
     >>> find_shape("llama-3.1-8b").config["hidden_size"]
     4096
     """
-    if name in SHAPES:
+    if isinstance(name, str) and name in SHAPES:
         return SHAPES[name]
-    path = Path(name)
+    path = named_checkpoint(name)
+    if path.suffix.lower() == ".gguf" and path.is_file():
+        return Shape(path.name, open_source(path).config)
     file = path / "config.json" if path.is_dir() else path
-    if not file.is_file():
-        raise InputError(f"shape {name!r} is not known; give the path of a config.json or one of {', '.join(SHAPES)}")
-    return Shape(path.stem if path.is_file() else path.resolve().name, json.loads(file.read_text()))
+    if not file.is_file() or file.suffix != ".json":
+        raise InputError(
+            f"{name} is neither a folder with config.json, nor a config.json, nor a .gguf file, nor one of "
+            f"{', '.join((*NAMED, *SHAPES))}"
+        )
+    return Shape(path.resolve().name if path.is_dir() else path.stem, read_json(file))

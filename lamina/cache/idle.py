@@ -20,11 +20,12 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 L = TypeVar("L", bound=Layer)
 
 
-def idle_dtype(states: str | None) -> torch.dtype | None:
+def idle_dtype(states: str | torch.dtype | None) -> torch.dtype | None:
     """The dtype of that name; None keeps states exact."""
-    if states is None or states in DTYPES:
-        return None if states is None else DTYPES[states]
-    near = difflib.get_close_matches(str(states), DTYPES, n=1, cutoff=0.0)
+    name = str(states).removeprefix("torch.")
+    if states is None or name in DTYPES:
+        return None if states is None else DTYPES[name]
+    near = difflib.get_close_matches(name, DTYPES, n=1, cutoff=0.0)
     raise InputError(
         f"states={states!r}: the nearest that there is is {near[0]!r}. States at rest are kept in "
         f"{', '.join(DTYPES)}, or exactly with None"

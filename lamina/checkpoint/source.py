@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lamina.checkpoint.demo_weights import NAMED, named_checkpoint
+from lamina.dtypes import FLOATS
 from lamina.errors import LaminaError
 
 if TYPE_CHECKING:
     from lamina.checkpoint.tokenizer import Tokenizer
 
 LISTED = 8
-FLOATS = {
-    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-}
 
 
 class CheckpointError(LaminaError, ValueError):
@@ -59,27 +58,34 @@ class Source(ABC):
         text = self.config.get("text_config")
         for config in (self.generation_config, self.config, text if isinstance(text, dict) else {}):
             if (ids := config.get("eos_token_id")) is not None:
-                return tuple(dict.fromkeys(ids)) if isinstance(ids, list | tuple) else (int(ids),)
+                several = list(ids) if isinstance(ids, list | tuple) else [ids]
+                if not all(isinstance(one, int) for one in several):
+                    raise CheckpointError(f"eos_token_id={ids!r} of {self.path} must be an id, or a list of ids")
+                return tuple(dict.fromkeys(several))
         return ()
 
 
 def open_source(path: str | os.PathLike[str]) -> Source:
-    """Open a folder (config.json and *.safetensors) or a .gguf file.
+    """Open a folder (config.json and *.safetensors), a .gguf file, or a checkpoint that has a name (`NAMED`).
 
     >>> open_source("/nowhere")
     Traceback (most recent call last):
     lamina.checkpoint.source.CheckpointError: /nowhere does not exist; expected a folder with config.json \
-and *.safetensors, or a .gguf file
+and *.safetensors, a .gguf file, or a known name: smollm2
     """
     from lamina.checkpoint.folder import FolderSource
     from lamina.checkpoint.gguf import GGUFSource
 
-    path = Path(path).expanduser()
-    expected = "expected a folder with config.json and *.safetensors, or a .gguf file"
+    path = named_checkpoint(path)
+    names = ", ".join(NAMED)
+    expected = f"expected a folder with config.json and *.safetensors, a .gguf file, or a known name: {names}"
     if path.is_dir():
         return FolderSource(path)
     if not path.exists():
-        raise CheckpointError(f"{path} does not exist; {expected}")
+        from lamina.bench.shapes import SHAPES
+
+        shape = " (as a shape without weights it can be planned and benchmarked)" if str(path) in SHAPES else ""
+        raise CheckpointError(f"{path} does not exist{shape}; {expected}")
     if path.suffix.lower() == ".gguf":
         return GGUFSource(path)
     hint = f" (give its folder, {path.parent})" if path.suffix == ".safetensors" else ""

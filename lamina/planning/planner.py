@@ -134,15 +134,15 @@ def plan(
     codec: Codecs | None = None,
     residence: str = "device",
     page: int | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: str | torch.dtype | None = None,
     memory: int | str | None = None,
     bandwidth: float | str | None = None,
     link: float | str | None = None,
 ) -> Plan:
     """What a model with a cache of `rows` rows of `length` tokens takes, and what fits into `memory`.
 
-    what       a model, a configuration, or where that is: a folder with config.json, a config.json, a .gguf file, or
-               the name of a benchmark shape
+    what       a model, a configuration, or where that is: a folder with config.json, a config.json, a .gguf file, a
+               name that `load` knows (smollm2), or the name of a benchmark shape
     length     tokens that each row holds in the end. None: the capacity, else as many as fit into `memory`, else 4096
     capacity, slack           of the cache, as in `model.new_cache`
     reserve                   room for all tokens is made at first, as `generate` does; False: as they come
@@ -151,7 +151,7 @@ def plan(
     codec      how keys and values are written, as in `model.new_cache`
     residence  where bytes live, as in `model.new_cache`
     page       tokens of a page, for a cache in a `lamina.Pool` that holds it and no more; None: without one
-    dtype      of weights and cache; the checkpoint's own when None
+    dtype      of weights and cache, such as "bfloat16"; the checkpoint's own when None
     memory     the budget on the device, such as "24GiB" or a number of bytes
     bandwidth  such as "4.3TB/s" or bytes a second: tells the tokens a second that no decode step can exceed
     link       the same of the way between host and device, such as "50GB/s"

@@ -6,15 +6,14 @@ import copy
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lamina.checkpoint.folder import read_json
-from lamina.checkpoint.source import config_dtype, open_source
-from lamina.config import Config
+from lamina.checkpoint.source import config_dtype
+from lamina.config import Config, config_of
+from lamina.dtypes import float_dtype
 from lamina.errors import InputError
 from lamina.loading import refuse_quantized
 from lamina.model import Model
@@ -43,12 +42,12 @@ class Subject:
     @property
     def positions(self) -> int | None:
         """How many positions the configuration names, where it does."""
-        config = self.model.__dict__.get("config")
-        return None if config is None else config.get("max_position_embeddings")
+        return config_of(self.model).get("max_position_embeddings")
 
 
-def subject_of(what: What, dtype: torch.dtype | None = None) -> Subject:
-    """A model, its configuration, or where that is: a folder, a config.json, a .gguf file, the name of a shape."""
+def subject_of(what: What, dtype: str | torch.dtype | None = None) -> Subject:
+    """A model, its configuration, or where that is: a folder, a config.json, a .gguf file, a known name."""
+    dtype = float_dtype(dtype)
     if isinstance(what, Model):
         if dtype not in (None, what.dtype):
             raise InputError(f"this model is in {what.dtype}, not in {dtype}: give its configuration to plan another")
@@ -69,20 +68,12 @@ def find_config(what: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     >>> find_config("llama-3.1-8b")[1]["hidden_size"]
     4096
     """
-    from lamina.bench.shapes import SHAPES
+    from lamina.bench.shapes import SHAPES, find_shape
 
-    if (shape := SHAPES.get(os.fspath(what))) is not None:
+    shape = find_shape(what)
+    if shape.name in SHAPES and shape is SHAPES[shape.name]:
         return shape.name, {"dtype": "bfloat16", **shape.config}  # as benchmarks run it on a GPU
-    path = Path(what).expanduser()
-    if path.suffix.lower() == ".gguf" and path.is_file():
-        return path.name, open_source(path).config
-    file = path / "config.json" if path.is_dir() else path
-    if not file.is_file() or file.suffix != ".json":
-        raise InputError(
-            f"{os.fspath(what)} is neither a folder with config.json, nor a config.json, nor a .gguf file, nor one of "
-            f"{', '.join(SHAPES)}"
-        )
-    return path.resolve().name if path.is_dir() else path.stem, read_json(file)
+    return shape.name, dict(shape.config)
 
 
 def shadow(model: Model) -> Model:

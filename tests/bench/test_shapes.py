@@ -38,6 +38,6 @@ def test_a_shape_can_be_a_configuration_of_ones_own(tmp_path: Path) -> None:
 
 def test_an_unknown_shape_is_told_with_those_that_are_known() -> None:
     with pytest.raises(
-        InputError, match=r"shape 'llama-9' is not known; give the path of a config.json or one of llama"
+        InputError, match=r"llama-9 is neither a folder with config.json, .* one of smollm2, llama-3.1-8b"
     ):
         find_shape("llama-9")

@@ -85,7 +85,9 @@ def refused(path: Path, match: str) -> None:
 
 
 def test_a_path_that_does_not_exist_says_what_was_looked_for(tmp_path):
-    refused(tmp_path / "none", r"none does not exist; expected a folder with config.json .* or a \.gguf file")
+    refused(
+        tmp_path / "none", r"none does not exist; expected a folder with config.json .*, a \.gguf file, or a known name"
+    )
 
 
 def test_a_file_that_is_no_checkpoint_says_what_was_looked_for(tmp_path):
