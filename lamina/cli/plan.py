@@ -8,16 +8,12 @@ from typing import Annotated
 
 import typer
 
-from lamina import planning
-from lamina.cli.common import _dtype, checkpoint_path
-from lamina.errors import LaminaError
-
 What = Annotated[
     str,
     typer.Argument(
         metavar="PATH_OR_CONFIG",
-        help="A folder with config.json, a config.json, a .gguf file, a benchmark shape such as llama-3.1-8b, or "
-        "'smollm2' for the packaged model.",
+        help="A folder with config.json, a config.json, a .gguf file, a benchmark shape such as llama-3.1-8b, or a "
+        "known name: smollm2.",
     ),
 ]
 
@@ -43,15 +39,13 @@ def plan(
     link: Annotated[str | None, typer.Option(help="The same between host and device, such as 50GB/s.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
 ) -> None:
-    try:
-        found = planning.plan(
-            checkpoint_path(what), rows=rows, length=length, capacity=capacity, reserve=reserve, slack=slack,
-            prompt=prompt, prefill_chunk=prefill_chunk, source=source, codec=codec, residence=residence, page=page,
-            dtype=_dtype(dtype), memory=memory, bandwidth=bandwidth, link=link,
-        )  # fmt: skip
-    except (LaminaError, OSError) as error:
-        typer.echo(f"lamina: {error}", err=True)
-        raise typer.Exit(2) from None
+    from lamina import planning
+
+    found = planning.plan(
+        what, rows=rows, length=length, capacity=capacity, reserve=reserve, slack=slack, prompt=prompt,
+        prefill_chunk=prefill_chunk, source=source, codec=codec, residence=residence, page=page, dtype=dtype,
+        memory=memory, bandwidth=bandwidth, link=link,
+    )  # fmt: skip
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=2))
     elif on_a_terminal():

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lamina import checking
-from lamina.cli.common import Device, DType, Path, open_model
+from lamina.cli.common import Device, DType, Path
 
 
 def verify(
@@ -19,7 +18,9 @@ def verify(
     seed: Annotated[int, typer.Option(help="Other numbers give other cuts and ids.")] = 0,
     residence: Annotated[str, typer.Option(help="Where bytes of caches live: device or host.")] = "device",
 ) -> None:
-    model = open_model(path, dtype, device)
-    report = checking.verify(model, length=length, tries=tries, seed=seed, residence=residence)
+    from lamina import checking
+    from lamina.loading import load
+
+    report = checking.verify(load(path, dtype, device), length=length, tries=tries, seed=seed, residence=residence)
     typer.echo(str(report))
     raise typer.Exit(0 if report.ok else 1)

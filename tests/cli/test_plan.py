@@ -7,17 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
 import lamina
 from lamina.checkpoint import packaged_smollm2
-from lamina.cli.plan import plan
+from lamina.cli import commands
 from tests.bench.small import small
-
-app = typer.Typer()
-app.command()(plan)
 
 
 @pytest.fixture
@@ -27,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(*words: Any) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
+    return CliRunner().invoke(commands(), ["plan", *(str(word) for word in words)])
 
 
 def test_it_prints_what_the_plan_prints(folder: Path) -> None:
