@@ -1,6 +1,7 @@
 """The base of every model family: a stack of blocks between an embedding and a head.
 
-A family gives its blocks and says how ids become vectors and vectors become logits. A block is called as
+A family gives its blocks and says how ids become vectors and vectors become logits. Nothing else is needed: no
+configuration, and no checkpoint (`docs/own_model.py` is a whole program). A block is called as
 `block(x, memory, shared)`: `memory` is the only door to the past, `shared` is what all blocks of the pass share, made
 once by `prepare` (rotary tables, say). Its `specs` say what it must remember. Nothing in a family names a cache, a
 mask, a position argument or padding.
@@ -8,7 +9,9 @@ mask, a position argument or padding.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import torch
@@ -23,7 +26,7 @@ from lamina.cache.forgetting import pass_anew
 from lamina.cache.layer import Key
 from lamina.cache.spec import Cross, LayerSpecs
 from lamina.cache.step import Step
-from lamina.config import Config
+from lamina.config import EMPTY, Config, config_of
 from lamina.errors import CapacityError, InputError
 from lamina.runtime.compiled import CompiledBlocks, why_not_compiled
 
@@ -40,7 +43,8 @@ Logits = Literal["all", "last"] | None
 
 
 class Model(nn.Module):
-    """Subclasses fill in `blocks`, `embed`, `unembed` and, if blocks share something, `prepare`."""
+    """Subclasses fill in `blocks`, `embed`, `unembed`, with learned positions `add_positions` and `max_positions`, and,
+    if blocks share something, `prepare`."""
 
     names: Names = {}
     """Our parameter paths -> names in checkpoints; see lamina.checkpoint.names."""
@@ -55,8 +59,8 @@ class Model(nn.Module):
     blocks: nn.ModuleList
     head: nn.Module
     """[..., width] -> [..., vocab], the last part of `unembed`"""
-    vocab: int
-    config: Config
+    config: Config = EMPTY
+    """That of the checkpoint; empty for a model without one."""
     tokenizer: Tokenizer | None = None
     generation_defaults: Mapping[str, Any] = {}
     """What the checkpoint's generation_config.json says."""
@@ -69,10 +73,45 @@ class Model(nn.Module):
         model.config = config
         return model.requires_grad_(False).eval()
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """As in `nn.Module`, but an AttributeError that a property raised, which brings Python here, is kept."""
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                found = inspect.getattr_static(type(self), name, None)
+                if not isinstance(found, property | cached_property):
+                    raise
+            return found.__get__(self, type(self))  # runs again, and raises its own error
+
     @property
     def specs(self) -> list[LayerSpecs]:
         """What each layer must remember: name -> spec."""
-        return [block.specs for block in self.blocks]  # type: ignore[misc]
+        return [_specs_of(i, block) for i, block in enumerate(self.blocks)]
+
+    @property
+    def vocab(self) -> int:
+        """How many ids there are: as set, or as many as there are logits."""
+        if "_vocab" not in self.__dict__:
+            self.__dict__["_vocab"] = self._logits_of_a_token()
+        return self.__dict__["_vocab"]
+
+    @vocab.setter
+    def vocab(self, count: int) -> None:
+        self.__dict__["_vocab"] = count
+
+    @torch.no_grad()
+    def _logits_of_a_token(self) -> int:
+        first = next(self.parameters(), None)
+        ids = torch.zeros(1, 1, dtype=torch.int64, device=None if first is None else first.device)
+        try:
+            return self.unembed(self.embed(ids)).shape[-1]
+        except Exception as error:
+            raise InputError(
+                f"how many ids {type(self).__name__} has cannot be seen from its embed and unembed ({error}): "
+                "set self.vocab"
+            ) from error
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -81,7 +120,7 @@ class Model(nn.Module):
         if ids is None and self.tokenizer is not None and self.tokenizer.eos_ids:
             ids = self.tokenizer.eos_ids
         if ids is None:
-            ids = self.config.get("eos_token_id", ())
+            ids = config_of(self).get("eos_token_id", ())
         return (ids,) if isinstance(ids, int) else tuple(ids)
 
     @property
@@ -97,6 +136,14 @@ class Model(nn.Module):
     def embed(self, ids: Tensor) -> Tensor:
         """ids [B, T] -> [B, T, width]"""
         raise TypeError(f"{type(self).__name__} does not say how ids are embedded")
+
+    def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [B, T, width] of tokens at these positions [B, T] -> the same with positions added; learned ones go here.
+
+        >>> def add_positions(self, x, positions):
+        ...     return x + self.position(positions)  # an nn.Embedding(self.max_positions, width)
+        """
+        return x
 
     def prepare(self, positions: Tensor) -> Any:
         """What all blocks share in a pass over these positions [B, T]."""
@@ -134,7 +181,7 @@ class Model(nn.Module):
         if embeds is None:
             assert ids is not None
             embeds = self.embed(ids if step.valid is None else ids.masked_fill(~step.valid, 0))
-        x, shared = embeds, self.prepare(step.positions)
+        x, shared = self.enter(embeds, step.positions)
         compiled = None if hidden or torch.compiler.is_compiling() else self.compiled
         if compiled is not None and why_not_compiled(step, x) is None:
             x = compiled(x, step, shared)
@@ -156,6 +203,12 @@ class Model(nn.Module):
         step.logits = self.unembed(x)
         return step.logits
 
+    def enter(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Any]:
+        """What the first block reads of tokens that were embedded, and what all blocks share."""
+        if self.max_positions is not None:  # rows of a captured step that ended stand one past the end of a full table
+            positions = positions.clamp(max=self.max_positions - 1)
+        return self.add_positions(embeds, positions), self.prepare(positions)
+
     def __call__(
         self,
         ids: Tensor | Sequence[Sequence[int]] | None = None,
@@ -170,7 +223,7 @@ class Model(nn.Module):
     ) -> Tensor | None:
         """Runs ids [B, T] and returns logits.
 
-        cache     continues each of its rows; without one, each row is a whole sequence
+        cache     continues each of its rows, without gradients; without one, each row is a whole sequence
         counts    [B] how many of the T are real; the rest is padding on the right
         logits    "all" [B, T, vocab], "last" (of each row's last real token) [B, vocab], or None
         embeds    [B, T, width] instead of ids
@@ -210,7 +263,8 @@ class Model(nn.Module):
             raise InputError(f"{shape[0]} rows were given, the cache has {cache.rows}")
         step = cache.step(shape[1], counts, spans=spans)
         try:
-            out = self.forward(ids, step, logits, embeds)
+            with torch.no_grad():  # or the cache would keep the graph of every pass alive
+                out = self.forward(ids, step, logits, embeds)
         except BaseException:
             step.abort()
             raise
@@ -359,3 +413,15 @@ class Model(nn.Module):
         from lamina.generation import stream
 
         return stream(self, prompts, max_new_tokens, **options)
+
+
+def _specs_of(index: int, block: nn.Module) -> LayerSpecs:
+    made = inspect.getattr_static(type(block), "specs", None)
+    if isinstance(made, property):  # called here, since nn.Module would hide an AttributeError in it
+        return made.__get__(block)
+    if made is None and "specs" not in block.__dict__:
+        raise TypeError(
+            f"block {index} ({type(block).__name__}) does not say what it remembers: give it specs, such as "
+            '{"attention": lamina.cache.Attention(kv_heads, key_dim, value_dim)}, or {} for nothing'
+        )
+    return block.specs  # type: ignore[return-value]

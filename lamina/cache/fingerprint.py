@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lamina.config import config_of
+
 if TYPE_CHECKING:
     from lamina.model import Model
 
@@ -48,8 +50,7 @@ class Fingerprint:
 
     @staticmethod
     def of(model: Model) -> Fingerprint:
-        config = getattr(model, "config", None)
-        known = {} if config is None else {name: v for name, v in config.values.items() if name not in NEUTRAL}
+        known = {name: value for name, value in config_of(model).values.items() if name not in NEUTRAL}
         taken = [_spread(parameter) for parameter in model.parameters()]
         return Fingerprint(
             type(model).__name__,

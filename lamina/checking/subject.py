@@ -110,7 +110,7 @@ class WholeModel(Subject):
 
     def _forward(self, batch: Tensor, step: Step, fail: bool) -> Tensor:
         if fail:  # half the layers have run when it stops
-            x, shared = self.model.embed(batch), self.model.prepare(step.positions)
+            x, shared = self.model.enter(self.model.embed(batch), step.positions)
             for i, block in enumerate(self.model.blocks[: len(self.model.blocks) // 2 + 1]):
                 x = block(x, step.memory(i), shared)
             return x

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
+from lamina.config import config_of
 from lamina.errors import InputError
 from lamina.generation import rules, values
 from lamina.generation.rules import Origins
@@ -215,10 +216,10 @@ def _fill_in_ids(model: Model, chosen: Values, origins: Origins) -> None:
     if "eos_token_id" not in origins:
         chosen["eos_token_id"] = model.eos_ids
     if "bos_token_id" not in origins:
-        bos = model.config.get("bos_token_id")
+        bos = config_of(model).get("bos_token_id")
         chosen["bos_token_id"] = tokenizer.bos_id if bos is None and tokenizer is not None else bos
     if "pad_token_id" not in origins:
-        pad = model.config.get("pad_token_id")
+        pad = config_of(model).get("pad_token_id")
         if pad is None and tokenizer is not None and "pad_token" in tokenizer.special_tokens:
             pad = tokenizer.backend.token_to_id(tokenizer.special_tokens["pad_token"])
         chosen["pad_token_id"] = next((one for one in (pad, *chosen["eos_token_id"]) if one is not None), 0)
