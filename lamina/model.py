@@ -416,7 +416,7 @@ class Model(nn.Module):
 
 
 def _specs_of(index: int, block: nn.Module) -> LayerSpecs:
-    made = inspect.getattr_static(type(block), "specs", None)
+    made = getattr(type(block), "specs", None)
     if isinstance(made, property):  # called here, since nn.Module would hide an AttributeError in it
         return made.__get__(block)
     if made is None and "specs" not in block.__dict__:
