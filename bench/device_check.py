@@ -6,8 +6,9 @@ captured passes of 1 to 16 tokens, ragged in what is read and accepted, and spec
 Then what the host may not do: passes with counts that live on the device run without a single synchronisation, and
 device counts out of range are clamped and told at the next read. All of that in pages of a pool too. And caches of
 codes: captured passes beside plain ones. And many callers at once: threads, threads with streams of their own, tasks
-and interleaved streams each get the tokens of a run alone. What is found is printed check by check, and written family
-by family.
+and interleaved streams each get the tokens of a run alone. A model of one's own (`docs/own_model.py`, the family "own")
+is captured too, proved in float32 and bfloat16, and keeps to its learned positions. What is found is printed check by
+check, and written family by family.
 """
 
 from __future__ import annotations
@@ -127,8 +128,39 @@ def main() -> None:
         if len(sys.argv) > 1:
             with open(sys.argv[1], "w") as file:
                 file.write("\n".join(lines) + "\n")
+    if len(sys.argv) <= 2 or "own" in sys.argv[2:]:
+        for title, found in own_model().items():
+            ok &= found[0]
+            lines += ["", f"A model of one's own, {title}: {found[1]}"]
+            print(f"{lines[-1]}{'' if found[0] else ' FAILED'}", flush=True)
+        if len(sys.argv) > 1:
+            with open(sys.argv[1], "w") as file:
+                file.write("\n".join(lines) + "\n")
     print("\n".join(lines))
     sys.exit(not ok)
+
+
+def own_model() -> dict[str, Found]:
+    """What a model of plain PyTorch layers gets without a line of its own for it."""
+    from docs.own_model import Mine
+
+    torch.manual_seed(0)
+    model = Mine().eval().cuda()
+    found: dict[str, Found] = {"how it decodes": ("captured" in model.explain(), model.explain())}
+    same = model.generate(PROMPTS, 30).tokens == plain(model, PROMPTS, 30).tokens
+    found["captured steps are plain passes"] = same, "yes" if same else "no"
+    said = passes_are_plain(model)
+    found["captured passes and speculation are plain ones"] = said == "yes", said
+    long = [[1] * (model.max_positions - 3), [5, 6]]
+    ends = model.generate(long, 12)
+    right = [len(row) for row in ends.tokens] == [3, 12] and ends.tokens[1] == model.generate(long[1:], 12).tokens[0]
+    found["rows end at the last learned position, others go on"] = right, f"{ends.reasons}"
+    for dtype in (torch.float32, torch.bfloat16):
+        started = time.perf_counter()
+        report = lamina.verify(model.to(dtype))
+        took = time.perf_counter() - started
+        found[f"lamina.verify in {dtype}"] = report.ok and took < 20, f"{'ok' if report.ok else report}, {took:.1f} s"
+    return found
 
 
 PROMPTS = [[5, 9, 12, 3, 44, 8, 21], [7], [30, 31, 32]]
