@@ -1,5 +1,6 @@
 # make demo   a real language model writes text
 # make test   lint, types and every test
+# make kernels   every kernel of every family built for every card, without a GPU, and compared with its shared memory
 # make laws   the laws on many more random histories: make laws N=10000
 # make lint   ruff and mypy alone
 
@@ -8,7 +9,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 N ?= 10000
 
-.PHONY: demo test lint laws clean
+.PHONY: demo test lint laws kernels clean
 
 demo: $(VENV)/demo
 	$(RUN) -m lamina chat smollm2 "Why is the sky blue? Answer in three sentences." --device cpu -n 120
@@ -23,6 +24,9 @@ lint: $(VENV)/test
 
 laws: $(VENV)/test
 	LAMINA_LAWS_EXAMPLES=$(N) $(RUN) -m pytest -q -n 2 tests/laws
+
+kernels: $(VENV)/test
+	$(RUN) -m bench.kernels.build
 
 # torch first and by its exact version: a looser one would bring gigabytes that a CPU has no use for.
 $(VENV)/base: constraints.txt pyproject.toml

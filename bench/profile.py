@@ -14,6 +14,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from lamina.bench.measure import limits, median_seconds
 from lamina.bench.random_model import random_model
 from lamina.bench.shapes import find_shape
 from lamina.bench.subjects import Lamina
-from lamina.kernels import launch
+from lamina.kernels.limits import assumed, limits_of
 
 STEPS = 16
 Launch = tuple[str, str]  # a kernel's name and its grid
@@ -33,15 +34,9 @@ Launch = tuple[str, str]  # a kernel's name and its grid
 
 @contextmanager
 def one_after_the_other() -> Iterator[None]:
-    """Inside, launches are not programmatic, as in the interpreter."""
-    before = launch.INTERPRETED
-    launch.INTERPRETED = True
-    launch.pdl.cache_clear()
-    try:
+    """Inside, launches are not programmatic, as on a device before Hopper."""
+    with assumed(replace(limits_of(torch.device("cuda")), capability=(8, 0))):
         yield
-    finally:
-        launch.INTERPRETED = before
-        launch.pdl.cache_clear()
 
 
 def kernels_of(trace: Mapping[str, Any]) -> dict[Launch, list[float]]:

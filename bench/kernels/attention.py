@@ -25,8 +25,9 @@ from bench.kernels import latents
 from bench.kernels.timing import read_speed
 from lamina.attention import Chunked, Full, Sliding, Window
 from lamina.kernels import attend, latent
-from lamina.kernels.attend import Shape, decode_attention
+from lamina.kernels.attend import decode_attention
 from lamina.kernels.rope import rotate_and_append
+from lamina.kernels.shape import Shape
 from lamina.kernels.token import attend_token
 from lamina.nn.rotary import rotate, rotate_neighbours
 from tests.kernels.stores import Held, error

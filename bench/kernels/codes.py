@@ -26,11 +26,12 @@ from bench.kernels.timing import all_at_once, read_speed
 from lamina.attention import Full, Sliding, Window
 from lamina.cache.codec import Codec
 from lamina.cache.layout import Layout
-from lamina.kernels.attend import Shape, decode_attention
+from lamina.kernels.attend import decode_attention
 from lamina.kernels.coded import decode_codes
 from lamina.kernels.codes import Coded, Side, encode
+from lamina.kernels.limits import limits_of
 from lamina.kernels.packed import code_bytes, high_bytes, scale_numbers
-from lamina.kernels.splits import multiprocessors
+from lamina.kernels.shape import Shape
 from lamina.kernels.token import attend_token
 from tests.kernels.stores import Held, Packed, error
 
@@ -193,7 +194,8 @@ def configurations(case: Case, codec: str) -> list[tuple[Shape, int]]:
     """Shapes, and into how many parts all that is seen is divided."""
     if codec not in FAST:
         return []
-    return [(shape, waves * multiprocessors() // case.heads[1]) for shape in SHAPES for waves in WAVES]
+    programs = limits_of(torch.device(DEVICE)).multiprocessors
+    return [(shape, waves * programs // case.heads[1]) for shape in SHAPES for waves in WAVES]
 
 
 def times(codecs: tuple[str, ...]) -> None:

@@ -19,12 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.kernels.timing import all_at_once, microseconds, read_speed
+from lamina.kernels.limits import limits_of
 from lamina.kernels.norm import gated_rms_norm, rms_norm, rms_norm_twice
 from lamina.kernels.product import Form, Rows, Tiles, choose, gated, gated_product, linear, product
 from lamina.kernels.workspace import scratch
 from lamina.nn import GatedRMSNorm
 
-BF16 = torch.bfloat16
+BF16, CUDA = torch.bfloat16, torch.device("cuda")
 TOO_LARGE = "OutOfResources"  # a form for a device with more room
 Matrix = tuple[int, int, bool]  # outputs, sums over, gated
 MATRICES: dict[str, dict[str, Matrix]] = {
@@ -60,7 +61,7 @@ def forms_for(m: int, k: int, is_gated: bool, n: int) -> list[Form]:
         found = [replace(f, rows=max(1, f.rows // 2)) for f in found]
     if m > 8192:
         found = [f for f in found if f.splits == 1]
-    return list(dict.fromkeys([choose(n, m, k, 2, is_gated), *found]))
+    return list(dict.fromkeys([choose(n, m, k, 2, is_gated, limits_of(CUDA)), *found]))
 
 
 def relative(a: Tensor, b: Tensor) -> float:
@@ -187,7 +188,9 @@ def time_products(matrices: dict[str, Matrix], counts: Iterable[int], limit: flo
                     print(f"  FAILED {form}: {error}", flush=True)
                 else:
                     us = microseconds([partial(one, w, form, *others) for w in weights] * 2)
-                    found.append((us, f"{form}{'  <- chosen' if form == choose(n, m, k, 2, is_gated) else ''}"))
+                    found.append(
+                        (us, f"{form}{'  <- chosen' if form == choose(n, m, k, 2, is_gated, limits_of(CUDA)) else ''}")
+                    )
             print(f"\n{name}: {n} × [{rows}, {k}], {size / 1e6:.1f} MB", flush=True)
             for us, what in sorted(found):
                 print(

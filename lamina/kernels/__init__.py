@@ -74,8 +74,11 @@ def why_not(x: Tensor) -> str | None:
     """
     if not _installed():
         return "Triton is not installed"
-    if not (INTERPRETED or x.is_cuda):
-        return f"the tensors are on {x.device.type}, the kernels need CUDA"
+    if not INTERPRETED:
+        from lamina.kernels.eligible import why_no_device
+
+        if reason := why_no_device(x.device):
+            return reason
     if x.dtype == torch.float64:
         return "the kernels compute in float32, the tensors are float64"
     return None

@@ -24,9 +24,10 @@ from lamina.errors import InputError
 from lamina.kernels.attend import MOST_QUERIES
 from lamina.kernels.finish import arrive
 from lamina.kernels.latent import Parts
-from lamina.kernels.launch import begin, launch_options, pdl
+from lamina.kernels.launch import begin, launch
+from lamina.kernels.limits import KIB, Limits, limits_of
 from lamina.kernels.rope import slot_at, store_at
-from lamina.kernels.splits import NOTHING, cut, multiprocessors, row_of, rule_of, visible
+from lamina.kernels.splits import NOTHING, cut, row_of, rule_of, visible
 from lamina.kernels.workspace import COUNTERS, PARTS, scratch
 
 STRETCH = 128  # bytes of a latent, that one program brings a head's queries down to
@@ -171,13 +172,14 @@ def into_latent(
     new = torch.empty(B, T, rank + 2 * pairs, dtype=q.dtype, device=q.device)
     rows = 1 if N == 1 else min(max(16, triton.next_power_of_2(N)), MOST_QUERIES[q.element_size()])
     columns = max(16, min(stretch // q.element_size(), triton.next_power_of_2(rank)))
-    _into_latent[(N + H * triton.cdiv(rank, columns) * triton.cdiv(N, rows),)](
+    launch(
+        _into_latent, (N + H * triton.cdiv(rank, columns) * triton.cdiv(N, rows),),
         q, kv, up, weight, *rope, q_out, new, table, N, eps,
         *q.stride()[:3], *kv.stride()[:2], up.stride(0), *rope[0].stride()[:2],
         T=T, H=H, NOPE=nope, RANK=rank, PAIRS=pairs, H_PAD=triton.next_power_of_2(H),
         NOPE_PAD=max(16, triton.next_power_of_2(nope)), RANK_PAD=triton.next_power_of_2(rank),
         PAIRS_PAD=triton.next_power_of_2(pairs), ROWS=rows, COLS=columns, NEIGHBOURS=neighbours,
-        WRITE=write, PAGE=page, PDL=pdl(), num_warps=4, **launch_options(),
+        WRITE=write, PAGE=page, num_warps=4,
     )  # fmt: skip
     return q_out.transpose(1, 2), new
 
@@ -291,31 +293,50 @@ def out_of_latent(parts: Parts, up: Tensor, table: Tensor, *, columns: int = COL
     kind, size, keep = rule_of(parts.window)
     out = torch.empty(B, T, H, V, dtype=up.dtype, device=up.device)
     common: dict[str, Any] = dict(
-        T=T, H=H, V=V, RANK=rank, M=M, QUERIES=queries, BLOCKS=groups // B, KIND=kind, BLOCK=parts.block, PDL=pdl(),
-        num_warps=8, **launch_options(),
+        T=T, H=H, V=V, RANK=rank, M=M, QUERIES=queries, BLOCKS=groups // B, KIND=kind, BLOCK=parts.block,
+        num_warps=8,
     )  # fmt: skip
     columns = min(columns, max(16, triton.next_power_of_2(rank)))
     stretches = triton.cdiv(rank, columns)
     if N <= ALONE and N * H <= COUNTERS and N * H * stretches * V <= PARTS:
-        _out_alone[(H * stretches, N)](
+        launch(
+            _out_alone, (H * stretches, N),
             out, parts.means, parts.levels, up, table, *scratch(up.device), most, size, keep, parts.least,
             up.stride(0), V_PAD=triton.next_power_of_2(V), PARTS=min(128, triton.next_power_of_2(most)), COLS=columns,
             **common,
         )  # fmt: skip
     else:
-        rows = 16
-        values = values_for(H * triton.cdiv(N, rows), V, rank * up.element_size())
-        _out_of_latent[(H * triton.cdiv(V, values), triton.cdiv(N, rows))](
+        limits = limits_of(up.device)
+        rows, wide = 16, max(16, triton.next_power_of_2(rank))
+        values = values_for(H * triton.cdiv(N, rows), V, rank * up.element_size(), limits)
+        stages = stages_for(stages, rows, values, wide, up.element_size(), limits.shared)
+        launch(
+            _out_of_latent, (H * triton.cdiv(V, values), triton.cdiv(N, rows)),
             out, parts.means, parts.levels, up, table, N, most, size, keep, parts.least, up.stride(0),
-            RANK_PAD=max(16, triton.next_power_of_2(rank)), ROWS=rows, VALUES=values, STAGES=stages, **common,
+            RANK_PAD=wide, ROWS=rows, VALUES=values, STAGES=stages, **common,
         )  # fmt: skip
     return out.transpose(1, 2)
 
 
-def values_for(heads: int, V: int, width: int) -> int:
+def values_for(heads: int, V: int, width: int, limits: Limits) -> int:
     """How many values a program makes for several tokens: every program of a head merges all of its parts, so as many
     as leave each multiprocessor a program, and as a program's registers hold rows of `width` bytes for."""
     values = 16
-    while heads * triton.cdiv(V, 2 * values) >= multiprocessors() and 2 * values * width <= 1 << 16:
+    while heads * triton.cdiv(V, 2 * values) >= limits.multiprocessors and 2 * values * width <= 1 << 16:
         values *= 2
     return values
+
+
+def stages_for(stages: int, rows: int, values: int, rank: int, itemsize: int, room: int) -> int:
+    """As many of the stages as shared memory has room for. In float32 the weight stays there while parts come in.
+
+    >>> stages_for(4, 16, 32, 512, 2, 99 * 1024), stages_for(4, 16, 32, 512, 4, 99 * 1024)
+    (4, 2)
+    """
+    part, weight = rows * rank * itemsize, values * rank * itemsize
+
+    def need(some: int) -> int:
+        parts = part * (some - 1)
+        return (parts + weight if itemsize == 4 else max(parts, weight)) + KIB
+
+    return next((some for some in range(stages, 2, -1) if need(some) <= room), 2)

@@ -12,7 +12,8 @@ The reference is `lamina.attention.reference_attention`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import cache
 
 import torch
 import triton
@@ -22,7 +23,10 @@ from torch import Tensor
 from lamina.attention.window import Window
 from lamina.errors import InputError
 from lamina.kernels.cells import cells_in, first_cell, pages_of, stages_for
-from lamina.kernels.launch import begin, launch_options, pdl
+from lamina.kernels.eligible import head_bytes, why_no_heads
+from lamina.kernels.launch import begin, launch
+from lamina.kernels.limits import KIB, Limits, fitting, limits_of, smaller
+from lamina.kernels.shape import Shape
 from lamina.kernels.splits import (
     NEW,
     NOTHING,
@@ -42,16 +46,6 @@ from lamina.kernels.splits import (
 )
 from lamina.kernels.workspace import arrivals
 
-
-@dataclass(frozen=True)
-class Shape:
-    """How the kernel is launched: tokens a step, and the loads kept in flight ahead of it."""
-
-    block: int
-    warps: int
-    stages: int
-
-
 # By bytes of one token's padded key and value in one head.
 SHAPES = {
     128: Shape(128, 4, 4),
@@ -65,13 +59,42 @@ SHAPES = {
 MOST_QUERIES = {2: 64, 4: 16}
 
 
-def shape_for(key_dim: int, value_dim: int, itemsize: int, queries: int) -> Shape:
-    size = (triton.next_power_of_2(key_dim) + triton.next_power_of_2(value_dim)) * itemsize
-    found = next((SHAPES[most] for most in sorted(SHAPES) if size <= most), None)
-    if found is None:
-        raise InputError(f"head dims {key_dim} and {value_dim} are past 256, the most the attention kernel takes")
+@cache
+def plan_for(key_dim: int, value_dim: int, dtype: torch.dtype, queries: int, limits: Limits) -> tuple[int, Shape]:
+    """How many of a key head's queries a program has, and the shape of the launch."""
+    if reason := why_no_heads(key_dim, value_dim, dtype):
+        raise InputError(reason)
+    most = min(max(16, triton.next_power_of_2(queries)), MOST_QUERIES[dtype.itemsize])
+    for M in (most, most // 2, most // 4):
+        shape = shape_for(key_dim, value_dim, dtype, M)
+        found = with_room(shape, key_dim, value_dim, dtype, M, NEW.value, limits.shared, limits)
+        if found is not None and M >= 16:
+            return M, found
+    raise InputError(f"{limits.shared} bytes of shared memory are too few for heads of {key_dim} and {value_dim}")
+
+
+def shape_for(key_dim: int, value_dim: int, dtype: torch.dtype, queries: int) -> Shape:
+    """The shape of a launch with so many queries in a program, where there is room for it."""
+    size = head_bytes(key_dim, value_dim, dtype.itemsize)
+    shape = next(SHAPES[most] for most in sorted(SHAPES) if size <= most)
     wide = queries * triton.next_power_of_2(value_dim) > 4096  # more numbers to keep than 4 warps have room for
-    return Shape(found.block, 8, found.stages) if wide else found
+    return replace(shape, warps=8) if wide else shape
+
+
+def with_room(
+    shape: Shape, key_dim: int, value_dim: int, dtype: torch.dtype, queries: int, new: int, room: int, limits: Limits
+) -> Shape | None:
+    """The shape, or a smaller one, with which a program of so many queries and new tokens has room; None where none
+    does."""
+    size, rows = head_bytes(key_dim, value_dim, dtype.itemsize), max(16, triton.next_power_of_2(queries))
+    row = max(16, triton.next_power_of_2(key_dim))
+
+    def need(one: Shape) -> int:
+        """Beside the blocks: queries, new tokens, and shares on their way to the product with values."""
+        beside = new * size + rows * (row + one.block) * dtype.itemsize
+        return one.block * size * limits.buffers(one.stages, rows) + beside + 2 * KIB
+
+    return fitting(smaller(shape), need, room)
 
 
 @triton.jit(do_not_specialize=["rows", "wanted"])  # one kernel for many numbers of rows
@@ -181,22 +204,24 @@ def decode_attention(
             f"{T} new tokens a row: decode attention takes 1 to {NEW.value}, use lamina.attention for more"
         )
     queries = Hq // Hk * T
-    M = min(max(16, triton.next_power_of_2(queries)), MOST_QUERIES[q.element_size()])
+    limits = limits_of(q.device)
+    M, own = plan_for(D, Dv, k.dtype, queries, limits)
     blocks = triton.cdiv(queries, M)
     rows = M if blocks > 1 else queries
-    shape = shape or shape_for(D, Dv, k.element_size(), M)
-    least = least or least_tokens(shape.block)
+    least = least or least_tokens((shape or shape_for(D, Dv, k.dtype, M)).block)
+    shape = shape or own
     kind, size, keep = rule_of(window)
-    most = most_parts or parts_for(B, Hk * blocks, reach(window), least)
+    most = most_parts or parts_for(B, Hk * blocks, reach(window), least, limits.multiprocessors)
     out = torch.empty(B, T, Hq, Dv, dtype=q.dtype, device=q.device)
     cuts = Division.of(B, Hk * blocks, rows, Dv, most, out)
     R, values = triton.next_power_of_2(rows), max(16, triton.next_power_of_2(Dv))
-    _attend[(Hk * blocks, cuts.items)](
+    launch(
+        _attend, (Hk * blocks, cuts.items),
         out, q, k, v, out if sinks is None else sinks, cuts.parts, arrivals(q.device), table, B, cuts.wanted, size,
         keep, least, scale, 1.0 if softcap is None else softcap, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         T=T, G=Hq // Hk, HEADS=Hk, D=D, DV=Dv, D_PAD=max(16, triton.next_power_of_2(D)), DV_PAD=values,
         M=M, ROWS=rows, R=R, QUERIES=blocks, KIND=kind, SOFTCAP=softcap is not None, SINKS=sinks is not None,
         BLOCK=shape.block, **cuts.constants(R, values, shape.warps),
-        PAGE=page, PDL=pdl(), num_warps=shape.warps, num_stages=stages_for(shape.stages, page), **launch_options(),
+        PAGE=page, num_warps=shape.warps, num_stages=stages_for(shape.stages, page),
     )  # fmt: skip
     return out.transpose(1, 2)

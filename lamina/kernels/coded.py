@@ -29,10 +29,11 @@ from torch import Tensor
 from lamina.attention.window import Window
 from lamina.cache.codec import Format
 from lamina.errors import InputError
-from lamina.kernels.attend import Shape
 from lamina.kernels.cells import cells_in, first_cell, pages_of, stages_for
 from lamina.kernels.codes import K_CODES, K_HIGH, K_SCALES, V_CODES, V_HIGH, V_SCALES, Coded, Parts, Side
-from lamina.kernels.launch import begin, launch_options, pdl
+from lamina.kernels.eligible import MOST_CODED
+from lamina.kernels.launch import begin, launch
+from lamina.kernels.limits import Limits, limits_of
 from lamina.kernels.packed import (
     GROUP,
     and_one,
@@ -57,6 +58,7 @@ from lamina.kernels.packed import (
     word_bytes,
 )
 from lamina.kernels.rope import slot_at
+from lamina.kernels.shape import Shape
 from lamina.kernels.splits import (
     LOG2E,
     NEW,
@@ -64,7 +66,6 @@ from lamina.kernels.splits import (
     Division,
     first_seen,
     gathered,
-    multiprocessors,
     part_of,
     parts_for,
     position_of,
@@ -341,23 +342,25 @@ def decode_codes(
     blocks = triton.cdiv(queries, M)
     rows = M if blocks > 1 else queries
     columns = padded_words(Dv, values.form) // group_words(Dv, values.form) * GROUP.value
-    own, waves = plan_for(bits, max(columns, D), M, (keys.form, values.form), B * Hk * blocks)
+    limits = limits_of(q.device)
+    own, waves = plan_for(bits, max(columns, D), M, (keys.form, values.form), B * Hk * blocks, limits)
     shape = shape or own
     least = least or LEAST
     kind, size, keep = rule_of(window)
-    most = most_parts or parts_for(B, Hk * blocks, reach(window), least, waves=waves)
+    most = most_parts or parts_for(B, Hk * blocks, reach(window), least, limits.multiprocessors, waves=waves)
     out = torch.empty(B, T, Hq, Dv, dtype=dtype, device=q.device)
     cuts = Division.of(B, Hk * blocks, rows, columns, most, out)
     R = triton.next_power_of_2(rows)
-    _attend_codes[(Hk * blocks, cuts.items)](
+    launch(
+        _attend_codes, (Hk * blocks, cuts.items),
         out, q, coded.marks, *words(coded.k, keys), *words(coded.v, values), out if sinks is None else sinks,
         cuts.parts, arrivals(q.device), table, B, cuts.wanted, size, keep, least, scale,
         1.0 if softcap is None else softcap, *q.stride()[:3],
         T=T, G=Hq // Hk, HEADS=Hk, D=D, DV=Dv, KEYS=keys.form, VALUES=values.form, TURNED=values.turned,
         M=M, ROWS=rows, R=R, QUERIES=blocks, KIND=kind, SOFTCAP=softcap is not None, SINKS=sinks is not None,
         BLOCK=shape.block, **cuts.constants(R, columns, shape.warps),
-        APART=not coded.stored, PAGE=page, PDL=pdl(), num_warps=shape.warps,
-        num_stages=stages_for(shape.stages, page), **launch_options(),
+        APART=not coded.stored, PAGE=page, num_warps=shape.warps,
+        num_stages=stages_for(shape.stages, page),
     )  # fmt: skip
     return out.transpose(1, 2)
 
@@ -367,15 +370,19 @@ def words(parts: Parts, side: Side) -> tuple[Tensor, Tensor, Tensor]:
     return codes, parts.scales, parts.high
 
 
-def plan_for(bits: int, columns: int, queries: int, forms: tuple[Format, Format], groups: int) -> tuple[Shape, int]:
+def plan_for(
+    bits: int, columns: int, queries: int, forms: tuple[Format, Format], groups: int, limits: Limits
+) -> tuple[Shape, int]:
     """The shape of a launch, and how many programs it has for each multiprocessor."""
     found = next((SHAPES[key] for key in sorted(SHAPES) if key[0] == bits and columns <= key[1]), None)
     if found is None:
-        raise InputError(f"heads of {columns} numbers are past 256, the most the attention kernel takes")
-    if groups < multiprocessors() and bits == 16 and queries <= 16 and columns <= 128 and forms in FEW:
+        raise InputError(
+            f"heads of {columns} values in codes; the attention kernels take keys and values of up to {MOST_CODED}"
+        )
+    if groups < limits.multiprocessors and bits == 16 and queries <= 16 and columns <= 128 and forms in FEW:
         return FEW[forms], WAVES_OF_FEW
     fp8 = forms == ("fp8", "fp8")
-    waves = WAVES_OF_FP8 if fp8 else WAVES_OF_FEW if 4 * groups <= multiprocessors() else WAVES
+    waves = WAVES_OF_FP8 if fp8 else WAVES_OF_FEW if 4 * groups <= limits.multiprocessors else WAVES
     if bits == 32:
         return found, waves
     return Shape(min(found.block, FP8_BLOCK) if fp8 else found.block, max(1, queries // 16), found.stages), waves

@@ -23,8 +23,10 @@ from torch import Tensor
 
 from lamina.cache.codec import Format
 from lamina.cache.formats import Form, Grouped
+from lamina.errors import InputError
 from lamina.kernels import COLUMNS
-from lamina.kernels.launch import begin, launch_options, pdl
+from lamina.kernels.eligible import why_no_form
+from lamina.kernels.launch import begin, launch
 from lamina.kernels.packed import (
     GROUP,
     code_bytes,
@@ -64,6 +66,8 @@ class Side:
     def of(cls, form: Form | None, dim: int) -> Side:
         if form is None:
             return cls("plain", dim)
+        if reason := why_no_form(form):
+            raise InputError(reason)
         centre = None if form.centre is None else form.centre.float().reshape(-1, dim).contiguous()
         if isinstance(form, Grouped):
             return cls(form.bits, dim, form.turn is not None, centre)
@@ -347,7 +351,8 @@ def encode(
     first = Hq if ready else 0
     cos, sin = (q, q) if rope is None else rope
     weights, numbers = weights_of(norms, q)
-    _encode[(B * T, Hq - first + (Hk if v is None else 2 * Hk))](
+    launch(
+        _encode, (B * T, Hq - first + (Hk if v is None else 2 * Hk)),
         q, k, field, cos, sin, *weights, q if factor is None else factor, q_out, marks,
         marks if keys.centre is None else keys.centre,
         parts.codes, parts.scales, parts.high, more.codes, more.scales, more.high, table,
@@ -357,7 +362,7 @@ def encode(
         V_TURNED=side.turned, CENTRED=keys.centre is not None, PAIRS=0 if rope is None else cos.shape[-1],
         NEIGHBOURS=neighbours, NORMS="" if norms is None else "last" if norms_last else "first",
         WEIGHTS=norms is not None and norms[0].weight is not None, FACTOR=factor is not None,
-        WRITE=write, FIRST=first, PAGE=page, PDL=pdl(), num_warps=1, **launch_options(),
+        WRITE=write, FIRST=first, PAGE=page, num_warps=1,
     )  # fmt: skip
     return Coded(q if ready else q_out.transpose(1, 2), marks, parts, more, keys, side, write)
 

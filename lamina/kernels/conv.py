@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lamina.kernels.finish import act_kind, activate
-from lamina.kernels.launch import begin, launch_options, pdl
+from lamina.kernels.launch import begin, launch
 from lamina.kernels.recur import count_of
 
 BLOCKS = {False: (64, 2), True: (256, 4)}  # many numbers -> channels of a program, warps
@@ -102,9 +102,10 @@ def convolve_step(
     width, warps = block or BLOCKS[rows * channels >= MANY]
     inward, outward = gates or (None, None)
     strides = [stride for gate in gates or () for stride in gate.stride()[:2]] or [0] * 4
-    _convolve[triton.cdiv(channels, width), rows](
+    launch(
+        _convolve, (triton.cdiv(channels, width), rows),
         x, weight.contiguous(), bias, inward, outward, out, table, x.stride(0), x.stride(1), *strides,
-        tokens, channels, weight.shape[1], None if act is None else act_kind(act), write, width, pdl(),
-        num_warps=warps, **launch_options(),
+        tokens, channels, weight.shape[1], None if act is None else act_kind(act), write, width,
+        num_warps=warps,
     )  # fmt: skip
     return out

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lamina.kernels.launch import begin, launch_options, pdl
+from lamina.kernels.launch import begin, launch
 
 BLOCK = 1024  # numbers of a program
 
@@ -30,8 +30,9 @@ def embed(ids: Tensor, weight: Tensor, scale: float = 1.0, rounded: bool = False
     """ids [...] of int64, weight [V, W], contiguous -> [..., W]; `rounded`: the factor is rounded as the weights are"""
     width = weight.shape[1]
     out = weight.new_empty(*ids.shape, width)
-    _embed[(ids.numel(), triton.cdiv(width, BLOCK))](
+    launch(
+        _embed, (ids.numel(), triton.cdiv(width, BLOCK)),
         ids.contiguous(), weight, out, width, scale,
-        BLOCK=BLOCK, ROUNDED=rounded, PDL=pdl(), num_warps=4, **launch_options(),
+        BLOCK=BLOCK, ROUNDED=rounded, num_warps=4,
     )  # fmt: skip
     return out

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from lamina.kernels.finish import Act, act_kind, activate
 from lamina.kernels.following import Follower, behind, follow, norm_factor
-from lamina.kernels.launch import begin, launch_options, pdl
+from lamina.kernels.launch import begin, launch
 
 TOGETHER = 8  # tokens that one program takes on, at most, where they all read the same rows
 PIECES = 24  # of weights, that a program for one token can hold
@@ -71,12 +71,13 @@ def expert_gated(
     out = x.new_empty(tokens, k * inner + size)
     together = min(tokens, TOGETHER)
     for_all = triton.cdiv(size, share.rows) * triton.cdiv(tokens, together)
-    _gated_kernel[(for_all + tokens * k * triton.cdiv(inner, share.rows),)](
+    launch(
+        _gated_kernel, (for_all + tokens * k * triton.cdiv(inner, share.rows),),
         x, gate_up, x if shared is None else shared, chosen.contiguous(), weights.contiguous(),
         x if opening is None else opening.contiguous(), squares, out, tokens, x.stride(0), for_all, eps,
         SQUARES=0 if squares is None else len(squares), CHOICES=k, INNER=inner, SHARED=size, K=width, ROWS=share.rows,
         BLOCK=share.block, TOGETHER=together, ACT=act_kind(act), WEIGH_INPUT=weigh_input, OPENING=opening is not None,
-        EARLY=share.early, PDL=pdl(), num_warps=share.warps, **launch_options(),
+        EARLY=share.early, num_warps=share.warps,
     )  # fmt: skip
     return out
 
@@ -102,11 +103,12 @@ def expert_down(
         share = replace(_share(2, 512, h, [*[inner] * k, size]), early=tokens == 1)
     out = h.new_empty(tokens, width, dtype=None if residual is None else residual.dtype)
     together = min(tokens, TOGETHER)
-    _down_kernel[(triton.cdiv(width, share.rows), triton.cdiv(tokens, together))](
+    launch(
+        _down_kernel, (triton.cdiv(width, share.rows), triton.cdiv(tokens, together)),
         h, down, h if shared is None else shared, chosen.contiguous(), h if residual is None else residual, out,
         *behind(follower), tokens, 0 if residual is None else residual.stride(0), CHOICES=k, INNER=inner, SHARED=size,
         W=width, ROWS=share.rows, BLOCK=share.block, TOGETHER=together, RESIDUAL=residual is not None,
-        FOLLOWED=follower is not None, EARLY=share.early, PDL=pdl(), num_warps=share.warps, **launch_options(),
+        FOLLOWED=follower is not None, EARLY=share.early, num_warps=share.warps,
     )  # fmt: skip
     return out
 

@@ -14,6 +14,7 @@ Latents in codes are made numbers as they come in, those of new tokens too, whic
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -23,13 +24,15 @@ from torch import Tensor
 from lamina.attention.window import Full, Window
 from lamina.cache.codec import Format
 from lamina.errors import InputError
-from lamina.kernels.attend import MOST_QUERIES, Shape
+from lamina.kernels.attend import MOST_QUERIES
 from lamina.kernels.cells import cells_in, first_cell, pages_of, stages_for
 from lamina.kernels.codes import K_HIGH, K_SCALES, Coded
 from lamina.kernels.finish import plus
-from lamina.kernels.launch import begin, launch_options, pdl
+from lamina.kernels.launch import begin, launch
+from lamina.kernels.limits import KIB, Limits, fitted, limits_of, smaller
 from lamina.kernels.packed import code_bytes, decoded, high_bytes, made_once, scale_numbers
 from lamina.kernels.rope import slot_at
+from lamina.kernels.shape import Shape
 from lamina.kernels.splits import (
     LOG2E,
     NEW,
@@ -37,7 +40,6 @@ from lamina.kernels.splits import (
     cut,
     fetch,
     first_seen,
-    multiprocessors,
     position_of,
     reach,
     row_of,
@@ -59,7 +61,7 @@ CODED = {16: Shape(32, 4, 2), 32: Shape(32, 8, 2), 64: Shape(32, 8, 2)}  # numbe
 LEAST = 64  # tokens a part has at least: a slot is as long as the keys and values of four heads
 LEAST_OF_MANY = 4096  # once the programs fill the device undivided
 MOST_SPLITS = 128
-STRETCH = tl.constexpr(128)  # of a latent in float32 that is summed up apart from the rest
+STRETCH = 128  # of a latent in float32 that is summed up apart from the rest, where shared memory has room for that
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,8 @@ def _attend_latent(
     means, levels, q, new, scales, high, table, size, keep, least, scale, q_row, q_head, q_token, new_row, new_token,
     T: tl.constexpr, H: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr,
     RANK_PAD: tl.constexpr, ROPE_PAD: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, QUERIES: tl.constexpr,
-    KIND: tl.constexpr, FORM: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr, PAGE: tl.constexpr,
-    PDL: tl.constexpr,
+    KIND: tl.constexpr, FORM: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr, STRETCH: tl.constexpr,
+    PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     WIDTH: tl.constexpr = code_bytes(RANK + ROPE, FORM)  # numbers, or bytes of codes
     group, split, most = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -200,41 +202,82 @@ def decode_latent(
         raise InputError(
             f"{T} new tokens a row: decode attention takes 1 to {NEW.value}, use lamina.attention for more"
         )
-    M = min(max(16, triton.next_power_of_2(H * T)), MOST_QUERIES[q.element_size()])
+    limits = limits_of(q.device)
+    plan = plan_for(q.element_size(), H * T, rank, D - rank, isinstance(new, Coded), limits)
+    M, shape = plan.queries, shape or plan.shape
     blocks = triton.cdiv(H * T, M)
     queries = M if blocks > 1 else H * T
-    shape = shape or shape_for(q.element_size(), M, isinstance(new, Coded))
     window = window or Full()
     kind, size, keep = rule_of(window)
-    least = least or (LEAST if B * blocks < multiprocessors() else LEAST_OF_MANY)
+    least = least or (LEAST if B * blocks < limits.multiprocessors else LEAST_OF_MANY)
     if most_splits is None:
-        most_splits = splits_for(B * blocks, reach(window), least)
+        most_splits = splits_for(B * blocks, reach(window), least, limits.multiprocessors)
     form: Format = "plain"
     if isinstance(new, Coded):
         form, store, scales, high = new.keys.form, new.k.codes, new.k.scales, new.k.high
     else:
         store = scales = high = new
+    token_bytes = code_bytes(D, form) * store.element_size()
     means = torch.empty(B * blocks, most_splits, queries, rank, dtype=q.dtype, device=q.device)
     levels = torch.empty(B * blocks, queries, most_splits, device=q.device)
-    _attend_latent[(B * blocks, most_splits)](
+    launch(
+        _attend_latent, (B * blocks, most_splits),
         means, levels, q, store, scales, high, table, size, keep, least, scale, *q.stride()[:3], *store.stride()[:2],
         T=T, H=H, RANK=rank, ROPE=D - rank,
         RANK_PAD=max(16, triton.next_power_of_2(rank)), ROPE_PAD=max(16, triton.next_power_of_2(D - rank)),
         M=M, ROWS=queries, QUERIES=blocks, KIND=kind, FORM=form, BLOCK=shape.block,
-        AHEAD=tokens_ahead(kind, code_bytes(D, form) * store.element_size(), shape.block) if ahead and not page else 0,
-        PAGE=page, PDL=pdl(), num_warps=shape.warps, num_stages=stages_for(shape.stages, page), **launch_options(),
+        AHEAD=tokens_ahead(kind, token_bytes, shape.block, limits) if ahead and not page else 0,
+        STRETCH=plan.stretch, PAGE=page, num_warps=shape.warps, num_stages=stages_for(shape.stages, page),
     )  # fmt: skip
     return Parts(means, levels, B, H, T, M, window, least, shape.block)
 
 
-def splits_for(groups: int, slots: int | None, least: int) -> int:
+def splits_for(groups: int, slots: int | None, least: int, multiprocessors: int) -> int:
     """How many parts a group may have: a program for each multiprocessor, and with many groups still some for one that
     is much longer than the others. `slots`: the most tokens a row can see, None where not known."""
-    room = min(max(multiprocessors() // groups, 4), MOST_SPLITS)
+    room = min(max(multiprocessors // groups, 4), MOST_SPLITS)
     return room if slots is None else max(1, min(room, triton.cdiv(slots, least)))
 
 
-def shape_for(itemsize: int, queries: int, coded: bool = False) -> Shape:
+@dataclass(frozen=True)
+class Plan:
+    """How the kernel is launched: queries of a program, and how much of a latent in float32 is summed up apart."""
+
+    queries: int
+    shape: Shape
+    stretch: int
+
+
+@cache
+def plan_for(itemsize: int, queries: int, rank: int, rope: int, coded: bool, limits: Limits) -> Plan:
+    """For so many queries of a row. Where shared memory is short, a program has fewer of them before its blocks have
+    less than 32 tokens, and sums in float32 are not taken apart."""
+    most = min(max(16, triton.next_power_of_2(queries)), MOST_QUERIES[itemsize])
+    rank, rope = max(16, triton.next_power_of_2(rank)), max(16, triton.next_power_of_2(rope))
+    plans = (
+        Plan(M, shape, stretch)
+        for stretch in dict.fromkeys((min(STRETCH, rank), rank))
+        for M in (most >> i for i in range(3))
+        if M >= 16
+        for shape in smaller(shape_for(itemsize, M, coded, limits), least=16 if M == 16 else 32)
+    )
+    return fitted(plans, lambda one: shared_bytes(one, rank, rope, itemsize, coded, limits), limits.shared)
+
+
+def shape_for(itemsize: int, queries: int, coded: bool, limits: Limits) -> Shape:
+    """The shape for so many queries of a program where there is room for it."""
     if coded and itemsize == 2:
         return CODED[queries]
-    return SHAPES[itemsize, queries] if pdl() or itemsize == 4 else EARLIER
+    return SHAPES[itemsize, queries] if limits.tiles_of_64 or itemsize == 4 else EARLIER
+
+
+def shared_bytes(plan: Plan, rank: int, rope: int, itemsize: int, coded: bool, limits: Limits) -> int:
+    """Shared memory of a program, at most: blocks of latents with their keys, queries, and shares on their way to the
+    product with latents. In float32 every stretch has queries of its own, zeros elsewhere; codes come beside what is
+    made of them."""
+    (block, stages), width = (plan.shape.block, plan.shape.stages), rank + rope
+    blocks = block * width * itemsize * limits.buffers(stages, block)
+    times = rank // plan.stretch if itemsize == 4 else 1
+    own = plan.queries * (rank * times + rope + block) * itemsize
+    codes = block * (width + width // 8) * max(stages - 1, 1) if coded else 0
+    return blocks + own + codes + 2 * KIB

@@ -1,40 +1,58 @@
-"""How kernels are launched: on Hopper and later, one begins while the one before it is still finishing.
+"""How kernels are launched: on the device of their tensors, and from Hopper on before the kernel in front is done.
 
-Programmatic dependent launch hides the gap between two kernels. A kernel calls `begin(PDL)` first of all: it waits
-until what it depends on is written, then lets its own successor be launched. `PDL` is a constexpr, from `pdl()`.
-Weights, which depend on nobody, may be asked for before; so may what was written before the kernel in front began.
+    launch(kernel, grid, out, x, …, num_warps=4, BLOCK=128)
+
+Programmatic dependent launch (PDL) hides the gap between two kernels. A kernel calls `begin(PDL)` first of all: it
+waits until what it depends on is written, then lets its own successor be launched. `PDL` is a constexpr that `launch`
+gives. Weights, which depend on nobody, may be asked for before; so may what was written before the kernel in front
+began.
 
 A kernel may call `begin_together(PDL)` instead, which lets its successor be launched first and then waits. That one can
 ask for its weights a little sooner, but may then begin while the kernel in front of both still writes: nothing of what
 that writes may it read before its own `begin`.
-
-    kernel[grid](..., PDL=pdl(), **launch_options())
 """
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from lamina.kernels import INTERPRETED
+from lamina.kernels.current import current
+from lamina.kernels.limits import limits_of
 
 BY_ASSEMBLY = tl.constexpr(not INTERPRETED)  # whether a kernel may use instructions of the device by their names
 
-
-@cache
-def pdl() -> bool:
-    """Whether the current device can launch a kernel before the one it depends on has finished."""
-    return not INTERPRETED and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+_builds: ContextVar[bool] = ContextVar("builds", default=False)
 
 
-def launch_options() -> dict[str, Any]:
-    """What a launch is given beside its arguments, `num_warps` and `num_stages`."""
-    return {"launch_pdl": True} if pdl() else {}
+def launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *others: Any, **options: Any) -> None:
+    """Launches a kernel with these arguments on the device of the first one, whichever device is the current one.
+
+    Triton takes the current device and its current stream; so the tensors' device is made the current one.
+    """
+    pdl = limits_of(first.device).pdl
+    if pdl:
+        options["launch_pdl"] = True
+    with current(first.device):
+        kernel.run(first, *others, grid=grid, warmup=_builds.get(), PDL=pdl, **options)
+
+
+@contextmanager
+def building() -> Iterator[None]:
+    """Inside, in this thread, a launch builds its kernel and does nothing else."""
+    before = _builds.set(True)
+    try:
+        yield
+    finally:
+        _builds.reset(before)
 
 
 @triton.jit

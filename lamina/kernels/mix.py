@@ -23,10 +23,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lamina.errors import InputError
 from lamina.kernels.conv import ring_of
 from lamina.kernels.finish import act_kind, activate, arrive
 from lamina.kernels.following import Unnormed
-from lamina.kernels.launch import begin_together, launch_options, pdl
+from lamina.kernels.launch import begin_together, launch
 from lamina.kernels.recur import MANY, Tile, bounds, count_of, delta_token, ssd_token, state_of, step_size
 from lamina.kernels.workspace import COUNTERS, scratch
 from lamina.recurrence import SSD, GatedDelta, Rule
@@ -71,13 +72,13 @@ def mix_step(
     tile   what a program holds, in place of what `TILES` says
     """
     if x.shape[1] != 1:
-        raise ValueError(f"mix_step takes one token a row, not {x.shape[1]}; use convolve_step and recur_step")
+        raise InputError(f"mix_step takes one token a row, not {x.shape[1]}; use convolve_step and recur_step")
     match rule:
         case SSD():
             return _mix_ssd(rule, x, inputs, constants, rings, table, conv, gate, norm, **around)
         case GatedDelta():
             return _mix_delta(rule, x, inputs, rings, table, conv, gate, norm, **around)
-    raise ValueError(f"no kernel mixes by the rule {rule}; there is one for SSD and GatedDelta")
+    raise InputError(f"no kernel mixes by the rule {rule}; there is one for SSD and GatedDelta")
 
 
 # -- what the kernels share ------------------------------------------------------------------------------------------
@@ -184,12 +185,12 @@ def _ending(norm: GatedRMSNorm | None, gate: Tensor, heads: int, dim: int, block
     width, stretch = heads * dim, norm.weight.shape[0]
     group = stretch // norm.groups
     if group % dim or width % stretch:
-        raise ValueError(f"a norm of {norm.groups} groups over {stretch} numbers does not fit {heads} heads of {dim}")
+        raise InputError(f"a norm of {norm.groups} groups over {stretch} numbers does not fit {heads} heads of {dim}")
     if rows == 1 and group == width and gate.dtype != torch.float16:  # whose range is short without the division
         squares = torch.empty(heads * blocks, device=device)
         return Ending(norm.weight, norm.eps, squares, None, group, 1, stretch, 0, norm.gate_first, True)
     if rows * width // group > COUNTERS:
-        raise ValueError(f"{rows} rows with {width // group} norms each; at most {COUNTERS} in all: take fewer rows")
+        raise InputError(f"{rows} rows with {width // group} norms each; at most {COUNTERS} in all: take fewer rows")
     sums = torch.empty(rows, width, device=device)
     block, programs = triton.next_power_of_2(group), group // dim * blocks
     arrived, gate_first = scratch(device)[1], norm.gate_first
@@ -292,10 +293,11 @@ def _mix_ssd(
     blocks = triton.cdiv(dim, block)
     end = _ending(norm, z, heads, dim, blocks)
     out = torch.empty(rows, 1, heads * dim, dtype=gate.dtype, device=x.device)
-    _ssd_kernel[blocks, heads, rows](
+    launch(
+        _ssd_kernel, (blocks, heads, rows),
         x, dt, z, conv.weight, conv.bias, constants["A"], skip, dt_bias, *bounds(dt_limit), *end[:4], out, rings, table,
         x.stride(0), dt.stride(0), z.stride(0), heads, dim, state, heads // rule.groups, conv.weight.shape[1],
-        _act(conv), *end[4:], block, wide, many, pdl(), num_warps=_warps(tile, end), **launch_options(),
+        _act(conv), *end[4:], block, wide, many, num_warps=_warps(tile, end),
     )  # fmt: skip
     return end.of(out)
 
@@ -377,10 +379,11 @@ def _mix_delta(
     blocks = triton.cdiv(value, block)
     end = _ending(norm, z, heads, value, blocks)
     out = torch.empty(rows, 1, heads * value, dtype=gate.dtype, device=x.device)
-    _delta_kernel[blocks, heads, rows](
+    launch(
+        _delta_kernel, (blocks, heads, rows),
         x, g, beta, z, conv.weight, conv.bias, A, dt_bias, key**-0.5, *end[:4], out, rings, table,
         x.stride(0), g.stride(0), beta.stride(0), z.stride(0),
         heads, key, value, heads // rule.key_heads, conv.weight.shape[1], _act(conv), *end[4:], unit, block,
-        tall, many, pdl(), num_warps=_warps(tile, end), **launch_options(),
+        tall, many, num_warps=_warps(tile, end),
     )  # fmt: skip
     return end.of(out)

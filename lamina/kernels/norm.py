@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lamina.kernels.launch import begin, launch_options, pdl
+from lamina.kernels.launch import begin, launch
 
 
 def rms_norm(
@@ -33,11 +33,12 @@ def rms_norm(
     shape, width = x.shape, x.shape[-1]
     x = x[None] if x.dim() == 2 else x  # [N, H, W]
     out = x.new_empty(x.shape, dtype=dtype)
-    _norm_kernel[(x.shape[0], x.shape[1])](
+    launch(
+        _norm_kernel, (x.shape[0], x.shape[1]),
         x, x if weight is None else weight, x if residual is None else residual, out, x, out,
         width, x.stride(0), x.stride(1), eps, eps,
         BLOCK=triton.next_power_of_2(width), WEIGHT=weight is not None, PLUS_ONE=plus_one,
-        RESIDUAL=residual is not None, TWICE=False, PDL=pdl(), num_warps=_warps(width), **launch_options(),
+        RESIDUAL=residual is not None, TWICE=False, num_warps=_warps(width),
     )  # fmt: skip
     return out.view(shape)
 
@@ -48,10 +49,11 @@ def rms_norm_twice(
     """y = residual + norm(x), and another norm of y. x and residual [N, W], contiguous, weights [W] -> [N, W] each"""
     rows, width = x.shape
     out, normed = residual.new_empty(residual.shape), residual.new_empty(residual.shape)
-    _norm_kernel[(1, rows)](
+    launch(
+        _norm_kernel, (1, rows),
         x, weights[0], residual, out, weights[1], normed, width, 0, x.stride(0), *eps,
-        BLOCK=triton.next_power_of_2(width), WEIGHT=True, PLUS_ONE=plus_one, RESIDUAL=True, TWICE=True, PDL=pdl(),
-        num_warps=_warps(width), **launch_options(),
+        BLOCK=triton.next_power_of_2(width), WEIGHT=True, PLUS_ONE=plus_one, RESIDUAL=True, TWICE=True,
+        num_warps=_warps(width),
     )  # fmt: skip
     return out, normed
 
@@ -61,9 +63,10 @@ def sigmoid_gated(x: Tensor, gate: Tensor) -> Tensor:
     B, H, T, D = x.shape
     numbers = H * D
     out = torch.empty(B, T, H, D, dtype=x.dtype, device=x.device)
-    _gate_kernel[(B * T, triton.cdiv(numbers, 1024))](
+    launch(
+        _gate_kernel, (B * T, triton.cdiv(numbers, 1024)),
         x, gate, out, x.stride(0), x.stride(2), gate.stride(0), gate.stride(2), numbers,
-        T=T, BLOCK=1024, PDL=pdl(), num_warps=4, **launch_options(),
+        T=T, BLOCK=1024, num_warps=4,
     )  # fmt: skip
     return out.transpose(1, 2)
 
@@ -76,10 +79,11 @@ def gated_rms_norm(
     group = width // groups
     out = gate.new_empty(rows, width)
     gate = gate[:, None] if gate.dim() == 2 else gate
-    _gated_norm_kernel[(rows, groups)](
+    launch(
+        _gated_norm_kernel, (rows, groups),
         x, gate, weight, out, group, x.stride(0), *gate.stride()[:2], eps, HEADS=gate.shape[1],
-        BLOCK=triton.next_power_of_2(group), GATE_FIRST=gate_first, PDL=pdl(),
-        num_warps=_warps(group), **launch_options(),
+        BLOCK=triton.next_power_of_2(group), GATE_FIRST=gate_first,
+        num_warps=_warps(group),
     )  # fmt: skip
     return out
 

@@ -25,7 +25,8 @@ from lamina.activation import activation
 from lamina.errors import InputError
 from lamina.kernels.finish import Act, act_kind
 from lamina.kernels.following import Follower, Unnormed, behind
-from lamina.kernels.launch import launch_options, pdl
+from lamina.kernels.launch import launch
+from lamina.kernels.limits import KIB, Limits, fitted, limits_of, smaller
 from lamina.kernels.tiles import tiles_kernel
 from lamina.kernels.vector import rows_kernel
 from lamina.kernels.workspace import COUNTERS, PARTS, scratch
@@ -142,18 +143,31 @@ def gated(x: Tensor, weight: Tensor, act: str, bias: Tensor | None = None, scale
 
 
 @cache
-def choose(n: int, m: int, k: int, itemsize: int, is_gated: bool) -> Form:
-    """The form for n vectors, m outputs and sums over k."""
+def choose(n: int, m: int, k: int, itemsize: int, is_gated: bool, limits: Limits) -> Form:
+    """The form for n vectors, m outputs and sums over k, on a device with these limits."""
     if n > 1:
-        tiles = _in_parts(Tiles(64, 256 // itemsize), n, m, k, programs=96, shortest=512)
-        more = (n > 16 or tiles.splits > 1) and not is_gated and pdl()  # devices before Hopper have less room
-        return replace(tiles, stages=6) if more else tiles
+        programs = limits.multiprocessors * 8 // 11  # 96 of an H200, and as many for each of its SMs elsewhere
+        tiles = _in_parts(Tiles(64, 256 // itemsize), n, m, k, programs=programs, shortest=512)
+        if (n > 16 or tiles.splits > 1) and not is_gated and limits.pdl:
+            tiles = replace(tiles, stages=6)
+        return fitted(smaller(tiles), lambda one: shared_bytes(one, n, itemsize, is_gated, limits), limits.shared)
     # Whole layers run best with one form for all products: the next launch fills the gaps that the last one leaves.
     block = next((size for size in (1024, 512) if k % size == 0), max(16, min(1024, triton.next_power_of_2(k))))
     long = k >= 8 * block
     held = 4 if is_gated or long else 2
     form = Rows(1 if is_gated else 2, block, max(1, block // 256), unroll=4 if long else 1, held=held)
-    return form if m >= 1024 else _in_parts(form, n, m, k, programs=528, shortest=2 * form.block)
+    programs = 4 * limits.multiprocessors
+    return form if m >= 1024 else _in_parts(form, n, m, k, programs=programs, shortest=2 * form.block)
+
+
+def shared_bytes(tiles: Tiles, n: int, itemsize: int, is_gated: bool, limits: Limits) -> int:
+    """Shared memory of a program, at most: blocks of the weight, of its partner and of the vectors, for each stage."""
+    each = tiles.block * (tiles.rows * (2 if is_gated else 1) + _padded(n)) * itemsize
+    return each * limits.buffers(tiles.stages, tiles.rows) + 2 * KIB
+
+
+def _padded(n: int) -> int:
+    return max(16, triton.next_power_of_2(n))
 
 
 def _in_parts(form: AForm, n: int, m: int, k: int, programs: int, shortest: int) -> AForm:
@@ -169,7 +183,7 @@ def _in_parts(form: AForm, n: int, m: int, k: int, programs: int, shortest: int)
 
 def parts_of(form: Form, n: int, m: int) -> tuple[int, int]:
     """How many counters, and how many parts of sums, a form with splits needs in the scratch store."""
-    vectors = max(16, triton.next_power_of_2(n)) if isinstance(form, Tiles) else 1
+    vectors = _padded(n) if isinstance(form, Tiles) else 1
     return -(-m // form.rows), form.splits * 2 * m * vectors
 
 
@@ -196,7 +210,7 @@ def _launch(
             f"x {list(x.shape)} {x.dtype} and weight {list(weight.shape)} {weight.dtype} must have rows of the same "
             f"length and dtype, each contiguous"
         )
-    form = form or choose(n, m, k, weight.element_size(), act is not None)
+    form = form or choose(n, m, k, weight.element_size(), act is not None, limits_of(x.device))
     out = x.new_empty(n, m, dtype=None if residual is None else residual.dtype)
     parts, arrived = _meeting_place(form, n, m, x.device)
     factors = scale if isinstance(scale, Tensor) else None
@@ -205,21 +219,23 @@ def _launch(
     flags: dict[str, Any] = dict(
         ROWS=form.rows, BLOCK=form.block, SPLITS=form.splits, EVEN=k % form.block == 0, GATED=act is not None,
         ACT=act or "", BIAS=bias is not None, FACTORS=factors is not None, RESIDUAL=residual is not None,
-        SOFTCAP=softcap is not None, PDL=pdl(), num_warps=form.warps, **launch_options(),
+        SOFTCAP=softcap is not None, num_warps=form.warps,
     )  # fmt: skip
     grid = (triton.cdiv(m, form.rows), form.splits)
     if isinstance(form, Tiles):
         if squares is not None or follower is not None:
             raise InputError(f"{form} knows nothing of norms in front or behind; those are for one vector and Rows")
         strides = (x.stride(0), weight.stride(0), 0 if residual is None else residual.stride(0))
-        tiles_kernel[grid](
-            *pointers, m, k, n, *strides, *numbers, N_BLOCK=max(16, triton.next_power_of_2(n)), STAGES=form.stages,
+        launch(
+            tiles_kernel, grid,
+            *pointers, m, k, n, *strides, *numbers, N_BLOCK=_padded(n), STAGES=form.stages,
             APART=x.dtype == torch.float32, **flags,
         )  # fmt: skip
     elif n == 1:
         held = form.held if k % form.block == 0 and k // form.block >= form.held * form.splits else 0
         sums = 0 if squares is None else len(squares)
-        rows_kernel[grid](
+        launch(
+            rows_kernel, grid,
             *pointers, squares, *behind(follower), m, k, weight.stride(0), *numbers, eps, SQUARES=sums,
             FOLLOWED=follower is not None, HELD=held, UNROLL=form.unroll, **flags,
         )  # fmt: skip

@@ -30,7 +30,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lamina.kernels.launch import begin, launch_options, pdl
+from lamina.errors import InputError
+from lamina.kernels.launch import begin, launch
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
 from lamina.recurrence.rule import Tensors
 
@@ -65,7 +66,7 @@ def recur_step(rule: Rule, inputs: Tensors, constants: Tensors, table: Tensor, *
             return selective_scan_step(inputs, constants, table, **around)
         case GatedDelta():
             return gated_delta_step(inputs, constants, table, **around)
-    raise ValueError(
+    raise InputError(
         f"no kernel for the rule {rule}; there is one for SSD, SelectiveScan and GatedDelta, or use rule.scan"
     )
 
@@ -207,11 +208,12 @@ def ssd_step(
     tile, live_only = tile_for(SSD, rows * heads * dim * state, tile)
     wide = triton.next_power_of_2(state)
     block = min(max(tile.numbers // wide, 1), triton.next_power_of_2(dim))
-    _ssd[triton.cdiv(dim, block), heads, rows](
+    launch(
+        _ssd, (triton.cdiv(dim, block), heads, rows),
         x, dt, B, C, constants["A"], skip, z, dt_bias, *bounds(dt_limit), out, table,
         *x.stride()[:2], *dt.stride()[:2], *B.stride()[:2], *C.stride()[:2], *_strides(z), tokens,
-        heads, dim, state, heads // B.shape[2], block, wide, _together(tokens), live_only, write, pdl(),
-        num_warps=tile.warps, **launch_options(),
+        heads, dim, state, heads // B.shape[2], block, wide, _together(tokens), live_only, write,
+        num_warps=tile.warps,
     )  # fmt: skip
     return out
 
@@ -309,11 +311,12 @@ def selective_scan_step(
     tile, live_only = tile_for(SelectiveScan, rows * channels * state, tile)
     wide = triton.next_power_of_2(state)
     block = min(max(tile.numbers // wide, 1), triton.next_power_of_2(channels))
-    _selective_scan[triton.cdiv(channels, block), rows](
+    launch(
+        _selective_scan, (triton.cdiv(channels, block), rows),
         x, dt, B, C, constants["A"], skip, z, dt_bias, out, table,
         *x.stride()[:2], *dt.stride()[:2], *B.stride()[:2], *C.stride()[:2], *_strides(z), tokens,
-        channels, state, block, wide, _together(tokens), live_only, write, pdl(),
-        num_warps=tile.warps, **launch_options(),
+        channels, state, block, wide, _together(tokens), live_only, write,
+        num_warps=tile.warps,
     )  # fmt: skip
     return out
 
@@ -411,10 +414,11 @@ def gated_delta_step(
     tile, live_only = tile_for(GatedDelta, rows * heads * key * value, tile)
     tall = triton.next_power_of_2(key)
     block = min(max(tile.numbers // tall, 1), triton.next_power_of_2(value))
-    _gated_delta[triton.cdiv(value, block), heads, rows](
+    launch(
+        _gated_delta, (triton.cdiv(value, block), heads, rows),
         q, k, v, g, beta, A, bias, z, key**-0.5, out, table,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *g.stride()[:2], *beta.stride()[:2], *_strides(z), tokens,
-        heads, key, value, heads // key_heads, unit, block, tall, _together(tokens), live_only, write, pdl(),
-        num_warps=tile.warps, **launch_options(),
+        heads, key, value, heads // key_heads, unit, block, tall, _together(tokens), live_only, write,
+        num_warps=tile.warps,
     )  # fmt: skip
     return out

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lamina.kernels.cells import cell_of, first_cell, pages_of
-from lamina.kernels.launch import begin, launch_options, pdl
+from lamina.kernels.launch import begin, launch
 from lamina.kernels.splits import row_of
 
 if TYPE_CHECKING:
@@ -223,7 +223,8 @@ def rotate_and_append(
         q_out = torch.empty(B, T, Hq, D, dtype=q.dtype, device=q.device)
         k_out = torch.empty(B, T, Hk, D, dtype=k.dtype, device=k.device)
     first = 0 if moves else Hq  # queries that do not change stay where they are
-    _rotate[(B * T, Hq - first + Hk * (2 if write else 1))](
+    launch(
+        _rotate, (B * T, Hq - first + Hk * (2 if write else 1)),
         q, k, v, q_out, k_out, cos, sin, *weights, q if factor is None else factor, table,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *cos.stride()[:2],
         *((0, 0) if factor is None else factor.stride()), *numbers,
@@ -231,7 +232,7 @@ def rotate_and_append(
         REST_PAD=triton.next_power_of_2(max(D - 2 * pairs, 1)), DV_PAD=triton.next_power_of_2(Dv),
         NEIGHBOURS=neighbours, NORMS="" if norms is None else "last" if norms_last else "first",
         WEIGHTS=norms is not None and norms[0].weight is not None, FACTOR=factor is not None, MOVES=moves,
-        WRITE=write, FIRST=first, PAGE=page, PDL=pdl(), num_warps=1, **launch_options(),
+        WRITE=write, FIRST=first, PAGE=page, num_warps=1,
     )  # fmt: skip
     return (q_out.transpose(1, 2), k_out.transpose(1, 2), v) if moves else (q, k, v)
 
@@ -255,8 +256,9 @@ def rotary_table(positions: Tensor, frequencies: Tensor, scale: float) -> tuple[
     """The table of `lamina.nn.Rotary`: positions [B, T], frequencies [P] -> cos and sin [B, T, P], times `scale`."""
     pairs = frequencies.shape[0]
     cos, sin = (torch.empty(*positions.shape, pairs, device=positions.device) for _ in range(2))
-    _angles[(positions.numel(),)](
+    launch(
+        _angles, (positions.numel(),),
         positions.contiguous(), frequencies, cos, sin, scale,
-        P=pairs, P_PAD=triton.next_power_of_2(pairs), PDL=pdl(), num_warps=1, **launch_options(),
+        P=pairs, P_PAD=triton.next_power_of_2(pairs), num_warps=1,
     )  # fmt: skip
     return cos, sin

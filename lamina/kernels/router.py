@@ -22,7 +22,7 @@ from lamina.errors import InputError
 from lamina.kernels.experts import pieces, products
 from lamina.kernels.finish import arrive
 from lamina.kernels.following import norm_factor
-from lamina.kernels.launch import begin, launch_options, pdl
+from lamina.kernels.launch import begin, launch
 from lamina.kernels.workspace import COUNTERS, PARTS, scratch
 from lamina.nn.router import Choice
 
@@ -65,12 +65,13 @@ def route(
         GROUPS_BLOCK=triton.next_power_of_2(choice.groups), SIZE=experts // choice.groups,
         SIZE_BLOCK=triton.next_power_of_2(experts // choice.groups), OPENS=opens,
     )  # fmt: skip
-    _route_kernel[(triton.cdiv(outputs, rows), triton.cdiv(tokens, together))](
+    launch(
+        _route_kernel, (triton.cdiv(outputs, rows), triton.cdiv(tokens, together)),
         x, weight, x if bias is None else bias, logits, arrived, chosen, weights,
         weights if opening is None else opening, squares, tokens, x.stride(0), choice.factor, eps, K=width,
         OUTPUTS=outputs, SQUARES=0 if squares is None else len(squares),
-        ROWS=rows, BLOCK=block, TOKENS=together, STRETCHES=triton.cdiv(outputs, rows), PDL=pdl(), num_warps=4,
-        **rule, **launch_options(),
+        ROWS=rows, BLOCK=block, TOKENS=together, STRETCHES=triton.cdiv(outputs, rows), num_warps=4,
+        **rule,
     )  # fmt: skip
     return chosen, weights, opening
 

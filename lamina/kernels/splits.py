@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -29,8 +28,8 @@ from torch import Tensor
 
 from lamina.attention.window import Chunked, Full, Sliding, Window
 from lamina.errors import InputError
-from lamina.kernels import INTERPRETED
-from lamina.kernels.launch import fetch_ahead, pdl
+from lamina.kernels.launch import fetch_ahead
+from lamina.kernels.limits import Limits
 from lamina.kernels.workspace import COUNTERS
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -309,32 +308,27 @@ def reach(window: Window) -> int | None:
     return None if window.span is None else window.span + rule_of(window)[2]
 
 
-@cache
-def multiprocessors() -> int:
-    return 132 if INTERPRETED else torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-
-
 def least_tokens(block: int) -> int:
     """The shortest part worth a program. Where heads are so wide that blocks are small, walking along them takes longer
     than merging."""
     return 256 if block > 32 else 32
 
 
-def parts_for(rows: int, heads: int, slots: int | None, least: int, *, waves: int = 1) -> int:
+def parts_for(rows: int, heads: int, slots: int | None, least: int, multiprocessors: int, *, waves: int = 1) -> int:
     """Into how many parts a launch divides what all rows see: with `heads` programs each, `waves` programs for each
     multiprocessor. `slots`: the most tokens a row can see, None where not known.
 
-    >>> parts_for(1, 8, 128, 256), parts_for(1, 8, None, 256), parts_for(32, 8, 512, 256)
+    >>> parts_for(1, 8, 128, 256, 132), parts_for(1, 8, None, 256, 132), parts_for(32, 8, 512, 256, 132)
     (1, 16, 16)
     """
-    room = max(waves * multiprocessors() // heads, 1)
+    room = max(waves * multiprocessors // heads, 1)
     return room if slots is None else max(1, min(room, triton.cdiv(rows * slots, least)))
 
 
-def tokens_ahead(kind: str, token_bytes: int, block: int) -> int:
+def tokens_ahead(kind: str, token_bytes: int, block: int, limits: Limits) -> int:
     """How many tokens of its part a program asks for while the kernel in front is still at work: two blocks, where the
     device can and a part lies in one piece."""
-    return 2 * block if pdl() and kind == "full" and token_bytes % 16 == 0 else 0
+    return 2 * block if limits.pdl and kind == "full" and token_bytes % 16 == 0 else 0
 
 
 def bunch_for(most: int, rows: int, values: int) -> int:

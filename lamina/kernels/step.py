@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lamina.kernels.launch import begin, launch_options, pdl
+from lamina.kernels.launch import begin, launch
 from lamina.kernels.noise import gumbel, uniform
 from lamina.kernels.workspace import sums
 
@@ -41,9 +41,10 @@ def positions(header: Tensor, out: Tensor) -> None:
     """Writes the positions of each row's next T tokens, from its length on, into out [B, T], and sets the sums of norms
     to zero."""
     tokens, squares = out.numel(), sums(out.device).begin()
-    _positions[(max(1, triton.cdiv(squares.numel(), 1024)),)](
-        header, out, squares, squares.numel(), out.shape[1], tokens, triton.next_power_of_2(tokens), pdl(),
-        num_warps=4, **launch_options(),
+    launch(
+        _positions, (max(1, triton.cdiv(squares.numel(), 1024)),),
+        header, out, squares, squares.numel(), out.shape[1], tokens, triton.next_power_of_2(tokens),
+        num_warps=4,
     )  # fmt: skip
 
 
@@ -110,10 +111,11 @@ def finish(
     rows, vocab = logits.shape
     best, where, arrived = scratch
     seed, numbers = noise or (left, left)
-    _finish[(rows, best.shape[1])](
+    launch(
+        _finish, (rows, best.shape[1]),
         logits, scores, seed, numbers, header, ids, counts, left, ends, best, where, arrived, vocab, len(ends),
         noise is not None, triton.next_power_of_2(max(len(ends), 1)), STRETCH, best.shape[1],
-        triton.next_power_of_2(best.shape[1]), pdl(), num_warps=8, **launch_options(),
+        triton.next_power_of_2(best.shape[1]), num_warps=8,
     )  # fmt: skip
 
 
@@ -148,9 +150,10 @@ def take_in(logits: Tensor, header: Tensor, ids: Tensor, accepted: Tensor) -> No
     """Commits each row's first `accepted` [B] of the tokens ids [B, T]: records them, keeps the logits [B, T, V] after
     the last of them and advances the marks. A row with 0 stays exactly as it is."""
     rows, T, vocab = logits.shape
-    _take_in[(rows, triton.cdiv(vocab, STRETCH))](
-        logits, header, ids, accepted, vocab, T, triton.next_power_of_2(T), STRETCH, pdl(),
-        num_warps=8, **launch_options(),
+    launch(
+        _take_in, (rows, triton.cdiv(vocab, STRETCH)),
+        logits, header, ids, accepted, vocab, T, triton.next_power_of_2(T), STRETCH,
+        num_warps=8,
     )  # fmt: skip
 
 

@@ -21,17 +21,20 @@ import triton.language as tl
 from torch import Tensor
 
 from lamina.attention.window import Window
-from lamina.kernels.attend import MOST_QUERIES, Shape
+from lamina.errors import InputError
+from lamina.kernels.attend import MOST_QUERIES, with_room
 from lamina.kernels.cells import cell_of, cells_in, first_cell, pages_of, stages_for
-from lamina.kernels.launch import begin, launch_options, pdl
+from lamina.kernels.eligible import head_bytes, why_no_heads
+from lamina.kernels.launch import begin, launch
+from lamina.kernels.limits import Limits, limits_of
 from lamina.kernels.rope import rotated, weights_of
+from lamina.kernels.shape import Shape
 from lamina.kernels.splits import (
     NOTHING,
     Division,
     fold,
     gathered,
     least_tokens,
-    multiprocessors,
     part_of,
     parts_for,
     reach,
@@ -60,8 +63,34 @@ CROWDED = {512: Shape(64, 4, 4)}
 
 def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether the kernel is for these queries, keys and values: one token a row, and heads that fit its registers."""
-    size = (triton.next_power_of_2(q.shape[3]) + triton.next_power_of_2(v.shape[3])) * k.element_size()
-    return q.shape[2] == 1 and q.shape[1] // k.shape[1] <= MOST_QUERIES[q.element_size()] and size <= max(SHAPES)
+    (Hq, T, D), (Hk, Dv) = q.shape[1:], (k.shape[1], v.shape[3])
+    if T > 1 or Hq // Hk > MOST_QUERIES[q.element_size()] or why_no_heads(D, Dv, k.dtype) is not None:
+        return False
+    limits = limits_of(q.device)
+    return with_room(_shape(D, Dv, k.dtype, False), D, Dv, k.dtype, Hq // Hk, 0, limits.shared, limits) is not None
+
+
+def _shape(key_dim: int, value_dim: int, dtype: torch.dtype, crowded: bool) -> Shape:
+    size = head_bytes(key_dim, value_dim, dtype.itemsize)
+    most_bytes = min(most for most in SHAPES if size <= most)
+    return CROWDED.get(most_bytes, SHAPES[most_bytes]) if crowded else SHAPES[most_bytes]
+
+
+def plan_for(
+    key_dim: int, value_dim: int, dtype: torch.dtype, queries: int, groups: int, limits: Limits
+) -> tuple[Shape, int, int]:
+    """For so many queries of each of `groups` key heads of all rows: the shape of the launch, how many programs share a
+    multiprocessor, and the tokens that a part has at least."""
+    plain, crowded = (_shape(key_dim, value_dim, dtype, some) for some in (False, True))
+    own, programs = (crowded, 2) if 2 * groups > limits.multiprocessors and crowded != plain else (plain, 1)
+    room = limits.room(programs if queries <= 32 else 1)  # two of more queries have no room on any device
+    shape = with_room(own, key_dim, value_dim, dtype, queries, 0, room, limits)
+    if shape is None:
+        raise InputError(
+            f"{queries} queries of {key_dim} and {value_dim} values do not fit {limits.shared} bytes of shared memory; "
+            "use decode_attention"
+        )
+    return shape, programs, least_tokens(own.block)
 
 
 @triton.jit
@@ -193,19 +222,19 @@ def attend_token(
     """
     (B, Hq, _, D), (Hk, Dv) = q.shape, (k.shape[1], v.shape[3])
     G = Hq // Hk
-    size = (triton.next_power_of_2(D) + triton.next_power_of_2(Dv)) * k.element_size()
-    most_bytes = min(most for most in SHAPES if size <= most)
-    crowded = 2 * B * Hk > multiprocessors() and most_bytes in CROWDED
-    shape = shape or (CROWDED if crowded else SHAPES)[most_bytes]
-    least = least or least_tokens(shape.block)
+    limits = limits_of(q.device)
+    own, waves, least_of_own = plan_for(D, Dv, k.dtype, G, B * Hk, limits)
+    least = least or (least_of_own if shape is None else least_tokens(shape.block))
+    shape = shape or own
     kind, span, keep = rule_of(window)
-    most = most_parts or parts_for(B, Hk, reach(window), least, waves=2 if crowded else 1)
+    most = most_parts or parts_for(B, Hk, reach(window), least, limits.multiprocessors, waves=waves)
     out = torch.empty(B, 1, Hq, Dv, dtype=q.dtype, device=q.device)
     cuts = Division.of(B, Hk, G, Dv, most, out)
     R, values = triton.next_power_of_2(G), max(16, triton.next_power_of_2(Dv))
     cos, sin = (q, q) if rope is None else rope
     weights, numbers = weights_of(norms, q)
-    _attend_token[(Hk, cuts.items)](
+    launch(
+        _attend_token, (Hk, cuts.items),
         out, q, k, v, cos, sin, *weights, *(q if one is None else one for one in (factor, gate, sinks)), cuts.parts,
         arrivals(q.device), table, B, cuts.wanted, span, keep, least, scale, 1.0 if softcap is None else softcap,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], cos.stride(0), 0 if factor is None else factor.stride(0),
@@ -215,7 +244,7 @@ def attend_token(
         NORMS="" if norms is None else "last" if norms_last else "first",
         WEIGHTS=norms is not None and norms[0].weight is not None, FACTOR=factor is not None, GATE=gate is not None,
         SOFTCAP=softcap is not None, SINKS=sinks is not None, BLOCK=shape.block,
-        **cuts.constants(R, values, shape.warps), PAGE=page, PDL=pdl(),
-        num_warps=shape.warps, num_stages=stages_for(shape.stages, page), **launch_options(),
+        **cuts.constants(R, values, shape.warps), PAGE=page,
+        num_warps=shape.warps, num_stages=stages_for(shape.stages, page),
     )  # fmt: skip
     return out.transpose(1, 2)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lamina import kernels
 from lamina.errors import LaminaError
+from lamina.kernels.current import capturing
 
 PARTS = 4 << 20  # float32 values for partial sums
 COUNTERS = 1 << 16
@@ -59,7 +60,7 @@ class Workspace:
         return self._sums
 
     def _check_not_capturing(self) -> None:
-        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if capturing(self.device):
             raise LaminaError("a workspace of kernels cannot be made while a graph is captured: run the program before")
 
 

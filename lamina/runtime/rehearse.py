@@ -12,11 +12,10 @@ made without any.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
-from threading import Thread, local
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -57,12 +56,15 @@ class Rehearsal:
 
 def rehearsal(config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> Rehearsal | None:
     """Starts building the kernels for a model that is about to be loaded; None where it would use none."""
-    if device.type != "cuda" or kernels.why_not(torch.empty(0, dtype=dtype, device=device)) is not None:
+    if device.type != "cuda":
+        return None
+    x = torch.empty(0, dtype=dtype, device=device)
+    if kernels.why_not(x) is not None:
         return None
     import lamina.generation.run
     import lamina.runtime.capture  # noqa: F401  (by one thread, as modules that import each other should be)
 
-    return Rehearsal(config, dtype, device)
+    return Rehearsal(config, dtype, x.device)  # with its number: a thread has a current device of its own
 
 
 def wait_for_kernels(model: Model) -> None:
@@ -97,6 +99,8 @@ def build_together(*programs: Callable[[], object]) -> None:
     """Builds every kernel that these programs launch, many at a time."""
     from triton import AsyncCompileMode
 
+    from lamina.kernels.launch import building
+
     with Builders() as pool, AsyncCompileMode(pool), building():
         for program in programs * 2:  # what the first run notes of a step (`kernels.following`), the second uses
             program()
@@ -104,19 +108,21 @@ def build_together(*programs: Callable[[], object]) -> None:
 
 class Builders(ThreadPoolExecutor):
     """Threads that build kernels. Where there is a GPU they load them too, and compile what hands them their arguments:
-    both would otherwise be done at the first launch, one kernel after the other."""
+    both would otherwise be done at the first launch, one kernel after the other.
+
+    A kernel is loaded on the device that is current where it is submitted: `launch` makes that the tensors' own."""
 
     def __init__(self) -> None:
         super().__init__(os.cpu_count() or 1)
-        self.device = torch.cuda.current_device() if torch.cuda.is_available() else None
 
     def submit(self, build: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        return super().submit(self._ready, build, *args, **kwargs)
+        device = torch.cuda.current_device() if torch.cuda.is_available() else None
+        return super().submit(self._ready, device, build, *args, **kwargs)
 
-    def _ready(self, build: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _ready(self, device: int | None, build: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         kernel = build(*args, **kwargs)
-        if self.device is not None:
-            with torch.cuda.device(self.device):
+        if device is not None:
+            with torch.cuda.device(device):
                 _ = kernel.run  # the function that launches it, made when asked for
         return kernel
 
@@ -133,26 +139,3 @@ def without_numbers(config: Mapping[str, Any], dtype: torch.dtype) -> Model:
             put(model, paths, like, values)
     finish_buffers(model, torch.device("meta"))
     return model.eval()
-
-
-_thread = local()
-
-
-@contextmanager
-def building() -> Iterator[None]:
-    """Inside, in this thread, launching a kernel only builds it. Triton has no switch for that, so its way to run a
-    kernel is given one."""
-    from triton.runtime.jit import JITFunction
-
-    run = getattr(JITFunction.run, "without_switch", JITFunction.run)
-
-    def build_or_run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        return run(self, *args, grid=grid, warmup=warmup or getattr(_thread, "builds", False), **options)
-
-    build_or_run.without_switch = run  # type: ignore[attr-defined]
-    JITFunction.run = build_or_run
-    _thread.builds = True
-    try:
-        yield
-    finally:
-        _thread.builds = False

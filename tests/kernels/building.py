@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextvars import copy_context
 from threading import Thread
 from typing import Any
 
@@ -24,23 +25,9 @@ if __name__ == "__main__":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nothing is loaded, also where something could be
 
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver, jit
+from triton.runtime import jit
 
-from lamina.kernels import launch
-
-
-class NoDevice:
-    """What building asks of a device."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int | None = None) -> int:
-        return 0
+from bench.kernels.offline import instead_of_a_gpu
 
 
 def build(family: str, hows: list[str], dtype: torch.dtype) -> int:
@@ -95,7 +82,7 @@ def build_beside(family: str) -> int:
     alone = model.generate([[5, 9, 12]], 8).tokens
 
     def both() -> None:
-        builder = Thread(target=build_kernels, args=(twin,))
+        builder = Thread(target=copy_context().run, args=(build_kernels, twin))
         builder.start()
         while builder.is_alive():
             assert model.generate([[5, 9, 12]], 8).tokens == alone
@@ -122,20 +109,16 @@ def built_by(run: Callable[[], None]) -> int:
 
 
 def main() -> None:
-    driver.set_active(NoDevice())
-    launch.pdl = lambda: True
-    from lamina.kernels import splits
-
-    splits.multiprocessors = lambda: 132
-    for asked in sys.argv[1:]:
-        family, *hows = asked.replace(",", ":").split(":")
-        if family == "products":
-            count = build_products()
-        elif hows == ["beside"]:
-            count = build_beside(family)
-        else:
-            count = build(family, hows, torch.bfloat16)
-        print(asked, count, flush=True)
+    with instead_of_a_gpu(90):
+        for asked in sys.argv[1:]:
+            family, *hows = asked.replace(",", ":").split(":")
+            if family == "products":
+                count = build_products()
+            elif hows == ["beside"]:
+                count = build_beside(family)
+            else:
+                count = build(family, hows, torch.bfloat16)
+            print(asked, count, flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ Kernels are guarded: an address that is in no tensor is an error (`guard.py`).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import triton.language as tl
 from triton.runtime import interpreter
 
+from lamina.kernels.limits import INTERPRETER
 from lamina.runtime.explain import why_not_read
 from tests.kernels import guard
 
@@ -69,8 +71,7 @@ guard.watch()
 @pytest.fixture
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a small device: a program more is a long wait in the interpreter."""
-    for module in ("splits", "latent"):
-        monkeypatch.setattr(f"lamina.kernels.{module}.multiprocessors", lambda: 4)
+    monkeypatch.setattr("lamina.kernels.limits.INTERPRETER", replace(INTERPRETER, multiprocessors=4))
 
 
 @pytest.fixture

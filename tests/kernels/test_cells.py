@@ -10,11 +10,12 @@ from torch import Tensor
 
 from lamina.attention import Chunked, Full, Sliding, Window
 from lamina.kernels.absorb import into_latent, out_of_latent
-from lamina.kernels.attend import Shape, decode_attention
+from lamina.kernels.attend import decode_attention
 from lamina.kernels.coded import decode_codes
 from lamina.kernels.codes import Side, append_codes, encode
 from lamina.kernels.latent import decode_latent
 from lamina.kernels.rope import append, rotate_and_append
+from lamina.kernels.shape import Shape
 from lamina.kernels.token import attend_token
 from tests.kernels.stores import Held, InPages, Packed
 from tests.kernels.test_codes import new_tokens, sides

@@ -12,10 +12,10 @@ from lamina.attention import Chunked, Full, Sliding, Window
 from lamina.cache.codec import Codec
 from lamina.errors import InputError
 from lamina.kernels.absorb import out_of_latent
-from lamina.kernels.attend import Shape
 from lamina.kernels.coded import decode_codes
 from lamina.kernels.codes import Side, encode
 from lamina.kernels.latent import decode_latent
+from lamina.kernels.shape import Shape
 from tests.kernels.stores import Held, Packed, error
 from tests.kernels.test_codes import new_tokens, sides
 

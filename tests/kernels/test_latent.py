@@ -13,8 +13,9 @@ from lamina.attention.rotary import rotate, rotate_neighbours
 from lamina.cache import Latent
 from lamina.errors import InputError
 from lamina.kernels.absorb import into_latent, out_of_latent, values_for
-from lamina.kernels.attend import Shape
 from lamina.kernels.latent import decode_latent
+from lamina.kernels.limits import CARDS
+from lamina.kernels.shape import Shape
 from lamina.nn import RMSNorm
 from lamina.runtime.tables import DeviceLatent
 from tests.kernels.stores import Held, error
@@ -209,9 +210,9 @@ def test_a_layer_of_a_captured_step_equals_the_plain_one(neighbours: bool) -> No
 
 
 def test_programs_of_the_way_out_fill_the_device_and_read_parts_no_more_often_than_that() -> None:
-    assert values_for(16, 128, 1024) == 16  # 16 heads: 8 programs each
-    assert values_for(128, 128, 1024) == 64  # 128 heads: 2 each
-    assert values_for(128, 128, 2048) == 32  # as many as registers hold
+    assert values_for(16, 128, 1024, CARDS[90]) == 16  # 16 heads: 8 programs each
+    assert values_for(128, 128, 1024, CARDS[90]) == 64  # 128 heads: 2 each
+    assert values_for(128, 128, 2048, CARDS[90]) == 32  # as many as registers hold
 
 
 def test_more_than_16_tokens_are_refused() -> None:

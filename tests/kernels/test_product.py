@@ -10,6 +10,7 @@ from torch import Tensor
 from lamina.activation import ACTIVATIONS
 from lamina.errors import InputError
 from lamina.kernels.finish import act_kind
+from lamina.kernels.limits import CARDS
 from lamina.kernels.product import Form, Rows, Tiles, choose, gated, gated_product, linear, parts_of, product
 from lamina.kernels.workspace import COUNTERS, PARTS, scratch
 
@@ -119,7 +120,7 @@ def test_a_form_is_chosen_for_every_shape_and_its_parts_fit_the_scratch_store() 
         for m in (1, 7, 64, 512, 1024, 4096, 6144, 14336, 18432, 65536, 128256, 256000):
             for k in (1, 32, 512, 2048, 4096, 5120, 14336, 16384, 28672):
                 for itemsize, is_gated in ((2, False), (2, True), (4, False), (4, True)):
-                    form = choose(n, m, k, itemsize, is_gated)
+                    form = choose(n, m, k, itemsize, is_gated, CARDS[90])
                     if form.splits > 1:
                         counters, parts = parts_of(form, n, m)
                         assert counters <= COUNTERS and parts <= PARTS, (form, n, m, k)

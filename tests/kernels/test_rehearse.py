@@ -83,13 +83,13 @@ LIGHTLY = """
 import json, sys
 import torch
 from triton.runtime.jit import JITFunction
-from lamina.kernels import splits
+from lamina.kernels.limits import CARDS, assumed
 from lamina.runtime.rehearse import build_kernels, without_numbers
 
-splits.multiprocessors = lambda: 132
 JITFunction.run = lambda *given, **named: None
-for config in json.load(sys.stdin):
-    build_kernels(without_numbers(config, torch.bfloat16))
+with assumed(CARDS[90]):
+    for config in json.load(sys.stdin):
+        build_kernels(without_numbers(config, torch.bfloat16))
 print([name for name in ("sympy", "torch._dynamo") if name in sys.modules])
 """
 
@@ -114,7 +114,35 @@ def test_where_there_is_a_gpu_builders_make_kernels_ready_to_launch(monkeypatch:
 
     with Builders() as pool:
         assert not pool.submit(Kernel).result().ready  # there is none
-    gpu = SimpleNamespace(is_available=lambda: True, current_device=lambda: 0, device=lambda which: nullcontext())
+    now, loaded = [0], []
+
+    def device(which: int) -> Any:
+        loaded.append(which)
+        return nullcontext()
+
+    gpu = SimpleNamespace(is_available=lambda: True, current_device=lambda: now[0], device=device)
     monkeypatch.setattr(rehearse.torch, "cuda", gpu)
     with Builders() as pool:
         assert pool.submit(Kernel).result().ready
+        now[0] = 1  # as it is while a kernel for tensors of that device is launched
+        assert pool.submit(Kernel).result().ready
+    assert loaded == [0, 1]
+
+
+def test_kernels_are_built_for_the_device_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread has a current device of its own: without a number "cuda" would be another one there."""
+    second, built = SimpleNamespace(device=torch.device("cuda", 1)), []
+
+    def device(which: torch.device) -> Any:
+        built.append(which.index)
+        return nullcontext()
+
+    monkeypatch.setattr(rehearse.torch, "cuda", SimpleNamespace(device=device))
+    monkeypatch.setattr(rehearse.torch, "empty", lambda *shape, **how: second)
+    monkeypatch.setattr(rehearse.kernels, "why_not", lambda x: None)
+    monkeypatch.setattr(rehearse, "build_kernels", lambda model: None)
+    monkeypatch.setattr(rehearse, "without_numbers", lambda config, dtype: None)
+    under_way = rehearse.rehearsal({}, torch.float32, torch.device("cuda"))
+    assert under_way is not None
+    under_way.thread.join(60)
+    assert under_way.failed is None and built == [1]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lamina.attention import Chunked, Full, Sliding, Window
 from lamina.cache.step import Step
-from lamina.kernels.attend import Shape
+from lamina.kernels.shape import Shape
 from lamina.kernels.token import attend_token, takes
 from lamina.nn import RMSNorm
 from tests.kernels.stores import Held, error

@@ -1,0 +1,175 @@
+"""Kernels built without a GPU: those that a model launches on some card, and what each of them takes of it.
+
+A step is run over a model without weights (on the meta device), as if the card were there. Triton tells of every kernel
+that it would build (`jit_cache_hook`), and each different one is kept. Shared memory is known once Triton has
+allocated it, long before ptxas runs: that takes a tenth of the time of a whole build, which also gives registers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+import torch
+import triton
+from triton import knobs
+from triton._C.libtriton import ir, nvidia, passes
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.compiler.compiler import make_backend
+from triton.runtime import driver
+
+from lamina.kernels.limits import CARDS, assumed
+
+Key = tuple[int, str, str]
+
+
+@dataclass
+class Kernel:
+    """A kernel as one card would be given it: its function, the types and constants it is built for, and its options.
+
+    uses   where it is launched, in words
+    """
+
+    card: int
+    name: str
+    fn: Any
+    given: Mapping[str, Any]
+    uses: list[str] = field(default_factory=list)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        kept = json.loads(self.given["specialization_data"])["options"]
+        del kept["extern_libs"]  # paths of this machine, which the backend finds by itself
+        return {name: tuple(one) if isinstance(one, list) else one for name, one in kept.items()}
+
+    @property
+    def source(self) -> ASTSource:
+        return ASTSource(self.fn, self.given["signature"], self.given["constants"], self.given["configs"][0])
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The numbers that it is built for, by their names."""
+        names = [parameter.name for parameter in self.fn.params]
+        return {names[path[0]]: value for path, value in self.given["constants"].items()}
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a kernel takes: bytes of shared memory, and after a whole build registers and bytes of spills a thread."""
+
+    shared: int
+    registers: int | None = None
+    spilled: int | None = None
+
+
+class Absent:
+    """Stands for the driver of a card that is not there."""
+
+    def __init__(self, card: int) -> None:
+        self.card = card
+
+    def get_current_target(self) -> GPUTarget:
+        return target_of(self.card)
+
+    def get_current_device(self) -> int:
+        return self.card  # by which Triton tells apart what it has built
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+
+def target_of(card: int) -> GPUTarget:
+    return GPUTarget("cuda", card, 32)
+
+
+@contextmanager
+def instead_of_a_gpu(card: int) -> Iterator[None]:
+    """Inside, kernels are chosen and built for the card `sm_<card>`."""
+    before = driver._active
+    driver.set_active(Absent(card))
+    try:
+        with assumed(CARDS[card]):
+            yield
+    finally:
+        driver._active = before
+
+
+@contextmanager
+def collected(found: dict[Key, Kernel], card: int, use: str) -> Iterator[None]:
+    """Inside, kernels that would be built for the card are put into `found` and not built."""
+
+    def keep(*, key: str, fn: Any, compile: Mapping[str, Any], **rest: Any) -> bool:
+        kernel = found.setdefault((card, fn.name, key), Kernel(card, fn.name, fn.jit_function, compile))
+        if use not in kernel.uses:
+            kernel.uses.append(use)
+        return True
+
+    before = knobs.runtime.jit_cache_hook
+    knobs.runtime.jit_cache_hook = keep
+    try:
+        with instead_of_a_gpu(card):
+            yield
+    finally:
+        knobs.runtime.jit_cache_hook = before
+
+
+def collect(
+    found: dict[Key, Kernel], card: int, name: str, config: Mapping[str, Any], dtype: torch.dtype, **how: Any
+) -> None:
+    """Puts the kernels of a decode step, or of a pass, of a model of this configuration into `found`.
+
+    how   rows, tokens, codec and page, as `build_kernels` takes them
+    """
+    from lamina.runtime.rehearse import build_kernels, without_numbers
+
+    words = [name, str(dtype).removeprefix("torch."), *(f"{key}={value}" for key, value in how.items())]
+    with collected(found, card, " ".join(words)):
+        build_kernels(without_numbers(config, dtype), **how)
+
+
+def shared_bytes(kernel: Kernel) -> int:
+    """The shared memory that Triton allocates for a kernel, found without building it to the end."""
+    target = target_of(kernel.card)
+    backend = make_backend(target)
+    options = backend.parse_options(kernel.options)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    module = kernel.source.make_ir(
+        target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context
+    )
+    module = backend.make_ttir(module, {}, options, kernel.card)
+    module = backend.make_ttgir(module, {}, options, kernel.card)
+    manager = ir.pass_manager(module.context)  # as `make_llir` begins
+    passes.ttgpuir.add_combine_tensor_select_and_if(manager)
+    passes.ttgpuir.add_allocate_warp_groups(manager)
+    passes.convert.add_scf_to_cf(manager)
+    passes.gluon.add_inliner(manager)
+    nvidia.passes.ttgpuir.add_allocate_shared_memory_nv(manager, kernel.card, 86)
+    manager.run(module, "allocate_shared_memory")
+    return int(module.get_int_attr("ttg.shared"))
+
+
+def built(kernel: Kernel) -> Taken:
+    """Builds a kernel to the end and asks the binary what it takes."""
+    binary = triton.compile(kernel.source, target=target_of(kernel.card), options=kernel.options)
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary.asm["cubin"])
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    usage = {name: int(number) for name, number in re.findall(r"(REG|STACK):(\d+)", said)}
+    return Taken(binary.metadata.shared, usage["REG"], usage["STACK"])
+
+
+@cache
+def limit_of(card: int) -> int:
+    return CARDS[card].shared

@@ -1,0 +1,153 @@
+"""What a GPU can do, as far as kernel configurations depend on it: shared memory, SMs and compute capability.
+
+Configurations were chosen on an H200. Elsewhere a configuration is taken that needs no more shared memory than the
+device gives a block: first with fewer stages of loads, then with smaller blocks (`fitted`). Registers need no such
+care: 64 Ki for an SM and 255 for a thread on every device from sm_80 on.
+
+    limits_of(x.device)                     asked of the driver once for each device
+    with assumed(CARDS[86]): …              builds for a device that is not there
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+
+from lamina.errors import InputError
+from lamina.kernels import INTERPRETED
+
+KIB = 1024
+RESERVED = KIB  # bytes of an SM's shared memory that the system takes for each block
+AShape = TypeVar("AShape", bound=Any)  # a dataclass with `block` and `stages`
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What kernels need to know of a device.
+
+    shared            bytes of shared memory that one block may ask for
+    multiprocessors   how many blocks run side by side, each on an SM of its own
+    """
+
+    capability: tuple[int, int]
+    shared: int
+    multiprocessors: int
+
+    @property
+    def pdl(self) -> bool:
+        """Whether a kernel may be launched before the one it depends on has finished."""
+        return self.capability >= (9, 0)
+
+    @property
+    def tiles_of_64(self) -> bool:
+        """Whether the matrix units read 64 rows at a time from shared memory (wgmma of sm_90, tcgen05 of sm_100)."""
+        return self.capability[0] in (9, 10)
+
+    def buffers(self, stages: int, rows: int) -> int:
+        """How many blocks of each load of a loop are in shared memory at once, at most, for products of so many rows.
+
+        A block that has come is copied to registers before it is used, which frees its place; but products of 64 rows
+        read it where it is, on devices that can.
+        """
+        return max(stages if self.tiles_of_64 and rows >= 64 else stages - 1, 1)
+
+    def room(self, programs: int) -> int:
+        """Bytes of shared memory of each, where so many blocks share an SM.
+
+        >>> CARDS[86].room(1) // KIB, CARDS[86].room(2) // KIB
+        (99, 49)
+        """
+        return (self.shared + RESERVED) // programs - RESERVED
+
+
+CARDS = {
+    80: Limits((8, 0), 163 * KIB, 108),  # A100
+    86: Limits((8, 6), 99 * KIB, 82),  # RTX 3090
+    89: Limits((8, 9), 99 * KIB, 128),  # RTX 4090
+    90: Limits((9, 0), 227 * KIB, 132),  # H100, H200
+    100: Limits((10, 0), 227 * KIB, 148),  # B200
+    120: Limits((12, 0), 99 * KIB, 170),  # RTX 5090
+}
+INTERPRETER = Limits((8, 0), CARDS[90].shared, CARDS[90].multiprocessors)  # no launches before their time
+
+_assumed: ContextVar[Limits | None] = ContextVar("limits", default=None)
+
+
+def limits_of(device: torch.device) -> Limits:
+    """The limits of the device that kernels on tensors of `device` are launched on; those that are `assumed`, if any.
+
+    Tensors on the meta device are launched nowhere: their kernels are built for the current device.
+    """
+    assumed_limits = _assumed.get()
+    if assumed_limits is not None:
+        return assumed_limits
+    if INTERPRETED:
+        return INTERPRETER
+    return _asked(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@cache
+def _asked(index: int) -> Limits:
+    has = torch.cuda.get_device_properties(index)
+    known = CARDS.get(10 * has.major + has.minor)  # where PyTorch is of a build that does not tell
+    shared = getattr(has, "shared_memory_per_block_optin", known.shared if known else has.shared_memory_per_block)
+    return Limits((has.major, has.minor), shared, has.multi_processor_count)
+
+
+@contextmanager
+def assumed(limits: Limits) -> Iterator[Limits]:
+    """Inside, and in this thread alone, every device has these limits.
+
+    >>> with assumed(CARDS[120]):
+    ...     limits_of(torch.device("cuda", 3)).shared // KIB
+    99
+    """
+    before = _assumed.set(limits)
+    try:
+        yield limits
+    finally:
+        _assumed.reset(before)
+
+
+def smaller(shape: AShape, least: int = 16) -> Iterator[AShape]:
+    """The shape, then those that need less shared memory, the best first: blocks of `least` or more.
+
+    Three stages keep one load on its way while another is used; a smaller block comes before fewer than that.
+
+    >>> from lamina.kernels.shape import Shape
+    >>> [(one.block, one.stages) for one in smaller(Shape(64, warps=4, stages=4), least=32)]
+    [(64, 4), (64, 3), (32, 4), (32, 3), (64, 2), (32, 2)]
+    """
+    blocks = [shape.block >> i for i in range(shape.block.bit_length()) if shape.block >> i >= min(least, shape.block)]
+    pairs = [(block, stages) for block in blocks for stages in range(shape.stages, min(3, shape.stages) - 1, -1)]
+    if shape.stages > 2:
+        pairs += [(block, 2) for block in blocks]
+    return (replace(shape, block=block, stages=stages) for block, stages in pairs)
+
+
+def fitting(shapes: Iterable[AShape], need: Callable[[AShape], int], room: int) -> AShape | None:
+    """The first of the shapes for which `need(shape)` bytes fit the room; None where that is none of them.
+
+    >>> from lamina.kernels.shape import Shape
+    >>> fitting(smaller(Shape(128, warps=8, stages=4)), lambda one: one.block * one.stages * 512, 99 * KIB)
+    Shape(block=64, warps=8, stages=3)
+    """
+    return next((shape for shape in shapes if need(shape) <= room), None)
+
+
+def fitted(shapes: Iterable[AShape], need: Callable[[AShape], int], room: int) -> AShape:
+    """As `fitting`; where none fits, an error says how much is missing."""
+    tried = list(shapes)
+    found = fitting(tried, need, room)
+    if found is None:
+        raise InputError(
+            f"a kernel needs {min(map(need, tried))} bytes of shared memory or more, as {tried[-1]}, and the device "
+            f"has {room} for it; decode by plain passes"
+        )
+    return found

@@ -1,0 +1,55 @@
+"""Builds each kernel once for a card, to the end and without a GPU: `python -m tests.kernels.cards 86`
+
+Run apart from the tests, whose kernels are interpreted. Prints for each kernel its name, its bytes of shared memory,
+and registers and bytes of spills of a thread. `python -m bench.kernels.build` builds those of every model and use.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+if __name__ == "__main__":
+    os.environ.pop("TRITON_INTERPRET", None)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nothing is loaded, also where something could be
+
+import torch
+
+from bench.kernels.build import config_of
+from bench.kernels.offline import Kernel, Key, built, collect
+
+BF16, F32 = torch.bfloat16, torch.float32
+# Every kernel is launched in one of these, and most of those that take much shared memory.
+CASES: list[tuple[str, torch.dtype, dict[str, Any]]] = [
+    ("llama-3.1-8b", BF16, dict(rows=1)),
+    ("llama-3.1-8b", BF16, dict(rows=32)),
+    ("llama-3.1-8b", BF16, dict(rows=8, tokens=8)),
+    ("llama-3.1-8b", BF16, dict(rows=8, codec="k8v4")),
+    ("gemma-2-9b", BF16, dict(rows=1, tokens=16)),
+    ("deepseek-v2-lite", BF16, dict(rows=1, tokens=4)),
+    ("deepseek-v2-lite", F32, dict(rows=32)),
+    ("qwen3-next", BF16, dict(rows=8)),
+    ("qwen3-next", BF16, dict(rows=1, tokens=4)),
+    ("falcon-h1-7b", BF16, dict(rows=8)),
+    ("mamba2-2.7b", BF16, dict(rows=1)),
+    ("mamba-2.8b", BF16, dict(rows=1)),
+]
+
+
+def main(card: int) -> None:
+    found: dict[Key, Kernel] = {}
+    for name, dtype, how in CASES:
+        collect(found, card, name, config_of(name), dtype, **how)
+    different: dict[tuple[Any, ...], Kernel] = {}
+    for kernel in found.values():
+        kind = (kernel.constants.get(name) for name in ("STAGES", "GATED", "APART"))
+        different.setdefault((kernel.name, *kind), kernel)
+    for kernel in different.values():
+        taken = built(kernel)
+        print(kernel.name, taken.shared, taken.registers, taken.spilled, flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
