@@ -14,10 +14,10 @@ from torch import Tensor
 from lamina.errors import CaptureError
 from lamina.generation.processors import need_tokens
 from lamina.generation.run import Made, Run, one_by_one
+from lamina.kernels.current import current
 from lamina.notices import notice
 from lamina.runtime.capture import MOST_ENDS, CapturedStep
 from lamina.runtime.explain import why_not_captured
-from lamina.runtime.recording import on_device_of
 
 AHEAD = 8  # captured steps that are queued before the last ones are looked at
 
@@ -54,7 +54,7 @@ def replayed(run: Run) -> Made:
     if watched:
         _tell(run, range(run.rows), tokens)  # before anybody waits for kernels
     try:
-        with on_device_of(cache.device), run.model.graphs.step(cache.rows, run.chooser, cache) as step:
+        with current(cache.device), run.model.graphs.step(cache.rows, run.chooser, cache) as step:
             step.take_up(
                 cache, first, run.stopping.most, run.stopping.eos,
                 seed=run.chooser.seed, numbers=run.numbers, prompts=run.prompts,

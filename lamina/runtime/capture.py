@@ -23,8 +23,9 @@ from torch import Tensor
 from lamina.cache.cache import Cache
 from lamina.cache.holding import Span
 from lamina.errors import CapacityError, InputError
+from lamina.kernels.current import current
 from lamina.runtime.captured import Captured
-from lamina.runtime.recording import Program, copy_in, on_device_of
+from lamina.runtime.recording import Program, copy_in
 from lamina.runtime.tables import PLAINLY, Written, header_of
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class CapturedStep(Captured):
         Where there are no pages for more, it raises PagesError; what was made before is in the cache.
         """
         cache = self.cache
-        with on_device_of(self.device):
+        with current(self.device):
             self.capture()
             while steps:
                 several = steps if cache.pages is None else self._provided(cache, steps, rows)

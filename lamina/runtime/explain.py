@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import torch
+
 from lamina import kernels
-from lamina.attention.window import Chunked, Full, Sliding
 from lamina.cache.layer import Layer
 from lamina.cache.spec import Attention, Convolution, Latent, LayerSpecs, Recurrent, Spec
+from lamina.cache.store import TokenLayer
+from lamina.kernels.eligible import why_no_attention
 from lamina.recurrence import SSD, GatedDelta, SelectiveScan
 
 if TYPE_CHECKING:
@@ -33,7 +36,7 @@ def why_not_captured(model: Model, cache: Cache | None = None, rows: int = 1) ->
     rows = rows if cache is None else cache.rows
     if rows > MOST_ROWS:
         return f"{rows} rows; the kernels of a captured step are for up to {MOST_ROWS}"
-    return why_no_kernels(model.specs, None if cache is None else cache.layers)
+    return why_no_kernels(model.specs, None if cache is None else cache.layers, model.dtype)
 
 
 def most_tokens(rows: int) -> int:
@@ -58,21 +61,27 @@ def why_not_read(cache: Cache) -> str | None:
     """The first entry of a cache that no captured pass of several tokens reads, in words; None when all are read."""
     if cache.fetcher is not None:
         return ON_THE_HOST
-    return why_no_kernels(cache.specs, cache.layers)
+    return why_no_kernels(cache.specs, cache.layers, cache.dtype)
 
 
-def why_no_kernels(specs: Sequence[LayerSpecs], layers: Sequence[Mapping[str, Layer]] | None = None) -> str | None:
+def why_no_kernels(
+    specs: Sequence[LayerSpecs],
+    layers: Sequence[Mapping[str, Layer]] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> str | None:
     """The first layer that no kernel of a captured step serves, in words; None when all are served."""
     for i, entry in enumerate(specs):
         for name, spec in entry.items():
-            if reason := _unserved(spec, None if layers is None else layers[i][name]):
+            if reason := _unserved(spec, None if layers is None else layers[i][name], dtype):
                 return f"layer {i} entry {name!r}: {reason}"
     return None
 
 
-def _unserved(spec: Spec, layer: Layer | None) -> str | None:
+def _unserved(spec: Spec, layer: Layer | None, dtype: torch.dtype) -> str | None:
     match spec:
-        case Attention(window=Full() | Sliding() | Chunked()) | Latent(window=Full()) | Convolution():
+        case Attention() | Latent():
+            return why_no_attention(spec, layer.coding.forms if isinstance(layer, TokenLayer) else None, dtype)
+        case Convolution():
             return None
         case Recurrent(rule=SSD() | SelectiveScan() | GatedDelta()):
             slack = getattr(layer, "slack", 0)

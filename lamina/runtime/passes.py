@@ -26,9 +26,10 @@ from lamina.cache.cache import Cache
 from lamina.cache.clock import on_device
 from lamina.cache.counts import Counts, Numbers
 from lamina.errors import InputError
+from lamina.kernels.current import current
 from lamina.runtime.captured import Captured
 from lamina.runtime.explain import MOST_ROWS, MOST_TOKENS, why_not_read
-from lamina.runtime.recording import Program, copy_in, on_device_of
+from lamina.runtime.recording import Program, copy_in
 from lamina.runtime.rehearse import build_together
 from lamina.runtime.tables import PLAINLY, Written, header_of
 
@@ -101,7 +102,7 @@ class CapturedPass(Captured):
                 self.ids[:, :n].copy_(ids)
             else:
                 self.ids[:, :n].index_copy_(0, index, ids)
-            with on_device_of(self.device):
+            with current(self.device):
                 self.capture()
                 self._replay(0)
         except BaseException:
@@ -124,7 +125,7 @@ class CapturedPass(Captured):
             cache.pages.take_rings(cache.clock, range(self.rows), taken.high)
             self._point_at(cache, self.accepted)
         self.accepted.copy_(taken.tensor)
-        with on_device_of(self.device):
+        with current(self.device):
             self._replay(1)
         cache.went_on(taken)
 

@@ -6,7 +6,6 @@ Without CUDA (kernels interpreted on the CPU) a replay runs the program again, w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
 from typing import Any
 
@@ -45,11 +44,6 @@ def recorded(device: torch.device, *programs: Program) -> list[Program]:
                 program()
             graphs.append(graph)
     return [graph.replay for graph in graphs]
-
-
-def on_device_of(device: torch.device) -> AbstractContextManager[Any]:
-    """Inside, this is the current CUDA device: Triton launches on that one, wherever the tensors are."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def current_stream(device: torch.device) -> torch.cuda.Stream | None:

@@ -85,7 +85,7 @@ def build_kernels(
     from lamina.runtime.passes import CapturedPass
     from lamina.runtime.tables import Written
 
-    if why_no_kernels(model.specs) is not None:
+    if why_no_kernels(model.specs, dtype=model.dtype) is not None:
         return
     written = replace(Written.like(model.new_cache(rows, codec=codec)), page=page)
     if tokens is None:

@@ -216,7 +216,7 @@ def test_everything_is_launched_on_the_device_of_the_model(monkeypatch: pytest.M
         inside.pop()
 
     for module in ("runtime.capture", "runtime.passes", "generation.replay"):
-        monkeypatch.setattr(f"lamina.{module}.on_device_of", guard)
+        monkeypatch.setattr(f"lamina.{module}.current", guard)
     launch, launched = GridExecutor.__call__, []
 
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
