@@ -116,7 +116,7 @@ class Pool:
             raise InputError(f"rows={rows} without tokens: a pool that grows needs no bounds; give both or neither")
         self.model, self.tokens, self.page = model, tokens, page
         self.lock = threading.RLock()
-        self.keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
+        self.keepers: list[weakref.ref[Keeper]] = []  # asked in this order
         like = model.new_cache(slack=slack, codec=codec)
         self.slack, self.codec, self.codecs = slack, codec, like.codecs
         self.dtype, self.device = like.dtype, like.device
@@ -216,6 +216,17 @@ class Pool:
             )
         kind.grow(max(count + needed - free, 2 * count))
 
+    def ask(self, keeper: Keeper) -> None:
+        """Has this keeper asked, too, when pages run out, as long as it is there."""
+        with self.lock:
+            self.keepers.append(weakref.ref(keeper))
+
+    def _living_keepers(self) -> list[Keeper]:
+        with self.lock:
+            living = [(one, keeper) for one in self.keepers if (keeper := one()) is not None]
+            self.keepers = [one for one, _ in living]
+        return [keeper for _, keeper in living]
+
     def reclaim(self, needed: Mapping[Kind, Sequence[Missing]]) -> bool:
         """Has a keeper drop something, since pages are missing; False if nothing that keepers hold helps.
 
@@ -223,14 +234,13 @@ class Pool:
         looks again afterwards: pages come free only when nobody else refers to what was dropped, and another thread may
         have been faster, at dropping or at taking.
         """
-        with self.lock:
-            keepers = list(self.keepers)
+        keepers = self._living_keepers()
         tables = [table for keeper in keepers for table in keeper.tables()]
         wanted: dict[Kind, set[int]] = {}
         with self.lock:
             for kind, missing in needed.items():
                 if (short := len(missing) - len(self._settled(kind).free)) > 0:
-                    wanted[kind] = kind.pages.gained_without([table[kind] for table in tables], missing)
+                    wanted[kind] = kind.pages.gained_without([one[kind] for one in tables if kind in one], missing)
                     if short > len(wanted[kind]):
                         return False
         any(keeper.drop(wanted) for keeper in keepers)  # the first one that can

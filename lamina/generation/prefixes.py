@@ -165,8 +165,7 @@ class PrefixStore:
         self._lost: deque[Lost] = deque(maxlen=LOST)
         self._lock = threading.RLock()  # taken before the pool's, never while that is held: see cache/pool.py
         if pool is not None:
-            with pool.lock:
-                pool.keepers.add(self)
+            pool.ask(self)
 
     @property
     def nbytes(self) -> int:
@@ -264,7 +263,7 @@ class PrefixStore:
         with self._lock:
             for at, one in enumerate(self._kept):
                 held = one.tables
-                if any(not numbers.isdisjoint(held[kind].ravel().tolist()) for kind, numbers in pages.items()):
+                if any(numbers & set(held[kind].ravel().tolist()) for kind, numbers in pages.items() if kind in held):
                     self._lost.append(Lost(self._kept.pop(at).ids, "had to make room in the pool"))
                     return True
         return False
