@@ -327,8 +327,9 @@ def with_rows(model: Model, rows: int) -> Model:
 def test_smollm2_under_other_ids_guesses_what_smollm2_says() -> None:
     model = smollm2()
     prompts = ["The capital of France is", "一、二、三、"]
-    plain = model.generate(prompts, 12, **ENDLESS)
-    found = model.generate(prompts, 12, assistant_model=with_permuted_ids(model), num_assistant_tokens=4, **ENDLESS)
+    drafted: dict[str, Any] = {"num_assistant_tokens": 4, "assistant_confidence_threshold": 0.0}
+    plain = model.generate(prompts, 11, **ENDLESS)
+    found = model.generate(prompts, 11, assistant_model=with_permuted_ids(model), **drafted, **ENDLESS)
     assert found.tokens == plain.tokens
     stats = found.more["speculation"]
-    assert stats.acceptance_rate > 0.9 and stats.tokens_per_pass > 1.2
+    assert stats.acceptance_rate > 0.9 and stats.tokens_per_pass > 2
