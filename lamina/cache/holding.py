@@ -173,22 +173,34 @@ class Tables:
         self.prepare(spans, rings_alone=True)
 
     def lack(self, spans: Sequence[Span]) -> bool:
-        """Whether there are fewer free pages than `prepare` would take."""
-        with self.pool.lock:
-            return any(self.pool.lacks(table.kind, len(table.missing(spans))) for table in self.tables.values())
+        """Whether there are fewer free pages than `prepare` would take, whatever the pool's keepers drop."""
+        while True:
+            with self.pool.lock:
+                needed = {table.kind: table.missing(spans) for table in self.tables.values()}
+                if not any(self.pool.lacks(kind, len(missing)) for kind, missing in needed.items()):
+                    return False
+            if self.pool.tokens is None or not self.pool.reclaim(needed):
+                return True
 
     def prepare(self, spans: Sequence[Span], rings_alone: bool = False) -> None:
-        """Gives rows pages of their own wherever they may write. Raises PagesError before anything is changed."""
-        with self.pool.lock:
-            found = [
-                (table, table.missing(spans))
-                for layout, table in self.tables.items()
-                if not rings_alone or layout.ring is not None
-            ]
-            for table, missing in found:
-                self.pool.provide(table.kind, len(missing))
-            for table, missing in found:
-                table.give(missing)
+        """Gives rows pages of their own wherever they may write. Raises PagesError before anything is changed, once the
+        pool's keepers have nothing to drop that would help."""
+        drops = self.pool.tokens is not None
+        while True:
+            with self.pool.lock:
+                found = [
+                    (table, table.missing(spans))
+                    for layout, table in self.tables.items()
+                    if not rings_alone or layout.ring is not None
+                ]
+                if not drops or not any(self.pool.lacks(table.kind, len(missing)) for table, missing in found):
+                    for table, missing in found:
+                        self.pool.provide(table.kind, len(missing))
+                    for table, missing in found:
+                        table.give(missing)
+                    return
+            # The pool's lock is free here: see pool.py for the order of locks.
+            drops = self.pool.reclaim({table.kind: missing for table, missing in found})
 
     # -- verbs -----------------------------------------------------------------------------------------------------
 

@@ -120,6 +120,16 @@ class Pages:
                 self.refs[old] -= 1
         del self.free[len(self.free) - len(missing) :]
 
+    def gained_without(self, tables: Sequence[Numbers], missing: Sequence[Missing]) -> set[int]:
+        """Pages that nobody refers to but these tables and the rows that miss pages. Without the tables such a page is
+        free, or needs no copy: one page is gained either way."""
+        found = np.zeros_like(self.refs)
+        for numbers in tables:
+            np.add.at(found, numbers[numbers > 0], 1)
+        held = found > 0
+        np.add.at(found, [one.page for one in missing if one.page], 1)
+        return set(np.flatnonzero(held & (found == self.refs)).tolist())
+
     # -- truth -----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:

@@ -10,12 +10,18 @@ nobody's: what tables say where a row has no page. `pages.py` keeps the books, `
 
 Caches in several threads may share a pool of a fixed size, and may be dropped by any thread. One that grows moves its
 memory, so its passes must not run side by side.
+
+A pool of a fixed size that runs out asks its keepers, such as a `PrefixStore`, to drop what they can do without
+(`reclaim`), before it raises PagesError. Lock order: a keeper takes its own lock first and the pool's inside it. So
+keepers are never called with the pool's lock held.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
@@ -24,7 +30,7 @@ from lamina.cache.codec import Codecs, codecs_of
 from lamina.cache.formats import Fields
 from lamina.cache.layer import Key
 from lamina.cache.layout import Layout
-from lamina.cache.pages import Pages
+from lamina.cache.pages import Missing, Numbers, Pages
 from lamina.cache.store import TokenLayer
 from lamina.cache.table import aligned, size
 from lamina.errors import InputError, PagesError
@@ -68,6 +74,18 @@ class Kind:
         self.copied += len(old)
 
 
+class Keeper(Protocol):
+    """Holds pages that it can do without."""
+
+    def tables(self) -> list[Mapping[Kind, Numbers]]:
+        """Copies of the page tables of everything it could drop."""
+        ...
+
+    def drop(self, pages: Mapping[Kind, set[int]]) -> bool:
+        """Drops the least recently used thing that holds one of these pages; False if nothing does."""
+        ...
+
+
 class Pool:
     """Pages for the token layers of one model. States, convolutions and sources are kept by each cache as ever.
 
@@ -98,6 +116,7 @@ class Pool:
             raise InputError(f"rows={rows} without tokens: a pool that grows needs no bounds; give both or neither")
         self.model, self.tokens, self.page = model, tokens, page
         self.lock = threading.RLock()
+        self.keepers: list[weakref.ref[Keeper]] = []  # asked in this order
         like = model.new_cache(slack=slack, codec=codec)
         self.slack, self.codec, self.codecs = slack, codec, like.codecs
         self.dtype, self.device = like.dtype, like.device
@@ -196,6 +215,36 @@ class Pool:
                 "take rows back with cache.rewind or cache.reset, or make a pool of more tokens (or None, which grows)."
             )
         kind.grow(max(count + needed - free, 2 * count))
+
+    def ask(self, keeper: Keeper) -> None:
+        """Has this keeper asked, too, when pages run out, as long as it is there."""
+        with self.lock:
+            self.keepers.append(weakref.ref(keeper))
+
+    def _living_keepers(self) -> list[Keeper]:
+        with self.lock:
+            living = [(one, keeper) for one in self.keepers if (keeper := one()) is not None]
+            self.keepers = [one for one, _ in living]
+        return [keeper for _, keeper in living]
+
+    def reclaim(self, needed: Mapping[Kind, Sequence[Missing]]) -> bool:
+        """Has a keeper drop something, since pages are missing; False if nothing that keepers hold helps.
+
+        Nothing is dropped where all of it together would not be enough. The caller must not hold the pool's lock, and
+        looks again afterwards: pages come free only when nobody else refers to what was dropped, and another thread may
+        have been faster, at dropping or at taking.
+        """
+        keepers = self._living_keepers()
+        tables = [table for keeper in keepers for table in keeper.tables()]
+        wanted: dict[Kind, set[int]] = {}
+        with self.lock:
+            for kind, missing in needed.items():
+                if (short := len(missing) - len(self._settled(kind).free)) > 0:
+                    wanted[kind] = kind.pages.gained_without([one[kind] for one in tables if kind in one], missing)
+                    if short > len(wanted[kind]):
+                        return False
+        any(keeper.drop(wanted) for keeper in keepers)  # the first one that can
+        return True
 
     def _settled(self, kind: Kind) -> Pages:
         kind.pages.settle()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from lamina.checkpoint.chat import choose, folder_templates, render
 from lamina.checkpoint.folder import read_json
@@ -51,6 +52,7 @@ class Tokenizer:
         self.templates = dict(templates or {})
         self.special_tokens = dict(special_tokens or {})
         self._add_bos = add_bos
+        self._same_ids: WeakKeyDictionary[Tokenizer, bool] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
         chat = "with" if self.templates else "without"
@@ -60,6 +62,21 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """How many tokens there are. A model's table may be larger: padded rows that stand for nothing."""
         return self.backend.get_vocab_size(with_added_tokens=True)
+
+    def same_ids(self, other: Tokenizer) -> bool:
+        """Whether both give the same ids to the same tokens. Tokens that were added to a vocabulary, such as those of
+        chats, may differ.
+
+        >>> from tokenizers import Tokenizer as Backend, models
+        >>> one, two = (Tokenizer(Backend(models.BPE({"a": a, "b": 1 - a}, []))) for a in (0, 1))
+        >>> one.same_ids(two), one.same_ids(one)
+        (False, True)
+        """
+        if other is self or other.backend is self.backend:
+            return True
+        if other not in self._same_ids:
+            self._same_ids[other] = self.backend.get_vocab(False) == other.backend.get_vocab(False)
+        return self._same_ids[other]
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """The ids of a text. `special` adds what the model expects around it (bos …): leave it out for the

@@ -2,7 +2,8 @@
 
 A draft may be as wrong as it likes: what is made of it is right in any case, so all it decides is how fast. Three kinds
 are here: `Lookup` finds the row's last tokens earlier in the row and guesses what followed them there; `Assistant` runs
-a cheaper model; and `early_exit` makes such a model of the first layers of the one that is checked against.
+a cheaper model; and `early_exit` makes such a model of the first layers of the one that is checked against. A cheaper
+model with another tokenizer is run by `UniversalAssistant` (universal.py).
 """
 
 from __future__ import annotations
@@ -108,15 +109,13 @@ class Assistant:
     before the next draft; `most` says how long a draft may be, and so how much slack that needs. A draft ends with the
     first token that has a probability below `threshold`. That token stays: leaving it out would be a choice by what was
     drawn, and the tokens made of such drafts would not have the model's distribution.
+
+    Its ids mean what the model's do, but its table may be longer or shorter: ids past its end are never guessed, and
+    are read as its last one.
     """
 
     def __init__(self, run: Run, model: Model, most: int, threshold: float | None = None) -> None:
-        for row, text in enumerate(run.cache.tokens):
-            if -1 in text:
-                raise InputError(
-                    f"row {row} holds embeddings, which an assistant that reads ids cannot follow: give ids, or use "
-                    "prompt_lookup_num_tokens"
-                )
+        refuse_embeddings(run)
         self.run, self.model, self.threshold = run, model, threshold or 0.0
         self.cache = model.new_cache(run.cache.rows, slack=most - 1, source=_source(run, model))
         self.reader = Reader(model, self.cache)
@@ -130,7 +129,7 @@ class Assistant:
         going = [i for i, n in enumerate(most) if n > 0]  # indices into `rows`
         if not going:
             return Guess([[] for _ in rows])
-        chooser, device, vocab = self.run.chooser, self.run.logits.device, self.model.vocab
+        chooser, device, vocab = self.run.chooser, self.run.logits.device, self.run.model.vocab
         tokens = torch.full((len(rows), max(most)), -1, device=device)
         kept = torch.zeros(*tokens.shape, vocab, device=device) if chooser.sample else None
         history = self.run.history([rows[i] for i in going])
@@ -138,7 +137,7 @@ class Assistant:
         logits = self._read([rows[i] for i in going], [texts[i] for i in going])
         for k in range(max(most)):
             at = on_device(going, device)
-            scores = chooser.scores(logits.to(device), history)
+            scores = chooser.scores(_as_wide(logits.to(device), vocab), history)
             numbers = on_device([self.run.numbers[rows[i]] for i in going], device)
             chosen = chooser.choose(scores, numbers, history.lengths, DRAWING)
             tokens[at, k] = chosen
@@ -150,7 +149,8 @@ class Assistant:
                 break
             going, index = [going[n] for n in left], on_device(left, device)
             history = history.take(left).and_then(chosen[index, None])
-            logits = self.reader.read_all(chosen[index, None].to(self.cache.device), [rows[i] for i in going])
+            ids = chosen[index, None].clamp(max=self.model.vocab - 1).to(self.cache.device)
+            logits = self.reader.read_all(ids, [rows[i] for i in going])
         guessed = [[token for token in row if token >= 0] for row in tokens.tolist()]
         for row, text, guess in zip(rows, texts, guessed, strict=True):
             self.guessed[row] = (len(text), guess[:-1])
@@ -173,23 +173,20 @@ class Assistant:
 
     def _read(self, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
         """Reads what of these rows it has not read yet: the prompt at first, then what was made. -> logits [R, V]"""
-        unread = [list(text[self.cache.clock.high[row] :]) for row, text in zip(rows, texts, strict=True)]
-        piece = self.run.settings.prefill_chunk or max(map(len, unread))
-        while long := [i for i, tokens in enumerate(unread) if len(tokens) > piece]:
-            ids, _ = padded([unread[i][:piece] for i in long], self.cache.device)
-            self.reader.read_all(ids, [rows[i] for i in long])
-            for i in long:
-                del unread[i][:piece]
-        ids, counts = padded(unread, self.cache.device)
-        return self.reader.read_all(ids, rows, counts)
+        last = self.model.vocab - 1
+        unread = [
+            [min(id, last) for id in text[self.cache.clock.high[row] :]] for row, text in zip(rows, texts, strict=True)
+        ]
+        return self.reader.read_rows(unread, rows, self.run.settings.prefill_chunk)
 
 
-def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, list[int] | None]:
-    """Ids [R, T], padded on the right, and how many of each row are real; None: all."""
-    counts = [len(row) for row in rows]
-    longest = max(counts)
-    flat = [id for row in rows for id in (*row, *[0] * (longest - len(row)))]
-    return on_device(flat, device).view(len(rows), longest), None if min(counts) == longest else counts
+def _as_wide(logits: Tensor, vocab: int) -> Tensor:
+    """logits [R, V] of a table that is longer or shorter -> [R, vocab].
+
+    Ids that it does not have are impossible, but finite: a processor may leave no others.
+    """
+    missing = vocab - logits.shape[-1]
+    return logits if not missing else torch.nn.functional.pad(logits.float(), (0, missing), value=-1e30)
 
 
 def early_exit(model: Model, layers: int) -> Model:
@@ -234,7 +231,12 @@ def draft_of(run: Run) -> tuple[Draft, Schedule]:
     if s.prompt_lookup_num_tokens is not None:
         return Lookup(s.max_matching_ngram_size), Schedule(rows, s.prompt_lookup_num_tokens)
     schedule = Schedule(rows, s.num_assistant_tokens, s.num_assistant_tokens_schedule)
-    return Assistant(run, assistant_of(run.model, s), schedule.most, s.assistant_confidence_threshold), schedule
+    assistant, threshold = assistant_of(run.model, s), s.assistant_confidence_threshold
+    if same_ids(run.model, assistant):
+        return Assistant(run, assistant, schedule.most, threshold), schedule
+    from lamina.generation.universal import UniversalAssistant
+
+    return UniversalAssistant(run, assistant, schedule.most, threshold), schedule
 
 
 def assistant_of(model: Model, settings: Settings) -> Model:
@@ -244,21 +246,47 @@ def assistant_of(model: Model, settings: Settings) -> Model:
         if settings.assistant_early_exit is None:
             raise InputError("speculation needs assistant_model, prompt_lookup_num_tokens or assistant_early_exit")
         return early_exit(model, settings.assistant_early_exit)
-    if assistant.vocab != model.vocab:
-        raise InputError(
-            f"the assistant has a vocabulary of {assistant.vocab} ids and the model one of {model.vocab}: "
-            "drafts need an assistant with the same vocabulary, or prompt_lookup_num_tokens, which needs none"
-        )
+    same_ids(model, assistant)
     return assistant
+
+
+def same_ids(model: Model, assistant: Model) -> bool:
+    """Whether an id is the same token for both; if not, guesses go by way of text, which needs two tokenizers."""
+    if model.tokenizer is not None and assistant.tokenizer is not None:
+        return model.tokenizer.same_ids(assistant.tokenizer)
+    if assistant.vocab == model.vocab:  # nothing says that they differ
+        return True
+    without = [name for name, one in (("model", model), ("assistant", assistant)) if one.tokenizer is None]
+    raise InputError(
+        f"the assistant has a vocabulary of {assistant.vocab} ids and the model one of {model.vocab}, and without a "
+        f"tokenizer of the {' and of the '.join(without)} guesses cannot be handed over as text: set .tokenizer there, "
+        "give an assistant with the same vocabulary, or use prompt_lookup_num_tokens, which needs none"
+    )
+
+
+def refuse_embeddings(run: Run) -> None:
+    """An assistant reads ids."""
+    for row, text in enumerate(run.cache.tokens):
+        if -1 in text:
+            raise InputError(
+                f"row {row} holds embeddings, which an assistant that reads ids cannot follow: give ids, or use "
+                "prompt_lookup_num_tokens"
+            )
+
+
+def source_ids(run: Run, model: Model) -> Tensor:
+    """[B, E] the ids of the run's source, -1 past their end, for an assistant that reads one."""
+    if run.source is None:
+        raise InputError(
+            f"the assistant is a {type(model).__name__}, which reads a source, and there are no source ids: use an "
+            "assistant of the model's own kind, or prompt_lookup_num_tokens"
+        )
+    return run.source
 
 
 def _source(run: Run, model: Model) -> Source | None:
     """What an assistant that reads a source makes of the run's."""
     if not model.start_ids:
         return None
-    if run.source is None:
-        raise InputError(
-            f"the assistant is a {type(model).__name__}, which reads a source, and there are no source ids: use an "
-            "assistant of the model's own kind, or prompt_lookup_num_tokens"
-        )
-    return model.encode(run.source.clamp(min=0), (run.source >= 0).sum(dim=1).tolist())
+    source = source_ids(run, model)
+    return model.encode(source.clamp(0, model.vocab - 1), (source >= 0).sum(dim=1).tolist())

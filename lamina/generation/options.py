@@ -47,6 +47,8 @@ class Options(TypedDict, total=False):
     num_assistant_tokens: int | None
     num_assistant_tokens_schedule: str | None
     assistant_confidence_threshold: float | None
+    target_lookbehind: int | None
+    assistant_lookbehind: int | None
 
     temperature: float | None
     top_k: int | None

@@ -19,7 +19,7 @@ Logits at the ends of prompts are kept too, so a prompt that is asked again is n
 
 Snapshots share no memory: each holds all of its tokens. In pages of a pool (`PrefixStore(model, bytes, pool=pool)`)
 they do: what begins alike lies there once, and starting from a snapshot copies no tokens. The least recently used ones
-go when there is no room.
+go when there is no room: in the store's bytes, or in a pool of a fixed size whose pages a generation needs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ from lamina.generation.prefill import feed_rest, prefill
 from lamina.generation.prompt import Prompt, from_rows, prompt_of
 
 if TYPE_CHECKING:
-    from lamina.cache.pool import Pool
+    from lamina.cache.pages import Numbers
+    from lamina.cache.pool import Kind, Pool
     from lamina.model import Model
 
 LOST = 64  # sequences that are remembered, as ids, for having gone or not been kept
@@ -83,6 +84,12 @@ class Snapshot:
         own = self._cache_size
         covered = sum(logits.nbytes for n, logits in self.after.items() if n != len(self.ids))
         return replace(own, own=own.own + covered)
+
+    @property
+    def tables(self) -> dict[Kind, Numbers]:
+        """Copies of its page tables, none where it is in no pool."""
+        pages = self.cache.pages
+        return {} if pages is None else {table.kind: table.numbers.copy() for table in pages.tables.values()}
 
     @cached_property
     def _cache_size(self) -> Size:
@@ -156,7 +163,9 @@ class PrefixStore:
         self._limited = any(layer.rewindable(fresh.clock) is not None for layer in fresh._all())
         self._kept: list[Snapshot] = []  # the least recently used first
         self._lost: deque[Lost] = deque(maxlen=LOST)
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # taken before the pool's, never while that is held: see cache/pool.py
+        if pool is not None:
+            pool.ask(self)
 
     @property
     def nbytes(self) -> int:
@@ -240,6 +249,24 @@ class PrefixStore:
         for row, ids in tokens.items():
             with self._lock:
                 self._keep(cache, row, ids.copy())
+
+    # -- what the pool calls when it runs out of pages -----------------------------------------------------------------
+
+    def tables(self) -> list[Mapping[Kind, Numbers]]:
+        """Copies of the snapshots' page tables."""
+        with self._lock:
+            return [one.tables for one in self._kept]
+
+    def drop(self, pages: Mapping[Kind, set[int]]) -> bool:
+        """Drops the least recently used snapshot that holds one of these pages; False if none does. A prompt that is
+        just going on from it keeps what it needs of it."""
+        with self._lock:
+            for at, one in enumerate(self._kept):
+                held = one.tables
+                if any(numbers & set(held[kind].ravel().tolist()) for kind, numbers in pages.items() if kind in held):
+                    self._lost.append(Lost(self._kept.pop(at).ids, "had to make room in the pool"))
+                    return True
+        return False
 
     # -- inside the lock -----------------------------------------------------------------------------------------------
 

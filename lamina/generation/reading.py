@@ -52,6 +52,18 @@ class Reader:
         self.commit(self.counts)
         return logits
 
+    def read_rows(self, tokens: Sequence[Sequence[int]], rows: Sequence[int], most: int | None = None) -> Tensor:
+        """The same for rows of any lengths, a list of ids each, in passes of up to `most` tokens (None: one pass)."""
+        unread = [list(one) for one in tokens]
+        piece = most or max(map(len, unread))
+        while long := [i for i, one in enumerate(unread) if len(one) > piece]:
+            ids, _ = padded([unread[i][:piece] for i in long], self.cache.device)
+            self.read_all(ids, [rows[i] for i in long])
+            for i in long:
+                del unread[i][:piece]
+        ids, counts = padded(unread, self.cache.device)
+        return self.read_all(ids, rows, counts)
+
     def commit(self, accepted: list[int]) -> None:
         """Takes in so many of each row's tokens."""
         assert self.open is not None
@@ -99,3 +111,11 @@ class Reader:
 def _give_back(passes: dict[int, CapturedPass]) -> None:
     for one in passes.values():
         one.release()
+
+
+def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, list[int] | None]:
+    """Ids [R, T], padded on the right, and how many of each row are real; None: all."""
+    counts = [len(row) for row in rows]
+    longest = max(counts)
+    flat = [id for row in rows for id in (*row, *[0] * (longest - len(row)))]
+    return on_device(flat, device).view(len(rows), longest), None if min(counts) == longest else counts

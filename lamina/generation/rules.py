@@ -53,6 +53,9 @@ def settle(values: Values, origins: Origins, defaults: Values) -> None:
     rules.only_with(
         "a draft", drafts, DRAFTING, "add assistant_model, prompt_lookup_num_tokens or assistant_early_exit"
     )
+    lookbehinds = ("target_lookbehind", "assistant_lookbehind")
+    assisted = values["assistant_model"] is not None
+    rules.only_with("an assistant", assisted, lookbehinds, "add assistant_model, a model with another tokenizer")
     lookup = values["prompt_lookup_num_tokens"] is not None
     rules.only_with("prompt lookup", lookup, ("max_matching_ngram_size",), "add prompt_lookup_num_tokens=10")
     guided = values["guidance_scale"] not in (None, 1.0)

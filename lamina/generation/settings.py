@@ -66,6 +66,8 @@ class Settings:
     num_assistant_tokens: int = 20  # length of a draft
     num_assistant_tokens_schedule: str = "constant"  # or "heuristic", "heuristic_transient": follows acceptance
     assistant_confidence_threshold: float = 0.4  # a draft ends where its model is less sure than this
+    target_lookbehind: int = 10  # other tokenizer: the model's last tokens that are tokenized again with new text
+    assistant_lookbehind: int = 10  # other tokenizer: tokens that the assistant can replace, beside its guesses
 
     # what sampling cuts away
     temperature: float = 1.0  # scores are divided by it: below 1 sharper, above 1 flatter, 0: do_sample=False

@@ -23,12 +23,13 @@ import torch
 from torch import Tensor
 
 from lamina.cache.clock import on_device
-from lamina.generation.drafts import Assistant, Draft, Guess, Schedule, draft_of, padded
+from lamina.generation.drafts import Assistant, Draft, Guess, Schedule, draft_of
 from lamina.generation.exclusion import excluded
 from lamina.generation.history import History
-from lamina.generation.reading import Reader
+from lamina.generation.reading import Reader, padded
 from lamina.generation.run import Chooser, Made, Run
 from lamina.generation.stopping import Reason
+from lamina.generation.universal import UniversalAssistant
 from lamina.notices import notice
 
 NOTHING_LEFT = -1  # in place of a token where every id is excluded; an error only if the row gets that far
@@ -121,9 +122,11 @@ def _how(reader: Reader, draft: Draft) -> str:
     how = "captured passes of several tokens"
     if reader.reason is not None:
         notice(f"speculating by plain passes, since {reader.reason}")
-        return f"plain passes of several tokens, since {reader.reason}"
-    if isinstance(draft, Assistant) and draft.reader.reason is not None:
-        return f"{how}; drafts by plain passes, since {draft.reader.reason}"
+        how = f"plain passes of several tokens, since {reader.reason}"
+    elif isinstance(draft, Assistant | UniversalAssistant) and draft.reader.reason is not None:
+        how += f"; drafts by plain passes, since {draft.reader.reason}"
+    if isinstance(draft, UniversalAssistant):
+        how += "; drafts by way of text, since the assistant has another tokenizer"
     return how
 
 

@@ -31,7 +31,7 @@ WHOLE: dict[str, tuple[int, int]] = {
     "num_beams": (1, 1024), "num_return_sequences": (1, 100_000), "num_assistant_tokens": (1, 1024),
     "prompt_lookup_num_tokens": (1, 1024), "max_matching_ngram_size": (1, 16), "assistant_early_exit": (1, LONGEST),
     "seed": (0, SEED), "pad_token_id": (-1, LONGEST), "bos_token_id": (0, LONGEST),
-    "forced_bos_token_id": (0, LONGEST),
+    "forced_bos_token_id": (0, LONGEST), "target_lookbehind": (0, 1024), "assistant_lookbehind": (0, 1024),
 }  # fmt: skip
 """Whole numbers, the least and the most that each may be: what is made of them in memory stays within reason."""
 
@@ -78,13 +78,12 @@ NEEDLESS: dict[str, str] = {
     "negative_prompt_ids": "pass negative_prompt=, in any form of prompt",
     "synced_gpus": "a model lives on one device",
     "tokenizer": "the checkpoint's own is used: set model.tokenizer for another",
+    "assistant_tokenizer": "the assistant's own is used: set assistant_model.tokenizer for another",
     "compile_config": "call model.compile(…) before",
     "disable_compile": "nothing is compiled unless model.compile() is called",
     "low_memory": "beams share what they have in common",
     "use_mtp": "use assistant_model, prompt_lookup_num_tokens or assistant_early_exit",
     "speculation_type": "use assistant_model, prompt_lookup_num_tokens or assistant_early_exit",
-    "assistant_lookbehind": "a draft model must have the same tokens",
-    "target_lookbehind": "a draft model must have the same tokens",
     "continuous_batching_config": "give all prompts in one call",
     "generation_config": "pass its values by name: generate(prompt, do_sample=True, …)",
 }

@@ -245,6 +245,20 @@ def test_a_sequence_larger_than_the_budget_is_not_kept_and_drops_nothing() -> No
     assert "and the budget of all is 5.9 KiB." in store.explain(large)
 
 
+def test_logits_of_a_shorter_prompt_are_kept_where_they_just_fit() -> None:
+    model = model_of("llama")
+    prompt = ids(10, model.vocab, 0)
+    for short, known in ((0, 10), (1, 9)):  # bytes that are missing; without its logits a prompt's last token is fed
+        store = PrefixStore(model, PLENTY)
+        cache, logits, _ = fed(store, [prompt])
+        model([[1, 2, 3]], cache=cache)
+        store.bytes = trimmed_size(cache, 0).nbytes + logits.nbytes - short
+        store.keep(cache)
+        assert [len(one) for one in store.sequences] == [13]
+        assert store.nbytes == store.bytes - (logits.nbytes - short if short else 0)
+        assert store.start([np.array(prompt)])[1] == [known]
+
+
 def test_a_snapshot_of_a_ring_that_had_room_to_spare_grows_again() -> None:
     model = model_of("gemma2")
     cache = model.new_cache(2).reserve(50)

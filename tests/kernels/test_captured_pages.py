@@ -76,6 +76,19 @@ def test_running_out_of_pages_in_the_middle_loses_nothing() -> None:
     assert rest.tokens == [row[5:] for row in expected]
 
 
+def test_captured_steps_get_the_pages_of_snapshots() -> None:
+    model = tiny()
+    expected = one_by_one(begin(model, max_new_tokens=12)).tokens
+    pool = lamina.Pool(model, tokens=10 * 4, page=4)
+    store = lamina.PrefixStore(model, 2**30, pool=pool)
+    store.keep(start(model, pool=pool)[0])  # 4 pages; 6 are left for rows that come to 23 and 13 tokens
+    assert len(store) == 2 and pool.used == 4
+    found = replayed(begin(model, pool=pool, max_new_tokens=12))
+    assert found.tokens == expected
+    assert len(store) == 0
+    pool.check()
+
+
 def test_a_row_that_ends_before_it_needs_another_page_runs_out_of_none() -> None:
     model = tiny()
     free = one_by_one(begin(model, max_new_tokens=12)).tokens

@@ -10,6 +10,7 @@ from lamina.generation.drafts import Assistant, draft_of
 from lamina.generation.run import Chooser, one_by_one
 from lamina.generation.speculation import speculate
 from tests.generation.drafted import again, begin
+from tests.generation.vocabularies import few, reads, with_permuted_ids
 from tests.kernels.runs import small
 
 PROMPTS = [[5, 9, 12, 3, 44, 9, 12], [7]]
@@ -50,4 +51,15 @@ def test_a_recurrent_assistant_reads_by_plain_passes_and_says_why() -> None:
     assert found.how == (
         "captured passes of several tokens; drafts by plain passes, since layer 0 entry 'state': its slack is 1; a "
         "captured step keeps no log of inputs to go back to"
+    )
+
+
+def test_an_assistant_with_another_tokenizer_is_read_by_captured_passes() -> None:
+    model = reads(small("llama"), few())
+    run = begin(model, PROMPTS, 6)
+    found = speculate(again(run, assistant_model=with_permuted_ids(model), num_assistant_tokens=2))
+    assert found.tokens == one_by_one(again(run)).tokens
+    assert found.more["speculation"].acceptance_rate == 1
+    assert found.how == (
+        "captured passes of several tokens; drafts by way of text, since the assistant has another tokenizer"
     )

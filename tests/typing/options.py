@@ -37,6 +37,8 @@ def as_options(settings: Settings) -> AllOptions:
         num_assistant_tokens=settings.num_assistant_tokens,
         num_assistant_tokens_schedule=settings.num_assistant_tokens_schedule,
         assistant_confidence_threshold=settings.assistant_confidence_threshold,
+        target_lookbehind=settings.target_lookbehind,
+        assistant_lookbehind=settings.assistant_lookbehind,
         temperature=settings.temperature,
         top_k=settings.top_k,
         top_p=settings.top_p,
