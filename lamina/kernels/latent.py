@@ -56,7 +56,7 @@ SHAPES = {
     (2, 64): Shape(64, 8, 2),
     (4, 16): Shape(16, 8, 2),
 }
-EARLIER = Shape(32, 8, 2)  # for devices before it
+OTHERS = Shape(32, 8, 2)  # for other devices; those of sm_100 would keep a second copy of larger blocks
 CODED = {16: Shape(32, 4, 2), 32: Shape(32, 8, 2), 64: Shape(32, 8, 2)}  # numbers made of codes take registers
 LEAST = 64  # tokens a part has at least: a slot is as long as the keys and values of four heads
 LEAST_OF_MANY = 4096  # once the programs fill the device undivided
@@ -268,16 +268,17 @@ def shape_for(itemsize: int, queries: int, coded: bool, limits: Limits) -> Shape
     """The shape for so many queries of a program where there is room for it."""
     if coded and itemsize == 2:
         return CODED[queries]
-    return SHAPES[itemsize, queries] if limits.tiles_of_64 or itemsize == 4 else EARLIER
+    return SHAPES[itemsize, queries] if limits.capability[0] == 9 or itemsize == 4 else OTHERS
 
 
 def shared_bytes(plan: Plan, rank: int, rope: int, itemsize: int, coded: bool, limits: Limits) -> int:
     """Shared memory of a program, at most: blocks of latents with their keys, queries, and shares on their way to the
     product with latents. In float32 every stretch has queries of its own, zeros elsewhere; codes come beside what is
-    made of them."""
+    made of them, which sm_100 keeps twice."""
     (block, stages), width = (plan.shape.block, plan.shape.stages), rank + rope
     blocks = block * width * itemsize * limits.buffers(stages, block)
     times = rank // plan.stretch if itemsize == 4 else 1
     own = plan.queries * (rank * times + rope + block) * itemsize
     codes = block * (width + width // 8) * max(stages - 1, 1) if coded else 0
+    codes += block * width * itemsize if coded and limits.capability[0] == 10 else 0
     return blocks + own + codes + 2 * KIB

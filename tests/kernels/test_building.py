@@ -17,7 +17,7 @@ def test_the_kernels_of_decode_steps_and_of_passes_build_for_a_gpu() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     asked = ["products", *FAMILIES, *PASSES, *CODECS, *PAGES, BESIDE]
     command = [sys.executable, "-m", "tests.kernels.building", *asked]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     counts = dict(line.split() for line in done.stdout.splitlines())
     least = {one: 3 for one in asked} | dict.fromkeys(CODECS, 1) | dict.fromkeys([*PAGES, BESIDE], 0)
