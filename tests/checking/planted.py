@@ -70,7 +70,7 @@ def looks_ahead(block: Faulty, x: Tensor, memory: Memory) -> Tensor:
 
 
 def normalizes_over_the_pass(block: Faulty, x: Tensor, memory: Memory) -> Tensor:
-    return x / x.std(dim=1, keepdim=True).clamp(min=0.5)
+    return x / x.std(dim=1, keepdim=True, correction=0).clamp(min=0.5)
 
 
 def shifts_within_the_pass(block: Faulty, x: Tensor, memory: Memory) -> Tensor:
@@ -324,7 +324,7 @@ FAULTS: dict[str, Planted] = {
         lambda: remembering(Recur(RULE), "state", LeakyState(RULE)), {"independence", "poison"}
     ),
     "state not rewound": Planted(lambda: remembering(Recur(RULE), "state", UnrewoundState(RULE)), {"rewind"}),
-    "written before commit": summing(WrittenInThePass, "atomic", "acceptance"),
+    "written before commit": summing(WrittenInThePass, "atomic"),
     "a fork shares its parent's memory": summing(SharedByForks, "rows"),
     "refused tokens are kept": summing(NotTakenBack, "acceptance"),
 }
