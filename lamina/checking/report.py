@@ -71,7 +71,7 @@ class Report:
         cases = f"{sum(self.cases.values()):,} cases"
         if self.ok:
             return f"ok: the cache changes nothing, in {cases} of {len(self.laws)} laws"
-        return f"FAILED, first at {self.first}" if self.differences else f"FAILED: nothing was checked, in {cases}"
+        return f"FAILED, first at {self.first}" if self.first else f"FAILED: {cases} were checked, not every law"
 
     def __repr__(self) -> str:
         cases = f"{sum(self.cases.values())} cases"
@@ -83,20 +83,20 @@ class Report:
         outside = any(not found.kinds for found in self.differences)
         columns = [*self.kinds, *([OUTSIDE] if outside else [])]
         lines = [["law", *columns, "cases", "error", "seconds"]]
-        for law in self.laws:
+        for law in (law for law in self.laws if self.cases.get(law)):
             cells = [self._cell(law, kind) for kind in columns]
-            took = f"{self.seconds.get(law, 0.0):.1f}"
-            lines.append([law, *cells, str(self.cases.get(law, 0)), f"{self.worst.get(law, 0.0):.1e}", took])
+            numbers = [f"{self.cases[law]}", f"{self.worst.get(law, 0.0):.1e}", f"{self.seconds.get(law, 0.0):.1f}"]
+            lines.append([law, *cells, *numbers])
         widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
         table = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
         table.insert(1, "  ".join("-" * w for w in widths))
         tail = [f"note: {note}" for note in self.notes]
-        tail += [f"checked: {self.checked}; {self.tokens:,} tokens compared"] if self.checked else []
+        tail += [f"checked: {self.checked}; {self.tokens:,} tokens compared"] if self.tokens else []
+        if untried := [law for law in self.laws if not self.cases.get(law)]:
+            tail.append(f"not tried: {', '.join(untried)}")
         return "\n".join([self.title, *table, *tail, self.verdict])
 
     def _cell(self, law: str, kind: str) -> str:
-        if not self.cases.get(law):
-            return "not run"
         found = [d for d in self.differences if d.law == law]
         if any(kind in d.kinds or (kind == OUTSIDE and not d.kinds) for d in found):
             return "FAILED"

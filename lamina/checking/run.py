@@ -28,7 +28,9 @@ class Run:
     ) -> None:
         self.reference, self.model = reference, reference.model
         self.ways, self.tries, self.residence = ways, tries, residence
-        self.dtype = self.model.dtype
+        self.dtype = tolerance.rounds_as(self.model.dtype, self.model.device)
+        if self.dtype != self.model.dtype:
+            notes.append("TF32 is on, so products round as in float16; verify without it for finer tolerances")
         cache = self.model.new_cache(residence=residence)
         memories = [[layer.kind for layer in entry.values()] or ["no memory"] for entry in cache.layers]
         kinds = list(dict.fromkeys(kind for entry in memories for kind in entry))
@@ -75,7 +77,7 @@ class Run:
             with self._case("precision", rows):
                 self._precision()
         if report.differences:
-            report.notes.append("the other laws were not tried: what they are compared with is not certain")
+            report.notes.append("no law was tried on a model whose passes cannot be compared")
             if any(module.training for module in self.model.modules()):
                 report.notes.append("the model is in training mode, in which dropout is on: call model.eval()")
         return not report.differences
@@ -220,7 +222,7 @@ class Run:
         return Difference(law, way, name, kinds, *where, error, allowed, **more)
 
     def _title(self) -> str:
-        model, dtype = self.model, str(self.dtype).removeprefix("torch.")
+        model, dtype = self.model, str(self.model.dtype).removeprefix("torch.")
         lengths = [len(row) for row in self.reference.rows]
         title = (
             f"{type(model).__name__}: {len(model.blocks)} layers, {dtype} on {model.device}; rows of {lengths} tokens"

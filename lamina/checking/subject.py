@@ -91,6 +91,7 @@ class Subject:
         return places, errors
 
     def _opened(self, cache: Cache, parts: Sequence[Sequence[int]], rows: list[int] | None) -> Step:
+        self.running = None
         counts = [len(part) for part in parts]
         return cache.step(max(counts), None if min(counts) == max(counts) else counts, rows)
 

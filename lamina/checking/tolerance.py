@@ -18,6 +18,12 @@ models show up to 0.01 and 0.09; in float32 far above what they show (4e-6) and 
 rotary tables of a model in float64 compute in float32, hence the same there."""
 
 
+def rounds_as(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype whose tolerances apply: where TF32 is on, products of float32 have the ten bits of float16."""
+    tf32 = device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return torch.float16 if tf32 and dtype == torch.float32 else dtype
+
+
 def ceiling(dtype: torch.dtype) -> float:
     return CEILINGS.get(dtype, 2**-2)
 
