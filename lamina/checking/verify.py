@@ -9,7 +9,8 @@ rounding are named, with row and position.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -74,7 +75,7 @@ def verify(
         for capacity, slack in ((None, SLACK), (longest, SLACK), (None, 0), (room, 0))
     ]
     units = [(law, way) for law in chosen for way in ways if law != "rewind" or way.slack]
-    with Bar("verifying", len(units) + 1, "checks", progress) as bar:
+    with without_plans(model, notes), Bar("verifying", len(units) + 1, "checks", progress) as bar:
         run = Run(Reference(model, ids, _sources(model, rows, generator)), ways, chosen, notes, tries, residence)
         if run.basics():
             bar.advance(1)
@@ -102,6 +103,21 @@ def check_numbers(rows: int = 2, length: int | None = None, tries: int = 1, seed
             raise InputError(f"{name}={value!r}: give a whole number of at least {least}, or {why}")
     if seed >= 2**60:
         raise InputError(f"seed={seed}: give a number below 2**60")
+
+
+@contextmanager
+def without_plans(model: Model, notes: list[str]) -> Iterator[None]:
+    """Attention without cuDNN, which takes tenths of a second for a plan of each new shape: laws have hundreds."""
+    if model.device.type != "cuda" or not torch.backends.cuda.cudnn_sdp_enabled():
+        yield
+        return
+    if model.dtype in (torch.float16, torch.bfloat16):
+        notes.append("attention ran without cuDNN, which builds a plan for each of hundreds of shapes")
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
 
 
 def _length(model: Model, notes: list[str]) -> int:

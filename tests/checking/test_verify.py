@@ -20,6 +20,7 @@ from lamina.checking import tolerance
 from lamina.checking.basics import BASICS
 from lamina.checking.laws import LAWS
 from lamina.checking.run import Run
+from lamina.checking.verify import without_plans
 from lamina.checkpoint import progress
 from lamina.model import Model
 from lamina.models.llama import Llama
@@ -361,6 +362,22 @@ def test_passes_are_few_and_do_not_wait_for_the_device(monkeypatch: pytest.Monke
     assert sum(report.cases.values()) == 222
     assert passes < 650
     assert device.waits < 250
+
+
+def test_attention_on_a_gpu_builds_no_plan_for_each_shape() -> None:
+    class OnGPU:
+        device, dtype = torch.device("cuda"), torch.bfloat16
+
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    notes: list[str] = []
+    with pytest.raises(KeyboardInterrupt), without_plans(OnGPU(), notes):  # type: ignore[arg-type]
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        raise KeyboardInterrupt
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before
+    assert notes == ["attention ran without cuDNN, which builds a plan for each of hundreds of shapes"]
+    with without_plans(toy("full"), notes):
+        assert torch.backends.cuda.cudnn_sdp_enabled() == before
+    assert len(notes) == 1
 
 
 def test_a_progress_bar_counts_laws(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
