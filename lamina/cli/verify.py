@@ -13,14 +13,15 @@ def verify(
     path: Path,
     dtype: DType = None,
     device: Device = None,
-    length: Annotated[int | None, typer.Option(help="Tokens of the longest row.")] = None,
-    tries: Annotated[int, typer.Option(help="How often each law is tried.")] = 2,
+    length: Annotated[int | None, typer.Option(help="Tokens of the longest row, at least 2.")] = None,
+    tries: Annotated[int, typer.Option(help="How often each law is tried, at least once.")] = 2,
     seed: Annotated[int, typer.Option(help="Other numbers give other cuts and ids.")] = 0,
     residence: Annotated[str, typer.Option(help="Where bytes of caches live: device or host.")] = "device",
 ) -> None:
-    from lamina import checking
+    from lamina.checking import check_numbers, verify
     from lamina.loading import load
 
-    report = checking.verify(load(path, dtype, device), length=length, tries=tries, seed=seed, residence=residence)
+    check_numbers(length=length, tries=tries, seed=seed)  # before a large model is loaded
+    report = verify(load(path, dtype, device), length=length, tries=tries, seed=seed, residence=residence)
     typer.echo(str(report))
     raise typer.Exit(0 if report.ok else 1)
