@@ -67,6 +67,7 @@ class Subject:
         if fail:
             step.abort()
             return []
+        step.ran = True  # the subject may be one block, and the others of the model are not looked at
         step.commit(accepted)
         return [out[r, :count] for r, count in enumerate(counts)]
 
