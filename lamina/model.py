@@ -24,6 +24,7 @@ from lamina.cache.counts import Counts
 from lamina.cache.cross import Source
 from lamina.cache.forgetting import pass_anew
 from lamina.cache.layer import Key
+from lamina.cache.pool import checked_pool
 from lamina.cache.spec import Cross, LayerSpecs
 from lamina.cache.step import Step
 from lamina.config import EMPTY, Config, config_of
@@ -192,7 +193,7 @@ class Model(nn.Module):
                 x = block(x, step.memory(i), shared)
             if len(self.blocks) in hidden:
                 step.hidden[len(self.blocks)] = x
-        step.ids = ids
+        step.ids, step.ran = ids, True
         if logits is None:
             return None
         if logits == "last":
@@ -326,7 +327,7 @@ class Model(nn.Module):
         >>> model.new_cache(codec={"default": "k5v4", 0: "int8"})      # doctest: +SKIP
         """
         if pool is not None:
-            slack, codec = pool.terms(self, slack, codec)
+            slack, codec = checked_pool(pool).terms(self, slack, codec)
         codecs = codecs_of(codec, self.specs)
         cache = Cache(
             self.specs, rows=rows, capacity=capacity, slack=slack, dtype=self.dtype, device=self.device, codec=codec,

@@ -66,6 +66,10 @@ class View:
     - `full`: every query sees every key (an encoder, unpadded cross attention, a full ring read by one
       token).
 
+    A third spares only the copy of `k` and `v` without unused slots, and keeps the mask:
+
+    - `finite`: slots that hold no token hold finite numbers (a source, which is cleared past its end).
+
     >>> import torch
     >>> from lamina.attention import Sliding
     >>> at = torch.arange(4)[None]
@@ -90,6 +94,7 @@ class View:
         kv_spans: Tensor | None = None,  # [B, S], -1 where in no span
         exact: bool = False,
         full: bool = False,
+        finite: bool = False,
         also: Rule | None = None,
         or_else: Rule | None = None,
     ) -> None:
@@ -97,7 +102,7 @@ class View:
         self.window, self.causal = window, causal
         self.q_segments, self.kv_segments = q_segments, kv_segments
         self.q_spans, self.kv_spans = q_spans, kv_spans
-        self.exact, self.full = exact, full
+        self.exact, self.full, self.finite = exact, full, finite
         self.also, self.or_else = also, or_else
         self._check()
         self._mask: Tensor | None = None
@@ -114,8 +119,8 @@ class View:
 
     @property
     def clean(self) -> bool:
-        """Promised: every slot holds a token, so no slot can hold NaN."""
-        return self.exact or self.full
+        """Promised: no slot can hold NaN, since every slot holds a token or is cleared."""
+        return self.exact or self.full or self.finite
 
     @property
     def sighted(self) -> bool:

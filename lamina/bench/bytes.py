@@ -19,6 +19,7 @@ from torch import nn
 
 from lamina.attention.window import Chunked, Full, Sliding, Window
 from lamina.cache.codec import Codecs, codecs_of
+from lamina.cache.cross import CrossLayer
 from lamina.cache.spec import (
     Attention,
     Convolution,
@@ -189,8 +190,9 @@ def _(spec: Recurrent, rows: int, context: int, keeping: Keeping) -> Moved:
 
 @moved_by.register
 def _(spec: Cross, rows: int, context: int, keeping: Keeping) -> Moved:
-    numbers = spec.kv_heads * (spec.key_dim + spec.value_dim)
-    return Moved(tokens=rows * context * numbers * keeping.dtype.itemsize)
+    layer = CrossLayer(spec, replace(keeping, rows=1, device=torch.device("meta")))
+    layer.widen(1)
+    return Moved(tokens=rows * context * sum(part.nbytes for part in layer.parts.values()))
 
 
 def visible(window: Window, position: int) -> int:

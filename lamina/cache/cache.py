@@ -6,14 +6,20 @@
     best = cache.select([1, 1])              # a cache of its own
 
 Verbs in place return the cache itself. Verbs that make a cache share nothing with it that a write could change. Every
-verb works on every kind of layer; what cannot be done is refused before anything is changed.
+verb works on every kind of layer; what cannot be done is refused before anything is changed. A verb that is interrupted
+has either not begun or is finished by the next use of the cache (journal.py).
+
+`lengths`, `rewindable`, `tokens` and `logits` are copies: changing them changes nothing here. The cache's own memory is
+`clock`, `record` and `layers`, for code that is part of it.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -22,11 +28,12 @@ from torch import Tensor
 from lamina.cache.clock import Clock, allocate, on_device
 from lamina.cache.codec import Codecs, codecs_of
 from lamina.cache.committing import commit
-from lamina.cache.counts import Counts, Numbers, row_numbers
+from lamina.cache.counts import Counts, Numbers, row_numbers, whole
 from lamina.cache.cross import CrossLayer, Source
 from lamina.cache.fetching import Fetcher, is_far
 from lamina.cache.holding import Tables
 from lamina.cache.host import checked_residence
+from lamina.cache.journal import Change
 from lamina.cache.layer import Key, Layer, Released
 from lamina.cache.opening import make_room, open_step
 from lamina.cache.spec import Keeping, LayerSpecs, Shared
@@ -75,6 +82,8 @@ class Cache:
         residence: str = "device",
         pool: Pool | None = None,
     ) -> None:
+        rows, slack = whole("rows", rows), whole("slack", slack)
+        capacity = None if capacity is None else whole("capacity", capacity)
         if rows < 1:
             raise InputError(f"a cache needs at least one row, not {rows}")
         if capacity is not None and capacity < 1:
@@ -98,9 +107,10 @@ class Cache:
         self.pages = None if pool is None else Tables.new(pool, rows, capacity)
         if self.pages is not None:
             self.pages.bind(self.layers)
-        self.clock = Clock(rows, self.device)
+        self._clock = Clock(rows, self.device)
+        self._change: Change | None = None  # what was begun and interrupted: see `settle`
         self.shared = shared_keys(self.specs)
-        self.logits: Tensor | None = None  # [B, vocab] after each row's last token, NaN where not known
+        self._logits: Tensor | None = None  # see `logits`
         self.record = allocate((rows, 0), torch.int64, self.device)
         self.fetcher = self._new_fetcher()
         self._opened: weakref.ref[Step | CapturedPass] | None = None
@@ -110,7 +120,14 @@ class Cache:
 
     @property
     def rows(self) -> int:
-        return self.clock.rows
+        return self._clock.rows
+
+    @property
+    def clock(self) -> Clock:
+        """The lengths themselves and all that goes with them, after whatever was begun is finished."""
+        if self._change is not None:
+            self.settle()
+        return self._clock
 
     @property
     def pool(self) -> Pool | None:
@@ -119,8 +136,14 @@ class Cache:
 
     @property
     def lengths(self) -> Tensor:
-        """[B] how many tokens each row holds."""
-        return self.clock.lengths
+        """[B] how many tokens each row holds. A copy."""
+        return self.clock.lengths.clone()
+
+    @property
+    def logits(self) -> Tensor | None:
+        """[B, vocab] after each row's last token, NaN where they are not known; None before any were kept. A copy."""
+        self.settle()
+        return None if self._logits is None else self._logits.clone()
 
     @property
     def tokens(self) -> list[list[int]]:
@@ -131,15 +154,13 @@ class Cache:
     def rewindable(self) -> Tensor:
         """[B] how far each row can be taken back."""
         limits = [limit for layer in self._all() if (limit := layer.rewindable(self.clock)) is not None]
-        return torch.stack([self.lengths, *limits]).amin(dim=0)
+        return torch.stack([self.clock.lengths, *limits]).amin(dim=0)
 
     @property
     def limit(self) -> int | None:
         """The most tokens a row may hold, None when it can grow without end."""
-        limits = [layer.limit for layer in self._all() if layer.limit is not None]
-        if self.max_positions is not None:
-            limits.append(self.max_positions)
-        return min(limits, default=None)
+        limits = [layer.limit for layer in self._all()]
+        return min((limit for limit in (self.capacity, self.max_positions, *limits) if limit is not None), default=None)
 
     @property
     def nbytes(self) -> int:
@@ -148,6 +169,20 @@ class Cache:
 
     def _new_fetcher(self) -> Fetcher | None:
         return Fetcher(self.device) if any(is_far(layer) for layer in self._all()) else None
+
+    # -- changes ---------------------------------------------------------------------------------------------------
+
+    def carry_out(self, change: Change) -> None:
+        """Makes a change. Once it is noted it is certain: should it be interrupted, the next use of the cache goes on
+        with it. A change must not ask the cache for its clock, which would mean to finish the change first."""
+        self._change = change
+        self.settle()
+
+    def settle(self) -> None:
+        """Finishes what an interrupt has cut. Everything that looks at the clock or the logits does this first."""
+        if self._change is not None:
+            self._change.finish()
+            self._change = None
 
     def __repr__(self) -> str:
         return "Cache, released" if isinstance(self.layers, Released) else table(self)
@@ -192,16 +227,34 @@ class Cache:
         self._opens(one)
         return real
 
-    def went_on(self, taken: Counts) -> None:
-        """The pass that was admitted is committed: it took in so many tokens, and moved the marks on the device."""
+    @contextmanager
+    def advancing(self, taken: Counts) -> Iterator[None]:
+        """Around the one launch that commits an admitted pass on the device: it stores `taken` tokens and moves the
+        lengths there.
+
+            with cache.advancing(taken):
+                graph.replay()
+
+        The pass is over from here on, so it cannot be committed twice, and what the host knows of the lengths is right
+        before, inside and after, also if an interrupt comes.
+        """
+        clock, one = self.clock, self._open
+        self._opened = None
         if taken.out_of_range is not None:
-            self.clock.doubt(taken.out_of_range)
-        self.clock.count_on(range(self.rows), taken.low, taken.high)
-        self.clock.base_low = [max(*both) for both in zip(self.clock.base_low, self.clock.low, strict=True)]
-        self._close(self._open)
+            clock.doubt(taken.out_of_range)
+        clock.drift(taken.high)
+        yield
+        clock.drifted(taken.low)
+        self._close(one)
+
+    def went_on(self, taken: Counts) -> None:
+        """The pass that was admitted is committed on the device already: `advancing`, after the fact."""
+        with self.advancing(taken):
+            pass
 
     def _commit(self, step: Step, accepted: Numbers | None) -> None:
         """Takes in what a pass read; `step.commit` calls it."""
+        self.settle()
         if step.closed or step is not self._open:
             raise InputError(
                 "this step is over: it was committed or aborted, or the cache was changed after it was opened"
@@ -227,10 +280,10 @@ class Cache:
             self.record = new
 
     def logits_kept(self, vocab: int, dtype: torch.dtype) -> Tensor:
-        """Where each row's last logits are kept; made when they first are."""
-        if self.logits is None:
-            self.logits = allocate((self.rows, vocab), dtype, self.device, float("nan"))
-        return self.logits
+        """The memory that each row's last logits are kept in; made when they first are."""
+        if self._logits is None:
+            self._logits = allocate((self.rows, vocab), dtype, self.device, float("nan"))
+        return self._logits
 
     def drop_open_step(self) -> None:
         """What is not committed by now never will be."""
@@ -245,9 +298,10 @@ class Cache:
 
     def rewind(self, n: Numbers) -> Cache:
         """Takes each row back by its number of tokens, as if they had never been given."""
-        lengths = self.clock.sync()
-        amounts = Counts.of(n, self.rows, None, self.device, "rewind")
-        host = amounts.read()
+        clock = self.clock
+        lengths = clock.sync()
+        amounts = Counts.known(n, self.rows, self.device, "rewind")
+        host = amounts.low
         possible = self.rewindable.tolist()
         for row, (back, length, most) in enumerate(zip(host, lengths, possible, strict=True)):
             if back > length:
@@ -259,28 +313,33 @@ class Cache:
                     f"slack={back} or more, fork it before the tokens to be dropped, or reset the row."
                 )
         self._close(self._open)
-        changed = amounts.tensor > 0
-        self.clock.take_back(amounts.tensor, host)
+        changed, kept = amounts.tensor > 0, [length - back for length, back in zip(lengths, host, strict=True)]
+        change = Change()
+        change.write(partial(clock.put_back, on_device(kept, self.device), kept))
         for layer in self._all():
-            layer.rewind(self.clock, changed)
+            change.write(partial(layer.rewind, clock, changed))
         if self.pages is not None:
-            self.pages.shrink(self.clock.low)
-        if self.logits is not None:
-            self.logits.masked_fill_(changed[:, None], float("nan"))
+            change.write(partial(self.pages.shrink, kept))
+        if self._logits is not None:
+            change.write(partial(self._logits.masked_fill_, changed[:, None], float("nan")))
+        self.carry_out(change)
         return self
 
     def reset(self, rows: Sequence[int] | Tensor | None = None) -> Cache:
         """Empties the rows (all when None); an attached source goes too."""
+        clock = self.clock
         numbers = list(range(self.rows)) if rows is None else row_numbers(rows, self.rows)
         self._close(self._open)
         index = on_device(numbers, self.device)
-        self.clock.set_zero(numbers, index)
+        change = Change()
+        change.write(partial(clock.set_zero, numbers, index))
         for layer in self._all():
-            layer.reset(index)
+            change.write(partial(layer.reset, index))
         if self.pages is not None:
-            self.pages.reset(numbers)
-        if self.logits is not None:
-            self.logits.index_fill_(0, index, float("nan"))
+            change.write(partial(self.pages.reset, numbers))
+        if self._logits is not None:
+            change.write(partial(self._logits.index_fill_, 0, index, float("nan")))
+        self.carry_out(change)
         return self
 
     def reorder(self, rows: Sequence[int] | Tensor, since: int | Sequence[int] = 0) -> Cache:
@@ -297,6 +356,9 @@ class Cache:
     def reserve(self, n: int) -> Cache:
         """Makes room for rows of n tokens now, so that no pass up to there has to grow. Pages of a pool are taken as
         tokens come."""
+        if (n := whole("n", n)) < 0:
+            raise InputError(f"cannot reserve {n} tokens: give 0 or more")
+        self.settle()
         if self.limit is not None and n > self.limit:
             raise CapacityError(f"cannot reserve {n} tokens: the capacity is {self.limit}; make a larger cache")
         self._reserve(n, n)
@@ -308,33 +370,39 @@ class Cache:
         """Gives back all memory at once; the cache cannot be used any more. Pages are given back too when a cache is
         dropped, but when that is, Python says."""
         self._close(self._open)
-        if self.pages is not None:
-            self.pages.release()
-        self.layers, self.pages, self.logits = Released(), None, None
+        pages, self._change = self.pages, None
+        self.layers, self.pages, self._logits = Released(), None, None  # first: nobody reads pages that are given back
+        if pages is not None:
+            pages.release()
         self.record = self.record[:, :0].clone()
 
     def attach(self, source: Source, rows: Sequence[int] | Tensor | None = None) -> Cache:
         """Gives the rows (all when None) their encoder output: computes every cross key and value at once."""
+        if not isinstance(source, Source):
+            raise InputError(f"source={source!r}: it must be a Source, which model.encode(ids) makes")
+        clock = self.clock
         numbers = list(range(self.rows)) if rows is None else row_numbers(rows, self.rows)
         if self.model is None or not any(isinstance(layer, CrossLayer) for layer in self._all()):
             raise InputError("this model reads no source: only encoder–decoder models do")
         if len(source.lengths) not in (1, len(numbers)):
             raise InputError(f"the source has {len(source.lengths)} rows, the cache takes it for {len(numbers)}")
+        states, lengths = self.model.cross_states(source), source.lengths.expand(len(numbers))
         self._close(self._open)
-        index = on_device(numbers, self.device)
-        for (i, name), (k, v) in self.model.cross_states(source).items():
+        index, change = on_device(numbers, self.device), Change()
+        for (i, name), (k, v) in states.items():
             layer = self.layers[i][name]
             assert isinstance(layer, CrossLayer)
             size = (len(numbers), -1, -1, -1)
-            layer.attach(k.expand(size), v.expand(size), source.lengths.expand(len(numbers)), index)
-        for row in numbers:
-            self.clock.sourced[row] = True
+            change.write(partial(layer.attach, k.expand(size), v.expand(size), lengths, index))
+        change.write(partial(clock.note_sources, numbers))
+        self.carry_out(change)
         return self
 
     def poison(self, value: float = float("nan")) -> Cache:
         """Fills every number that no later pass may depend on: a way to prove that none does."""
+        clock = self.clock
         for layer in self._all():
-            layer.poison(self.clock, value)
+            layer.poison(clock, value)
         if self.fetcher is not None:
             self.fetcher.poison()
         return self
@@ -358,6 +426,7 @@ class Cache:
 
     def select(self, rows: Sequence[int] | Tensor) -> Cache:
         """The given rows, in that order, as a cache of their own. A row may be named more than once."""
+        clock = self.clock
         numbers = row_numbers(rows, self.rows)
         if not numbers:
             raise InputError("select needs at least one row")
@@ -365,16 +434,16 @@ class Cache:
         layers = [{name: layer.select(index) for name, layer in entry.items()} for entry in self.layers]
         return self._made(
             layers,
-            self.clock.select(numbers, index),
+            clock.select(numbers, index),
             self.record.index_select(0, index),
-            None if self.logits is None else self.logits.index_select(0, index),
+            None if self._logits is None else self._logits.index_select(0, index),
             None if self.pages is None else self.pages.select(numbers),
         )
 
     def repeat(self, n: int | Sequence[int]) -> Cache:
         """Each row n times in a row (or as often as its entry of n says)."""
-        times = [n] * self.rows if isinstance(n, int) else list(n)
-        if len(times) != self.rows or min(times) < 0 or sum(times) == 0:
+        times = Counts.known(n, self.rows, self.device, "repeat").low
+        if sum(times) == 0:
             raise InputError(f"repeat needs how often for each of the {self.rows} rows, at least 1 in all, not {n}")
         return self.select([row for row, often in enumerate(times) for _ in range(often)])
 
@@ -404,16 +473,16 @@ class Cache:
     ) -> Cache:
         new = object.__new__(Cache)
         new.__dict__.update(self.__dict__)
-        new.layers, new.clock, new._opened, new._room, new.pages = layers, clock, None, 0, pages
+        new.layers, new._clock, new._opened, new._room, new.pages = layers, clock, None, 0, pages
         if pages is not None:
             pages.bind(layers)
         new.fetcher = new._new_fetcher()
         new.record = allocate(record.shape, torch.int64, self.device)
         new.record.copy_(record)
-        new.logits = None
+        new._change, new._logits = None, None
         if logits is not None:
-            new.logits = allocate(logits.shape, logits.dtype, self.device)
-            new.logits.copy_(logits)
+            new._logits = allocate(logits.shape, logits.dtype, self.device)
+            new._logits.copy_(logits)
         return new
 
 

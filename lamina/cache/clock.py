@@ -69,17 +69,19 @@ class Clock:
     def sync(self) -> list[int]:
         """Reads the lengths once (when the host is not sure of them) and returns them."""
         if self.doubted:
+            wrong = bool(self.fault.item())
             self.doubted = False
-            if bool(self.fault.item()):
+            if wrong:
                 self.fault.fill_(False)
                 raise InputError(
                     "counts given on the device were negative or larger than the tokens of their pass; they were "
                     "clamped. Give counts between 0 and T, or give them as a list to have them checked at once."
                 )
         if not self.exact:
+            # `high` last: until then the host is not exact, and an interrupted read is made again.
+            self.base_low = self.base.tolist()  # an old bound, taken for the mark itself, would hide a full log
             self.low = self.lengths.tolist()
             self.high = list(self.low)
-            self.base_low = self.base.tolist()  # an old bound, taken for the mark itself, would hide a full log
         return list(self.low)
 
     def doubt(self, out_of_range: Tensor) -> None:
@@ -87,20 +89,18 @@ class Clock:
         self.fault.logical_or_(out_of_range)
         self.doubted = True
 
-    def advance(self, rows: list[int], index: Tensor | None, counts: Tensor, low: list[int], high: list[int]) -> None:
-        """Moves the given rows forward by `counts`, which the host knows to lie between `low` and `high`."""
+    def move(
+        self, rows: Iterable[int], index: Tensor | None, lengths: Tensor, low: Sequence[int], high: Sequence[int]
+    ) -> None:
+        """The given rows hold `lengths` tokens now, which the host knows to lie between `low` and `high`. May be
+        repeated."""
         if index is None:
-            self.lengths += counts
+            self.lengths.copy_(lengths)
         else:
-            self.lengths.index_add_(0, index, counts)
+            self.lengths.index_copy_(0, index, lengths)
         torch.maximum(self.written, self.lengths, out=self.written)
-        self.count_on(rows, low, high)
-
-    def count_on(self, rows: Iterable[int], low: list[int], high: list[int]) -> None:
-        """What the host notes when these rows move forward."""
         for row, least, most in zip(rows, low, high, strict=True):
-            self.low[row] += least
-            self.high[row] += most
+            self.low[row], self.high[row] = least, most
 
     def touch(self, ahead: int, index: Tensor | None) -> None:
         """Marks that `ahead` positions past these rows' lengths are written from now on, committed or not."""
@@ -110,14 +110,29 @@ class Clock:
             mark = torch.maximum(self.written[index], self.lengths[index] + ahead)
             self.written.index_copy_(0, index, mark)
 
-    def drift(self, most: int) -> None:
-        """Every row went on by up to `most` tokens, the device alone knows how far."""
-        self.high = [high + most for high in self.high]
+    def drift(self, most: int | Sequence[int]) -> None:
+        """Rows are about to go on by up to `most` tokens (one number for all, or one a row); the device alone knows how
+        far. To be called before the device is told: the interval then holds whenever an interrupt comes."""
+        more = [most] * self.rows if isinstance(most, int) else most
+        self.high = [high + n for high, n in zip(self.high, more, strict=True)]
+
+    def drifted(self, least: Sequence[int]) -> None:
+        """After `drift`, when the device has been told: each row went on by at least so many tokens."""
+        low = [one + n for one, n in zip(self.low, least, strict=True)]
+        # A captured pass moves `base` to the length. An old bound on it is still a bound, so the length comes last.
+        self.base_low = [max(*both) for both in zip(self.base_low, low, strict=True)]
+        self.low = low
 
     def take_back(self, counts: Tensor, host: list[int]) -> None:
         self.lengths -= counts
         self.low = [low - n for low, n in zip(self.low, host, strict=True)]
         self.high = [high - n for high, n in zip(self.high, host, strict=True)]
+
+    def put_back(self, lengths: Tensor, host: Sequence[int]) -> None:
+        """Every row holds so many tokens, fewer than it did or as many. May be repeated."""
+        self.lengths.copy_(lengths)
+        self.low = list(host)
+        self.high = list(host)
 
     def set_zero(self, rows: list[int], index: Tensor) -> None:
         for mark in (self.lengths, self.written, self.base):
@@ -126,20 +141,30 @@ class Clock:
             self.low[row] = self.high[row] = self.base_low[row] = 0
             self.sourced[row] = False
 
+    def note_sources(self, rows: Iterable[int]) -> None:
+        """These rows have an encoder's output from now on."""
+        for row in rows:
+            self.sourced[row] = True
+
     def read_marks(self) -> list[list[int]]:
         """Length, `written` and `base` of each row, read once."""
         marks = torch.stack([getattr(self, name) for name in MARKS], dim=1).tolist()
-        self.low, _, self.base_low = (list(mark) for mark in zip(*marks, strict=True))
-        self.high = list(self.low)
+        low, _, self.base_low = (list(mark) for mark in zip(*marks, strict=True))
+        self.low = low
+        self.high = list(low)
         return marks
 
-    def reorder(self, rows: list[int], index: Tensor) -> None:
-        """Each row becomes what the row of that number was."""
+    def of(self, rows: list[int], index: Tensor) -> dict[str, Tensor | list[int]]:
+        """Marks and bounds of these rows, for `replace`."""
+        marks = {name: getattr(self, name).index_select(0, index) for name in MARKS}
+        return marks | {name: [getattr(self, name)[row] for row in rows] for name in BOUNDS}
+
+    def replace(self, values: Mapping[str, Tensor | list[int]]) -> None:
+        """Every row has these marks and bounds from now on. May be repeated."""
         for name in MARKS:
-            mark = getattr(self, name)
-            mark.copy_(mark.index_select(0, index))
+            getattr(self, name).copy_(values[name])
         for name in BOUNDS:
-            setattr(self, name, [getattr(self, name)[row] for row in rows])
+            setattr(self, name, list(values[name]))
 
     def marks(self) -> dict[str, list[int]]:
         """Every mark of every row as plain numbers, for `set`."""

@@ -44,7 +44,7 @@ class Codec:
 
     def __post_init__(self) -> None:
         for side, form in (("keys", self.keys), ("values", self.values)):
-            if form not in (*WIDTHS, "fp8", "plain"):
+            if type(form) not in (int, str) or form not in (*WIDTHS, "fp8", "plain"):
                 raise InputError(f"{side}={form!r}: a codec writes 8, 6, 5 or 4 bits, 'fp8' or 'plain'")
 
     @classmethod
@@ -52,7 +52,7 @@ class Codec:
         """The codec of that name."""
         if isinstance(codec, Codec):
             return codec
-        if codec in NAMES:
+        if isinstance(codec, str) and codec in NAMES:
             return NAMES[codec]
         near = difflib.get_close_matches(str(codec), NAMES, n=1, cutoff=0.0)
         raise InputError(
@@ -94,7 +94,7 @@ def codecs_of(asked: Codecs | None, specs: Sequence[LayerSpecs]) -> list[Codec]:
     for layer, codec in given.items():
         if layer == "default":
             continue
-        if not isinstance(layer, int) or not -len(specs) <= layer < len(specs):
+        if type(layer) is not int or not -len(specs) <= layer < len(specs):
             raise InputError(
                 f"codec names layer {layer!r}: layers are 0 to {len(specs) - 1}, and 'default' is for all others"
             )

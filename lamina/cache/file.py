@@ -27,9 +27,11 @@ from lamina.cache.cache import Cache
 from lamina.cache.centre import centres_of
 from lamina.cache.clock import allocate
 from lamina.cache.codec import Codec
+from lamina.cache.cross import CrossLayer
 from lamina.cache.fingerprint import Fingerprint, dtype_name
 from lamina.cache.idle import as_kept, idle, idle_dtype
 from lamina.cache.layer import Layer
+from lamina.cache.pool import checked_pool
 from lamina.errors import CacheFileError, InputError
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ def save(cache: Cache, path: str | os.PathLike[str], states: str | None = None) 
         "constants": {key: list(tensors) for key, tensors in constants.items()},
     }  # fmt: skip
     tokens = cache.record[:, :longest]
-    like = {"tokens": tokens} if cache.logits is None else {"tokens": tokens, "logits": cache.logits}
+    like = {"tokens": tokens} if cache._logits is None else {"tokens": tokens, "logits": cache._logits}
     for key, layer in used.items():
         fields = {
             name: torch.empty(x.shape, dtype=as_kept(layer, name, x, at_rest), device="meta")
@@ -67,10 +69,10 @@ def save(cache: Cache, path: str | os.PathLike[str], states: str | None = None) 
         like |= _fields(key, fields) | _fields(key, constants.get(key, {}), "constants.")
 
     def contents() -> Iterator[Tensor]:
-        beyond = torch.arange(longest, device=cache.device) >= cache.lengths[:, None]
+        beyond = torch.arange(longest, device=cache.device) >= clock.lengths[:, None]
         yield tokens.masked_fill(beyond, -1)
-        if cache.logits is not None:
-            yield cache.logits
+        if cache._logits is not None:
+            yield cache._logits
         every = torch.arange(cache.rows, device=cache.device)
         for key, layer in used.items():
             own = layer.copied(every)
@@ -100,6 +102,11 @@ def load_cache(
     >>> lamina.load_cache("talk.cache", model).tokens              # doctest: +SKIP
     [[5, 6, 7]]
     """
+    from lamina.model import Model
+
+    if not isinstance(model, Model):
+        raise InputError(f"model={model!r}: a file is loaded for the model that saved it, as lamina.load gives it")
+    pool = None if pool is None else checked_pool(pool)
     with sealed.opened(path) as file:
         saved = json.loads(file.text)
         made_by, kept = Fingerprint(**saved["model"]), saved["kept"]
@@ -129,6 +136,9 @@ def load_cache(
                 raise CacheFileError(f"{path} was saved by a Lamina that differs in {name}: load it with that version")
         for name, tensor in file.tensors():
             places[name].copy_(tensor)
+        for _, layer in _layers(cache):
+            if isinstance(layer, CrossLayer):
+                layer.poison(cache.clock)  # clears what is past a source's end, which older files do not
     return cache
 
 
@@ -143,7 +153,7 @@ def _places(cache: Cache, like: Mapping[str, Tensor], saved: Mapping[str, Any]) 
     places: dict[str, Tensor | PagedPart] = {"tokens": cache.record[:, :longest]}
     if "logits" in like:
         as_kept = dtype_name(like["logits"].dtype) == saved["kept"]["dtype"]
-        cache.logits = places["logits"] = room("logits", cache.dtype if as_kept else None)
+        cache._logits = places["logits"] = room("logits", cache.dtype if as_kept else None)
     for key, layer in _layers(cache):
         if layer.slots is not None:
             layer.widen(saved["slots"][key])

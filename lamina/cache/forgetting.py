@@ -53,7 +53,7 @@ def pass_anew(model: Model, ids: Tensor, step: Step, logits: Logits, hidden: Col
     def of_ids(x: Tensor) -> Tensor:
         return torch.take_along_dim(x, ours[..., None], dim=1)
 
-    step.ids, step.hidden = ids, {layer: of_ids(x) for layer, x in alone.hidden.items()}
+    step.ids, step.ran, step.hidden = ids, True, {layer: of_ids(x) for layer, x in alone.hidden.items()}
     if found is None:
         return None
     step.logits = of_ids(found)

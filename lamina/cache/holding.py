@@ -11,23 +11,25 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lamina.cache.clock import Clock, allocate, on_device
 from lamina.cache.counts import Counts
 from lamina.cache.layer import Layer
 from lamina.cache.layout import Layout
 from lamina.cache.paged import PagedPlace
-from lamina.cache.pages import Missing, Numbers
+from lamina.cache.pages import Held, Missing, Numbers
 from lamina.cache.store import TokenLayer
 
 if TYPE_CHECKING:
     from lamina.cache.pool import Kind, Pool
-    from lamina.cache.reordering import Move
+    from lamina.cache.reordering import Moves
 
 Span = tuple[int, int, int]
 """Of a row, the positions that may be written: (row, first, end)"""
@@ -58,14 +60,23 @@ class Table:
 
     def __init__(self, kind: Kind, numbers: Numbers, slots: int) -> None:
         self.kind, self.slots = kind, slots
-        self.tensor = allocate(numbers.shape, torch.int32, kind.parts[0].device)
-        self.held = kind.pages.hold(numbers)
-        weakref.finalize(self, kind.pages.dropped.append, self.held).atexit = False
+        self.held = Held(numbers)
+        weakref.finalize(self, kind.pages.dropped.append, self.held).atexit = False  # before a page is counted as ours
+        kind.pages.enter(self.held)
+        self._stale = True  # the device's copy differs from the host's
+        self._tensor = allocate(numbers.shape, torch.int32, kind.parts[0].device)
         self._upload()
 
     @property
     def numbers(self) -> Numbers:
         return self.held.numbers
+
+    @property
+    def tensor(self) -> Tensor:
+        """The numbers on the device."""
+        if self._stale:
+            self._upload()
+        return self._tensor
 
     @property
     def pages(self) -> NDArray[np.int32]:
@@ -75,10 +86,11 @@ class Table:
     def widen(self, slots: int) -> None:
         """Places for so many slots, or a few more: none of a page is left out."""
         width, most = -(-slots // self.kind.page), self.kind.layout.most
-        self.slots = width * self.kind.page if most is None else min(width * self.kind.page, most)
         if width > self.numbers.shape[1]:
+            self._stale = True
             self.kind.pages.widen(self.held, width)
             self._upload()
+        self.slots = width * self.kind.page if most is None else min(width * self.kind.page, most)
 
     def missing(self, spans: Iterable[Span]) -> list[Missing]:
         self.kind.pages.settle()
@@ -95,16 +107,20 @@ class Table:
         shared = [(one.page, page) for one, page in zip(missing, new, strict=True) if one.page]
         if shared:  # first of all: should there be no memory for it, nothing has changed
             self.kind.copy([old for old, _ in shared], [page for _, page in shared])
+        tensor = self.tensor
+        self._stale = True
         self.kind.pages.give(self.held, missing)
         rows, at, pages = on_device(
-            [*(one.row for one in missing), *(one.at for one in missing), *new], self.tensor.device
+            [*(one.row for one in missing), *(one.at for one in missing), *new], tensor.device
         ).split(len(new))
-        self.tensor[rows, at] = pages.to(torch.int32)
+        tensor[rows, at] = pages.to(torch.int32)
+        self._stale = False
 
     def put(self, rows: Sequence[int], numbers: Numbers) -> None:
         """Gives rows other pages, [R, width] or narrower, shared with whoever has them."""
         if numbers.shape[1] < self.numbers.shape[1]:
             numbers = np.pad(numbers, ((0, 0), (0, self.numbers.shape[1] - numbers.shape[1])))
+        self._stale = True
         self.kind.pages.put(self.held, rows, numbers)
         self._upload()
 
@@ -117,12 +133,13 @@ class Table:
             self.put(rows, np.where(beyond, 0, self.numbers)[rows])
 
     def _upload(self) -> None:
-        device = self.tensor.device
-        if self.tensor.shape != self.numbers.shape:
-            self.tensor = allocate(self.numbers.shape, torch.int32, device)
+        device = self._tensor.device
+        if self._tensor.shape != self.numbers.shape:
+            self._tensor = allocate(self.numbers.shape, torch.int32, device)
         host = torch.from_numpy(self.numbers)
         # Pinned memory is a copy, and is not used again before the device has read it.
-        self.tensor.copy_(host.pin_memory() if device.type == "cuda" else host, non_blocking=True)
+        self._tensor.copy_(host.pin_memory() if device.type == "cuda" else host, non_blocking=True)
+        self._stale = False
 
 
 class Tables:
@@ -185,9 +202,10 @@ class Tables:
     def prepare(self, spans: Sequence[Span], rings_alone: bool = False) -> None:
         """Gives rows pages of their own wherever they may write. Raises PagesError before anything is changed, once the
         pool's keepers have nothing to drop that would help."""
-        drops = self.pool.tokens is not None
+        drops, streams = self.pool.tokens is not None, self.pool.streams
         while True:
             with self.pool.lock:
+                streams.note()
                 found = [
                     (table, table.missing(spans))
                     for layout, table in self.tables.items()
@@ -196,8 +214,12 @@ class Tables:
                 if not drops or not any(self.pool.lacks(table.kind, len(missing)) for table, missing in found):
                     for table, missing in found:
                         self.pool.provide(table.kind, len(missing))
+                    if any(missing for _, missing in found):
+                        streams.wait_for_others()
                     for table, missing in found:
                         table.give(missing)
+                    if any(one.page for _, missing in found for one in missing):
+                        streams.hold_others()  # whose page it was may write it, once it is copied
                     return
             # The pool's lock is free here: see pool.py for the order of locks.
             drops = self.pool.reclaim({table.kind: missing for table, missing in found})
@@ -230,10 +252,23 @@ class Tables:
             for table in self.tables.values():
                 table.put(rows, np.zeros((len(rows), 0), dtype=np.int32))
 
-    def reorder(self, moves: Sequence[Move]) -> None:
-        with self.pool.lock:
-            for table in self.tables.values() if moves else ():
-                table.put([move.to for move in moves], table.numbers[[move.source for move in moves]])
+    def reorder(self, moves: Moves) -> None:
+        """Rows take over others' pages, once for all layers, when the moves are carried out."""
+        to, sources = [move.to for move in moves.moves], [move.source for move in moves.moves]
+
+        def take_over(pages: Sequence[Numbers]) -> None:
+            with self.pool.lock:
+                for table, numbers in zip(self.tables.values(), pages, strict=True):
+                    table.put(to, numbers)
+
+        if to:
+            moves.change.add(lambda: [table.numbers[sources] for table in self.tables.values()], take_over)
+
+    @property
+    def steady(self) -> AbstractContextManager[object]:
+        """While it is entered, no page of the pool moves. A captured step, which gives addresses of pages
+        to the device, enters it before `prepare` and leaves it when its launch is queued."""
+        return self.pool.steady
 
     def release(self) -> None:
         with self.pool.lock:

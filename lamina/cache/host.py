@@ -33,7 +33,7 @@ RESIDENCES = ("device", "host")
 
 def checked_residence(residence: str) -> str:
     """The name itself, if there is such a residence."""
-    if residence in RESIDENCES:
+    if isinstance(residence, str) and residence in RESIDENCES:
         return residence
     near = difflib.get_close_matches(str(residence), RESIDENCES, n=1, cutoff=0.0)
     raise InputError(
@@ -97,10 +97,12 @@ class HostPlace(Place):
     def widen(self, data: Fields, slots: int) -> None:
         self.settle()
         with on_the_host(self.device):
+            new: Fields = {}
             for name, old in data.items():
                 rows, *lead, have, width = old.shape
-                data[name] = self.make(rows, lead, slots, width, old.dtype, self.device)
-                data[name][..., :have, :].copy_(old)
+                new[name] = self.make(rows, lead, slots, width, old.dtype, self.device)
+                new[name][..., :have, :].copy_(old)
+            data.update(new)
 
     def cut(self, data: Fields, slots: int) -> Fields:
         self.settle()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.cache.clock import Clock
+from lamina.cache.counts import whole
 from lamina.cache.holding import Tables
 from lamina.cache.layer import Key, Layer
 from lamina.cache.paged import copy_in
@@ -22,8 +23,14 @@ from lamina.errors import InputError
 
 def join(caches: Sequence[Cache], room: int = 0) -> Cache:
     """See `Cache.join`."""
+    if not isinstance(caches, Sequence) or not all(isinstance(one, Cache) for one in caches):
+        raise InputError(f"join needs a list of caches, not {caches!r}")
     if not caches:
         raise InputError("join needs at least one cache")
+    if (room := whole("room", room)) < 0:
+        raise InputError(f"room={room}: it must be 0 or more")
+    for one in caches:
+        one.settle()
     first = caches[0]
     for other in caches[1:]:
         _same_kind(first, other)
@@ -66,11 +73,11 @@ def join(caches: Sequence[Cache], room: int = 0) -> Cache:
     pad = torch.nn.functional.pad
     record = torch.cat([pad(cache.record, (0, width - cache.record.shape[1]), value=-1) for cache in caches])
     logits = None
-    known = next((cache.logits for cache in caches if cache.logits is not None), None)
+    known = next((cache._logits for cache in caches if cache._logits is not None), None)
     if known is not None:
         nothing = float("nan")
         logits = torch.cat(
-            [known.new_full((c.rows, known.shape[1]), nothing) if c.logits is None else c.logits for c in caches]
+            [known.new_full((c.rows, known.shape[1]), nothing) if c._logits is None else c._logits for c in caches]
         )
     new = first._made(layers, Clock.join(clocks), record, logits, pages)
     new.slack, new.capacity = slack, capacity

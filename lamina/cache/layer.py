@@ -39,6 +39,9 @@ class Layer:
     place: Place = Place()
     """Where the data lies; a kind that knows nothing of places has it on the device."""
 
+    by_pass = False
+    """Whether every pass must store its tokens here (`Step.wrote`, `Step.leave`) before it can be committed."""
+
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.data: dict[str, Tensor] = {}
@@ -86,8 +89,16 @@ class Layer:
         """
         return self
 
+    # Commit, rewind, reset and reorder may be interrupted, and are then carried on with by whoever uses the cache next
+    # (journal.py). So they may be called again with the same arguments, and must then write the same.
+
+    def fold(self, step: Step, left: Any, accepted: Tensor) -> Any:
+        """What `commit` is given in place of what the pass left. For layers that overwrite what they compute from: it
+        reads what is kept, and changes nothing."""
+        return left
+
     def commit(self, step: Step, left: Any, accepted: Tensor) -> None:
-        """Takes in what the pass left behind: each row's first `accepted` tokens."""
+        """Stores what the pass left behind: each row's first `accepted` tokens."""
 
     # What a layer whose bytes live on the host says; a kind that is always on the device is never asked.
 
@@ -101,6 +112,10 @@ class Layer:
 
     def unload(self, left: Any, far: Fetched) -> Any:
         """What the pass leaves, with what is large on its way to the host."""
+        return left
+
+    def fold_far(self, far: Fetched, step: Step, left: Any, accepted: Tensor) -> Any:
+        """`fold`, reading from the host what it needs."""
         return left
 
     def commit_far(self, far: Fetched, step: Step, left: Any, accepted: Tensor) -> None:
@@ -124,7 +139,8 @@ class Layer:
         return self
 
     def reorder(self, moves: Moves) -> None:
-        """Rows become others, in place; the moves say which, and how much they have in common."""
+        """Rows become others, in place; the moves say which, and how much they have in common. They note what is to be
+        copied, and copy it when all is noted."""
         self.place.settle()
         for tensor in self.data.values():
             moves.on(tensor.device).rows(tensor)

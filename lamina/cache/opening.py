@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from lamina.cache.clock import on_device
-from lamina.cache.counts import Counts, Numbers, row_numbers
+from lamina.cache.counts import Counts, Numbers, row_numbers, whole
 from lamina.cache.cross import CrossLayer
 from lamina.cache.fetching import Fetched
 from lamina.cache.step import Step
@@ -26,12 +26,16 @@ def open_step(
     cache: Cache, T: int, counts: Numbers | None, rows: Sequence[int] | Tensor | None, spans: Tensor | None
 ) -> Step:
     """See `Cache.step`."""
+    T = whole("T", T)
     chosen = None if rows is None else row_numbers(rows, cache.rows)
     numbers = list(range(cache.rows)) if chosen is None else chosen
     if not numbers:
         raise InputError("a pass needs at least one row")
     if len(set(numbers)) != len(numbers):
         raise InputError(f"rows {numbers} name a row twice; repeat the row with cache.select to run it twice")
+    if spans is not None and (not isinstance(spans, Tensor) or spans.shape != (len(numbers), T)):
+        given = list(spans.shape) if isinstance(spans, Tensor) else repr(spans)
+        raise InputError(f"spans must be one number a token, {[len(numbers), T]}, not {given}")
     real = make_room(cache, T, numbers, counts)
 
     clock, low, high = cache.clock, cache.clock.low, cache.clock.high
@@ -40,7 +44,7 @@ def open_step(
     first = low[numbers[0]]
     one_length = all(low[row] == high[row] == first for row in numbers)
     index = None if chosen is None else on_device(numbers, cache.device)
-    before = cache.lengths.clone() if index is None else cache.lengths.index_select(0, index)
+    before = clock.lengths.clone() if index is None else clock.lengths.index_select(0, index)
     step = Step(
         cache.layers, T, before, None if real is None else real.tensor, cache=cache, rows=chosen,
         start=first if one_length else None,

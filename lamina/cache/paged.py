@@ -68,43 +68,51 @@ class PagedPlace(Place):
         at = first // self.page
         pages = step.take(self.table.tensor)[:, at : -(-end // self.page)]
         start, stop = first - at * self.page, end - at * self.page
-        return {name: side_by_side(store, pages)[..., start:stop, :] for name, store in data.items()}
+        with self.table.kind.reading:
+            return {name: side_by_side(store, pages)[..., start:stop, :] for name, store in data.items()}
 
     def put_run(self, data: Fields, step: Step, start: int, new: Fields) -> None:
         tokens = next(iter(new.values())).shape[-2]
         slots = torch.arange(start, start + tokens, device=self.table.tensor.device)
-        pages = step.take(self.table.tensor)[:, slots // self.page]
-        for name, store in data.items():
-            by_slot(store)[pages, slots % self.page] = by_slot(new[name]).to(store.dtype)
+        self._write(data, step.take(self.table.tensor)[:, slots // self.page], slots % self.page, new)
 
     def read(self, data: Fields, rows: Tensor, slots: Tensor) -> Fields:
         pages = self.table.tensor[rows[:, None], slots // self.page]
-        return {name: by_slot(by_slot(store)[pages, slots % self.page]) for name, store in data.items()}
+        with self.table.kind.reading:
+            return {name: by_slot(by_slot(store)[pages, slots % self.page]) for name, store in data.items()}
 
     def write(self, data: Fields, rows: Tensor, slots: Tensor, new: Fields) -> None:
-        pages = self.table.tensor[rows[:, None], slots // self.page]
-        for name, store in data.items():
-            by_slot(store)[pages, slots % self.page] = by_slot(new[name]).to(store.dtype)
+        self._write(data, self.table.tensor[rows[:, None], slots // self.page], slots % self.page, new)
 
-    def scatter(self, store: Tensor, rows: Tensor, there: Tensor, new: Tensor) -> None:
-        """Writes the slots of these rows that are True in `there` [R, S]. new [R, *lead, S, D]"""
+    def _write(self, data: Fields, pages: Tensor, at: Tensor, new: Fields) -> None:
+        """Writes new [R, *lead, T, D] into places `at` of these pages [R, T]."""
+        tokens = {name: by_slot(new[name]).to(store.dtype) for name, store in data.items()}
+        with self.table.kind.steady:
+            for name, store in data.items():
+                by_slot(store)[pages, at] = tokens[name]
+
+    def scatter(self, data: Fields, name: str, rows: Tensor, there: Tensor, new: Tensor) -> None:
+        """Writes the slots of these rows that are True in `there` [R, S] into a part. new [R, *lead, S, D]"""
         row, slot = there.nonzero(as_tuple=True)
-        pages = self.table.tensor[rows[row], slot // self.page]
-        by_slot(store)[pages, slot % self.page] = by_slot(new)[row, slot].to(store.dtype)
+        pages, tokens = self.table.tensor[rows[row], slot // self.page], by_slot(new)[row, slot]
+        with self.table.kind.steady:
+            by_slot(data[name])[pages, slot % self.page] = tokens.to(data[name].dtype)
 
     # -- verbs -----------------------------------------------------------------------------------------------------
 
     def fill(self, data: Fields, free: Tensor, value: float) -> None:
         """Where a page is shared, someone else may use what is free here."""
         pages = self.table.kind.pages
-        own = torch.from_numpy(pages.refs[self.table.numbers] == 1).to(free.device)
-        own = own.repeat_interleave(self.page, dim=1)[:, : free.shape[1]]
-        nobody = on_device([0, *pages.free], free.device)
-        row, slot = (free & own).nonzero(as_tuple=True)
-        at = self.table.tensor[row, slot // self.page], slot % self.page
-        for store in data.values():
-            by_slot(store)[at] = unused(store, value)
-            store.index_fill_(0, nobody, unused(store, value))
+        with self.table.kind.lock:  # pages that are free now stay so until they are filled
+            pages.settle()
+            own = torch.from_numpy(pages.refs[self.table.numbers] == 1).to(free.device)
+            own = own.repeat_interleave(self.page, dim=1)[:, : free.shape[1]]
+            nobody = on_device([0, *pages.free], free.device)
+            row, slot = (free & own).nonzero(as_tuple=True)
+            at = self.table.tensor[row, slot // self.page], slot % self.page
+            for store in data.values():
+                by_slot(store)[at] = unused(store, value)
+                store.index_fill_(0, nobody, unused(store, value))
 
     def reorder(self, data: Fields, moves: Moves, layout: Layout) -> None:
         return  # rows take over others' pages, once for all layers: see `Tables.reorder`
@@ -124,7 +132,8 @@ class PagedPlace(Place):
     def copied(self, data: Fields, index: Tensor) -> Fields:
         slots = self.slots(data)
         pages = self.table.tensor[index, : -(-slots // self.page)]
-        return {name: side_by_side(store, pages)[..., :slots, :].clone() for name, store in data.items()}
+        with self.table.kind.reading:
+            return {name: side_by_side(store, pages)[..., :slots, :].clone() for name, store in data.items()}
 
     def part(self, data: Fields, name: str, shape: Sequence[int]) -> PagedPart:
         return PagedPart(self, data, name, shape)
@@ -139,11 +148,12 @@ class PagedPart:
         self.shape = torch.Size((rows, *rest, min(shape[-2], slots), data[name].shape[-1]))
 
     def copy_(self, new: Tensor) -> None:
-        store, table = self.data[self.name], self.place.table
-        there = torch.from_numpy(table.numbers > 0).to(store.device)
+        table = self.place.table
+        device = table.tensor.device
+        there = torch.from_numpy(table.numbers > 0).to(device)
         there = there.repeat_interleave(self.place.page, dim=1)[:, : new.shape[-2]]
-        rows = torch.arange(len(there), device=store.device)
-        self.place.scatter(store, rows, there, new.to(store.device, store.dtype))
+        rows = torch.arange(len(there), device=device)
+        self.place.scatter(self.data, self.name, rows, there, new.to(device))
 
 
 def copy_in(layer: TokenLayer, rows: Sequence[int], other: TokenLayer, clock: Clock) -> None:
@@ -155,5 +165,5 @@ def copy_in(layer: TokenLayer, rows: Sequence[int], other: TokenLayer, clock: Cl
     source = other.layout.slots(held.clamp(min=0)).clamp(max=other.slots - 1)
     numbers = other.place.read(other.data, torch.arange(len(held), device=held.device), source)
     index = on_device(list(rows), held.device)
-    for name, store in layer.data.items():
-        layer.place.scatter(store, index, held >= 0, numbers[name])
+    for name in layer.data:
+        layer.place.scatter(layer.data, name, index, held >= 0, numbers[name])

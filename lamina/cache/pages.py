@@ -11,6 +11,9 @@ own first.
 
 A table that nobody holds any more is only put on a list, by whichever thread and in the middle of whatever (that is how
 Python drops things); its pages are taken back by the next one who looks (`settle`).
+
+What tables say is the truth; counts and the list of free pages follow from it. Every method marks the counts as unsure
+while it changes them, so if an interrupt cuts it short, the next one who looks counts again.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ class Pages:
         self.free: list[int] = []  # the next one to be given out last
         self.held: set[Held] = set()
         self.dropped: deque[Held] = deque()
+        self.unsure = False  # counts may differ from what tables say
 
     @property
     def count(self) -> int:
@@ -55,30 +59,57 @@ class Pages:
         return len(self.refs) - 1
 
     def add(self, more: int) -> None:
+        self._begin()
         first = len(self.refs)
         self.refs = np.concatenate([self.refs, np.zeros(more, dtype=np.int32)])
         self.free[:0] = range(first + more - 1, first - 1, -1)
+        self.unsure = False
 
     def settle(self) -> None:
-        """Takes back what was held by tables that are gone."""
+        """Makes the counts right: after an interrupt, and for tables that are gone."""
+        if self.unsure:
+            self._recount()
         while self.dropped:
-            self.release(self.dropped.popleft())
+            self.release(self.dropped[0])
+            self.dropped.popleft()
+
+    def _begin(self) -> None:
+        """Counts are about to change; they are right up to here."""
+        if self.unsure:
+            self._recount()
+        self.unsure = True
+
+    def _recount(self) -> None:
+        refs = np.zeros_like(self.refs)
+        for held in self.held:
+            np.add.at(refs, held.numbers[held.numbers > 0], 1)
+        self.refs = refs
+        self.free = ((refs[1:] == 0).nonzero()[0] + 1)[::-1].tolist()
+        self.unsure = False
 
     # -- tables ----------------------------------------------------------------------------------------------------
 
     def hold(self, numbers: Numbers) -> Held:
         """A table with these pages, shared with whoever has them already."""
         held = Held(numbers)
-        self._refer(numbers)
-        self.held.add(held)
+        self.enter(held)
         return held
+
+    def enter(self, held: Held) -> None:
+        """Counts the pages of a new table."""
+        self._begin()
+        self.held.add(held)
+        self._refer(held.numbers)
+        self.unsure = False
 
     def put(self, held: Held, rows: Sequence[int], numbers: Numbers) -> None:
         """Gives these rows other pages [R, width], shared with whoever has them already; theirs are given back."""
         old = held.numbers[list(rows)]
+        self._begin()
         self._refer(numbers)
         held.numbers[list(rows)] = numbers
         self._unrefer(old)
+        self.unsure = False
 
     def widen(self, held: Held, width: int) -> None:
         held.numbers = np.pad(held.numbers, ((0, 0), (0, width - held.numbers.shape[1])))
@@ -86,8 +117,10 @@ class Pages:
     def release(self, held: Held) -> None:
         """Gives back all of it. A second time does nothing."""
         if held in self.held:
+            self._begin()
             self.held.remove(held)
             self._unrefer(held.numbers)
+            self.unsure = False
 
     # -- before a pass ---------------------------------------------------------------------------------------------
 
@@ -113,12 +146,14 @@ class Pages:
 
     def give(self, held: Held, missing: Sequence[Missing]) -> None:
         """Gives a free page for each; there must be enough."""
+        self._begin()
         for (row, at, old), page in zip(missing, self.next_free(len(missing)), strict=True):
             held.numbers[row, at] = page
             self.refs[page] = 1
             if old:
                 self.refs[old] -= 1
         del self.free[len(self.free) - len(missing) :]
+        self.unsure = False
 
     def gained_without(self, tables: Sequence[Numbers], missing: Sequence[Missing]) -> set[int]:
         """Pages that nobody refers to but these tables and the rows that miss pages. Without the tables such a page is

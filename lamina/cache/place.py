@@ -68,11 +68,12 @@ class Place:
         return next(iter(data.values())).shape[-2]
 
     def widen(self, data: Fields, slots: int) -> None:
-        """More slots. One part at a time, so that the peak is one part's copy."""
+        """More slots, in all parts at once: the peak is one layer's copy, and no interrupt leaves parts that differ."""
+        new: Fields = {}
         for name, old in data.items():
-            new = allocate((*old.shape[:-2], slots, old.shape[-1]), old.dtype, old.device)
-            new[..., : old.shape[-2], :].copy_(old)
-            data[name] = new
+            new[name] = allocate((*old.shape[:-2], slots, old.shape[-1]), old.dtype, old.device)
+            new[name][..., : old.shape[-2], :].copy_(old)
+        data.update(new)
 
     def cut(self, data: Fields, slots: int) -> Fields:
         """The first slots of each row, sharing memory."""

@@ -8,8 +8,11 @@ Layers of one layout (lines, or rings of one size) are a *kind*: they have one t
 free, and page p of a kind is index p in the tensors [1 + pages, *lead, page, width] of each of its layers. Page 0 is
 nobody's: what tables say where a row has no page. `pages.py` keeps the books, `holding.py` is a cache's side of it.
 
-Caches in several threads may share a pool of a fixed size, and may be dropped by any thread. One that grows moves its
-memory, so its passes must not run side by side.
+Caches in several threads may share a pool, and may be dropped by any thread. One lock guards the books. A pool that
+grows replaces its tensors under that lock, and every write into a page of such a pool is made under it too: a token is
+written before the pages are copied, or into the new ones, and never lost between them. Reads need no lock: what a row
+holds is the same in the old memory and in the new. (On a GPU, where a read is only queued, they take it, and streams
+wait for each other.) In a pool of fixed size pages never move, and nothing is locked but the books.
 
 A pool of a fixed size that runs out asks its keepers, such as a `PrefixStore`, to drop what they can do without
 (`reclaim`), before it raises PagesError. Lock order: a keeper takes its own lock first and the pool's inside it. So
@@ -21,29 +24,42 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
+import torch
 from torch import Tensor
 
 from lamina.cache.clock import allocate, on_device
 from lamina.cache.codec import Codecs, codecs_of
+from lamina.cache.counts import whole
 from lamina.cache.formats import Fields
 from lamina.cache.layer import Key
 from lamina.cache.layout import Layout
 from lamina.cache.pages import Missing, Numbers, Pages
 from lamina.cache.store import TokenLayer
+from lamina.cache.streams import Streams
 from lamina.cache.table import aligned, size
 from lamina.errors import InputError, PagesError
 
 if TYPE_CHECKING:
+    from threading import RLock
+
     from lamina.model import Model
 
 
 class Kind:
-    """Layers of one layout, and their pages."""
+    """Layers of one layout, and their pages.
 
-    def __init__(self, name: str, layout: Layout, page: int) -> None:
-        self.name, self.layout, self.page = name, layout, page
+    lock      the pool's
+    steady    while it is entered, no page moves: for writes
+    reading   the same for reads, where the device reads later than it is told to
+    """
+
+    def __init__(self, name: str, layout: Layout, page: int, lock: RLock, grows: bool, device: torch.device) -> None:
+        self.name, self.layout, self.page, self.lock = name, layout, page, lock
+        self.steady: AbstractContextManager[object] = lock if grows else nullcontext()
+        self.reading = nullcontext() if device.type == "cpu" else self.steady
         self.pages = Pages()
         self.data: dict[Key, Fields] = {}
         self.copied = 0  # pages that were copied since someone wanted to write them alone
@@ -58,12 +74,14 @@ class Kind:
         return sum(store[0].nbytes for store in self.parts)
 
     def grow(self, count: int) -> None:
-        """Makes it so many pages. One part at a time, so that the peak is one part's copy."""
+        """Makes it so many pages, one part at a time: the peak is one part's copy. An interrupt leaves parts with
+        more pages than the books know of, which the next growth finds done."""
         for fields in self.data.values():
             for name, old in fields.items():
-                new = allocate((1 + count, *old.shape[1:]), old.dtype, old.device)
-                new[: len(old)].copy_(old)
-                fields[name] = new
+                if len(old) < 1 + count:
+                    new = allocate((1 + count, *old.shape[1:]), old.dtype, old.device)
+                    new[: len(old)].copy_(old)
+                    fields[name] = new
         self.pages.add(count - self.pages.count)
 
     def copy(self, old: list[int], new: list[int]) -> None:
@@ -109,22 +127,30 @@ class Pool:
         slack: int = 0,
         codec: Codecs | None = None,
     ) -> None:
+        from lamina.model import Model
+
+        if not isinstance(model, Model):
+            raise InputError(f"model={model!r}: a pool is made for a model, as lamina.load gives one")
         for name, given in (("tokens", tokens), ("rows", rows), ("page", page)):
-            if given is not None and given < 1:
+            if (given is not None or name == "page") and whole(name, given) < 1:
                 raise InputError(f"{name}={given}: it must be at least 1")
         if rows is not None and tokens is None:
             raise InputError(f"rows={rows} without tokens: a pool that grows needs no bounds; give both or neither")
+        like = model.new_cache(slack=slack, codec=codec)
         self.model, self.tokens, self.page = model, tokens, page
         self.lock = threading.RLock()
+        self.steady: AbstractContextManager[object] = self.lock if tokens is None else nullcontext()
+        self.streams = Streams(like.device)
         self.keepers: list[weakref.ref[Keeper]] = []  # asked in this order
-        like = model.new_cache(slack=slack, codec=codec)
         self.slack, self.codec, self.codecs = slack, codec, like.codecs
         self.dtype, self.device = like.dtype, like.device
         self.kinds: dict[Layout, Kind] = {}
         for i, entry in enumerate(like.layers):
             for name, layer in entry.items():
                 if isinstance(layer, TokenLayer) and layer.pageable:
-                    kind = self.kinds.setdefault(layer.layout, Kind(layer.kind, layer.layout, page))
+                    kind = self.kinds.setdefault(
+                        layer.layout, Kind(layer.kind, layer.layout, page, self.lock, tokens is None, like.device)
+                    )
                     kind.data[i, name] = {
                         part: allocate((1, *x.shape[1:-2], page, x.shape[-1]), x.dtype, x.device)
                         for part, x in layer.data.items()
@@ -178,7 +204,7 @@ class Pool:
             for kind in self.kinds.values():
                 self._settled(kind).check()
                 for store in kind.parts:
-                    assert len(store) == 1 + kind.pages.count, f"{kind.name} has {len(store)} pages of memory"
+                    assert len(store) >= 1 + kind.pages.count, f"{kind.name} has {len(store)} pages of memory"
         return self
 
     # -- for caches ------------------------------------------------------------------------------------------------
@@ -192,7 +218,7 @@ class Pool:
                 f"this pool was made when the model was in {self.dtype} on {self.device}, and it is in {model.dtype} "
                 f"on {model.device} now: make another"
             )
-        if slack not in (0, self.slack):
+        if whole("slack", slack) not in (0, self.slack):
             raise InputError(f"slack={slack}, but the pool keeps a slack of {self.slack}: give it to the pool")
         if codec is not None and codecs_of(codec, model.specs) != self.codecs:
             raise InputError(
@@ -214,7 +240,9 @@ class Pool:
                 f"pool's {count} {free} {'is' if free == 1 else 'are'} free. Nothing was changed: release a cache, "
                 "take rows back with cache.rewind or cache.reset, or make a pool of more tokens (or None, which grows)."
             )
+        self.streams.wait_for_others()
         kind.grow(max(count + needed - free, 2 * count))
+        self.streams.hold_others()
 
     def ask(self, keeper: Keeper) -> None:
         """Has this keeper asked, too, when pages run out, as long as it is there."""
@@ -249,3 +277,10 @@ class Pool:
     def _settled(self, kind: Kind) -> Pages:
         kind.pages.settle()
         return kind.pages
+
+
+def checked_pool(pool: Pool) -> Pool:
+    """The pool itself, if it is one."""
+    if not isinstance(pool, Pool):
+        raise InputError(f"pool={pool!r}: it must be a lamina.Pool")
+    return pool

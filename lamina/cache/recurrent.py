@@ -80,11 +80,29 @@ class Recurred:
     state: Tensor  # after every real token of the pass
 
 
+@dataclass
+class Folded:
+    """What commit writes."""
+
+    left: Recurred
+    head: Tensor
+    base: Tensor | None  # None: it stays
+
+
+@dataclass
+class FoldedFar:
+    """The same where the layer lives on the host: what changes is in a window on the device, if anything was folded."""
+
+    left: Recurred
+    near: RecurrentLayer | None
+
+
 class RecurrentLayer(Layer):
     """data: `head` [B, *state]; with slack also `base` and `log.<input>` [B, 2·slack, *shape]."""
 
     spec: Recurrent
     states = ("head", "base")
+    by_pass = True
 
     def __init__(self, spec: Recurrent, keeping: Keeping | None) -> None:
         super().__init__(spec)
@@ -125,37 +143,38 @@ class RecurrentLayer(Layer):
 
     # -- commit and rewind -----------------------------------------------------------------------------------------
 
-    def commit(self, step: Step, left: Recurred, accepted: Tensor) -> None:
-        self.constants = left.constants
-        state = left.state if accepted is step.all_counts else self._folded(step, left, accepted)
+    def fold(self, step: Step, left: Recurred, accepted: Tensor) -> Folded:
+        old, base = self.place.take(step, self.data["head"]), None
+        head = left.state
+        if accepted is not step.all_counts:
+            head = self._fold(old, left.inputs, accepted, left.constants)
+        if self.slack and step.folds:
+            base = self._moved_base(step, left, old, accepted)
+        return Folded(left, head, base)
+
+    def commit(self, step: Step, left: Folded, accepted: Tensor) -> None:
+        self.constants = left.left.constants
+        if left.base is not None:
+            self.place.put(step, self.data["base"], left.base)
         if self.slack:
-            self._keep_inputs(step, left, accepted)
-        self.place.put(step, self.data["head"], state)
+            self._write_log(step, left.left.inputs, accepted)
+        self.place.put(step, self.data["head"], left.head)
 
-    def _folded(self, step: Step, left: Recurred, accepted: Tensor) -> Tensor:
-        return self._fold(self.place.take(step, self.data["head"]), left.inputs, accepted)
-
-    def _keep_inputs(self, step: Step, left: Recurred, accepted: Tensor) -> None:
-        if step.folds:
-            self._move_base(step, left.inputs, self.place.take(step, self.data["head"]), accepted)
-        self._write_log(step, left.inputs, accepted)
-
-    def _fold(self, state: Tensor, inputs: Inputs, counts: Tensor) -> Tensor:
+    def _fold(self, state: Tensor, inputs: Inputs, counts: Tensor, constants: Inputs) -> Tensor:
         """The state after the first `counts` [B] of the inputs [B, N, *shape]."""
         tokens = next(iter(inputs.values())).shape[1]
         valid = torch.arange(tokens, device=counts.device) < counts[:, None]
-        assert self.constants is not None
-        return self.rule.chunk(state, inputs, self.constants, valid)[1]
+        return self.rule.chunk(state, inputs, constants, valid)[1]
 
-    def _move_base(self, step: Step, inputs: Inputs, head: Tensor, accepted: Tensor) -> None:
-        """Where a row's log would overflow, moves its base to `slack` tokens behind its new head."""
+    def _moved_base(self, step: Step, left: Recurred, head: Tensor, accepted: Tensor) -> Tensor:
+        """The base of each row, `slack` tokens behind its new head where its log would overflow."""
         base_at, target = step.base, step.base_after(accepted)  # [R]
         logged = torch.minimum(target, step.before) - base_at
         base = self.place.take(step, self.data["base"])
-        from_log = self._fold(base, self._logged(base_at, self.place.rows(step)), logged)
-        from_pass = self._fold(head, inputs, (target - step.before).clamp(min=0))
+        from_log = self._fold(base, self._logged(base_at, self.place.rows(step)), logged, left.constants)
+        from_pass = self._fold(head, left.inputs, (target - step.before).clamp(min=0), left.constants)
         beyond = (target > step.before).reshape(-1, *(1,) * (base.dim() - 1))
-        self.place.put(step, self.data["base"], torch.where(beyond, from_pass, from_log))
+        return torch.where(beyond, from_pass, from_log)
 
     def _logged(self, base: Tensor, rows: Tensor) -> Inputs:
         """The log in order of position, from each row's base on."""
@@ -200,28 +219,38 @@ class RecurrentLayer(Layer):
             return left
         return replace(left, state=far.sent(left.state, self.data["head"].dtype))
 
-    def commit_far(self, far: Fetched, step: Step, left: Recurred, accepted: Tensor) -> None:
-        self.constants = left.constants
+    def fold_far(self, far: Fetched, step: Step, left: Recurred, accepted: Tensor) -> FoldedFar:
         rows, whole = len(far.rows), far.taken == far.counts
-        if self.slack or not whole:
-            reads: Pieces = self._whole("head", rows) if step.folds or not whole else {}
-            for name in self.data if step.folds else ():
-                reads |= self._whole(name, rows)
-            near = far.window(self, step, reads)
+        if not self.slack and whole:
+            return FoldedFar(left, None)
+        reads: Pieces = self._whole("head", rows) if step.folds or not whole else {}
+        for name in self.data if step.folds else ():
+            reads |= self._whole(name, rows)
+        near = far.window(self, step, reads)
+        head = near.data["head"]
+        if self.slack:
+            if step.folds:
+                near.data["base"].copy_(near._moved_base(step, left, head, accepted))
+            near._write_log(step, left.inputs, accepted)
+        if not whole:
+            head.copy_(near._fold(head, left.inputs, accepted, left.constants))
+        return FoldedFar(left, near)
+
+    def commit_far(self, far: Fetched, step: Step, left: FoldedFar, accepted: Tensor) -> None:
+        rows, whole, near = len(far.rows), far.taken == far.counts, left.near
+        self.constants = left.left.constants
+        if near is not None:
+            changed: Pieces = {} if whole else self._whole("head", rows)
             if self.slack:
-                near._keep_inputs(step, left, accepted)
-                changed: Pieces = self._whole("base", rows) if step.folds else {}
+                changed |= self._whole("base", rows) if step.folds else {}
                 for name in self.rule.input_shapes:
                     starts = enumerate(zip(far.lengths, far.taken, strict=True))
                     changed[f"log.{name}"] = [(r, *run) for r, (at, n) in starts for run in self.log.runs(at, at + n)]
-                far.back(self, near.data, changed)
-            if not whole:
-                near.data["head"].copy_(near._folded(step, left, accepted))
-                far.back(self, near.data, self._whole("head", rows))
+            far.back(self, near.data, changed)
         if whole and far.all_rows:
-            self.data["head"] = left.state  # is on its way there since the pass made it
+            self.data["head"] = left.left.state  # is on its way there since the pass made it
         elif whole:
-            state = left.state.to(self.data["head"].dtype).contiguous()
+            state = left.left.state.to(self.data["head"].dtype).contiguous()
             far.back(self, {"head": state}, self._whole("head", rows))
 
     # -- verbs -----------------------------------------------------------------------------------------------------
@@ -236,7 +265,7 @@ class RecurrentLayer(Layer):
             logged = self._logged(clock.base, rows)
             base, kept = self.place.near(self.data["base"]), self.data["head"]
             exact = torch.promote_types(base.dtype, torch.float32)  # states at rest may be less
-            head = self._fold(base.to(exact), logged, clock.lengths - clock.base).to(kept.dtype)
+            head = self._fold(base.to(exact), logged, clock.lengths - clock.base, self.constants).to(kept.dtype)
             changed = changed.to(kept.device).reshape(-1, *(1,) * (kept.dim() - 1))
             kept.copy_(torch.where(changed, head.to(kept.device), kept))
 

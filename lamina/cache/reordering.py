@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from lamina.cache.clock import on_device
-from lamina.cache.counts import row_numbers
+from lamina.cache.counts import Counts, row_numbers
+from lamina.cache.journal import Change
 from lamina.cache.layout import Layout
 from lamina.errors import InputError
 
@@ -40,10 +41,12 @@ class Move:
 
 @dataclass(frozen=True)
 class Moves:
-    """All moves of one reordering. Every row is read before any is written."""
+    """All moves of one reordering. Copies are noted in `change`, tensor by tensor, and made when it is carried out: all
+    rows of a tensor are read before any is written."""
 
     moves: list[Move]
     device: torch.device
+    change: Change
     _places: dict[tuple[Layout, int], Places] = field(default_factory=dict)
     _elsewhere: dict[torch.device, Moves] = field(default_factory=dict)
 
@@ -58,25 +61,27 @@ class Moves:
     @cached_property
     def unrelated(self) -> Moves:
         """Those between rows that have nothing in common, not even what was there before the first token."""
-        return Moves([move for move in self.moves if move.since == 0], self.device)
+        return Moves([move for move in self.moves if move.since == 0], self.device, self.change)
 
     def on(self, device: torch.device) -> Moves:
         """The same for tensors there."""
         if device == self.device:
             return self
-        return self._elsewhere.setdefault(device, Moves(self.moves, device))
+        return self._elsewhere.setdefault(device, Moves(self.moves, device, self.change))
 
     def rows(self, tensor: Tensor) -> None:
         """Copies whole rows."""
         if self.moves:
-            tensor.index_copy_(0, self.to, tensor.index_select(0, self.source))
+            self.change.add(
+                lambda: tensor.index_select(0, self.source), lambda rows: tensor.index_copy_(0, self.to, rows)
+            )
 
     def slots(self, store: Tensor, layout: Layout) -> None:
         """Copies the slots that may differ. store [B, *lead, S, D], laid out as said"""
         to, source, slots = self.places(layout, store.shape[-2])
         if len(slots):
             by_slot = store if store.dim() == 3 else store.transpose(1, 2)
-            by_slot[to, slots] = by_slot[source, slots]
+            self.change.add(lambda: by_slot[source, slots], lambda tokens: by_slot.__setitem__((to, slots), tokens))
 
     def places(self, layout: Layout, slots: int) -> Places:
         """The slots that may differ, in stores of so many; layers of one layout share them."""
@@ -106,14 +111,13 @@ def differing(move: Move, layout: Layout, slots: int) -> Sequence[int]:
 
 def reorder(cache: Cache, rows: Sequence[int] | Tensor, since: int | Sequence[int]) -> None:
     """See `Cache.reorder`."""
-    sources = row_numbers(rows, cache.rows)
-    shared = [since] * cache.rows if isinstance(since, int) else [int(n) for n in since]
-    for what, given in (("rows", sources), ("since", shared)):
-        if len(given) != cache.rows:
-            raise InputError(
-                f"reorder needs one number in {what} for each of the {cache.rows} rows, not {len(given)}: {given}"
-            )
     clock = cache.clock
+    sources = row_numbers(rows, cache.rows)
+    shared = Counts.known(since, cache.rows, cache.device, "since").low
+    if len(sources) != cache.rows:
+        raise InputError(
+            f"reorder needs one number in rows for each of the {cache.rows} rows, not {len(sources)}: {sources}"
+        )
     marks = clock.read_marks()
     moves = []
     for to, (source, common) in enumerate(zip(sources, shared, strict=True)):
@@ -128,15 +132,17 @@ def reorder(cache: Cache, rows: Sequence[int] | Tensor, since: int | Sequence[in
         alike = marks[source] == marks[to]
         moves.append(Move(to, source, common, length, alike, max(written, own_written)))
     cache.drop_open_step()
-    if cache.logits is not None:
-        Moves(moves, cache.device).rows(cache.logits)
+    change, index = Change(), on_device(sources, cache.device)
+    if cache._logits is not None:
+        Moves(moves, cache.device, change).rows(cache._logits)
     # Rows without a token have nothing in common, not even a source.
     different = [move for move in moves if not (move.alike and move.since == move.length > 0)]
-    these = Moves(different, cache.device)
+    these = Moves(different, cache.device, change)
     if cache.pages is not None:
-        cache.pages.reorder(different)
+        cache.pages.reorder(these)
     for entry in cache.layers:
         for layer in entry.values():
             layer.reorder(these)
     these.slots(cache.record[..., None], Layout())
-    clock.reorder(sources, on_device(sources, cache.device))
+    change.add(lambda: clock.of(sources, index), clock.replace)
+    cache.carry_out(change)

@@ -5,19 +5,23 @@
     data      the tensors' bytes, one after the other
 
 Every byte of the file is under one of the two checksums, so a file that was cut short or altered anywhere is refused.
-Tensors are written and read one at a time and hashed on the way: no second copy of them all is held. A file grows under
-another name beside the old one and takes its place when all of it lies on the disk: whatever fails before, a killed
-process included, leaves the old file as it was (and, if killed, a `.partial` file that can be deleted).
+Tensors are written and read one at a time and hashed on the way: no second copy of them all is held. A file grows
+beside the old one and takes its place when all of it is on the disk. Whatever fails before, a killed process included,
+leaves the old file as it was. Until it is complete it has no name, where the system has such files (O_TMPFILE), so
+nothing is left of it. Elsewhere a killed process leaves a `.partial` file. Its writer held a lock on it, so the next
+save to the same path sees that nobody does any more, and removes it.
 """
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import os
 import secrets
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from io import BufferedReader
 from pathlib import Path
@@ -26,7 +30,12 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from lamina.errors import CacheFileError
+from lamina.errors import CacheFileError, InputError
+
+try:
+    import fcntl
+except ImportError:  # Windows, where a file that is open cannot be removed
+    fcntl = None  # type: ignore[assignment]
 
 FORMAT, VERSION = "lamina cache", 1
 DTYPES = {
@@ -84,27 +93,85 @@ def _sum(header: bytes) -> str:
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """A file to write that takes the place of `path` at the end, or leaves no trace."""
-    target = Path(os.path.realpath(Path(path).expanduser()))  # a link stays one
+    target = Path(os.path.realpath(_path(path).expanduser()))  # a link stays one
     if not target.parent.is_dir():
         raise CacheFileError(f"{path} cannot be written: there is no folder {target.parent}")
     if target.is_dir():
         raise CacheFileError(f"{path} cannot be written: it is a folder; give the path of a file")
-    draft = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.partial")
+    _remove_abandoned(target)
+    file, draft = _begin(target)
     try:
-        with open(draft, "xb") as file:
+        with file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(draft, target)
+            if not draft.exists():
+                _give_name(file, draft)
+            if fcntl is not None:  # while the lock is held
+                os.replace(draft, target)
+        if fcntl is None:
+            os.replace(draft, target)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    if os.name == "posix":  # the new name, too, is to lie on the disk
+    if os.name == "posix":  # the new name, too, is to be on the disk
         folder = os.open(target.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _path(path: str | os.PathLike[str]) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"path={path!r}: it must be the path of a file")
+    return Path(path)
+
+
+def _begin(target: Path) -> tuple[IO[bytes], Path]:
+    """A new file in the folder of `target`, locked, and the name that it has or is to have."""
+    while True:
+        draft = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.partial")
+        try:  # without a name, so that it goes with whoever writes it
+            return os.fdopen(os.open(target.parent, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b"), draft
+        except (AttributeError, OSError):  # another system, or a file system that has no such files
+            file = open(draft, "xb")  # noqa: SIM115
+        _lock(file)
+        if draft.exists():  # else taken for abandoned before it was locked
+            return file, draft
+        file.close()
+
+
+def _give_name(file: IO[bytes], name: Path) -> None:
+    _lock(file)
+    try:
+        os.link(f"/proc/self/fd/{file.fileno()}", name, src_dir_fd=file.fileno())  # as linkat, which follows the link
+    except OSError:  # no /proc, say
+        file.seek(0)
+        with open(name, "xb") as copy:
+            _lock(copy)
+            shutil.copyfileobj(file, copy)
+            copy.flush()
+            os.fsync(copy.fileno())
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Marks a file as being written, for as long as its writer lives; False where somebody else has marked it."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Removes what writers of this file left that were killed."""
+    for draft in target.parent.glob(f".{glob.escape(target.name[:200])}.????????.partial"):
+        with suppress(OSError), open(draft, "rb+") as file:  # gone meanwhile, or (Windows) open elsewhere
+            if _lock(file):
+                draft.unlink()
 
 
 # -- reading -------------------------------------------------------------------------------------------------------
@@ -113,7 +180,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 @contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[Sealed]:
     """A file to read, its header proved."""
-    place = Path(path).expanduser()
+    place = _path(path).expanduser()
     if not place.is_file():
         raise CacheFileError(f"{path} is a folder, not a cache file" if place.is_dir() else f"{path} does not exist")
     with open(place, "rb") as file:

@@ -88,6 +88,8 @@ class Step:
         self.hidden: dict[int, Tensor] = {}  # [R, T, width] by layer, where the pass was asked to keep some
         self.fetched: Fetched | None = None  # how layers come from the host, where they live there
         self.closed = False
+        self.ran = False  # the whole model has run in this pass
+        self.written: set[Key] = set()  # entries that have stored or left this pass's tokens, where `ran` is not said
         self.folds = False
         self.base = before
         self._left: dict[Key, Any] = {}
@@ -157,6 +159,12 @@ class Step:
         """Leaves something for the layer's `commit`."""
         if self.cache is not None:
             self._left[key] = what if self.fetched is None else self.fetched.leave(key, what)
+            self.wrote(key)
+
+    def wrote(self, key: Key) -> None:
+        """Notes that a layer has this pass's tokens: a pass without them cannot be committed."""
+        if not torch.compiler.is_compiling():
+            self.written.add(key)
 
     def share(self, key: Key, k: Tensor, v: Tensor, view: View) -> None:
         """Keeps a layer's keys and values for the layers that read it later in this pass."""

@@ -64,6 +64,8 @@ class TokenLayer(Layer):
     roles: Mapping[str, Role] = {}
     """What each field is to a codec; one without a role is kept as it is."""
 
+    by_pass = True
+
     pageable = True
     """Whether a pool keeps its tokens, where a cache has one."""
 
@@ -169,6 +171,7 @@ class TokenLayer(Layer):
         if self.bare:
             return new, step.view(("new", self.window), lambda: step.view_of_new(self.window))
         parts, view = self._extend(step, key, self.coding.encode(new))
+        step.wrote(key)
         return self.coding.decode(parts), view
 
     def _extend(self, step: Step, key: Key, new: Fields) -> tuple[Fields, View]:

@@ -58,8 +58,8 @@ def lines(cache: Cache) -> list[Line]:
     if cache.pages is not None:
         found.append(Line("page tables", None, None, "int32", cache.pages.nbytes))
     found.append(Line("token ids", None, cache.record.shape[1], "int64", cache.record.nbytes))
-    if cache.logits is not None:
-        found.append(Line("logits", None, None, _dtypes([cache.logits]), cache.logits.nbytes))
+    if cache._logits is not None:
+        found.append(Line("logits", None, None, _dtypes([cache._logits]), cache._logits.nbytes))
     marks = [mark for mark in vars(cache.clock).values() if isinstance(mark, Tensor)]
     return [*found, Line("clock", None, None, "int64", sum(mark.nbytes for mark in marks))]
 

@@ -50,7 +50,7 @@ def trimmed(
     layers = [{name: own(layer) for name, layer in entry.items()} for entry in cache.layers]
     if not lent:
         _copy_lines(layers)
-    logits = None if back or cache.logits is None else cache.logits.index_select(0, index)
+    logits = None if back or cache._logits is None else cache._logits.index_select(0, index)
     new = cache._made(layers, clock, cache.record[row : row + 1, : held - back], logits, pages)
     if back:
         changed = clock.lengths < held
@@ -92,7 +92,7 @@ class Size:
 def trimmed_size(cache: Cache, row: int, states: torch.dtype | None = None) -> Size:
     """What `trimmed(cache, row, states=states)` takes."""
     held, written = _marks(cache, cache.clock, row)
-    own = held * cache.record.itemsize + (0 if cache.logits is None else cache.logits[row].nbytes)
+    own = held * cache.record.itemsize + (0 if cache._logits is None else cache._logits[row].nbytes)
     for layer in cache._all():
         if not layer.place.paged:
             own += idle_bytes(layer.used(held, written), states) // cache.rows

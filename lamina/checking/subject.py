@@ -70,6 +70,7 @@ class Subject:
         if places:
             where = torch.tensor([tokens, places]).to(self.model.device)
             self.found.append((places, self._errors(out, where[0], where[1])))
+        step.ran = True  # the subject may be one block, and the others of the model are not looked at
         step.commit(accepted)
 
     def stray(self, cache: Cache, parts: Sequence[Sequence[int]], blocks: int | None = None) -> None:
@@ -81,6 +82,7 @@ class Subject:
         except BaseException:
             step.abort()
             raise
+        step.ran = True
         step.commit() if blocks is None else step.abort()
 
     def take(self) -> tuple[list[int], Tensor]:

@@ -190,7 +190,7 @@ def _best(beams: Run, scores: Tensor, searches: Sequence[Search]) -> list[list[C
     many = min(max(2, 1 + len(settings.eos_token_id)) * count, sums.shape[1])
     if beams.chooser.sample:
         numbers = on_device(beams.numbers, device)
-        added = gumbel(noise(beams.chooser.seed, numbers, beams.cache.lengths, vocab))
+        added = gumbel(noise(beams.chooser.seed, numbers, beams.cache.clock.lengths, vocab))
         where = (sums + added.view_as(sums)).topk(many).indices
         best = sums.gather(1, where)
     else:

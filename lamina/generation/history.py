@@ -118,7 +118,7 @@ def _below(lengths: Tensor, slots: int) -> Tensor:
 
 def history_of(cache: Cache, prompts: Sequence[int], rows: Sequence[int] | None = None) -> History:
     """What a cache knows of its rows, or of some of them. prompts: how many tokens of each are the prompt's."""
-    lengths, record = cache.lengths, cache.record
+    lengths, record = cache.clock.lengths, cache.record
     if rows is not None:
         index = on_device(list(rows), record.device)
         lengths, record = lengths[index], record[index]

@@ -39,8 +39,9 @@ def prefill(model: Model, prompt: Prompt, cache: Cache, chunk: int | None = None
                 logits="last" if ends else None,
             )
             bar.advance(sum(some))
-    assert cache.logits is not None
-    return cache.logits.clone()
+    logits = cache.logits
+    assert logits is not None
+    return logits
 
 
 def feed_rest(model: Model, rest: Sequence[Sequence[int]], cache: Cache, chunk: int | None = None) -> Tensor:
@@ -53,5 +54,6 @@ def feed_rest(model: Model, rest: Sequence[Sequence[int]], cache: Cache, chunk: 
         piece = from_rows([row[start : start + most] for row in rest], allow_empty=True)
         assert piece.ids is not None
         reader.read_all(piece.ids.to(cache.device), range(cache.rows), piece.counts)
-    assert cache.logits is not None
-    return cache.logits.clone()
+    logits = cache.logits
+    assert logits is not None
+    return logits

@@ -74,8 +74,8 @@ class Snapshot:
         for layer in own._all():
             if (back := layer.rewindable(own.clock)) is not None:
                 ends[layer.kind] = max(ends.get(layer.kind, 0), len(ids) - int(back))
-        if own.logits is not None:
-            after = after | {len(ids): own.logits}
+        if own._logits is not None:
+            after = after | {len(ids): own._logits}
         return Snapshot(ids, own, ends, after)
 
     @property
@@ -118,7 +118,7 @@ class Snapshot:
         if tokens == len(self.ids):
             return self.cache
         first = trimmed(self.cache, 0, tokens, lent=True)
-        first.logits = self.after.get(tokens)
+        first._logits = self.after.get(tokens)
         return first
 
     def covers(self, ids: np.ndarray) -> bool:
@@ -296,7 +296,7 @@ class PrefixStore:
     def _keep(self, cache: Cache, row: int, ids: np.ndarray) -> None:
         covering = next((one for one in self._kept if one.covers(ids)), None)
         if covering is not None:
-            logits = None if cache.logits is None else cache.logits[row : row + 1]
+            logits = None if cache._logits is None else cache._logits[row : row + 1]
             if logits is not None and len(ids) not in covering.after and self.nbytes + logits.nbytes <= self.bytes:
                 covering.after[len(ids)] = logits.clone()
             self._touch(covering)

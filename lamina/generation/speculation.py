@@ -189,7 +189,7 @@ def _check(
     device, chooser, T = ids.device, run.chooser, ids.shape[1]
     places_of = {row: place for place, row in enumerate(live)}
     lies = [places_of[row] for row in going]  # in ids and logits
-    lengths = run.cache.lengths[on_device(going, device)]
+    lengths = run.cache.clock.lengths[on_device(going, device)]
     after = run.history(going).and_then(ids[on_device(lies, device)]) if chooser.processors else None
     # Processors that read tokens may rely on those they allowed, so they are shown none that follow a wrong one.
     width = 1 if any(getattr(process, "needs_tokens", True) for process in chooser.processors) else T

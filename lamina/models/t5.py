@@ -5,6 +5,7 @@ https://arxiv.org/abs/1910.10683 (v1.1, with gated feed-forward: https://arxiv.o
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from lamina.cache.memory import Memory
@@ -13,6 +14,8 @@ from lamina.checkpoint.names import Value
 from lamina.config import Config
 from lamina.encoder import Encoder, EncoderDecoder
 from lamina.nn import MLP, CrossAttention, Embedding, GatedMLP, Linear, RelativeBias, RMSNorm, SelfAttention
+
+LARGEST = torch.finfo(torch.float16).max - 1000  # of a hidden state in float16
 
 
 def norm(c: Config) -> RMSNorm:
@@ -33,6 +36,12 @@ def position_bias(c: Config, both_ways: bool) -> RelativeBias:
     return RelativeBias(c.num_heads, c.relative_attention_num_buckets, farthest, both_ways=both_ways)
 
 
+def bounded(x: Tensor) -> Tensor:
+    """x with what overflowed float16 cut off, as transformers does it: T5 was trained in bfloat16, whose numbers may be
+    larger. Each number on its own, so that a row does not depend on the others of its batch."""
+    return x.clamp(-LARGEST, LARGEST) if x.dtype == torch.float16 else x
+
+
 class EncoderBlock(nn.Module):
     def __init__(self, c: Config) -> None:
         super().__init__()
@@ -43,8 +52,8 @@ class EncoderBlock(nn.Module):
         self.specs: LayerSpecs = {"attention": self.attention.spec}
 
     def forward(self, x: Tensor, memory: Memory, bias: RelativeBias) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), memory, None, bias)
-        return x + self.mlp(self.mlp_norm(x))
+        x = bounded(x + self.attention(self.attention_norm(x), memory, None, bias))
+        return bounded(x + self.mlp(self.mlp_norm(x)))
 
 
 class Block(EncoderBlock):
@@ -58,9 +67,9 @@ class Block(EncoderBlock):
         return self.source.read(states)
 
     def forward(self, x: Tensor, memory: Memory, bias: RelativeBias) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), memory["attention"], None, bias)
-        x = x + self.source(self.source_norm(x), memory["source"])
-        return x + self.mlp(self.mlp_norm(x))
+        x = bounded(x + self.attention(self.attention_norm(x), memory["attention"], None, bias))
+        x = bounded(x + self.source(self.source_norm(x), memory["source"]))
+        return bounded(x + self.mlp(self.mlp_norm(x)))
 
 
 class T5Encoder(Encoder):

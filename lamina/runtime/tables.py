@@ -43,7 +43,7 @@ def tables_of(cache: Cache, counts: Tensor) -> list[list[int]]:
 
 
 def _row(layer: Layer, cache: Cache, counts: Tensor) -> list[int]:
-    row = {"lengths": cache.lengths.data_ptr(), "counts": counts.data_ptr()}
+    row = {"lengths": cache.clock.lengths.data_ptr(), "counts": counts.data_ptr()}
     if isinstance(layer, TokenLayer):
         row |= {_column(name): part.data_ptr() for name, part in layer.data.items()}
         row |= {"slots": layer.slots, "ring": layer.layout.ring or 0, "keep": layer.layout.keep}
@@ -101,9 +101,9 @@ def stores_of(cache: Cache) -> list[tuple[int, int]]:
 
 def header_of(cache: Cache) -> list[int]:
     """As `lamina.kernels.step.HEADER` names them."""
-    assert cache.logits is not None
+    assert cache._logits is not None
     marks = [cache.clock.lengths, cache.clock.written, cache.clock.base, cache.record]
-    return [*(mark.data_ptr() for mark in marks), cache.record.shape[1], cache.logits.data_ptr()]
+    return [*(mark.data_ptr() for mark in marks), cache.record.shape[1], cache._logits.data_ptr()]
 
 
 def layers_of(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from lamina.attention.window import Chunked, Full, Sliding, Window
 from lamina.bench.bytes import Moved, decode_bytes, distinct_experts, knows, moved_by, visible, weight_bytes
 from lamina.bench.random_model import random_model
+from lamina.cache import Codec
 from lamina.cache.spec import Attention, Convolution, Cross, Keeping, Latent, Recurrent, Shared, Tokens
 from lamina.errors import InputError
 from lamina.recurrence import SSD
@@ -38,6 +40,15 @@ def test_each_kind_of_memory_moves_what_it_keeps() -> None:
     rule = SSD(4, 8, 16, 1)
     assert moved_by(Recurrent(rule), 3, 100, kept(2)) == Moved(states=3 * 2 * 4 * 8 * 16 * 4)  # float32 all the same
     assert moved_by(Cross(2, 8, 6), 3, 10, kept(2)) == Moved(tokens=3 * 10 * 2 * 14 * 2)
+
+
+@pytest.mark.parametrize("codec", ["int8", "k5v4", "fp8"])
+def test_a_source_in_codes_moves_the_bytes_of_its_codes(codec: str) -> None:
+    spec, keeping = Cross(2, 32, 64), replace(kept(2), codec=Codec.of(codec))
+    moved = moved_by(spec, 3, 10, keeping)
+    as_tokens = moved_by(Attention(2, 32, 64), 3, 10, keeping)
+    assert moved == Moved(tokens=as_tokens.tokens)
+    assert moved.tokens < moved_by(spec, 3, 10, kept(2)).tokens
 
 
 def test_a_kind_that_is_not_known_is_refused_by_name() -> None:

@@ -44,16 +44,14 @@ def run(world: World, T: int, counts: list[int]) -> None:
         step.commit()
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("sliding and full", ["lengths", "counts"]), ("hybrid", [])])
-def test_lengths_are_read_only_when_a_bound_reaches_the_capacity(
-    kind: str, expected: list[str], reads: list[str]
-) -> None:
+@pytest.mark.parametrize("kind", ["sliding and full", "hybrid"])
+def test_lengths_are_read_only_when_a_bound_reaches_the_capacity(kind: str, reads: list[str]) -> None:
     world = World.fresh(kind, 2, capacity=40)
     for _ in range(10):
         run(world, 4, [1, 0])
     assert not reads
     run(world, 4, [1, 2])  # 10 passes of up to 4 tokens may have filled the row, and have not
-    assert reads == expected
+    assert reads == ["lengths", "counts"]
     assert world.cache.lengths.tolist() == [11, 2]
 
 

@@ -94,14 +94,34 @@ def test_what_was_rewound_counts_against_the_slack_until_new_tokens_come() -> No
     assert int(cache.rewindable) == 3
 
 
-def test_the_limit_is_the_smallest_of_capacity_and_nothing_for_rings_that_have_all_their_slots() -> None:
+@pytest.mark.parametrize("kind", ["full", "hybrid"])
+def test_what_a_cache_tells_is_a_copy_that_may_be_changed(kind: str) -> None:
+    world = World.fresh(kind, 2, slack=2)
+    world.feed(5, [5, 3])
+    cache = world.cache
+    cache.lengths.add_(5)
+    lengths = cache.lengths
+    lengths += 5
+    cache.rewindable.zero_()
+    assert cache.logits is not None
+    cache.logits.zero_()
+    cache.tokens[0].append(7)
+    world.check()
+    before, kept = cache.lengths, cache.logits
+    world.feed(1)
+    assert before.tolist() == [5, 3], "what was told stays what it was"
+    assert_close(kept[0], truth(kind, tuple(world.rows[0].ids))[4])
+
+
+def test_the_limit_is_the_capacity_whatever_the_kinds_of_layers() -> None:
     assert toy("full").new_cache().limit is None
     assert toy("full").new_cache(capacity=9).limit == 9
-    assert toy("sliding").new_cache(capacity=9).limit is None
+    assert toy("sliding").new_cache(capacity=9).limit == 9
     assert toy("sliding").new_cache(capacity=3).limit == 3
     assert toy("sliding").new_cache(capacity=5, slack=2).limit == 5
     assert toy("sliding and full").new_cache(capacity=50).limit == 50
-    assert toy("ssd").new_cache(capacity=9).limit is None
+    assert toy("ssd").new_cache(capacity=9).limit == 9
+    assert toy("ssd").new_cache().limit is toy("sliding").new_cache().limit is None
 
 
 def test_nbytes_counts_every_tensor_of_every_layer() -> None:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from lamina import Cache, CapacityError, InputError, Model, RewindError
+from lamina import Cache, CapacityError, Codec, InputError, Model, Pool, RewindError, load_cache
+from lamina.cache import Source
 from tests.laws.toys import SCAN, WIDTH, Attend, EncoderDecoder, LearnedPositions, Toy, random_ids, toy
 from tests.laws.world import World
 
@@ -180,6 +182,21 @@ def test_positions_of_a_table_are_a_capacity_too() -> None:
     model(random_ids(1, 11), counts=[10])
 
 
+@pytest.mark.parametrize("kind", ["full", "sliding", "chunked", "ssd", "convolution", "hybrid", "from outside"])
+@pytest.mark.parametrize("residence", ["device", "host", 3])
+def test_a_capacity_binds_whatever_the_kind_of_layer(kind: str, residence: str | int) -> None:
+    world = World.fresh(kind, 2, capacity=9, residence=residence)
+    assert world.cache.limit == 9
+    world.feed(9, [9, 7])
+    with refused_without_room(world, "row 0 holds 9 tokens and 1 more were given, but the capacity is 9."):
+        world.model([[1], [1]], cache=world.cache)
+    with refused_without_room(world, "cannot reserve 10 tokens: the capacity is 9; make a larger cache"):
+        world.cache.reserve(10)
+    world.feed(2, [0, 2])
+    world.feed(1, [0, 0])
+    world.check()
+
+
 # -- steps ---------------------------------------------------------------------------------------------------------
 
 BAD_STEPS: dict[str, tuple[dict[str, Any], str]] = {
@@ -244,6 +261,38 @@ def test_a_step_ends_once(world: World, end: str) -> None:
         step.commit()
 
 
+@pytest.mark.parametrize("kind", ["full", "sliding", "ssd", "convolution", "hybrid", "latent", "tokens", "cross"])
+@pytest.mark.parametrize("T", [1, 3])
+def test_a_step_in_which_the_model_did_not_run_cannot_be_committed(kind: str, T: int) -> None:
+    world = World.fresh(kind, 2, slack=1)
+    world.feed(4, [4, 2])
+    step = world.cache.step(T)
+    with pytest.raises(InputError, match=r"^this step cannot be committed: nothing was written in layer 0 \("):
+        step.commit()
+    with pytest.raises(
+        InputError, match=r"Run model.forward\(ids, step\) first, or drop the step with step.abort\(\)$"
+    ):
+        step.commit(0)
+    world.check()
+    ids = random_ids(2, T)
+    world.model.forward(ids, step)  # it is still open
+    step.commit()
+    assert world.cache.lengths.tolist() == [4 + T, 2 + T]
+
+
+def test_a_step_in_which_some_layers_did_not_run_cannot_be_committed() -> None:
+    world = World.fresh("sliding and full", 1)
+    step, x = world.cache.step(1), torch.zeros(1, 1, WIDTH, dtype=torch.float64)
+    shared = world.model.prepare(step.positions)
+    x = world.model.blocks[0](x, step.memory(0), shared)
+    with pytest.raises(InputError, match=r"nothing was written in layer 1 \('attention'\), 2 \('attention'\)\. Run"):
+        step.commit()
+    for i in (1, 2):
+        x = world.model.blocks[i](x, step.memory(i), shared)
+    step.commit()  # block after block is a way to run a model, too
+    assert world.cache.lengths.tolist() == [1]
+
+
 # -- verbs ---------------------------------------------------------------------------------------------------------
 
 
@@ -302,6 +351,158 @@ def test_only_caches_of_the_same_model_and_kind_of_store_can_be_joined(world: Wo
 def test_caches_that_cannot_be_made(given: dict[str, Any], text: str) -> None:
     with pytest.raises(InputError, match=f"^{re.escape(text)}$"):
         toy("full").new_cache(**given)
+
+
+# -- numbers and things of the wrong kind --------------------------------------------------------------------------
+
+RAGGED = torch.tensor([[1, 1], [1, 1]])
+WRONG_KIND: dict[str, tuple[Callable[[Any], object], str]] = {
+    "rewind by half a token": (lambda c: c.rewind([1.5, 0]), "rewind=1.5: it must be a whole number"),
+    "rewind by a whole float": (lambda c: c.rewind(1.0), "rewind=1.0: it must be a whole number"),
+    "rewind by a truth": (lambda c: c.rewind(True), "rewind=True: it must be a whole number"),
+    "rewind by a word": (lambda c: c.rewind("11"), "rewind='11': it must be whole numbers, in a list or a tensor"),
+    "rewind by None": (lambda c: c.rewind(None), "rewind=None: it must be a whole number"),
+    "rewind by floats": (lambda c: c.rewind(torch.ones(2)), "rewind must be whole numbers, not torch.float32"),
+    "rewind by a mask": (
+        lambda c: c.rewind(torch.tensor([True, False])), "rewind must be whole numbers, not torch.bool",
+    ),
+    "rewind by a matrix": (lambda c: c.rewind(RAGGED), "rewind must have one axis, not shape (2, 2)"),
+    "reset a word": (lambda c: c.reset("a"), "rows='a': it must be whole numbers, in a list or a tensor"),
+    "reset a row that is not there": (lambda c: c.reset([99]), "there is no row 99: the cache has rows 0 to 1"),
+    "reset a longer mask": (
+        lambda c: c.reset(torch.ones(3) > 0), "rows is a mask of shape (3,): it must be one of the 2 rows",
+    ),
+    "select a word": (lambda c: c.select("a"), "rows='a': it must be whole numbers, in a list or a tensor"),
+    "select half a row": (lambda c: c.select([0.5]), "rows=0.5: it must be a whole number"),
+    "select truths": (lambda c: c.select([True, False]), "rows=True: it must be a whole number"),
+    "select None": (lambda c: c.select(None), "rows=None: it must be a whole number"),
+    "reorder by words": (lambda c: c.reorder(["a", "b"]), "rows='a': it must be a whole number"),
+    "reorder too few": (
+        lambda c: c.reorder([0]), "reorder needs one number in rows for each of the 2 rows, not 1: [0]",
+    ),
+    "reorder since a word": (
+        lambda c: c.reorder([1, 0], "a"), "since='a': it must be whole numbers, in a list or a tensor",
+    ),
+    "reorder since half": (lambda c: c.reorder([1, 0], 0.5), "since=0.5: it must be a whole number"),
+    "repeat a negative number of times": (lambda c: c.repeat(-1), "repeat of row 0 is -1; it must be at least 0"),
+    "repeat half a time": (lambda c: c.repeat(0.5), "repeat=0.5: it must be a whole number"),
+    "repeat some": (lambda c: c.repeat([1]), "repeat must have one number for each of the 2 rows, not 1: [1]"),
+    "reserve a word": (lambda c: c.reserve("x"), "n='x': it must be a whole number"),
+    "reserve less than nothing": (lambda c: c.reserve(-1), "cannot reserve -1 tokens: give 0 or more"),
+    "a step of half a token": (lambda c: c.step(0.5), "T=0.5: it must be a whole number"),
+    "a step of a word": (lambda c: c.step("2"), "T='2': it must be a whole number"),
+    "a step of no tokens": (lambda c: c.step(0), "a pass needs at least one token a row, not 0"),
+    "a step with words for counts": (lambda c: c.step(2, ["a", "b"]), "counts='a': it must be a whole number"),
+    "a step with half counts": (lambda c: c.step(2, [0.5, 1]), "counts=0.5: it must be a whole number"),
+    "a step with a word for rows": (
+        lambda c: c.step(2, rows="a"), "rows='a': it must be whole numbers, in a list or a tensor",
+    ),
+    "a step with spans of nothing": (lambda c: c.step(2, spans=5), "spans must be one number a token, [2, 2], not 5"),
+    "attach a number": (lambda c: c.attach(5), "source=5: it must be a Source, which model.encode(ids) makes"),
+    "join a cache": (lambda c: Cache.join(5), "join needs a list of caches, not 5"),
+    "join with room for a word": (lambda c: Cache.join([c], "x"), "room='x': it must be a whole number"),
+    "join with less than no room": (lambda c: Cache.join([c], -1), "room=-1: it must be 0 or more"),
+    "save to a number": (lambda c: c.save(5), "path=5: it must be the path of a file"),
+    "save in unknown states": (
+        lambda c: c.save("x", states=5),
+        "states=5: the nearest that there is is 'float32'. States at rest are kept in bfloat16, float16, float32, or "
+        "exactly with None",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG_KIND)
+def test_what_is_no_number_is_refused_by_its_name(world: World, what: str) -> None:
+    verb, text = WRONG_KIND[what]
+    with refused(world, InputError, text):
+        verb(world.cache)
+
+
+def test_accepted_numbers_of_the_wrong_kind_can_be_corrected(world: World) -> None:
+    step = world.cache.step(2)
+    world.model.forward(IDS, step)
+    for bad in ([0.5, 1], "ab", [True, 1], torch.ones(2)):
+        with pytest.raises(InputError, match="accepted"):
+            step.commit(bad)  # type: ignore[arg-type]
+    step.commit([1, 0])
+    assert [len(row) for row in world.cache.tokens] == [10, 5]
+
+
+def test_whole_numbers_of_other_libraries_are_numbers(world: World) -> None:
+    cache = world.cache.select(np.array([1, 0]))  # type: ignore[arg-type]
+    assert [len(row) for row in cache.rewind(torch.tensor(1)).tokens] == [4, 8]
+    assert [len(row) for row in cache.rewind([np.int64(1), 0]).tokens] == [3, 8]  # type: ignore[list-item]
+    assert cache.select(torch.tensor([False, True])).rows == 1
+    assert toy("full").new_cache(np.int64(2)).rows == 2  # type: ignore[arg-type]
+
+
+NEW: dict[str, tuple[dict[str, Any], str]] = {
+    "a word for rows": ({"rows": "2"}, "rows='2': it must be a whole number"),
+    "no rows": ({"rows": 0}, "a cache needs at least one row, not 0"),
+    "fewer than no rows": ({"rows": -1}, "a cache needs at least one row, not -1"),
+    "a truth for rows": ({"rows": True}, "rows=True: it must be a whole number"),
+    "half a row": ({"rows": 1.5}, "rows=1.5: it must be a whole number"),
+    "a word for the capacity": ({"capacity": "x"}, "capacity='x': it must be a whole number"),
+    "a word for the slack": ({"slack": "x"}, "slack='x': it must be a whole number"),
+    "a residence that is misspelt": ({"residence": "hots"}, "there is no residence 'hots'; the nearest is 'host'."),
+    "a number for the residence": ({"residence": 5}, "there is no residence 5;"),
+    "a list for the residence": ({"residence": ["host"]}, "there is no residence ['host'];"),
+    "an unknown codec": ({"codec": "int7"}, "there is no codec 'int7'; the nearest is 'int"),
+    "a number for the codec": ({"codec": 5}, "there is no codec 5;"),
+    "a list for the codec": ({"codec": ["int8"]}, "there is no codec ['int8'];"),
+    "a codec for no layer": ({"codec": {"a": "int8"}}, "codec names layer 'a': layers are 0 to 1"),
+    "a codec for a truth": ({"codec": {True: "int8"}}, "codec names layer True: layers are 0 to 1"),
+    "a number for the source": ({"source": 5}, "source=5: it must be a Source, which model.encode(ids) makes"),
+    "a number for the pool": ({"pool": 5}, "pool=5: it must be a lamina.Pool"),
+}
+
+
+@pytest.mark.parametrize("what", NEW)
+def test_what_a_new_cache_cannot_be_made_of_is_named(what: str) -> None:
+    given, text = NEW[what]
+    with pytest.raises(InputError, match=f"^{re.escape(text)}"):
+        toy("full").new_cache(**given)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Pool(5), "model=5: a pool is made for a model, as lamina.load gives one"),  # type: ignore[arg-type]
+        (lambda: Pool(toy("full"), tokens="x"), "tokens='x': it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: Pool(toy("full"), tokens=2.5), "tokens=2.5: it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: Pool(toy("full"), tokens=True), "tokens=True: it must be a whole number"),
+        (lambda: Pool(toy("full"), tokens=8, rows="x"), "rows='x': it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: Pool(toy("full"), page=None), "page=None: it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: Pool(toy("full"), page=0), "page=0: it must be at least 1"),
+        (lambda: Pool(toy("full"), slack=-1), "slack must be 0 or more, not -1"),
+        (lambda: Pool(toy("full"), slack="x"), "slack='x': it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: Pool(toy("full"), codec="int7"), "there is no codec 'int7'; the nearest is 'int"),
+        (lambda: Codec(keys=8.0), "keys=8.0: a codec writes 8, 6, 5 or 4 bits, 'fp8' or 'plain'"),  # type: ignore[arg-type]
+        (lambda: Codec(values=[8]), "values=[8]: a codec writes 8, 6, 5 or 4 bits, 'fp8' or 'plain'"),  # type: ignore[arg-type]
+        (
+            lambda: Source(torch.zeros(2, 3), torch.ones(2, dtype=torch.int64)),
+            "states of a source is [2, 3]: states are numbers [B, S, width], lengths whole numbers [B]",
+        ),
+        (
+            lambda: Source(torch.zeros(2, 3, 4), [1, 2]),  # type: ignore[arg-type]
+            "lengths of a source is [1, 2]: states are numbers [B, S, width], lengths whole numbers [B]",
+        ),
+        (
+            lambda: Source(torch.zeros(2, 3, 4), torch.ones(1, dtype=torch.int64)),
+            "a source has states of 2 rows and lengths of 1",
+        ),
+        (lambda: toy("cross").encode([[1]]).select([0.5]), "rows=0.5: it must be a whole number"),
+        (lambda: toy("cross").encode([[1]]).select([1]), "there is no row 1: the cache has rows 0 to 0"),
+        (lambda: load_cache("x", 5), "model=5: a file is loaded for the model that saved it, as lamina.load gives it"),  # type: ignore[arg-type]
+        (lambda: load_cache(5, toy("full")), "path=5: it must be the path of a file"),  # type: ignore[arg-type]
+        (lambda: load_cache("x", toy("full"), pool=5), "pool=5: it must be a lamina.Pool"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_a_pool_a_codec_a_source_or_a_file_cannot_be_made_of_is_named(
+    make: Callable[[], object], text: str
+) -> None:
+    with pytest.raises(InputError, match=f"^{re.escape(text)}"):
+        make()
 
 
 # -- memory --------------------------------------------------------------------------------------------------------

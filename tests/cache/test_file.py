@@ -6,6 +6,7 @@ import copy
 import errno
 import io
 import json
+import mmap
 import os
 import random
 import signal
@@ -342,7 +343,7 @@ def test_what_cannot_be_saved_is_told_with_the_way_out(tmp_path: Path) -> None:
 class FullDisk(io.FileIO):
     """Takes some writes, half of the next one, and then nothing."""
 
-    def __init__(self, path: Path, mode: str, writes: int) -> None:
+    def __init__(self, path: Path | int, mode: str, writes: int) -> None:
         super().__init__(path, mode)
         self.writes = writes
 
@@ -354,8 +355,21 @@ class FullDisk(io.FileIO):
         return super().write(data)
 
 
+named = pytest.mark.parametrize("name", ["without a name", "under a name"])
+"""What a file that is being written has: nothing until it is complete, or a name from the start, where it must."""
+
+
+@pytest.fixture
+def system(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "under a name":
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    elif not hasattr(os, "O_TMPFILE"):
+        pytest.skip("this system has no files without a name")
+
+
+@named
 def test_a_failure_at_any_write_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, system: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = ragged("hybrid"), World.fresh("hybrid", 1, None, SLACK).cache
     path = tmp_path / "cache"
@@ -364,6 +378,7 @@ def test_a_failure_at_any_write_leaves_the_old_file_and_nothing_else(
     while failed:
         with monkeypatch.context() as disk:
             disk.setattr(sealed, "open", lambda path, mode, n=writes: FullDisk(path, mode, n), raising=False)
+            disk.setattr(os, "fdopen", lambda file, mode, n=writes: FullDisk(file, mode, n))
             try:
                 new.save(path)
                 failed = False
@@ -375,10 +390,11 @@ def test_a_failure_at_any_write_leaves_the_old_file_and_nothing_else(
     assert load_cache(path, toy("hybrid")).rows == 1
 
 
-@pytest.mark.parametrize("name", ["fsync", "replace"])
+@pytest.mark.parametrize("call", ["fsync", "replace"])
 @pytest.mark.parametrize("problem", [OSError, KeyboardInterrupt])
+@named
 def test_a_failure_before_the_file_is_in_place_leaves_the_old_one(
-    name: str, problem: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, system: None, call: str, problem: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "cache"
     ragged("full").save(path)
@@ -388,7 +404,7 @@ def test_a_failure_before_the_file_is_in_place_leaves_the_old_one(
         raise problem
 
     with monkeypatch.context() as broken:
-        broken.setattr(os, name, fail)
+        broken.setattr(os, call, fail)
         with pytest.raises(problem):
             ragged("full", rows=1).save(path)
     assert path.read_bytes() == right
@@ -403,30 +419,67 @@ def test_a_link_stays_one_and_what_it_names_is_written(tmp_path: Path) -> None:
     assert load_cache(tmp_path / "far" / "cache", toy("full")).rows == 3
 
 
+@named
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
-def test_a_process_killed_while_saving_leaves_a_whole_file(tmp_path: Path) -> None:
+def test_a_process_killed_while_saving_leaves_a_whole_file_and_nothing_that_stays(
+    name: str, system: None, tmp_path: Path
+) -> None:
     model, path, rng = toy("full"), tmp_path / "cache", random.Random(0)
     caches = []
     for length in (60, 90):
         caches.append(model.new_cache(rows=40, slack=2))
         model(random_ids(40, length, VOCAB), cache=caches[-1], logits="last")
     caches[0].save(path)
-    unfinished, started = 0, time.monotonic()
-    while unfinished < 10:  # so many kills are to come in the middle of a save
+    saving = mmap.mmap(-1, 1)  # shared with the child: whether it is in the middle of a save
+    unfinished, left, started = 0, 0, time.monotonic()
+    while unfinished < 6:  # so many kills are to come in the middle of a save
         assert time.monotonic() - started < 60
         child = os.fork()
         if child == 0:
             try:
                 while True:
                     for cache in caches:
+                        saving[0] = 1
                         cache.save(path)
+                        saving[0] = 0
             finally:
                 os._exit(1)
         time.sleep(rng.uniform(0.001, 0.03))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        for partial in tmp_path.glob(".cache.*.partial"):
-            unfinished += 1
-            partial.unlink()
+        unfinished += saving[0]
+        partial = [one for one in tmp_path.iterdir() if one != path]
+        left += len(partial)
+        assert len(partial) <= 1, "the next save removes what the last one left"
         assert load_cache(path, model).tokens in [cache.tokens for cache in caches]
+    assert left > 0 if name == "under a name" else left <= 1, "but for the moment between getting a name and its place"
+    caches[0].save(path)
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_somebody_is_writing_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    path = tmp_path / "cache"
+    abandoned, other = (tmp_path / f".{name}.0123abcd.partial" for name in ("cache", "cached"))
+    abandoned.write_bytes(b"what a killed process left")
+    other.write_bytes(b"of another file")
+    with sealed.replacing(path) as file:
+        assert not abandoned.exists()
+        (own,) = tmp_path.glob(".cache.*.partial")
+        ragged("full").save(path)
+        assert own.exists()
+        file.write(b"the last one to be complete")
+    assert path.read_bytes() == b"the last one to be complete"
+    assert sorted(tmp_path.iterdir()) == sorted([path, other])
+
+
+def test_a_file_gets_its_name_by_a_copy_where_it_cannot_be_linked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr(os, "link", fail)
+    ragged("full").save(tmp_path / "cache")
+    assert load_cache(tmp_path / "cache", toy("full")).rows == 3
+    assert list(tmp_path.iterdir()) == [tmp_path / "cache"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import random
 import tempfile
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import T5Config, T5ForConditionalGeneration
 
 import lamina
@@ -17,7 +20,7 @@ from lamina.attention import Full
 from lamina.cache import Source, Step
 from lamina.errors import InputError
 from lamina.generation.prompt import from_rows, ragged
-from lamina.models.t5 import T5
+from lamina.models.t5 import LARGEST, T5
 from lamina.nn import RelativeBias
 from tests.families.harness import TOLERANCE, random_cuts, random_ids, relative, run_in_pieces, run_ragged
 
@@ -305,6 +308,88 @@ def test_compiled_decoding_is_one_graph_whatever_the_lengths() -> None:
             step.commit()
         check(theirs, torch.cat(outs, dim=1), sources, list(targets))
         assert counter.frame_count == 1
+
+
+class Sizes(TorchDispatchMode):
+    """The number of elements of every tensor that an operation allocates: those in memory that it was not given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        for x in tree_leaves(out):
+            if isinstance(x, Tensor) and x.untyped_storage().data_ptr() not in given:
+                self.made.append((str(function), x.numel()))
+        return out
+
+
+@pytest.mark.parametrize("lengths", [[30, 30], [30, 11]], ids=["one length", "ragged"])
+def test_a_decode_step_does_not_copy_the_keys_of_the_source(lengths: list[int]) -> None:
+    _, ours = pair(FIRST)
+    cache = ours.new_cache(2, source=encode_rows(ours, random_rows(lengths)))
+    ours(random_ids(2, 3, 67), cache=cache)
+    layer = cache.layers[0]["source"]
+    keys = layer.data["k"].numel()
+    with Sizes() as sizes:
+        ours(random_ids(2, 1, 67), cache=cache.poison())
+    own = [(name, size) for name, size in sizes.made if size >= keys]
+    assert sizes.made and not own, own
+    assert keys > 67 * 2, "which is more than anything else that a step makes"
+
+
+def test_padding_of_a_source_may_hold_anything() -> None:
+    theirs, ours = pair(FIRST)
+    sources, target = random_rows([9, 4]), random_ids(1, 3, 67)[0]
+    source = encode_rows(ours, sources)
+    source.states[1, 4:] = float("nan")
+    for codec in (None, "fp8", "int8"):
+        cache = ours.new_cache(2, source=source, codec=codec)
+        found = ours(target.expand(2, -1), cache=cache)
+        assert found is not None and bool(found.isfinite().all())
+        if codec is None:
+            check(theirs, found, sources, [target, target])
+
+
+@functools.cache
+def overflowing() -> tuple[Any, T5]:
+    """A model of transformers in float16 whose hidden states grow beyond float16, and ours with the same weights."""
+    theirs, _ = pair(FIRST)
+    theirs = copy.deepcopy(theirs)
+    with torch.no_grad():
+        for stack in (theirs.encoder, theirs.decoder):
+            for i, block in enumerate(stack.block):
+                block.layer[-1].DenseReluDense.wo.weight.mul_(8000)
+                if i == 0:
+                    block.layer[0].SelfAttention.o.weight.mul_(60000)
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        ours = lamina.load(folder, device="cpu", dtype=torch.float16)
+    assert isinstance(ours, T5)
+    return theirs.half(), ours
+
+
+def test_states_that_overflow_float16_are_cut_off_as_transformers_does_it() -> None:
+    theirs, ours = overflowing()
+    source, target = random_ids(1, 12, 67), random_ids(1, 6, 67, seed=1)
+    states = encoded(theirs, source[0])
+    seen: list[Tensor] = []
+    for block in (*ours.encoder.blocks, *ours.blocks):
+        block.register_forward_hook(lambda block, given, out: seen.append(out))
+    found = ours.encode(source)
+    logits = ours(target, source=found)
+    assert logits is not None
+    for block in (*ours.encoder.blocks, *ours.blocks):
+        block._forward_hooks.clear()
+    cut = [bool((x.abs() == torch.tensor(LARGEST).half()).any()) for x in seen]
+    assert any(cut[:2]) and any(cut[2:]), "nothing has overflowed"
+    assert relative(found.states[0].float(), states.float()) < 2e-2
+    assert relative(logits[0].float(), truth(theirs, source[0], target[0]).float()) < 2e-2
+    cache = ours.new_cache(source=found)
+    pieces = [ours(target[:, :2], cache=cache), *(ours(target[:, i : i + 1], cache=cache) for i in range(2, 6))]
+    assert relative(torch.cat(pieces, dim=1).float(), logits.float()) < 2e-2  # type: ignore[arg-type]
 
 
 def test_verify_finds_nothing_wrong() -> None:
