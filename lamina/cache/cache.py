@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -135,6 +135,11 @@ class Cache:
         return None if self.pages is None else self.pages.pool
 
     @property
+    def steady(self) -> AbstractContextManager[object]:
+        """While it is entered, no page of a growing pool moves: held from making room until a launch is queued."""
+        return nullcontext() if self.pages is None else self.pages.steady
+
+    @property
     def lengths(self) -> Tensor:
         """[B] how many tokens each row holds. A copy."""
         return self.clock.lengths.clone()
@@ -246,11 +251,6 @@ class Cache:
         yield
         clock.drifted(taken.low)
         self._close(one)
-
-    def went_on(self, taken: Counts) -> None:
-        """The pass that was admitted is committed on the device already: `advancing`, after the fact."""
-        with self.advancing(taken):
-            pass
 
     def _commit(self, step: Step, accepted: Numbers | None) -> None:
         """Takes in what a pass read; `step.commit` calls it."""

@@ -128,11 +128,12 @@ class CapturedStep(Captured):
         with current(self.device):
             self.capture()
             while steps:
-                several = steps if cache.pages is None else self._provided(cache, steps, rows)
-                self._make_room(cache, several)
-                cache.clock.drift(several)  # before: an interrupt in between leaves bounds that hold
-                for _ in range(several):
-                    self._replay()
+                with cache.steady:
+                    several = steps if cache.pages is None else self._provided(cache, steps, rows)
+                    self._make_room(cache, several)
+                    cache.clock.drift(several)  # before: an interrupt in between leaves bounds that hold
+                    for _ in range(several):
+                        self._replay()
                 steps -= several
 
     def _provided(self, cache: Cache, steps: int, rows: Sequence[int] | None) -> int:

@@ -92,22 +92,22 @@ class CapturedPass(Captured):
         if self.cache is not None:  # what was read before is not taken in any more
             self.cache.drop_open_step()
         self.some = None if rows is None or len(rows) == self.rows else list(rows)
-        self.given = cache.admit(self, n, self._of_all(n if counts is None else counts))
-        self.cache = cache
         index = None if self.some is None else on_device(self.some, ids.device)
-        try:
-            self._take_up(cache)
-            self.counts.copy_(self.given.tensor)
-            if index is None:
-                self.ids[:, :n].copy_(ids)
-            else:
-                self.ids[:, :n].index_copy_(0, index, ids)
-            with current(self.device):
+        with current(self.device), cache.steady:
+            self.given = cache.admit(self, n, self._of_all(n if counts is None else counts))
+            self.cache = cache
+            try:
+                self._take_up(cache)
+                self.counts.copy_(self.given.tensor)
+                if index is None:
+                    self.ids[:, :n].copy_(ids)
+                else:
+                    self.ids[:, :n].index_copy_(0, index, ids)
                 self.capture()
                 self._replay(0)
-        except BaseException:
-            cache.drop_open_step()
-            raise
+            except BaseException:
+                cache.drop_open_step()
+                raise
         assert self.logits is not None
         logits = self.logits[:, :n]
         return logits if index is None else logits.index_select(0, index)
@@ -121,13 +121,13 @@ class CapturedPass(Captured):
         if accepted is not None:
             accepted = self._of_all(accepted)
             taken = Counts.of(accepted, self.rows, counts.high, cache.device, "accepted", counts.tensor)
-        if cache.pages is not None:
-            cache.pages.take_rings(cache.clock, range(self.rows), taken.high)
-            self._point_at(cache, self.accepted)
-        self.accepted.copy_(taken.tensor)
-        with current(self.device):
-            self._replay(1)
-        cache.went_on(taken)
+        with current(self.device), cache.steady:
+            if cache.pages is not None:
+                cache.pages.take_rings(cache.clock, range(self.rows), taken.high)
+                self._point_at(cache, self.accepted)
+            self.accepted.copy_(taken.tensor)
+            with cache.advancing(taken):
+                self._replay(1)
 
     def abort(self) -> None:
         """Drops the pass: the cache is as it was before it."""
