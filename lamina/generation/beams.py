@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from traceback import clear_frames
 from typing import NamedTuple
 
 import torch
@@ -25,6 +26,8 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.cache.clock import on_device
+from lamina.errors import CapacityError
+from lamina.generation.cut import reason_of
 from lamina.generation.feeding import feed_all
 from lamina.generation.kept import Kept
 from lamina.generation.noise import gumbel, noise
@@ -115,6 +118,13 @@ class Search:
         length = self.beams[0].state.most if early == "never" and penalty > 0 else len(best.tokens)
         return best.score / length**penalty > self.ended[-1].score
 
+    def cut(self, reason: Reason) -> None:
+        """Ends the search here: live beams are ranked beside those that ended."""
+        penalty = self.settings.length_penalty
+        live = [Ended(beam.score / len(beam.tokens) ** penalty, beam, reason) for beam in self.beams if beam.real]
+        self.ended = sorted([*self.ended, *live], key=lambda one: -one.score)[: len(self.beams)]
+        self.over = True
+
     def returned(self) -> list[Ended]:
         """The best sequences. Where there were not as many ways to go on, the best ones are returned again."""
         return [self.ended[i % len(self.ended)] for i in range(self.settings.num_return_sequences)]
@@ -136,12 +146,28 @@ def beam_search(run: Run) -> Made:
     The run's own cache stays as it is; `stopping` and `kept` then have a row for each sequence. `more` has of each
     sequences_scores   its sum of log-probabilities, divided as the length penalty says
     beam_indices       for each token the beam that it continued: prompt · num_beams + rank
+
+    Where there is no room for the search to go on, the run becomes that of the best sequences so far, and it raises.
     """
+    searches = [Search(run, row) for row in range(len(run.prompts))]
+    steps: list[tuple[Tensor, Tensor]] = []  # logits and scores, where someone wants them
+    try:
+        _search(run, searches, steps)
+    except CapacityError as error:
+        clear_frames(error.__traceback__)  # with them goes the cache of the beams, and so there is room
+        for search in searches:
+            if not search.over:
+                search.cut(reason_of(error))
+        run.prompts, run.cache = _each(run, searches), _made(run, searches, steps).cache
+        raise
+    return _made(run, searches, steps)
+
+
+def _search(run: Run, searches: Sequence[Search], steps: list[tuple[Tensor, Tensor]]) -> None:
+    """Runs every search to its end."""
     count = run.settings.num_beams
     live = list(range(len(run.prompts)))
-    searches = [Search(run, row) for row in live]
     cache, logits = run.cache.repeat(count), run.logits.repeat_interleave(count, dim=0)
-    steps: list[tuple[Tensor, Tensor]] = []  # logits and scores, where someone wants them
     while True:
         beams = _beams_run(run, cache, live)
         scores = run.chooser.scores(logits.float().log_softmax(dim=-1), beams.history())
@@ -160,14 +186,11 @@ def beam_search(run: Run) -> Made:
                 since += [run.prompts[row] + before[r].shared(before[source]) for r, source in enumerate(sources)]
         going = [row for row in live if not searches[row].over]
         if not going:
-            break
+            return
         cache = cache.reorder(parents, since) if going == live else cache.select(parents)
         live = going
         last = [beam.tokens[-1] for row in live for beam in searches[row].beams]
         logits = _beams_run(run, cache, live).feed(on_device(last, cache.device), range(cache.rows))
-    del cache, logits
-    return _made(run, searches, steps)
-
 
 def _beams_run(run: Run, cache: Cache, live: Sequence[int]) -> Run:
     """The run over all beams of the live prompts. Beams draw by numbers of their own, and processors know each as
@@ -199,14 +222,15 @@ def _best(beams: Run, scores: Tensor, searches: Sequence[Search]) -> list[list[C
     return [[Candidate(score, int(at) // vocab, int(at) % vocab) for score, at in row] for row in both]
 
 
+def _each(run: Run, searches: Sequence[Search]) -> list[int]:
+    """Tokens of the prompt of each sequence that is returned."""
+    return [run.prompts[row] for row, search in enumerate(searches) for _ in search.returned()]
+
+
 def _made(run: Run, searches: Sequence[Search], steps: Sequence[tuple[Tensor, Tensor]]) -> Made:
     returned = [(row, one) for row, search in enumerate(searches) for one in search.returned()]
     tokens, count = [one.beam.tokens for _, one in returned], run.settings.num_beams
-    run.stopping.rows = [one.beam.state for _, one in returned]
-    if run.told:
-        for i, (_, one) in enumerate(returned):
-            for t, token in enumerate(one.beam.tokens, start=1):
-                run.told(i, token, one.reason if t == len(one.beam.tokens) else None)
+    run.stopping.rows = [one.beam.state.fork() for _, one in returned]
     run.kept = Kept.of(run.settings, len(returned))
     for i, (row, one) in enumerate(returned if run.kept is not None else ()):
         assert run.kept is not None
@@ -215,7 +239,16 @@ def _made(run: Run, searches: Sequence[Search], steps: Sequence[tuple[Tensor, Te
             torch.stack([step[kind][at] for step, at in zip(steps, rows, strict=False)]) for kind in range(2)
         )
         run.kept.add([i] * len(rows), logits, scores, on_device(one.beam.tokens, logits.device))
-    cache = feed_all(run.model, run.cache.select([row for row, _ in returned]), tokens)
+    cache = run.cache.select([row for row, _ in returned])
+    try:
+        feed_all(run.model, cache, tokens)
+    except CapacityError:
+        run.prompts, run.cache = _each(run, searches), cache
+        raise
+    if run.told:
+        for i, (_, one) in enumerate(returned):
+            for t, token in enumerate(one.beam.tokens, start=1):
+                run.told(i, token, one.reason if t == len(one.beam.tokens) else None)
     more = {
         "sequences_scores": [one.score for _, one in returned],
         "beam_indices": [[row * count + rank for rank in one.beam.ranks] for row, one in returned],

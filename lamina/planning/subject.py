@@ -39,11 +39,6 @@ class Subject:
         tensors = [*self.model.parameters(), *self.model.buffers()]
         return sum({id(x): x.nbytes for x in tensors}.values())
 
-    @property
-    def positions(self) -> int | None:
-        """How many positions the configuration names, where it does."""
-        return config_of(self.model).get("max_position_embeddings")
-
 
 def subject_of(what: What, dtype: str | torch.dtype | None = None) -> Subject:
     """A model, its configuration, or where that is: a folder, a config.json, a .gguf file, a known name."""

@@ -1,0 +1,50 @@
+"""Running out of room in the middle of a call: no page of a pool is free, or a fixed capacity is reached.
+
+The error that leaves `generate` says how far it got and carries a Result (`error.result`) with the tokens that the cache
+holds, which can be continued. A token that was chosen, and perhaps streamed, but could not be fed is not among them: it
+is chosen again when the rows go on.
+
+    try:
+        result = model.generate(prompts, 500, cache=cache)
+    except lamina.PagesError as error:
+        other.release()
+        rest = model.generate(None, 500, cache=error.result.cache)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lamina.errors import CapacityError, PagesError
+from lamina.generation.run import Made, Run
+from lamina.generation.stopping import Reason
+
+
+def reason_of(error: CapacityError) -> Reason:
+    """Why rows end that this error cuts."""
+    return "pages" if isinstance(error, PagesError) else "capacity"
+
+
+def cut_short(run: Run, error: CapacityError) -> Made:
+    """What the run's cache holds of new tokens, after a strategy raised. Rows that had ended keep their reasons."""
+    run.cache.drop_open_step()
+    tokens = [row[start:] for row, start in zip(run.cache.tokens, run.prompts, strict=True)]
+    for row, (new, state) in enumerate(zip(tokens, run.stopping.rows, strict=True)):
+        for token in new[len(state.tokens) :]:  # by captured steps, which the host had not looked at yet
+            run.stopping.put(row, token)
+        if len(new) < len(state.tokens):
+            state.shorten(len(new))
+    if run.kept is not None:
+        run.kept.shorten([len(new) for new in tokens])
+    reasons = [state.reason or reason_of(error) for state in run.stopping.rows]
+    return Made(tokens, list(reasons), run.cache, "stopped in the middle: there was no room")
+
+
+def explained(error: CapacityError, made: int, lengths: Sequence[int]) -> CapacityError:
+    """The error that the caller gets: of the same kind, with what happened. lengths: what the rows hold now"""
+    lack = str(error).replace("Nothing was changed: ", "To go on: ")  # of the pass that failed, not of the call
+    new = f"{made} new token{'s' * (made != 1)}"
+    return type(error)(
+        f"There was no room after {new}: {lack} Rows hold {list(lengths)} tokens; error.result has the new ones, and "
+        "its cache can be continued."
+    )
