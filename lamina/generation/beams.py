@@ -227,6 +227,19 @@ def _each(run: Run, searches: Sequence[Search]) -> list[int]:
     return [run.prompts[row] for row, search in enumerate(searches) for _ in search.returned()]
 
 
+def _feed(run: Run, cache: Cache, tokens: Sequence[Sequence[int]]) -> tuple[int, CapacityError | None]:
+    """Feeds each row its tokens; where there is no room for all of them, fewer. -> how many of each row at most, and
+    what was lacking. In a pool beams share what they have in common, and sequences that are fed anew do not."""
+    lack, most = None, max(map(len, tokens))
+    while most:
+        try:
+            feed_all(run.model, cache, [row[:most] for row in tokens])
+            break
+        except CapacityError as error:
+            lack, most = lack or error, most // 2
+    return most, lack
+
+
 def _made(run: Run, searches: Sequence[Search], steps: Sequence[tuple[Tensor, Tensor]]) -> Made:
     returned = [(row, one) for row, search in enumerate(searches) for one in search.returned()]
     tokens, count = [one.beam.tokens for _, one in returned], run.settings.num_beams
@@ -240,15 +253,16 @@ def _made(run: Run, searches: Sequence[Search], steps: Sequence[tuple[Tensor, Te
         )
         run.kept.add([i] * len(rows), logits, scores, on_device(one.beam.tokens, logits.device))
     cache = run.cache.select([row for row, _ in returned])
-    try:
-        feed_all(run.model, cache, tokens)
-    except CapacityError:
-        run.prompts, run.cache = _each(run, searches), cache
-        raise
+    most, lack = _feed(run, cache, tokens)
     if run.told:
         for i, (_, one) in enumerate(returned):
-            for t, token in enumerate(one.beam.tokens, start=1):
-                run.told(i, token, one.reason if t == len(one.beam.tokens) else None)
+            fed = one.beam.tokens[:most]
+            reason = one.reason if lack is None or fed == one.beam.tokens else reason_of(lack)
+            for t, token in enumerate(fed, start=1):
+                run.told(i, token, reason if t == len(fed) else None)
+    if lack is not None:
+        run.prompts, run.cache = _each(run, searches), cache
+        raise lack
     more = {
         "sequences_scores": [one.score for _, one in returned],
         "beam_indices": [[row * count + rank for rank in one.beam.ranks] for row, one in returned],

@@ -40,11 +40,16 @@ def cut_short(run: Run, error: CapacityError) -> Made:
     return Made(tokens, list(reasons), run.cache, "stopped in the middle: there was no room")
 
 
-def explained(error: CapacityError, made: int, lengths: Sequence[int]) -> CapacityError:
-    """The error that the caller gets: of the same kind, with what happened. lengths: what the rows hold now"""
-    lack = str(error).replace("Nothing was changed: ", "To go on: ")  # of the pass that failed, not of the call
-    new = f"{made} new token{'s' * (made != 1)}"
+def explained(error: CapacityError, made: int | None, lengths: Sequence[int]) -> CapacityError:
+    """The error that the caller gets: of the same kind, with what happened.
+
+    made      how many new tokens there are; None where prompts were not read to their end
+    lengths   what the rows hold now
+    """
+    lack = str(error).replace("Nothing was changed: ", "To go on: ")  # true of the pass that failed, not of the call
+    when = "for the prompts" if made is None else f"after {made} new token{'s' * (made != 1)}"
+    has = "" if made is None else "error.result has the new ones, and "
     return type(error)(
-        f"There was no room after {new}: {lack} Rows hold {list(lengths)} tokens; error.result has the new ones, and "
-        "its cache can be continued."
+        f"There was no room {when}: {lack} The rows hold {list(lengths)} tokens now: {has}error.result.cache can be "
+        "continued."
     )

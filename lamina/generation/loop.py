@@ -306,7 +306,7 @@ class _Call:
 
     def _unread(self, error: CapacityError, cache: Cache, plan: Continuation) -> CapacityError:
         """The error for prompts that there was no room for."""
-        told, rows = explained(error, 0, cache.clock.sync()), self.prompt.rows
+        told, rows = explained(error, None, cache.clock.sync()), self.prompt.rows
         none: list[list[int]] = [[] for _ in rows]
         told.result = Result(rows, none, [reason_of(error)] * len(rows), plan.reused, held=cache)
         told.result.tokenizer, told.result.pad_id = self.model.tokenizer, self.settings.pad_token_id
