@@ -192,6 +192,7 @@ def _search(run: Run, searches: Sequence[Search], steps: list[tuple[Tensor, Tens
         last = [beam.tokens[-1] for row in live for beam in searches[row].beams]
         logits = _beams_run(run, cache, live).feed(on_device(last, cache.device), range(cache.rows))
 
+
 def _beams_run(run: Run, cache: Cache, live: Sequence[int]) -> Run:
     """The run over all beams of the live prompts. Beams draw by numbers of their own, and processors know each as
     prompt · num_beams + row."""

@@ -139,4 +139,13 @@ def yarn_scale(factor: float, weight: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
-__all__ = ["Rotary", "Table", "frequencies", "positions_of", "rope_parameters", "rotate", "rotate_neighbours", "yarn_scale"]
+__all__ = [
+    "Rotary",
+    "Table",
+    "frequencies",
+    "positions_of",
+    "rope_parameters",
+    "rotate",
+    "rotate_neighbours",
+    "yarn_scale",
+]

@@ -69,7 +69,9 @@ def remarks(plan: Plan) -> list[str]:
     longest = max(use.length, plan.most_length or 0)
     if plan.positions is not None and longest > plan.positions:
         past = f"beyond the {plan.positions:,} positions that the model was made for"
-        found.append(("context", f"{longest:,} tokens are {past}: generate ends rows there, unless beyond_context=True"))
+        found.append(
+            ("context", f"{longest:,} tokens are {past}: generate ends rows there, unless beyond_context=True")
+        )
     for room in plan.rooms:
         more = f", and {size(room.growing)} besides while it grows" if room.growing else ""
         host = f"{size(room.host)} on the host, " if room.host else ""

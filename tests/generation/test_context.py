@@ -134,9 +134,7 @@ def test_an_equal_limit_of_the_caller_is_its_own_reason(model: Model) -> None:
     assert Stopping([2, 2], ends=["length", "context"]).most == [2, 2]
 
 
-def test_an_assistant_drafts_no_further_than_its_own_positions(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_assistant_drafts_no_further_than_its_own_positions(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     assistant = like(model, 0.0)
     monkeypatch.setattr(assistant, "config", model.config.with_values(max_position_embeddings=13))
     expected = model.generate(PROMPTS, 12, eos_token_id=())
@@ -206,7 +204,9 @@ def test_a_table_of_positions_ends_rows_and_nothing_goes_beyond_it() -> None:
     model.config = Config({})
     result = model.generate([[1, 2, 3], [4]], 20, eos_token_id=())
     assert result.cache.lengths.tolist() == [10, 10] and result.reasons == ["context", "context"]
-    with pytest.raises(InputError, match="row 0 has 12 tokens with its prompt, and the model has 10 positions: give fe"):
+    with pytest.raises(
+        InputError, match="row 0 has 12 tokens with its prompt, and the model has 10 positions: give fe"
+    ):
         model.generate([[1] * 12], 3)
     with pytest.raises(CapacityError, match="cannot reserve 23 tokens: the capacity is 10"):
         model.generate([[1, 2, 3]], 20, beyond_context=True)

@@ -92,16 +92,12 @@ def test_contrastive_search_keeps_as_many_directions_as_there_are_tokens() -> No
 
 
 @pytest.mark.parametrize(("family", "prompt", "new"), [("llama", 5, 40), ("gemma2", 5, 40), ("falcon_h1", 20, 3)])
-def test_a_plan_is_what_generate_leaves(
-    family: str, prompt: int, new: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_is_what_generate_leaves(family: str, prompt: int, new: int, monkeypatch: pytest.MonkeyPatch) -> None:
     subject, ids = model(family), [[7] * prompt] * 2
     for soon in (8, SOON):
         monkeypatch.setattr(room, "SOON", soon)
         for where in ("device", "host"):
-            cache = subject.generate(
-                ids, new, eos_token_id=(), cache=subject.new_cache(2, residence=where)
-            ).cache
+            cache = subject.generate(ids, new, eos_token_id=(), cache=subject.new_cache(2, residence=where)).cache
             plan = lamina.plan(
                 config(family), rows=2, length=prompt + new, prompt=prompt, dtype=torch.bfloat16, residence=where
             )
