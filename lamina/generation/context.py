@@ -1,7 +1,7 @@
 """The positions that a model was made for (`model.context`): prompts that fill them are refused, rows end there.
 
-With `beyond_context=True` nothing is refused and no row ends by it; a learned table of positions (`model.max_positions`)
-has an end all the same, which is then a CapacityError.
+With `beyond_context=True` nothing is refused and no row ends by it. A learned table of positions
+(`model.max_positions`) still has an end, which is then a CapacityError.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def whole_rows(held: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]], 
 
 
 def continuation(
-    cache: Cache, prompts: Sequence[Sequence[int]], whole: bool | None | Sequence[bool] = None
+    cache: Cache, prompts: Sequence[Sequence[int]], whole: bool | Sequence[bool] | None = None
 ) -> Continuation:
     """How the rows of a cache are continued by prompts.
 

@@ -1,8 +1,7 @@
 """Running out of room in the middle of a call: no page of a pool is free, or a fixed capacity is reached.
 
-The error that leaves `generate` says how far it got and carries a Result (`error.result`) with the tokens that the cache
-holds, which can be continued. A token that was chosen, and perhaps streamed, but could not be fed is not among them: it
-is chosen again when the rows go on.
+The error that leaves `generate` says how far it got and carries a Result (`error.result`) with the tokens that the
+cache holds, which can be continued. A token that was chosen, and perhaps streamed, but could not be fed is not there.
 
     try:
         result = model.generate(prompts, 500, cache=cache)

@@ -1,7 +1,7 @@
 """How much room `generate` makes in a cache before its first token.
 
-The prompt and `SOON` new tokens at first, whatever `max_new_tokens` says: a row may end long before. When that is full the
-cache doubles, as every growing cache does, but not beyond the prompt and `max_new_tokens`.
+The prompt and `SOON` new tokens at first, whatever `max_new_tokens` says: a row may end long before. When that is full
+the cache doubles, as every growing cache does, but not beyond the prompt and `max_new_tokens`.
 """
 
 from __future__ import annotations

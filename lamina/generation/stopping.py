@@ -1,10 +1,10 @@
-"""When a row ends, and why: an id that ends texts, its greatest length, the model's positions, the clock, a stop string,
+"""When a row ends, and why: an id that ends texts, its greatest length, the model's context, the clock, a stop string,
 the caller's word.
 
 Everything happens on the host, one new token of a row at a time. Where only ids and lengths end a row (`on_device`), a
 captured step can decide by itself and this is not needed. Stop strings are looked for in the new text, special tokens
-spelt out, wherever the tokens are cut; the tokens of a stop string stay in the row, `cut` says where in the text it begins
-and `before` how many tokens end before it.
+spelt out, wherever the tokens are cut; the tokens of a stop string stay in the row, `cut` says where in the text it
+begins and `before` how many tokens end before it.
 """
 
 from __future__ import annotations

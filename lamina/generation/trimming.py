@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from lamina.generation.result import Result
 
 NO_WAY = (
-    "the rows cannot be taken back to before their stop strings, nor be read anew from their ids, since {why}: generate "
-    "with cache=model.new_cache(rows, slack=…), with a slack of the tokens of the longest stop string and one more"
+    "the rows cannot be taken back to before their stop strings, nor be read anew from their ids, since {why}: "
+    "generate with cache=model.new_cache(rows, slack=…), with a slack of the tokens of a stop string and one more"
 )
 
 

@@ -46,8 +46,8 @@ POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_seque
 def positions_of(config: Config) -> int | None:
     """How many positions a checkpoint was made for, as its configuration says; None where it does not.
 
-    Files of llama3 and longrope name the stretched length themselves. With linear, dynamic and yarn scaling many name the
-    length from before: it is `factor` times the original one, or what is named if that is more.
+    Files of llama3 and longrope name the stretched length themselves. With linear, dynamic and yarn scaling many name
+    the length from before: it is `factor` times the original one, or what is named if that is more.
 
     >>> positions_of(Config({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}))
     16384

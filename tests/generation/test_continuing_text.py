@@ -1,4 +1,4 @@
-"""What text, ids and chats mean for a row of a cache: it goes on, or is taken to a whole sequence; nothing else is lost."""
+"""Text, ids and chats for a row of a cache: they continue it, or are the whole sequence; no history is lost."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_once_pages_are_free_the_rows_go_on_in_place() -> None:
 
 def test_rows_that_had_ended_keep_their_reasons() -> None:
     model = model_of("llama")
-    pool, cache = short(model)
+    cache = short(model)[1]
     ended = made(model, PROMPTS, NEW).tokens[1][2]
     with pytest.raises(PagesError) as error:
         made(model, PROMPTS, NEW, cache=cache, stop=lambda row, tokens, text: row == 1 and tokens[-1] == ended)
@@ -123,7 +123,7 @@ def test_searches_give_the_best_that_they_had(settings: dict[str, Any]) -> None:
 
 def test_a_search_whose_best_find_no_room_leaves_the_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("llama")
-    pool, cache = short(model)
+    cache = short(model)[1]
 
     def full(*given: Any) -> None:
         raise PagesError("1 more page is needed. Nothing was changed: release a cache.")
