@@ -136,16 +136,14 @@ def test_an_equal_limit_of_the_caller_is_its_own_reason(model: Model) -> None:
 
 def test_an_assistant_drafts_no_further_than_its_own_positions(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     assistant = like(model, 0.0)
-    monkeypatch.setattr(assistant, "config", model.config.with_values(max_position_embeddings=13))
-    expected = model.generate(PROMPTS, 12, eos_token_id=())
-    drafted: dict[bool, int] = {}
-    for beyond in (False, True):
-        settings = dict(assistant_model=assistant, num_assistant_tokens=4, assistant_confidence_threshold=0.0)
-        result = model.generate(PROMPTS, 12, eos_token_id=(), beyond_context=beyond, **settings)
-        drafted[beyond] = sum(result.more["speculation"].drafted)
-        if not beyond:
-            assert (result.tokens, result.reasons) == (expected.tokens, expected.reasons)
-    assert drafted[False] < drafted[True]
+    settings = dict(assistant_model=assistant, num_assistant_tokens=4, assistant_confidence_threshold=0.0)
+    expected, drafted = model.generate(PROMPTS, 12, eos_token_id=()), []
+    for positions in (13, CONTEXT):
+        monkeypatch.setattr(assistant, "config", model.config.with_values(max_position_embeddings=positions))
+        result = model.generate(PROMPTS, 12, eos_token_id=(), **settings)
+        assert (result.tokens, result.reasons) == (expected.tokens, expected.reasons)
+        drafted.append(sum(result.more["speculation"].drafted))
+    assert drafted[0] < drafted[1]
 
 
 def test_what_guidance_leads_away_from_ends_rows_too(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ def check(model: Model, result: Result, rows: list[list[int]], reused: list[int]
 
 def test_text_continues_a_row_and_gets_no_special_tokens(model: Model) -> None:
     row = ids(model, FIRST, True)
-    for text in (" they", FIRST, FIRST[:7], "<|im_start|>x", "the thing"):
+    for text in (" they", FIRST, FIRST[:7], FIRST + " they", "<|im_start|>x", "the thing"):
         for whole in (None, False):
             result = go_on(model, text, holding(model, row), whole=whole)
             check(model, result, [row + ids(model, text, False)], [0])

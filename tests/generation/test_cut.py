@@ -92,6 +92,16 @@ def test_rows_that_had_ended_keep_their_reasons() -> None:
     assert result.reasons == ["pages", "stop", "pages"] and result.tokens[1][-1] == ended
 
 
+def test_a_row_does_not_end_with_a_token_that_found_no_room() -> None:
+    model = model_of("llama")
+    with pytest.raises(PagesError) as error:
+        made(model, PROMPTS, NEW, cache=short(model)[1])
+    first = result_of(error).tokens
+    with pytest.raises(PagesError) as error:
+        made(model, PROMPTS, NEW, cache=short(model)[1], stop=lambda row, tokens, text: len(tokens) > len(first[row]))
+    assert result_of(error).tokens == first and result_of(error).reasons == ["pages"] * 3
+
+
 def test_scores_are_kept_of_the_tokens_that_were_made() -> None:
     model = model_of("llama")
     for settings in ({}, {"num_beams": 2}):
