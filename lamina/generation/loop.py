@@ -85,17 +85,17 @@ def generate(
     >>> result = model.generate([[1, 2, 3], [4]], max_new_tokens=5)   # doctest: +SKIP
     >>> result.tokens, result.reasons                                 # doctest: +SKIP
 
-    Continuing a cache whose row holds [5, 6, 7]; "no" is encoded as [8], or with special tokens as [1, 8]:
+    What a row that holds 5 6 7 goes on from, where "no" is encoded as 8, and with special tokens as 1 8:
 
-    >>> model.generate("no", cache=cache)               # the row: 5 6 7 8 …, text never gets a BOS there
-    >>> model.generate([[5, 6, 7, 8]], cache=cache)     # 5 6 7 8 …, whole: 5 6 7 is a strict prefix of it
-    >>> model.generate([[5, 6, 7]], cache=cache)        # 5 6 7 5 6 7 …, not strict, so it is what comes next
-    >>> model.generate([[5, 9]], cache=cache)           # 5 6 7 5 9 …
-    >>> model.generate([[5, 9]], cache=cache, whole=True)     # 5 9 …, the row is taken back to 5
-    >>> model.generate("no", cache=cache, whole=True)         # 1 8 …, the row is taken back to nothing
-    >>> model.generate("no", cache=model.new_cache())         # 1 8 …, an empty row
-    >>> model.generate(chat, cache=cache)               # as ids: whole where the row is a strict prefix
-    >>> model.generate(cache=cache)                     # 5 6 7 …, goes on
+    generate("no", cache=cache)                    5 6 7 8         text never gets a BOS there
+    generate([[5, 6, 7, 8]], cache=cache)          5 6 7 8         whole, since 5 6 7 is a strict prefix of it
+    generate([[5, 6, 7]], cache=cache)             5 6 7 5 6 7     not strict: it is what comes next
+    generate([[5, 9]], cache=cache)                5 6 7 5 9       so is this
+    generate([[5, 9]], cache=cache, whole=True)    5 9             the row is taken back to 5
+    generate("no", cache=cache, whole=True)        1 8             the row is taken back to nothing
+    generate("no", cache=model.new_cache())        1 8             an empty row
+    generate(chat, cache=cache)                    as the ids that the chat template gives
+    generate(cache=cache)                          5 6 7           nothing is fed
     """
     check_arguments(model, {"stream": stream})
     return _prepared(model, prompts, max_new_tokens, **options)(stream)
