@@ -134,8 +134,7 @@ class Model(nn.Module):
 
         if all(isinstance(spec, Recurrent | Convolution | Cross) for entry in self.specs for spec in entry.values()):
             return self.max_positions
-        config = getattr(self, "config", None)
-        named = None if config is None else positions_of(config)
+        named = positions_of(config_of(self))
         return min((n for n in (named, self.max_positions) if n is not None), default=None)
 
     @property

@@ -53,8 +53,8 @@ def positions_of(config: Config) -> int | None:
     16384
     """
     named = next((n for name in POSITIONS if isinstance(n := config.get(name), int) and n > 0), None)
-    rope = rope_parameters(config)
-    if named is None or rope["rope_type"] not in ("linear", "dynamic", "yarn"):
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if named is None or rope.get("rope_type", rope.get("type")) not in ("linear", "dynamic", "yarn"):
         return named
     return max(named, round((rope.get("original_max_position_embeddings") or named) * (rope.get("factor") or 1)))
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.checkpoint.source import config_dtype
-from lamina.config import Config, config_of
+from lamina.config import Config
 from lamina.dtypes import float_dtype
 from lamina.errors import InputError
 from lamina.loading import refuse_quantized

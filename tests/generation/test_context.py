@@ -199,7 +199,6 @@ def test_a_refused_continuation_leaves_the_cache_as_it_was(monkeypatch: pytest.M
 
 def test_a_table_of_positions_ends_rows_and_nothing_goes_beyond_it() -> None:
     model = LearnedPositions(Attend())
-    model.config = Config({})
     result = model.generate([[1, 2, 3], [4]], 20, eos_token_id=())
     assert result.cache.lengths.tolist() == [10, 10] and result.reasons == ["context", "context"]
     with pytest.raises(
