@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from traceback import clear_frames
 from typing import NamedTuple
 
 import torch
@@ -150,24 +149,26 @@ def beam_search(run: Run) -> Made:
     Where there is no room for the search to go on, the run becomes that of the best sequences so far, and it raises.
     """
     searches = [Search(run, row) for row in range(len(run.prompts))]
+    followed = [run.cache.repeat(run.settings.num_beams)]
     steps: list[tuple[Tensor, Tensor]] = []  # logits and scores, where someone wants them
     try:
-        _search(run, searches, steps)
+        _search(run, searches, steps, followed)
     except CapacityError as error:
-        clear_frames(error.__traceback__)  # with them goes the cache of the beams, and so there is room
+        followed.pop().release()  # which makes room
         for search in searches:
             if not search.over:
                 search.cut(reason_of(error))
         run.prompts, run.cache = _each(run, searches), _made(run, searches, steps).cache
         raise
+    del followed
     return _made(run, searches, steps)
 
 
-def _search(run: Run, searches: Sequence[Search], steps: list[tuple[Tensor, Tensor]]) -> None:
-    """Runs every search to its end."""
+def _search(run: Run, searches: Sequence[Search], steps: list[tuple[Tensor, Tensor]], followed: list[Cache]) -> None:
+    """Runs every search to its end. followed: the cache of all live beams"""
     count = run.settings.num_beams
     live = list(range(len(run.prompts)))
-    cache, logits = run.cache.repeat(count), run.logits.repeat_interleave(count, dim=0)
+    cache, logits = followed[0], run.logits.repeat_interleave(count, dim=0)
     while True:
         beams = _beams_run(run, cache, live)
         scores = run.chooser.scores(logits.float().log_softmax(dim=-1), beams.history())
@@ -187,7 +188,7 @@ def _search(run: Run, searches: Sequence[Search], steps: list[tuple[Tensor, Tens
         going = [row for row in live if not searches[row].over]
         if not going:
             return
-        cache = cache.reorder(parents, since) if going == live else cache.select(parents)
+        cache = followed[0] = cache.reorder(parents, since) if going == live else cache.select(parents)
         live = going
         last = [beam.tokens[-1] for row in live for beam in searches[row].beams]
         logits = _beams_run(run, cache, live).feed(on_device(last, cache.device), range(cache.rows))

@@ -13,12 +13,12 @@ to the run's own cache in one pass.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from traceback import clear_frames
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lamina.cache.cache import Cache
 from lamina.errors import CapacityError
 from lamina.generation.exclusion import LEAST
 from lamina.generation.feeding import feed_all, feed_one
@@ -62,21 +62,25 @@ def contrastive_search(run: Run) -> Made:
     assert alpha is not None
     tokens: list[list[int]] = [[] for _ in run.prompts]
     reasons = [""] * len(tokens)
+    tried = [run.cache.repeat(k)]
     try:
-        _search(run, alpha, k, tokens, reasons)
-    except CapacityError as error:
-        clear_frames(error.__traceback__)  # with them goes the cache of the candidates, and so there is room
+        _search(run, alpha, k, tokens, reasons, tried)
+    except CapacityError:
+        tried.pop().release()  # which makes room
         feed_all(model, run.cache, tokens)
         raise
+    del tried
     return Made(tokens, reasons, feed_all(model, run.cache, tokens))
 
 
-def _search(run: Run, alpha: float, k: int, tokens: list[list[int]], reasons: list[str]) -> None:
-    """Fills in each row's new tokens and why it ended."""
+def _search(
+    run: Run, alpha: float, k: int, tokens: list[list[int]], reasons: list[str], candidates: list[Cache]
+) -> None:
+    """Fills in each row's new tokens and why it ended. candidates: the cache of k rows for each row that goes on"""
     model, depth = run.model, len(run.model.blocks)
     states = model.finish(hidden_states(run.cache, (depth,))[depth])
     context = Context(states, run.prompts)
-    live, logits, cache = list(range(len(tokens))), run.logits, run.cache.repeat(k)
+    live, logits, cache = list(range(len(tokens))), run.logits, candidates[0]
     while True:
         history = run.spread(cache, live, k).history(range(0, len(live) * k, k))
         scores = run.chooser.scores(logits, history)
@@ -102,6 +106,6 @@ def _search(run: Run, alpha: float, k: int, tokens: list[list[int]], reasons: li
         if len(going) == len(live):
             cache.reorder(sources, [length for length in before for _ in range(k)])
         else:
-            cache = cache.select(sources)
+            cache = candidates[0] = cache.select(sources)
             context.keep(going)
             live = [live[at] for at in going]
