@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lamina.generation.result import Result
+
 
 class LaminaError(Exception):
     """Base of every error raised on purpose."""
@@ -12,11 +17,14 @@ class InputError(LaminaError, ValueError):
 
 
 class CapacityError(LaminaError, ValueError):
-    """A row would hold more tokens than there is room for. Nothing was written."""
+    """A row would hold more tokens than there is room for. The pass that was to write them wrote nothing."""
+
+    result: Result | None = None
+    """Raised by `generate` after its first pass: what was made until then, and the cache that holds it."""
 
 
 class PagesError(CapacityError):
-    """A pool has fewer free pages than are needed. Nothing was changed."""
+    """A pool has fewer free pages than a pass needs. The pass changed nothing."""
 
 
 class RewindError(LaminaError, ValueError):

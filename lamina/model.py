@@ -25,7 +25,7 @@ from lamina.cache.cross import Source
 from lamina.cache.forgetting import pass_anew
 from lamina.cache.layer import Key
 from lamina.cache.pool import checked_pool
-from lamina.cache.spec import Cross, LayerSpecs
+from lamina.cache.spec import Convolution, Cross, LayerSpecs, Recurrent
 from lamina.cache.step import Step
 from lamina.config import EMPTY, Config, config_of
 from lamina.errors import CapacityError, InputError
@@ -123,6 +123,19 @@ class Model(nn.Module):
         if ids is None:
             ids = config_of(self).get("eos_token_id", ())
         return (ids,) if isinstance(ids, int) else tuple(ids)
+
+    @property
+    def context(self) -> int | None:
+        """How many positions the checkpoint was made for: `generate` ends a row there unless `beyond_context=True`.
+
+        None without such a length: recurrent models, relative positions (T5), a configuration that names none.
+        """
+        from lamina.nn.rotary import positions_of
+
+        if all(isinstance(spec, Recurrent | Convolution | Cross) for entry in self.specs for spec in entry.values()):
+            return self.max_positions
+        named = positions_of(config_of(self))
+        return min((n for n in (named, self.max_positions) if n is not None), default=None)
 
     @property
     def device(self) -> torch.device:

@@ -34,7 +34,7 @@ from lamina.cache.fetching import Fetcher, is_far
 from lamina.cache.holding import Tables
 from lamina.cache.host import checked_residence
 from lamina.cache.journal import Change
-from lamina.cache.layer import Key, Layer, Released
+from lamina.cache.layer import Key, Layer, Released, grown
 from lamina.cache.opening import make_room, open_step
 from lamina.cache.spec import Keeping, LayerSpecs, Shared
 from lamina.cache.step import Step
@@ -114,6 +114,7 @@ class Cache:
         self.record = allocate((rows, 0), torch.int64, self.device)
         self.fetcher = self._new_fetcher()
         self._opened: weakref.ref[Step | CapturedPass] | None = None
+        self._expected: int | None = None  # tokens of a row in the end, where somebody said so
         self._room = 0  # tokens that every layer is known to have room for; it may have more
 
     # -- facts -----------------------------------------------------------------------------------------------------
@@ -275,9 +276,14 @@ class Cache:
         self._room = max(self._room, tokens)
         have = self.record.shape[1]
         if record > have:
-            new = allocate((self.rows, max(record, 2 * have)), torch.int64, self.device, -1)
+            new = allocate((self.rows, grown(have, record, self._expected)), torch.int64, self.device, -1)
             new[:, :have].copy_(self.record)
             self.record = new
+
+    def _expect(self, tokens: int | None) -> None:
+        self._expected = tokens
+        for layer in self._all():
+            layer.expected = tokens
 
     def logits_kept(self, vocab: int, dtype: torch.dtype) -> Tensor:
         """The memory that each row's last logits are kept in; made when they first are."""
@@ -353,15 +359,24 @@ class Cache:
         reorder(self, rows, since)
         return self
 
-    def reserve(self, n: int) -> Cache:
+    def reserve(self, n: int, most: int | None = None) -> Cache:
         """Makes room for rows of n tokens now, so that no pass up to there has to grow. Pages of a pool are taken as
-        tokens come."""
+        tokens come.
+
+        most   tokens that rows are expected to hold in the end: from now on, stores that double when they are full stop
+               there. Where a fixed capacity has no room for them, it raises. None: as was said before
+        """
         if (n := whole("n", n)) < 0:
             raise InputError(f"cannot reserve {n} tokens: give 0 or more")
         self.settle()
-        if self.limit is not None and n > self.limit:
-            raise CapacityError(f"cannot reserve {n} tokens: the capacity is {self.limit}; make a larger cache")
+        wanted = n if most is None else max(n, most)
+        if self.limit is not None and wanted > self.limit:
+            raise CapacityError(f"cannot reserve {wanted} tokens: the capacity is {self.limit}; make a larger cache")
+        if most is not None:
+            self._expect(None)
         self._reserve(n, n)
+        if most is not None:
+            self._expect(most)
         if self.fetcher is not None:
             self.fetcher.reserve(self.layers, {i for i, _ in self.shared}, self.rows)
         return self

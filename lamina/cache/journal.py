@@ -53,3 +53,4 @@ class Change:
                 write(self._computed[1])
             self._complete = at + 1
             self._computed = None
+        self._actions = []  # they refer to the change, and so what they refer to would wait for the garbage collector

@@ -26,6 +26,17 @@ if TYPE_CHECKING:
 Key = tuple[int, str]  # (index of the model's layer, name of the entry)
 
 
+def grown(have: int, needed: int, expected: int | None) -> int:
+    """Slots of a store that has `have` and needs `needed`: twice as many as before, or those expected in the end.
+
+    >>> grown(512, 513, None), grown(512, 513, 600), grown(512, 601, 600)
+    (1024, 600, 1024)
+    """
+    if expected is not None and needed <= expected:
+        return max(needed, min(2 * have, expected))
+    return max(needed, 2 * have)
+
+
 class Layer:
     """The interface and the shared verbs. A verb that returns a layer returns one that shares nothing with it that is
     ever written."""
@@ -35,6 +46,9 @@ class Layer:
 
     states: tuple[str, ...] = ()
     """Which of the data a whole past is folded into: see idle.py."""
+
+    expected: int | None = None
+    """Tokens that a row will hold in the end, where somebody said so: growth stops there (`Cache.reserve`)."""
 
     place: Place = Place()
     """Where the data lies; a kind that knows nothing of places has it on the device."""

@@ -26,7 +26,7 @@ from lamina.cache.clock import Clock, allocate
 from lamina.cache.codec import Coding, Role
 from lamina.cache.formats import Fields
 from lamina.cache.host import place_for
-from lamina.cache.layer import Key, Layer
+from lamina.cache.layer import Key, Layer, grown
 from lamina.cache.layout import Layout
 from lamina.cache.place import Place
 from lamina.cache.spec import Keeping, Spec
@@ -126,7 +126,7 @@ class TokenLayer(Layer):
         needed = tokens if self.layout.most is None else min(tokens, self.layout.most)
         if self.bare or not self.grows:
             return
-        slots = max(needed, 2 * self.slots, SMALLEST) if needed > self.slots else self.slots
+        slots = max(SMALLEST, grown(self.slots, needed, self.expected)) if needed > self.slots else self.slots
         self.widen(slots if self.layout.most is None else min(slots, self.layout.most))
 
     def widen(self, slots: int) -> None:

@@ -25,6 +25,8 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.cache.clock import on_device
+from lamina.errors import CapacityError
+from lamina.generation.cut import reason_of
 from lamina.generation.feeding import feed_all
 from lamina.generation.kept import Kept
 from lamina.generation.noise import gumbel, noise
@@ -115,6 +117,13 @@ class Search:
         length = self.beams[0].state.most if early == "never" and penalty > 0 else len(best.tokens)
         return best.score / length**penalty > self.ended[-1].score
 
+    def cut(self, reason: Reason) -> None:
+        """Ends the search here: live beams are ranked beside those that ended."""
+        penalty = self.settings.length_penalty
+        live = [Ended(beam.score / len(beam.tokens) ** penalty, beam, reason) for beam in self.beams if beam.real]
+        self.ended = sorted([*self.ended, *live], key=lambda one: -one.score)[: len(self.beams)]
+        self.over = True
+
     def returned(self) -> list[Ended]:
         """The best sequences. Where there were not as many ways to go on, the best ones are returned again."""
         return [self.ended[i % len(self.ended)] for i in range(self.settings.num_return_sequences)]
@@ -136,12 +145,30 @@ def beam_search(run: Run) -> Made:
     The run's own cache stays as it is; `stopping` and `kept` then have a row for each sequence. `more` has of each
     sequences_scores   its sum of log-probabilities, divided as the length penalty says
     beam_indices       for each token the beam that it continued: prompt · num_beams + rank
+
+    Where there is no room for the search to go on, the run becomes that of the best sequences so far, and it raises.
     """
+    searches = [Search(run, row) for row in range(len(run.prompts))]
+    followed = [run.cache.repeat(run.settings.num_beams)]
+    steps: list[tuple[Tensor, Tensor]] = []  # logits and scores, where someone wants them
+    try:
+        _search(run, searches, steps, followed)
+    except CapacityError as error:
+        followed.pop().release()  # which makes room
+        for search in searches:
+            if not search.over:
+                search.cut(reason_of(error))
+        run.prompts, run.cache = _each(run, searches), _made(run, searches, steps).cache
+        raise
+    del followed
+    return _made(run, searches, steps)
+
+
+def _search(run: Run, searches: Sequence[Search], steps: list[tuple[Tensor, Tensor]], followed: list[Cache]) -> None:
+    """Runs every search to its end. followed: the cache of all live beams"""
     count = run.settings.num_beams
     live = list(range(len(run.prompts)))
-    searches = [Search(run, row) for row in live]
-    cache, logits = run.cache.repeat(count), run.logits.repeat_interleave(count, dim=0)
-    steps: list[tuple[Tensor, Tensor]] = []  # logits and scores, where someone wants them
+    cache, logits = followed[0], run.logits.repeat_interleave(count, dim=0)
     while True:
         beams = _beams_run(run, cache, live)
         scores = run.chooser.scores(logits.float().log_softmax(dim=-1), beams.history())
@@ -160,13 +187,11 @@ def beam_search(run: Run) -> Made:
                 since += [run.prompts[row] + before[r].shared(before[source]) for r, source in enumerate(sources)]
         going = [row for row in live if not searches[row].over]
         if not going:
-            break
-        cache = cache.reorder(parents, since) if going == live else cache.select(parents)
+            return
+        cache = followed[0] = cache.reorder(parents, since) if going == live else cache.select(parents)
         live = going
         last = [beam.tokens[-1] for row in live for beam in searches[row].beams]
         logits = _beams_run(run, cache, live).feed(on_device(last, cache.device), range(cache.rows))
-    del cache, logits
-    return _made(run, searches, steps)
 
 
 def _beams_run(run: Run, cache: Cache, live: Sequence[int]) -> Run:
@@ -199,14 +224,28 @@ def _best(beams: Run, scores: Tensor, searches: Sequence[Search]) -> list[list[C
     return [[Candidate(score, int(at) // vocab, int(at) % vocab) for score, at in row] for row in both]
 
 
+def _each(run: Run, searches: Sequence[Search]) -> list[int]:
+    """Tokens of the prompt of each sequence that is returned."""
+    return [run.prompts[row] for row, search in enumerate(searches) for _ in search.returned()]
+
+
+def _feed(run: Run, cache: Cache, tokens: Sequence[Sequence[int]]) -> tuple[int, CapacityError | None]:
+    """Feeds each row its tokens; where there is no room for all of them, fewer. -> how many of each row at most, and
+    what was lacking. In a pool beams share what they have in common, and sequences that are fed anew do not."""
+    lack, most = None, max(map(len, tokens))
+    while most:
+        try:
+            feed_all(run.model, cache, [row[:most] for row in tokens])
+            break
+        except CapacityError as error:
+            lack, most = lack or error, most // 2
+    return most, lack
+
+
 def _made(run: Run, searches: Sequence[Search], steps: Sequence[tuple[Tensor, Tensor]]) -> Made:
     returned = [(row, one) for row, search in enumerate(searches) for one in search.returned()]
     tokens, count = [one.beam.tokens for _, one in returned], run.settings.num_beams
-    run.stopping.rows = [one.beam.state for _, one in returned]
-    if run.told:
-        for i, (_, one) in enumerate(returned):
-            for t, token in enumerate(one.beam.tokens, start=1):
-                run.told(i, token, one.reason if t == len(one.beam.tokens) else None)
+    run.stopping.rows = [one.beam.state.fork() for _, one in returned]
     run.kept = Kept.of(run.settings, len(returned))
     for i, (row, one) in enumerate(returned if run.kept is not None else ()):
         assert run.kept is not None
@@ -215,7 +254,17 @@ def _made(run: Run, searches: Sequence[Search], steps: Sequence[tuple[Tensor, Te
             torch.stack([step[kind][at] for step, at in zip(steps, rows, strict=False)]) for kind in range(2)
         )
         run.kept.add([i] * len(rows), logits, scores, on_device(one.beam.tokens, logits.device))
-    cache = feed_all(run.model, run.cache.select([row for row, _ in returned]), tokens)
+    cache = run.cache.select([row for row, _ in returned])
+    most, lack = _feed(run, cache, tokens)
+    if run.told:
+        for i, (_, one) in enumerate(returned):
+            fed = one.beam.tokens[:most]
+            reason = one.reason if lack is None or fed == one.beam.tokens else reason_of(lack)
+            for t, token in enumerate(fed, start=1):
+                run.told(i, token, reason if t == len(fed) else None)
+    if lack is not None:
+        run.prompts, run.cache = _each(run, searches), cache
+        raise lack
     more = {
         "sequences_scores": [one.score for _, one in returned],
         "beam_indices": [[row * count + rank for rank in one.beam.ranks] for row, one in returned],

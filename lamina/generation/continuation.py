@@ -50,49 +50,65 @@ class Continuation:
             cache.reset(self.anew)
 
 
-def continuation(cache: Cache, prompts: Sequence[Sequence[int]], whole: bool | None = None) -> Continuation:
+def whole_rows(held: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]], whole: bool | None) -> list[bool]:
+    """For each row, whether its prompt is the whole sequence (True) or only what comes next (False).
+
+    whole   the caller's word for all rows. None: a prompt is the whole sequence only where what the row holds is a
+            strict prefix of it, so nothing that a row holds is ever dropped
+
+    >>> whole_rows([[5, 6], [5, 6], [5, 6]], [[5, 6, 7], [5, 6], [5, 9, 7]], None)
+    [True, False, False]
+    """
+    if whole is not None:
+        return [whole] * len(prompts)
+    return [
+        0 < len(row) < len(prompt) and common(prompt, row) == len(row)
+        for row, prompt in zip(held, prompts, strict=True)
+    ]
+
+
+def continuation(
+    cache: Cache, prompts: Sequence[Sequence[int]], whole: bool | Sequence[bool] | None = None
+) -> Continuation:
     """How the rows of a cache are continued by prompts.
 
-    whole   whether prompts are whole sequences or only what comes next. None: decided row by row; a prompt is a whole
-            sequence where it and the row have at least the first half of the shorter one in common
+    whole   whether prompts are whole sequences or only what comes next, one for all or one for each row. None: as
+            `whole_rows` finds
 
     An empty prompt goes on from where the row is.
 
     >>> cache = model.new_cache()                                      # doctest: +SKIP
     >>> model([[5, 6, 7, 8]], cache=cache)                             # doctest: +SKIP
-    >>> continuation(cache, [[5, 6, 9]])                               # doctest: +SKIP
+    >>> continuation(cache, [[5, 6, 9]], whole=True)                   # doctest: +SKIP
     Continuation(back=[2], anew=[], rest=[[9]], reused=[2])
+    >>> continuation(cache, [[5, 6, 9]])                               # doctest: +SKIP
+    Continuation(back=[0], anew=[], rest=[[5, 6, 9]], reused=[0])
     """
-    possible = cache.rewindable.tolist()
+    possible, tokens = cache.rewindable.tolist(), cache.tokens
     known = [False] * cache.rows if cache.logits is None else (~cache.logits[:, 0].isnan()).tolist()
+    chosen = whole_rows(tokens, prompts, whole) if whole is None or isinstance(whole, bool) else whole
     back, anew, rest, reused = [0] * cache.rows, [], [], []
-    for row, (prompt, held) in enumerate(zip(prompts, cache.tokens, strict=True)):
+    for row, (prompt, held, is_whole) in enumerate(zip(prompts, tokens, chosen, strict=True)):
         if not prompt and not held:
             raise InputError(f"prompt {row} is empty, and so is its row of the cache: give at least one token")
-        is_whole = bool(prompt) and _is_whole(prompt, held, whole)
+        is_whole = is_whole and bool(prompt)
         wanted = list(prompt) if is_whole else [*held, *prompt]
         keep = common(wanted, held)
         if keep == len(wanted) and not (keep == len(held) and known[row]):
             keep -= 1  # its logits are made again
         if len(held) - keep <= possible[row]:
             back[row] = len(held) - keep
-        elif -1 in wanted:
+        else:
+            anew.append(row)
+            keep = 0
+        if -1 in wanted[keep : len(held)]:
             raise InputError(
                 f"row {row} cannot go back to where the logits after its last token can be made again, and was fed "
                 "embeddings, which cannot be fed anew: give at least one new token"
             )
-        else:
-            anew.append(row)
-            keep = 0
         rest.append(wanted[keep:])
         reused.append(keep if is_whole else 0)
     return Continuation(back, anew, rest, reused)
-
-
-def _is_whole(prompt: Sequence[int], held: Sequence[int], whole: bool | None) -> bool:
-    if whole is not None:
-        return whole
-    return bool(held) and common(prompt, held) * 2 >= min(len(prompt), len(held))
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lamina.cache.cache import Cache
+from lamina.errors import CapacityError
 from lamina.generation.exclusion import LEAST
 from lamina.generation.feeding import feed_all, feed_one
 from lamina.generation.inside import hidden_states
@@ -25,12 +27,11 @@ from lamina.generation.run import Made, Run
 
 
 class Context:
-    """The directions of the hidden states so far: [B, S, width] of length 1, for as many tokens as rows may get."""
+    """The directions of the hidden states so far: [B, S, width] of length 1. S doubles when a row is full."""
 
-    def __init__(self, states: Tensor, lengths: Sequence[int], most: int) -> None:
-        room = states.new_zeros(len(lengths), max(lengths) + most, states.shape[-1], dtype=torch.float32)
-        room[:, : states.shape[1]] = F.normalize(states.float(), dim=-1)
-        self.room, self.lengths = room, torch.tensor(lengths, device=states.device)
+    def __init__(self, states: Tensor, lengths: Sequence[int]) -> None:
+        self.room = F.normalize(states.float(), dim=-1)
+        self.lengths, self.longest = torch.tensor(lengths, device=states.device), max(lengths)
 
     def likeness(self, states: Tensor) -> Tensor:
         """How much each candidate [B, k, width] is like the token it is most like. -> [B, k]"""
@@ -40,7 +41,10 @@ class Context:
 
     def add(self, states: Tensor) -> None:
         """One more token in every row: states [B, width]"""
+        if self.longest == self.room.shape[1]:
+            self.room = F.pad(self.room, (0, 0, 0, self.longest))
         rows = torch.arange(len(states), device=states.device)
+        self.longest += 1
         self.room[rows, self.lengths] = F.normalize(states.float(), dim=-1)
         self.lengths = self.lengths + 1
 
@@ -53,14 +57,30 @@ class Context:
 @torch.no_grad()
 def contrastive_search(run: Run) -> Made:
     """Continues every row by contrastive search with `penalty_alpha` and `top_k`."""
-    model, settings, depth = run.model, run.settings, len(run.model.blocks)
+    model, settings = run.model, run.settings
     alpha, k = settings.penalty_alpha, min(settings.top_k, run.logits.shape[-1])
     assert alpha is not None
     tokens: list[list[int]] = [[] for _ in run.prompts]
     reasons = [""] * len(tokens)
+    tried = [run.cache.repeat(k)]
+    try:
+        _search(run, alpha, k, tokens, reasons, tried)
+    except CapacityError:
+        tried.pop().release()  # which makes room
+        feed_all(model, run.cache, tokens)
+        raise
+    del tried
+    return Made(tokens, reasons, feed_all(model, run.cache, tokens))
+
+
+def _search(
+    run: Run, alpha: float, k: int, tokens: list[list[int]], reasons: list[str], candidates: list[Cache]
+) -> None:
+    """Fills in each row's new tokens and why it ended. candidates: the cache of k rows for each row that goes on"""
+    model, depth = run.model, len(run.model.blocks)
     states = model.finish(hidden_states(run.cache, (depth,))[depth])
-    context = Context(states, run.prompts, max(settings.most_new(prompt) for prompt in run.prompts))
-    live, logits, cache = list(range(len(tokens))), run.logits, run.cache.repeat(k)
+    context = Context(states, run.prompts)
+    live, logits, cache = list(range(len(tokens))), run.logits, candidates[0]
     while True:
         history = run.spread(cache, live, k).history(range(0, len(live) * k, k))
         scores = run.chooser.scores(logits, history)
@@ -80,14 +100,12 @@ def contrastive_search(run: Run) -> Made:
             run.read(ids[rows, best], scores, live)
         going = run.take(live, chosen, tokens, reasons)
         if not going:
-            break
+            return
         logits = tried.unflatten(0, (-1, k))[rows, best][going]
         sources = [at * k + places[at] for at in going for _ in range(k)]
         if len(going) == len(live):
             cache.reorder(sources, [length for length in before for _ in range(k)])
         else:
-            cache = cache.select(sources)
+            cache = candidates[0] = cache.select(sources)
             context.keep(going)
             live = [live[at] for at in going]
-    del cache, context
-    return Made(tokens, reasons, feed_all(model, run.cache, tokens))

@@ -118,14 +118,16 @@ class Assistant:
         refuse_embeddings(run)
         self.run, self.model, self.threshold = run, model, threshold or 0.0
         self.cache = model.new_cache(run.cache.rows, slack=most - 1, source=_source(run, model))
+        ends = (self.cache.limit, None if run.settings.beyond_context else model.context)
+        self.longest = min((n for n in ends if n is not None), default=None)  # tokens that it may read
         self.reader = Reader(model, self.cache)
         self.guessed: dict[int, tuple[int, list[int]]] = {}  # row -> where its last guesses began, those it has read
 
     @torch.no_grad()
     def __call__(self, rows: Sequence[int], texts: Sequence[Sequence[int]], most: Sequence[int]) -> Guess:
         self._take_back(rows, texts)
-        if self.cache.limit is not None:
-            most = [min(n, self.cache.limit - len(text) + 1) for n, text in zip(most, texts, strict=True)]
+        if self.longest is not None:
+            most = [min(n, self.longest - len(text) + 1) for n, text in zip(most, texts, strict=True)]
         going = [i for i, n in enumerate(most) if n > 0]  # indices into `rows`
         if not going:
             return Guess([[] for _ in rows])

@@ -26,6 +26,8 @@ def feed_one(
 def feed_all(model: Model, cache: Cache, tokens: Sequence[Sequence[int]]) -> Cache:
     """Feeds each row its tokens, all in one pass."""
     counts = [len(row) for row in tokens]
+    if not any(counts):
+        return cache
     ids = torch.zeros(len(tokens), max(counts), dtype=torch.int64)
     for r, row in enumerate(tokens):
         ids[r, : len(row)] = torch.tensor(row)

@@ -15,6 +15,7 @@ from lamina.generation.feeding import feed_one
 from lamina.generation.guidance import guided
 from lamina.generation.prefill import prefill
 from lamina.generation.prompt import Prompt, from_rows, prompt_of
+from lamina.generation.room import make_room
 
 if TYPE_CHECKING:
     from lamina.generation.settings import Settings
@@ -29,7 +30,8 @@ class Guide:
     ) -> None:
         """times: how many sequences each row of the prompt becomes; most: how many new tokens they get"""
         rows = len(prompt.counts)
-        cache = model.new_cache(rows).reserve(max(prompt.counts) + most) if remembers else forgetful(model, rows)
+        cache = model.new_cache(rows) if remembers else forgetful(model, rows)
+        make_room(cache, prompt.counts, [most] * rows)
         logits = prefill(model, prompt, cache, chunk)
         self.model, self.scale = model, scale
         self.cache, self.logits = cache.repeat(times), logits.repeat_interleave(times, dim=0)
@@ -44,13 +46,10 @@ class Guide:
         self.logits = self.logits.index_copy(0, torch.tensor(list(rows), device=logits.device), logits)
 
 
-def guide_of(
-    model: Model, settings: Settings, cache: Cache, rest: Sequence[list[int]], times: int, most: int
-) -> Guide | None:
-    """What the settings ask for: away from the negative prompt, or from each prompt's last token alone.
+def negative_of(model: Model, settings: Settings, cache: Cache, rest: Sequence[list[int]]) -> Prompt | None:
+    """What the settings ask guidance to lead away from: the negative prompt, or each prompt's last token alone.
 
     rest    what each row of the cache is still to be fed of its prompt
-    times   how many sequences are made of each prompt, and `most` how many new tokens of each
     """
     scale, rows = settings.guidance_scale, cache.rows
     if scale is None or scale == 1:
@@ -71,5 +70,13 @@ def guide_of(
         raise InputError(
             f"{len(negative.counts)} negative prompts were given for {rows} prompts: give one, or one for each"
         )
-    times = times * rows // len(negative.counts)
-    return Guide(model, negative, scale, times, most, settings.prefill_chunk, settings.use_cache)
+    return negative
+
+
+def guide_of(model: Model, settings: Settings, negative: Prompt | None, rows: int, most: int) -> Guide | None:
+    """The guide for so many sequences, of which each gets `most` new tokens at most; none without something to lead
+    away from."""
+    if negative is None or settings.guidance_scale is None:
+        return None
+    times = rows // len(negative.counts)
+    return Guide(model, negative, settings.guidance_scale, times, most, settings.prefill_chunk, settings.use_cache)

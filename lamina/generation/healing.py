@@ -31,14 +31,16 @@ class Healed(NamedTuple):
     allowed: list[int]
 
 
-def heal(tokenizer: Tokenizer, ids: Sequence[int]) -> Healed:
+def heal(tokenizer: Tokenizer, ids: Sequence[int], follows: bool = False) -> Healed:
     """Takes the last token of a prompt back, where a longer one could stand in its place.
+
+    follows   whether the prompt continues a row that holds tokens; then its only token may be taken back too
 
     >>> heal(tokenizer, tokenizer.encode("see http:"))                 # doctest: +SKIP
     Healed(ids=[2967, 4096], text=':', allowed=[42, 1232, …])
     """
     whole = list(ids)
-    allowed = _vocabulary(tokenizer).longer(whole[-1]) if len(whole) > 1 else []
+    allowed = _vocabulary(tokenizer).longer(whole[-1]) if len(whole) > (0 if follows else 1) else []
     if len(allowed) < 2:
         return Healed(whole, "", [])
     before = tokenizer.decode(whole[:-1], skip_special=False)

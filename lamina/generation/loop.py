@@ -3,10 +3,11 @@
 settings      what was asked for                              settings.py
 prompt        any form -> ragged rows                         prompt.py, healing.py
 cache         a new one, or a given one taken to the prompt   continuation.py
+room          how long rows may get, and memory for it        context.py, room.py
 logits        what is not held yet is fed                     prefill.py
 run           processors, stopping, noise                     processors.py, stopping.py, run.py
 strategy      one token after the other, beams, drafts …      run.py, replay.py, beams.py, speculation.py …
-result        tokens, texts, reasons, what was asked besides  result.py
+result        tokens, texts, reasons, what was asked besides  result.py, cut.py
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from torch import Tensor
 from lamina.cache.cache import Cache
 from lamina.cache.cross import Source
 from lamina.cache.forgetting import forgetful
-from lamina.errors import InputError
+from lamina.errors import CapacityError, InputError
 from lamina.generation.arguments import check_arguments
 from lamina.generation.beams import beam_search
-from lamina.generation.continuation import Continuation, continuation
+from lamina.generation.context import positions_left
+from lamina.generation.continuation import Continuation, continuation, whole_rows
 from lamina.generation.contrastive import contrastive_search
+from lamina.generation.cut import cut_short, explained, reason_of
 from lamina.generation.dola import dola, premature_layers
 from lamina.generation.drafts import assistant_of
 from lamina.generation.exclusion import check_exclusions
-from lamina.generation.guide import guide_of
+from lamina.generation.guide import guide_of, negative_of
 from lamina.generation.healing import Healed, heal, only_healing
 from lamina.generation.inside import Inside, look_inside
 from lamina.generation.kept import Kept
@@ -41,6 +44,7 @@ from lamina.generation.processors import Facts, chain_of
 from lamina.generation.prompt import Prompt, from_rows, prompt_of
 from lamina.generation.replay import plainly, replayed, why_not_replayed
 from lamina.generation.result import Result, Timing
+from lamina.generation.room import make_room, soon
 from lamina.generation.row_numbers import contents_of, given_numbers, row_numbers
 from lamina.generation.run import Chooser, Made, Run, Told
 from lamina.generation.settings import Settings, settings_of
@@ -68,8 +72,9 @@ def generate(
                     begins with the id that texts begin with, or goes on with the rows of the cache
     attention_mask  of a tensor: 1 where it is real; padding on the left or the right
     cache           continues its rows, one prompt each; a cache of one row serves any number of prompts
-    whole           with a cache: whether prompts are whole sequences, of which it may hold the beginning, or only what
-                    comes next. None: whole where prompt and cache begin with the same half of the shorter one
+    whole           with a cache: True if prompts are whole sequences, of which it may hold a part, False if they are
+                    what comes next. None decides row by row, and never drops what a row holds: text is what comes
+                    next; ids and chats are whole sequences only where the row is a strict prefix of them
     prefixes        a store that remembers prompts and turns: what it knows of a prompt is not computed again
     row_ids         numbers from 0 to 2**32 - 1, one for each sequence, that draws depend on. None: a sequence's draws
                     depend on the seed, its prompt, and its index among equal prompts of the call
@@ -79,6 +84,18 @@ def generate(
 
     >>> result = model.generate([[1, 2, 3], [4]], max_new_tokens=5)   # doctest: +SKIP
     >>> result.tokens, result.reasons                                 # doctest: +SKIP
+
+    What a row that holds 5 6 7 goes on from, where "no" is encoded as 8, and with special tokens as 1 8:
+
+    generate("no", cache=cache)                    5 6 7 8         text never gets a BOS there
+    generate([[5, 6, 7, 8]], cache=cache)          5 6 7 8         whole, since 5 6 7 is a strict prefix of it
+    generate([[5, 6, 7]], cache=cache)             5 6 7 5 6 7     not strict: it is what comes next
+    generate([[5, 9]], cache=cache)                5 6 7 5 9       so is this
+    generate([[5, 9]], cache=cache, whole=True)    5 9             the row is taken back to 5
+    generate("no", cache=cache, whole=True)        1 8             the row is taken back to nothing
+    generate("no", cache=model.new_cache())        1 8             an empty row
+    generate(chat, cache=cache)                    as the ids that the chat template gives
+    generate(cache=cache)                          5 6 7           nothing is fed
     """
     check_arguments(model, {"stream": stream})
     return _prepared(model, prompts, max_new_tokens, **options)(stream)
@@ -128,7 +145,8 @@ def _prepared(
         decoder_attention_mask=decoder_attention_mask,
         settings=chosen,
         chat_options=chat_options,
-        continued=0 if cache is None else cache.rows,
+        held=() if cache is None else cache.clock.sync(),
+        whole=whole,
     )
     call = _Call(model, chosen, prompt, row_ids)
     call.check(cache, whole, prefixes)
@@ -157,12 +175,7 @@ class _Call:
             model.check_ids(prompt.ids, prompt.counts)
         elif settings.output_hidden_states or settings.output_attentions:
             raise InputError("hidden states and attentions are computed from ids: give ids instead of inputs_embeds")
-        self.healed: list[Healed] = []
-        if settings.token_healing and prompt.ids is not None and model.tokenizer is not None:
-            self.healed = [heal(model.tokenizer, row) for row in prompt.rows]
-            shorter = from_rows([row.ids for row in self.healed], allow_empty=True)
-            prompt = replace(prompt, ids=shorter.ids, counts=shorter.counts)
-        self.prompt = prompt
+        self.prompt, self.healed = prompt, list[Healed]()
         self.times = settings.num_return_sequences if settings.num_beams == 1 else 1  # how often each row is repeated
         self.row_ids = given_numbers(row_ids, len(prompt.counts) * self.times)
         check_exclusions(settings, model.vocab, settings.min_new_tokens or 0)
@@ -194,15 +207,24 @@ class _Call:
         started = time.perf_counter()
         run, plan = self._prefilled(cache, whole, prefixes)
         prefilled = time.perf_counter()
-        made = self._decode(run)
-        finished = time.perf_counter()
+
+        def result(made: Made) -> Result:
+            fed, count = (sum(len(row) for row in rows) for rows in (plan.rest, made.tokens))
+            timing = Timing(fed, prefilled - started, count, time.perf_counter() - prefilled)
+            return Result.of(self.model, self.settings, self.prompt, made, run, plan.reused, timing)
+
+        try:
+            made = self._decode(run)
+        except CapacityError as error:
+            made = cut_short(run, error)
+            told = explained(error, sum(map(len, made.tokens)), made.cache.clock.sync())
+            told.result = result(made)
+            raise told from error
+        found = result(made)
         if prefixes is not None:
             prefixes.keep(made.cache)
-        fed, count = (sum(len(row) for row in rows) for rows in (plan.rest, made.tokens))
-        timing = Timing(fed, prefilled - started, count, finished - prefilled)
-        result = Result.of(self.model, self.settings, self.prompt, made, run, plan.reused, timing)
-        result.inside = self._inside(made)
-        return result
+        found.inside = self._inside(made)
+        return found
 
     # -- before the first token ----------------------------------------------------------------------------------------
 
@@ -210,28 +232,33 @@ class _Call:
         self, cache: Cache | None, whole: bool | None, prefixes: PrefixStore | None
     ) -> tuple[Run, Continuation]:
         """A run after the prompts, and how its cache got there."""
-        model, settings, prompt, times = self.model, self.settings, self.prompt, self.times
+        model, settings, times = self.model, self.settings, self.times
         source = self._encoded()
         if prefixes is not None:
-            room = max(count + settings.most_new(count) for count in prompt.counts)
-            cache, known = prefixes.start(prompt.arrays, room)
-            plan = Continuation.after(prompt.rows, known)
+            self._heal([False] * len(self.prompt.counts))
+            room = max(soon(count, settings.most_new(count)) for count in self.prompt.counts)
+            cache, known = prefixes.start(self.prompt.arrays, room)
+            plan = Continuation.after(self.prompt.rows, known)
         else:
             cache, plan = self._place(cache, whole)
-        lengths = plan.lengths(cache.clock.sync())
-        stopping = self._stopping(lengths)
+        prompt, lengths = self.prompt, plan.lengths(cache.clock.sync())
+        negative = negative_of(model, settings, cache, plan.rest)
+        stopping = self._stopping(lengths, negative)
         numbers = self._numbers(cache, plan)
-        guide = guide_of(model, settings, cache, plan.rest, times, max(stopping.most))
-        cache.reserve(max(length + most for length, most in zip(lengths, stopping.most[::times], strict=True)))
+        guide = guide_of(model, settings, negative, cache.rows * times, max(stopping.most))
+        make_room(cache, lengths, stopping.most[::times])
 
         plan.begin(cache)
         if source is not None:
             cache.attach(source)
-        if prefixes is not None:
-            logits = prefixes.prefill(prompt, plan.rest, cache, settings.prefill_chunk)
-        else:
-            rest = prompt if prompt.embeds is not None else from_rows(plan.rest, allow_empty=True)
-            logits = prefill(model, rest, cache, settings.prefill_chunk)
+        try:
+            if prefixes is not None:
+                logits = prefixes.prefill(prompt, plan.rest, cache, settings.prefill_chunk)
+            else:
+                rest = prompt if prompt.embeds is not None else from_rows(plan.rest, allow_empty=True)
+                logits = prefill(model, rest, cache, settings.prefill_chunk)
+        except CapacityError as error:
+            raise self._unread(error, cache, plan) from error
         if self.healed:
             logits = only_healing(logits, self.healed)
         if times > 1:
@@ -245,18 +272,45 @@ class _Call:
     def _place(self, cache: Cache | None, whole: bool | None) -> tuple[Cache, Continuation]:
         """The cache that the prompt goes to, and how its rows get there. Nothing that it holds is changed yet."""
         model, prompt, rows = self.model, self.prompt, len(self.prompt.counts)
-        given = prompt.rows if prompt.embeds is None else [[-1] * count for count in prompt.counts]
-        if not self.settings.use_cache:
-            return forgetful(model, rows), Continuation.of_new(given)
-        if cache is None:
-            return model.new_cache(rows), Continuation.of_new(given)
+        if not self.settings.use_cache or cache is None:
+            self._heal([False] * rows)
+            new = model.new_cache(rows) if self.settings.use_cache else forgetful(model, rows)
+            return new, Continuation.of_new(self._fed)
+        if whole is None and prompt.is_text:
+            whole = False
         if prompt.embeds is not None:
             whole = False
         if cache.rows != rows:
             cache = cache.repeat(rows)
         if prompt.source is not None:  # everything a row holds depends on its source
-            return cache, replace(Continuation.of_new(given), anew=list(range(rows)))
-        return cache, continuation(cache, given, whole)
+            self._heal([False] * rows)
+            return cache, replace(Continuation.of_new(self._fed), anew=list(range(rows)))
+        held = cache.tokens
+        chosen = whole_rows(held, self._fed, whole)  # by the prompts as they were given, before one is healed
+        self._heal([bool(row) and not one for row, one in zip(held, chosen, strict=True)])
+        return cache, continuation(cache, self._fed, chosen)
+
+    @property
+    def _fed(self) -> list[list[int]]:
+        """The ids of each prompt; -1 for each embedding."""
+        prompt = self.prompt
+        return prompt.rows if prompt.embeds is None else [[-1] * count for count in prompt.counts]
+
+    def _heal(self, follows: Sequence[bool]) -> None:
+        """Takes last tokens back where the settings say so. follows: whether the prompt continues tokens of its row"""
+        prompt, tokenizer = self.prompt, self.model.tokenizer
+        if self.settings.token_healing and prompt.ids is not None and tokenizer is not None:
+            self.healed = [heal(tokenizer, *one) for one in zip(prompt.rows, follows, strict=True)]
+            shorter = from_rows([row.ids for row in self.healed], allow_empty=True)
+            self.prompt = replace(prompt, ids=shorter.ids, counts=shorter.counts)
+
+    def _unread(self, error: CapacityError, cache: Cache, plan: Continuation) -> CapacityError:
+        """The error for prompts that there was no room for."""
+        told, rows = explained(error, None, cache.clock.sync()), self.prompt.rows
+        none: list[list[int]] = [[] for _ in rows]
+        told.result = Result(rows, none, [reason_of(error)] * len(rows), plan.reused, held=cache)
+        told.result.tokenizer, told.result.pad_id = self.model.tokenizer, self.settings.pad_token_id
+        return told
 
     def _check_uncached(self, cache: Cache | None) -> None:
         if cache is not None:
@@ -272,12 +326,18 @@ class _Call:
             return list(range(len(plan.rest) * self.times))
         return row_numbers(contents_of(self.prompt, cache.tokens, plan), self.times)
 
-    def _stopping(self, lengths: Sequence[int]) -> Stopping:
+    def _stopping(self, lengths: Sequence[int], negative: Prompt | None) -> Stopping:
         """lengths: of each prompt, how many tokens its row holds after it."""
         least = max(self.settings.least_new(length) for length in lengths)
         check_exclusions(self.settings, self.model.vocab, least)
-        each = [length for length in lengths for _ in range(self.times)]
-        return Stopping.of(self.settings, each, self.model.tokenizer)
+        left = None
+        if not self.settings.beyond_context:
+            left = positions_left(self.model, lengths, None if negative is None else negative.counts)
+        each = [row for row in range(len(lengths)) for _ in range(self.times)]
+        return Stopping.of(
+            self.settings, [lengths[row] for row in each], self.model.tokenizer,
+            None if left is None else [left[row] for row in each],
+        )  # fmt: skip
 
     def _told(self, stopping: Stopping) -> Told | None:
         if self.stream is None:

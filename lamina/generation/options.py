@@ -28,6 +28,7 @@ class Options(TypedDict, total=False):
     min_length: int | None
     min_new_tokens: int | None
     max_time: float | None
+    beyond_context: bool | None
     stop_strings: str | Sequence[str] | None
     stop: Stop | Sequence[Stop] | None
 

@@ -41,6 +41,8 @@ class Prompt:
     """The ids of embedded rows, where they were given too. They are never fed."""
     source: Prompt | None = None
     """What the encoder reads, for a model that has one; the rest is then what its decoder begins with."""
+    is_text: bool = False
+    """Whether the rows were given as text, which continues the row of a cache unless `whole=True`."""
 
     @cached_property
     def rows(self) -> list[list[int]]:
@@ -68,7 +70,8 @@ def prompt_of(
     settings: Settings | None = None,
     add_generation_prompt: bool = True,
     chat_options: Mapping[str, Any] | None = None,
-    continued: int = 0,
+    held: Sequence[int] = (),
+    whole: bool | None = None,
 ) -> Prompt:
     """The prompt that any of the forms stands for.
 
@@ -78,22 +81,26 @@ def prompt_of(
     add_generation_prompt  whether a chat's prompt ends with the beginning of the model's answer
     chat_options           what else a chat template is given (tools=, enable_thinking= …); template="name" picks one
                            of several; allow_special=True lets messages spell special tokens (`Tokenizer.chat_ids`)
-    continued              so many rows of a cache go on: they may get no token, and without any prompt they get none;
-                           what a decoder goes on with, where no source is given, is taken as it is
+    held                   tokens in each row of the cache that the prompts go to; empty without a cache. With a cache
+                           a prompt may be empty, and no prompt at all is an empty one for each row. Text for a row
+                           that holds tokens is encoded without special tokens, unless `whole` is True. What a decoder
+                           goes on with, where no source is given, is taken as it is
+    whole                  as in `generate`
 
     >>> prompt_of(model, [[5, 6], [7]]).counts                       # doctest: +SKIP
     [2, 1]
     """
     settings = settings_of(model, {}) if settings is None else settings
-    read = _Reader(model.tokenizer, add_generation_prompt, chat_options or {}, allow_empty=continued > 0)
+    bare = () if whole else tuple(n > 0 for n in held)
+    read = _Reader(model.tokenizer, add_generation_prompt, chat_options or {}, allow_empty=len(held) > 0, bare=bare)
     given = prompts is not None or inputs_embeds is not None
     if model.start_ids:
-        source = _first(model, read, prompts, attention_mask, inputs_embeds) if given else None
+        source = _first(model, replace(read, bare=()), prompts, attention_mask, inputs_embeds) if given else None
         begun = (
             None if decoder_input_ids is None else read.ids(decoder_input_ids, decoder_attention_mask, special=False)
         )
-        if continued and source is None:
-            return begun or nothing(continued)
+        if held and source is None:
+            return begun or nothing(len(held))
         return replace(_begin(source, begun, settings.decoder_start_token_id), source=source)
     if decoder_input_ids is not None or decoder_attention_mask is not None:
         raise InputError(
@@ -103,8 +110,8 @@ def prompt_of(
     if not given:
         if attention_mask is not None:
             raise InputError("an attention_mask was given, and no prompt that it belongs to")
-        if continued:
-            return nothing(continued)
+        if held:
+            return nothing(len(held))
         if settings.bos_token_id is None:
             raise InputError(
                 "no prompt was given, and the checkpoint names no id that texts begin with: "
@@ -227,6 +234,8 @@ class _Reader:
     add_generation_prompt: bool
     chat_options: Mapping[str, Any]
     allow_empty: bool
+    bare: tuple[bool, ...] = ()
+    """For each row of the cache, whether its text gets no special tokens; one entry is for all rows. None: all get."""
 
     def ids(self, prompts: Any, mask: Tensor | None = None, special: bool = True) -> Prompt:
         if isinstance(prompts, np.ndarray):
@@ -244,7 +253,13 @@ class _Reader:
             raise InputError(f"prompts are {' and '.join(kinds)} in one list: give all of them in one form, {FORMS}")
         match kinds[0]:
             case "text":
-                prompts = [self._tokens(n, text, special) for n, text in enumerate(prompts)]
+                bare = self.bare * len(prompts) if len(self.bare) == 1 else self.bare
+                bare = bare if len(bare) == len(prompts) else (False,) * len(prompts)  # a wrong number is told later
+                rows = [
+                    self._tokens(n, text or "", special and not none)
+                    for n, (text, none) in enumerate(zip(prompts, bare, strict=True))
+                ]
+                return replace(from_rows(rows, self.allow_empty), is_text=True)
             case "a message":
                 prompts = [self._chat(prompts)]
             case "messages":

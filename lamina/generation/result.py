@@ -48,7 +48,8 @@ class Result:
     tokens: list[list[int]]
     """The new ids of each row, the one that ended it included."""
     reasons: list[str]
-    """Why each row ended: "eos", "length", "stop" or "time"."""
+    """Why each row ended: "eos", "length", "context" (it holds as many tokens as the model has positions), "stop" or
+    "time"; in `error.result` also "pages" or "capacity" where there was no room."""
     reused: list[int] = field(default_factory=list)
     """How many tokens of each prompt the given cache or the prefix store already held."""
     how: str = ""
@@ -58,6 +59,8 @@ class Result:
     pad_id: int = 0
     cuts: list[int | None] = field(default_factory=list)
     """Where in each row's text the stop string begins that ended it."""
+    before: list[int | None] = field(default_factory=list)
+    """How many of each row's new tokens end before the stop string that ended it."""
     kept: Kept | None = None
     more: dict[str, Any] = field(default_factory=dict)
     """What a strategy knows besides: sequence scores and beam indices, acceptance statistics."""
@@ -71,10 +74,10 @@ class Result:
     ) -> Result:  # fmt: skip
         times = len(made.tokens) // len(prompt.counts)
         each = [row for row in range(len(prompt.counts)) for _ in range(times)]
-        rows, cuts = prompt.rows, run.stopping.cuts
+        rows, stopping = prompt.rows, run.stopping
         return cls(
             [rows[row] for row in each], made.tokens, made.reasons, [reused[row] for row in each], made.how, timing,
-            model.tokenizer, settings.pad_token_id, cuts if len(cuts) == len(each) else [None] * len(each), run.kept,
+            model.tokenizer, settings.pad_token_id, stopping.cuts, stopping.before, run.kept,
             made.more, made.cache if settings.use_cache else None,
         )  # fmt: skip
 
@@ -102,10 +105,25 @@ class Result:
 
     @property
     def cache(self) -> Cache:
-        """Holds every row's prompt and new tokens, ready to be continued."""
+        """Holds every row's prompt and new tokens, ready to be continued. The tokens of a stop string are among them,
+        though `text` ends before it: `trimmed()` is without them."""
         if self.held is None:
             raise InputError("use_cache=False keeps nothing: generate with a cache to have one to continue")
         return self.held
+
+    def trimmed(self) -> Cache:
+        """A copy of the cache whose rows end before the stop string that ended them, as `text` does. A token that holds
+        the end of the text and the beginning of the stop string goes whole.
+
+        A row that cannot be taken back so far (sliding windows and recurrent states, without slack) is read anew from
+        its ids. The copy costs the memory of the rows, in a pool none.
+
+        >>> result = model.generate("Q: Why?\\nA:", stop_strings="\\nQ:")         # doctest: +SKIP
+        >>> model.generate("\\nThanks!", cache=result.trimmed())                 # doctest: +SKIP
+        """
+        from lamina.generation.trimming import trimmed
+
+        return trimmed(self)
 
     @property
     def text(self) -> list[str]:

@@ -45,6 +45,7 @@ class Settings:
     min_length: int = 0  # tokens of a row, prompt and new, before it may end by eos
     min_new_tokens: int | None = None  # new tokens of a row before it may end by eos
     max_time: float | None = None  # seconds after which every row ends with its next token
+    beyond_context: bool = False  # rows may get longer than the model was made for (`model.context`)
     stop_strings: tuple[str, ...] = ()  # a row ends when its new text holds one of these
     stop: tuple[Callable[[int, list[int], str], bool], ...] = ()  # stop(row, new tokens, new text) -> whether it ends
 

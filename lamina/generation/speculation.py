@@ -166,14 +166,11 @@ class _Rows:
 
     def _most(self, row: int, most: int) -> int:
         """How many guesses can be of use. A row whose last token was guessed needs no pass more to read it."""
-        settings, held = self.run.settings, len(self.texts[row])
-        if settings.max_new_tokens is not None:
-            most = min(most, settings.max_new_tokens - len(self.tokens[row]))
+        most = min(most, self.run.stopping.rows[row].most - len(self.tokens[row]))
         if self.most is not None:
             most = min(most, self.most - 1)
-        for longest in (settings.max_length, self.limit):
-            if longest is not None:
-                most = min(most, longest - held)
+        if self.limit is not None:
+            most = min(most, self.limit - len(self.texts[row]))
         return max(most, 0)
 
 

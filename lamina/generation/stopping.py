@@ -1,14 +1,16 @@
-"""When a row ends, and why: an id that ends texts, its greatest length, the clock, a stop string, the caller's word.
+"""When a row ends, and why: an id that ends texts, its greatest length, the model's context, the clock, a stop string,
+the caller's word.
 
 Everything happens on the host, one new token of a row at a time. Where only ids and lengths end a row (`on_device`), a
 captured step can decide by itself and this is not needed. Stop strings are looked for in the new text, special tokens
-spelt out, wherever the tokens are cut; the tokens of a stop string stay in the row, and `cut` says where it begins.
+spelt out, wherever the tokens are cut; the tokens of a stop string stay in the row, `cut` says where in the text it
+begins and `before` how many tokens end before it.
 """
 
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
     from lamina.checkpoint.tokenizer import TextStream, Tokenizer
     from lamina.generation.settings import Settings
 
-Reason = Literal["eos", "stop", "length", "time"]
+Reason = Literal["eos", "stop", "length", "context", "time", "pages", "capacity"]
+"""Why a row ended. "pages" and "capacity": there was no room for more, and the call raised an error (cut.py)."""
 Stop = Callable[[int, list[int], str], bool]
 
 
@@ -26,6 +29,7 @@ class Stopping:
     """Decides after each new token whether its row ends.
 
     most          how many new tokens each row may get
+    ends          why each row ends that got as many: "length" (the default) or "context"
     eos           ids that end a row
     max_time      seconds from now after which every row ends with its next token
     stop_strings  texts that end a row
@@ -41,6 +45,7 @@ class Stopping:
         most: Sequence[int],
         eos: Iterable[int] = (),
         *,
+        ends: Sequence[Reason] | None = None,
         max_time: float | None = None,
         stop_strings: Sequence[str] = (),
         stop: Sequence[Stop] = (),
@@ -52,14 +57,28 @@ class Stopping:
         self.eos, self.stop_strings, self.stop = frozenset(eos), tuple(stop_strings), tuple(stop)
         self.clock, self.deadline = clock, None if max_time is None else clock() + max_time
         reads = bool(stop_strings or stop)
-        self.rows = [State(limit, tokenizer if reads else None, bool(stop_strings)) for limit in most]
+        whys: Sequence[Reason] = ends or ["length"] * len(most)
+        self.rows = [
+            State(limit, tokenizer if reads else None, bool(stop_strings), why)
+            for limit, why in zip(most, whys, strict=True)
+        ]
 
     @classmethod
-    def of(cls, settings: Settings, prompts: Sequence[int], tokenizer: Tokenizer | None) -> Stopping:
-        """As the settings say, for rows with prompts of so many tokens."""
+    def of(
+        cls,
+        settings: Settings,
+        prompts: Sequence[int],
+        tokenizer: Tokenizer | None,
+        left: Sequence[int] | None = None,
+    ) -> Stopping:
+        """As the settings say, for rows with prompts of so many tokens. left: for how many more tokens of each row the
+        model has positions; None: without end"""
+        most = [settings.most_new(prompt) for prompt in prompts]
+        room = most if left is None else left
         return cls(
-            [settings.most_new(prompt) for prompt in prompts], settings.eos_token_id, max_time=settings.max_time,
-            stop_strings=settings.stop_strings, stop=settings.stop, tokenizer=tokenizer,
+            [min(both) for both in zip(most, room, strict=True)], settings.eos_token_id,
+            ends=["context" if more < asked else "length" for asked, more in zip(most, room, strict=True)],
+            max_time=settings.max_time, stop_strings=settings.stop_strings, stop=settings.stop, tokenizer=tokenizer,
         )  # fmt: skip
 
     @property
@@ -82,6 +101,11 @@ class Stopping:
         """Where in each row's new text (special tokens left out) the stop string begins that ended it."""
         return [row.cut for row in self.rows]
 
+    @property
+    def before(self) -> list[int | None]:
+        """How many of each row's new tokens end before the stop string that ended it."""
+        return [row.before for row in self.rows]
+
     def put(self, row: int, token: int) -> Reason | None:
         """Takes a row's next token; why the row ends with it, or None."""
         state = self.rows[row]
@@ -93,7 +117,7 @@ class Stopping:
         elif state.found(self.stop_strings) or any(stop(row, state.tokens, state.text) for stop in self.stop):
             state.reason = "stop"
         elif len(state.tokens) >= state.most:
-            state.reason = "length"
+            state.reason = state.end
         elif self.deadline is not None and self.clock() >= self.deadline:
             state.reason = "time"
         return state.reason
@@ -115,11 +139,12 @@ class Stopping:
 class State:
     """One row's new tokens and, where someone reads it, their text."""
 
-    def __init__(self, most: int, tokenizer: Tokenizer | None, spelt: bool) -> None:
-        self.most = most
+    def __init__(self, most: int, tokenizer: Tokenizer | None, spelt: bool, end: Reason = "length") -> None:
+        self.most, self.end = most, end
         self.tokens: list[int] = []
         self.reason: Reason | None = None
         self.cut: int | None = None
+        self.before: int | None = None
         self.text = ""  # special tokens left out, whole characters
         self._shown: TextStream | None = tokenizer.stream() if tokenizer is not None else None
         # The same with special tokens spelt out, in which stop strings are looked for.
@@ -147,8 +172,16 @@ class State:
         places = [place for one in strings if (place := seen.find(one)) >= 0]
         if not places:
             return False
-        self.cut = self._in_text(from_here + min(places))
+        place = from_here + min(places)
+        self.cut, self.before = self._in_text(place), self._tokens_before(place)
         return True
+
+    def _tokens_before(self, place: int) -> int:
+        """How many tokens end at this place of `_raw` or before it. A token that spans it does not, and neither does
+        one that holds the first bytes of a character after it."""
+        ends = [raw for raw, _ in self._ends]
+        shown = ends[bisect_right(ends, place) - 1] if ends and ends[0] <= place else 0
+        return bisect_left(ends, shown) + 1 if shown else 0
 
     def _in_text(self, place: int) -> int:
         """Where in `text` this place of `_raw` is; for a place inside a special token, where that would be."""
@@ -156,6 +189,11 @@ class State:
         raw, shown = self._ends[token - 1] if token else (0, 0)
         whole = self._ends[token][1] if token < len(self._ends) else shown + place - raw
         return min(shown + place - raw, whole)
+
+    def shorten(self, tokens: int) -> None:
+        """Drops the tokens past the first so many: they could not be fed, so the row did not end with them."""
+        del self.tokens[tokens:]
+        self.reason = self.cut = self.before = None
 
     def fork(self) -> State:
         new = object.__new__(State)

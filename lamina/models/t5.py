@@ -80,6 +80,11 @@ class T5Encoder(Encoder):
         self.blocks = nn.ModuleList(EncoderBlock(c) for _ in range(c.num_layers))
         self.norm = norm(c)
 
+    @property
+    def context(self) -> None:
+        """Positions are relative: `n_positions` in a configuration is the length that was trained on, not an end."""
+        return None
+
     def embed(self, ids: Tensor) -> Tensor:
         return self.embedding(ids)
 
@@ -138,6 +143,11 @@ class T5(EncoderDecoder):
         if tied:
             self.head.weight = self.embedding.weight
         self.scale = c.d_model**-0.5 if c.get("scale_decoder_outputs", tied) else 1.0
+
+    @property
+    def context(self) -> None:
+        """Positions are relative: `n_positions` in a configuration is the length that was trained on, not an end."""
+        return None
 
     def embed(self, ids: Tensor) -> Tensor:
         return self.embedding(ids)

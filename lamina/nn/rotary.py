@@ -40,6 +40,25 @@ def rope_parameters(config: Config, base: float = 10_000.0) -> dict[str, Any]:
     return found
 
 
+POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx")
+
+
+def positions_of(config: Config) -> int | None:
+    """How many positions a checkpoint was made for, as its configuration says; None where it does not.
+
+    Files of llama3 and longrope name the stretched length themselves. With linear, dynamic and yarn scaling many name
+    the length from before: it is `factor` times the original one, or what is named if that is more.
+
+    >>> positions_of(Config({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}))
+    16384
+    """
+    named = next((n for name in POSITIONS if isinstance(n := config.get(name), int) and n > 0), None)
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if named is None or rope.get("rope_type", rope.get("type")) not in ("linear", "dynamic", "yarn"):
+        return named
+    return max(named, round((rope.get("original_max_position_embeddings") or named) * (rope.get("factor") or 1)))
+
+
 class Rotary(nn.Module):
     """Makes the table for some positions.
 
@@ -120,4 +139,13 @@ def yarn_scale(factor: float, weight: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
-__all__ = ["Rotary", "Table", "frequencies", "rope_parameters", "rotate", "rotate_neighbours", "yarn_scale"]
+__all__ = [
+    "Rotary",
+    "Table",
+    "frequencies",
+    "positions_of",
+    "rope_parameters",
+    "rotate",
+    "rotate_neighbours",
+    "yarn_scale",
+]

@@ -63,7 +63,7 @@ class Plan:
     moved: Moved | None
     """What a decode step at this length reads and writes; None where it is not known for a kind of layer."""
     positions: int | None
-    """How many positions the configuration names."""
+    """How many positions the checkpoint was made for (`model.context`)."""
     memory: int | None = None
     """The budget."""
     most_length: int | None = None
@@ -145,7 +145,8 @@ def plan(
                name that `load` knows (smollm2), or the name of a benchmark shape
     length     tokens that each row holds in the end. None: the capacity, else as many as fit into `memory`, else 4096
     capacity, slack           of the cache, as in `model.new_cache`
-    reserve                   room for all tokens is made at first, as `generate` does; False: as they come
+    reserve                   room for the prompt and 512 new tokens is made at first, and more as they come, up to
+                              `length`: as `generate` does. False: all of it as tokens come
     prompt, prefill_chunk     tokens read before one is made (None: all), and how many of them in a pass (None: all)
     source     tokens of each row's source, for models that read one
     codec      how keys and values are written, as in `model.new_cache`
@@ -166,7 +167,7 @@ def plan(
     way = None if link is None else parse_rate(link, "link")
     known = length if length is not None else capacity
     if known is None and budget is None:
-        known = max(min(LENGTH, planner.model.max_positions or LENGTH), prompt or 1)
+        known = max(min(LENGTH, planner.model.context or LENGTH), prompt or 1)
     least = known if known is not None else prompt or 1
     use = Use(rows, least, capacity, reserve, slack, prompt, prefill_chunk, source, codec, residence, page)
     use.check(planner.model)
@@ -236,7 +237,7 @@ class _Planner:
                 fetched = fetched_bytes(self.model, use.rows, use.length, source=use.source, codec=use.codec)
         return Plan(
             self.subject.name, self.subject.dtype, use, self.weights, tuple(lines_of(cache)), growing,
-            self.scratch(use, cache), self._rooms(use), moved, self.subject.positions, fetched=fetched,
+            self.scratch(use, cache), self._rooms(use), moved, self.model.context, fetched=fetched,
         )  # fmt: skip
 
     def _rooms(self, use: Use) -> tuple[Room, ...]:

@@ -66,8 +66,12 @@ def remarks(plan: Plan) -> list[str]:
         found.append(("largest context", f"{plan.most_length:,} tokens for {rows}{more}"))
     if plan.most_rows is not None:
         found.append(("most rows", f"{plan.most_rows:,} of {use.length:,} tokens"))
-    if plan.positions is not None and max(use.length, plan.most_length or 0) > plan.positions:
-        found.append(("positions", f"the configuration names {plan.positions:,}: it was not made for more"))
+    longest = max(use.length, plan.most_length or 0)
+    if plan.positions is not None and longest > plan.positions:
+        past = f"beyond the {plan.positions:,} positions that the model was made for"
+        found.append(
+            ("context", f"{longest:,} tokens are {past}: generate ends rows there, unless beyond_context=True")
+        )
     for room in plan.rooms:
         more = f", and {size(room.growing)} besides while it grows" if room.growing else ""
         host = f"{size(room.host)} on the host, " if room.host else ""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.checkpoint.source import config_dtype
-from lamina.config import Config, config_of
+from lamina.config import Config
 from lamina.dtypes import float_dtype
 from lamina.errors import InputError
 from lamina.loading import refuse_quantized
@@ -38,11 +38,6 @@ class Subject:
         """Bytes of all parameters and buffers."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
         return sum({id(x): x.nbytes for x in tensors}.values())
-
-    @property
-    def positions(self) -> int | None:
-        """How many positions the configuration names, where it does."""
-        return config_of(self.model).get("max_position_embeddings")
 
 
 def subject_of(what: What, dtype: str | torch.dtype | None = None) -> Subject:

@@ -20,6 +20,7 @@ from lamina.cache.pool import Pool
 from lamina.cache.spec import Cross
 from lamina.cache.table import Line, lines
 from lamina.errors import CapacityError, InputError
+from lamina.generation.room import soon
 from lamina.model import Model
 from lamina.planning.held import Held, Rehearsal
 
@@ -31,7 +32,8 @@ class Use:
     """`rows` rows of `length` tokens.
 
     capacity       of a cache with fixed room; None grows
-    reserve        room for all of `length` is made at first, as `generate` does; False: as tokens come
+    reserve        room for the prompt and 512 new tokens is made at first, and more as they come but never beyond
+                   `length`: as `generate` does with max_new_tokens = length - prompt. False: as tokens come
     slack          of the cache
     prompt         tokens that are read before one is made; None: all
     prefill_chunk  of which at most so many are in one pass; None: all
@@ -99,10 +101,9 @@ def lay_out(model: Model, use: Use) -> tuple[Cache, int]:
         cache = model.new_cache(use.rows, use.capacity, use.slack, codec=use.codec, residence=use.residence, pool=pool)
         if use.source is not None:
             _attach(cache, use.source)
-        if use.reserve or pool is not None:
-            cache.reserve(use.length)
-        else:
-            _grow(cache, use)
+        if use.reserve:
+            cache.reserve(soon(use.read, use.length - use.read), most=use.length)
+        _grow(cache, use)
         cache.logits_kept(model.vocab, model.dtype)
         if cache.pages is not None:
             cache.pages.prepare([(row, 0, use.length) for row in range(use.rows)])
@@ -123,16 +124,22 @@ def _pool(model: Model, use: Use, page: int) -> Pool:
 
 def _grow(cache: Cache, use: Use) -> None:
     """Makes room as passes do: for the prompt piece by piece, then for one token after the other."""
+
+    def room(tokens: int) -> None:
+        cache._reserve(tokens, tokens)
+        if cache.fetcher is not None:
+            cache.fetcher.reserve(cache.layers, {i for i, _ in cache.shared}, cache.rows)
+
     chunk = use.prefill_chunk or use.read
     for end in range(chunk, use.read + chunk, chunk):
-        cache.reserve(min(end, use.read))
+        room(min(end, use.read))
     layers = [layer for entry in cache.layers for layer in entry.values()]
     while True:
         rooms = [layer.slots or 0 for layer in layers if getattr(layer, "grows", False)]
         full = min([*rooms, cache.record.shape[1]])  # the next token after so many makes something grow
         if full >= use.length:
             return
-        cache.reserve(full + 1)
+        room(full + 1)
 
 
 def _attach(cache: Cache, source: int) -> None:

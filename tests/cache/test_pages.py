@@ -252,6 +252,20 @@ def test_a_pool_that_grows_keeps_what_all_of_its_caches_hold() -> None:
 # -- dropping --------------------------------------------------------------------------------------------------------
 
 
+def test_a_cache_that_was_reordered_gives_its_pages_back_at_once_when_it_is_dropped() -> None:
+    model = toy("sliding and full")
+    pool = Pool(model, page=4)
+    cache = model.new_cache(2, pool=pool)
+    model(random_ids(2, 9), cache=cache)
+    gc.disable()  # it must not be needed
+    try:
+        cache.reorder([1, 1], [3, 3])
+        del cache
+        assert pool.check().used == 0
+    finally:
+        gc.enable()
+
+
 def test_caches_that_are_dropped_give_their_pages_back_without_being_asked() -> None:
     model = toy("hybrid")
     pool = Pool(model, page=4)

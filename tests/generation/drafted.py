@@ -33,7 +33,7 @@ def settings(**changes: Any) -> Any:
         max_new_tokens=None, max_length=None, prefill_chunk=None, assistant_model=None, prompt_lookup_num_tokens=None,
         max_matching_ngram_size=2, assistant_early_exit=None, num_assistant_tokens=4,
         num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.0, target_lookbehind=10,
-        assistant_lookbehind=10,
+        assistant_lookbehind=10, beyond_context=False,
     )  # fmt: skip
     return SimpleNamespace(**default | changes)
 

@@ -91,13 +91,15 @@ def test_looking_changes_nothing_and_an_empty_prompt_goes_on() -> None:
         continuation(cache.reset([0]), [[], [1]])
 
 
-def test_prompts_are_taken_as_whole_where_they_begin_like_the_row() -> None:
+def test_prompts_are_whole_only_where_the_row_is_a_strict_prefix_of_them() -> None:
     cache = fed(reader(), [[5, 6, 7, 8]], 0)
     assert begun(cache.fork(), [[5, 6, 7, 8, 9]], None) == ([4], [[9]])
-    assert begun(cache.fork(), [[5, 6]], None) == ([1], [[6]])
-    assert begun(cache.fork(), [[5, 6, 1, 2]], None) == ([2], [[1, 2]])
-    assert begun(cache.fork(), [[5, 1, 2, 3]], None) == ([0], [[5, 1, 2, 3]])
+    for prompt in ([5, 6], [5, 6, 7, 8], [5, 6, 7], [5, 6, 7, 1, 2, 3], [5]):  # they begin alike: the row goes on
+        assert begun(cache.fork(), [prompt], None) == ([0], [prompt])
+        assert continuation(cache, [prompt]).back == [0]
     assert begun(cache.fork(), [[5, 6]], False) == ([0], [[5, 6]])
+    assert begun(cache.fork(), [[5, 6]], True) == ([1], [[6]])
+    assert begun(cache.fork(), [[5, 6, 1, 2]], True) == ([2], [[1, 2]])
 
 
 # -- chats -------------------------------------------------------------------------------------------------------------

@@ -49,9 +49,11 @@ def test_a_cache_that_covers_the_prompts_feeds_nothing(family: str) -> None:
     model, cache = model_of(family), held(family)
     rows = cache.tokens
     for prompts in (rows, [[], rows[1], []], None):
-        result = made(model, prompts, cache=cache.fork())
+        result = made(model, prompts, cache=cache.fork(), whole=True)
         check(model, result, rows)
         assert result.timing.prompt_tokens == 0
+    check(model, made(model, None, cache=cache.fork()), rows)
+    check(model, made(model, rows, cache=cache.fork()), added(rows, rows))  # not a strict prefix: it is what comes next
 
 
 @every_family

@@ -221,12 +221,12 @@ def test_texts_and_chats_need_a_tokenizer() -> None:
 
 
 def test_empty_rows_are_taken_where_a_cache_may_hold_all_there_is(model: Model) -> None:
-    found = prompt_of(model, [[], [3, 4]], continued=2)
+    found = prompt_of(model, [[], [3, 4]], held=[3, 4])
     assert (found.rows, found.counts) == ([[], [3, 4]], [0, 2])
-    assert prompt_of(model, continued=3).counts == [0, 0, 0]
+    assert prompt_of(model, held=[1, 1, 1]).counts == [0, 0, 0]
 
 
 def test_a_decoder_that_goes_on_gets_no_start_id_unless_its_source_is_new(t5: Model) -> None:
-    assert prompt_of(t5, continued=2).rows == [[], []]
-    assert prompt_of(t5, decoder_input_ids=[[4], []], continued=2).rows == [[4], []]
-    assert prompt_of(t5, [[5, 6]], decoder_input_ids=[[4]], continued=1).rows == [[*t5.start_ids, 4]]
+    assert prompt_of(t5, held=[3, 4]).rows == [[], []]
+    assert prompt_of(t5, decoder_input_ids=[[4], []], held=[3, 4]).rows == [[4], []]
+    assert prompt_of(t5, [[5, 6]], decoder_input_ids=[[4]], held=[5]).rows == [[*t5.start_ids, 4]]

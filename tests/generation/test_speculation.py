@@ -256,10 +256,11 @@ def test_after_an_error_the_cache_holds_its_committed_tokens_and_can_be_continue
         return wrapped
 
     oracle = Oracle(run, truth, 0.7)
+    stopping = run.stopping.select(range(3))
     broken = [
         (again(run), fails_at(3, oracle)),
         (replace(again(run), chooser=Chooser((fails_at(7, lambda scores, history: scores),))), oracle),
-        (replace(again(run), stopping=SimpleNamespace(put=fails_at(17, run.stopping.select(range(3)).put))), oracle),
+        (replace(again(run), stopping=SimpleNamespace(put=fails_at(17, stopping.put), rows=stopping.rows)), oracle),
         (replace(again(run), told=fails_at(15, lambda *event: None)), oracle),
     ]
     for one, draft in broken:

@@ -10,6 +10,7 @@ import torch
 
 import lamina
 from lamina.errors import PagesError
+from lamina.generation.cut import cut_short
 from lamina.generation.replay import replayed
 from lamina.generation.run import Chooser, one_by_one
 from lamina.generation.speculation import speculate
@@ -70,6 +71,8 @@ def test_running_out_of_pages_in_the_middle_loses_nothing() -> None:
         replayed(run)
     made = [row[len(prompt) :] for row, prompt in zip(run.cache.tokens, PROMPTS, strict=True)]
     assert made == [row[:5] for row in expected]  # 16 and 6 tokens: the next one of row 0 needs another page
+    partial = cut_short(run, PagesError("none"))  # as generate gives it with the error
+    assert (partial.tokens, partial.reasons) == (made, ["pages", "pages"])
     other.release()
     assert pool.check().used == held(run.cache) and run.cache.logits is not None
     rest = replayed(replace(run, logits=run.cache.logits.clone(), stopping=Stopping([7, 7], ())))

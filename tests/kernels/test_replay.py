@@ -14,7 +14,7 @@ from lamina.generation.processors import Facts, chain_of
 from lamina.generation.replay import replayed, why_not_replayed
 from lamina.generation.run import Chooser, one_by_one
 from lamina.generation.settings import settings_of
-from lamina.generation.stopping import Reason
+from lamina.generation.stopping import Reason, Stopping
 from tests.generation.text import tokenizer, unreadable
 from tests.kernels.runs import NEW, PROMPTS, begin, both, tiny
 
@@ -138,6 +138,18 @@ def test_stop_strings_and_functions_end_rows_of_a_captured_step() -> None:
     assert made.reasons == ["length", "stop"] and len(made.tokens[1]) == 2
     made, _ = both(model, max_time=1e-9, **words)
     assert made.reasons == ["time", "time"]
+
+
+def test_rows_of_a_captured_step_end_by_the_context() -> None:
+    model = tiny()
+    expected = one_by_one(begin(model, max_new_tokens=5))
+    for told in (None, lambda row, token, reason: None):
+        run = begin(model, max_new_tokens=5)
+        run.stopping = Stopping.of(run.settings, run.prompts, None, left=[2, 9])
+        run.told = told
+        made = replayed(run)
+        assert made.reasons == ["context", "length"]
+        assert made.tokens == [expected.tokens[0][:2], expected.tokens[1]]
 
 
 def test_a_listener_that_fails_leaves_whole_tokens_and_the_step_goes_on_with_others() -> None:

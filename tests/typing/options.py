@@ -20,6 +20,7 @@ def as_options(settings: Settings) -> AllOptions:
         min_length=settings.min_length,
         min_new_tokens=settings.min_new_tokens,
         max_time=settings.max_time,
+        beyond_context=settings.beyond_context,
         stop_strings=settings.stop_strings,
         stop=settings.stop,
         do_sample=settings.do_sample,
