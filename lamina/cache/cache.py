@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
     from lamina.runtime.passes import CapturedPass
 
 P = TypeVar("P", bound="Step | CapturedPass")
+
+
+_using = Lock()
 
 
 class Cache:
@@ -115,6 +119,7 @@ class Cache:
         self.fetcher = self._new_fetcher()
         self._opened: weakref.ref[Step | CapturedPass] | None = None
         self._expected: int | None = None  # tokens of a row in the end, where somebody said so
+        self._used = False  # by a generation
         self._room = 0  # tokens that every layer is known to have room for; it may have more
 
     # -- facts -----------------------------------------------------------------------------------------------------
@@ -232,6 +237,21 @@ class Cache:
         assert real is not None
         self._opens(one)
         return real
+
+    @contextmanager
+    def used_alone(self) -> Iterator[None]:
+        """Inside, nobody else may generate with this cache: two generations would write over each other's tokens."""
+        with _using:
+            if self._used:
+                raise InputError(
+                    "another generation is using this cache (a stream that is not read to its end, or another thread): "
+                    "wait until it ends, cancel it, or give each generation its own, with cache.fork()"
+                )
+            self._used = True
+        try:
+            yield
+        finally:
+            self._used = False
 
     @contextmanager
     def advancing(self, taken: Counts) -> Iterator[None]:
@@ -494,7 +514,7 @@ class Cache:
         new.fetcher = new._new_fetcher()
         new.record = allocate(record.shape, torch.int64, self.device)
         new.record.copy_(record)
-        new._change, new._logits = None, None
+        new._change, new._logits, new._used = None, None, False
         if logits is not None:
             new._logits = allocate(logits.shape, logits.dtype, self.device)
             new._logits.copy_(logits)

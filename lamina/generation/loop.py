@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -153,7 +154,7 @@ def _prepared(
 
     def run(stream: Callable[[Event], object] | None) -> Result:
         call.stream = stream
-        with torch.no_grad():
+        with torch.no_grad(), nullcontext() if cache is None else cache.used_alone():
             return call.result(cache, whole, prefixes)
 
     return run

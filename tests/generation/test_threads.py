@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bench import many_callers
+from lamina.errors import InputError
 from lamina.generation.drafts import early_exit
 from tests.families.harness import pair
 
@@ -61,3 +62,15 @@ def test_an_early_exit_that_is_in_use_stays_as_it_is_when_asked_for_again() -> N
     modules = first._modules
     assert early_exit(model, 1) is first and first._modules is modules
     assert torch.equal(first.embed(torch.tensor([[1]])), model.embed(torch.tensor([[1]])))
+
+
+def test_one_cache_is_used_by_one_generation_at_a_time() -> None:
+    model = pair("llama", "grouped")[1]
+    cache = model.new_cache()
+    first = model.stream([[5, 6, 7]], 100, cache=cache, eos_token_id=None)
+    next(first)
+    with pytest.raises(InputError, match=r"another generation is using this cache .* cache\.fork\(\)"):
+        model.generate([[8]], 2, cache=cache)
+    first.cancel()
+    held = cache.tokens[0]
+    assert model.generate([[8]], 2, cache=cache, eos_token_id=None).cache.tokens[0][:-2] == [*held, 8]

@@ -88,7 +88,11 @@ class Dries:
         return torch.where((history.lengths - history.prompts >= 2)[:, None], -torch.inf, scores)
 
 
-@pytest.mark.parametrize("settings", [{}, dict(do_sample=True), dict(stop=lambda row, tokens, text: False)], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, dict(do_sample=True), dict(stop=lambda row, tokens, text: False)],
+    ids=["greedy", "drawn", "with a stop rule"],
+)
 def test_a_row_that_nothing_may_follow_ends_before_an_excluded_id_is_fed(settings: dict[str, Any]) -> None:
     model = tiny()
     given: dict[str, Any] = dict(logits_processor=[Dries()], **settings)
