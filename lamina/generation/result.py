@@ -66,6 +66,9 @@ class Result:
     """What a strategy knows besides: sequence scores and beam indices, acceptance statistics."""
     held: Cache | None = None
     inside: Inside | None = None
+    row_ids: list[int] = field(default_factory=list)
+    """The numbers that draws depended on: with `cache=result.cache, row_ids=result.row_ids` and the same seed, sampling
+    goes on as if it had never stopped. Without them, a continued row draws as its whole text would as a prompt."""
 
     @classmethod
     def of(
@@ -78,7 +81,7 @@ class Result:
         return cls(
             [rows[row] for row in each], made.tokens, made.reasons, [reused[row] for row in each], made.how, timing,
             model.tokenizer, settings.pad_token_id, stopping.cuts, stopping.before, run.kept,
-            made.more, made.cache if settings.use_cache else None,
+            made.more, made.cache if settings.use_cache else None, row_ids=run.numbers,
         )  # fmt: skip
 
     def __repr__(self) -> str:

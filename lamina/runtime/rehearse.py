@@ -11,13 +11,14 @@ made without any.
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from threading import Thread
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from lamina.model import Model
 
 _under_way: WeakKeyDictionary[Model, Rehearsal] = WeakKeyDictionary()
+_rehearsals: WeakSet[Rehearsal] = WeakSet()
 
 
 class Rehearsal:
@@ -40,6 +42,7 @@ class Rehearsal:
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         self.failed: Exception | None = None
         self.thread = Thread(target=self._build, args=(config, dtype, device), daemon=True)
+        _rehearsals.add(self)
         self.thread.start()
 
     def serves(self, model: Model) -> None:
@@ -52,6 +55,14 @@ class Rehearsal:
                 build_kernels(without_numbers(config, dtype))
         except Exception as problem:  # whoever launches the kernel meets it again, with its own trace
             self.failed = problem
+
+
+@atexit.register
+def _end_all() -> None:
+    """Waits for rehearsals when the interpreter exits: a thread that is stopped inside PyTorch aborts the process. The
+    wait is short, since the executors of their builders take no more work by then."""
+    for one in list(_rehearsals):
+        one.thread.join()
 
 
 def rehearsal(config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> Rehearsal | None:

@@ -103,7 +103,7 @@ def test_generate_goes_on_from_a_file_as_if_it_had_never_stopped(
         begun = model.generate(prompts, max_new_tokens=6, **options)
         begun.cache.save(tmp_path / "cache")
         cache = load_cache(tmp_path / "cache", model)
-        ended = model.generate(max_new_tokens=8, cache=cache, **options)
+        ended = model.generate(max_new_tokens=8, cache=cache, row_ids=begun.row_ids, **options)
         assert [a + b for a, b in zip(begun.tokens, ended.tokens, strict=True)] == unbroken.tokens
 
 
