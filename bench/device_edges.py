@@ -21,15 +21,14 @@ from lamina.generation.history import History
 from lamina.model import Model
 
 PROMPTS = [[5, 9, 12, 3, 44, 8, 21], [7, 2, 30]]
+CAPTURED = "one captured graph a step"
 
 
 def grows(model: Model) -> bool:
     """Whether memory follows the tokens that are made, not those that might be."""
     free = model.generate(PROMPTS[:1], 700, eos_token_id=None, beyond_context=True)
     many = model.generate(PROMPTS[:1], 2_000_000, beyond_context=True, eos_token_id=None, stop=after(650))
-    return (
-        "captured" in many.how and many.tokens[0] == free.tokens[0][:650] and many.cache.nbytes < 3 * free.cache.nbytes
-    )
+    return many.how == CAPTURED and many.tokens[0] == free.tokens[0][:650] and many.cache.nbytes < 3 * free.cache.nbytes
 
 
 def after(count: int) -> Callable[[int, list[int], str], bool]:
@@ -71,7 +70,7 @@ def draws(model: Model) -> bool:
     how: dict[str, Any] = dict(do_sample=True, seed=2**64 - 1, eos_token_id=None)
     together = model.generate([*PROMPTS, PROMPTS[0]], 16, **how)
     alone = [model.generate([prompt], 16, **how) for prompt in PROMPTS]
-    captured = all("captured" in one.how for one in (together, *alone))
+    captured = all(one.how == CAPTURED for one in (together, *alone))
     same = together.tokens[:2] == [one.tokens[0] for one in alone]
     return captured and same and len(set(map(tuple, together.tokens))) == 3
 
@@ -84,7 +83,7 @@ def reclaims(model: Model) -> bool:
         model.generate([[first] * 12], 8, prefixes=store, eos_token_id=None)
     found = model.generate(PROMPTS[:1], 60, cache=model.new_cache(pool=pool), eos_token_id=None)
     plain = model.generate(PROMPTS[:1], 60, eos_token_id=None, output_logits=True)
-    return "captured" in found.how and found.tokens == plain.tokens
+    return found.how == CAPTURED and found.tokens == plain.tokens
 
 
 def universal(model: Model) -> bool:
