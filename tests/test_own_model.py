@@ -99,7 +99,7 @@ def test_a_cache_file_of_other_weights_is_refused(model: Mine, tmp_path: Path) -
 def test_a_config_that_is_an_object_of_ones_own_is_left_alone(model: Mine) -> None:
     other = copy.deepcopy(model)
     other.config = type("Sizes", (), {"eos_token_id": 3})()  # type: ignore[assignment]
-    assert other.eos_ids == () and lamina.plan(other, length=8).positions is None
+    assert other.eos_ids == () and lamina.plan(other, length=8).positions == Mine.max_positions
     assert other.generate(PROMPTS, max_new_tokens=2).tokens == model.generate(PROMPTS, max_new_tokens=2).tokens
 
 

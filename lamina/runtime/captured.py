@@ -3,6 +3,8 @@
 Both stand where a `Step` stands in model code, and find the cache that they are given through tables of pointers that
 are copied in. Each has memory of its own: inputs, tables and the workspace of its kernels. So each serves one caller at
 a time (`lamina.runtime.graphs` lends them), on the CUDA stream on which it was borrowed.
+
+Without CUDA (kernels interpreted on the CPU) a replay runs the program again, which is how all of this is tested.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ class Captured:
         self.logits: Tensor | None = None
         self.replays: list[Program] = []  # one for each program, once they are captured
         self.failed: str | None = None  # why they cannot be captured
+        self._proved: set[int] = set()  # programs that ran once, where kernels are interpreted
         self._stores: list[tuple[int, int]] = []
         self._stream = current_stream(self.device)  # that it is launched on
         self._done: torch.cuda.Event | None = None  # the end of what its last borrower launched
@@ -96,7 +99,7 @@ class Captured:
     def capture(self) -> None:
         """Captures the programs, if that is not done. The tables must point at a cache; nothing of it changes, since no
         row takes part. Where a kernel cannot be built or launched it raises CaptureError."""
-        if self.replays:
+        if self.replays or self.device.type != "cuda":
             return
         wait_for_kernels(self.model)
         counts = self.counts.clone()
@@ -105,12 +108,26 @@ class Captured:
             self._before_capture()
             self.replays = recorded(self.device, *self.programs())
         except Exception as problem:
-            reason = f"its capture failed: {_short(problem)}"
-            if not isinstance(problem, torch.OutOfMemoryError):  # there may be memory another time
-                self.failed = reason
-            raise CaptureError(reason) from problem
+            raise self._not_captured(problem) from problem
         finally:
             self.counts.copy_(counts)
+
+    def _interpret(self, which: int) -> None:
+        """Runs a program where kernels are interpreted; its first run shows what cannot be launched."""
+        wait_for_kernels(self.model)
+        try:
+            self.programs()[which]()
+        except Exception as problem:
+            if which in self._proved:
+                raise
+            raise self._not_captured(problem) from problem
+        self._proved.add(which)
+
+    def _not_captured(self, problem: Exception) -> CaptureError:
+        reason = f"its capture failed: {_short(problem)}"
+        if not isinstance(problem, torch.OutOfMemoryError):  # there may be memory another time
+            self.failed = reason
+        return CaptureError(reason)
 
     def _before_capture(self) -> None:
         """What else must be so that a program changes nothing."""
@@ -122,7 +139,10 @@ class Captured:
                 f"a captured program that was borrowed on CUDA stream {self._stream} was run on {stream}, and nothing "
                 "orders the two: run it on the first, or borrow one from model.graphs on this stream"
             )
-        self.replays[which]()
+        if self.device.type == "cuda":
+            self.replays[which]()
+        else:
+            self._interpret(which)
 
     def _using_kernels(self) -> Any:
         return kernels.in_use(self.workspace)

@@ -171,8 +171,7 @@ class CapturedPass(Captured):
 
     def _before_capture(self) -> None:
         self.accepted.zero_()
-        if self.device.type == "cuda":
-            build_together(*self.programs())
+        build_together(*self.programs())
 
     def _take_up(self, cache: Cache) -> None:
         """Copies the cache's tables in, where they are not those of the last pass."""

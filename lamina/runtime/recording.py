@@ -1,7 +1,4 @@
-"""How a program of kernels becomes a CUDA graph: where it is captured and launched, and how values reach it.
-
-Without CUDA (kernels interpreted on the CPU) a replay runs the program again, which is how all of this is tested.
-"""
+"""How a program of kernels becomes a CUDA graph, and how values reach it."""
 
 from __future__ import annotations
 
@@ -24,10 +21,6 @@ def recorded(device: torch.device, *programs: Program) -> list[Program]:
     anything that cannot be launched fails here. The caller takes care that running them changes nothing. Other threads
     may go on meanwhile: they may launch, and load kernels of another model.
     """
-    if device.type != "cuda":
-        for program in programs:
-            program()
-        return list(programs)
     with _one_at_a_time:
         side = torch.cuda.Stream(device)
         side.wait_stream(torch.cuda.current_stream(device))

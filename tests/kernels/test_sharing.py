@@ -44,7 +44,7 @@ def within(outer: Run, inner: Run) -> tuple[Made, Made]:
 @pytest.mark.parametrize("family", ["llama", "mamba2"])
 def test_generations_that_take_turns_give_the_tokens_of_each_alone(family: str) -> None:
     model = copy.deepcopy(small(family))
-    settings: list[dict[str, Any]] = [dict(max_new_tokens=4), dict(max_new_tokens=3, eos_token_id=[5])]
+    settings: list[dict[str, Any]] = [dict(max_new_tokens=3), dict(max_new_tokens=2, eos_token_id=[5])]
     alone = [one_by_one(begin(model, **one)) for one in settings]
     runs = [begin(model, **one) for one in settings]
     runs[1].logits = runs[1].logits.flip(0)  # other tokens than the first run's
@@ -238,10 +238,13 @@ def test_everything_is_launched_on_the_device_of_the_model(monkeypatch: pytest.M
 
 def test_room_is_made_for_tokens_as_they_come() -> None:
     model = copy.deepcopy(tiny())
-    free = one_by_one(begin(model, max_new_tokens=40)).tokens
-    ends = [row[24] for row in free]
-    expected = one_by_one(begin(model, max_new_tokens=40, eos_token_id=ends))
+    free = one_by_one(begin(model, max_new_tokens=7)).tokens
+    ends = [row[6] for row in free]
+    expected = one_by_one(begin(model, max_new_tokens=8, eos_token_id=ends))
     run = begin(model, max_new_tokens=1_000_000, eos_token_id=ends)
+    run.cache = run.cache.select([0, 1])  # without room for more
+    stores = {layer.data["k"].data_ptr() for layer in run.cache.layers[0].values()}
     made = replayed(run)
     assert made.tokens == expected.tokens
+    assert {layer.data["k"].data_ptr() for layer in run.cache.layers[0].values()} != stores  # it has grown
     assert run.cache.record.shape[1] < 200 and run.cache.nbytes < 4 * expected.cache.nbytes
