@@ -432,8 +432,9 @@ def test_a_process_killed_while_saving_leaves_a_whole_file_and_nothing_that_stay
     caches[0].save(path)
     saving = mmap.mmap(-1, 1)  # shared with the child: whether it is in the middle of a save
     unfinished, left, started = 0, 0, time.monotonic()
-    while unfinished < 6:  # so many kills are to come in the middle of a save
+    while unfinished < 6 or (left < 3 and name == "under a name"):  # kills that are to come in the middle of a save
         assert time.monotonic() - started < 60
+        saving[0] = 0
         child = os.fork()
         if child == 0:
             try:
@@ -452,7 +453,7 @@ def test_a_process_killed_while_saving_leaves_a_whole_file_and_nothing_that_stay
         left += len(partial)
         assert len(partial) <= 1, "the next save removes what the last one left"
         assert load_cache(path, model).tokens in [cache.tokens for cache in caches]
-    assert left > 0 if name == "under a name" else left <= 1, "but for the moment between getting a name and its place"
+    assert name == "under a name" or left <= 1, "but for the moment between getting a name and its place"
     caches[0].save(path)
     assert list(tmp_path.iterdir()) == [path]
 
