@@ -6,8 +6,9 @@
     --registers                to the end, which tells registers and spills too and takes about ten times as long
     --jobs 2                   this many processes (one for each core)
 
-All of it is some 6,400 kernels, which take about three hours of one core. Prints a line for each kernel and model: the most shared memory that any of its launches asks for, by card, in KiB.
-Exits with an error where a kernel asks for more than a block may have.
+All of it is some 6,400 kernels, which take hours of one core. Prints a line for each kernel and model: the most shared
+memory that any of its launches asks for, by card, in KiB. Exits with an error where a kernel asks for more than a block
+may have.
 """
 
 from __future__ import annotations
