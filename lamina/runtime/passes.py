@@ -115,7 +115,7 @@ class CapturedPass(Captured):
     def commit(self, accepted: Numbers | None = None) -> None:
         """Takes in the first `accepted` tokens of each row that was read (all real ones when None)."""
         cache, counts = self.cache, self.given
-        if cache is None or counts is None:
+        if cache is None or counts is None or cache._open is not self:
             raise InputError("this pass is over: it was committed or dropped, or the cache was changed after reading")
         taken = counts
         if accepted is not None:
