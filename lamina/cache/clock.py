@@ -117,7 +117,7 @@ class Clock:
         self.high = [high + n for high, n in zip(self.high, more, strict=True)]
 
     def drifted(self, least: Sequence[int]) -> None:
-        """After `drift`, when the device has been told: each row went on by at least so many tokens."""
+        """After `drift`, when the device has been told: each row went on by at least `least` tokens."""
         low = [one + n for one, n in zip(self.low, least, strict=True)]
         # A captured pass moves `base` to the length. An old bound on it is still a bound, so the length comes last.
         self.base_low = [max(*both) for both in zip(self.base_low, low, strict=True)]
@@ -129,7 +129,7 @@ class Clock:
         self.high = [high - n for high, n in zip(self.high, host, strict=True)]
 
     def put_back(self, lengths: Tensor, host: Sequence[int]) -> None:
-        """Every row holds so many tokens, fewer than it did or as many. May be repeated."""
+        """Every row holds `lengths` tokens, no more than before. May be repeated."""
         self.lengths.copy_(lengths)
         self.low = list(host)
         self.high = list(host)

@@ -83,7 +83,7 @@ def why_no_attention(
 
 
 def why_no_heads(key_dim: int, value_dim: int, dtype: torch.dtype, *, coded: bool = False) -> str | None:
-    """Why no attention kernel takes heads of so many values."""
+    """Why no attention kernel takes heads of these sizes."""
     most = MOST_CODED if coded else MOST_BYTES // (2 * dtype.itemsize)
     if max(key_dim, value_dim) <= most or (not coded and head_bytes(key_dim, value_dim, dtype.itemsize) <= MOST_BYTES):
         return None

@@ -50,7 +50,7 @@ class Limits:
         return self.capability[0] in (9, 10)
 
     def buffers(self, stages: int, rows: int) -> int:
-        """How many blocks of each load of a loop are in shared memory at once, at most, for products of so many rows.
+        """How many blocks of each load of a loop are in shared memory at once, at most, for products of `rows` rows.
 
         A block that has come is copied to registers before it is used, which frees its place; but products of 64 rows
         read it where it is, on devices that can.
@@ -58,7 +58,7 @@ class Limits:
         return max(stages if self.tiles_of_64 and rows >= 64 else stages - 1, 1)
 
     def room(self, programs: int) -> int:
-        """Bytes of shared memory of each, where so many blocks share an SM.
+        """Bytes of shared memory for each of `programs` blocks that share an SM.
 
         >>> CARDS[86].room(1) // KIB, CARDS[86].room(2) // KIB
         (99, 49)
