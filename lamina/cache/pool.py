@@ -74,7 +74,7 @@ class Kind:
         return sum(store[0].nbytes for store in self.parts)
 
     def grow(self, count: int) -> None:
-        """Makes it so many pages, one part at a time: the peak is one part's copy. An interrupt leaves parts with
+        """Makes it `count` pages, one part at a time: the peak is one part's copy. An interrupt leaves parts with
         more pages than the books know of, which the next growth finds done."""
         for fields in self.data.values():
             for name, old in fields.items():

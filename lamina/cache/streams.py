@@ -11,7 +11,7 @@ import torch
 
 
 class Streams:
-    """The streams that were seen so far. Whoever calls holds the pool's lock."""
+    """The streams that were seen so far. The caller holds the pool's lock."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

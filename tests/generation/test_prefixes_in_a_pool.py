@@ -10,20 +10,7 @@ from typing import Any
 import pytest
 
 from lamina import PagesError, Pool, PrefixStore
-from lamina.model import Model
-from tests.families.cases import FIRST
-from tests.families.harness import pair, random_ids
-
-PLENTY = 2**30
-ENDLESS: dict[str, Any] = {"eos_token_id": []}
-
-
-def model_of(family: str) -> Model:
-    return pair(family, dict(FIRST)[family])[1]
-
-
-def ids(length: int, vocab: int, seed: int) -> list[int]:
-    return random_ids(1, length, vocab, seed)[0].tolist()
+from tests.generation.test_prefixes import ENDLESS, PLENTY, ids, model_of
 
 
 @pytest.fixture(autouse=True)
