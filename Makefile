@@ -2,7 +2,7 @@
 # make test   lint, types and every test
 # make kernels   every kernel of every family built for every card, without a GPU, and compared with its shared memory
 # make laws   the laws on many more random histories: make laws N=10000
-# make lint   ruff and mypy alone
+# make lint   ruff, mypy and the order of imports alone
 
 PYTHON ?= python3
 VENV := .venv
@@ -21,6 +21,7 @@ lint: $(VENV)/test
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports --no-cache
 
 laws: $(VENV)/test
 	LAMINA_LAWS_EXAMPLES=$(N) $(RUN) -m pytest -q -n 2 tests/laws

@@ -25,7 +25,7 @@ WORKER = """
 import json, sys, torch
 from lamina.bench.measure import seconds
 from lamina.bench.random_model import random_model
-from lamina.bench.shapes import find_shape
+from lamina.checkpoint.shapes import find_shape
 from lamina.bench.subjects import Lamina
 
 STEPS, device, subject, opened = 64, torch.device("cuda"), None, None

@@ -29,7 +29,7 @@ from torch import Tensor
 
 import lamina
 from bench.many_callers import many_callers
-from lamina.cache.store import TokenLayer
+from lamina.cache.layers.tokens import TokenLayer
 from lamina.generation import Result
 from lamina.model import Model
 from lamina.runtime import why_no_passes

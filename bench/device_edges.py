@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 import lamina
-from lamina.generation.history import History
 from lamina.model import Model
+from lamina.sampling.history import History
 
 PROMPTS = [[5, 9, 12, 3, 44, 8, 21], [7, 2, 30]]
 CAPTURED = "one captured graph a step"

@@ -15,10 +15,10 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from lamina.bench.shapes import find_shape
 from lamina.cache import Cache, Pool
 from lamina.cache.spec import LayerSpecs
-from lamina.cache.table import lines, size
+from lamina.cache.summary import lines, size
+from lamina.checkpoint.shapes import find_shape
 from lamina.model import Model
 from lamina.planning.subject import subject_of
 

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lamina.bench.context import fill_context
 from lamina.bench.measure import seconds
 from lamina.bench.random_model import random_model
-from lamina.bench.shapes import SHAPES
 from lamina.cache.cache import Cache
-from lamina.cache.table import size
+from lamina.cache.summary import size
+from lamina.checkpoint.shapes import SHAPES
 from lamina.model import Model
+from lamina.planning.context import fill_context
 
 SHARE, LAYERS = 0.8, 2  # to reach: of the link's bandwidth, with so many layers' worth on the device
 SMALL = ["llama-3.1-8b", "gemma-2-9b", "mamba2-2.7b", "falcon-h1-7b", "qwen3-next", "deepseek-v2-lite"]

@@ -1,8 +1,8 @@
 """Time to the first token with a prefix store, cold and by a hit: `python -m bench.prefix_hit [SHAPE] [TOKENS]`
 
-Without arguments, SmolLM2-135M and a prompt of 1000 tokens. A shape is a name in `lamina/bench/shapes.py`; its weights
-are random. A GPU is used where there is one. The cold time is that of a call without a store; either is the time from
-the call until someone who listens hears of the token.
+Without arguments, SmolLM2-135M and a prompt of 1000 tokens. A shape is a name in `lamina/checkpoint/shapes.py`; its
+weights are random. A GPU is used where there is one. The cold time is that of a call without a store; either is the
+time from the call until someone who listens hears of the token.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 
 import lamina
 from lamina.bench.random_model import random_model
-from lamina.bench.shapes import find_shape
 from lamina.checkpoint import packaged_smollm2
+from lamina.checkpoint.shapes import find_shape
 from lamina.errors import InputError
 from lamina.model import Model
 

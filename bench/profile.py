@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from lamina.bench.bytes import decode_bytes
 from lamina.bench.measure import limits, median_seconds
 from lamina.bench.random_model import random_model
-from lamina.bench.shapes import find_shape
 from lamina.bench.subjects import Lamina
+from lamina.checkpoint.shapes import find_shape
 from lamina.kernels.limits import assumed, limits_of
+from lamina.planning.bytes import decode_bytes
 
 STEPS = 16
 Launch = tuple[str, str]  # a kernel's name and its grid

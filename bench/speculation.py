@@ -16,12 +16,12 @@ from functools import partial
 
 import torch
 
-from lamina.bench.context import fill_context, set_clock
 from lamina.bench.decode import run_steps
 from lamina.bench.measure import median_seconds
 from lamina.bench.random_model import random_model
-from lamina.bench.shapes import SMOLLM2_135M, find_shape
+from lamina.checkpoint.shapes import SMOLLM2_135M, find_shape
 from lamina.model import Model
+from lamina.planning.context import fill_context, set_clock
 from lamina.runtime import why_no_passes
 
 WIDTHS = (1, 2, 4, 8, 16)

@@ -1,4 +1,4 @@
-"""Prints the file tree of the README, one line a file, from the first line of each file: `python docs/tree.py`"""
+"""Writes docs/files.md, the file tree with one line per file, from the first sentence of each: `python docs/tree.py`"""
 
 from __future__ import annotations
 
@@ -34,5 +34,10 @@ def first_line(file: Path) -> str:
     return text.split("\n\n")[0].replace("\n", " ").split(". ")[0].rstrip(".")
 
 
+def page() -> str:
+    """The text of docs/files.md."""
+    return f"# The files\nWritten by `python docs/tree.py`.\n```\n{tree()}\n```\n"
+
+
 if __name__ == "__main__":
-    print(tree())
+    (ROOT / "docs" / "files.md").write_text(page())

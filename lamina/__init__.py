@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lamina.cache import Cache, Codec, Pool, Source
-    from lamina.cache.file import load_cache
+    from lamina.cache.io.cache_file import load_cache
     from lamina.checking import Report
     from lamina.checking.verify import verify
     from lamina.errors import CacheFileError, CapacityError, InputError, LaminaError, PagesError, RewindError
@@ -30,7 +30,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "lamina.cache": ("Cache", "Codec", "Pool", "Source"),
-    "lamina.cache.file": ("load_cache",),
+    "lamina.cache.io.cache_file": ("load_cache",),
     "lamina.checking": ("Report", "verify"),
     "lamina.errors": ("CacheFileError", "CapacityError", "InputError", "LaminaError", "PagesError", "RewindError"),
     "lamina.generation": ("Chat", "PrefixStore"),

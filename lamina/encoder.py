@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.cache.counts import Counts
-from lamina.cache.cross import Source
+from lamina.cache.layers.cross import Source
 from lamina.cache.step import Step
 from lamina.errors import InputError
 from lamina.model import Model

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
+from lamina.checkpoint.loader import fill, finish_buffers, own_dtype, put, tensors_of
+from lamina.checkpoint.source import config_dtype, open_source
 from lamina.config import Config
 from lamina.dtypes import float_dtype
 from lamina.errors import InputError
 from lamina.model import Model
 from lamina.models import family
+from lamina.runtime.prebuild import rehearsal
 
 
 def load(path: str | Path, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None) -> Model:
@@ -23,9 +30,6 @@ def load(path: str | Path, dtype: str | torch.dtype | None = None, device: str |
     >>> model = load("smollm2", dtype="float32")               # doctest: +SKIP
     >>> print(model.generate("The sky is").text[0])            # doctest: +SKIP
     """
-    from lamina.checkpoint import config_dtype, fill, open_source
-    from lamina.runtime.rehearse import rehearsal
-
     asked, place = float_dtype(dtype), one_device(device)
     source = open_source(path)
     config = Config(source.config)
@@ -34,12 +38,24 @@ def load(path: str | Path, dtype: str | torch.dtype | None = None, device: str |
     with torch.device("meta"):
         model = cls.build(config)
     kind = config_dtype(source.config) if asked is None else asked
-    building = rehearsal(source.config, kind, place)
+    building = rehearsal(partial(on_meta, source.config, kind), kind, place)
     fill(model, source, model.names, dtype=kind, device=place, ignore=model.ignored)
     if building is not None:
         building.serves(model)
     model.tokenizer = source.tokenizer()
     model.generation_defaults = dict(source.generation_config)
+    return model.eval()
+
+
+def on_meta(config: Mapping[str, Any], dtype: torch.dtype) -> Model:
+    """The model of a configuration on the meta device, each parameter in the dtype that it will be loaded in."""
+    with torch.device("meta"):
+        model = family(config["model_type"]).build(Config(config))
+    for paths, like in tensors_of(model):
+        if isinstance(like, nn.Parameter):
+            values = torch.empty(like.shape, dtype=own_dtype(model, paths, like, dtype), device="meta")
+            put(model, paths, like, values)
+    finish_buffers(model, torch.device("meta"))
     return model.eval()
 
 

@@ -18,25 +18,25 @@ import torch
 from torch import Tensor, nn
 
 from lamina.cache.cache import Cache
-from lamina.cache.centre import centres_of
-from lamina.cache.codec import Codecs, codecs_of
+from lamina.cache.codec.codec import Codecs, codecs_of
+from lamina.cache.codec.key_mean import centres_of
 from lamina.cache.counts import Counts
-from lamina.cache.cross import Source
-from lamina.cache.forgetting import pass_anew
-from lamina.cache.layer import Key
-from lamina.cache.pool import checked_pool
+from lamina.cache.layers.base import Key
+from lamina.cache.layers.cross import Source
+from lamina.cache.pool.pool import checked_pool
+from lamina.cache.recompute import pass_anew
 from lamina.cache.spec import Convolution, Cross, LayerSpecs, Recurrent
 from lamina.cache.step import Step
 from lamina.config import EMPTY, Config, config_of
 from lamina.errors import CapacityError, InputError
-from lamina.runtime.compiled import CompiledBlocks, why_not_compiled
+from lamina.runtime.compile import CompiledBlocks, why_not_compiled
 
 if TYPE_CHECKING:
-    from lamina.cache.pool import Pool
+    from lamina.cache.pool.pool import Pool
     from lamina.checkpoint.names import Names
     from lamina.checkpoint.tokenizer import Tokenizer
-    from lamina.generation.options import CallOptions
     from lamina.generation.result import Result
+    from lamina.generation.settings.options import CallOptions
     from lamina.generation.stream import Event, Stream
     from lamina.runtime.graphs import Graphs
 
@@ -130,7 +130,7 @@ class Model(nn.Module):
 
         None without such a length: recurrent models, relative positions (T5), a configuration that names none.
         """
-        from lamina.nn.rotary import positions_of
+        from lamina.nn.attention.rotary import positions_of
 
         if all(isinstance(spec, Recurrent | Convolution | Cross) for entry in self.specs for spec in entry.values()):
             return self.max_positions
@@ -388,7 +388,7 @@ class Model(nn.Module):
         >>> print(model.explain())                                    # doctest: +SKIP
         decoding: plain passes, since the model is on cpu; decode steps are captured on a GPU
         """
-        from lamina.runtime.explain import why_not_captured
+        from lamina.runtime.eligibility import why_not_captured
 
         reason = why_not_captured(self, cache, rows) or self.graphs.why_not(rows if cache is None else cache.rows)
         return "decoding: one captured graph a step" if reason is None else f"decoding: plain passes, since {reason}"
@@ -402,7 +402,7 @@ class Model(nn.Module):
 
         >>> model.compile()                                           # doctest: +SKIP
         """
-        from lamina.runtime.rehearse import wait_for_kernels
+        from lamina.runtime.prebuild import wait_for_kernels
 
         wait_for_kernels(self)  # a thread that builds them uses the same modules, which is no affair of the compiler's
         self.compiled = CompiledBlocks(self.blocks, **options)
@@ -415,7 +415,7 @@ class Model(nn.Module):
         stream: Callable[[Event], object] | None = None,
         **options: Unpack[CallOptions],
     ) -> Result:
-        """Continues each prompt; see `lamina.generation.generate`."""
+        """Continues each prompt; see `lamina.generation.entry`."""
         from lamina.generation import generate
 
         return generate(self, prompts, max_new_tokens, stream=stream, **options)

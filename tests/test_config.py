@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaForCausalLM, T5Config
 
 import lamina
-from lamina.bench.shapes import SHAPES
+from lamina.checkpoint.shapes import SHAPES
 from lamina.config import Config
 from lamina.config_fields import FIELDS
 from lamina.models import family

@@ -1,4 +1,4 @@
-"""The README is true: its file tree, its commands and its first example."""
+"""The README and docs/files.md are true: the file tree, the commands and the first example."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import pytest
 import torch
 
 import lamina
-from docs.tree import tree
+from docs.tree import page
 from tests.families.harness import pair
 
 README = Path(__file__).parent.parent / "README.md"
 
 
 def test_the_file_tree_is_that_of_the_files() -> None:
-    assert tree() in README.read_text(), "run `python docs/tree.py` and put what it prints into the README"
+    files = README.parent / "docs" / "files.md"
+    assert files.read_text() == page(), "run `python docs/tree.py`"
 
 
 def test_the_first_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:

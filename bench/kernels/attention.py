@@ -24,12 +24,13 @@ if not torch.cuda.is_available():
 from bench.kernels import latents
 from bench.kernels.timing import read_speed
 from lamina.attention import Chunked, Full, Sliding, Window
-from lamina.kernels import attend, latent
-from lamina.kernels.attend import decode_attention
-from lamina.kernels.rope import rotate_and_append
-from lamina.kernels.shape import Shape
-from lamina.kernels.token import attend_token
-from lamina.nn.rotary import rotate, rotate_neighbours
+from lamina.kernels.attention import decode as attend
+from lamina.kernels.attention import mla as latent
+from lamina.kernels.attention.decode import decode_attention
+from lamina.kernels.attention.decode_fused import attend_token
+from lamina.kernels.attention.rope_append import rotate_and_append
+from lamina.kernels.attention.shape import Shape
+from lamina.nn.attention.rotary import rotate, rotate_neighbours
 from tests.kernels.stores import Held, error
 
 CUDA = torch.cuda.is_available()

@@ -30,7 +30,7 @@ if __name__ == "__main__":
 import torch
 
 from bench.kernels.offline import Kernel, Key, Taken, built, collect, limit_of, shared_bytes
-from lamina.bench.shapes import SHAPES
+from lamina.checkpoint.shapes import SHAPES
 from lamina.kernels.limits import CARDS, KIB
 
 # Families that have no shape to be timed with, in the sizes of a real model.

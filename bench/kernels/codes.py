@@ -24,15 +24,15 @@ if not torch.cuda.is_available():
 from bench.kernels.attention import Job, do, seconds
 from bench.kernels.timing import all_at_once, read_speed
 from lamina.attention import Full, Sliding, Window
-from lamina.cache.codec import Codec
-from lamina.cache.layout import Layout
-from lamina.kernels.attend import decode_attention
-from lamina.kernels.coded import decode_codes
-from lamina.kernels.codes import Coded, Side, encode
+from lamina.cache.codec.codec import Codec
+from lamina.cache.layers.layout import Layout
+from lamina.kernels.attention.decode import decode_attention
+from lamina.kernels.attention.decode_fused import attend_token
+from lamina.kernels.attention.quantized import decode_codes
+from lamina.kernels.attention.shape import Shape
 from lamina.kernels.limits import limits_of
-from lamina.kernels.packed import code_bytes, high_bytes, scale_numbers
-from lamina.kernels.shape import Shape
-from lamina.kernels.token import attend_token
+from lamina.kernels.quant.encode import Coded, Side, encode
+from lamina.kernels.quant.layout import code_bytes, high_bytes, scale_numbers
 from tests.kernels.stores import Held, Packed, error
 
 CUDA = torch.cuda.is_available()

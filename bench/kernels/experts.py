@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from bench.kernels.timing import all_at_once, microseconds, read_speed
-from lamina.kernels.experts import Share, expert_down, expert_gated
+from lamina.kernels.gemm.experts import Share, expert_down, expert_gated
+from lamina.kernels.gemm.router import route
 from lamina.kernels.norm import rms_norm
-from lamina.kernels.router import route
 from lamina.kernels.workspace import scratch
 from lamina.nn import Choice, Mixture
 

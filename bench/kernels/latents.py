@@ -16,9 +16,9 @@ from torch import Tensor
 
 from lamina.attention import Full
 from lamina.attention.rotary import rotate, rotate_neighbours
-from lamina.kernels.absorb import COLUMNS, STRETCH, into_latent, out_of_latent
-from lamina.kernels.latent import Parts, decode_latent
-from lamina.kernels.shape import Shape
+from lamina.kernels.attention.mla import Parts, decode_latent
+from lamina.kernels.attention.mla_project import COLUMNS, STRETCH, into_latent, out_of_latent
+from lamina.kernels.attention.shape import Shape
 from tests.kernels.stores import Held, error
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

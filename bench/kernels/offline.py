@@ -128,11 +128,12 @@ def collect(
 
     how   rows, tokens, codec and page, as `build_kernels` takes them
     """
-    from lamina.runtime.rehearse import build_kernels, without_numbers
+    from lamina.loading import on_meta
+    from lamina.runtime.prebuild import build_kernels
 
     words = [name, str(dtype).removeprefix("torch."), *(f"{key}={value}" for key, value in how.items())]
     with collected(found, card, " ".join(words)):
-        build_kernels(without_numbers(config, dtype), **how)
+        build_kernels(on_meta(config, dtype), **how)
 
 
 def shared_bytes(kernel: Kernel) -> int:

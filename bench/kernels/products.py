@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.kernels.timing import all_at_once, microseconds, read_speed
+from lamina.kernels.gemm.product import Form, Rows, Tiles, choose, gated, gated_product, linear, product
 from lamina.kernels.limits import limits_of
 from lamina.kernels.norm import gated_rms_norm, rms_norm, rms_norm_twice
-from lamina.kernels.product import Form, Rows, Tiles, choose, gated, gated_product, linear, product
 from lamina.kernels.workspace import scratch
 from lamina.nn import GatedRMSNorm
 

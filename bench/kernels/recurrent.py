@@ -23,18 +23,18 @@ from torch import Tensor
 from bench.kernels.timing import all_at_once, microseconds, read_speed
 from lamina import kernels
 from lamina.bench.random_model import start
-from lamina.bench.shapes import SHAPES
 from lamina.cache.memory import Memory
 from lamina.cache.spec import Recurrent
+from lamina.checkpoint.shapes import SHAPES
 from lamina.config import Config
-from lamina.kernels.conv import convolve_step
-from lamina.kernels.mix import mix_step
-from lamina.kernels.recur import Tile, recur_step
+from lamina.kernels.recurrent.conv import convolve_step
+from lamina.kernels.recurrent.mixer import mix_step
+from lamina.kernels.recurrent.recur import Tile, recur_step
 from lamina.models.falcon_h1 import mamba as falcon_mixer
 from lamina.models.mamba2 import Mamba2
 from lamina.nn import GatedDeltaMixer, GatedRMSNorm, Mamba2Mixer
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan, causal_convolution_by_steps
-from lamina.runtime.tables import DeviceConvolution, DeviceRecurrent
+from lamina.runtime.pointers import DeviceConvolution, DeviceRecurrent
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"

@@ -13,9 +13,9 @@ run.py           all of it, in a bounded time
 report.py        table, JSON, Markdown; plot.py: the picture
 """
 
-from lamina.bench.bytes import decode_bytes
 from lamina.bench.random_model import random_model
 from lamina.bench.runner import Settings, run
-from lamina.bench.shapes import SHAPES, Shape, find_shape
+from lamina.checkpoint.shapes import SHAPES, Shape, find_shape
+from lamina.planning.bytes import decode_bytes
 
 __all__ = ["SHAPES", "Settings", "Shape", "decode_bytes", "find_shape", "random_model", "run"]

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
-from lamina.generation.run import Chooser
 from lamina.model import Model
 from lamina.runtime import why_not_captured
+from lamina.sampling.chooser import Chooser
 
 
 @torch.no_grad()

@@ -59,7 +59,7 @@ def make_subject(shape: str, dtype: str, device: str, subject: str) -> Subject:
     """What `subject` names, with its weights."""
     import torch
 
-    from lamina.bench.shapes import find_shape
+    from lamina.checkpoint.shapes import find_shape
 
     config, kind, place = find_shape(shape).config, getattr(torch, dtype), torch.device(device)
     if subject == "lamina":

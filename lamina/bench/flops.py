@@ -12,11 +12,11 @@ from functools import cache
 from torch import nn
 
 from lamina.attention.window import Window
-from lamina.bench.bytes import visible
 from lamina.cache.spec import Attention, Latent, Recurrent, Shared, Spec
 from lamina.config import Config
 from lamina.model import Model
 from lamina.nn import Experts
+from lamina.planning.bytes import visible
 
 
 def prefill_flops(model: Model, tokens: int, rows: int = 1) -> float:

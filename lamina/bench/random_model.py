@@ -7,30 +7,32 @@ matrix gets the values training starts from.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lamina.checkpoint.huge_pages import collapse
 from lamina.checkpoint.loader import finish_buffers, own_dtype, owner, put, room, tensors_of
-from lamina.checkpoint.pages import collapse
 from lamina.config import Config
+from lamina.loading import on_meta
 from lamina.model import Model
 from lamina.models import family
 from lamina.nn import GatedRMSNorm, RMSNorm
-from lamina.runtime.rehearse import rehearsal
+from lamina.runtime.prebuild import rehearsal
 
 
 @torch.no_grad()
 def random_model(config: Mapping[str, Any], dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> Model:
     """
-    >>> from lamina.bench.shapes import SMOLLM2_135M
+    >>> from lamina.checkpoint.shapes import SMOLLM2_135M
     >>> small = dict(SMOLLM2_135M.config, num_hidden_layers=1, vocab_size=100)
     >>> random_model(small, torch.float32, "cpu")(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 100])
     """
     device = torch.device(device)
-    building = rehearsal(config, dtype, device)
+    building = rehearsal(partial(on_meta, config, dtype), dtype, device)
     with torch.device("meta"):
         model = family(config["model_type"]).build(Config(config))
     noise = torch.Generator(device).manual_seed(seed)

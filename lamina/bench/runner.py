@@ -15,15 +15,15 @@ from functools import partial
 
 import torch
 
-from lamina.bench.bytes import Moved, decode_bytes
 from lamina.bench.first_token import FirstToken, first_token
 from lamina.bench.flops import prefill_flops
 from lamina.bench.measure import Limits, Peak, free_memory, limits, random_ids, seconds
 from lamina.bench.random_model import random_model
-from lamina.bench.shapes import Shape
 from lamina.bench.subjects import CompiledLamina, Lamina, Subject
-from lamina.cache.codec import Codec
+from lamina.cache.codec.codec import Codec
+from lamina.checkpoint.shapes import Shape
 from lamina.errors import InputError
+from lamina.planning.bytes import Moved, decode_bytes
 
 MOST_STEPS, LEAST_STEPS = 64, 4  # tokens of one timed run
 RUNS = 5

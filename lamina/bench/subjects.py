@@ -7,15 +7,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lamina.bench.context import fill_context, set_clock
 from lamina.bench.decode import run_steps
 from lamina.bench.measure import random_ids
 from lamina.cache.cache import Cache
-from lamina.cache.pool import Pool
+from lamina.cache.pool.pool import Pool
 from lamina.generation import generate
 from lamina.model import Model
 from lamina.nn import Experts
-from lamina.runtime.compiled import CompiledBlocks
+from lamina.planning.context import fill_context, set_clock
+from lamina.runtime.compile import CompiledBlocks
 
 
 class Subject(Protocol):

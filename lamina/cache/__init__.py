@@ -1,11 +1,11 @@
 """The layered cache: what a model remembers, where each token lies, and the verbs on it."""
 
 from lamina.cache.cache import Cache
-from lamina.cache.codec import Codec
-from lamina.cache.cross import Source
-from lamina.cache.layer import Layer
+from lamina.cache.codec.codec import Codec
+from lamina.cache.layers.base import Layer
+from lamina.cache.layers.cross import Source
 from lamina.cache.memory import Memory
-from lamina.cache.pool import Pool
+from lamina.cache.pool.pool import Pool
 from lamina.cache.spec import Attention, Convolution, Cross, Keeping, Latent, Recurrent, Shared, Spec, Tokens
 from lamina.cache.step import Step
 

@@ -27,25 +27,25 @@ import torch
 from torch import Tensor
 
 from lamina.cache.clock import Clock, allocate, on_device
-from lamina.cache.codec import Codecs, codecs_of
-from lamina.cache.committing import commit
+from lamina.cache.codec.codec import Codecs, codecs_of
 from lamina.cache.counts import Counts, Numbers, row_numbers, whole
-from lamina.cache.cross import CrossLayer, Source
-from lamina.cache.fetching import Fetcher, is_far
-from lamina.cache.holding import Tables
-from lamina.cache.host import checked_residence
-from lamina.cache.journal import Change
-from lamina.cache.layer import Key, Layer, Released, grown
-from lamina.cache.opening import make_room, open_step
+from lamina.cache.layers.base import Key, Layer, Released, grown
+from lamina.cache.layers.cross import CrossLayer, Source
+from lamina.cache.ops.begin import make_room, open_step
+from lamina.cache.ops.commit import commit
+from lamina.cache.ops.journal import Change
+from lamina.cache.pool.page_table import Tables
 from lamina.cache.spec import Keeping, LayerSpecs, Shared
 from lamina.cache.step import Step
-from lamina.cache.table import table
+from lamina.cache.storage.host import checked_residence
+from lamina.cache.storage.prefetch import Fetcher, is_far
+from lamina.cache.summary import table
 from lamina.errors import CapacityError, InputError, RewindError
 
 if TYPE_CHECKING:
-    from lamina.cache.pool import Pool
+    from lamina.cache.pool.pool import Pool
     from lamina.model import Model
-    from lamina.runtime.passes import CapturedPass
+    from lamina.runtime.multi_token import CapturedPass
 
 P = TypeVar("P", bound="Step | CapturedPass")
 
@@ -60,15 +60,16 @@ class Cache:
     capacity       tokens a row may hold; None grows as needed
     slack          how far rings and recurrent layers can be taken back after commit
     codec          how numbers are written: a name, a Codec, or number of a layer -> either, with "default" for the rest
-    centres        what the codec takes from keys, by entry (see centre.py); nothing where there is none
+    centres        what the codec takes from keys, by entry (see codec/key_mean.py); nothing where there is none
     max_positions  the model's own limit on positions (a learned table), if it has one
     residence      where bytes live: "device", or "host". On the host, a pass fetches layer by layer what it needs (see
-                   fetching.py). To know what that is the host must know every length: where counts are tensors on the
-                   device, opening and committing a pass reads them. Kinds from outside the package stay on the device
+                   storage/prefetch.py). To know what that is the host must know every length: where counts are tensors
+                   on the device, opening and committing a pass reads them. Kinds from outside the package stay on the
+                   device
     pool           where its tokens are kept, in pages; slack, codec and dtype must be the pool's
     """
 
-    forgets = False  # only ids are kept, and every pass is over whole rows: see forgetting.py
+    forgets = False  # only ids are kept, and every pass is over whole rows: see recompute.py
 
     def __init__(
         self,
@@ -374,7 +375,7 @@ class Cache:
         since   how many first tokens rows i and rows[i] share, one for all or one for each i; rows that share some
                 share their source too
         """
-        from lamina.cache.reordering import reorder
+        from lamina.cache.ops.reorder import reorder
 
         reorder(self, rows, since)
         return self
@@ -448,11 +449,12 @@ class Cache:
         The file is written whole or, whatever happens, not at all: one that was there before is still there then. To
         save some rows, select them first.
 
-        states   "bfloat16" or "float16" rounds recurrent states in the file (see idle.py); they are exact when None
+        states   "bfloat16" or "float16" rounds recurrent states in the file (see io/state_dtype.py); they are exact
+        when None
 
         >>> cache.select([0]).save("first.cache")                      # doctest: +SKIP
         """
-        from lamina.cache.file import save
+        from lamina.cache.io.cache_file import save
 
         save(self, path, states)
         return self
@@ -494,7 +496,7 @@ class Cache:
     def join(caches: Sequence[Cache], room: int = 0) -> Cache:
         """The rows of several caches in one, with room for rows of so many tokens. Takes the largest capacity and slack
         of them."""
-        from lamina.cache.joining import join
+        from lamina.cache.ops.join import join
 
         return join(caches, room)
 

@@ -19,16 +19,16 @@ from torch import Tensor
 
 from lamina.activation import activation
 from lamina.attention.rotary import Table, rotate, rotate_neighbours
-from lamina.cache.layer import Key, Layer
+from lamina.cache.layers.base import Key, Layer
 from lamina.errors import InputError
 from lamina.recurrence.rule import Rule
 
 if TYPE_CHECKING:
     from lamina.attention.rotary import Table
     from lamina.cache.step import Step
-    from lamina.nn.conv import ShortConvolution
-    from lamina.nn.gated_norm import GatedRMSNorm
     from lamina.nn.norm import RMSNorm
+    from lamina.nn.recurrent.gated_norm import GatedRMSNorm
+    from lamina.nn.recurrent.short_conv import ShortConvolution
 
 
 class Memory:
@@ -67,7 +67,7 @@ class Memory:
         v: Tensor | None = None,  # [B, H, T, Dv]
         *,
         scale: float,
-        rope: Table | None = None,  # turns q and k first: (cos, sin), see lamina.nn.rotary
+        rope: Table | None = None,  # turns q and k first: (cos, sin), see lamina.nn.attention.rotary
         neighbours: bool = False,  # `rope` pairs each number with the one beside it, not half a head away
         norms: tuple[RMSNorm, RMSNorm] | None = None,  # of each head of q and of k
         norms_last: bool = False,  # norms come after turning, not before

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from lamina.attention.window import Full, Window
-from lamina.cache.codec import Codec
+from lamina.cache.codec.codec import Codec
 from lamina.recurrence.rule import Rule
 
 if TYPE_CHECKING:
-    from lamina.cache.layer import Layer
+    from lamina.cache.layers.base import Layer
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Attention(Spec):
     window: Window = field(default_factory=Full)
 
     def layer(self, keeping: Keeping | None) -> Layer:
-        from lamina.cache.attending import AttentionLayer
+        from lamina.cache.layers.attention import AttentionLayer
 
         fields = {"k": (self.kv_heads, self.key_dim), "v": (self.kv_heads, self.value_dim)}
         return AttentionLayer(self, fields, self.window, keeping)
@@ -76,7 +76,7 @@ class Latent(Spec):
     window: Window = field(default_factory=Full)
 
     def layer(self, keeping: Keeping | None) -> Layer:
-        from lamina.cache.attending import LatentLayer
+        from lamina.cache.layers.attention import LatentLayer
 
         return LatentLayer(self, {"latent": (self.rank + self.rope_dim,)}, self.window, keeping)
 
@@ -90,7 +90,7 @@ class Tokens(Spec):
     window: Window = field(default_factory=Full)
 
     def layer(self, keeping: Keeping | None) -> Layer:
-        from lamina.cache.attending import TokensLayer
+        from lamina.cache.layers.attention import TokensLayer
 
         return TokensLayer(self, {"x": (self.dim,)}, self.window, keeping)
 
@@ -103,7 +103,7 @@ class Convolution(Spec):
     kernel: int
 
     def layer(self, keeping: Keeping | None) -> Layer:
-        from lamina.cache.recurrent import ConvolutionLayer
+        from lamina.cache.layers.recurrent import ConvolutionLayer
 
         return ConvolutionLayer(self, keeping)
 
@@ -115,7 +115,7 @@ class Recurrent(Spec):
     rule: Rule
 
     def layer(self, keeping: Keeping | None) -> Layer:
-        from lamina.cache.recurrent import RecurrentLayer
+        from lamina.cache.layers.recurrent import RecurrentLayer
 
         return RecurrentLayer(self, keeping)
 
@@ -130,7 +130,7 @@ class Cross(Spec):
     value_dim: int
 
     def layer(self, keeping: Keeping | None) -> Layer:
-        from lamina.cache.cross import CrossLayer
+        from lamina.cache.layers.cross import CrossLayer
 
         return CrossLayer(self, keeping)
 
@@ -143,9 +143,14 @@ class Shared(Spec):
     name: str = "attention"
 
     def layer(self, keeping: Keeping | None) -> Layer:
-        from lamina.cache.attending import SharedLayer
+        from lamina.cache.layers.attention import SharedLayer
 
         return SharedLayer(self)
 
 
 LayerSpecs = Mapping[str, Spec]
+
+
+def is_model(given: object) -> bool:
+    """True for a model: a class whose `specs` say what each of its layers remembers."""
+    return isinstance(getattr(type(given), "specs", None), property)

@@ -22,14 +22,14 @@ from lamina.attention.torch_backends import recording
 from lamina.attention.view import View
 from lamina.attention.window import Window
 from lamina.cache.clock import on_device
-from lamina.cache.layer import Key, Layer
+from lamina.cache.layers.base import Key, Layer
 from lamina.cache.memory import Memory
-from lamina.cache.packing import Packing
+from lamina.cache.segments import Packing
 from lamina.errors import InputError
 
 if TYPE_CHECKING:
     from lamina.cache.cache import Cache
-    from lamina.cache.fetching import Fetched
+    from lamina.cache.storage.prefetch import Fetched
     from lamina.nn.norm import RMSNorm
 
 Layers = Sequence[Mapping[str, Layer]]
@@ -38,7 +38,7 @@ Layers = Sequence[Mapping[str, Layer]]
 class Step:
     """One pass of T tokens over some rows. Made by `cache.step`; model code sees only `memory(i)` and `positions`."""
 
-    forgets = False  # the cache keeps ids alone: see forgetting.py
+    forgets = False  # the cache keeps ids alone: see recompute.py
 
     def __init__(
         self,

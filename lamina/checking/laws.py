@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lamina.cache.cache import Cache
-from lamina.cache.file import load_cache
+from lamina.cache.io.cache_file import load_cache
 
 if TYPE_CHECKING:
     from lamina.checking.subject import Subject

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lamina.cache.cross import Source
+from lamina.cache.layers.cross import Source
 from lamina.cache.step import Step
 from lamina.checking import tolerance
 from lamina.checking.watch import Watch, routing

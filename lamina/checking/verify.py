@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import torch
 
-from lamina.cache.cross import Source
+from lamina.cache.layers.cross import Source
 from lamina.cache.spec import Cross
 from lamina.checking.laws import LAWS, Way
 from lamina.checking.reference import Reference

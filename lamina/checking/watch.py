@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.model import Model
-from lamina.nn.experts import Experts
+from lamina.nn.moe.experts import Experts
 
 
 class Watch:

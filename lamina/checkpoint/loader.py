@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from lamina.checkpoint.huge_pages import ask_for_huge_pages, collapse
 from lamina.checkpoint.names import Names, Recipe, find_recipe, matches_any
-from lamina.checkpoint.pages import ask_for_huge_pages, collapse
 from lamina.checkpoint.progress import Bar
 from lamina.checkpoint.source import CheckpointError, Source, config_dtype, listing
 

@@ -74,7 +74,7 @@ def open_source(path: str | os.PathLike[str]) -> Source:
 and *.safetensors, a .gguf file, or a known name: smollm2
     """
     from lamina.checkpoint.folder import FolderSource
-    from lamina.checkpoint.gguf import GGUFSource
+    from lamina.checkpoint.gguf.file import GGUFSource
 
     path = named_checkpoint(path)
     names = ", ".join(NAMED)
@@ -82,7 +82,7 @@ and *.safetensors, a .gguf file, or a known name: smollm2
     if path.is_dir():
         return FolderSource(path)
     if not path.exists():
-        from lamina.bench.shapes import SHAPES
+        from lamina.checkpoint.shapes import SHAPES
 
         shape = " (as a shape without weights it can be planned and benchmarked)" if str(path) in SHAPES else ""
         raise CheckpointError(f"{path} does not exist{shape}; {expected}")

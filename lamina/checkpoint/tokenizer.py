@@ -10,10 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from lamina.checkpoint.chat import choose, folder_templates, render
+from lamina.checkpoint.chat.literal import Literal, fuse_parts, special_texts
+from lamina.checkpoint.chat.messages import (
+    check_messages,
+    check_text,
+    has_parts,
+    short,
+    shown_as_text,
+    strings,
+    with_text,
+)
+from lamina.checkpoint.chat.template import choose, folder_templates, render
 from lamina.checkpoint.folder import read_json
-from lamina.checkpoint.literal import Literal, fuse_parts, special_texts
-from lamina.checkpoint.messages import check_messages, check_text, has_parts, short, shown_as_text, strings, with_text
 from lamina.checkpoint.source import CheckpointError, listing
 from lamina.errors import InputError
 

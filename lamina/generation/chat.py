@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Unpack
 
 from lamina.cache.cache import Cache
-from lamina.checkpoint.messages import check_content
+from lamina.checkpoint.chat.messages import check_content
 from lamina.errors import InputError
-from lamina.generation.options import AllOptions
 from lamina.generation.prompt import prompt_of
 from lamina.generation.result import Result
-from lamina.generation.settings import settings_of
+from lamina.generation.settings.options import AllOptions
+from lamina.generation.settings.settings import settings_of
 from lamina.generation.stream import Emit, Event, Stream
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from lamina.generation.settings import Settings
+    from lamina.generation.settings.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.checkpoint.messages import check_messages, check_text
+from lamina.checkpoint.chat.messages import check_messages, check_text
 from lamina.errors import InputError
-from lamina.generation.settings import Settings, settings_of
+from lamina.generation.settings.settings import Settings, settings_of
 
 if TYPE_CHECKING:
     from lamina.checkpoint.tokenizer import Tokenizer

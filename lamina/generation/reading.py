@@ -1,7 +1,7 @@
 """Passes of several tokens over a cache whose reader decides afterwards how many are taken in: captured, or plain.
 
-Both give the same numbers to rounding. Captured ones (`lamina.runtime.passes`) are used wherever they are possible and
-the tokens are few; a prompt, say, is read by a plain pass.
+Both give the same numbers to rounding. Captured ones (`lamina.runtime.multi_token`) are used wherever they are
+possible and the tokens are few; a prompt, say, is read by a plain pass.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from lamina.cache.clock import on_device
 from lamina.cache.step import Step
 from lamina.errors import CaptureError
 from lamina.notices import notice
-from lamina.runtime.explain import most_tokens, why_no_passes
-from lamina.runtime.passes import CapturedPass, width_for
+from lamina.runtime.eligibility import most_tokens, why_no_passes
+from lamina.runtime.multi_token import CapturedPass, width_for
 
 if TYPE_CHECKING:
     from lamina.model import Logits, Model

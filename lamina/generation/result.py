@@ -12,13 +12,13 @@ from torch import Tensor
 from lamina.cache.cache import Cache
 from lamina.checkpoint.tokenizer import Tokenizer
 from lamina.errors import InputError
-from lamina.generation.inside import Inside
+from lamina.generation.introspect import Inside
 from lamina.generation.kept import Kept, Logprob
 
 if TYPE_CHECKING:
     from lamina.generation.prompt import Prompt
     from lamina.generation.run import Made, Run
-    from lamina.generation.settings import Settings
+    from lamina.generation.settings.settings import Settings
     from lamina.model import Model
 
 SHOWN_ROWS, SHOWN_TOKENS, SHOWN_LETTERS = 3, 8, 60  # what `print(result)` shows at most
@@ -124,7 +124,7 @@ class Result:
         >>> result = model.generate("Q: Why?\\nA:", stop_strings="\\nQ:")         # doctest: +SKIP
         >>> model.generate("\\nThanks!", cache=result.trimmed())                 # doctest: +SKIP
         """
-        from lamina.generation.trimming import trimmed
+        from lamina.generation.trim import trimmed
 
         return trimmed(self)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,52 +15,20 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.errors import InputError
-from lamina.generation.exclusion import excluded, may_exclude_all, nothing_left
 from lamina.generation.feeding import feed_one
-from lamina.generation.history import History, Processor, history_of
 from lamina.generation.kept import Kept
-from lamina.generation.noise import draw
 from lamina.generation.stopping import Reason, Stopping
+from lamina.sampling.chooser import Chooser
+from lamina.sampling.exclusion import excluded, nothing_left
+from lamina.sampling.history import History, history_of
 
 if TYPE_CHECKING:
-    from lamina.generation.guide import Guide
-    from lamina.generation.settings import Settings
+    from lamina.generation.settings.settings import Settings
+    from lamina.generation.strategies.guide import Guide
     from lamina.model import Model
 
 Told = Callable[[int, int, Reason | None], None]
 """told(row, token, reason): called for each new token, in order; the reason why the row ends is given with its last."""
-
-
-@dataclass(frozen=True)
-class Chooser:
-    """How scores become tokens.
-
-    processors  change the scores, in this order; what sampling cuts away included
-    sample      draws from the distribution of the scores; else the best is taken
-    seed        of the draws: a token depends on (seed, the row's number, its position) and nothing else
-    """
-
-    processors: tuple[Processor, ...] = ()
-    sample: bool = False
-    seed: int = 0
-
-    def scores(self, logits: Tensor, history: History) -> Tensor:
-        """logits [B, V] -> processed scores [B, V] in float32"""
-        scores = logits.float()
-        for process in self.processors:
-            scores = process(scores, history)
-        return scores
-
-    @cached_property
-    def may_exclude_all(self) -> bool:
-        """Whether the processors could leave a row nothing to choose."""
-        return may_exclude_all(self.processors)
-
-    def choose(self, scores: Tensor, numbers: Tensor, positions: Tensor, stream: int = 0) -> Tensor:
-        """The next token of each row [B]. numbers [B]: the rows' own; positions [B]: where the token will be."""
-        if not self.sample:
-            return scores.argmax(dim=-1)
-        return draw(scores, self.seed, numbers, positions, stream)
 
 
 @dataclass
@@ -71,7 +38,7 @@ class Run:
     cache     holds the prompts, one row for each sequence that is made
     logits    [B, V] after each row's prompt
     prompts   how many tokens each row held before the first new one
-    numbers   what draws depend on besides the seed and the position (row_numbers.py)
+    numbers   what draws depend on besides the seed and the position (row_ids.py)
     places    which row of the call each row is, as processors count them; None: 0, 1, 2 …
     source    [B, E] the encoder's ids, padded with -1, for models that have one
     guide     leads scores away from a negative prompt

@@ -18,10 +18,11 @@ from lamina.errors import InputError
 
 if TYPE_CHECKING:
     from lamina.checkpoint.tokenizer import TextStream, Tokenizer
-    from lamina.generation.settings import Settings
+    from lamina.generation.settings.settings import Settings
 
 Reason = Literal["eos", "stop", "length", "context", "time", "pages", "capacity"]
-"""Why a row ended. "pages" and "capacity": there was no room for more, and the call raised an error (cut.py)."""
+"""Why a row ended. "pages" and "capacity": there was no room for more, and the call raised an error
+(out_of_room.py)."""
 Stop = Callable[[int, list[int], str], bool]
 
 

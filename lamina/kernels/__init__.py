@@ -28,7 +28,7 @@ COLUMNS = (
 )  # fmt: skip
 """What stands where in a row of a cache's table: pointers and sizes of one entry. "k" and "v" are its keys and values,
 or their codes; "k" is also where a latent, a ring of inputs or a state lies. "pages" is the table of its pages, int32
-[B, places], where it has some; then "slots" are those of a page (see cells.py). 0 where an entry has no such thing."""
+[B, places], where it has some; then "slots" are those of a page (see slots.py). 0 where an entry has no such thing."""
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels are built for one or the other, once
 
@@ -75,7 +75,7 @@ def why_not(x: Tensor) -> str | None:
     if not _installed():
         return "Triton is not installed"
     if not INTERPRETED:
-        from lamina.kernels.eligible import why_no_device
+        from lamina.kernels.eligibility import why_no_device
 
         if reason := why_no_device(x.device):
             return reason

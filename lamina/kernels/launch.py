@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lamina.kernels import INTERPRETED
-from lamina.kernels.current import current
+from lamina.kernels.device_guard import current
 from lamina.kernels.limits import limits_of
 
 BY_ASSEMBLY = tl.constexpr(not INTERPRETED)  # whether a kernel may use instructions of the device by their names

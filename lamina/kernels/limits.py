@@ -120,7 +120,7 @@ def smaller(shape: AShape, least: int = 16) -> Iterator[AShape]:
 
     Three stages keep one load on its way while another is used; a smaller block comes before fewer than that.
 
-    >>> from lamina.kernels.shape import Shape
+    >>> from lamina.kernels.attention.shape import Shape
     >>> [(one.block, one.stages) for one in smaller(Shape(64, warps=4, stages=4), least=32)]
     [(64, 4), (64, 3), (32, 4), (32, 3), (64, 2), (32, 2)]
     """
@@ -134,7 +134,7 @@ def smaller(shape: AShape, least: int = 16) -> Iterator[AShape]:
 def fitting(shapes: Iterable[AShape], need: Callable[[AShape], int], room: int) -> AShape | None:
     """The first of the shapes for which `need(shape)` bytes fit the room; None where that is none of them.
 
-    >>> from lamina.kernels.shape import Shape
+    >>> from lamina.kernels.attention.shape import Shape
     >>> fitting(smaller(Shape(128, warps=8, stages=4)), lambda one: one.block * one.stages * 512, 99 * KIB)
     Shape(block=64, warps=8, stages=3)
     """

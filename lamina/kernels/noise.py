@@ -1,4 +1,4 @@
-"""The noise of `generation/noise.py` inside kernels: the same bits for the same (seed, row, position, stream, id)."""
+"""The noise of `sampling/noise.py` inside kernels: the same bits for the same (seed, row, position, stream, id)."""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lamina.generation import noise
+from lamina.sampling import noise
 
 FIRST, SECOND = tl.constexpr(noise.FIRST), tl.constexpr(noise.SECOND)
 LEFT, RIGHT = tl.constexpr(noise.LEFT), tl.constexpr(noise.RIGHT)
@@ -33,7 +33,7 @@ def uniform(seed, row, position, stream, ids):
 
 @triton.jit
 def mix(x):
-    """`_mix` of generation/noise.py; x uint32."""
+    """`_mix` of sampling/noise.py; x uint32."""
     x = x ^ (x >> 16)
     x = x * FIRST
     x = x ^ (x >> 15)

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from lamina import kernels
 from lamina.errors import LaminaError
-from lamina.kernels.current import capturing
+from lamina.kernels.device_guard import capturing
 
 PARTS = 4 << 20  # float32 values for partial sums
 COUNTERS = 1 << 16
 MOST_NORMS = 512  # of one step
-NORM_COUNTERS = 32  # int64 values for the squares of one norm: see following.py
+NORM_COUNTERS = 32  # int64 values for the squares of one norm: see deferred_norm.py
 
 
 class Workspace:

@@ -20,7 +20,7 @@ from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, mlp_names
 from lamina.nn import Choice, GatedMLP, Linear, Mixture, RMSNorm, Rotary, rope_parameters
-from lamina.nn.rotary import Table, yarn_scale
+from lamina.nn.attention.rotary import Table, yarn_scale
 
 
 class LatentAttention(nn.Module):

@@ -16,7 +16,7 @@ from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, mlp_names, qkv_names
 from lamina.nn import GatedMLP, GatedRMSNorm, Mamba2Mixer, RMSNorm, Rotary, SelfAttention, mamba2_names
-from lamina.nn.rotary import Table, rope_parameters
+from lamina.nn.attention.rotary import Table, rope_parameters
 
 
 class Block(nn.Module):

@@ -19,8 +19,8 @@ from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, mlp_names, qkv_names
 from lamina.nn import GatedMLP, RMSNorm, Rotary, SelfAttention, rope_parameters
+from lamina.nn.attention.rotary import Table
 from lamina.nn.norm import add_and_norm
-from lamina.nn.rotary import Table
 
 
 class Shared(NamedTuple):

@@ -15,7 +15,7 @@ from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, qkv_names
 from lamina.nn import GatedMLP, Linear, RMSNorm, Rotary, SelfAttention, ShortConvolution, rope_parameters
-from lamina.nn.rotary import Table
+from lamina.nn.attention.rotary import Table
 
 
 class GatedConvolution(nn.Module):

@@ -11,7 +11,7 @@ from lamina.cache.memory import Memory
 from lamina.config import Config
 from lamina.models.decoder import Decoder, mlp_names, qkv_names
 from lamina.nn import GatedMLP, RMSNorm, Rotary, SelfAttention, rope_parameters
-from lamina.nn.rotary import Table
+from lamina.nn.attention.rotary import Table
 
 
 class Block(nn.Module):

@@ -21,7 +21,7 @@ from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, mlp_names, qkv_names
 from lamina.nn import Choice, GatedMLP, Linear, Mixture, RMSNorm, Rotary, rope_parameters
-from lamina.nn.rotary import Table
+from lamina.nn.attention.rotary import Table
 
 
 class Shared(NamedTuple):

@@ -16,8 +16,8 @@ from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder
 from lamina.nn import Choice, GatedDeltaMixer, GatedMLP, Mixture, RMSNorm, Rotary, SelfAttention, rope_parameters
-from lamina.nn.gated_delta import parts_apart
-from lamina.nn.rotary import Table
+from lamina.nn.attention.rotary import Table
+from lamina.nn.recurrent.gated_delta import parts_apart
 
 
 def mixture(c: Config) -> Mixture:

@@ -1,21 +1,21 @@
 """The blocks that families are built from."""
 
 from lamina.activation import activation
-from lamina.nn.attention import SelfAttention
-from lamina.nn.conv import ShortConvolution
-from lamina.nn.cross import CrossAttention
+from lamina.nn.attention.cross import CrossAttention
+from lamina.nn.attention.relative import RelativeBias
+from lamina.nn.attention.rotary import Rotary, rope_parameters, rotate, rotate_neighbours
+from lamina.nn.attention.self_attention import SelfAttention
 from lamina.nn.embedding import Embedding
-from lamina.nn.experts import Experts
-from lamina.nn.gated_delta import GatedDeltaMixer
-from lamina.nn.gated_norm import GatedRMSNorm
 from lamina.nn.linear import Linear
-from lamina.nn.mamba2 import Mamba2Mixer, mamba2_names
-from lamina.nn.mixture import Mixture
 from lamina.nn.mlp import MLP, GatedMLP
+from lamina.nn.moe.experts import Experts
+from lamina.nn.moe.mixture import Mixture
+from lamina.nn.moe.router import Choice, Router
 from lamina.nn.norm import RMSNorm
-from lamina.nn.relative import RelativeBias
-from lamina.nn.rotary import Rotary, rope_parameters, rotate, rotate_neighbours
-from lamina.nn.router import Choice, Router
+from lamina.nn.recurrent.gated_delta import GatedDeltaMixer
+from lamina.nn.recurrent.gated_norm import GatedRMSNorm
+from lamina.nn.recurrent.mamba2 import Mamba2Mixer, mamba2_names
+from lamina.nn.recurrent.short_conv import ShortConvolution
 
 __all__ = [
     "MLP", "Choice", "CrossAttention", "Embedding", "Experts", "GatedDeltaMixer", "GatedMLP", "GatedRMSNorm", "Linear",

@@ -56,8 +56,8 @@ class Linear(nn.Linear):
     def _by_kernel(
         self, x: Tensor, onto: Tensor | None, before: float, scale: float | Tensor, softcap: float | None
     ) -> Tensor:
-        from lamina.kernels.following import follower_of, made, parted
-        from lamina.kernels.product import product
+        from lamina.kernels.gemm.deferred_norm import follower_of, made, parted
+        from lamina.kernels.gemm.product import product
 
         x, squares, eps = parted(x)
         flat, residual = x.reshape(-1, x.shape[-1]), None if onto is None else onto.reshape(-1, onto.shape[-1])

@@ -46,8 +46,8 @@ class GatedMLP(nn.Module):
 
     def inner(self, x: Tensor) -> Tensor:
         if kernels.on():
-            from lamina.kernels.following import parted
-            from lamina.kernels.product import gated_product
+            from lamina.kernels.gemm.deferred_norm import parted
+            from lamina.kernels.gemm.product import gated_product
 
             x, squares, eps = parted(x)
             y = gated_product(

@@ -24,7 +24,7 @@ class RMSNorm(nn.Module):
         In a captured step the norm of what a product made may come `Unnormed`: the next product divides it.
         """
         if kernels.on():
-            from lamina.kernels.following import unnormed
+            from lamina.kernels.gemm.deferred_norm import unnormed
             from lamina.kernels.norm import rms_norm
 
             if onto is None and (undivided := unnormed(self, x, dtype or x.dtype)) is not None:

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lamina.cache.spec import Recurrent, Shared
 from lamina.model import Model
-from lamina.runtime.compiled import kind_of
+from lamina.runtime.compile import kind_of
 
 
 class Held(TorchDispatchMode):

@@ -3,7 +3,7 @@
 weights    every parameter and buffer, in the dtype it is loaded in            subject.py
 cache      the table that `print(cache)` will show, to the byte                use.py
 scratch    the most that a pass holds besides                                  held.py
-moved      what a decode step reads and writes                                 lamina/bench/bytes.py
+moved      what a decode step reads and writes                                 lamina/planning/bytes.py
 
 All of it together is the most that is held at once: a cache that grows does so before a pass, not in one.
 """
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lamina.cache.cache import Cache
-from lamina.cache.codec import Codecs
-from lamina.cache.table import Line, size
+from lamina.cache.codec.codec import Codecs
+from lamina.cache.summary import Line, size
 from lamina.errors import InputError
 from lamina.planning.held import Rehearsal
 from lamina.planning.search import largest
@@ -27,7 +27,7 @@ from lamina.planning.subject import Subject, What, subject_of
 from lamina.planning.use import PIECES, Use, lay_out, lines_of, scratch_of
 
 if TYPE_CHECKING:
-    from lamina.bench.bytes import Moved
+    from lamina.planning.bytes import Moved
 
 LENGTH = 4096  # tokens of a row where neither they nor a budget are given
 
@@ -226,7 +226,7 @@ class _Planner:
         return kept + max(growing, self.scratch(use, cache) or 0)
 
     def plan(self, use: Use) -> Plan:
-        from lamina.bench.bytes import decode_bytes, fetched_bytes, knows
+        from lamina.planning.bytes import decode_bytes, fetched_bytes, knows
 
         cache, growing = lay_out(self.model, use)
         every = [spec for entry in self.model.specs for spec in entry.values()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lamina.cache.table import aligned, size
+from lamina.cache.summary import aligned, size
 from lamina.planning.use import PIECES
 
 if TYPE_CHECKING:

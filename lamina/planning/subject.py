@@ -15,10 +15,9 @@ from lamina.checkpoint.source import config_dtype
 from lamina.config import Config
 from lamina.dtypes import float_dtype
 from lamina.errors import InputError
-from lamina.loading import refuse_quantized
+from lamina.loading import on_meta, refuse_quantized
 from lamina.model import Model
 from lamina.models import family
-from lamina.runtime.rehearse import without_numbers
 
 What = Model | Config | Mapping[str, Any] | str | os.PathLike[str]
 
@@ -54,7 +53,7 @@ def subject_of(what: What, dtype: str | torch.dtype | None = None) -> Subject:
         name, config = find_config(what)
     refuse_quantized(Config(config), name)
     family(Config(config).model_type)  # what cannot be built is refused by name
-    return Subject(name, without_numbers(config, config_dtype(config) if dtype is None else dtype))
+    return Subject(name, on_meta(config, config_dtype(config) if dtype is None else dtype))
 
 
 def find_config(what: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
@@ -63,7 +62,7 @@ def find_config(what: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     >>> find_config("llama-3.1-8b")[1]["hidden_size"]
     4096
     """
-    from lamina.bench.shapes import SHAPES, find_shape
+    from lamina.checkpoint.shapes import SHAPES, find_shape
 
     shape = find_shape(what)
     if shape.name in SHAPES and shape is SHAPES[shape.name]:

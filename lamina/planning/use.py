@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
-from lamina.cache.codec import Codecs
-from lamina.cache.cross import CrossLayer
-from lamina.cache.pool import Pool
+from lamina.cache.codec.codec import Codecs
+from lamina.cache.layers.cross import CrossLayer
+from lamina.cache.pool.pool import Pool
 from lamina.cache.spec import Cross
-from lamina.cache.table import Line, lines
+from lamina.cache.summary import Line, lines
 from lamina.errors import CapacityError, InputError
 from lamina.generation.room import soon
 from lamina.model import Model
@@ -161,7 +161,7 @@ def scratch_of(model: Model, rehearsal: Rehearsal, use: Use, cache: Cache) -> in
 
 
 def _pass(model: Model, cache: Cache, start: int, tokens: int) -> None:
-    from lamina.bench.context import set_clock
+    from lamina.planning.context import set_clock
 
     set_clock(cache, start)
     cache.clock.sourced = [True] * cache.rows

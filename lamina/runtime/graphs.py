@@ -25,14 +25,14 @@ from torch import nn
 
 from lamina.cache.cache import Cache
 from lamina.errors import CaptureError
-from lamina.runtime.capture import CapturedStep
 from lamina.runtime.captured import Captured
-from lamina.runtime.passes import CapturedPass, width_for
-from lamina.runtime.tables import Written
+from lamina.runtime.multi_token import CapturedPass, width_for
+from lamina.runtime.pointers import Written
+from lamina.runtime.step import CapturedStep
 
 if TYPE_CHECKING:
-    from lamina.generation.run import Chooser
     from lamina.model import Model
+    from lamina.sampling.chooser import Chooser
 
 MOST_SHAPES = 8  # that programs are kept for; those of the least recently used go first
 MOST_OF_A_SHAPE = 4

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from lamina.attention.window import Chunked, Full, Sliding, Window
-from lamina.bench.bytes import Moved, decode_bytes, distinct_experts, knows, moved_by, visible, weight_bytes
 from lamina.bench.random_model import random_model
 from lamina.cache import Codec
 from lamina.cache.spec import Attention, Convolution, Cross, Keeping, Latent, Recurrent, Shared, Tokens
 from lamina.errors import InputError
+from lamina.planning.bytes import Moved, decode_bytes, distinct_experts, knows, moved_by, visible, weight_bytes
 from lamina.recurrence import SSD
 from tests.bench.small import small
 from tests.laws.outside import Peak

@@ -7,7 +7,7 @@ import torch
 
 from bench.host_residence import SMALL, agree, few_layers, link_bandwidth, measure
 from lamina.bench import random_model
-from lamina.runtime.rehearse import without_numbers
+from lamina.loading import on_meta
 from tests.bench.small import small
 
 
@@ -18,7 +18,7 @@ def test_residences_agree_over_a_history(name: str) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_models_for_the_check_can_be_made(name: str) -> None:
-    assert len(without_numbers(few_layers(name), torch.float32).blocks) == 4
+    assert len(on_meta(few_layers(name), torch.float32).blocks) == 4
 
 
 def test_a_step_moves_the_tokens_there_are() -> None:

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lamina.bench.context import fill_context, set_clock
 from lamina.bench.decode import run_steps
 from lamina.bench.random_model import random_model
+from lamina.planning.context import fill_context, set_clock
 from tests.bench.small import NAMES, small
 
 IDS = torch.tensor([[5, 6, 7], [8, 9, 10]])

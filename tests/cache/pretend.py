@@ -62,8 +62,8 @@ def two_devices() -> Iterator[None]:
     """Inside, tensors on the meta device can be copied to the host, as zeros; lengths are what the host takes them for,
     and any row can be taken back."""
     with (
-        patch("lamina.cache.host.host_tensor", _host_tensor),
-        patch("lamina.cache.fetching.host_tensor", _host_tensor),
+        patch("lamina.cache.storage.host.host_tensor", _host_tensor),
+        patch("lamina.cache.storage.prefetch.host_tensor", _host_tensor),
         patch.object(Tensor, "copy_", _copy_anywhere),
         patch.object(Tensor, "to", _to_anywhere),
         patch.object(Clock, "sync", lambda self: list(self.low)),

@@ -8,7 +8,7 @@ import torch
 from lamina import Cache
 from lamina.attention.window import Full, Sliding
 from lamina.cache import Tokens
-from lamina.cache.table import size
+from lamina.cache.summary import size
 from tests.laws.toys import KINDS, assert_close, random_ids, toy, truth
 from tests.laws.world import World
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from lamina import Cache, Codec, InputError
-from lamina.cache.centre import centres_of
-from lamina.cache.codec import NAMES, codecs_of
-from lamina.cache.store import TokenLayer
+from lamina.cache.codec.codec import NAMES, codecs_of
+from lamina.cache.codec.key_mean import centres_of
+from lamina.cache.layers.tokens import TokenLayer
 from lamina.config import Config
 from lamina.models.llama import Llama
 from tests.laws.toys import KINDS, assert_close, random_ids, toy, truth

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import lamina
 from lamina import Cache, CacheFileError, InputError, load_cache
 from lamina.attention.window import Sliding
-from lamina.cache import sealed
+from lamina.cache.io import checked_file as sealed
 from lamina.config import Config
 from lamina.models import family as family_of
 from tests.cache.resume import SLACK, go_on

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lamina.cache.bits import WIDTHS, high_bytes, low_bytes, pack, unpack
-from lamina.cache.formats import Float8, Form, Grouped, hadamard
+from lamina.cache.codec.bitpack import WIDTHS, high_bytes, low_bytes, pack, unpack
+from lamina.cache.codec.formats import Float8, Form, Grouped, hadamard
 
 CPU = torch.device("cpu")
 DIMS = [1, 3, 8, 31, 32, 33, 40, 64, 100, 128]

@@ -15,14 +15,14 @@ from torch import Tensor
 import lamina
 from lamina import Cache, InputError, Source
 from lamina.attention.window import Sliding
-from lamina.cache.fetching import Fetcher, is_far
-from lamina.cache.layout import Layout
-from lamina.cache.recurrent import RecurrentLayer
-from lamina.cache.table import lines
-from lamina.cache.trimming import trimmed
+from lamina.cache.layers.layout import Layout
+from lamina.cache.layers.recurrent import RecurrentLayer
+from lamina.cache.ops.snapshot import trimmed
+from lamina.cache.storage.prefetch import Fetcher, is_far
+from lamina.cache.summary import lines
 from lamina.planning.held import Held
-from lamina.runtime.compiled import why_not_compiled
-from lamina.runtime.explain import why_not_captured, why_not_read
+from lamina.runtime.compile import why_not_compiled
+from lamina.runtime.eligibility import why_not_captured, why_not_read
 from tests.cache.pretend import DEVICE, two_devices
 from tests.laws.toys import (
     CODECS,

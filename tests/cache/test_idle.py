@@ -11,8 +11,8 @@ from torch import Tensor
 
 import lamina
 from lamina import Cache, InputError, PrefixStore
-from lamina.cache.idle import idle, idle_bytes
-from lamina.cache.trimming import trimmed, trimmed_size
+from lamina.cache.io.state_dtype import idle, idle_bytes
+from lamina.cache.ops.snapshot import trimmed, trimmed_size
 from tests.laws.toys import random_ids, toy
 from tests.planning.models import model as family
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from lamina import Cache
-from lamina.cache.journal import Change
+from lamina.cache.ops.journal import Change
 from lamina.model import Model
 from tests.cache.interrupting import interrupted, lines_of
 from tests.generation.rows import made, model_of, scratch

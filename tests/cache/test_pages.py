@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from lamina import Cache, InputError, PagesError, Pool, PrefixStore
-from lamina.cache.layout import Layout
-from lamina.runtime.explain import why_no_kernels
+from lamina.cache.layers.layout import Layout
+from lamina.runtime.eligibility import why_no_kernels
 from tests.generation.rows import MORE, PROMPTS, made, model_of, scratch
 from tests.laws.toys import CODECS, assert_close, random_ids, toy
 from tests.laws.world import World

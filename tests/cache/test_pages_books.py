@@ -12,10 +12,10 @@ from torch import nn
 from lamina import Cache, PagesError, Pool
 from lamina.attention.window import Sliding
 from lamina.cache import Tokens
-from lamina.cache.holding import places_of
-from lamina.cache.layout import Layout
-from lamina.cache.pages import Pages
-from lamina.cache.store import TokenLayer
+from lamina.cache.layers.layout import Layout
+from lamina.cache.layers.tokens import TokenLayer
+from lamina.cache.pool.page_allocator import Pages
+from lamina.cache.pool.page_table import places_of
 from tests.laws.toys import Toy
 
 

@@ -86,7 +86,7 @@ def test_a_source_is_copied_between_rows_that_share_nothing_and_only_there() -> 
     ids = random_ids(2, 4, seed=3)
     assert_close(model(ids, cache=cache), model(ids, cache=expected))  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lamina.cache.cross.CrossLayer.reorder", lambda layer, moves: None)
+        patch.setattr("lamina.cache.layers.cross.CrossLayer.reorder", lambda layer, moves: None)
         without = copied(cache.fork(), [0, 0], 5), copied(cache.fork(), [0, 0], 0)
     source = sum(tensor[0].nbytes for entry in cache.layers for tensor in entry["cross"].data.values())
     assert copied(cache.fork(), [0, 0], 5) == without[0]

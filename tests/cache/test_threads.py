@@ -14,7 +14,7 @@ import torch
 
 from lamina import Pool
 from lamina.cache import Cache
-from lamina.cache.streams import Streams
+from lamina.cache.pool.streams import Streams
 from tests.generation.rows import made, model_of, scratch
 from tests.laws.toys import VOCAB, assert_close, toy, truth
 

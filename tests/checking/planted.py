@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from lamina.attention.window import Sliding
 from lamina.cache import Keeping, Memory, Recurrent, Spec, Step, Tokens
-from lamina.cache.layer import Key
-from lamina.cache.recurrent import RecurrentLayer
+from lamina.cache.layers.base import Key
+from lamina.cache.layers.recurrent import RecurrentLayer
 from lamina.recurrence import SSD
 from tests.laws.outside import Peak, PeakLayer
 from tests.laws.toys import WIDTH, Attend, Highest, Recur, Toy

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lamina
-from lamina.cache.fetching import InWindow
-from lamina.cache.layout import Layout
-from lamina.cache.recurrent import RecurrentLayer
+from lamina.cache.layers.layout import Layout
+from lamina.cache.layers.recurrent import RecurrentLayer
 from lamina.cache.step import Step
+from lamina.cache.storage.prefetch import InWindow
 from lamina.checking import tolerance
 from lamina.checking.basics import BASICS
 from lamina.checking.laws import LAWS

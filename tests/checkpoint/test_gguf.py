@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lamina.checkpoint import CheckpointError, config_dtype, fill, open_source, packaged_smollm2
-from lamina.checkpoint.gguf import llama3_divisors, unpair_rows
+from lamina.checkpoint.gguf.file import llama3_divisors, unpair_rows
 
 Kind = gguf.GGMLQuantizationType
 
@@ -179,7 +179,7 @@ def test_dequantizing_in_blocks_of_rows_changes_nothing(tmp_path, monkeypatch):
     source = open_source(write(tmp_path / "m.gguf", llama_arrays(), Kind.Q4_0))
     name = "model.layers.0.mlp.gate_proj.weight"
     whole = source.read(name)
-    monkeypatch.setattr("lamina.checkpoint.gguf.ROWS_AT_ONCE", 7)
+    monkeypatch.setattr("lamina.checkpoint.gguf.file.ROWS_AT_ONCE", 7)
     assert torch.equal(source.read(name), whole)
 
 

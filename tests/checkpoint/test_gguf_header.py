@@ -13,7 +13,7 @@ from gguf import GGUFValueType as Type
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina.checkpoint.gguf_header import GGUFHeader
+from lamina.checkpoint.gguf.header import GGUFHeader
 
 VALUES = {
     "u8": (200, Type.UINT8), "i8": (-100, Type.INT8), "u16": (60000, Type.UINT16), "i16": (-30000, Type.INT16),

@@ -11,7 +11,7 @@ from tokenizers import Regex
 from tokenizers import pre_tokenizers as pre
 
 from lamina.checkpoint import CheckpointError, open_source, packaged_smollm2
-from lamina.checkpoint.gguf_tokenizer import SPLITS, gguf_tokenizer
+from lamina.checkpoint.gguf.tokenizer import SPLITS, gguf_tokenizer
 
 from .test_tokenizer import BACKEND, SPECIAL, TEXTS
 

@@ -14,9 +14,9 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from lamina.checkpoint import Tokenizer, open_source
+from lamina.checkpoint.chat.literal import CANDIDATES, Literal, special_texts
 from lamina.checkpoint.demo_weights import packaged_smollm2
-from lamina.checkpoint.gguf_tokenizer import gguf_tokenizer
-from lamina.checkpoint.literal import CANDIDATES, Literal, special_texts
+from lamina.checkpoint.gguf.tokenizer import gguf_tokenizer
 from lamina.errors import InputError
 
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "[INST]"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lamina.checkpoint.pages import HUGE, ask_for_huge_pages, collapse, joined
+from lamina.checkpoint.huge_pages import HUGE, ask_for_huge_pages, collapse, joined
 
 
 def test_tensors_keep_their_place_and_their_numbers() -> None:

@@ -7,8 +7,8 @@ import tracemalloc
 
 import pytest
 
-from lamina.checkpoint import sandbox
-from lamina.checkpoint.chat import render
+from lamina.checkpoint.chat import sandbox
+from lamina.checkpoint.chat.template import render
 from lamina.errors import InputError
 
 MESSAGES = [{"role": "user", "content": "hello " * 1000}]

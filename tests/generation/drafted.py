@@ -14,12 +14,13 @@ import torch
 from transformers import LlamaConfig
 
 from lamina.config import Config
-from lamina.generation.drafts import Guess
 from lamina.generation.prompt import from_rows
-from lamina.generation.run import Chooser, Made, Run
+from lamina.generation.run import Made, Run
 from lamina.generation.stopping import Stopping
+from lamina.generation.strategies.drafts import Guess
 from lamina.model import Model
 from lamina.models.llama import Llama
+from lamina.sampling.chooser import Chooser
 from tests.families.cases import FIRST
 from tests.families.harness import pair, random_ids
 from tests.families.test_t5 import pair as t5_pair

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lamina.generation.history import History
+from lamina.sampling.history import History
 
 VOCAB = 23
 

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.generation.kept import Kept
-from lamina.generation.processors import Facts, chain_of
 from lamina.generation.prompt import from_rows
-from lamina.generation.run import Chooser, Made, Run
-from lamina.generation.settings import Settings
+from lamina.generation.run import Made, Run
+from lamina.generation.settings.settings import Settings
 from lamina.generation.stopping import Stopping
 from lamina.model import Model
+from lamina.sampling.chain import Facts, chain_of
+from lamina.sampling.chooser import Chooser
 
 PROMPTS = [[5, 9, 12, 3, 44, 8, 21, 60, 2, 17], [7], [30, 31, 32]]
 

@@ -12,7 +12,7 @@ import torch
 import lamina
 from lamina.errors import InputError
 from lamina.generation import generate
-from lamina.generation.options import CALL
+from lamina.generation.settings.options import CALL
 from lamina.model import Model
 from tests.families.harness import pair
 from tests.generation.text import reader
@@ -63,7 +63,7 @@ def test_a_listener_must_be_callable(model: Model) -> None:
 
 
 def test_every_argument_that_has_a_kind_is_checked() -> None:
-    from lamina.generation.arguments import KINDS
+    from lamina.generation.settings.arguments import KINDS
 
     assert set(KINDS) | {"decoder_input_ids", "row_ids"} == {*CALL, "stream"}
 

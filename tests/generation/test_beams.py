@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from lamina.cache import Cache
-from lamina.generation.beams import beam_search
 from lamina.generation.kept import Kept
 from lamina.generation.run import Made
+from lamina.generation.strategies.beams import beam_search
 from lamina.model import Model
 from tests.families import test_t5
 from tests.families.harness import pair

@@ -13,9 +13,9 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Waterm
 from transformers.generation import logits_process as theirs
 
 from lamina.errors import InputError
-from lamina.generation.history import History
-from lamina.generation.noise import draw
-from lamina.generation.processors import Facts, RemoveInvalid, chain_of, processed
+from lamina.sampling.chain import Facts, RemoveInvalid, chain_of, processed
+from lamina.sampling.history import History
+from lamina.sampling.noise import draw
 from tests.generation.histories import VOCAB, asked, random_history, random_scores, row_by_row
 
 FACTS = Facts(VOCAB)

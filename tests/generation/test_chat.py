@@ -14,7 +14,7 @@ import torch
 from lamina.cache import Cache
 from lamina.errors import InputError
 from lamina.generation.chat import Chat
-from lamina.generation.continuation import common, continuation
+from lamina.generation.reuse import common, continuation
 from lamina.generation.stream import Event, Stream
 from lamina.model import Model
 from lamina.models.llama import Llama

@@ -15,8 +15,8 @@ from lamina.cache import Cache
 from lamina.checkpoint import Tokenizer
 from lamina.errors import InputError
 from lamina.generation import Result
-from lamina.generation.continuation import whole_rows
-from lamina.generation.healing import heal
+from lamina.generation.reuse import whole_rows
+from lamina.generation.strategies.healing import heal
 from lamina.model import Model
 from tests.generation.text import reader, tokenizer
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lamina.errors import InputError
-from lamina.generation.contrastive import contrastive_search
-from lamina.generation.inside import look_inside
+from lamina.generation.introspect import look_inside
+from lamina.generation.strategies.contrastive import contrastive_search
 from tests.families.cases import FIRST
 from tests.families.harness import pair
 from tests.generation.strategies import PROMPTS, argmax_of, assert_can_be_continued, run_of

@@ -11,7 +11,8 @@ import torch
 import lamina
 from lamina.cache import Cache
 from lamina.errors import CapacityError, PagesError
-from lamina.generation import Event, Result, loop
+from lamina.generation import Event, Result
+from lamina.generation import entry as loop
 from lamina.generation.chat import Chat
 from lamina.model import Model
 from tests.generation.rows import PROMPTS, added, held, made, model_of
@@ -138,7 +139,7 @@ def test_a_search_whose_best_find_no_room_leaves_the_prompts(monkeypatch: pytest
     def full(*given: Any) -> None:
         raise PagesError("1 more page is needed. Nothing was changed: release a cache.")
 
-    monkeypatch.setattr("lamina.generation.beams.feed_all", full)
+    monkeypatch.setattr("lamina.generation.strategies.beams.feed_all", full)
     with pytest.raises(PagesError) as error:
         made(model, PROMPTS, 2, cache=cache, num_beams=2, num_return_sequences=2)
     result = result_of(error)

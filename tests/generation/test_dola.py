@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lamina.errors import InputError
-from lamina.generation.dola import contrast, dola, premature_layers
+from lamina.generation.strategies.dola import contrast, dola, premature_layers
 from lamina.models.llama import Llama
 from tests.families import test_t5
 from tests.families.cases import FIRST

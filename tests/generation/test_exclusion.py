@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.generation import History, dola
-from lamina.generation.exclusion import may_exclude_all
-from lamina.generation.processors import Facts, chain_of
-from lamina.generation.settings import settings_of
+from lamina.generation import History
+from lamina.generation.settings.settings import settings_of
+from lamina.generation.strategies import dola
 from lamina.model import Model
+from lamina.sampling.chain import Facts, chain_of
+from lamina.sampling.exclusion import may_exclude_all
 from tests.families.harness import pair
 
 PROMPTS = [[5, 9, 12], [7]]

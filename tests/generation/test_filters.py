@@ -9,10 +9,10 @@ import torch
 from transformers.generation import logits_process as theirs
 
 from lamina.errors import InputError
-from lamina.generation.filters import FILTERS, Epsilon, Eta, MinP, Temperature, TopH, TopK, TopP, Typical
-from lamina.generation.history import Processor
-from lamina.generation.noise import draw
-from lamina.generation.processors import filters_of, processed
+from lamina.sampling.chain import filters_of, processed
+from lamina.sampling.filters import FILTERS, Epsilon, Eta, MinP, Temperature, TopH, TopK, TopP, Typical
+from lamina.sampling.history import Processor
+from lamina.sampling.noise import draw
 from tests.generation.histories import asked, history_of, random_scores
 from tests.generation.statistics import chance
 

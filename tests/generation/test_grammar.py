@@ -15,11 +15,11 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from lamina.checkpoint.tokenizer import Tokenizer
 from lamina.errors import InputError
-from lamina.generation import grammar
-from lamina.generation.grammar import Grammar, grammar_of, vocabulary_of
-from lamina.generation.history import History
-from lamina.generation.noise import draw
-from lamina.generation.processors import Facts, chain_of, processed
+from lamina.sampling import grammar
+from lamina.sampling.chain import Facts, chain_of, processed
+from lamina.sampling.grammar import Grammar, grammar_of, vocabulary_of
+from lamina.sampling.history import History
+from lamina.sampling.noise import draw
 from tests.generation.histories import asked, history_of
 
 MERGES = [("t", "r"), ("tr", "u"), ("tru", "e"), ("{", '"'), ('"', ":"), ("1", "2"), ("12", "3"), ("a", "b")]

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.tokenization_python import ExtensionsTrie
 
 from lamina.checkpoint import Tokenizer, open_source, packaged_smollm2
-from lamina.generation.healing import heal, only_healing
+from lamina.generation.strategies.healing import heal, only_healing
 from tests.generation.text import tokenizer
 
 PROMPTS = [

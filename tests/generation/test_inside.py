@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.generation.inside import look_inside
+from lamina.generation.introspect import look_inside
 from tests.families import test_t5
 from tests.families.cases import FIRST
 from tests.families.harness import TOLERANCE, pair, relative

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lamina.generation.noise import BELOW_ONE, FIRST, LEFT, RIGHT, SECOND, draw, gumbel, noise
+from lamina.sampling.noise import BELOW_ONE, FIRST, LEFT, RIGHT, SECOND, draw, gumbel, noise
 from tests.generation.statistics import chance
 
 WORD = (1 << 32) - 1

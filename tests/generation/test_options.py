@@ -15,8 +15,9 @@ import pytest
 
 import lamina
 from lamina.cache.cache import Cache
-from lamina.generation import Chat, PrefixStore, Settings, generate, loop, stream
-from lamina.generation.options import CALL, AllOptions, CallOptions, Options
+from lamina.generation import Chat, PrefixStore, Settings, generate, stream
+from lamina.generation import entry as loop
+from lamina.generation.settings.options import CALL, AllOptions, CallOptions, Options
 from lamina.model import Model
 
 ROOT = Path(__file__).parent.parent.parent

@@ -13,9 +13,9 @@ from torch import Tensor
 
 import lamina
 from lamina import Cache, InputError, PrefixStore
-from lamina.cache.trimming import trimmed, trimmed_size
-from lamina.generation.continuation import Continuation, continuation
+from lamina.cache.ops.snapshot import trimmed, trimmed_size
 from lamina.generation.prompt import from_rows
+from lamina.generation.reuse import Continuation, continuation
 from lamina.model import Model
 from tests.families import test_t5
 from tests.families.cases import FIRST

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process as theirs
 
-from lamina.generation import bans
-from lamina.generation.bans import without_ngrams
-from lamina.generation.guidance import guided
-from lamina.generation.history import History, Processor
-from lamina.generation.processors import Facts, chain_of, endings_of, need_tokens, processors_of
+from lamina.sampling import bans
+from lamina.sampling.bans import without_ngrams
+from lamina.sampling.chain import Facts, chain_of, endings_of, need_tokens, processors_of
+from lamina.sampling.guidance import guided
+from lamina.sampling.history import History, Processor
 from tests.generation.histories import VOCAB, asked, history_of, random_history, random_scores, row_by_row
 
 FACTS = Facts(VOCAB)
@@ -233,7 +233,7 @@ def test_frequency_and_presence_follow_their_definition_over_new_tokens(given: t
 
 
 def test_the_prompts_share_counts_only_when_asked_for() -> None:
-    from lamina.generation.penalties import Occurrence
+    from lamina.sampling.penalties import Occurrence
 
     history, scores = history_of([[1, 2, 2]], [[2, 3]]), torch.zeros(1, 5)
     assert Occurrence(1.0, 10.0)(scores, history).tolist() == [[0, 0, -11, -11, 0]]
@@ -269,8 +269,8 @@ def test_guidance_gives_what_transformers_gives() -> None:
 
 
 def test_callers_own_come_before_the_filters_and_take_the_place_of_their_kind() -> None:
-    from lamina.generation.filters import TopK
-    from lamina.generation.penalties import Repetition
+    from lamina.sampling.filters import TopK
+    from lamina.sampling.penalties import Repetition
 
     def mine(scores: Tensor, history: History) -> Tensor:
         return scores + 1

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.generation.prompt import Prompt, prompt_of
-from lamina.generation.settings import settings_of
+from lamina.generation.settings.settings import settings_of
 from lamina.model import Model
 from tests.families import test_t5
 from tests.families.cases import FIRST

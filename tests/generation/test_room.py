@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import lamina
-from lamina.cache.layer import grown
-from lamina.cache.table import lines
+from lamina.cache.layers.base import grown
+from lamina.cache.summary import lines
 from lamina.errors import CapacityError
-from lamina.generation import contrastive, room
+from lamina.generation import room
 from lamina.generation.room import SOON
+from lamina.generation.strategies import contrastive
 from lamina.planning.held import Held
 from tests.generation.rows import PROMPTS, every_family, held, made, model_of
 from tests.generation.test_context import STRATEGIES

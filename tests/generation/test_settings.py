@@ -19,8 +19,8 @@ from transformers import GenerationConfig, LlamaForCausalLM
 import lamina
 from lamina.config import Config
 from lamina.errors import InputError
-from lamina.generation.settings import DEFAULTS, FLAGS, Settings, settings_of
-from lamina.generation.values import REAL, WHOLE, tidy
+from lamina.generation.settings.settings import DEFAULTS, FLAGS, Settings, settings_of
+from lamina.generation.settings.validate import REAL, WHOLE, tidy
 from lamina.model import Model
 from tests.families.cases.llama import make
 

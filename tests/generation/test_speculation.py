@@ -16,12 +16,13 @@ from torch import Tensor
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from lamina.errors import InputError
-from lamina.generation.drafts import Assistant, Draft, Guess, Lookup, Schedule, draft_of, early_exit
-from lamina.generation.history import History
-from lamina.generation.run import Chooser, Run, one_by_one
-from lamina.generation.speculation import speculate
+from lamina.generation.run import Run, one_by_one
 from lamina.generation.stopping import Stopping
+from lamina.generation.strategies.drafts import Assistant, Draft, Guess, Lookup, Schedule, draft_of, early_exit
+from lamina.generation.strategies.speculation import speculate
 from lamina.model import Model
+from lamina.sampling.chooser import Chooser
+from lamina.sampling.history import History
 from tests.families.harness import pair
 from tests.generation.drafted import FAMILIES, PROMPTS, Oracle, again, begin, like, model_of, ragged, same, tiny
 

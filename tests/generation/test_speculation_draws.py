@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from lamina.generation.history import History
-from lamina.generation.run import Chooser, one_by_one
-from lamina.generation.speculation import settle, speculate
+from lamina.generation.run import one_by_one
 from lamina.generation.stopping import Stopping
+from lamina.generation.strategies.speculation import settle, speculate
 from lamina.model import Model
+from lamina.sampling.chooser import Chooser
+from lamina.sampling.history import History
 from tests.generation.drafted import PROMPTS, Oracle, again, begin, like, model_of, same, settings, tiny
 
 

@@ -10,7 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from lamina.checkpoint import Tokenizer
 from lamina.errors import InputError
-from lamina.generation.settings import settings_of
+from lamina.generation.settings.settings import settings_of
 from lamina.generation.stopping import Stopping
 from tests.generation.text import reader, tokenizer
 

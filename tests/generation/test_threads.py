@@ -9,7 +9,7 @@ import torch
 
 from bench import many_callers
 from lamina.errors import InputError
-from lamina.generation.drafts import early_exit
+from lamina.generation.strategies.drafts import early_exit
 from tests.families.harness import pair
 
 

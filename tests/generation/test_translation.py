@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lamina.checkpoint import Tokenizer
-from lamina.generation.translation import Spelling, beginning, ids_after, retokenize
+from lamina.generation.strategies.retokenize import Spelling, beginning, ids_after, retokenize
 from tests.generation.vocabularies import TEXTS, TOKENIZERS, few
 
 LETTERS = "abeht .,'\n123éïß日本語😀👩‍👧\N{COMBINING ACUTE ACCENT}"

@@ -10,11 +10,12 @@ import torch
 
 from lamina.checkpoint import Tokenizer
 from lamina.errors import InputError
-from lamina.generation.drafts import Assistant, Draft, Guess, draft_of
-from lamina.generation.run import Chooser, one_by_one
-from lamina.generation.speculation import speculate
-from lamina.generation.universal import UniversalAssistant
+from lamina.generation.run import one_by_one
+from lamina.generation.strategies.drafts import Assistant, Draft, Guess, draft_of
+from lamina.generation.strategies.speculation import speculate
+from lamina.generation.strategies.universal import UniversalAssistant
 from lamina.model import Model
+from lamina.sampling.chooser import Chooser
 from tests.generation.drafted import FAMILIES, again, begin, like, model_of, same
 from tests.generation.test_smollm2 import ours as smollm2
 from tests.generation.vocabularies import few, llama, reads, with_permuted_ids

@@ -12,9 +12,9 @@ from transformers import LlamaConfig, WatermarkDetector, WatermarkingConfig
 from transformers.generation.logits_process import WatermarkLogitsProcessor
 
 from lamina.errors import InputError
-from lamina.generation.history import History
-from lamina.generation.noise import draw
-from lamina.generation.watermark import Watermark, detect, watermark_of
+from lamina.sampling.history import History
+from lamina.sampling.noise import draw
+from lamina.sampling.watermark import Watermark, detect, watermark_of
 from tests.generation.histories import random_history, random_scores, row_by_row
 
 VOCAB = 90

@@ -31,7 +31,8 @@ from bench.kernels.offline import instead_of_a_gpu
 
 
 def build(family: str, hows: list[str], dtype: torch.dtype) -> int:
-    from lamina.runtime.rehearse import build_kernels, without_numbers
+    from lamina.loading import on_meta
+    from lamina.runtime.prebuild import build_kernels
     from tests.families.cases import FIRST, cases
 
     how: dict[str, Any] = {}
@@ -42,16 +43,16 @@ def build(family: str, hows: list[str], dtype: torch.dtype) -> int:
             how["page" if one[0] == "p" else "rows"] = int(one[1:])
         else:
             how["codec"] = one
-    model = without_numbers(cases(family)[dict(FIRST)[family]]().to_dict(), dtype)
+    model = on_meta(cases(family)[dict(FIRST)[family]]().to_dict(), dtype)
     return built_by(lambda: build_kernels(model, **how))
 
 
 def build_products() -> int:
     """Sums in parts, with all that may stand around a product."""
-    from lamina.kernels.following import LANES, Follower
-    from lamina.kernels.product import Rows, Tiles, gated_product, product
+    from lamina.kernels.gemm.deferred_norm import LANES, Follower
+    from lamina.kernels.gemm.product import Rows, Tiles, gated_product, product
     from lamina.nn import RMSNorm
-    from lamina.runtime.rehearse import build_together
+    from lamina.runtime.prebuild import build_together
 
     def program() -> None:
         for dtype in (torch.bfloat16, torch.float32):
@@ -72,13 +73,14 @@ def build_products() -> int:
 
 def build_beside(family: str) -> int:
     """In a thread, while plain passes run in this one, which must not notice."""
-    from lamina.runtime.rehearse import build_kernels, without_numbers
+    from lamina.loading import on_meta
+    from lamina.runtime.prebuild import build_kernels
     from tests.families.cases import FIRST, cases
     from tests.families.harness import pair
 
     name = dict(FIRST)[family]
     model = pair(family, name)[1]
-    twin = without_numbers(cases(family)[name]().to_dict(), torch.bfloat16)
+    twin = on_meta(cases(family)[name]().to_dict(), torch.bfloat16)
     alone = model.generate([[5, 9, 12]], 8).tokens
 
     def both() -> None:

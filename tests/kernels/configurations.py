@@ -18,7 +18,7 @@ if __name__ == "__main__":
 import torch
 from triton.runtime.interpreter import InterpretedFunction
 
-from lamina.bench.shapes import SHAPES
+from lamina.checkpoint.shapes import SHAPES
 from lamina.kernels.limits import CARDS, Limits, assumed
 
 CHOSEN = (
@@ -37,7 +37,8 @@ USES: list[dict[str, Any]] = [
 
 def launched(config: Mapping[str, Any], limits: Limits, **how: Any) -> Iterator[str]:
     """What a step of a model, without its weights, launches on a device with these limits."""
-    from lamina.runtime.rehearse import build_kernels, without_numbers
+    from lamina.loading import on_meta
+    from lamina.runtime.prebuild import build_kernels
 
     lines: dict[str, None] = {}
 
@@ -49,12 +50,12 @@ def launched(config: Mapping[str, Any], limits: Limits, **how: Any) -> Iterator[
             lines[f"{self.__name__} {'x'.join(map(str, grid))} {chosen}"] = None
 
     with patch.object(InterpretedFunction, "run", note), assumed(limits):
-        build_kernels(without_numbers(config, torch.bfloat16), **how)
+        build_kernels(on_meta(config, torch.bfloat16), **how)
     yield from lines
 
 
 def configurations(limits: Limits, name: str) -> list[str]:
-    """The lines of a model of `lamina.bench.shapes`."""
+    """The lines of a model of `lamina.checkpoint.shapes`."""
     config = dict(SHAPES[name].config, num_hidden_layers=4)
     uses: dict[str, list[str]] = {}
     for how in USES:

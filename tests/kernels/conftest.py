@@ -17,7 +17,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from lamina.kernels.limits import INTERPRETER
-from lamina.runtime.explain import why_not_read
+from lamina.runtime.eligibility import why_not_read
 from tests.kernels import guard
 
 patch_tensor = interpreter._patch_lang_tensor

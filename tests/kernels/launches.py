@@ -13,11 +13,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
-from lamina.generation.run import Chooser
 from lamina.model import Model
-from lamina.runtime.capture import CapturedStep
-from lamina.runtime.passes import CapturedPass
-from lamina.runtime.tables import Written
+from lamina.runtime.multi_token import CapturedPass
+from lamina.runtime.pointers import Written
+from lamina.runtime.step import CapturedStep
+from lamina.sampling.chooser import Chooser
 
 FREE = {"empty", "empty_strided", "new_empty", "empty_like", "_unsafe_view", "promote_types"}
 

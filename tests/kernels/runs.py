@@ -10,16 +10,17 @@ import torch
 
 import lamina
 from lamina import models
-from lamina.cache.codec import Codecs
+from lamina.cache.codec.codec import Codecs
 from lamina.config import Config
-from lamina.generation.processors import Facts, chain_of
 from lamina.generation.prompt import from_rows
-from lamina.generation.replay import replayed
-from lamina.generation.run import Chooser, Made, Run, one_by_one
-from lamina.generation.settings import settings_of
+from lamina.generation.run import Made, Run, one_by_one
+from lamina.generation.settings.settings import settings_of
 from lamina.generation.stopping import Stopping
+from lamina.generation.strategies.captured import replayed
 from lamina.model import Model
 from lamina.models.llama import Llama
+from lamina.sampling.chain import Facts, chain_of
+from lamina.sampling.chooser import Chooser
 from tests.families.cases.llama import make
 from tests.generation.text import tokenizer
 

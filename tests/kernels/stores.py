@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from lamina.attention import View, Window, reference_attention
-from lamina.cache.codec import Codec, unused
-from lamina.cache.formats import Float8, Form, Grouped, hadamard
-from lamina.cache.layout import Layout
-from lamina.cache.place import write_slots
-from lamina.cache.store import layout_for
+from lamina.cache.codec.codec import Codec, unused
+from lamina.cache.codec.formats import Float8, Form, Grouped, hadamard
+from lamina.cache.layers.layout import Layout
+from lamina.cache.layers.tokens import layout_for
+from lamina.cache.storage.device import write_slots
 from lamina.kernels import COLUMNS
 
 

@@ -9,9 +9,9 @@ import torch
 
 from lamina.attention import Chunked, Full, Sliding, Window
 from lamina.errors import InputError
-from lamina.kernels.attend import decode_attention
-from lamina.kernels.shape import Shape
-from lamina.kernels.splits import parts_for
+from lamina.kernels.attention.decode import decode_attention
+from lamina.kernels.attention.shape import Shape
+from lamina.kernels.attention.split_kv import parts_for
 from tests.kernels.stores import Held, error
 
 SMALL = Shape(block=16, warps=4, stages=2)
@@ -125,13 +125,13 @@ def test_softcap_and_sinks_take_part_in_every_part(splits: int) -> None:
 
 @pytest.mark.parametrize("splits", [2, 6])
 def test_many_bytes_are_merged_in_two_levels(monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
-    monkeypatch.setattr("lamina.kernels.splits.MERGE_BYTES", 0)
+    monkeypatch.setattr("lamina.kernels.attention.split_kv.MERGE_BYTES", 0)
     ours, _ = run(Full(), [0, 90, 20], 3, dims=(32, 80), sinks=True, counts=[3, 2, 0], splits=splits)
     assert ours < 1e-5
 
 
 def test_more_groups_than_counters_are_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lamina.kernels.splits.COUNTERS", 1)
+    monkeypatch.setattr("lamina.kernels.attention.split_kv.COUNTERS", 1)
     ours, _ = run(Full(), [0, 40], 1, splits=3)
     assert ours < 1e-5
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from lamina.errors import CapacityError
-from lamina.generation.run import Chooser, one_by_one
+from lamina.generation.run import one_by_one
 from lamina.runtime import Graphs, why_not_captured
 from lamina.runtime.graphs import MOST_SHAPES
+from lamina.sampling.chooser import Chooser
 from tests.families.cases import FIRST
 from tests.families.harness import pair
 from tests.kernels.runs import PROMPTS, begin, both, start, tiny

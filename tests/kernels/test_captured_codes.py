@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from lamina.cache.codec import Codecs
+from lamina.cache.codec.codec import Codecs
 from lamina.config import Config
-from lamina.generation.replay import replayed
 from lamina.generation.run import one_by_one
+from lamina.generation.strategies.captured import replayed
 from lamina.models.llama import Llama
-from lamina.runtime.explain import why_no_kernels
+from lamina.runtime.eligibility import why_no_kernels
 from tests.families.cases import FIRST
 from tests.families.cases.llama import make
 from tests.families.harness import pair

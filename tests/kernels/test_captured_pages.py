@@ -10,11 +10,12 @@ import torch
 
 import lamina
 from lamina.errors import PagesError
-from lamina.generation.cut import cut_short
-from lamina.generation.replay import replayed
-from lamina.generation.run import Chooser, one_by_one
-from lamina.generation.speculation import speculate
+from lamina.generation.out_of_room import cut_short
+from lamina.generation.run import one_by_one
 from lamina.generation.stopping import Stopping
+from lamina.generation.strategies.captured import replayed
+from lamina.generation.strategies.speculation import speculate
+from lamina.sampling.chooser import Chooser
 from tests.generation.drafted import Oracle, again
 from tests.kernels.passes import compared
 from tests.kernels.runs import PROMPTS, begin, small, start, tiny

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import lamina.kernels
-from lamina.bench.shapes import SHAPES
+from lamina.checkpoint.shapes import SHAPES
 from lamina.kernels.limits import CARDS
 from tests.kernels.configurations import configurations
 

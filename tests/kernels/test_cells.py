@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from lamina.attention import Chunked, Full, Sliding, Window
-from lamina.kernels.absorb import into_latent, out_of_latent
-from lamina.kernels.attend import decode_attention
-from lamina.kernels.coded import decode_codes
-from lamina.kernels.codes import Side, append_codes, encode
-from lamina.kernels.latent import decode_latent
-from lamina.kernels.rope import append, rotate_and_append
-from lamina.kernels.shape import Shape
-from lamina.kernels.token import attend_token
+from lamina.kernels.attention.decode import decode_attention
+from lamina.kernels.attention.decode_fused import attend_token
+from lamina.kernels.attention.mla import decode_latent
+from lamina.kernels.attention.mla_project import into_latent, out_of_latent
+from lamina.kernels.attention.quantized import decode_codes
+from lamina.kernels.attention.rope_append import append, rotate_and_append
+from lamina.kernels.attention.shape import Shape
+from lamina.kernels.quant.encode import Side, append_codes, encode
 from tests.kernels.stores import Held, InPages, Packed
 from tests.kernels.test_codes import new_tokens, sides
 from tests.kernels.test_rope import rope_of

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from lamina.attention import Chunked, Full, Sliding, Window
-from lamina.cache.codec import Codec
+from lamina.cache.codec.codec import Codec
 from lamina.errors import InputError
-from lamina.kernels.absorb import out_of_latent
-from lamina.kernels.coded import decode_codes
-from lamina.kernels.codes import Side, encode
-from lamina.kernels.latent import decode_latent
-from lamina.kernels.shape import Shape
+from lamina.kernels.attention.mla import decode_latent
+from lamina.kernels.attention.mla_project import out_of_latent
+from lamina.kernels.attention.quantized import decode_codes
+from lamina.kernels.attention.shape import Shape
+from lamina.kernels.quant.encode import Side, encode
 from tests.kernels.stores import Held, Packed, error
 from tests.kernels.test_codes import new_tokens, sides
 

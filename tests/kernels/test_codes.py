@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from lamina.attention import Full, Sliding, Window
-from lamina.cache.codec import Codec
-from lamina.cache.formats import hadamard
+from lamina.cache.codec.codec import Codec
+from lamina.cache.codec.formats import hadamard
 from lamina.kernels import COLUMNS
-from lamina.kernels.codes import Side, encode
-from lamina.kernels.rope import rotate_and_append
+from lamina.kernels.attention.rope_append import rotate_and_append
+from lamina.kernels.quant.encode import Side, encode
 from tests.kernels.stores import Held, Packed
 from tests.kernels.test_rope import norm_of, rope_of
 
@@ -146,6 +146,6 @@ def test_queries_are_turned_and_their_marks_say_what_was_taken_off(dtype: torch.
 
 
 def test_the_columns_of_a_table_fit_its_rows() -> None:
-    from lamina.runtime.tables import WIDTH
+    from lamina.runtime.pointers import WIDTH
 
     assert len(COLUMNS) <= WIDTH and COLUMNS[:7] == ("k", "v", "slots", "ring", "keep", "lengths", "counts")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lamina.activation import ACTIVATIONS, activation
 from lamina.errors import InputError
-from lamina.kernels import conv
+from lamina.kernels.recurrent import conv
 from lamina.recurrence import causal_convolution_by_steps
 from tests.kernels.stores import Ring
 

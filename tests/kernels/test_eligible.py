@@ -10,13 +10,16 @@ from torch import Tensor
 
 from lamina import kernels
 from lamina.attention.window import Full, Sliding
-from lamina.cache.formats import Fields, Float8, Form, Grouped
+from lamina.cache.codec.formats import Fields, Float8, Form, Grouped
 from lamina.cache.spec import Attention, Latent
 from lamina.errors import InputError
-from lamina.kernels import attend, coded, eligible, token
-from lamina.kernels.codes import Side
-from lamina.kernels.eligible import head_bytes, why_no_attention, why_no_device, why_no_form
+from lamina.kernels import eligibility as eligible
+from lamina.kernels.attention import decode as attend
+from lamina.kernels.attention import decode_fused as token
+from lamina.kernels.attention import quantized as coded
+from lamina.kernels.eligibility import head_bytes, why_no_attention, why_no_device, why_no_form
 from lamina.kernels.limits import CARDS
+from lamina.kernels.quant.encode import Side
 
 BF16, F32 = torch.bfloat16, torch.float32
 

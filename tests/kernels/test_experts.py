@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lamina import kernels
-from lamina.kernels import experts as module
-from lamina.kernels.experts import PIECES, Share, expert_down, expert_gated
+from lamina.kernels.gemm import experts as module
+from lamina.kernels.gemm.experts import PIECES, Share, expert_down, expert_gated
 from lamina.nn import Choice, Experts, Mixture
 from tests.kernels.test_product import close, numbers
 
@@ -112,7 +112,7 @@ class Launches(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_a_mixture_is_three_launches_and_nothing_else(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lamina.kernels import router
+    from lamina.kernels.gemm import router
 
     launched: list[str] = []
 

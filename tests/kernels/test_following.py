@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from lamina import kernels
-from lamina.kernels import following
-from lamina.kernels.experts import expert_down, expert_gated
-from lamina.kernels.following import LANES, Follower, Unnormed
-from lamina.kernels.product import Rows, gated, gated_product, linear, product
-from lamina.kernels.router import route
+from lamina.kernels.gemm import deferred_norm as following
+from lamina.kernels.gemm.deferred_norm import LANES, Follower, Unnormed
+from lamina.kernels.gemm.experts import expert_down, expert_gated
+from lamina.kernels.gemm.product import Rows, gated, gated_product, linear, product
+from lamina.kernels.gemm.router import route
 from lamina.kernels.workspace import sums
 from lamina.nn import GatedMLP, Linear, RMSNorm
-from lamina.nn.router import Choice
+from lamina.nn.moe.router import Choice
 from tests.kernels.test_product import numbers
 
 

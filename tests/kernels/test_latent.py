@@ -12,12 +12,12 @@ from lamina.attention import Chunked, Full, Sliding, Window
 from lamina.attention.rotary import rotate, rotate_neighbours
 from lamina.cache import Latent
 from lamina.errors import InputError
-from lamina.kernels.absorb import into_latent, out_of_latent, values_for
-from lamina.kernels.latent import decode_latent
+from lamina.kernels.attention.mla import decode_latent
+from lamina.kernels.attention.mla_project import into_latent, out_of_latent, values_for
+from lamina.kernels.attention.shape import Shape
 from lamina.kernels.limits import CARDS
-from lamina.kernels.shape import Shape
 from lamina.nn import RMSNorm
-from lamina.runtime.tables import DeviceLatent
+from lamina.runtime.pointers import DeviceLatent
 from tests.kernels.stores import Held, error
 
 SMALL = Shape(block=16, warps=4, stages=2)

@@ -14,11 +14,16 @@ import torch
 from triton import next_power_of_2
 
 from lamina.errors import InputError
-from lamina.kernels import absorb, attend, current, eligible, launch, limits, token, workspace
-from lamina.kernels.latent import plan_for, shape_for
+from lamina.kernels import device_guard as current
+from lamina.kernels import eligibility as eligible
+from lamina.kernels import launch, limits, workspace
+from lamina.kernels.attention import decode as attend
+from lamina.kernels.attention import decode_fused as token
+from lamina.kernels.attention import mla_project as absorb
+from lamina.kernels.attention.mla import plan_for, shape_for
+from lamina.kernels.attention.shape import Shape
+from lamina.kernels.gemm.product import Tiles, choose
 from lamina.kernels.limits import CARDS, INTERPRETER, KIB, assumed, fitted, limits_of, smaller
-from lamina.kernels.product import Tiles, choose
-from lamina.kernels.shape import Shape
 
 BF16, F32 = torch.bfloat16, torch.float32
 
@@ -120,7 +125,7 @@ def test_whether_a_graph_is_captured_is_asked_of_the_device_that_memory_is_for(g
 def test_the_forms_of_products_are_chosen_for_the_device_of_the_vectors(
     gpus: Gpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lamina.kernels import product
+    from lamina.kernels.gemm import product
 
     chosen: list[Any] = []
     monkeypatch.setattr(product, "choose", lambda *given: chosen.append(given[-1]) or Tiles())
@@ -160,7 +165,7 @@ def test_while_building_a_launch_only_builds_in_this_thread_and_also_inside_anot
 def test_tritons_own_way_to_run_a_kernel_is_never_replaced() -> None:
     from triton.runtime.jit import JITFunction
 
-    from lamina.runtime.rehearse import build_together
+    from lamina.runtime.prebuild import build_together
 
     before, during = JITFunction.run, []
     threads = [Thread(target=build_together, args=(lambda: during.append(JITFunction.run),)) for _ in range(4)]

@@ -15,16 +15,16 @@ from lamina import kernels
 from lamina.activation import ACTIVATIONS, activation
 from lamina.cache.memory import Memory
 from lamina.cache.spec import Recurrent
-from lamina.generation.run import Chooser
-from lamina.kernels import mix
-from lamina.kernels.following import Unnormed
-from lamina.kernels.product import linear, product
-from lamina.kernels.recur import Tile
+from lamina.kernels.gemm.deferred_norm import Unnormed
+from lamina.kernels.gemm.product import linear, product
+from lamina.kernels.recurrent import mixer as mix
+from lamina.kernels.recurrent.recur import Tile
 from lamina.kernels.workspace import scratch
 from lamina.nn import GatedRMSNorm, ShortConvolution
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan, causal_convolution_by_steps
-from lamina.runtime.capture import CapturedStep
-from lamina.runtime.tables import DeviceConvolution, DeviceRecurrent
+from lamina.runtime.pointers import DeviceConvolution, DeviceRecurrent
+from lamina.runtime.step import CapturedStep
+from lamina.sampling.chooser import Chooser
 from tests.families.harness import pair
 from tests.kernels.launches import noted
 from tests.kernels.stores import Ring

@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from lamina.generation.noise import BELOW_ONE, gumbel, noise
 from lamina.kernels import noise as kernel
+from lamina.sampling.noise import BELOW_ONE, gumbel, noise
 
 
 @triton.jit

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from docs.own_model import Mine
-from lamina.generation.run import Chooser, one_by_one
-from lamina.generation.speculation import speculate
+from lamina.generation.run import one_by_one
+from lamina.generation.strategies.speculation import speculate
 from lamina.runtime import Graphs
+from lamina.sampling.chooser import Chooser
 from tests.generation.drafted import Oracle, again, begin, same
 from tests.kernels.runs import both
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from lamina.generation.drafts import Assistant, draft_of
-from lamina.generation.run import Chooser, one_by_one
-from lamina.generation.speculation import speculate
+from lamina.generation.run import one_by_one
+from lamina.generation.strategies.drafts import Assistant, draft_of
+from lamina.generation.strategies.speculation import speculate
+from lamina.sampling.chooser import Chooser
 from tests.generation.drafted import again, begin
 from tests.generation.vocabularies import few, reads, with_permuted_ids
 from tests.kernels.runs import small

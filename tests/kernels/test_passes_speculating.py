@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from lamina.generation.drafts import Guess
-from lamina.generation.run import Chooser, one_by_one
-from lamina.generation.speculation import speculate
+from lamina.generation.run import one_by_one
+from lamina.generation.strategies.drafts import Guess
+from lamina.generation.strategies.speculation import speculate
+from lamina.sampling.chooser import Chooser
 from tests.generation.drafted import Oracle, again, begin, same
 from tests.kernels.runs import small
 

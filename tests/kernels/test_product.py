@@ -9,9 +9,9 @@ from torch import Tensor
 
 from lamina.activation import ACTIVATIONS
 from lamina.errors import InputError
-from lamina.kernels.finish import act_kind
+from lamina.kernels.gemm.epilogue import act_kind
+from lamina.kernels.gemm.product import Form, Rows, Tiles, choose, gated, gated_product, linear, parts_of, product
 from lamina.kernels.limits import CARDS
-from lamina.kernels.product import Form, Rows, Tiles, choose, gated, gated_product, linear, parts_of, product
 from lamina.kernels.workspace import COUNTERS, PARTS, scratch
 
 FORMS: dict[str, Form] = {

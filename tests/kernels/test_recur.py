@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lamina.kernels import recur
+from lamina.kernels.recurrent import recur
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
 from lamina.recurrence.gated_delta import unit_length as unit
 from tests.recurrence.inputs import RULES, Case, error

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from lamina import kernels
-from lamina.runtime import rehearse
-from lamina.runtime.rehearse import Builders, Rehearsal
+from lamina.runtime import prebuild as rehearse
+from lamina.runtime.prebuild import Builders, Rehearsal
 from tests.families.cases import FIRST, cases
 from tests.kernels.runs import NEW, begin, one_by_one, replayed, tiny
 
@@ -84,12 +84,13 @@ import json, sys
 import torch
 from triton.runtime.jit import JITFunction
 from lamina.kernels.limits import CARDS, assumed
-from lamina.runtime.rehearse import build_kernels, without_numbers
+from lamina.loading import on_meta
+from lamina.runtime.prebuild import build_kernels
 
 JITFunction.run = lambda *given, **named: None
 with assumed(CARDS[90]):
     for config in json.load(sys.stdin):
-        build_kernels(without_numbers(config, torch.bfloat16))
+        build_kernels(on_meta(config, torch.bfloat16))
 print([name for name in ("sympy", "torch._dynamo") if name in sys.modules])
 """
 
@@ -141,8 +142,7 @@ def test_kernels_are_built_for_the_device_of_the_model(monkeypatch: pytest.Monke
     monkeypatch.setattr(rehearse.torch, "empty", lambda *shape, **how: second)
     monkeypatch.setattr(rehearse.kernels, "why_not", lambda x: None)
     monkeypatch.setattr(rehearse, "build_kernels", lambda model: None)
-    monkeypatch.setattr(rehearse, "without_numbers", lambda config, dtype: None)
-    under_way = rehearse.rehearsal({}, torch.float32, torch.device("cuda"))
+    under_way = rehearse.rehearsal(lambda: None, torch.float32, torch.device("cuda"))
     assert under_way is not None
     under_way.thread.join(60)
     assert under_way.failed is None and built == [1]

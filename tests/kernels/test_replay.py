@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from lamina.errors import InputError
-from lamina.generation.history import History
-from lamina.generation.processors import Facts, chain_of
-from lamina.generation.replay import replayed, why_not_replayed
-from lamina.generation.run import Chooser, one_by_one
-from lamina.generation.settings import settings_of
+from lamina.generation.run import one_by_one
+from lamina.generation.settings.settings import settings_of
 from lamina.generation.stopping import Reason, Stopping
+from lamina.generation.strategies.captured import replayed, why_not_replayed
+from lamina.sampling.chain import Facts, chain_of
+from lamina.sampling.chooser import Chooser
+from lamina.sampling.history import History
 from tests.generation.text import tokenizer, unreadable
 from tests.kernels.runs import NEW, PROMPTS, begin, both, tiny
 
@@ -188,7 +189,7 @@ class Unhashable:
 
 def test_what_is_not_replayed_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny()
-    monkeypatch.setattr("lamina.generation.replay.why_not_captured", lambda model, cache: None)
+    monkeypatch.setattr("lamina.generation.strategies.captured.why_not_captured", lambda model, cache: None)
     assert why_not_replayed(begin(model, repetition_penalty=1.2, do_sample=True)) is None
     for given, text in (
         (dict(no_repeat_ngram_size=2), "NoRepeatNgram reads the tokens so far"),

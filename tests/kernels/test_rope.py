@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from lamina.attention import Full, Sliding, Window
-from lamina.kernels.rope import append, rotary_table, rotate_and_append
+from lamina.kernels.attention.rope_append import append, rotary_table, rotate_and_append
 from lamina.nn import RMSNorm, Rotary
-from lamina.nn.rotary import rotate, rotate_neighbours
+from lamina.nn.attention.rotary import rotate, rotate_neighbours
 from tests.kernels.stores import Held
 
 Rope = tuple[Tensor, Tensor]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lamina import kernels
 from lamina.errors import InputError
-from lamina.kernels.router import CHOOSERS, route
+from lamina.kernels.gemm.router import CHOOSERS, route
 from lamina.kernels.workspace import scratch
 from lamina.nn import Choice, Router
 from tests.kernels.test_product import close, numbers

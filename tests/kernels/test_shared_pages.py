@@ -7,10 +7,11 @@ import torch
 
 import lamina
 from lamina.generation.prompt import from_rows
-from lamina.generation.replay import replayed
-from lamina.generation.run import Chooser, one_by_one
+from lamina.generation.run import one_by_one
+from lamina.generation.strategies.captured import replayed
 from lamina.model import Model
 from lamina.runtime import Graphs
+from lamina.sampling.chooser import Chooser
 from tests.kernels.passes import plainly, same
 from tests.kernels.runs import PROMPTS, begin, small, start
 

@@ -17,9 +17,10 @@ import lamina
 from lamina.cache.spec import Attention
 from lamina.config import Config
 from lamina.errors import CaptureError, LaminaError
-from lamina.generation.replay import replayed
-from lamina.generation.run import Chooser, Made, Run, one_by_one
+from lamina.generation.run import Made, Run, one_by_one
+from lamina.generation.strategies.captured import replayed
 from lamina.runtime import Graphs
+from lamina.sampling.chooser import Chooser
 from tests.kernels.runs import PROMPTS, begin, small, tiny
 
 pytestmark = pytest.mark.usefixtures("few_programs")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lamina.kernels.splits import COUNTERS, TAIL, Division, bunch_for, gathered, part_of
+from lamina.kernels.attention.split_kv import COUNTERS, TAIL, Division, bunch_for, gathered, part_of
 
 ROWS, VALUES = 3, 20
 

@@ -7,10 +7,10 @@ import copy
 import pytest
 import torch
 
-from lamina.generation.noise import draw
-from lamina.generation.run import Chooser
-from lamina.kernels.step import STRETCH, finish, positions, scratch_for, take_in
+from lamina.kernels.step_ends import STRETCH, finish, positions, scratch_for, take_in
 from lamina.runtime import Graphs
+from lamina.sampling.chooser import Chooser
+from lamina.sampling.noise import draw
 from tests.families.harness import pair
 
 

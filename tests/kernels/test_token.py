@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lamina.attention import Chunked, Full, Sliding, Window
 from lamina.cache.step import Step
-from lamina.kernels.shape import Shape
-from lamina.kernels.token import attend_token, takes
+from lamina.kernels.attention.decode_fused import attend_token, takes
+from lamina.kernels.attention.shape import Shape
 from lamina.nn import RMSNorm
 from tests.kernels.stores import Held, error
 from tests.kernels.test_rope import norm_of, rope_of, same

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from lamina.cache.bits import pack
-from lamina.kernels import unpack
-from lamina.kernels.packed import weight_of
+from lamina.cache.codec.bitpack import pack
+from lamina.kernels.quant import unpack
+from lamina.kernels.quant.layout import weight_of
 
 WORD = 0xFFFFFFFF
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from lamina.cache import Keeping, Layer, Spec, Step
 from lamina.cache.clock import Clock, allocate
-from lamina.cache.layer import Key
-from lamina.cache.layout import Layout
+from lamina.cache.layers.base import Key
+from lamina.cache.layers.layout import Layout
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina.cache.codec import Coding
-from lamina.cache.store import TokenLayer
+from lamina.cache.codec.codec import Coding
+from lamina.cache.layers.tokens import TokenLayer
 from tests.laws.budget import examples
 from tests.laws.test_laws import LENGTH, capacities, cuts, kinds, new_cache, residences, run, seeds, slacks
 from tests.laws.toys import CODECS, codec_for, random_ids

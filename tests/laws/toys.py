@@ -17,10 +17,10 @@ from torch.nn import functional as F
 from lamina import Model, Source
 from lamina.attention.window import Chunked, Full, Sliding, Window
 from lamina.cache import Attention, Convolution, Cross, Latent, Layer, Memory, Recurrent, Shared, Spec, Step, Tokens
-from lamina.cache.codec import Codec, Codecs, Coding
+from lamina.cache.codec.codec import Codec, Codecs, Coding
 from lamina.cache.counts import Counts
-from lamina.cache.layer import Key
-from lamina.cache.store import TokenLayer
+from lamina.cache.layers.base import Key
+from lamina.cache.layers.tokens import TokenLayer
 from lamina.nn import RMSNorm
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
 from tests.laws.outside import Peak

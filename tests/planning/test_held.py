@@ -11,8 +11,8 @@ from torch import nn
 
 import lamina
 from lamina import Cache, Model
-from lamina.bench.context import set_clock
 from lamina.nn import Experts
+from lamina.planning.context import set_clock
 from lamina.planning.held import Fused, Held, Rehearsal
 from lamina.planning.subject import shadow
 from lamina.planning.use import Use, lay_out, scratch_of
@@ -70,11 +70,11 @@ def test_counting_what_repeats_changes_nothing(kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3-next", "gemma-2-9b", "falcon-h1-7b"])
 def test_counting_what_repeats_changes_nothing_in_real_shapes(name: str) -> None:
-    from lamina.runtime.rehearse import without_numbers
+    from lamina.loading import on_meta
     from tests.bench.small import small
 
     shape = small(name) | {"num_hidden_layers": 8}
-    counted, run = (without_numbers(shape, torch.bfloat16) for _ in range(2))
+    counted, run = (on_meta(shape, torch.bfloat16) for _ in range(2))
     use = Use(1, 300, prompt=299)
     found = scratch_of(counted, Rehearsal(counted), use, lay_out(counted, use)[0])
     with torch.device("meta"):

@@ -11,10 +11,10 @@ import torch
 
 import lamina
 from lamina import Cache, CapacityError, InputError, Model, Pool
-from lamina.bench.bytes import decode_bytes
-from lamina.cache.table import lines
+from lamina.cache.summary import lines
 from lamina.config import Config
 from lamina.planning import Plan
+from lamina.planning.bytes import decode_bytes
 from lamina.planning.held import Held
 from tests.laws.toys import toy
 from tests.planning.models import FAMILIES, T5, config, model, owned, source

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import lamina
 from lamina.generation import Chat, Event, History, Result, Settings, Stream, generate, stream
-from lamina.generation.options import AllOptions
+from lamina.generation.settings.options import AllOptions
 from lamina.model import Model
 
 

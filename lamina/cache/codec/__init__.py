@@ -1,0 +1,1 @@
+"""Codecs: how the vectors of a token are quantized."""

@@ -1,0 +1,46 @@
+"""What keys have in common: one vector for each layer and head of a model, its *centre*.
+
+Keys of a head lie far from zero in the same direction. Codes need not carry what all of them share, so it is taken off
+before keys are written. Any constant would be right; this one makes the rest small. It is the mean over one pass of
+fixed ids, so it belongs to the model and to no row: rows can be joined, forked and rewound whatever they hold.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lamina.cache.layers.base import Key
+from lamina.cache.spec import Cross
+from lamina.cache.step import Step
+
+if TYPE_CHECKING:
+    from lamina.model import Model
+
+TOKENS = 512
+
+
+def centres_of(model: Model) -> dict[Key, Tensor]:
+    """The mean key [H, D] of each entry that has keys: found at the first call, and kept with the model."""
+    kept: dict[Key, Tensor] | None = model.__dict__.get("_centres")
+    if kept is None:
+        with torch.inference_mode(False), torch.no_grad():
+            kept = model.__dict__["_centres"] = _mean_keys(model)
+    return kept
+
+
+def _mean_keys(model: Model) -> dict[Key, Tensor]:
+    ids = torch.randint(model.vocab, (1, TOKENS), generator=torch.Generator().manual_seed(0)).to(model.device)
+    tokens = min(TOKENS, model.max_positions or TOKENS)
+    specs = model.specs
+    layers = [{name: spec.layer(None) for name, spec in entry.items()} for entry in specs]
+    step, keys = Step.alone(layers, (1, tokens), model.device), {}
+    if any(isinstance(spec, Cross) for entry in specs for spec in entry.values()):
+        source = model.encode(ids)
+        step.source = model.crossed(source, 1)
+        keys = {key: k for key, (k, _) in model.cross_states(source).items()}
+    model.forward(ids[:, :tokens], step, logits=None)
+    keys.update({key: k for key, (k, _, _) in step._shared.items()})
+    return {key: k.to(torch.promote_types(k.dtype, torch.float32)).mean(dim=(0, 2)) for key, k in keys.items()}

@@ -1,0 +1,145 @@
+"""Cross attention: keys and values of a source, written once for all passes, with lengths of their own.
+
+Passes read the whole store under a mask, without a copy. So slots past a source's end, which are read too, are zero:
+`attach` clears them, and nothing else writes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+from lamina.attention.core import attention
+from lamina.attention.view import View
+from lamina.attention.window import Full
+from lamina.cache.clock import Clock, allocate, on_device
+from lamina.cache.codec.codec import KEY, VALUE, Coding
+from lamina.cache.counts import row_numbers
+from lamina.cache.layers.base import Key, Layer
+from lamina.cache.layers.layout import Layout
+from lamina.cache.spec import Cross, Keeping
+from lamina.cache.storage.host import place_for
+from lamina.errors import InputError
+
+if TYPE_CHECKING:
+    from lamina.cache.ops.reorder import Moves
+    from lamina.cache.step import Step
+    from lamina.cache.storage.prefetch import Pieces
+
+
+@dataclass(frozen=True)
+class Source:
+    """What an encoder made of its input: states [B, S, width] and how many of the S are real."""
+
+    states: Tensor
+    lengths: Tensor
+
+    def __post_init__(self) -> None:
+        for name, given, axes in (("states", self.states, 3), ("lengths", self.lengths, 1)):
+            if not isinstance(given, Tensor) or given.dim() != axes or given.is_floating_point() != (name == "states"):
+                what = list(given.shape) if isinstance(given, Tensor) else repr(given)
+                raise InputError(
+                    f"{name} of a source is {what}: states are numbers [B, S, width], lengths whole numbers [B]"
+                )
+        if len(self.states) != len(self.lengths):
+            raise InputError(f"a source has states of {len(self.states)} rows and lengths of {len(self.lengths)}")
+
+    def select(self, rows: int | Sequence[int] | Tensor) -> Source:
+        """The given rows, in that order; a row may be named more than once."""
+        index = on_device(row_numbers(rows, len(self.lengths)), self.states.device)
+        return Source(self.states[index], self.lengths[index])
+
+
+class CrossLayer(Layer):
+    """Keys and values [B, H, S, D] of the source, plain or as a codec writes them; `lengths` [B], 0 for no source."""
+
+    spec: Cross
+
+    def __init__(self, spec: Cross, keeping: Keeping | None) -> None:
+        super().__init__(spec)
+        self.coding, self.place = Coding(), place_for(keeping)
+        if keeping is not None:
+            dims = {"k": spec.key_dim, "v": spec.value_dim}
+            self.coding = Coding.of(keeping, {"k": KEY, "v": VALUE}, dims)
+            for name, dim in dims.items():
+                for part, (width, dtype) in self.coding.parts(name, dim, keeping.dtype).items():
+                    lead = [spec.kv_heads]
+                    self.data[part] = self.place.make(keeping.rows, lead, 0, width, dtype, keeping.device)
+            self.data["lengths"] = allocate((keeping.rows,), torch.int64, keeping.device)
+
+    @property
+    def slots(self) -> int:
+        return next(iter(self.data.values())).shape[-2]
+
+    @property
+    def format(self) -> str:
+        return str(self.coding.codec) if self.coding.forms else super().format
+
+    def attach(self, k: Tensor, v: Tensor, lengths: Tensor, rows: Tensor) -> None:
+        """k, v: [R, H, S, D] of these rows' source."""
+        self.widen(k.shape[-2])
+        self.place.settle()
+        slots = k.shape[-2]
+        beyond = torch.arange(slots, device=lengths.device) >= lengths[:, None]  # [R, S]: padding, whatever it holds
+        for name, new in self.coding.encode({"k": k, "v": v}).items():
+            part = self.data[name]
+            at = rows.to(part.device)
+            part.index_fill_(0, at, 0)
+            part[at, :, :slots] = new.masked_fill(beyond[:, None, :, None], 0).to(part)
+        self.data["lengths"].index_copy_(0, rows, lengths)
+
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """Keys and values as they are kept, [B, H, S, width] each."""
+        return {name: tensor for name, tensor in self.data.items() if name != "lengths"}
+
+    def widen(self, slots: int) -> None:
+        if slots > self.slots:
+            parts = self.parts
+            self.place.widen(parts, slots)
+            self.data.update(parts)
+
+    def attend(self, step: Step, key: Key, q: Tensor, k: Tensor | None, v: Tensor | None, **how: object) -> Tensor:
+        if self.bare:
+            held = step.source_of(key)
+        else:
+            parts = {name: self.place.take(step, x) for name, x in self.parts.items()}
+            held = self.coding.decode(parts) | {"lengths": self.place.take(step, self.data["lengths"])}
+        if held is None or held["k"].shape[-2] == 0:
+            raise InputError(
+                "this model reads a source, and none is attached: make one with model.encode(ids) and give it to "
+                "model.new_cache(rows, source=source), cache.attach(source) or, without a cache, model(ids, source=…)"
+            )
+
+        def make() -> View:
+            positions = Layout().positions(held["k"].shape[-2], held["lengths"])
+            return View(step.positions, positions, Full(), causal=False, finite=not self.bare)
+
+        view = step.view(("cross", held["k"].shape[-2]), make)
+        return attention(q, held["k"], held["v"], view, backend=step.backend_of(key), **how)  # type: ignore[arg-type]
+
+    def needed(self, lengths: list[int]) -> Pieces:
+        whole = [(row, 0, self.slots) for row in range(len(lengths))]
+        return {name: whole for name in self.parts}
+
+    def reset(self, index: Tensor) -> None:
+        self.data["lengths"].index_fill_(0, index, 0)
+
+    def poison(self, clock: Clock, value: float = float("nan")) -> None:
+        """Passes depend on slots past a source's end being zero, and so they are; of a row without a source too."""
+        if self.slots:
+            unused = Layout().positions(self.slots, self.data["lengths"]) < 0
+            for part in self.parts.values():
+                part.masked_fill_(unused.to(part.device)[:, None, :, None], 0)
+
+    def reorder(self, moves: Moves) -> None:
+        super().reorder(moves.unrelated)  # rows that share tokens share their source
+
+    def fit(self, like: Self, clock: Clock) -> Self:
+        new = self._with(dict(self.data))
+        new.widen(like.slots)
+        return new

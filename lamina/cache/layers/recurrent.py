@@ -1,0 +1,308 @@
+"""The layers that fold their past into a state: causal convolutions and recurrences.
+
+A convolution remembers its last inputs, which is a ring like any other.
+
+A recurrence remembers its state at the row's head. To be able to go back `slack` tokens it also keeps a *base*, an
+older state at most 2·slack tokens behind, and the inputs of every token since: going back is folding the base forward
+again over fewer tokens. That is two states and 2·slack inputs, never slack states.
+
+    tokens    0 1 2 3 4 5 6 7 8 9
+                    ^base       ^head            slack 3: rows can go back to position 4
+              inputs of 4 … 9 are in the log
+
+When the log is full the base moves up to `slack` tokens behind the head. A pass leaves the committed state alone:
+commit puts the new one in its place, folding again over the accepted tokens where some were refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+from lamina.attention.window import Sliding
+from lamina.cache.clock import Clock
+from lamina.cache.layers.base import Key, Layer
+from lamina.cache.layers.layout import Layout
+from lamina.cache.layers.tokens import TokenLayer, pick_tokens
+from lamina.cache.spec import Convolution, Keeping, Recurrent
+from lamina.cache.storage.device import read_slots, write_slots
+from lamina.cache.storage.host import place_for
+from lamina.recurrence.conv import causal_convolution
+from lamina.recurrence.rule import Rule
+
+if TYPE_CHECKING:
+    from lamina.cache.step import Step
+    from lamina.cache.storage.prefetch import Fetched, Pieces
+
+Inputs = dict[str, Tensor]
+
+
+class ConvolutionLayer(TokenLayer):
+    """The last `kernel` inputs [B, S, C] of a causal depthwise convolution."""
+
+    spec: Convolution
+    pageable = False  # a few slots, which every pass reads
+
+    def __init__(self, spec: Convolution, keeping: Keeping | None) -> None:
+        super().__init__(spec, {"x": (spec.channels,)}, Sliding(spec.kernel), keeping)
+        if keeping is not None:  # small and always needed whole: no growth
+            assert self.layout.ring is not None
+            self.grows = False
+            self.place.widen(self.data, self.layout.ring)
+
+    @property
+    def kind(self) -> str:
+        return f"convolution {self.spec.kernel}"
+
+    def convolve(self, step: Step, key: Key, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x [B, T, C], weight [C, K], bias [C] -> [B, T, C]"""
+        back = self.spec.kernel - 1
+        if self.bare:
+            x = step.unpacked(x)
+            past = x.new_zeros(x.shape[0], back, x.shape[2])
+            return step.packed(causal_convolution(past, x, weight, bias))
+        positions = step.before[:, None] + torch.arange(-back, 0, device=x.device)  # [B, K - 1]
+        past = self.place.read(self.data, step.row_index, self.layout.slots(positions.clamp(min=0)))["x"]
+        past = past.masked_fill((positions < 0)[..., None], 0)
+        step.leave(key, {"x": x})
+        return causal_convolution(past.to(x.dtype), x, weight, bias)
+
+
+@dataclass
+class Recurred:
+    """What a pass leaves behind for commit."""
+
+    inputs: Inputs
+    constants: Inputs
+    state: Tensor  # after every real token of the pass
+
+
+@dataclass
+class Folded:
+    """What commit writes."""
+
+    left: Recurred
+    head: Tensor
+    base: Tensor | None  # None: it stays
+
+
+@dataclass
+class FoldedFar:
+    """The same where the layer lives on the host: what changes is in a window on the device, if anything was folded."""
+
+    left: Recurred
+    near: RecurrentLayer | None
+
+
+class RecurrentLayer(Layer):
+    """data: `head` [B, *state]; with slack also `base` and `log.<input>` [B, 2·slack, *shape]."""
+
+    spec: Recurrent
+    states = ("head", "base")
+    by_pass = True
+
+    def __init__(self, spec: Recurrent, keeping: Keeping | None) -> None:
+        super().__init__(spec)
+        self.slack = keeping.slack if keeping else 0
+        self.log = Layout(ring=max(2 * self.slack, 1))
+        self.place = place_for(keeping, by_token=False)
+        if keeping is not None:
+            state = (keeping.rows, *self.rule.state_shape)
+            exact = torch.promote_types(keeping.dtype, torch.float32)
+            self.data["head"] = self.place.make_state(state, exact, keeping.device)
+            if self.slack:
+                self.data["base"] = self.place.make_state(state, exact, keeping.device)
+                for name, shape in self.rule.input_shapes.items():
+                    entry = (keeping.rows, 2 * self.slack, *shape)
+                    dtype = exact if name in self.rule.exact else keeping.dtype
+                    self.data[f"log.{name}"] = self.place.make_state(entry, dtype, keeping.device)
+
+    @property
+    def rule(self) -> Rule:
+        return self.spec.rule
+
+    @property
+    def kind(self) -> str:
+        return type(self.rule).__name__
+
+    def recur(self, step: Step, key: Key, inputs: Inputs, constants: Inputs) -> Tensor:
+        """inputs [B, T, *shape] of this pass -> outputs [B, T, ...]"""
+        if self.bare:
+            inputs = {name: step.unpacked(x) for name, x in inputs.items()}
+            rows = next(iter(inputs.values()))
+            exact = torch.promote_types(rows.dtype, torch.float32)
+            head = rows.new_zeros((rows.shape[0], *self.rule.state_shape), dtype=exact)
+            out, _ = self.rule.chunk(head, inputs, constants, step.unpacked_valid)
+            return step.packed(out)
+        out, state = self.rule.chunk(self.place.take(step, self.data["head"]), inputs, constants, step.valid)
+        step.leave(key, Recurred(inputs, constants, state))
+        return out
+
+    # -- commit and rewind -----------------------------------------------------------------------------------------
+
+    def fold(self, step: Step, left: Recurred, accepted: Tensor) -> Folded:
+        old, base = self.place.take(step, self.data["head"]), None
+        head = left.state
+        if accepted is not step.all_counts:
+            head = self._fold(old, left.inputs, accepted, left.constants)
+        if self.slack and step.folds:
+            base = self._moved_base(step, left, old, accepted)
+        return Folded(left, head, base)
+
+    def commit(self, step: Step, left: Folded, accepted: Tensor) -> None:
+        self.constants = left.left.constants
+        if left.base is not None:
+            self.place.put(step, self.data["base"], left.base)
+        if self.slack:
+            self._write_log(step, left.left.inputs, accepted)
+        self.place.put(step, self.data["head"], left.head)
+
+    def _fold(self, state: Tensor, inputs: Inputs, counts: Tensor, constants: Inputs) -> Tensor:
+        """The state after the first `counts` [B] of the inputs [B, N, *shape]."""
+        tokens = next(iter(inputs.values())).shape[1]
+        valid = torch.arange(tokens, device=counts.device) < counts[:, None]
+        return self.rule.chunk(state, inputs, constants, valid)[1]
+
+    def _moved_base(self, step: Step, left: Recurred, head: Tensor, accepted: Tensor) -> Tensor:
+        """The base of each row, `slack` tokens behind its new head where its log would overflow."""
+        base_at, target = step.base, step.base_after(accepted)  # [R]
+        logged = torch.minimum(target, step.before) - base_at
+        base = self.place.take(step, self.data["base"])
+        from_log = self._fold(base, self._logged(base_at, self.place.rows(step)), logged, left.constants)
+        from_pass = self._fold(head, left.inputs, (target - step.before).clamp(min=0), left.constants)
+        beyond = (target > step.before).reshape(-1, *(1,) * (base.dim() - 1))
+        return torch.where(beyond, from_pass, from_log)
+
+    def _logged(self, base: Tensor, rows: Tensor) -> Inputs:
+        """The log in order of position, from each row's base on."""
+        positions = base[:, None] + torch.arange(2 * self.slack, device=base.device)
+        slots = self.log.slots(positions)
+        return {
+            name: self.place.near(self._read_log(name, rows, slots)).reshape(*slots.shape, *shape)
+            for name, shape in self.rule.input_shapes.items()
+        }
+
+    def _read_log(self, name: str, rows: Tensor, slots: Tensor) -> Tensor:
+        log = self._flat(name)
+        return read_slots(log, rows.to(log.device), slots.to(log.device))
+
+    def _flat(self, name: str) -> Tensor:
+        return (
+            self.data[f"log.{name}"].flatten(2) if self.rule.input_shapes[name] else self.data[f"log.{name}"][..., None]
+        )
+
+    def _write_log(self, step: Step, inputs: Inputs, accepted: Tensor) -> None:
+        last = accepted[:, None] - 1
+        newest = last - torch.arange(min(2 * self.slack, step.T), device=last.device)
+        tokens = torch.where(newest >= 0, newest, last).clamp(min=0)
+        slots = self.log.slots(step.positions.gather(1, tokens))
+        for name in self.rule.input_shapes:
+            flat = self._flat(name)
+            new = pick_tokens(inputs[name].reshape(*inputs[name].shape[:2], -1), tokens)
+            rows = self.place.rows(step)
+            kept = read_slots(flat, rows, slots)
+            write_slots(flat, rows, slots, torch.where((accepted > 0)[:, None, None], new.to(kept.dtype), kept))
+
+    # -- on the host -----------------------------------------------------------------------------------------------
+
+    def needed(self, lengths: list[int]) -> Pieces:
+        return self._whole("head", len(lengths))
+
+    def _whole(self, name: str, rows: int) -> Pieces:
+        return {name: [(row, 0, self.data[name].shape[1]) for row in range(rows)]}
+
+    def unload(self, left: Recurred, far: Fetched) -> Recurred:
+        if not far.all_rows:
+            return left
+        return replace(left, state=far.sent(left.state, self.data["head"].dtype))
+
+    def fold_far(self, far: Fetched, step: Step, left: Recurred, accepted: Tensor) -> FoldedFar:
+        rows, whole = len(far.rows), far.taken == far.counts
+        if not self.slack and whole:
+            return FoldedFar(left, None)
+        reads: Pieces = self._whole("head", rows) if step.folds or not whole else {}
+        for name in self.data if step.folds else ():
+            reads |= self._whole(name, rows)
+        near = far.window(self, step, reads)
+        head = near.data["head"]
+        if self.slack:
+            if step.folds:
+                near.data["base"].copy_(near._moved_base(step, left, head, accepted))
+            near._write_log(step, left.inputs, accepted)
+        if not whole:
+            head.copy_(near._fold(head, left.inputs, accepted, left.constants))
+        return FoldedFar(left, near)
+
+    def commit_far(self, far: Fetched, step: Step, left: FoldedFar, accepted: Tensor) -> None:
+        rows, whole, near = len(far.rows), far.taken == far.counts, left.near
+        self.constants = left.left.constants
+        if near is not None:
+            changed: Pieces = {} if whole else self._whole("head", rows)
+            if self.slack:
+                changed |= self._whole("base", rows) if step.folds else {}
+                for name in self.rule.input_shapes:
+                    starts = enumerate(zip(far.lengths, far.taken, strict=True))
+                    changed[f"log.{name}"] = [(r, *run) for r, (at, n) in starts for run in self.log.runs(at, at + n)]
+            far.back(self, near.data, changed)
+        if whole and far.all_rows:
+            self.data["head"] = left.left.state  # is on its way there since the pass made it
+        elif whole:
+            state = left.left.state.to(self.data["head"].dtype).contiguous()
+            far.back(self, {"head": state}, self._whole("head", rows))
+
+    # -- verbs -----------------------------------------------------------------------------------------------------
+
+    def rewindable(self, clock: Clock) -> Tensor | None:
+        return clock.lengths - clock.base
+
+    def rewind(self, clock: Clock, changed: Tensor) -> None:
+        if self.slack and self.constants is not None:
+            self.place.settle()
+            rows = torch.arange(clock.rows, device=changed.device)
+            logged = self._logged(clock.base, rows)
+            base, kept = self.place.near(self.data["base"]), self.data["head"]
+            exact = torch.promote_types(base.dtype, torch.float32)  # states at rest may be less
+            head = self._fold(base.to(exact), logged, clock.lengths - clock.base, self.constants).to(kept.dtype)
+            changed = changed.to(kept.device).reshape(-1, *(1,) * (kept.dim() - 1))
+            kept.copy_(torch.where(changed, head.to(kept.device), kept))
+
+    def reset(self, index: Tensor) -> None:
+        self.place.settle()
+        for tensor in self.data.values():
+            tensor.index_fill_(0, index.to(tensor.device), 0)
+
+    def poison(self, clock: Clock, value: float = float("nan")) -> None:
+        if self.slack:
+            self.place.settle()
+            held = self.log.positions(2 * self.slack, clock.lengths)
+            unused = held < clock.base[:, None]
+            for name in self.rule.input_shapes:
+                log = self.data[f"log.{name}"]
+                log.masked_fill_(unused.to(log.device).reshape(*unused.shape, *(1,) * (log.dim() - 2)), value)
+
+    def fit(self, like: Self, clock: Clock) -> Self:
+        self.place.settle()
+        exact = like.data["head"].dtype  # again, for states that were at rest
+        states = {name: x.to(exact) if name in self.states else x for name, x in self.data.items()}
+        if self.slack == like.slack:
+            return self._with(states)
+        new = self._with({"head": states["head"], "base": states.get("base", states["head"])})
+        held = like.log.positions(2 * like.slack, clock.lengths).clamp(min=0)
+        rows = torch.arange(len(held), device=held.device)
+        for name in self.rule.input_shapes:
+            old = like.data[f"log.{name}"]
+            log = self.place.make_state((len(held), *old.shape[1:]), old.dtype, old.device)
+            new.data[f"log.{name}"] = log
+            if self.slack:
+                log.copy_(self._read_log(name, rows, self.log.slots(held)).reshape(log.shape))
+        new.slack, new.log = like.slack, like.log
+        return new
+
+    @classmethod
+    def join(cls, layers: list[Self]) -> Self:
+        new = super().join(layers)
+        new.constants = next((one.constants for one in layers if one.constants is not None), None)
+        return new

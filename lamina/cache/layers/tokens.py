@@ -1,0 +1,361 @@
+"""Token stores: tensors with one slot per token, laid out as a line or a ring.
+
+A field is numbers [B, *lead, S, D], slots on the second last axis. A codec keeps a field as several such parts: they
+are written and read by slot like fields, and only what a pass looks at is decoded. Where the parts lie is the business
+of a `Place`.
+
+A line is written in place, since slots past a row's length are unused. A ring is written in place when one token comes
+in: the slot it takes holds a token that neither this query nor any rewind within the slack can see. Several tokens at
+once attend over the ring and themselves, and only the accepted ones are written, at commit.
+
+Padding is never written. Where a pass has some, the writes of a row's padding are pointed at its last real token, with
+that token's numbers: a slot written twice receives the same numbers twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+from lamina.attention.view import View
+from lamina.attention.window import Chunked, Sliding, Window
+from lamina.cache.clock import Clock, allocate
+from lamina.cache.codec.codec import Coding, Role
+from lamina.cache.codec.formats import Fields
+from lamina.cache.layers.base import Key, Layer, grown
+from lamina.cache.layers.layout import Layout
+from lamina.cache.spec import Keeping, Spec
+from lamina.cache.storage.device import Place
+from lamina.cache.storage.host import place_for
+
+if TYPE_CHECKING:
+    from lamina.cache.ops.reorder import Moves
+    from lamina.cache.step import Step
+    from lamina.cache.storage.paged import PagedPart
+    from lamina.cache.storage.prefetch import Fetched, Pieces
+
+SMALLEST = 32  # slots a growing store starts with
+
+
+def layout_for(window: Window, slack: int) -> Layout:
+    """The layout that keeps what a window can see, and `slack` tokens more to go back to.
+
+    >>> layout_for(Sliding(4), slack=2)
+    Layout(ring=6, keep=0)
+    """
+    if window.span is None:
+        return Layout()
+    keep = window.keep if isinstance(window, Sliding) else 0
+    return Layout(ring=window.span + slack, keep=keep)
+
+
+def pick_tokens(new: Tensor, index: Tensor) -> Tensor:
+    """new [R, *lead, T, D], index [R, N] -> the tokens of that index [R, *lead, N, D]"""
+    shape = (index.shape[0], *(1,) * (new.dim() - 3), index.shape[1], 1)
+    return torch.take_along_dim(new, index.reshape(shape), dim=-2)
+
+
+class TokenLayer(Layer):
+    """A layer kept as one slot per token."""
+
+    roles: Mapping[str, Role] = {}
+    """What each field is to a codec; one without a role is kept as it is."""
+
+    by_pass = True
+
+    pageable = True
+    """Whether a pool keeps its tokens, where a cache has one."""
+
+    def __init__(
+        self, spec: Spec, fields: Mapping[str, tuple[int, ...]], window: Window, keeping: Keeping | None
+    ) -> None:
+        super().__init__(spec)
+        self.window = window
+        self.slack = keeping.slack if keeping else 0
+        self.layout = layout_for(window, self.slack)
+        self.grows = keeping is not None and keeping.capacity is None
+        self.coding, self.place = Coding(), place_for(keeping)
+        if keeping is not None:
+            self.coding = Coding.of(keeping, self.roles, {name: dim for name, (*_, dim) in fields.items()})
+            most = self.layout.most
+            slots = keeping.capacity if keeping.capacity is not None else 0
+            slots = slots if most is None else min(slots, most)
+            for name, (*lead, dim) in fields.items():
+                for part, (width, dtype) in self.coding.parts(name, dim, keeping.dtype).items():
+                    self.data[part] = self.place.make(keeping.rows, lead, slots, width, dtype, keeping.device)
+
+    @property
+    def slots(self) -> int:
+        return self.place.slots(self.data)
+
+    @property
+    def in_line(self) -> bool:
+        """Whether slots are positions, all of them in memory that whoever has the layer may read and write."""
+        return self.layout.ring is None and type(self.place) is Place
+
+    @property
+    def limit(self) -> int | None:
+        if self.grows or self.bare or self.slots == self.layout.most:
+            return None
+        return self.slots
+
+    @property
+    def kind(self) -> str:
+        name = super().kind
+        match self.window:
+            case Sliding(size=size, keep=keep):
+                return f"{name}, sliding {size}" + (f" + first {keep}" if keep else "")
+            case Chunked(size=size):
+                return f"{name}, chunks of {size}"
+        return name
+
+    @property
+    def nbytes(self) -> int:
+        return self.place.nbytes(self.data)
+
+    @property
+    def format(self) -> str:
+        return str(self.coding.codec) if self.coding.forms else super().format
+
+    # -- room ------------------------------------------------------------------------------------------------------
+
+    def reserve(self, tokens: int) -> None:
+        needed = tokens if self.layout.most is None else min(tokens, self.layout.most)
+        if self.bare or not self.grows:
+            return
+        slots = max(SMALLEST, grown(self.slots, needed, self.expected)) if needed > self.slots else self.slots
+        self.widen(slots if self.layout.most is None else min(slots, self.layout.most))
+
+    def widen(self, slots: int) -> None:
+        if slots > self.slots:
+            self.place.widen(self.data, slots)
+        self.grows = self.grows and self.slots != self.layout.most
+
+    def used(self, longest: int, written: int) -> Self:
+        wrapped = self.layout.most is not None and written > self.layout.most
+        end = self.slots if wrapped else longest  # until a ring goes round, slot and position are the same
+        new = self._with(self.place.cut(self.data, end))
+        new.place = self.place.first(end)
+        if end < self.slots == self.layout.most:
+            new.grows = True  # a whole ring that was cut may be whole again
+        return new
+
+    def line_of(self, parts: Sequence[Layer], rows: int, capacity: int | None, longest: int, slack: int) -> Self:
+        """The rows of all parts, which are in line as this layer is, with room for the longest: each token is copied
+        once."""
+        slots = max(longest, SMALLEST, *(part.slots or 0 for part in parts)) if capacity is None else capacity
+        new = self._with({})
+        new.slack, new.grows = slack, capacity is None
+        for name, like in self.data.items():
+            store = allocate((rows, *like.shape[1:-2], slots, like.shape[-1]), like.dtype, like.device)
+            at = 0
+            for part in parts:
+                old = part.data[name]
+                count, *_, tokens, _ = old.shape
+                store.narrow(0, at, count).narrow(-2, 0, tokens).copy_(old)
+                at += count
+            new.data[name] = store
+        return new
+
+    def line(self, row: int, tokens: int) -> Self:
+        """The first tokens of one row of a layer in line, sharing memory."""
+        return self._with({name: store[row : row + 1, ..., :tokens, :] for name, store in self.data.items()})
+
+    # -- a pass ----------------------------------------------------------------------------------------------------
+
+    def extend(self, step: Step, key: Key, new: Fields) -> tuple[Fields, View]:
+        """Adds this pass's tokens; returns all that its queries may look at, and what each of them sees of it."""
+        if self.bare:
+            return new, step.view(("new", self.window), lambda: step.view_of_new(self.window))
+        parts, view = self._extend(step, key, self.coding.encode(new))
+        step.wrote(key)
+        return self.coding.decode(parts), view
+
+    def _extend(self, step: Step, key: Key, new: Fields) -> tuple[Fields, View]:
+        """The same with parts as they are kept."""
+        if self.layout.ring is None:
+            return self._extend_line(step, new)
+        if step.T == 1:
+            return self._extend_ring_by_one(step, new)
+        step.leave(key, new)
+        return self._extend_ring(step, new)
+
+    def _extend_line(self, step: Step, new: Fields) -> tuple[Fields, View]:
+        start = self.slots - step.T if step.cut else step.start
+        if start is not None:
+            end = start + step.T
+            self.place.put_run(self.data, step, start, new)
+            if start == 0:
+                return new, step.view(("new", self.window), lambda: step.view_of_new(self.window))
+            tokens = self.place.run(self.data, step, 0, end)
+            return tokens, step.view(("line", self.window), lambda: step.view_of_run(self.window, 0, end))
+        self._write(step, new, step.real_tokens, step.counts)
+        return self._read(step, step.bound)
+
+    def _extend_ring_by_one(self, step: Step, new: Fields) -> tuple[Fields, View]:
+        start, layout = step.start, self.layout
+        if start is None or layout.ring is None:
+            self._write(step, new, step.real_tokens, step.counts)
+            return self._read(step, step.bound)
+        wrapped = start >= self.slots
+        slot = layout.keep + (start - layout.keep) % layout.ring if wrapped else start
+        self.place.put_run(self.data, step, slot, new)
+        if not wrapped:
+            first, end = self._first_seen(start), start + 1
+            if first is None:
+                return self._read(step, end)
+            tokens = self.place.run(self.data, step, first, end)
+            return tokens, step.view(("line", self.window), lambda: step.view_of_run(self.window, first, end))
+        if isinstance(self.window, Sliding) and layout.ring == self.window.size:
+            # Every slot is visible, in whatever order: nothing to mask.
+            tokens = self.place.run(self.data, step, 0, self.slots)
+            return tokens, step.view(("whole ring", self.window), lambda: self._view_of_all(step))
+        return self._read(step, None)
+
+    def _extend_ring(self, step: Step, new: Fields) -> tuple[Fields, View]:
+        start = step.start
+        if start == 0:
+            return new, step.view(("new", self.window), lambda: step.view_of_new(self.window))
+        first = None if start is None or start > self.slots else self._first_seen(start)
+        if start is not None and first is not None:  # not wrapped: slot = position
+            held = self.place.run(self.data, step, first, start)
+            tokens = {name: torch.cat([held[name], new[name]], dim=-2) for name in held}
+            end = start + step.T
+            return tokens, step.view(("line", self.window), lambda: step.view_of_run(self.window, first, end))
+        slots = self.slots
+        held = self.place.run(self.data, step, 0, slots)
+        tokens = {name: torch.cat([held[name], new[name]], dim=-2) for name in held}
+
+        def make() -> View:
+            positions = self._within_reach(step, self.layout.positions(slots, step.before))
+            return step.view_of(self.window, torch.cat([positions, step.new_positions], dim=1), new_at=slots)
+
+        return tokens, step.view(("ring and new", self.window, self.layout, slots), make)
+
+    def _read(self, step: Step, bound: int | None) -> tuple[Fields, View]:
+        """Everything stored, this pass's tokens included."""
+        slots = self.slots if bound is None else min(bound, self.slots)
+        tokens = self.place.run(self.data, step, 0, slots)
+
+        def make() -> View:
+            return step.view_of(self.window, self._within_reach(step, self.layout.positions(slots, step.after)))
+
+        return tokens, step.view(("stored", self.window, self.layout, slots), make)
+
+    def _first_seen(self, start: int) -> int | None:
+        """Where a run of positions may begin that holds all a query at `start` or later can see; None: in two parts."""
+        assert self.window.span is not None
+        first = max(0, start + 1 - self.window.span)
+        if not self.layout.keep:
+            return first
+        return 0 if first <= self.layout.keep else None
+
+    def _within_reach(self, step: Step, held: Tensor) -> Tensor:
+        """The positions held [R, S], -1 for those behind the window of every query of this pass.
+
+        Such a slot may have been given to a token that was refused or taken back, whatever its numbers were.
+        """
+        if self.window.span is None:
+            return held
+        behind = (held <= (step.before - self.window.span)[:, None]) & (held >= self.layout.keep)
+        return torch.where(behind, -1, held)
+
+    def _view_of_all(self, step: Step) -> View:
+        return View(step.positions, self.layout.positions(self.slots, step.after), self.window, full=True)
+
+    def _write(self, step: Step, new: Fields, tokens: Tensor | None, counts: Tensor | None) -> None:
+        """Writes the tokens of that index [R, N] (all of them when None); rows with a count of 0 stay as they are."""
+        positions = step.positions
+        if tokens is not None:
+            tokens = tokens.clamp(min=0)
+            positions = positions.gather(1, tokens)
+        slots = self.layout.slots(positions).clamp(max=self.slots - 1)
+        numbers = {name: new[name] if tokens is None else pick_tokens(new[name], tokens) for name in self.data}
+        if counts is not None:
+            for name, old in self.place.read(self.data, step.row_index, slots).items():
+                some = (counts > 0).reshape(-1, *(1,) * (old.dim() - 1))
+                numbers[name] = torch.where(some, numbers[name].to(old.dtype), old)
+        self.place.write(self.data, step.row_index, slots, numbers)
+
+    def commit(self, step: Step, left: Fields, accepted: Tensor) -> None:
+        layout = self.layout
+        assert layout.ring is not None
+        last = accepted[:, None] - 1
+        # The newest tokens, as many as the ring holds: no slot is written twice.
+        newest = last - torch.arange(min(layout.ring, step.T), device=last.device)
+        self._write(step, left, torch.where(newest >= 0, newest, last), accepted)
+        if layout.keep:
+            first = torch.arange(layout.keep, device=last.device) - step.before[:, None]
+            inside = (first >= 0) & (first <= last)
+            self._write(step, left, torch.where(inside, first, last), accepted)
+
+    # -- on the host -----------------------------------------------------------------------------------------------
+
+    def needed(self, lengths: list[int]) -> Pieces:
+        span, layout, pieces = self.window.span, self.layout, []
+        for row, length in enumerate(lengths):
+            first = 0 if span is None else max(0, length + 1 - span)  # what the first new token can see
+            if first:
+                pieces += [(row, 0, min(layout.keep, first))]
+            pieces += [(row, *run) for run in layout.runs(first, length)]
+        return {name: pieces for name in self.data}
+
+    def commit_far(self, far: Fetched, step: Step, left: Fields, accepted: Tensor) -> None:
+        near = far.window(self, step, {})
+        near.commit(step, left, accepted)
+        far.back(self, near.data, self.written(far.lengths, far.taken))
+
+    def written(self, lengths: list[int], new: list[int]) -> Pieces:
+        runs = [(row, *run) for row, n in enumerate(new) for run in self.layout.runs(lengths[row], lengths[row] + n)]
+        return {name: runs for name in self.data}
+
+    # -- verbs -----------------------------------------------------------------------------------------------------
+
+    def rewindable(self, clock: Clock) -> Tensor | None:
+        if self.layout.ring is None:
+            return None
+        kept = (self.slack + 1 - (clock.written - clock.lengths)).clamp(min=0, max=self.slack)
+        never_overwritten = clock.written - self.layout.keep <= self.layout.ring
+        return torch.where(never_overwritten, clock.lengths, kept)
+
+    def poison(self, clock: Clock, value: float = float("nan")) -> None:
+        if not self.slots:
+            return
+        held = self.layout.positions(self.slots, clock.lengths)  # [B, S]
+        free = held < 0
+        if self.layout.ring is not None:  # a slot that a token has taken which was refused or taken back
+            free |= (held >= self.layout.keep) & (held + self.layout.ring < clock.written[:, None])
+        self.place.fill(self.data, free, value)
+
+    def reorder(self, moves: Moves) -> None:
+        self.place.reorder(self.data, moves, self.layout)
+
+    @property
+    def like(self) -> Fields:
+        return self.place.like(self.data)
+
+    def copied(self, index: Tensor) -> Self:
+        if not self.place.paged:
+            return self.select(index)
+        new = self._with(self.place.copied(self.data, index))
+        new.place = Place()
+        return new
+
+    def part(self, name: str, shape: Sequence[int]) -> Tensor | PagedPart:
+        return self.place.part(self.data, name, shape)
+
+    def fit(self, like: Self, clock: Clock) -> Self:
+        if self.layout == like.layout and self.slots == like.slots:
+            return self
+        held = like.layout.positions(like.slots, clock.lengths)  # [B, S of like]
+        source = self.layout.slots(held.clamp(min=0)).clamp(max=max(self.slots - 1, 0))
+        rows = torch.arange(len(held), device=held.device)
+        new = self._with(dict(like.select(torch.zeros_like(rows)).data))
+        new.slack, new.layout, new.grows, new.place = like.slack, like.layout, like.grows, like.place
+        if self.slots:
+            slots = torch.arange(like.slots, device=held.device).expand(len(held), -1)
+            new.place.write(new.data, rows, slots, self.place.read(self.data, rows, source))
+        return new

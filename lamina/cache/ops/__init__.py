@@ -1,0 +1,1 @@
+"""What is done to a cache: begin and commit a pass, join, reorder, snapshot."""

@@ -1,0 +1,1 @@
+"""Memory in pages that many caches share."""

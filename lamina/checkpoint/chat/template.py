@@ -1,0 +1,97 @@
+"""Chat templates: the Jinja text a checkpoint carries, turned into a prompt inside a sandbox with limits."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from lamina.checkpoint.folder import read_json
+from lamina.checkpoint.source import CheckpointError
+from lamina.errors import InputError
+
+if TYPE_CHECKING:
+    from lamina.checkpoint.chat.literal import Literal
+
+DEFAULT = "default"
+
+
+def choose(templates: Mapping[str, str], name: str | None, variables: Mapping[str, Any]) -> str:
+    """The name of the template to use: the one named, else tool_use where tools are given, else the default."""
+    if not templates:
+        raise CheckpointError("the checkpoint has no chat template; write the prompt as plain text")
+    if name is None:
+        name = "tool_use" if variables.get("tools") and "tool_use" in templates else DEFAULT
+    if name not in templates:
+        raise InputError(f"there is no chat template {name!r}; there are: {', '.join(sorted(templates))}")
+    return name
+
+
+def render(name: str, source: str, variables: Mapping[str, Any], literal: Literal | None = None) -> str:
+    """Renders the template of this name, within the limits of `checkpoint/chat/sandbox.py`.
+
+    literal  has marked the variables, where they spell special tokens
+    """
+    from jinja2 import Template, TemplateError
+
+    from lamina.checkpoint.chat.sandbox import LimitError, Sandbox
+
+    sandbox = Sandbox(literal)
+    sandbox.globals["raise_exception"] = refuse
+    sandbox.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form[:1000])
+    try:
+        return Template.from_code(sandbox, compiled(source), sandbox.make_globals(None)).render(variables)
+    except LimitError as error:
+        raise InputError(f"the chat template {name!r} {error}: use another one, or give the prompt as text") from error
+    except TemplateError as error:
+        cause: Exception = error
+        why = f"refused these messages: {error}"
+    except Exception as error:  # of the template's own operations: None + text, 1 / 0, endless recursion …
+        cause, why = error, f"failed on these messages: {type(error).__name__}: {error}"
+    raise InputError(f"the chat template {name!r} {why if literal is None else literal.unmark(why)}") from cause
+
+
+@lru_cache(maxsize=64)
+def compiled(source: str) -> CodeType:
+    """The code of a template. It runs in any sandbox."""
+    from lamina.checkpoint.chat.sandbox import Sandbox
+    from lamina.checkpoint.chat.template_syntax import Limited
+
+    sandbox = Sandbox()
+    tree = Limited().visit(sandbox.parse(source))
+    tree.set_environment(sandbox)
+    return sandbox.compile(tree)
+
+
+def refuse(message: str) -> None:
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)
+
+
+def folder_templates(path: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """The templates of a folder by name; files win over the entry in tokenizer_config.json."""
+    templates: dict[str, str] = {}
+    entries = [tokenizer_config.get("chat_template")]
+    if (file := path / "chat_template.json").is_file():
+        entries.append(read_json(file).get("chat_template"))
+    for entry in entries:
+        if isinstance(entry, str):
+            templates[DEFAULT] = entry
+        elif isinstance(entry, list):
+            templates |= {item["name"]: item["template"] for item in entry}
+    if (file := path / "chat_template.jinja").is_file():
+        templates[DEFAULT] = file.read_text(encoding="utf-8")
+    for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
+        templates[file.stem] = file.read_text(encoding="utf-8")
+    return templates
+
+
+def gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """The templates of a GGUF file: tokenizer.chat_template, and tokenizer.chat_template.NAME."""
+    key = "tokenizer.chat_template"
+    named = {k.removeprefix(key + "."): v for k, v in metadata.items() if k.startswith(key + ".")}
+    return named | ({DEFAULT: metadata[key]} if key in metadata else {})

@@ -1,0 +1,1 @@
+"""The settings of `generate`: what each may be, and what contradicts what."""

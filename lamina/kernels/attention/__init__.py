@@ -1,0 +1,1 @@
+"""Decode attention, and what runs around it."""

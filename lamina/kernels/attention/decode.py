@@ -1,0 +1,227 @@
+"""Decode attention: up to 16 new tokens a row over a cache's keys and values, each key and value read once.
+
+A program takes one key head of one row and a part of its visible tokens (`splits`). The G query heads of that key head
+times the T new tokens are the rows of a matrix product, so grouped heads share one read. New keys and values come from
+this pass's tensors, committed ones from the store; what the store is (a line, a ring, where, how long each row) is read
+on the device from the cache's table, so one captured launch serves every cache and length.
+
+The parts of a long row are merged by the programs that complete them: there is no second launch.
+
+The reference is `lamina.attention.reference_attention`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lamina.attention.window import Window
+from lamina.errors import InputError
+from lamina.kernels.attention.shape import Shape
+from lamina.kernels.attention.split_kv import (
+    NEW,
+    NOTHING,
+    Division,
+    first_seen,
+    fold,
+    gathered,
+    least_tokens,
+    part_of,
+    parts_for,
+    position_of,
+    reach,
+    rule_of,
+    scored,
+    slot_of,
+    write,
+)
+from lamina.kernels.eligibility import head_bytes, why_no_heads
+from lamina.kernels.launch import begin, launch
+from lamina.kernels.limits import KIB, Limits, fitting, limits_of, smaller
+from lamina.kernels.slots import cells_in, first_cell, pages_of, stages_for
+from lamina.kernels.workspace import arrivals
+
+# By bytes of one token's padded key and value in one head.
+SHAPES = {
+    128: Shape(128, 4, 4),
+    256: Shape(128, 4, 3),
+    512: Shape(64, 4, 3),
+    1024: Shape(32, 8, 3),
+    2048: Shape(16, 4, 3),
+}
+# Rows of a product, by bytes of a number; more queries of one key head are several programs. Matrix units do not do the
+# products of float32, which need the registers.
+MOST_QUERIES = {2: 64, 4: 16}
+
+
+@cache
+def plan_for(key_dim: int, value_dim: int, dtype: torch.dtype, queries: int, limits: Limits) -> tuple[int, Shape]:
+    """How many of a key head's queries a program has, and the shape of the launch."""
+    if reason := why_no_heads(key_dim, value_dim, dtype):
+        raise InputError(reason)
+    most = min(max(16, triton.next_power_of_2(queries)), MOST_QUERIES[dtype.itemsize])
+    for M in (most, most // 2, most // 4):
+        shape = shape_for(key_dim, value_dim, dtype, M)
+        found = with_room(shape, key_dim, value_dim, dtype, M, NEW.value, limits.shared, limits)
+        if found is not None and M >= 16:
+            return M, found
+    raise InputError(f"{limits.shared} bytes of shared memory are too few for heads of {key_dim} and {value_dim}")
+
+
+def shape_for(key_dim: int, value_dim: int, dtype: torch.dtype, queries: int) -> Shape:
+    """The shape of a launch with so many queries in a program, where there is room for it."""
+    size = head_bytes(key_dim, value_dim, dtype.itemsize)
+    shape = next(SHAPES[most] for most in sorted(SHAPES) if size <= most)
+    wide = queries * triton.next_power_of_2(value_dim) > 4096  # more numbers to keep than 4 warps have room for
+    return replace(shape, warps=8) if wide else shape
+
+
+def with_room(
+    shape: Shape, key_dim: int, value_dim: int, dtype: torch.dtype, queries: int, new: int, room: int, limits: Limits
+) -> Shape | None:
+    """The shape, or a smaller one, with which a program of so many queries and new tokens has room; None where none
+    does."""
+    size, rows = head_bytes(key_dim, value_dim, dtype.itemsize), max(16, triton.next_power_of_2(queries))
+    row = max(16, triton.next_power_of_2(key_dim))
+
+    def need(one: Shape) -> int:
+        """Beside the blocks: queries, new tokens, and shares on their way to the product with values."""
+        beside = new * size + rows * (row + one.block) * dtype.itemsize
+        return one.block * size * limits.buffers(one.stages, rows) + beside + 2 * KIB
+
+    return fitting(smaller(shape), need, room)
+
+
+@triton.jit(do_not_specialize=["rows", "wanted"])  # one kernel for many numbers of rows
+def _attend(
+    out, q, k, v, sinks, parts, counters, table, rows, wanted, size, keep, least, scale, softcap,
+    q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token,
+    T: tl.constexpr, G: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    D_PAD: tl.constexpr, DV_PAD: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr,
+    QUERIES: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, B: tl.constexpr,
+    MERGES: tl.constexpr, BLOCK: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr, CHUNK: tl.constexpr,
+    PAGE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    group = tl.program_id(0)
+    head, block = group // QUERIES, group % QUERIES
+    row, split, used, item, each, length, count, kept, first, many, ring = part_of(
+        table, rows, wanted, size, keep, least, T, B, KIND, BLOCK
+    )
+    if split >= used:
+        return
+    base, pages = first_cell(table, row * HEADS + head, PAGE), pages_of(table, row, PAGE)
+    stored = k.dtype
+    k_store = tl.multiple_of(tl.multiple_of(tl.load(table), 16).to(stored), 16) + base * D
+    v_store = tl.multiple_of(tl.multiple_of(tl.load(table + 1), 16).to(stored), 16) + base * DV
+    begins = split * each
+    ends = tl.minimum(begins + each, many)
+    begin(PDL)
+
+    d, dv = tl.arange(0, D_PAD), tl.arange(0, DV_PAD)
+    inner = tl.arange(0, M)  # this program's queries: token t of the head's query head r // T
+    r = block * M + inner
+    t, g = r % T, r // T
+    low = first_seen(length + t, size, KIND)  # [M]
+    at = row * q_row + (head * G + g) * q_head + t * q_token
+    queries = tl.load(q + at[:, None] + d[None, :], mask=(r < G * T)[:, None] & (d < D)[None, :], other=0.0)
+    top, total = tl.full([M], NOTHING, tl.float32), tl.zeros([M], tl.float32)
+    mix = tl.zeros([M, DV_PAD], tl.float32)
+
+    # The shortest part takes the new tokens too: fetched now, while the first blocks are, and used at the end.
+    takes_new = split == used - 1
+    u = tl.arange(0, NEW)
+    is_new = ((u < count) & takes_new)[:, None]
+    at_k, at_v = row * k_row + head * k_head + u * k_token, row * v_row + head * v_head + u * v_token
+    new_keys = tl.load(k + at_k[:, None] + d[None, :], mask=is_new & (d < D)[None, :], other=0.0)
+    new_values = tl.load(v + at_v[:, None] + dv[None, :], mask=is_new & (dv < DV)[None, :], other=0.0)
+
+    for start in range(begins, ends, BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        there = (j < ends)[:, None]
+        slot = slot_of(j, kept, first, ring, keep, KIND)
+        slot = cells_in(pages, head, slot, start, ends, HEADS, PAGE, KIND, BLOCK)
+        keys = tl.load(k_store + slot[:, None] * D + d[None, :], mask=there & (d < D)[None, :], other=0.0)
+        scores = scored(tl.dot(queries, tl.trans(keys), input_precision="ieee"), scale, softcap, SOFTCAP)
+        seen = (j < ends)[None, :]
+        if KIND != "full" and T > 1:
+            p = position_of(j, kept, first)[None, :]
+            seen = seen & ((p >= low[:, None]) | (p < keep))
+        values = tl.load(v_store + slot[:, None] * DV + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0)
+        top, total, mix = fold(top, total, mix, scores, seen, values)
+
+    if takes_new:
+        new_scores = scored(tl.dot(queries, tl.trans(new_keys), input_precision="ieee"), scale, softcap, SOFTCAP)
+        sees_new = (u < count)[None, :] & (u[None, :] <= t[:, None])
+        if KIND != "full":
+            new_position = (length + u)[None, :]
+            sees_new = sees_new & ((new_position >= low[:, None]) | (new_position < keep))
+        top, total, mix = fold(top, total, mix, new_scores, sees_new, new_values)
+
+    if used == 1:
+        write(out, top, total, mix, sinks, out, 0, row, head, r, dv, count, T, G, HEADS, DV, SINKS, False)
+    elif MERGES:
+        n = tl.arange(0, R)
+        whole, best, sums, mixed = gathered(
+            parts, counters, top, total, mix, group, item, split, used, inner, n, dv,
+            ROWS, DV, R, DV_PAD, BUNCH, TREE, CHUNK,
+        )  # fmt: skip
+        if whole:
+            write(out, best, sums, mixed, sinks, out, 0, row, head, block * M + n, dv, count,
+                  T, G, HEADS, DV, SINKS, False)  # fmt: skip
+
+
+def decode_attention(
+    q: Tensor,  # [B, Hq, T, D]
+    k: Tensor,  # [B, Hk, T, D]: this pass's own
+    v: Tensor,  # [B, Hk, T, Dv]
+    table: Tensor,  # the row of the cache's table for this entry
+    window: Window,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,  # [Hq]
+    most_parts: int | None = None,
+    shape: Shape | None = None,
+    least: int | None = None,
+    page: int = 0,  # slots of a page, where the store is in pages
+) -> Tensor:
+    """Attention of up to 16 new tokens over what the cache's rows hold and themselves: [B, Hq, T, Dv].
+
+    Only visible slots of the store are read, whatever its capacity. Padding gives zeros. The last axis of q, k and v is
+    contiguous. The output lies as [B, T, Hq, Dv], so putting the heads side by side afterwards costs nothing.
+    `most_parts` (into how many all that the rows see is divided), `shape` and `least` are for measuring other
+    configurations.
+    """
+    B, Hq, T, D = q.shape
+    Hk, Dv = k.shape[1], v.shape[3]
+    if not 1 <= T <= NEW.value:
+        raise InputError(
+            f"{T} new tokens a row: decode attention takes 1 to {NEW.value}, use lamina.attention for more"
+        )
+    queries = Hq // Hk * T
+    limits = limits_of(q.device)
+    M, own = plan_for(D, Dv, k.dtype, queries, limits)
+    blocks = triton.cdiv(queries, M)
+    rows = M if blocks > 1 else queries
+    least = least or least_tokens((shape or shape_for(D, Dv, k.dtype, M)).block)
+    shape = shape or own
+    kind, size, keep = rule_of(window)
+    most = most_parts or parts_for(B, Hk * blocks, reach(window), least, limits.multiprocessors)
+    out = torch.empty(B, T, Hq, Dv, dtype=q.dtype, device=q.device)
+    cuts = Division.of(B, Hk * blocks, rows, Dv, most, out)
+    R, values = triton.next_power_of_2(rows), max(16, triton.next_power_of_2(Dv))
+    launch(
+        _attend, (Hk * blocks, cuts.items),
+        out, q, k, v, out if sinks is None else sinks, cuts.parts, arrivals(q.device), table, B, cuts.wanted, size,
+        keep, least, scale, 1.0 if softcap is None else softcap, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        T=T, G=Hq // Hk, HEADS=Hk, D=D, DV=Dv, D_PAD=max(16, triton.next_power_of_2(D)), DV_PAD=values,
+        M=M, ROWS=rows, R=R, QUERIES=blocks, KIND=kind, SOFTCAP=softcap is not None, SINKS=sinks is not None,
+        BLOCK=shape.block, **cuts.constants(R, values, shape.warps),
+        PAGE=page, num_warps=shape.warps, num_stages=stages_for(shape.stages, page),
+    )  # fmt: skip
+    return out.transpose(1, 2)

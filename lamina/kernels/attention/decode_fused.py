@@ -1,0 +1,250 @@
+"""One new token a row: norms, rotary embedding, the slot and attention in one launch.
+
+`rope` and `attend` are two launches, with most of the time of a short context between them: nothing is read while a
+program waits for queries that were just turned. Here a program turns the queries of its key head itself; the one that
+takes the last part of a row also turns the new key and stores it with its value, and adds both from registers.
+
+What a cache held before this pass nobody writes now, so the first blocks of a part, one for each stage of the loop, are
+on their way before the kernel in front has finished; not in float32, where queries alone take what registers there are.
+The rest is as in `attend`. A slot that the new token takes is one that no query can see.
+
+The references are `lamina.cache.step.Step.ready` and `lamina.attention.reference_attention`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lamina.attention.window import Window
+from lamina.errors import InputError
+from lamina.kernels.attention.decode import MOST_QUERIES, with_room
+from lamina.kernels.attention.rope_append import rotated, weights_of
+from lamina.kernels.attention.shape import Shape
+from lamina.kernels.attention.split_kv import (
+    NOTHING,
+    Division,
+    fold,
+    gathered,
+    least_tokens,
+    part_of,
+    parts_for,
+    reach,
+    rule_of,
+    scored,
+    slot_of,
+    write,
+)
+from lamina.kernels.eligibility import head_bytes, why_no_heads
+from lamina.kernels.launch import begin, launch
+from lamina.kernels.limits import Limits, limits_of
+from lamina.kernels.slots import cell_of, cells_in, first_cell, pages_of, stages_for
+from lamina.kernels.workspace import arrivals
+
+if TYPE_CHECKING:
+    from lamina.nn.norm import RMSNorm
+
+# By bytes of one token's padded key and value in one head.
+SHAPES = {
+    128: Shape(128, 4, 4),
+    256: Shape(128, 4, 3),
+    512: Shape(128, 8, 3),
+    1024: Shape(32, 8, 3),
+    2048: Shape(16, 4, 3),
+}
+# Two of these share a multiprocessor, for rows so many that one for each is few. With a stage less three would fit, and
+# where three lie the others wait for them.
+CROWDED = {512: Shape(64, 4, 4)}
+
+
+def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the kernel is for these queries, keys and values: one token a row, and heads that fit its registers."""
+    (Hq, T, D), (Hk, Dv) = q.shape[1:], (k.shape[1], v.shape[3])
+    if T > 1 or Hq // Hk > MOST_QUERIES[q.element_size()] or why_no_heads(D, Dv, k.dtype) is not None:
+        return False
+    limits = limits_of(q.device)
+    return with_room(_shape(D, Dv, k.dtype, False), D, Dv, k.dtype, Hq // Hk, 0, limits.shared, limits) is not None
+
+
+def _shape(key_dim: int, value_dim: int, dtype: torch.dtype, crowded: bool) -> Shape:
+    size = head_bytes(key_dim, value_dim, dtype.itemsize)
+    most_bytes = min(most for most in SHAPES if size <= most)
+    return CROWDED.get(most_bytes, SHAPES[most_bytes]) if crowded else SHAPES[most_bytes]
+
+
+def plan_for(
+    key_dim: int, value_dim: int, dtype: torch.dtype, queries: int, groups: int, limits: Limits
+) -> tuple[Shape, int, int]:
+    """For so many queries of each of `groups` key heads of all rows: the shape of the launch, how many programs share a
+    multiprocessor, and the tokens that a part has at least."""
+    plain, crowded = (_shape(key_dim, value_dim, dtype, some) for some in (False, True))
+    own, programs = (crowded, 2) if 2 * groups > limits.multiprocessors and crowded != plain else (plain, 1)
+    room = limits.room(programs if queries <= 32 else 1)  # two of more queries have no room on any device
+    shape = with_room(own, key_dim, value_dim, dtype, queries, 0, room, limits)
+    if shape is None:
+        raise InputError(
+            f"{queries} queries of {key_dim} and {value_dim} values do not fit {limits.shared} bytes of shared memory; "
+            "use decode_attention"
+        )
+    return shape, programs, least_tokens(own.block)
+
+
+@triton.jit
+def given(
+    q, k, v, q_head, q_weight, k_weight, q_eps, k_eps, q_plus, k_plus, cos, sin, factor, takes_new, r, d, dv,
+    G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PAIRS: tl.constexpr, NEIGHBOURS: tl.constexpr,
+    NORMS: tl.constexpr, WEIGHTS: tl.constexpr, FACTOR: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """What the kernel in front has made, once it has: the queries and the new key, turned, and the new value."""
+    begin(PDL)
+    x = q + r[:, None] * q_head
+    queries = rotated(x, (r < G)[:, None], q_weight, q_eps, q_plus, cos, sin, d, D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS)
+    if FACTOR:
+        queries *= tl.load(factor)
+    one = tl.arange(0, 1)[:, None]
+    new_key = rotated(k + one, (one == 0) & takes_new, k_weight, k_eps, k_plus, cos, sin, d,
+                      D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS)  # fmt: skip
+    new_value = tl.load(v + dv, mask=(dv < DV) & takes_new, other=0.0)[None, :]
+    return queries.to(k.dtype.element_ty), new_key.to(k.dtype.element_ty), new_value
+
+
+@triton.jit(do_not_specialize=["rows", "wanted"])  # one kernel for many numbers of rows
+def _attend_token(
+    out, q, k, v, cos, sin, q_weight, k_weight, factor, gate, sinks, parts, counters, table, rows, wanted, size, keep,
+    least, scale, softcap, q_row, q_head, k_row, k_head, v_row, v_head, rope_row, factor_row, gate_row, gate_head,
+    q_eps, k_eps, q_plus, k_plus,
+    G: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PAIRS: tl.constexpr,
+    D_PAD: tl.constexpr, DV_PAD: tl.constexpr, M: tl.constexpr, R: tl.constexpr, KIND: tl.constexpr,
+    NEIGHBOURS: tl.constexpr, NORMS: tl.constexpr, WEIGHTS: tl.constexpr, FACTOR: tl.constexpr, GATE: tl.constexpr,
+    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, B: tl.constexpr, MERGES: tl.constexpr,
+    BLOCK: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr, CHUNK: tl.constexpr, PAGE: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0)
+    row, split, used, item, each, length, count, kept, first, many, ring = part_of(
+        table, rows, wanted, size, keep, least, 1, B, KIND, BLOCK
+    )
+    if split >= used:
+        return
+    base, pages = first_cell(table, row * HEADS + head, PAGE), pages_of(table, row, PAGE)
+    stored = k.dtype
+    k_store = tl.multiple_of(tl.multiple_of(tl.load(table), 16).to(stored), 16) + base * D
+    v_store = tl.multiple_of(tl.multiple_of(tl.load(table + 1), 16).to(stored), 16) + base * DV
+    begins = split * each
+    ends = tl.minimum(begins + each, many)
+    d, dv, r = tl.arange(0, D_PAD), tl.arange(0, DV_PAD), tl.arange(0, M)
+    takes_new = (split == used - 1) & (count > 0)
+    own = tl.where(length < keep, length, keep + (length - keep) % ring)  # the slot of the new token
+    own = cell_of(pages, head, own, takes_new, HEADS, PAGE)
+    cos += row * rope_row
+    sin += row * rope_row
+    q += row * q_row + head * G * q_head
+    k += row * k_row + head * k_head
+    v += row * v_row + head * v_head
+    if FACTOR:
+        factor += row * factor_row
+    queries = tl.zeros([M, D_PAD], k.dtype.element_ty)
+    new_key, new_value = tl.zeros([1, D_PAD], k.dtype.element_ty), tl.zeros([1, DV_PAD], k.dtype.element_ty)
+    LATE: tl.constexpr = k.dtype.element_ty != tl.float32  # queries in float32 would take all registers of the loop
+    if not LATE:
+        queries, new_key, new_value = given(q, k, v, q_head, q_weight, k_weight, q_eps, k_eps, q_plus, k_plus, cos, sin,
+                                            factor, takes_new, r, d, dv, G, D, DV, PAIRS, NEIGHBOURS, NORMS, WEIGHTS,
+                                            FACTOR, PDL)  # fmt: skip
+    top, total = tl.full([M], NOTHING, tl.float32), tl.zeros([M], tl.float32)
+    mix = tl.zeros([M, DV_PAD], tl.float32)
+    for start in range(begins, tl.maximum(ends, begins + 1), BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        slot = slot_of(j, kept, first, ring, keep, KIND)
+        slot = cells_in(pages, head, slot, start, ends, HEADS, PAGE, KIND, BLOCK)
+        there = (j < ends)[:, None]
+        keys = tl.load(k_store + slot[:, None] * D + d[None, :], mask=there & (d < D)[None, :], other=0.0)
+        values = tl.load(v_store + slot[:, None] * DV + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0)
+        if LATE and start == begins:  # the first blocks are on their way, and nobody has waited yet
+            queries, new_key, new_value = given(q, k, v, q_head, q_weight, k_weight, q_eps, k_eps, q_plus, k_plus, cos,
+                                                sin, factor, takes_new, r, d, dv, G, D, DV, PAIRS, NEIGHBOURS, NORMS,
+                                                WEIGHTS, FACTOR, PDL)  # fmt: skip
+        scores = scored(tl.dot(queries, tl.trans(keys), input_precision="ieee"), scale, softcap, SOFTCAP)
+        top, total, mix = fold(top, total, mix, scores, (j < ends)[None, :], values)
+
+    if takes_new:
+        score = tl.sum(queries.to(tl.float32) * new_key.to(tl.float32), 1)
+        score = scored(score, scale, softcap, SOFTCAP)
+        higher = tl.maximum(top, score)
+        fade, share = tl.exp2(top - higher), tl.exp2(score - higher)
+        total = total * fade + share
+        mix = mix * fade[:, None] + share.to(v.dtype.element_ty).to(tl.float32)[:, None] * new_value.to(tl.float32)
+        top = higher
+        tl.store(k_store + own * D + d[None, :], new_key, mask=(d < D)[None, :])
+        tl.store(v_store + own * DV + dv[None, :], new_value, mask=(dv < DV)[None, :])
+
+    if used == 1:
+        write(out, top, total, mix, sinks, gate + row * gate_row, gate_head, row, head, r, dv, count,
+              1, G, HEADS, DV, SINKS, GATE)  # fmt: skip
+    elif MERGES:
+        n = tl.arange(0, R)
+        whole, best, sums, mixed = gathered(
+            parts, counters, top, total, mix, head, item, split, used, r, n, dv, G, DV, R, DV_PAD, BUNCH, TREE, CHUNK
+        )
+        if whole:
+            write(out, best, sums, mixed, sinks, gate + row * gate_row, gate_head, row, head, n, dv, count,
+                  1, G, HEADS, DV, SINKS, GATE)  # fmt: skip
+
+
+def attend_token(
+    q: Tensor,  # [B, Hq, 1, D]
+    k: Tensor,  # [B, Hk, 1, D]
+    v: Tensor,  # [B, Hk, 1, Dv]
+    rope: tuple[Tensor, Tensor] | None,  # as `rotate_and_append` takes them, up to `factor`
+    table: Tensor,
+    window: Window,
+    *,
+    neighbours: bool = False,
+    norms: tuple[RMSNorm, RMSNorm] | None = None,
+    norms_last: bool = False,
+    factor: Tensor | None = None,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,  # [Hq]
+    gate: Tensor | None = None,  # [B, Hq, 1, Dv]: what comes out is multiplied by its sigmoid
+    most_parts: int | None = None,
+    shape: Shape | None = None,
+    least: int | None = None,
+    page: int = 0,  # slots of a page, where the store is in pages
+) -> Tensor:
+    """Puts the new token into its slot and attends from it over all that it sees. -> [B, Hq, 1, Dv]
+
+    The last axis of q, k, v and gate is contiguous. A row whose count is 0 stays as it is and gives zeros.
+    `most_parts`, `shape` and `least` are for measuring other configurations.
+    """
+    (B, Hq, _, D), (Hk, Dv) = q.shape, (k.shape[1], v.shape[3])
+    G = Hq // Hk
+    limits = limits_of(q.device)
+    own, waves, least_of_own = plan_for(D, Dv, k.dtype, G, B * Hk, limits)
+    least = least or (least_of_own if shape is None else least_tokens(shape.block))
+    shape = shape or own
+    kind, span, keep = rule_of(window)
+    most = most_parts or parts_for(B, Hk, reach(window), least, limits.multiprocessors, waves=waves)
+    out = torch.empty(B, 1, Hq, Dv, dtype=q.dtype, device=q.device)
+    cuts = Division.of(B, Hk, G, Dv, most, out)
+    R, values = triton.next_power_of_2(G), max(16, triton.next_power_of_2(Dv))
+    cos, sin = (q, q) if rope is None else rope
+    weights, numbers = weights_of(norms, q)
+    launch(
+        _attend_token, (Hk, cuts.items),
+        out, q, k, v, cos, sin, *weights, *(q if one is None else one for one in (factor, gate, sinks)), cuts.parts,
+        arrivals(q.device), table, B, cuts.wanted, span, keep, least, scale, 1.0 if softcap is None else softcap,
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], cos.stride(0), 0 if factor is None else factor.stride(0),
+        *((0, 0) if gate is None else gate.stride()[:2]), *numbers,
+        G=G, HEADS=Hk, D=D, DV=Dv, PAIRS=0 if rope is None else cos.shape[-1],
+        D_PAD=max(16, triton.next_power_of_2(D)), DV_PAD=values, M=max(16, R), R=R, KIND=kind, NEIGHBOURS=neighbours,
+        NORMS="" if norms is None else "last" if norms_last else "first",
+        WEIGHTS=norms is not None and norms[0].weight is not None, FACTOR=factor is not None, GATE=gate is not None,
+        SOFTCAP=softcap is not None, SINKS=sinks is not None, BLOCK=shape.block,
+        **cuts.constants(R, values, shape.warps), PAGE=page,
+        num_warps=shape.warps, num_stages=stages_for(shape.stages, page),
+    )  # fmt: skip
+    return out.transpose(1, 2)

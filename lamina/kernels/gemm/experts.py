@@ -1,0 +1,238 @@
+"""Mixtures of experts for few tokens: each (token, expert) pair reads its expert's rows where they are, unsorted.
+
+    expert_gated    act(gate(x)) · up(x) of each chosen expert, weighed
+    expert_down     what the chosen experts give, added up, with an optional residual
+
+A shared expert, which every token visits, takes part in both launches; its size may be another. The weight of an expert
+is a factor on what its down matrix reads, which is the same as one on what it gives. The reference is
+`lamina.nn.Mixture`.
+
+Pairs are the fast dimension of the grid, so tokens that chose the same expert read its rows at about the same time,
+from L2; rows of the shared expert are held in registers while token after token passes. All sizes are constants of a
+kernel: what a program reads of a weight is asked for at once, before the first of it is used.
+
+Rows of which it is known where they lie need not wait for the kernel in front to finish. For the shared expert that is
+always so. For `expert_down` all rows are known, since the choice was made before `expert_gated` began.
+"""
+
+# mypy: allow-untyped-defs, disable-error-code=assignment
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lamina.kernels.gemm.deferred_norm import Follower, behind, follow, norm_factor
+from lamina.kernels.gemm.epilogue import Act, act_kind, activate
+from lamina.kernels.launch import begin, launch
+
+TOGETHER = 8  # tokens that one program takes on, at most, where they all read the same rows
+PIECES = 24  # of weights, that a program for one token can hold
+
+
+@dataclass(frozen=True)
+class Share:
+    """A program's share: `rows` outputs, `block` numbers of their sums at a time.
+
+    early   rows that are known are asked for before the kernel in front has finished
+    """
+
+    rows: int = 1
+    block: int = 2048
+    warps: int = 4
+    early: bool = True
+
+
+def expert_gated(
+    x: Tensor,
+    gate_up: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    act: Act,
+    *,
+    weigh_input: bool = False,
+    shared: Tensor | None = None,
+    opening: Tensor | None = None,
+    squares: Tensor | None = None,
+    eps: float = 0.0,
+    share: Share | None = None,
+) -> Tensor:
+    """x [N, K], gate_up [E, 2I, K], chosen and weights [N, k] -> [N, k · I + S]
+
+    weigh_input   weights are factors on what experts read; being factors of its products too, they are applied there
+    shared        [2S, K], the matrix of an expert for all tokens; opening [N, 1], its weights (1 where there are none)
+    squares       x is one vector that is still to be divided, as for `product`
+    """
+    (tokens, width), k, inner = x.shape, chosen.shape[1], gate_up.shape[1] // 2
+    size = 0 if shared is None else shared.shape[0] // 2
+    share = share or _share(2, 1024, x, [width] * 4)
+    out = x.new_empty(tokens, k * inner + size)
+    together = min(tokens, TOGETHER)
+    for_all = triton.cdiv(size, share.rows) * triton.cdiv(tokens, together)
+    launch(
+        _gated_kernel, (for_all + tokens * k * triton.cdiv(inner, share.rows),),
+        x, gate_up, x if shared is None else shared, chosen.contiguous(), weights.contiguous(),
+        x if opening is None else opening.contiguous(), squares, out, tokens, x.stride(0), for_all, eps,
+        SQUARES=0 if squares is None else len(squares), CHOICES=k, INNER=inner, SHARED=size, K=width, ROWS=share.rows,
+        BLOCK=share.block, TOGETHER=together, ACT=act_kind(act), WEIGH_INPUT=weigh_input, OPENING=opening is not None,
+        EARLY=share.early, num_warps=share.warps,
+    )  # fmt: skip
+    return out
+
+
+def expert_down(
+    h: Tensor,
+    down: Tensor,
+    chosen: Tensor,
+    *,
+    shared: Tensor | None = None,
+    residual: Tensor | None = None,
+    follower: Follower | None = None,
+    share: Share | None = None,
+) -> Tensor:
+    """h [N, k · I + S], down [E, W, I], chosen [N, k], shared [W, S], residual [N, W] -> [N, W]
+
+    `chosen` must be there before the launch in front of this one begins, as it is where that is `expert_gated`. With a
+    `follower` what comes out of one token is also put there.
+    """
+    tokens, k, (_, width, inner) = h.shape[0], chosen.shape[1], down.shape
+    size = 0 if shared is None else shared.shape[1]
+    if share is None:
+        share = replace(_share(2, 512, h, [*[inner] * k, size]), early=tokens == 1)
+    out = h.new_empty(tokens, width, dtype=None if residual is None else residual.dtype)
+    together = min(tokens, TOGETHER)
+    launch(
+        _down_kernel, (triton.cdiv(width, share.rows), triton.cdiv(tokens, together)),
+        h, down, h if shared is None else shared, chosen.contiguous(), h if residual is None else residual, out,
+        *behind(follower), tokens, 0 if residual is None else residual.stride(0), CHOICES=k, INNER=inner, SHARED=size,
+        W=width, ROWS=share.rows, BLOCK=share.block, TOGETHER=together, RESIDUAL=residual is not None,
+        FOLLOWED=follower is not None, EARLY=share.early, num_warps=share.warps,
+    )  # fmt: skip
+    return out
+
+
+def _share(rows: int, block: int, x: Tensor, held: list[int]) -> Share:
+    """A program holds rows of these sizes: blocks are wider where they would be more pieces than registers can hold,
+    and warps no more than fill a block with 16 bytes a thread: beyond that, threads would exchange what they hold."""
+    block, most = min(block, triton.next_power_of_2(max(held))), PIECES if x.shape[0] == 1 else PIECES * 2 // 3
+    while sum(triton.cdiv(size, block) for size in held) > most:
+        block *= 2
+    return Share(rows, block, max(1, min(8, block * x.element_size() // 512)))
+
+
+@triton.jit
+def pieces(rows, SIZE: tl.constexpr, BLOCK: tl.constexpr, POLICY: tl.constexpr):
+    """Rows [ROWS, 1] of SIZE numbers as a tuple of [ROWS, BLOCK], zeros beyond the end."""
+    found = ()
+    for start in tl.static_range(0, SIZE, BLOCK):
+        k = start + tl.arange(0, BLOCK)[None, :]
+        if start + BLOCK <= SIZE:
+            found += (tl.load(rows + k, eviction_policy=POLICY),)
+        else:
+            found += (tl.load(rows + k, mask=k < SIZE, other=0, eviction_policy=POLICY),)
+    return found
+
+
+@triton.jit
+def products(acc, rows, x, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """acc [ROWS, BLOCK] + the products of pieces of rows and of a vector, number by number."""
+    for i in tl.static_range((SIZE + BLOCK - 1) // BLOCK):
+        acc += rows[i].to(tl.float32) * x[i].to(tl.float32)
+    return acc
+
+
+@triton.jit
+def _gated_kernel(
+    x, gate_up, shared, chosen, weights, opening, squares, out, N, x_stride, for_all, eps,
+    SQUARES: tl.constexpr, CHOICES: tl.constexpr, INNER: tl.constexpr, SHARED: tl.constexpr, K: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, ACT: tl.constexpr, WEIGH_INPUT: tl.constexpr,
+    OPENING: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The first `for_all` programs are those of the shared expert: (i, t) does outputs i · ROWS and on of the tokens
+    t · TOGETHER and on. Then (i, p): the same outputs of the pair p = token · CHOICES + choice."""
+    program = tl.program_id(0)
+    HIDDEN: tl.constexpr = CHOICES * INNER + SHARED
+    if program < for_all:
+        if not EARLY:
+            begin(PDL)
+        groups = tl.cdiv(N, TOGETHER)
+        i = program // groups * ROWS + tl.arange(0, ROWS)
+        rows = shared + tl.minimum(i, SHARED - 1)[:, None] * K
+        gate = pieces(rows, K, BLOCK, "evict_first")
+        up = pieces(rows + SHARED * K, K, BLOCK, "evict_first")
+        if EARLY:
+            begin(PDL)
+        division = norm_factor(squares, K, eps, SQUARES)
+        for t in range(TOGETHER):
+            n = (program % groups * TOGETHER + t).to(tl.int64)
+            if n < N:
+                factor = tl.load(opening + n).to(tl.float32) if OPENING else 1.0
+                y = _gated(gate, up, x + n * x_stride, division, factor, K, ROWS, BLOCK, ACT, False)
+                tl.store(out + n * HIDDEN + CHOICES * INNER + i, y.to(out.dtype.element_ty), mask=i < SHARED)
+    else:
+        begin(PDL)
+        pairs = N * CHOICES
+        pair = (program - for_all) % pairs
+        expert, factor = tl.load(chosen + pair).to(tl.int64), tl.load(weights + pair).to(tl.float32)
+        n = (pair // CHOICES).to(tl.int64)
+        i = (program - for_all) // pairs * ROWS + tl.arange(0, ROWS)
+        rows = gate_up + expert * (2 * INNER * K) + tl.minimum(i, INNER - 1)[:, None] * K
+        gate = pieces(rows, K, BLOCK, "evict_first")
+        up = pieces(rows + INNER * K, K, BLOCK, "evict_first")
+        division = norm_factor(squares, K, eps, SQUARES)
+        y = _gated(gate, up, x + n * x_stride, division, factor, K, ROWS, BLOCK, ACT, WEIGH_INPUT)
+        tl.store(out + n * HIDDEN + pair % CHOICES * INNER + i, y.to(out.dtype.element_ty), mask=i < INNER)
+
+
+@triton.jit
+def _gated(
+    gate, up, x, division, factor, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, ACT: tl.constexpr,
+    WEIGH_INPUT: tl.constexpr,
+):  # fmt: skip
+    """act(gate x) · up x, weighed, for one token x [K] that `division` divides -> [ROWS]"""
+    zeros = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
+    v = pieces(x, K, BLOCK, "evict_last")
+    y, z = tl.sum(products(zeros, gate, v, K, BLOCK), 1), tl.sum(products(zeros, up, v, K, BLOCK), 1)
+    y, z = y * division, z * division
+    return activate(y * factor, ACT) * (z * factor) if WEIGH_INPUT else activate(y, ACT) * z * factor
+
+
+@triton.jit
+def _down_kernel(
+    h, down, shared, chosen, residual, out, next_weight, next_out, next_squares, next_plus, N, residual_stride,
+    CHOICES: tl.constexpr, INNER: tl.constexpr, SHARED: tl.constexpr, W: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, TOGETHER: tl.constexpr, RESIDUAL: tl.constexpr, FOLLOWED: tl.constexpr, EARLY: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (w, t): outputs w · ROWS and on of the tokens t · TOGETHER and on, over all their experts."""
+    if not EARLY:
+        begin(PDL)
+    m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = tl.minimum(m, W - 1)[:, None]
+    for_all = pieces(shared + row * SHARED, SHARED, BLOCK, "evict_first")
+    for t in range(TOGETHER):
+        n = (tl.program_id(1) * TOGETHER + t).to(tl.int64)
+        if n < N:
+            experts, own = (), ()
+            for j in tl.static_range(CHOICES):  # past the first-level cache, which may be older than the choice
+                experts += (tl.load(chosen + n * CHOICES + j, cache_modifier=".cg").to(tl.int64),)
+            for j in tl.static_range(CHOICES):
+                own += (pieces(down + experts[j] * (W * INNER) + row * INNER, INNER, BLOCK, "evict_first"),)
+            if EARLY:
+                begin(PDL)
+            inside = h + n * (CHOICES * INNER + SHARED)
+            acc = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
+            rest = tl.zeros([ROWS], dtype=tl.float32)
+            if RESIDUAL:
+                rest = tl.load(residual + n * residual_stride + m, mask=m < W, other=0).to(tl.float32)
+            for j in tl.static_range(CHOICES):
+                v = pieces(inside + j * INNER, INNER, BLOCK, "evict_last")
+                acc = products(acc, own[j], v, INNER, BLOCK)
+            v = pieces(inside + CHOICES * INNER, SHARED, BLOCK, "evict_last")
+            y = (tl.sum(products(acc, for_all, v, SHARED, BLOCK), 1) + rest).to(out.dtype.element_ty)
+            tl.store(out + n * W + m, y, mask=m < W)
+            if FOLLOWED:
+                factor = tl.load(next_weight + m, mask=m < W, other=0).to(tl.float32) + next_plus
+                follow(y, factor, next_out + m, next_squares, m < W)

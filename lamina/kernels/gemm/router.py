@@ -1,0 +1,177 @@
+"""The router of a mixture of experts in one launch: from a token to its experts and their weights.
+
+Programs compute the logits, each those of a few experts for some tokens. The last of these tokens' programs to arrive
+has all their logits to choose from (see `epilogue.py` for how programs meet). The best experts are found one after the
+other: a logit and its place are packed into one integer, so that the highest of all is one reduction, and where two are
+equal the lower place wins.
+
+The reference is `lamina.nn.Router`. Logits stay in float32 here, whatever the dtype of the weight.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lamina.errors import InputError
+from lamina.kernels.gemm.deferred_norm import norm_factor
+from lamina.kernels.gemm.epilogue import arrive
+from lamina.kernels.gemm.experts import pieces, products
+from lamina.kernels.launch import begin, launch
+from lamina.kernels.workspace import COUNTERS, PARTS, scratch
+
+if TYPE_CHECKING:
+    from lamina.nn.moe.router import Choice
+
+CHOOSERS = 8  # programs that choose, at most: beyond that, some choose for several tokens
+LOWEST = tl.constexpr(-(1 << 63))
+
+
+def route(
+    x: Tensor,
+    weight: Tensor,
+    choice: Choice,
+    bias: Tensor | None = None,
+    *,
+    opens: bool = False,
+    squares: Tensor | None = None,
+    eps: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """x [N, K], weight [E, K], bias [E] -> chosen [N, each] int32, weights [N, each] float32, the best first
+
+    With `opens` the weight has one row more, and the third result is the sigmoid of its logit, [N, 1]. With `squares` x
+    is one vector that is still to be divided, as for `product`.
+    """
+    (tokens, width), outputs = x.shape, weight.shape[0]
+    experts = outputs - opens
+    if choice.each > experts or experts % choice.groups or choice.groups_each > choice.groups:
+        raise InputError(f"{choice} cannot choose from {experts} experts")
+    if tokens > COUNTERS or tokens * outputs > PARTS:
+        raise InputError(
+            f"{tokens} tokens × {outputs} logits, but the scratch store has room for {PARTS}; use fewer tokens"
+        )
+    logits, arrived = scratch(x.device)
+    chosen = torch.empty(tokens, choice.each, dtype=torch.int32, device=x.device)
+    weights = torch.empty(tokens, choice.each, device=x.device)
+    opening = torch.empty(tokens, 1, device=x.device) if opens else None
+    rows, block = 1 if outputs <= 264 else 2, min(2048, triton.next_power_of_2(width))
+    together = triton.cdiv(tokens, CHOOSERS)
+    rule: dict[str, Any] = dict(
+        EACH=choice.each, EACH_BLOCK=triton.next_power_of_2(choice.each), SOFTMAX=choice.score == "softmax",
+        NORMED=choice.normed, BIAS=bias is not None, GROUPS=choice.groups, GROUPS_EACH=choice.groups_each,
+        GROUPS_BLOCK=triton.next_power_of_2(choice.groups), SIZE=experts // choice.groups,
+        SIZE_BLOCK=triton.next_power_of_2(experts // choice.groups), OPENS=opens,
+    )  # fmt: skip
+    launch(
+        _route_kernel, (triton.cdiv(outputs, rows), triton.cdiv(tokens, together)),
+        x, weight, x if bias is None else bias, logits, arrived, chosen, weights,
+        weights if opening is None else opening, squares, tokens, x.stride(0), choice.factor, eps, K=width,
+        OUTPUTS=outputs, SQUARES=0 if squares is None else len(squares),
+        ROWS=rows, BLOCK=block, TOKENS=together, STRETCHES=triton.cdiv(outputs, rows), num_warps=4,
+        **rule,
+    )  # fmt: skip
+    return chosen, weights, opening
+
+
+@triton.jit
+def _route_kernel(
+    x, weight, bias, logits, arrived, chosen, weights, opening, squares, N, x_stride, factor, eps,
+    K: tl.constexpr, OUTPUTS: tl.constexpr, SQUARES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr, STRETCHES: tl.constexpr, EACH: tl.constexpr, EACH_BLOCK: tl.constexpr, SOFTMAX: tl.constexpr,
+    NORMED: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr, GROUPS_EACH: tl.constexpr,
+    GROUPS_BLOCK: tl.constexpr, SIZE: tl.constexpr, SIZE_BLOCK: tl.constexpr, OPENS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (s, t): logits s · ROWS and on of the tokens t · TOKENS and on. logits: [N, OUTPUTS]
+
+    Weights depend on nobody: they are on their way before the kernel in front has finished."""
+    m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    w = pieces(weight + tl.minimum(m, OUTPUTS - 1)[:, None] * K, K, BLOCK, "evict_first")
+    begin(PDL)
+    division = norm_factor(squares, K, eps, SQUARES)
+    for t in range(TOKENS):
+        n = tl.program_id(1) * TOKENS + t
+        if n < N:
+            v = pieces(x + n.to(tl.int64) * x_stride, K, BLOCK, "evict_last")
+            sums = products(tl.zeros([ROWS, BLOCK], dtype=tl.float32), w, v, K, BLOCK)
+            tl.store(logits + n * OUTPUTS + m, tl.sum(sums, 1) * division, mask=m < OUTPUTS)
+    if arrive(arrived, tl.program_id(1), STRETCHES):
+        for t in range(TOKENS):
+            n = tl.program_id(1) * TOKENS + t
+            if n < N:
+                own = logits + n * OUTPUTS
+                _choose(
+                    own, bias, chosen + n * EACH, weights + n * EACH, factor, EACH, EACH_BLOCK, SOFTMAX, NORMED, BIAS,
+                    GROUPS, GROUPS_EACH, GROUPS_BLOCK, SIZE, SIZE_BLOCK,
+                )  # fmt: skip
+                if OPENS:
+                    tl.store(opening + n, tl.sigmoid(tl.load(own + OUTPUTS - 1, cache_modifier=".cg")))
+
+
+@triton.jit
+def _choose(
+    logits, bias, chosen, weights, factor, EACH: tl.constexpr, EACH_BLOCK: tl.constexpr, SOFTMAX: tl.constexpr,
+    NORMED: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr, GROUPS_EACH: tl.constexpr,
+    GROUPS_BLOCK: tl.constexpr, SIZE: tl.constexpr, SIZE_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`Choice.of` for one token: logits [GROUPS · SIZE] -> chosen and weights [EACH]"""
+    g, s = tl.arange(0, GROUPS_BLOCK), tl.arange(0, SIZE_BLOCK)
+    inside = (g < GROUPS)[:, None] & (s < SIZE)[None, :]
+    expert = g[:, None] * SIZE + s[None, :]
+    # Written by other programs of this launch: read past the first-level cache.
+    merit = tl.load(logits + expert, mask=inside, other=float("-inf"), cache_modifier=".cg")
+    top, total = 0.0, 1.0
+    if SOFTMAX:
+        top = tl.max(merit)
+        total = tl.sum(tl.exp(merit - top))
+    if BIAS:
+        merit = _score(merit, top, total, SOFTMAX)
+        merit += tl.load(bias + expert, mask=inside, other=float("-inf")).to(tl.float32)
+    if GROUPS > 1:
+        leaders = _place(tl.max(_ranked(merit, expert, inside), 1))  # [GROUPS_BLOCK]
+        others = tl.where(expert == leaders[:, None], float("-inf"), merit)
+        both = tl.max(merit, 1) + tl.max(others, 1)
+        standing = _ranked(both, g, g < GROUPS)
+        shut = g >= 0
+        for _ in range(GROUPS_EACH):
+            best_group = tl.max(standing)
+            shut = shut & (standing != best_group)
+            standing = tl.where(standing == best_group, LOWEST, standing)
+        merit = tl.where(shut[:, None], float("-inf"), merit)
+
+    keys = _ranked(merit, expert, inside)
+    j, picked = tl.arange(0, EACH_BLOCK), tl.zeros([EACH_BLOCK], dtype=tl.int32)
+    for step in range(EACH):
+        best = tl.max(keys)
+        picked = tl.where(j == step, _place(best), picked)
+        keys = tl.where(keys == best, LOWEST, keys)
+    own = tl.load(logits + picked, mask=j < EACH, other=float("-inf"), cache_modifier=".cg")
+    weight = tl.where(j < EACH, _score(own, top, total, SOFTMAX), 0.0)
+    if NORMED:
+        weight /= tl.sum(weight) + 1e-20
+    tl.store(chosen + j, picked, mask=j < EACH)
+    tl.store(weights + j, weight * factor, mask=j < EACH)
+
+
+@triton.jit
+def _score(logits, top, total, SOFTMAX: tl.constexpr):
+    """Of a softmax whose highest logit is `top` and whose sum is `total`, or sigmoids."""
+    return tl.exp(logits - top) / total if SOFTMAX else tl.sigmoid(logits)
+
+
+@triton.jit
+def _ranked(values, places, inside):
+    """Integers in the order of the values, a lower place above a higher one where these are equal; what is not inside
+    comes last."""
+    bits = values.to(tl.int32, bitcast=True)
+    bits ^= (bits >> 31) & 0x7FFFFFFF  # those below zero count backwards
+    return tl.where(inside, (bits.to(tl.int64) << 32) | (0x7FFFFFFF - places).to(tl.int64), LOWEST)
+
+
+@triton.jit
+def _place(ranked):
+    return 0x7FFFFFFF - (ranked & 0x7FFFFFFF).to(tl.int32)

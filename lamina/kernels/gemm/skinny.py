@@ -1,0 +1,79 @@
+"""Products of a weight matrix and up to 64 vectors with the matrix units: still the time of reading the matrix once.
+
+A program owns a tile of outputs: ROWS rows of the weight (with their partners when gated) times all vectors. Tiles of
+the weight stream through shared memory, several on their way at a time. Every program reads the vectors again, from L2:
+wide tiles keep that small against the weight, and cutting the sums into parts keeps enough programs at work.
+
+A dot product adds to its sum number by number, so rounding grows with the length of the sum. For bfloat16 that is far
+below the rounding of the result. For float32 the sums of tiles are taken apart, and added with what rounding loses.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from lamina.kernels.gemm.epilogue import arrive, finish, plus, wanted
+from lamina.kernels.launch import begin
+
+
+@triton.jit
+def tiles_kernel(
+    x, weight, bias, factors, residual, out, parts, arrived, M, K, N, x_stride, weight_stride, residual_stride,
+    before, scale, softcap,
+    N_BLOCK: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
+    APART: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr,
+    FACTORS: tl.constexpr, RESIDUAL: tl.constexpr, SOFTCAP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (i, s): outputs i · ROWS and on for all N vectors, part s of their sums. APART: the sums of tiles are
+    taken apart."""
+    begin(PDL)
+    group, split = tl.program_id(0), tl.program_id(1)
+    m, n, k = group * ROWS + tl.arange(0, ROWS), tl.arange(0, N_BLOCK), tl.arange(0, BLOCK)
+    share = tl.cdiv(tl.cdiv(K, BLOCK), SPLITS) * BLOCK  # a part is one stretch of K
+    start, stop = split * share, tl.minimum((split + 1) * share, K)
+    row = weight + tl.minimum(m, M - 1).to(tl.int64)[:, None] * weight_stride + k[None, :]
+    partner = row + tl.cast(M, tl.int64) * weight_stride
+    column = x + tl.minimum(n, N - 1)[None, :] * x_stride + k[:, None]
+    a, b = tl.zeros([ROWS, N_BLOCK], tl.float32), tl.zeros([ROWS, N_BLOCK], tl.float32)
+    a_lost, b_lost = a, b
+    for at in tl.range(start, stop, BLOCK, num_stages=STAGES):
+        inside = (at + k < K) | EVEN
+        w = tl.load(row + at, mask=inside[None, :], other=0, eviction_policy="evict_first")
+        v = tl.load(column + at, mask=inside[:, None], other=0)  # [BLOCK, N_BLOCK]
+        if APART:
+            a, a_lost = plus(a, a_lost, tl.dot(w, v, input_precision="ieee"))
+        else:
+            a = tl.dot(w, v, a)
+        if GATED:
+            u = tl.load(partner + at, mask=inside[None, :], other=0, eviction_policy="evict_first")
+            if APART:
+                b, b_lost = plus(b, b_lost, tl.dot(u, v, input_precision="ieee"))
+            else:
+                b = tl.dot(u, v, b)
+
+    keep = (m < M)[:, None] & (n < N)[None, :]
+    at = n[None, :] * residual_stride + m[:, None]
+    out += n[None, :] * M + m[:, None]
+    if SPLITS > 1:
+        here = m[:, None] * N_BLOCK + n[None, :]  # parts: [2 or 1, SPLITS, M, N_BLOCK]
+        step = M * N_BLOCK
+        inside = (m < M)[:, None]
+        tl.store(parts + split * step + here, a, mask=inside)
+        if GATED:
+            tl.store(parts + (SPLITS + split) * step + here, b, mask=inside)
+        if arrive(arrived, group, SPLITS):
+            a = tl.zeros([ROWS, N_BLOCK], dtype=tl.float32)
+            b = tl.zeros([ROWS, N_BLOCK], dtype=tl.float32)
+            for s in tl.static_range(SPLITS):
+                a += tl.load(parts + s * step + here, mask=inside, other=0, cache_modifier=".cg")
+                if GATED:
+                    b += tl.load(parts + (SPLITS + s) * step + here, mask=inside, other=0, cache_modifier=".cg")
+            first, second, factor, rest = wanted(m[:, None], at, keep, M, bias, factors, residual,
+                                                 GATED, BIAS, FACTORS, RESIDUAL)  # fmt: skip
+            finish(a, b, first, second, factor, rest, before, scale, softcap, out, keep, GATED, ACT, SOFTCAP)
+    else:
+        first, second, factor, rest = wanted(m[:, None], at, keep, M, bias, factors, residual,
+                                             GATED, BIAS, FACTORS, RESIDUAL)  # fmt: skip
+        finish(a, b, first, second, factor, rest, before, scale, softcap, out, keep, GATED, ACT, SOFTCAP)

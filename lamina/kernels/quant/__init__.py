@@ -1,0 +1,1 @@
+"""Quantized keys and values inside kernels."""

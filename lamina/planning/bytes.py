@@ -1,0 +1,212 @@
+"""The bytes that a decode step has to move, whoever computes it.
+
+A step of one token a row reads every weight once, however many rows share it; of the embedding only the rows' own
+lines, of experts only those that some row visits, of an encoder nothing. It reads every kept token that the new ones
+can see, writes the new ones, and reads and writes each recurrent state. Activations never have to leave the chip and
+are not counted.
+
+These bytes over the bandwidth of the memory give the least time that a step can take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import singledispatch
+
+import torch
+from torch import nn
+
+from lamina.attention.window import Chunked, Full, Sliding, Window
+from lamina.cache.codec.codec import Codecs, codecs_of
+from lamina.cache.layers.cross import CrossLayer
+from lamina.cache.spec import (
+    Attention,
+    Convolution,
+    Cross,
+    Keeping,
+    Latent,
+    LayerSpecs,
+    Recurrent,
+    Shared,
+    Spec,
+    Tokens,
+)
+from lamina.errors import InputError
+from lamina.model import Model
+from lamina.nn import CrossAttention, Experts
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Bytes of one step: weights read, kept tokens read, new ones written, states read and written."""
+
+    weights: float = 0
+    tokens: float = 0
+    new: float = 0
+    states: float = 0
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.tokens + self.new + self.states
+
+
+def decode_bytes(
+    model: Model,
+    rows: int,
+    context: int,
+    experts: float | None = None,
+    source: int | None = None,
+    codec: Codecs | None = None,
+) -> Moved:
+    """What a step of one token for each of `rows` rows moves when each of them holds `context` tokens.
+
+    experts   how many experts of a layer the rows visit together; what is to be expected when None
+    source    tokens of each row's source, for models that read one
+    codec     how the cache writes keys and values, as in `model.new_cache`
+    """
+    kept = [one for _, one in _all_kept(model, rows, context, source, codec)]
+    return Moved(
+        weights=weight_bytes(model, rows, experts),
+        tokens=sum(one.tokens for one in kept),
+        new=sum(one.new for one in kept),
+        states=sum(one.states for one in kept),
+    )
+
+
+def fetched_bytes(
+    model: Model, rows: int, context: int, source: int | None = None, codec: Codecs | None = None
+) -> float:
+    """What the same step moves between host and device where the cache lives on the host: a layer that reads another's
+    keys and values finds them on the device."""
+    every = _all_kept(model, rows, context, source, codec)
+    return sum(one.total for spec, one in every if not isinstance(spec, Shared))
+
+
+def _all_kept(
+    model: Model, rows: int, context: int, source: int | None, codec: Codecs | None
+) -> list[tuple[Spec, Moved]]:
+    specs = model.specs
+    plain = Keeping(rows, None, 0, model.dtype, torch.device("meta"))
+    layers = [replace(plain, codec=one) for one in codecs_of(codec, specs)]
+    return [
+        (spec, _kept_bytes(spec, specs, rows, context, source, keeping))
+        for entry, keeping in zip(specs, layers, strict=True)
+        for spec in entry.values()
+    ]
+
+
+# -- weights -------------------------------------------------------------------------------------------------------
+
+
+def weight_bytes(model: Model, rows: int, experts: float | None = None) -> float:
+    owners: dict[int, list[nn.Module]] = {}
+    parameters: dict[int, nn.Parameter] = {}
+    for module in _decoding(model):
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(module)
+            parameters[id(parameter)] = parameter
+    return sum(_read_of(parameter, owners[key], model, rows, experts) for key, parameter in parameters.items())
+
+
+def _decoding(model: Model) -> list[nn.Module]:
+    """The modules that a decode step runs: an encoder, and what makes keys and values of its output, ran before."""
+    found: dict[int, nn.Module] = {}
+    before = {id(module.kv) for module in model.modules() if isinstance(module, CrossAttention)}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if path.split(".")[0] != "encoder" and id(module) not in before:
+            found[id(module)] = module
+    return list(found.values())
+
+
+def _read_of(parameter: nn.Parameter, owners: list[nn.Module], model: Model, rows: int, experts: float | None) -> float:
+    if all(isinstance(module, nn.Embedding) for module in owners):  # not so where the head is the same matrix
+        return parameter.nbytes / parameter.shape[0] * min(rows, parameter.shape[0])
+    if any(isinstance(module, Experts) for module in owners):
+        every = parameter.shape[0]
+        visited = distinct_experts(every, model.config.num_experts_per_tok, rows) if experts is None else experts
+        return parameter.nbytes / every * visited
+    return parameter.nbytes
+
+
+def distinct_experts(experts: int, each: int, rows: int) -> float:
+    """How many experts are visited by at least one of `rows` tokens that choose `each` of them at random.
+
+    >>> distinct_experts(64, 6, rows=1)
+    6.0
+    """
+    return experts * (1 - (1 - each / experts) ** rows)
+
+
+# -- what layers remember ------------------------------------------------------------------------------------------
+
+
+def _kept_bytes(
+    spec: Spec, specs: Sequence[LayerSpecs], rows: int, context: int, source: int | None, keeping: Keeping
+) -> Moved:
+    if isinstance(spec, Shared):  # reads as many tokens as the layer that wrote them, and writes none
+        return replace(moved_by(specs[spec.source][spec.name], rows, context, keeping), new=0)
+    if isinstance(spec, Cross):
+        if source is None:
+            raise InputError("this model reads a source: say how many tokens it has with source=…")
+        context = source
+    return moved_by(spec, rows, context, keeping)
+
+
+def bytes_of_one(spec: Spec, keeping: Keeping) -> int:
+    """Bytes that one row has of an entry with room for one token and no slack, as its layer lays them out."""
+    return spec.layer(replace(keeping, rows=1, capacity=1, slack=0, device=torch.device("meta"))).nbytes
+
+
+@singledispatch
+def moved_by(spec: Spec, rows: int, context: int, keeping: Keeping) -> Moved:
+    """What one entry of a cache moves in a step."""
+    raise InputError(f"how many bytes a {type(spec).__name__} moves in a decode step is not known")
+
+
+def knows(spec: Spec) -> bool:
+    """Whether `moved_by` has an answer for this kind of entry."""
+    return isinstance(spec, Shared) or moved_by.dispatch(type(spec)) is not moved_by.dispatch(object)
+
+
+@moved_by.register(Attention)
+@moved_by.register(Latent)
+@moved_by.register(Tokens)
+def _(spec: Attention | Latent | Tokens, rows: int, context: int, keeping: Keeping) -> Moved:
+    token = rows * bytes_of_one(spec, keeping)
+    return Moved(tokens=visible(spec.window, context) * token, new=token)
+
+
+@moved_by.register
+def _(spec: Convolution, rows: int, context: int, keeping: Keeping) -> Moved:
+    token = bytes_of_one(spec, keeping) // spec.kernel  # it always has room for all that it mixes
+    return Moved(states=rows * (min(context, spec.kernel - 1) + 1) * token)
+
+
+@moved_by.register
+def _(spec: Recurrent, rows: int, context: int, keeping: Keeping) -> Moved:
+    return Moved(states=rows * 2 * bytes_of_one(spec, keeping))
+
+
+@moved_by.register
+def _(spec: Cross, rows: int, context: int, keeping: Keeping) -> Moved:
+    layer = CrossLayer(spec, replace(keeping, rows=1, device=torch.device("meta")))
+    layer.widen(1)
+    return Moved(tokens=rows * context * sum(part.nbytes for part in layer.parts.values()))
+
+
+def visible(window: Window, position: int) -> int:
+    """How many earlier tokens a query at this position sees.
+
+    >>> visible(Sliding(4, keep=1), 10)
+    4
+    """
+    match window:
+        case Full():
+            return position
+        case Sliding(size=size, keep=keep):
+            near = min(position, size - 1)
+            return near + min(keep, position - near)
+        case Chunked(size=size):
+            return position % size
+    return int(window.sees(torch.tensor(position), torch.arange(position)).sum())

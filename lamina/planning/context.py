@@ -1,0 +1,46 @@
+"""A cache that holds any number of tokens at once: random numbers in the stores and the clock set, no prefill."""
+
+from __future__ import annotations
+
+import torch
+
+from lamina.cache.cache import Cache
+from lamina.cache.layers.recurrent import RecurrentLayer
+
+
+def fill_context(cache: Cache, tokens: int) -> Cache:
+    """Makes every row hold `tokens` tokens of random numbers, recurrent states included.
+
+    >>> from lamina.bench import SHAPES, random_model
+    >>> import torch
+    >>> model = random_model(dict(SHAPES["smollm2-135m"].config, num_hidden_layers=1), torch.float32, "cpu")
+    >>> fill_context(model.new_cache(rows=2), 100).lengths.tolist()
+    [100, 100]
+    """
+    cache.reserve(max(tokens, 1))
+    if cache.pages is not None:
+        cache.pages.prepare([(row, 0, tokens) for row in range(cache.rows)])
+    for entry in cache.layers:
+        for layer in entry.values():
+            layer.place.settle()
+            for numbers in layer.data.values():
+                here = numbers.device == cache.device
+                drawn = numbers if here else torch.empty_like(numbers, device=cache.device)  # which draws faster
+                if numbers.is_floating_point():
+                    drawn.normal_(0, 0.5)
+                elif numbers.dtype == torch.uint8:  # codes; 127 and 255 are no numbers in fp8
+                    drawn.random_(127)
+                if not here:
+                    numbers.copy_(drawn)
+            if isinstance(layer, RecurrentLayer) and "base" in layer.data:
+                layer.data["base"].copy_(layer.data["head"])
+    set_clock(cache, tokens)
+    return cache
+
+
+def set_clock(cache: Cache, tokens: int) -> None:
+    """Every row holds `tokens` tokens from now on, whatever the stores hold: back to the start of a measurement."""
+    clock = cache.clock
+    for mark in (clock.lengths, clock.written, clock.base):
+        mark.fill_(tokens)
+    clock.low, clock.high, clock.base_low = ([tokens] * cache.rows for _ in range(3))

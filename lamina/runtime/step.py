@@ -1,0 +1,188 @@
+"""One decode step in one graph: every kernel of a pass, the choice of the next tokens and the commit, replayed as one.
+
+A step is captured once for a number of rows, a way of choosing tokens and a way of writing them (codecs, pages), and
+then serves any such cache: kernels find a cache's memory through tables of pointers, and taking up another cache, or
+one that has grown, is copying its tables in.
+Rows that have ended stay in the graph with a count of 0: nothing of theirs is written, and kernels of large launches do
+not read it either. The cache grows between two replays, when the next tokens need room. Nothing is read back while
+steps run, unless a cache must grow or a pool is short of pages.
+
+    with graphs.step(cache.rows, chooser, cache) as step:
+        step.take_up(cache, ids, left, ends)
+        step.run(n)                                    n tokens for every live row; captured at the first run
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from lamina.cache.cache import Cache
+from lamina.cache.pool.page_table import Span
+from lamina.errors import CapacityError, InputError
+from lamina.kernels.device_guard import current
+from lamina.runtime.captured import Captured
+from lamina.runtime.cuda_graph import Program, copy_in
+from lamina.runtime.pointers import PLAINLY, Written, header_of
+
+if TYPE_CHECKING:
+    from lamina.model import Model
+    from lamina.sampling.chooser import Chooser
+
+MOST_ENDS = 8
+
+
+class CapturedStep(Captured):
+    """A pass of one token a row over whatever cache it has taken up."""
+
+    def __init__(self, model: Model, rows: int, chooser: Chooser, written: Written = PLAINLY) -> None:
+        from lamina.kernels.step_ends import scratch_for
+
+        super().__init__(model, rows, 1, written, counts=1)
+        self.chooser = chooser
+        self.left, self.ends, self.seed = self._numbers(rows), self._numbers(MOST_ENDS), self._numbers(1)
+        self.numbers, self.prompts = self._numbers(rows), self._numbers(rows)
+        self.seen: Tensor | None = None  # how often each id occurs in each row, for processors
+        if chooser.processors:
+            self.seen, self.seen_in_prompt = self._numbers(2, rows, model.vocab)
+        self.scratch = scratch_for(rows, model.vocab, model.device)
+        self._cache: weakref.ref[Cache] | None = None  # its owner may drop it, and what it holds
+        self._most: list[int] = []  # tokens that each row may hold in the end
+        self._header: list[int] = []
+
+    @property
+    def cache(self) -> Cache:
+        """The one that was taken up last."""
+        cache = None if self._cache is None else self._cache()
+        if cache is None:
+            raise InputError("this captured step has no cache: give it one with take_up, and keep the cache")
+        return cache
+
+    def take_up(
+        self,
+        cache: Cache,
+        ids: Tensor,
+        left: Iterable[int],
+        ends: Iterable[int],
+        *,
+        seed: int = 0,
+        numbers: Sequence[int] | None = None,
+        prompts: Sequence[int] | None = None,
+    ) -> None:
+        """Makes this cache the one that `run` goes on with: feed `ids` [B] first, make `left` tokens a row at most.
+
+        seed, numbers   of the noise, where tokens are drawn; rows have their own numbers
+        prompts         how many tokens of each row are the prompt's, for processors
+        """
+        from lamina.sampling.history import history_of
+
+        left, ends = list(left), list(ends)
+        most = [high + more for high, more in zip(cache.clock.sync(), left, strict=True)]
+        if cache.limit is not None and max(most) > cache.limit:
+            raise CapacityError(f"{max(most)} tokens a row were asked for, and the cache has room for {cache.limit}")
+        cache.drop_open_step()
+        cache.logits_kept(self.model.vocab, self.model.dtype)
+        self._cache, self._stores, self._header, self._most = weakref.ref(cache), [], [], most
+        self._make_room(cache, 1)
+        copy_in(self.ends, ends + [-1] * (MOST_ENDS - len(ends)))
+        copy_in(self.left, left)
+        copy_in(self.seed, [seed])
+        copy_in(self.numbers, list(numbers or range(self.rows)))
+        if self.seen is not None:
+            before = list(prompts or cache.clock.high)
+            copy_in(self.prompts, before)
+            history = history_of(cache, before)
+            self.seen.copy_(history.seen(self.model.vocab))
+            self.seen_in_prompt.copy_(history.seen_in_prompt(self.model.vocab))
+        self.ids.copy_(ids.reshape(-1, 1))
+        self.counts.copy_(self.left > 0)
+
+    def _make_room(self, cache: Cache, steps: int) -> None:
+        """Room for the tokens of these steps, in the cache and in the tables that point at it."""
+
+        def needed() -> int:
+            return max(min(high + steps, most) for high, most in zip(cache.clock.high, self._most, strict=True))
+
+        def room() -> int:
+            return min(cache._room, cache.record.shape[1])
+
+        if needed() > room():
+            cache.clock.sync()  # rows that have ended need no more room
+            if needed() > room():
+                cache.reserve(min(max(needed(), 2 * room()), max(self._most)))
+        self._point_at(cache)
+        if (header := header_of(cache)) != self._header:
+            copy_in(self.header, header)
+            self._header = header
+
+    def run(self, steps: int, rows: Sequence[int] | None = None) -> None:
+        """Feeds and makes `steps` tokens for every live row; nothing is read back.
+
+        rows   those that may be alive as far as the host knows (all when None): no others get pages
+        Where there are no pages for more, it raises PagesError; what was made before is in the cache.
+        """
+        cache = self.cache
+        with current(self.device):
+            self.capture()
+            while steps:
+                with cache.steady:
+                    several = steps if cache.pages is None else self._provided(cache, steps, rows)
+                    self._make_room(cache, several)
+                    cache.clock.drift(several)  # before: an interrupt in between leaves bounds that hold
+                    for _ in range(several):
+                        self._replay()
+                steps -= several
+
+    def _provided(self, cache: Cache, steps: int, rows: Sequence[int] | None) -> int:
+        """Gives rows the pages that these steps may write, each its own; -> for how many of the steps there are some.
+
+        Somebody may have shared pages since the last run. Short of pages, steps are taken one by one, by what the
+        device knows: a row may end before it needs another page.
+        """
+        pages, clock = cache.pages, cache.clock
+        assert pages is not None
+        live = list(range(self.rows) if rows is None else rows)
+
+        def spans() -> list[Span]:
+            return [(row, clock.low[row], min(clock.high[row] + steps, self._most[row])) for row in live]
+
+        if pages.pool.tokens is not None and pages.lack(spans()):
+            clock.sync()
+            alive = self.counts.tolist()
+            live = [row for row in live if alive[row]]
+            if pages.lack(spans()):
+                steps = 1
+        pages.prepare(spans())
+        return steps
+
+    def programs(self) -> tuple[Program, ...]:
+        return (self.program,)
+
+    def program(self) -> None:
+        """One step, kernel by kernel: what is captured."""
+        from lamina.kernels import step_ends
+        from lamina.sampling.exclusion import excluded
+        from lamina.sampling.history import History
+
+        with self._using_kernels():
+            step_ends.positions(self.header, self.positions)
+            logits = self.model.forward(self.ids, self, logits="last")  # type: ignore[arg-type]
+        assert logits is not None
+        scores = logits
+        if self.seen is not None:
+            self.seen.scatter_add_(1, self.ids, self.counts[:, None])
+            lengths, in_prompt = self.positions[:, 0] + 1, self.seen_in_prompt
+            history = History(lengths, self.prompts, counts=self.seen, prompt_counts=in_prompt)
+            scores = self.chooser.scores(logits, history)
+        noise = (self.seed, self.numbers) if self.chooser.sample else None
+        marks = (self.header, self.ids, self.counts, self.left, self.ends, self.scratch)
+        step_ends.finish(logits, scores, noise, *marks)
+        if self.chooser.may_exclude_all:  # a row whose new id is excluded ends before that id is fed
+            self.counts.masked_fill_(excluded(scores, self.ids[:, 0]), 0)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._cache, self._header, self._most = None, [], []

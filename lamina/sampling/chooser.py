@@ -1,0 +1,44 @@
+"""`Chooser`: from logits to the next token of each row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from lamina.sampling.exclusion import may_exclude_all
+from lamina.sampling.history import History, Processor
+from lamina.sampling.noise import draw
+
+
+@dataclass(frozen=True)
+class Chooser:
+    """How scores become tokens.
+
+    processors  change the scores, in this order; what sampling cuts away included
+    sample      draws from the distribution of the scores; else the best is taken
+    seed        of the draws: a token depends on (seed, the row's number, its position) and nothing else
+    """
+
+    processors: tuple[Processor, ...] = ()
+    sample: bool = False
+    seed: int = 0
+
+    def scores(self, logits: Tensor, history: History) -> Tensor:
+        """logits [B, V] -> processed scores [B, V] in float32"""
+        scores = logits.float()
+        for process in self.processors:
+            scores = process(scores, history)
+        return scores
+
+    @cached_property
+    def may_exclude_all(self) -> bool:
+        """Whether the processors could leave a row nothing to choose."""
+        return may_exclude_all(self.processors)
+
+    def choose(self, scores: Tensor, numbers: Tensor, positions: Tensor, stream: int = 0) -> Tensor:
+        """The next token of each row [B]. numbers [B]: the rows' own; positions [B]: where the token will be."""
+        if not self.sample:
+            return scores.argmax(dim=-1)
+        return draw(scores, self.seed, numbers, positions, stream)
