@@ -9,22 +9,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-Table = tuple[Tensor, Tensor]
+RopeTable = tuple[Tensor, Tensor]
 
 
-def widened(table: Table) -> Table:
+def widened(table: RopeTable) -> RopeTable:
     """The table for `rotate_widened`, [B, 1, T, 2 P]: each number's own factor, and that of its partner."""
     cos, sin = table[0][:, None], table[1][:, None]
     return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
 
-def rotate_widened(x: Tensor, wide: Table) -> Tensor:
+def rotate_widened(x: Tensor, wide: RopeTable) -> Tensor:
     """What `rotate` computes, in few operations, where the whole of a head is turned. x: [B, H, T, 2 P]"""
     turned = torch.addcmul(x * wide[0], x.roll(x.shape[-1] // 2, -1), wide[1])
     return turned if turned.dtype == x.dtype else turned.to(x.dtype)
 
 
-def rotate(x: Tensor, table: Table) -> Tensor:
+def rotate(x: Tensor, table: RopeTable) -> Tensor:
     """Turns the first numbers of each head, first half paired with second half. x: [B, H, T, D]"""
     cos, sin = table[0][:, None], table[1][:, None]  # [B, 1, T, P]
     half = cos.shape[-1]
@@ -35,7 +35,7 @@ def rotate(x: Tensor, table: Table) -> Tensor:
     return turned if turned.dtype == x.dtype else turned.to(x.dtype)
 
 
-def rotate_neighbours(x: Tensor, table: Table) -> Tensor:
+def rotate_neighbours(x: Tensor, table: RopeTable) -> Tensor:
     """Turns each head, every number paired with its neighbour. x: [B, H, T, D]"""
     cos, sin = (part[:, None] for part in table)
     a, b = x.unflatten(-1, (-1, 2)).unbind(-1)

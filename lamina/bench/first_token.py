@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lamina.bench.subjects import Subject
+    from lamina.bench.subjects import Contestant
 
 PROMPT, NEW = 128, 32  # tokens
 
@@ -55,7 +55,7 @@ def first_token(shape: str, dtype: str, device: str, subject: str, timeout: floa
     return FirstToken(**json.loads(done.stdout.strip().splitlines()[-1]))
 
 
-def make_subject(shape: str, dtype: str, device: str, subject: str) -> Subject:
+def make_subject(shape: str, dtype: str, device: str, subject: str) -> Contestant:
     """What `subject` names, with its weights."""
     import torch
 

@@ -19,7 +19,7 @@ from lamina.bench.first_token import FirstToken, first_token
 from lamina.bench.flops import prefill_flops
 from lamina.bench.measure import Limits, Peak, free_memory, limits, random_ids, seconds
 from lamina.bench.random_model import random_model
-from lamina.bench.subjects import CompiledLamina, Lamina, Subject
+from lamina.bench.subjects import CompiledLamina, Contestant, Lamina
 from lamina.cache.codec.codec import Codec
 from lamina.checkpoint.shapes import Shape
 from lamina.errors import InputError
@@ -161,7 +161,7 @@ class _Run:
         ours = [Lamina(self.model)]
         if s.compiled and s.device.type == "cpu":  # on a GPU steps are captured, not compiled
             ours.append(CompiledLamina(self.model))
-        self.subjects: list[Subject] = [*ours, *self._peers()]
+        self.subjects: list[Contestant] = [*ours, *self._peers()]
         kept = [Lamina(self.model, codec) for codec in s.codecs]
         if s.page is not None:
             kept.append(Lamina(self.model, page=s.page))
@@ -179,7 +179,7 @@ class _Run:
         self.results.seconds = time.perf_counter() - self.started
         return self.results
 
-    def _peers(self) -> Sequence[Subject]:
+    def _peers(self) -> Sequence[Contestant]:
         if not self.s.peers:
             return []
         from lamina.bench.peers import Dynamic, Static, peer_model
@@ -194,7 +194,7 @@ class _Run:
         shape = self.s.source or self.s.shape.name
         self.results.first.append(first_token(shape, dtype, device, name, timeout=max(self._left(), 60.0)))
 
-    def _decode(self, subject: Subject, rows: int, context: int) -> None:
+    def _decode(self, subject: Contestant, rows: int, context: int) -> None:
         def measure() -> None:
             with Peak(self.s.device) as peak:
                 subject.open(rows, context, MOST_STEPS)
@@ -216,7 +216,7 @@ class _Run:
         self._measure(subject.name, f"{rows} row{'s' * (rows != 1)} at context {context}", measure, needed)
         subject.close()
 
-    def _times(self, subject: Subject) -> tuple[list[float], int]:
+    def _times(self, subject: Contestant) -> tuple[list[float], int]:
         """Seconds a step of each run, and the steps of a run."""
         for _ in range(2):  # the first compiles or captures
             subject.restart()
@@ -228,7 +228,7 @@ class _Run:
             times.append(seconds(partial(subject.run, steps), self.s.device) / steps)
         return times, steps
 
-    def _prefill(self, subject: Subject) -> None:
+    def _prefill(self, subject: Contestant) -> None:
         ids = random_ids((1, self.s.prefill), self.model.vocab, self.s.device)
         times: list[float] = []
         with Peak(self.s.device) as peak:

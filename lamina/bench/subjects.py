@@ -18,7 +18,7 @@ from lamina.planning.context import fill_context, set_clock
 from lamina.runtime.compile import CompiledBlocks
 
 
-class Subject(Protocol):
+class Contestant(Protocol):
     name: str
 
     @property

@@ -34,7 +34,7 @@ from lamina.cache.layers.cross import CrossLayer, Source
 from lamina.cache.ops.begin import make_room, open_step
 from lamina.cache.ops.commit import commit
 from lamina.cache.ops.journal import Change
-from lamina.cache.pool.page_table import Tables
+from lamina.cache.pool.page_table import PageTables
 from lamina.cache.spec import Keeping, LayerSpecs, Shared
 from lamina.cache.step import Step
 from lamina.cache.storage.host import checked_residence
@@ -109,7 +109,7 @@ class Cache:
             {name: spec.layer(self.keeping((i, name), rows, room, slack)) for name, spec in entry.items()}
             for i, entry in enumerate(self.specs)
         ]
-        self.pages = None if pool is None else Tables.new(pool, rows, capacity)
+        self.pages = None if pool is None else PageTables.new(pool, rows, capacity)
         if self.pages is not None:
             self.pages.bind(self.layers)
         self._clock = Clock(rows, self.device)
@@ -506,7 +506,7 @@ class Cache:
         clock: Clock,
         record: Tensor,
         logits: Tensor | None,
-        pages: Tables | None,
+        pages: PageTables | None,
     ) -> Cache:
         new = object.__new__(Cache)
         new.__dict__.update(self.__dict__)

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lamina.activation import activation
-from lamina.attention.rotary import Table, rotate, rotate_neighbours
+from lamina.attention.rotary import RopeTable, rotate, rotate_neighbours
 from lamina.cache.layers.base import Key, Layer
 from lamina.errors import InputError
 from lamina.recurrence.rule import Rule
 
 if TYPE_CHECKING:
-    from lamina.attention.rotary import Table
+    from lamina.attention.rotary import RopeTable
     from lamina.cache.step import Step
     from lamina.nn.norm import RMSNorm
     from lamina.nn.recurrent.gated_norm import GatedRMSNorm
@@ -67,7 +67,7 @@ class Memory:
         v: Tensor | None = None,  # [B, H, T, Dv]
         *,
         scale: float,
-        rope: Table | None = None,  # turns q and k first: (cos, sin), see lamina.nn.attention.rotary
+        rope: RopeTable | None = None,  # turns q and k first: (cos, sin), see lamina.nn.attention.rotary
         neighbours: bool = False,  # `rope` pairs each number with the one beside it, not half a head away
         norms: tuple[RMSNorm, RMSNorm] | None = None,  # of each head of q and of k
         norms_last: bool = False,  # norms come after turning, not before
@@ -98,7 +98,7 @@ class Memory:
         kv: Tensor,  # [B, T, rank + P]: one latent and one rotary key a token, which all heads share
         *,
         norm: RMSNorm,  # of the latent
-        rope: Table,  # turns the last P numbers of q and kv
+        rope: RopeTable,  # turns the last P numbers of q and kv
         neighbours: bool,  # in which pairs: see lamina.attention.rotary
         up: Tensor,  # [H, N + V, rank]: a latent's way up to each head's key and value
         scale: float,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lamina.attention.core import Backend
-from lamina.attention.rotary import Table, rotate, rotate_neighbours, rotate_widened, widened
+from lamina.attention.rotary import RopeTable, rotate, rotate_neighbours, rotate_widened, widened
 from lamina.attention.torch_backends import recording
 from lamina.attention.view import View
 from lamina.attention.window import Window
@@ -94,7 +94,7 @@ class Step:
         self.base = before
         self._left: dict[Key, Any] = {}
         self._views: dict[Hashable, View] = {}
-        self._widened: tuple[Table, Table] | None = None
+        self._widened: tuple[RopeTable, RopeTable] | None = None
         self._shared: dict[Key, tuple[Tensor, Tensor, View]] = {}
 
     @classmethod
@@ -195,7 +195,7 @@ class Step:
         return self._views[kind]
 
     def ready(
-        self, x: Tensor, *, rope: Table | None, neighbours: bool, norm: RMSNorm | None, norms_last: bool
+        self, x: Tensor, *, rope: RopeTable | None, neighbours: bool, norm: RMSNorm | None, norms_last: bool
     ) -> Tensor:
         """Queries or keys x [B, H, T, D] as they attend: each head normed and turned."""
         if norm is not None and not norms_last:
@@ -204,7 +204,7 @@ class Step:
             x = rotate_neighbours(x, rope) if neighbours else self.turned(x, rope)
         return norm(x) if norm is not None and norms_last else x
 
-    def turned(self, x: Tensor, rope: Table) -> Tensor:
+    def turned(self, x: Tensor, rope: RopeTable) -> Tensor:
         """`rotate`, with what all layers need of the table made once."""
         if torch.compiler.is_compiling() or 2 * rope[0].shape[-1] != x.shape[-1]:
             return rotate(x, rope)

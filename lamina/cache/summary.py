@@ -47,7 +47,7 @@ def lines(cache: Cache) -> list[Line]:
     groups: dict[tuple[str, int | None, str, str], list[int]] = {}
     for entry in cache.layers:
         for layer in entry.values():
-            group = (layer.kind, layer.slots, layer.format, layer.place.residence)
+            group = (layer.kind, layer.slots, layer.format, layer.storage.residence)
             groups.setdefault(group, []).append(layer.nbytes)
     found = [
         Line(kind, len(each), slots, dtype, sum(each), residence)

@@ -18,7 +18,7 @@ from lamina.cache.cache import Cache
 from lamina.cache.io.cache_file import load_cache
 
 if TYPE_CHECKING:
-    from lamina.checking.subject import Subject
+    from lamina.checking.subject import Probe
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Way:
         return max(0, min([wanted, *(end - length for end in ends)]))
 
 
-def chunking(subject: Subject, way: Way, rng: random.Random, tries: int) -> None:
+def chunking(subject: Probe, way: Way, rng: random.Random, tries: int) -> None:
     """Any way of cutting a sequence into passes, one row at a time."""
     for sequence in _sequences(subject, tries):
         row, at = subject.rows[sequence], 0
@@ -53,20 +53,20 @@ def chunking(subject: Subject, way: Way, rng: random.Random, tries: int) -> None
             at += width
 
 
-def independence(subject: Subject, way: Way, rng: random.Random, tries: int) -> None:
+def independence(subject: Probe, way: Way, rng: random.Random, tries: int) -> None:
     """Rows of different lengths side by side, with padding in every pass."""
     sequences = _sequences(subject, tries)
     _ragged(subject, subject.new_cache(sequences, way), sequences, rng)
 
 
-def poison(subject: Subject, way: Way, rng: random.Random, tries: int) -> None:
+def poison(subject: Probe, way: Way, rng: random.Random, tries: int) -> None:
     """The same with NaN in every unused slot before each pass."""
     sequences = _sequences(subject, tries)
     cache = subject.new_cache(sequences, way)
     _ragged(subject, cache, sequences, rng, before=lambda _: cache.poison())
 
 
-def rewind(subject: Subject, way: Way, rng: random.Random, tries: int) -> None:
+def rewind(subject: Probe, way: Way, rng: random.Random, tries: int) -> None:
     """Strange tokens appended and taken back, again and again, in each row another number."""
     sequences = _sequences(subject, tries)
     cache = subject.new_cache(sequences, way)
@@ -83,7 +83,7 @@ def rewind(subject: Subject, way: Way, rng: random.Random, tries: int) -> None:
     _ragged(subject, cache, sequences, rng, before=stray)
 
 
-def acceptance(subject: Subject, way: Way, rng: random.Random, tries: int) -> None:
+def acceptance(subject: Probe, way: Way, rng: random.Random, tries: int) -> None:
     """Drafts: passes of which each row accepts the first tokens, a number of its own, and drops the strange ones."""
     sequences = _sequences(subject, tries)
     cache = subject.new_cache(sequences, way)
@@ -101,7 +101,7 @@ def acceptance(subject: Subject, way: Way, rng: random.Random, tries: int) -> No
         done = [at + take for at, take in zip(done, takes, strict=True)]
 
 
-def rows(subject: Subject, way: Way, rng: random.Random, tries: int) -> None:
+def rows(subject: Probe, way: Way, rng: random.Random, tries: int) -> None:
     """Rows selected, repeated, forked, split and joined in the middle, none of which changes the parent."""
     sequences = _sequences(subject, tries)
     cache = subject.new_cache(sequences, way)
@@ -120,7 +120,7 @@ def rows(subject: Subject, way: Way, rng: random.Random, tries: int) -> None:
         subject.feed(cache, parts)
 
 
-def subsets(subject: Subject, way: Way, rng: random.Random, tries: int) -> None:
+def subsets(subject: Probe, way: Way, rng: random.Random, tries: int) -> None:
     """Passes over some of the rows."""
     sequences = _sequences(subject, tries)
     cache = subject.new_cache(sequences, way)
@@ -134,7 +134,7 @@ def subsets(subject: Subject, way: Way, rng: random.Random, tries: int) -> None:
             done[r] += take
 
 
-def atomic(subject: Subject, way: Way, rng: random.Random, tries: int) -> None:
+def atomic(subject: Probe, way: Way, rng: random.Random, tries: int) -> None:
     """Passes that fail halfway."""
     sequences = _sequences(subject, tries)
     cache = subject.new_cache(sequences, way)
@@ -150,7 +150,7 @@ def atomic(subject: Subject, way: Way, rng: random.Random, tries: int) -> None:
     _ragged(subject, cache, sequences, rng, before=failing)
 
 
-def file(subject: Subject, way: Way, rng: random.Random, tries: int) -> None:
+def file(subject: Probe, way: Way, rng: random.Random, tries: int) -> None:
     """Rows saved in the middle, and what was loaded going on in their place."""
     sequences = _sequences(subject, tries)
     cache = subject.new_cache(sequences, way)
@@ -161,7 +161,7 @@ def file(subject: Subject, way: Way, rng: random.Random, tries: int) -> None:
     _ragged(subject, loaded, sequences, rng, done=cuts)
 
 
-Law = Callable[["Subject", Way, random.Random, int], None]
+Law = Callable[["Probe", Way, random.Random, int], None]
 
 LAWS: dict[str, Law] = {
     "chunking": chunking,
@@ -176,11 +176,11 @@ LAWS: dict[str, Law] = {
 }
 
 
-def _sequences(subject: Subject, tries: int) -> list[int]:
+def _sequences(subject: Probe, tries: int) -> list[int]:
     return list(range(len(subject.rows))) * tries
 
 
-def _prompts(subject: Subject, cache: Cache, sequences: list[int], rng: random.Random) -> list[int]:
+def _prompts(subject: Probe, cache: Cache, sequences: list[int], rng: random.Random) -> list[int]:
     """Half of each row or more in one pass, but not its last token, and one more token for some; -> all lengths"""
     ends = [rng.randint(max(1, len(subject.rows[s]) // 2), len(subject.rows[s]) - 1) for s in sequences]
     firsts = [max(1, end - rng.randint(0, 1)) for end in ends]
@@ -194,7 +194,7 @@ def _several(ends: list[int]) -> int:
 
 
 def _ragged(
-    subject: Subject,
+    subject: Probe,
     cache: Cache,
     sequences: list[int],
     rng: random.Random,
@@ -218,6 +218,6 @@ def _ragged(
     return ends
 
 
-def _strange(subject: Subject, sequence: int, n: int, rng: random.Random) -> Sequence[int]:
+def _strange(subject: Probe, sequence: int, n: int, rng: random.Random) -> Sequence[int]:
     """Places of tokens that do not belong there: those of another row."""
     return rng.choices(subject.rows[(sequence + 1) % len(subject.rows)], k=n)

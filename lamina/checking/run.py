@@ -15,7 +15,7 @@ from lamina.checking.basics import BASICS, Found, recorded, repeated, repeated_o
 from lamina.checking.laws import LAWS, Way
 from lamina.checking.reference import Reference
 from lamina.checking.report import Difference, Report
-from lamina.checking.subject import FLIPPED, EachBlock, Subject, WholeModel
+from lamina.checking.subject import FLIPPED, EachBlock, Probe, WholeModel
 
 UNCACHED = "without a cache"
 
@@ -158,7 +158,7 @@ class Run:
                 self._named |= {law} if named else set()
             self._error(law, worst)
 
-    def _tried(self, subject: Subject, law: str, way: Way, seed: int) -> tuple[float, list[Difference], int]:
+    def _tried(self, subject: Probe, law: str, way: Way, seed: int) -> tuple[float, list[Difference], int]:
         """The largest error, each part's first token that is off by too much, and how many tokens were left out."""
         try:
             LAWS[law](subject, way, random.Random(seed), self.tries)
@@ -182,7 +182,7 @@ class Run:
                 differences.append(self._difference(law, str(way), block, where, off, allowed, said=said))
         return float(errors.max()), differences, int((errors == FLIPPED).sum())
 
-    def _allowed(self, subject: Subject) -> list[float]:
+    def _allowed(self, subject: Probe) -> list[float]:
         if subject is self.whole:
             return [tolerance.allowed(self.whole.rounding, self.dtype, 4.0)]
         return [tolerance.allowed(rounding, self.dtype, 2.0) for rounding in self.each.rounding]

@@ -28,7 +28,7 @@ FLIPPED = -1.0
 Errors = tuple[list[int], Tensor]  # places [n], and the errors there [n, parts]
 
 
-class Subject:
+class Probe:
     """`found` has the errors of all tokens that were fed and judged since the last `take`."""
 
     running: int | None = None
@@ -108,7 +108,7 @@ class Subject:
         raise TypeError("a subject says how it compares")
 
 
-class WholeModel(Subject):
+class WholeModel(Probe):
     """Ids to logits."""
 
     def __init__(self, reference: Reference, exact: Tensor, residence: str) -> None:
@@ -143,7 +143,7 @@ class WholeModel(Subject):
         return tolerance.errors(found, self.exact[places], self.scale[places])[:, None]
 
 
-class EachBlock(Subject):
+class EachBlock(Probe):
     """Vectors to vectors: every block, on what the uncached pass gave it at the same places."""
 
     def __init__(self, reference: Reference, residence: str) -> None:

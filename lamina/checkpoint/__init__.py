@@ -5,14 +5,14 @@ from __future__ import annotations
 from lamina.checkpoint.demo_weights import packaged_smollm2
 from lamina.checkpoint.loader import fill
 from lamina.checkpoint.names import From, Names, Stack
-from lamina.checkpoint.source import CheckpointError, Source, config_dtype, open_source
+from lamina.checkpoint.source import Checkpoint, CheckpointError, config_dtype, open_source
 from lamina.checkpoint.tokenizer import TextStream, Tokenizer
 
 __all__ = [
+    "Checkpoint",
     "CheckpointError",
     "From",
     "Names",
-    "Source",
     "Stack",
     "TextStream",
     "Tokenizer",

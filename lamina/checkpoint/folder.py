@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lamina.checkpoint.source import CheckpointError, Source, listing
+from lamina.checkpoint.source import Checkpoint, CheckpointError, listing
 
 if TYPE_CHECKING:
     from safetensors import safe_open
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-class FolderSource(Source):
+class FolderCheckpoint(Checkpoint):
     """config.json, generation_config.json, *.safetensors and tokenizer.json of one folder."""
 
     def __init__(self, path: Path) -> None:

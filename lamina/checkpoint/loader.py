@@ -23,11 +23,11 @@ from torch import nn
 from lamina.checkpoint.huge_pages import ask_for_huge_pages, collapse
 from lamina.checkpoint.names import Names, Recipe, find_recipe, matches_any
 from lamina.checkpoint.progress import Bar
-from lamina.checkpoint.source import CheckpointError, Source, config_dtype, listing
+from lamina.checkpoint.source import Checkpoint, CheckpointError, config_dtype, listing
 
 
 @dataclass(frozen=True)
-class Place:
+class Destination:
     """A parameter or buffer to fill: all the paths it is known by, and what fills it."""
 
     paths: tuple[str, ...]
@@ -38,7 +38,7 @@ class Place:
 
 def fill(
     module: nn.Module,
-    source: Source,
+    source: Checkpoint,
     names: Names,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
@@ -84,12 +84,14 @@ def room(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torc
     return values
 
 
-def plan(module: nn.Module, source: Source, names: Names, dtype: torch.dtype, ignore: tuple[str, ...]) -> list[Place]:
+def plan(
+    module: nn.Module, source: Checkpoint, names: Names, dtype: torch.dtype, ignore: tuple[str, ...]
+) -> list[Destination]:
     """What fills what; raises one error that names everything missing, misshapen or left over."""
     missing: list[str] = []
     misshapen: list[str] = []
     used: set[str] = set()
-    places: list[Place] = []
+    places: list[Destination] = []
     for paths, tensor in tensors_of(module):
         every = ((path, find_recipe(names, path, tuple(tensor.shape))) for path in paths)
         recipes = {path: recipe for path, recipe in every if recipe is not None}
@@ -100,7 +102,7 @@ def plan(module: nn.Module, source: Source, names: Names, dtype: torch.dtype, ig
         for some, recipe in shared_paths(paths, whole, source):
             if problem := shape_problem(recipe, source, tuple(tensor.shape)):
                 misshapen.append(f"{some[0]}: {problem}")
-            places.append(Place(some, tensor, own_dtype(module, some, tensor, dtype), recipe))
+            places.append(Destination(some, tensor, own_dtype(module, some, tensor, dtype), recipe))
         if not whole and isinstance(tensor, nn.Parameter):
             if not recipes:
                 missing.append(f"{paths[0]} (no checkpoint name is given for it)")
@@ -124,7 +126,7 @@ def plan(module: nn.Module, source: Source, names: Names, dtype: torch.dtype, ig
 
 
 def shared_paths(
-    paths: tuple[str, ...], whole: dict[str, Recipe], source: Source
+    paths: tuple[str, ...], whole: dict[str, Recipe], source: Checkpoint
 ) -> list[tuple[tuple[str, ...], Recipe]]:
     """The paths of one parameter that get the same values, and what fills them: one group unless values differ."""
     if not whole:
@@ -136,7 +138,7 @@ def shared_paths(
     ]
 
 
-def differ(a: Recipe, b: Recipe, source: Source) -> bool:
+def differ(a: Recipe, b: Recipe, source: Checkpoint) -> bool:
     pieces = [[piece for entry in recipe.entries for piece in entry] for recipe in (a, b)]
     if len(pieces[0]) != len(pieces[1]):
         return True
@@ -166,7 +168,7 @@ def own_dtype(module: nn.Module, paths: tuple[str, ...], tensor: torch.Tensor, d
     return torch.float32 if keep else dtype
 
 
-def shape_problem(recipe: Recipe, source: Source, expected: tuple[int, ...]) -> str | None:
+def shape_problem(recipe: Recipe, source: Checkpoint, expected: tuple[int, ...]) -> str | None:
     """None where the recipe gives the expected shape; else what was found."""
     for entry in recipe.entries:
         try:
@@ -187,7 +189,7 @@ def shape_problem(recipe: Recipe, source: Source, expected: tuple[int, ...]) -> 
     return None
 
 
-def copy_pieces(values: torch.Tensor, recipe: Recipe, source: Source) -> None:
+def copy_pieces(values: torch.Tensor, recipe: Recipe, source: Checkpoint) -> None:
     for index, entry in enumerate(recipe.entries):
         target = values[index] if recipe.stacked else values
         if len(entry) == 1:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lamina.checkpoint.source import Source
+from lamina.checkpoint.source import Checkpoint
 
 Transform = Callable[[torch.Tensor], torch.Tensor]
 
@@ -62,11 +62,11 @@ class Piece:
     name: str
     fn: Transform | None = None
 
-    def shape(self, source: Source) -> tuple[int, ...]:
+    def shape(self, source: Checkpoint) -> tuple[int, ...]:
         found = source.shape(self.name)
         return found if self.fn is None else tuple(self.fn(torch.empty(found, device="meta")).shape)
 
-    def read(self, source: Source) -> torch.Tensor:
+    def read(self, source: Checkpoint) -> torch.Tensor:
         tensor = source.read(self.name)
         return tensor if self.fn is None else self.fn(tensor)
 

@@ -28,7 +28,7 @@ class CheckpointError(LaminaError, ValueError):
     """A checkpoint cannot be read, or does not fit the model. The text names the files and tensors."""
 
 
-class Source(ABC):
+class Checkpoint(ABC):
     """An opened checkpoint. Opening reads headers only; `read` gives one tensor from the memory map."""
 
     path: Path
@@ -65,7 +65,7 @@ class Source(ABC):
         return ()
 
 
-def open_source(path: str | os.PathLike[str]) -> Source:
+def open_source(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a folder (config.json and *.safetensors), a .gguf file, or a checkpoint that has a name (`NAMED`).
 
     >>> open_source("/nowhere")
@@ -73,21 +73,21 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     lamina.checkpoint.source.CheckpointError: /nowhere does not exist; expected a folder with config.json \
 and *.safetensors, a .gguf file, or a known name: smollm2
     """
-    from lamina.checkpoint.folder import FolderSource
-    from lamina.checkpoint.gguf.file import GGUFSource
+    from lamina.checkpoint.folder import FolderCheckpoint
+    from lamina.checkpoint.gguf.file import GGUFCheckpoint
 
     path = named_checkpoint(path)
     names = ", ".join(NAMED)
     expected = f"expected a folder with config.json and *.safetensors, a .gguf file, or a known name: {names}"
     if path.is_dir():
-        return FolderSource(path)
+        return FolderCheckpoint(path)
     if not path.exists():
         from lamina.checkpoint.shapes import SHAPES
 
         shape = " (as a shape without weights it can be planned and benchmarked)" if str(path) in SHAPES else ""
         raise CheckpointError(f"{path} does not exist{shape}; {expected}")
     if path.suffix.lower() == ".gguf":
-        return GGUFSource(path)
+        return GGUFCheckpoint(path)
     hint = f" (give its folder, {path.parent})" if path.suffix == ".safetensors" else ""
     raise CheckpointError(f"{path} is neither a folder nor a .gguf file{hint}; {expected}")
 

@@ -8,7 +8,7 @@ A store is cells of so many numbers each, one for a slot of a head: [B, HEADS, S
 
 PAGE is known when a kernel is built, and 0 where there are no pages: then nothing of them is left in it. The host
 writes a table of pages before a pass is launched, so kernels read it before `begin`. The reference is
-`lamina.cache.storage.paged.PagedPlace`.
+`lamina.cache.storage.paged.PagedStorage`.
 """
 
 from __future__ import annotations

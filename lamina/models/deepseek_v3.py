@@ -20,7 +20,7 @@ from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, mlp_names
 from lamina.nn import Choice, GatedMLP, Linear, Mixture, RMSNorm, Rotary, rope_parameters
-from lamina.nn.attention.rotary import Table, yarn_scale
+from lamina.nn.attention.rotary import RopeTable, yarn_scale
 
 
 class LatentAttention(nn.Module):
@@ -44,7 +44,7 @@ class LatentAttention(nn.Module):
         self.kv_up = nn.Parameter(torch.zeros(self.heads * (nope_dim + value_dim), self.rank))
         self.out = Linear(self.heads * value_dim, c.hidden_size, bias=bias)
 
-    def forward(self, x: Tensor, memory: Memory, rope: Table, onto: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, memory: Memory, rope: RopeTable, onto: Tensor | None = None) -> Tensor:
         kv_dim = self.rank + self.spec.rope_dim
         if self.q_rank is None:
             q, kv = self.q_kv(x).tensor_split([-kv_dim], dim=-1)
@@ -98,7 +98,7 @@ class Block(nn.Module):
         self.mlp = GatedMLP(c.hidden_size, c.intermediate_size, c.get("hidden_act", "silu")) if dense else mixture(c)
         self.specs = {"attention": self.attention.spec}
 
-    def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:
+    def forward(self, x: Tensor, memory: Memory, rope: RopeTable) -> Tensor:
         x = self.attention(self.attention_norm(x), memory, rope, onto=x)
         return self.mlp(self.mlp_norm(x), onto=x)
 

@@ -16,7 +16,7 @@ from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, mlp_names, qkv_names
 from lamina.nn import GatedMLP, GatedRMSNorm, Mamba2Mixer, RMSNorm, Rotary, SelfAttention, mamba2_names
-from lamina.nn.attention.rotary import Table, rope_parameters
+from lamina.nn.attention.rotary import RopeTable, rope_parameters
 
 
 class Block(nn.Module):
@@ -38,7 +38,7 @@ class Block(nn.Module):
         )  # fmt: skip
         self.specs = {"attention": self.attention.spec, **self.mamba.specs}
 
-    def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:
+    def forward(self, x: Tensor, memory: Memory, rope: RopeTable) -> Tensor:
         y = self.mixer_norm(x)
         x = self.mamba(y, memory, onto=self.attention(y, memory, rope, onto=x))
         return self.mlp(self.mlp_norm(x), onto=x)

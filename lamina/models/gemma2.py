@@ -19,12 +19,12 @@ from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, mlp_names, qkv_names
 from lamina.nn import GatedMLP, RMSNorm, Rotary, SelfAttention, rope_parameters
-from lamina.nn.attention.rotary import Table
+from lamina.nn.attention.rotary import RopeTable
 from lamina.nn.norm import add_and_norm
 
 
 class Shared(NamedTuple):
-    rope: Table
+    rope: RopeTable
     normed: list[Tensor]  # the input of the next block after its first norm, where the block before has made that too
 
 

@@ -15,7 +15,7 @@ from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, qkv_names
 from lamina.nn import GatedMLP, Linear, RMSNorm, Rotary, SelfAttention, ShortConvolution, rope_parameters
-from lamina.nn.attention.rotary import Table
+from lamina.nn.attention.rotary import RopeTable
 
 
 class GatedConvolution(nn.Module):
@@ -28,7 +28,7 @@ class GatedConvolution(nn.Module):
         self.outward = Linear(width, width, bias=bias)
         self.spec = self.conv.spec
 
-    def forward(self, u: Tensor, memory: Memory, rope: Table, onto: Tensor | None = None) -> Tensor:
+    def forward(self, u: Tensor, memory: Memory, rope: RopeTable, onto: Tensor | None = None) -> Tensor:
         B, C, x = self.inward(u).chunk(3, dim=-1)
         return self.outward(self.conv(x, memory, gates=(B, C)), onto)
 
@@ -49,7 +49,7 @@ class Block(nn.Module):
         self.mlp = GatedMLP(c.hidden_size, inner_width(c))
         self.specs = {"conv" if kind == "conv" else "attention": self.mixer.spec}
 
-    def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:
+    def forward(self, x: Tensor, memory: Memory, rope: RopeTable) -> Tensor:
         x = self.mixer(self.mixer_norm(x), memory, rope, onto=x)
         return self.mlp(self.mlp_norm(x), onto=x)
 

@@ -11,7 +11,7 @@ from lamina.cache.memory import Memory
 from lamina.config import Config
 from lamina.models.decoder import Decoder, mlp_names, qkv_names
 from lamina.nn import GatedMLP, RMSNorm, Rotary, SelfAttention, rope_parameters
-from lamina.nn.attention.rotary import Table
+from lamina.nn.attention.rotary import RopeTable
 
 
 class Block(nn.Module):
@@ -27,7 +27,7 @@ class Block(nn.Module):
         self.mlp = GatedMLP(c.hidden_size, c.intermediate_size, c.get("hidden_act", "silu"), c.get("mlp_bias", False))
         self.specs = {"attention": self.attention.spec}
 
-    def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:
+    def forward(self, x: Tensor, memory: Memory, rope: RopeTable) -> Tensor:
         x = self.attention(self.attention_norm(x), memory, rope, onto=x)
         return self.mlp(self.mlp_norm(x), onto=x)
 

@@ -21,11 +21,11 @@ from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, mlp_names, qkv_names
 from lamina.nn import Choice, GatedMLP, Linear, Mixture, RMSNorm, Rotary, rope_parameters
-from lamina.nn.attention.rotary import Table
+from lamina.nn.attention.rotary import RopeTable
 
 
-class Shared(NamedTuple):
-    rope: Table
+class PassTensors(NamedTuple):
+    rope: RopeTable
     temperature: Tensor | None  # [B, T]: a factor on queries without positions
 
 
@@ -42,7 +42,7 @@ class Attention(nn.Module):
         self.out = Linear(heads * c.head_dim, c.hidden_size, bias=bias)
         self.norm = RMSNorm(c.head_dim, c.rms_norm_eps, weight=False) if c.get("use_qk_norm", True) else None
 
-    def forward(self, x: Tensor, memory: Memory, shared: Shared, onto: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, memory: Memory, shared: PassTensors, onto: Tensor | None = None) -> Tensor:
         qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, heads + 2 kv, T, D]
         q, k, v = qkv.split(self.parts, dim=1)
         how: dict[str, Any] = {"factor": shared.temperature}
@@ -68,7 +68,7 @@ class Block(nn.Module):
         self.mlp = GatedMLP(c.hidden_size, c.intermediate_size_mlp, c.hidden_act) if dense else mixture(c)
         self.specs = {"attention": self.attention.spec}
 
-    def forward(self, x: Tensor, memory: Memory, shared: Shared) -> Tensor:
+    def forward(self, x: Tensor, memory: Memory, shared: PassTensors) -> Tensor:
         x = self.attention(self.attention_norm(x), memory, shared, onto=x)
         return self.mlp(self.mlp_norm(x), onto=x)
 
@@ -122,11 +122,11 @@ class Llama4(Decoder):
         self.tuned = bool(c.get("attn_temperature_tuning", True))
         self.floor, self.growth = c.get("floor_scale", 8192), c.get("attn_scale", 0.1)
 
-    def prepare(self, positions: Tensor) -> Shared:
+    def prepare(self, positions: Tensor) -> PassTensors:
         if not self.tuned:
-            return Shared(super().prepare(positions), None)
+            return PassTensors(super().prepare(positions), None)
         steps = torch.div(positions + 1, self.floor, rounding_mode="floor").float()
-        return Shared(super().prepare(positions), 1 + self.growth * steps.log1p())
+        return PassTensors(super().prepare(positions), 1 + self.growth * steps.log1p())
 
 
 class Llama4TextPart(Llama4):

@@ -16,7 +16,7 @@ from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder
 from lamina.nn import Choice, GatedDeltaMixer, GatedMLP, Mixture, RMSNorm, Rotary, SelfAttention, rope_parameters
-from lamina.nn.attention.rotary import Table
+from lamina.nn.attention.rotary import RopeTable
 from lamina.nn.recurrent.gated_delta import parts_apart
 
 
@@ -52,7 +52,7 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(width, eps, plus_one=True)
         self.mlp = GatedMLP(width, c.intermediate_size, act) if dense else mixture(c)
 
-    def forward(self, x: Tensor, memory: Memory, rope: Table) -> Tensor:
+    def forward(self, x: Tensor, memory: Memory, rope: RopeTable) -> Tensor:
         y = self.mixer_norm(x)
         x = self.attention(y, memory, rope, onto=x) if self.attends else self.delta(y, memory, onto=x)
         return self.mlp(self.mlp_norm(x), onto=x)

@@ -22,7 +22,7 @@ def fill_context(cache: Cache, tokens: int) -> Cache:
         cache.pages.prepare([(row, 0, tokens) for row in range(cache.rows)])
     for entry in cache.layers:
         for layer in entry.values():
-            layer.place.settle()
+            layer.storage.settle()
             for numbers in layer.data.values():
                 here = numbers.device == cache.device
                 drawn = numbers if here else torch.empty_like(numbers, device=cache.device)  # which draws faster

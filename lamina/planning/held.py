@@ -28,10 +28,10 @@ from lamina.model import Model
 from lamina.runtime.compile import kind_of
 
 
-class Held(TorchDispatchMode):
+class AllocationMeter(TorchDispatchMode):
     """Counts the bytes of tensors made in a `with` block: those alive, and the most that were at once.
 
-    >>> with Held() as held:
+    >>> with AllocationMeter() as held:
     ...     x = torch.zeros(100) + torch.zeros(100)
     >>> held.now, held.most
     (400, 1200)
@@ -79,7 +79,7 @@ class Held(TorchDispatchMode):
         """As if it had run once more."""
         self.most = max(self.most, self.now + trace.most)
         self.now += trace.kept
-        return tree_map_only(Form, Form.tensor, trace.out)
+        return tree_map_only(TensorShape, TensorShape.tensor, trace.out)
 
 
 @cache
@@ -89,7 +89,7 @@ def _gives_what_it_got(op: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Form:
+class TensorShape:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
@@ -99,8 +99,8 @@ class Form:
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
 
 
-def _form(x: Tensor) -> Form:
-    return Form(tuple(x.shape), x.stride(), x.dtype, x.device)
+def _form(x: Tensor) -> TensorShape:
+    return TensorShape(tuple(x.shape), x.stride(), x.dtype, x.device)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Rehearsal:
     """Passes of a model on the meta device, which nobody else may use: its blocks and rules are made to count."""
 
     def __init__(self, model: Model) -> None:
-        self.held = Held()
+        self.held = AllocationMeter()
         self.traces: dict[Hashable, Trace | None] = {}
         specs = [spec for entry in model.specs for spec in entry.values()]
         stacks = [getattr(module, "blocks", None) for module in model.modules()]  # of the model, and of its encoder
@@ -140,7 +140,7 @@ class Rehearsal:
 
     def most(self, run: Callable[[], object]) -> int:
         """The most bytes that `run` holds at once; it runs a pass and leaves nothing."""
-        self.held, self.traces = Held(), {}
+        self.held, self.traces = AllocationMeter(), {}
         with torch.device("meta"), torch.no_grad(), Fused(), self.held:
             run()
         return self.held.most

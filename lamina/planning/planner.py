@@ -23,7 +23,7 @@ from lamina.errors import InputError
 from lamina.planning.held import Rehearsal
 from lamina.planning.search import largest
 from lamina.planning.sizes import parse_rate, parse_size
-from lamina.planning.subject import Subject, What, subject_of
+from lamina.planning.subject import MetaModel, What, subject_of
 from lamina.planning.use import PIECES, Use, lay_out, lines_of, scratch_of
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ class Plan:
     lines: tuple[Line, ...]
     """The cache: kinds of layers, and what it holds besides them."""
     growing: int
-    """Held besides the cache while it grows, at most."""
+    """AllocationMeter besides the cache while it grows, at most."""
     scratch: int | None
-    """Held besides weights and cache in a pass, at most; None where a pass cannot be rehearsed."""
+    """AllocationMeter besides weights and cache in a pass, at most; None where a pass cannot be rehearsed."""
     rooms: tuple[Room, ...]
     """The same tokens in a cache that is reserved, fixed, or grown."""
     moved: Moved | None
@@ -207,7 +207,7 @@ def bytes_on(residence: str, found: Iterable[Line]) -> int:
 class _Planner:
     """The parts of plans for one model."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: MetaModel) -> None:
         self.subject, self.model = subject, subject.model
         self.weights, self.rehearsal = subject.weights, Rehearsal(subject.model)
 

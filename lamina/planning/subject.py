@@ -23,7 +23,7 @@ What = Model | Config | Mapping[str, Any] | str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
-class Subject:
+class MetaModel:
     name: str
     model: Model
     """On the meta device, every parameter in the dtype it is loaded in; nobody else has it."""
@@ -39,13 +39,13 @@ class Subject:
         return sum({id(x): x.nbytes for x in tensors}.values())
 
 
-def subject_of(what: What, dtype: str | torch.dtype | None = None) -> Subject:
+def subject_of(what: What, dtype: str | torch.dtype | None = None) -> MetaModel:
     """A model, its configuration, or where that is: a folder, a config.json, a .gguf file, a known name."""
     dtype = float_dtype(dtype)
     if isinstance(what, Model):
         if dtype not in (None, what.dtype):
             raise InputError(f"this model is in {what.dtype}, not in {dtype}: give its configuration to plan another")
-        return Subject(type(what).__name__, shadow(what))
+        return MetaModel(type(what).__name__, shadow(what))
     if isinstance(what, Config | Mapping):
         config = dict(what.values if isinstance(what, Config) else what)
         name = config.get("model_type", "a model")
@@ -53,7 +53,7 @@ def subject_of(what: What, dtype: str | torch.dtype | None = None) -> Subject:
         name, config = find_config(what)
     refuse_quantized(Config(config), name)
     family(Config(config).model_type)  # what cannot be built is refused by name
-    return Subject(name, on_meta(config, config_dtype(config) if dtype is None else dtype))
+    return MetaModel(name, on_meta(config, config_dtype(config) if dtype is None else dtype))
 
 
 def find_config(what: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:

@@ -22,7 +22,7 @@ from lamina.cache.summary import Line, lines
 from lamina.errors import CapacityError, InputError
 from lamina.generation.room import soon
 from lamina.model import Model
-from lamina.planning.held import Held, Rehearsal
+from lamina.planning.held import AllocationMeter, Rehearsal
 
 PIECES = 1024  # tokens of a pass, in what is said about reading a prompt in pieces
 
@@ -97,7 +97,7 @@ def lay_out(model: Model, use: Use) -> tuple[Cache, int]:
     if use.codec is not None:
         model.new_cache(codec=use.codec)  # what belongs to the model (centres of keys) is made once
     pool = None if use.page is None else _pool(model, use, use.page)
-    with Held() as held:
+    with AllocationMeter() as held:
         cache = model.new_cache(use.rows, use.capacity, use.slack, codec=use.codec, residence=use.residence, pool=pool)
         if use.source is not None:
             _attach(cache, use.source)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from lamina.attention.rotary import Table
+from lamina.attention.rotary import RopeTable
 from lamina.cache.cache import Cache
 from lamina.cache.codec.codec import Codec, Coding
 from lamina.cache.layers.base import Key, Layer
 from lamina.cache.layers.tokens import TokenLayer
 from lamina.cache.spec import Attention, Convolution, Latent, Recurrent
-from lamina.cache.storage.paged import PagedPlace
+from lamina.cache.storage.paged import PagedStorage
 from lamina.errors import InputError
 from lamina.kernels import COLUMNS
 from lamina.recurrence.rule import Tensors
@@ -47,9 +47,9 @@ def _row(layer: Layer, cache: Cache, counts: Tensor) -> list[int]:
     if isinstance(layer, TokenLayer):
         row |= {_column(name): part.data_ptr() for name, part in layer.data.items()}
         row |= {"slots": layer.slots, "ring": layer.layout.ring or 0, "keep": layer.layout.keep}
-        if isinstance(layer.place, PagedPlace):
-            pages = layer.place.table.tensor
-            row |= {"slots": layer.place.page, "pages": pages.data_ptr(), "places": pages.shape[1]}
+        if isinstance(layer.storage, PagedStorage):
+            pages = layer.storage.table.tensor
+            row |= {"slots": layer.storage.page, "pages": pages.data_ptr(), "places": pages.shape[1]}
     else:
         row["k"] = layer.data["head"].data_ptr()
     return [row.get(name, 0) for name in COLUMNS] + [0] * (WIDTH - len(COLUMNS))
@@ -196,7 +196,7 @@ class DeviceAttention(DeviceLayer):
 class DeviceLatent(DeviceLayer):
     def attend_latent(
         self, step: Captured, key: Key, q: Tensor, kv: Tensor,
-        *, norm: RMSNorm, rope: Table, neighbours: bool, up: Tensor, scale: float,
+        *, norm: RMSNorm, rope: RopeTable, neighbours: bool, up: Tensor, scale: float,
     ) -> Tensor:  # fmt: skip
         from lamina.kernels.attention.mla import decode_latent
         from lamina.kernels.attention.mla_project import into_latent, out_of_latent

@@ -13,7 +13,7 @@ import lamina
 from lamina import Cache, Model
 from lamina.nn import Experts
 from lamina.planning.context import set_clock
-from lamina.planning.held import Fused, Held, Rehearsal
+from lamina.planning.held import AllocationMeter, Fused, Rehearsal
 from lamina.planning.subject import shadow
 from lamina.planning.use import Use, lay_out, scratch_of
 from tests.laws.toys import MAKERS, Attend, Toy, toy
@@ -26,7 +26,7 @@ def most_of_a_pass(model: Model, cache: Cache, start: int, tokens: int) -> int:
     """The most that a pass holds when everything in it is run."""
     set_clock(cache, start)
     cache.clock.sourced = [True] * cache.rows
-    with torch.no_grad(), Fused(), Held() as held:
+    with torch.no_grad(), Fused(), AllocationMeter() as held:
         ids = torch.zeros(cache.rows, tokens, dtype=torch.int64, device=model.device)
         model(ids, cache=cache, logits="last")
     return held.most
@@ -50,7 +50,7 @@ def test_a_real_pass_holds_what_the_rehearsed_one_does(family: str, monkeypatch:
         if given is not None:
             ids = torch.zeros(use.rows, given, dtype=torch.int64)
             cache.attach(subject.encode(ids))
-            with torch.no_grad(), Fused(), Held() as held:
+            with torch.no_grad(), Fused(), AllocationMeter() as held:
                 cache.attach(subject.encode(ids.clone()))
             most.append(held.most)
         most += [most_of_a_pass(subject, cache, *one) for one in use.passes()]
@@ -98,7 +98,7 @@ def test_a_model_that_wants_numbers_in_a_pass_has_no_scratch_in_its_plan() -> No
 
 
 def test_memory_that_is_let_go_counts_no_more() -> None:
-    with Held() as held:
+    with AllocationMeter() as held:
         x = torch.zeros(1000)
         y = x[10:20].clone()
         del x

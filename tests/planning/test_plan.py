@@ -15,7 +15,7 @@ from lamina.cache.summary import lines
 from lamina.config import Config
 from lamina.planning import Plan
 from lamina.planning.bytes import decode_bytes
-from lamina.planning.held import Held
+from lamina.planning.held import AllocationMeter
 from tests.laws.toys import toy
 from tests.planning.models import FAMILIES, T5, config, model, owned, source
 
@@ -141,7 +141,7 @@ def test_models_of_ones_own_are_planned_too(kind: str) -> None:
 def test_what_growing_holds_besides_is_what_a_cache_that_grows_holds(family: str) -> None:
     plan = lamina.plan(config(family), rows=2, length=150, prompt=3, reserve=False, dtype=torch.float32)
     subject = model(family, torch.float32)
-    with Held() as held:
+    with AllocationMeter() as held:
         cache = subject.new_cache(2)
         for length in range(3, 151):
             cache.reserve(length)

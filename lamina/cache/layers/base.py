@@ -14,14 +14,14 @@ from torch import Tensor
 
 from lamina.cache.clock import Clock
 from lamina.cache.spec import Spec
-from lamina.cache.storage.device import Place
+from lamina.cache.storage.device import Storage
 from lamina.errors import InputError
 
 if TYPE_CHECKING:
     from lamina.cache.ops.reorder import Moves
     from lamina.cache.step import Step
     from lamina.cache.storage.paged import PagedPart
-    from lamina.cache.storage.prefetch import Fetched, Pieces
+    from lamina.cache.storage.prefetch import Fetched, SlotRuns
 
 Key = tuple[int, str]  # (index of the model's layer, name of the entry)
 
@@ -50,7 +50,7 @@ class Layer:
     expected: int | None = None
     """Tokens that a row will hold in the end, where somebody said so: growth stops there (`Cache.reserve`)."""
 
-    place: Place = Place()
+    storage: Storage = Storage()
     """Where the data lies; a kind that knows nothing of places has it on the device."""
 
     by_pass = False
@@ -116,11 +116,11 @@ class Layer:
 
     # What a layer whose bytes live on the host says; a kind that is always on the device is never asked.
 
-    def needed(self, lengths: list[int]) -> Pieces:
+    def needed(self, lengths: list[int]) -> SlotRuns:
         """What a pass over rows of these lengths reads."""
         return {}
 
-    def written(self, lengths: list[int], new: list[int]) -> Pieces:
+    def written(self, lengths: list[int], new: list[int]) -> SlotRuns:
         """What so many new tokens of rows of these lengths are written into, in a pass."""
         return {}
 
@@ -155,12 +155,12 @@ class Layer:
     def reorder(self, moves: Moves) -> None:
         """Rows become others, in place; the moves say which, and how much they have in common. They note what is to be
         copied, and copy it when all is noted."""
-        self.place.settle()
+        self.storage.settle()
         for tensor in self.data.values():
             moves.on(tensor.device).rows(tensor)
 
     def select(self, index: Tensor) -> Self:
-        return self._with({name: self.place.select(tensor, index) for name, tensor in self.data.items()})
+        return self._with({name: self.storage.select(tensor, index) for name, tensor in self.data.items()})
 
     # -- for files -------------------------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class Layer:
     @classmethod
     def join(cls, layers: list[Self]) -> Self:
         first = layers[0]
-        return first._with({name: first.place.join([one.data[name] for one in layers]) for name in first.data})
+        return first._with({name: first.storage.join([one.data[name] for one in layers]) for name in first.data})
 
     def _with(self, data: dict[str, Tensor]) -> Self:
         new = object.__new__(type(self))  # as `copy.copy` does, in less time, which counts with many layers

@@ -22,13 +22,13 @@ from lamina.cache.counts import row_numbers
 from lamina.cache.layers.base import Key, Layer
 from lamina.cache.layers.layout import Layout
 from lamina.cache.spec import Cross, Keeping
-from lamina.cache.storage.host import place_for
+from lamina.cache.storage.host import storage_for
 from lamina.errors import InputError
 
 if TYPE_CHECKING:
     from lamina.cache.ops.reorder import Moves
     from lamina.cache.step import Step
-    from lamina.cache.storage.prefetch import Pieces
+    from lamina.cache.storage.prefetch import SlotRuns
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class CrossLayer(Layer):
 
     def __init__(self, spec: Cross, keeping: Keeping | None) -> None:
         super().__init__(spec)
-        self.coding, self.place = Coding(), place_for(keeping)
+        self.coding, self.storage = Coding(), storage_for(keeping)
         if keeping is not None:
             dims = {"k": spec.key_dim, "v": spec.value_dim}
             self.coding = Coding.of(keeping, {"k": KEY, "v": VALUE}, dims)
             for name, dim in dims.items():
                 for part, (width, dtype) in self.coding.parts(name, dim, keeping.dtype).items():
                     lead = [spec.kv_heads]
-                    self.data[part] = self.place.make(keeping.rows, lead, 0, width, dtype, keeping.device)
+                    self.data[part] = self.storage.make(keeping.rows, lead, 0, width, dtype, keeping.device)
             self.data["lengths"] = allocate((keeping.rows,), torch.int64, keeping.device)
 
     @property
@@ -82,7 +82,7 @@ class CrossLayer(Layer):
     def attach(self, k: Tensor, v: Tensor, lengths: Tensor, rows: Tensor) -> None:
         """k, v: [R, H, S, D] of these rows' source."""
         self.widen(k.shape[-2])
-        self.place.settle()
+        self.storage.settle()
         slots = k.shape[-2]
         beyond = torch.arange(slots, device=lengths.device) >= lengths[:, None]  # [R, S]: padding, whatever it holds
         for name, new in self.coding.encode({"k": k, "v": v}).items():
@@ -100,15 +100,15 @@ class CrossLayer(Layer):
     def widen(self, slots: int) -> None:
         if slots > self.slots:
             parts = self.parts
-            self.place.widen(parts, slots)
+            self.storage.widen(parts, slots)
             self.data.update(parts)
 
     def attend(self, step: Step, key: Key, q: Tensor, k: Tensor | None, v: Tensor | None, **how: object) -> Tensor:
         if self.bare:
             held = step.source_of(key)
         else:
-            parts = {name: self.place.take(step, x) for name, x in self.parts.items()}
-            held = self.coding.decode(parts) | {"lengths": self.place.take(step, self.data["lengths"])}
+            parts = {name: self.storage.take(step, x) for name, x in self.parts.items()}
+            held = self.coding.decode(parts) | {"lengths": self.storage.take(step, self.data["lengths"])}
         if held is None or held["k"].shape[-2] == 0:
             raise InputError(
                 "this model reads a source, and none is attached: make one with model.encode(ids) and give it to "
@@ -122,7 +122,7 @@ class CrossLayer(Layer):
         view = step.view(("cross", held["k"].shape[-2]), make)
         return attention(q, held["k"], held["v"], view, backend=step.backend_of(key), **how)  # type: ignore[arg-type]
 
-    def needed(self, lengths: list[int]) -> Pieces:
+    def needed(self, lengths: list[int]) -> SlotRuns:
         whole = [(row, 0, self.slots) for row in range(len(lengths))]
         return {name: whole for name in self.parts}
 

@@ -29,13 +29,13 @@ from lamina.cache.layers.layout import Layout
 from lamina.cache.layers.tokens import TokenLayer, pick_tokens
 from lamina.cache.spec import Convolution, Keeping, Recurrent
 from lamina.cache.storage.device import read_slots, write_slots
-from lamina.cache.storage.host import place_for
+from lamina.cache.storage.host import storage_for
 from lamina.recurrence.conv import causal_convolution
 from lamina.recurrence.rule import Rule
 
 if TYPE_CHECKING:
     from lamina.cache.step import Step
-    from lamina.cache.storage.prefetch import Fetched, Pieces
+    from lamina.cache.storage.prefetch import Fetched, SlotRuns
 
 Inputs = dict[str, Tensor]
 
@@ -51,7 +51,7 @@ class ConvolutionLayer(TokenLayer):
         if keeping is not None:  # small and always needed whole: no growth
             assert self.layout.ring is not None
             self.grows = False
-            self.place.widen(self.data, self.layout.ring)
+            self.storage.widen(self.data, self.layout.ring)
 
     @property
     def kind(self) -> str:
@@ -65,7 +65,7 @@ class ConvolutionLayer(TokenLayer):
             past = x.new_zeros(x.shape[0], back, x.shape[2])
             return step.packed(causal_convolution(past, x, weight, bias))
         positions = step.before[:, None] + torch.arange(-back, 0, device=x.device)  # [B, K - 1]
-        past = self.place.read(self.data, step.row_index, self.layout.slots(positions.clamp(min=0)))["x"]
+        past = self.storage.read(self.data, step.row_index, self.layout.slots(positions.clamp(min=0)))["x"]
         past = past.masked_fill((positions < 0)[..., None], 0)
         step.leave(key, {"x": x})
         return causal_convolution(past.to(x.dtype), x, weight, bias)
@@ -108,17 +108,17 @@ class RecurrentLayer(Layer):
         super().__init__(spec)
         self.slack = keeping.slack if keeping else 0
         self.log = Layout(ring=max(2 * self.slack, 1))
-        self.place = place_for(keeping, by_token=False)
+        self.storage = storage_for(keeping, by_token=False)
         if keeping is not None:
             state = (keeping.rows, *self.rule.state_shape)
             exact = torch.promote_types(keeping.dtype, torch.float32)
-            self.data["head"] = self.place.make_state(state, exact, keeping.device)
+            self.data["head"] = self.storage.make_state(state, exact, keeping.device)
             if self.slack:
-                self.data["base"] = self.place.make_state(state, exact, keeping.device)
+                self.data["base"] = self.storage.make_state(state, exact, keeping.device)
                 for name, shape in self.rule.input_shapes.items():
                     entry = (keeping.rows, 2 * self.slack, *shape)
                     dtype = exact if name in self.rule.exact else keeping.dtype
-                    self.data[f"log.{name}"] = self.place.make_state(entry, dtype, keeping.device)
+                    self.data[f"log.{name}"] = self.storage.make_state(entry, dtype, keeping.device)
 
     @property
     def rule(self) -> Rule:
@@ -137,14 +137,14 @@ class RecurrentLayer(Layer):
             head = rows.new_zeros((rows.shape[0], *self.rule.state_shape), dtype=exact)
             out, _ = self.rule.chunk(head, inputs, constants, step.unpacked_valid)
             return step.packed(out)
-        out, state = self.rule.chunk(self.place.take(step, self.data["head"]), inputs, constants, step.valid)
+        out, state = self.rule.chunk(self.storage.take(step, self.data["head"]), inputs, constants, step.valid)
         step.leave(key, Recurred(inputs, constants, state))
         return out
 
     # -- commit and rewind -----------------------------------------------------------------------------------------
 
     def fold(self, step: Step, left: Recurred, accepted: Tensor) -> Folded:
-        old, base = self.place.take(step, self.data["head"]), None
+        old, base = self.storage.take(step, self.data["head"]), None
         head = left.state
         if accepted is not step.all_counts:
             head = self._fold(old, left.inputs, accepted, left.constants)
@@ -155,10 +155,10 @@ class RecurrentLayer(Layer):
     def commit(self, step: Step, left: Folded, accepted: Tensor) -> None:
         self.constants = left.left.constants
         if left.base is not None:
-            self.place.put(step, self.data["base"], left.base)
+            self.storage.put(step, self.data["base"], left.base)
         if self.slack:
             self._write_log(step, left.left.inputs, accepted)
-        self.place.put(step, self.data["head"], left.head)
+        self.storage.put(step, self.data["head"], left.head)
 
     def _fold(self, state: Tensor, inputs: Inputs, counts: Tensor, constants: Inputs) -> Tensor:
         """The state after the first `counts` [B] of the inputs [B, N, *shape]."""
@@ -170,8 +170,8 @@ class RecurrentLayer(Layer):
         """The base of each row, `slack` tokens behind its new head where its log would overflow."""
         base_at, target = step.base, step.base_after(accepted)  # [R]
         logged = torch.minimum(target, step.before) - base_at
-        base = self.place.take(step, self.data["base"])
-        from_log = self._fold(base, self._logged(base_at, self.place.rows(step)), logged, left.constants)
+        base = self.storage.take(step, self.data["base"])
+        from_log = self._fold(base, self._logged(base_at, self.storage.rows(step)), logged, left.constants)
         from_pass = self._fold(head, left.inputs, (target - step.before).clamp(min=0), left.constants)
         beyond = (target > step.before).reshape(-1, *(1,) * (base.dim() - 1))
         return torch.where(beyond, from_pass, from_log)
@@ -181,7 +181,7 @@ class RecurrentLayer(Layer):
         positions = base[:, None] + torch.arange(2 * self.slack, device=base.device)
         slots = self.log.slots(positions)
         return {
-            name: self.place.near(self._read_log(name, rows, slots)).reshape(*slots.shape, *shape)
+            name: self.storage.near(self._read_log(name, rows, slots)).reshape(*slots.shape, *shape)
             for name, shape in self.rule.input_shapes.items()
         }
 
@@ -202,16 +202,16 @@ class RecurrentLayer(Layer):
         for name in self.rule.input_shapes:
             flat = self._flat(name)
             new = pick_tokens(inputs[name].reshape(*inputs[name].shape[:2], -1), tokens)
-            rows = self.place.rows(step)
+            rows = self.storage.rows(step)
             kept = read_slots(flat, rows, slots)
             write_slots(flat, rows, slots, torch.where((accepted > 0)[:, None, None], new.to(kept.dtype), kept))
 
     # -- on the host -----------------------------------------------------------------------------------------------
 
-    def needed(self, lengths: list[int]) -> Pieces:
+    def needed(self, lengths: list[int]) -> SlotRuns:
         return self._whole("head", len(lengths))
 
-    def _whole(self, name: str, rows: int) -> Pieces:
+    def _whole(self, name: str, rows: int) -> SlotRuns:
         return {name: [(row, 0, self.data[name].shape[1]) for row in range(rows)]}
 
     def unload(self, left: Recurred, far: Fetched) -> Recurred:
@@ -223,7 +223,7 @@ class RecurrentLayer(Layer):
         rows, whole = len(far.rows), far.taken == far.counts
         if not self.slack and whole:
             return FoldedFar(left, None)
-        reads: Pieces = self._whole("head", rows) if step.folds or not whole else {}
+        reads: SlotRuns = self._whole("head", rows) if step.folds or not whole else {}
         for name in self.data if step.folds else ():
             reads |= self._whole(name, rows)
         near = far.window(self, step, reads)
@@ -240,7 +240,7 @@ class RecurrentLayer(Layer):
         rows, whole, near = len(far.rows), far.taken == far.counts, left.near
         self.constants = left.left.constants
         if near is not None:
-            changed: Pieces = {} if whole else self._whole("head", rows)
+            changed: SlotRuns = {} if whole else self._whole("head", rows)
             if self.slack:
                 changed |= self._whole("base", rows) if step.folds else {}
                 for name in self.rule.input_shapes:
@@ -260,23 +260,23 @@ class RecurrentLayer(Layer):
 
     def rewind(self, clock: Clock, changed: Tensor) -> None:
         if self.slack and self.constants is not None:
-            self.place.settle()
+            self.storage.settle()
             rows = torch.arange(clock.rows, device=changed.device)
             logged = self._logged(clock.base, rows)
-            base, kept = self.place.near(self.data["base"]), self.data["head"]
+            base, kept = self.storage.near(self.data["base"]), self.data["head"]
             exact = torch.promote_types(base.dtype, torch.float32)  # states at rest may be less
             head = self._fold(base.to(exact), logged, clock.lengths - clock.base, self.constants).to(kept.dtype)
             changed = changed.to(kept.device).reshape(-1, *(1,) * (kept.dim() - 1))
             kept.copy_(torch.where(changed, head.to(kept.device), kept))
 
     def reset(self, index: Tensor) -> None:
-        self.place.settle()
+        self.storage.settle()
         for tensor in self.data.values():
             tensor.index_fill_(0, index.to(tensor.device), 0)
 
     def poison(self, clock: Clock, value: float = float("nan")) -> None:
         if self.slack:
-            self.place.settle()
+            self.storage.settle()
             held = self.log.positions(2 * self.slack, clock.lengths)
             unused = held < clock.base[:, None]
             for name in self.rule.input_shapes:
@@ -284,7 +284,7 @@ class RecurrentLayer(Layer):
                 log.masked_fill_(unused.to(log.device).reshape(*unused.shape, *(1,) * (log.dim() - 2)), value)
 
     def fit(self, like: Self, clock: Clock) -> Self:
-        self.place.settle()
+        self.storage.settle()
         exact = like.data["head"].dtype  # again, for states that were at rest
         states = {name: x.to(exact) if name in self.states else x for name, x in self.data.items()}
         if self.slack == like.slack:
@@ -294,7 +294,7 @@ class RecurrentLayer(Layer):
         rows = torch.arange(len(held), device=held.device)
         for name in self.rule.input_shapes:
             old = like.data[f"log.{name}"]
-            log = self.place.make_state((len(held), *old.shape[1:]), old.dtype, old.device)
+            log = self.storage.make_state((len(held), *old.shape[1:]), old.dtype, old.device)
             new.data[f"log.{name}"] = log
             if self.slack:
                 log.copy_(self._read_log(name, rows, self.log.slots(held)).reshape(log.shape))

@@ -2,7 +2,7 @@
 
 A field is numbers [B, *lead, S, D], slots on the second last axis. A codec keeps a field as several such parts: they
 are written and read by slot like fields, and only what a pass looks at is decoded. Where the parts lie is the business
-of a `Place`.
+of a `Storage`.
 
 A line is written in place, since slots past a row's length are unused. A ring is written in place when one token comes
 in: the slot it takes holds a token that neither this query nor any rewind within the slack can see. Several tokens at
@@ -28,14 +28,14 @@ from lamina.cache.codec.formats import Fields
 from lamina.cache.layers.base import Key, Layer, grown
 from lamina.cache.layers.layout import Layout
 from lamina.cache.spec import Keeping, Spec
-from lamina.cache.storage.device import Place
-from lamina.cache.storage.host import place_for
+from lamina.cache.storage.device import Storage
+from lamina.cache.storage.host import storage_for
 
 if TYPE_CHECKING:
     from lamina.cache.ops.reorder import Moves
     from lamina.cache.step import Step
     from lamina.cache.storage.paged import PagedPart
-    from lamina.cache.storage.prefetch import Fetched, Pieces
+    from lamina.cache.storage.prefetch import Fetched, SlotRuns
 
 SMALLEST = 32  # slots a growing store starts with
 
@@ -77,7 +77,7 @@ class TokenLayer(Layer):
         self.slack = keeping.slack if keeping else 0
         self.layout = layout_for(window, self.slack)
         self.grows = keeping is not None and keeping.capacity is None
-        self.coding, self.place = Coding(), place_for(keeping)
+        self.coding, self.storage = Coding(), storage_for(keeping)
         if keeping is not None:
             self.coding = Coding.of(keeping, self.roles, {name: dim for name, (*_, dim) in fields.items()})
             most = self.layout.most
@@ -85,16 +85,16 @@ class TokenLayer(Layer):
             slots = slots if most is None else min(slots, most)
             for name, (*lead, dim) in fields.items():
                 for part, (width, dtype) in self.coding.parts(name, dim, keeping.dtype).items():
-                    self.data[part] = self.place.make(keeping.rows, lead, slots, width, dtype, keeping.device)
+                    self.data[part] = self.storage.make(keeping.rows, lead, slots, width, dtype, keeping.device)
 
     @property
     def slots(self) -> int:
-        return self.place.slots(self.data)
+        return self.storage.slots(self.data)
 
     @property
     def in_line(self) -> bool:
         """Whether slots are positions, all of them in memory that whoever has the layer may read and write."""
-        return self.layout.ring is None and type(self.place) is Place
+        return self.layout.ring is None and type(self.storage) is Storage
 
     @property
     def limit(self) -> int | None:
@@ -114,7 +114,7 @@ class TokenLayer(Layer):
 
     @property
     def nbytes(self) -> int:
-        return self.place.nbytes(self.data)
+        return self.storage.nbytes(self.data)
 
     @property
     def format(self) -> str:
@@ -131,14 +131,14 @@ class TokenLayer(Layer):
 
     def widen(self, slots: int) -> None:
         if slots > self.slots:
-            self.place.widen(self.data, slots)
+            self.storage.widen(self.data, slots)
         self.grows = self.grows and self.slots != self.layout.most
 
     def used(self, longest: int, written: int) -> Self:
         wrapped = self.layout.most is not None and written > self.layout.most
         end = self.slots if wrapped else longest  # until a ring goes round, slot and position are the same
-        new = self._with(self.place.cut(self.data, end))
-        new.place = self.place.first(end)
+        new = self._with(self.storage.cut(self.data, end))
+        new.storage = self.storage.first(end)
         if end < self.slots == self.layout.most:
             new.grows = True  # a whole ring that was cut may be whole again
         return new
@@ -187,10 +187,10 @@ class TokenLayer(Layer):
         start = self.slots - step.T if step.cut else step.start
         if start is not None:
             end = start + step.T
-            self.place.put_run(self.data, step, start, new)
+            self.storage.put_run(self.data, step, start, new)
             if start == 0:
                 return new, step.view(("new", self.window), lambda: step.view_of_new(self.window))
-            tokens = self.place.run(self.data, step, 0, end)
+            tokens = self.storage.run(self.data, step, 0, end)
             return tokens, step.view(("line", self.window), lambda: step.view_of_run(self.window, 0, end))
         self._write(step, new, step.real_tokens, step.counts)
         return self._read(step, step.bound)
@@ -202,16 +202,16 @@ class TokenLayer(Layer):
             return self._read(step, step.bound)
         wrapped = start >= self.slots
         slot = layout.keep + (start - layout.keep) % layout.ring if wrapped else start
-        self.place.put_run(self.data, step, slot, new)
+        self.storage.put_run(self.data, step, slot, new)
         if not wrapped:
             first, end = self._first_seen(start), start + 1
             if first is None:
                 return self._read(step, end)
-            tokens = self.place.run(self.data, step, first, end)
+            tokens = self.storage.run(self.data, step, first, end)
             return tokens, step.view(("line", self.window), lambda: step.view_of_run(self.window, first, end))
         if isinstance(self.window, Sliding) and layout.ring == self.window.size:
             # Every slot is visible, in whatever order: nothing to mask.
-            tokens = self.place.run(self.data, step, 0, self.slots)
+            tokens = self.storage.run(self.data, step, 0, self.slots)
             return tokens, step.view(("whole ring", self.window), lambda: self._view_of_all(step))
         return self._read(step, None)
 
@@ -221,12 +221,12 @@ class TokenLayer(Layer):
             return new, step.view(("new", self.window), lambda: step.view_of_new(self.window))
         first = None if start is None or start > self.slots else self._first_seen(start)
         if start is not None and first is not None:  # not wrapped: slot = position
-            held = self.place.run(self.data, step, first, start)
+            held = self.storage.run(self.data, step, first, start)
             tokens = {name: torch.cat([held[name], new[name]], dim=-2) for name in held}
             end = start + step.T
             return tokens, step.view(("line", self.window), lambda: step.view_of_run(self.window, first, end))
         slots = self.slots
-        held = self.place.run(self.data, step, 0, slots)
+        held = self.storage.run(self.data, step, 0, slots)
         tokens = {name: torch.cat([held[name], new[name]], dim=-2) for name in held}
 
         def make() -> View:
@@ -238,7 +238,7 @@ class TokenLayer(Layer):
     def _read(self, step: Step, bound: int | None) -> tuple[Fields, View]:
         """Everything stored, this pass's tokens included."""
         slots = self.slots if bound is None else min(bound, self.slots)
-        tokens = self.place.run(self.data, step, 0, slots)
+        tokens = self.storage.run(self.data, step, 0, slots)
 
         def make() -> View:
             return step.view_of(self.window, self._within_reach(step, self.layout.positions(slots, step.after)))
@@ -275,10 +275,10 @@ class TokenLayer(Layer):
         slots = self.layout.slots(positions).clamp(max=self.slots - 1)
         numbers = {name: new[name] if tokens is None else pick_tokens(new[name], tokens) for name in self.data}
         if counts is not None:
-            for name, old in self.place.read(self.data, step.row_index, slots).items():
+            for name, old in self.storage.read(self.data, step.row_index, slots).items():
                 some = (counts > 0).reshape(-1, *(1,) * (old.dim() - 1))
                 numbers[name] = torch.where(some, numbers[name].to(old.dtype), old)
-        self.place.write(self.data, step.row_index, slots, numbers)
+        self.storage.write(self.data, step.row_index, slots, numbers)
 
     def commit(self, step: Step, left: Fields, accepted: Tensor) -> None:
         layout = self.layout
@@ -294,7 +294,7 @@ class TokenLayer(Layer):
 
     # -- on the host -----------------------------------------------------------------------------------------------
 
-    def needed(self, lengths: list[int]) -> Pieces:
+    def needed(self, lengths: list[int]) -> SlotRuns:
         span, layout, pieces = self.window.span, self.layout, []
         for row, length in enumerate(lengths):
             first = 0 if span is None else max(0, length + 1 - span)  # what the first new token can see
@@ -308,7 +308,7 @@ class TokenLayer(Layer):
         near.commit(step, left, accepted)
         far.back(self, near.data, self.written(far.lengths, far.taken))
 
-    def written(self, lengths: list[int], new: list[int]) -> Pieces:
+    def written(self, lengths: list[int], new: list[int]) -> SlotRuns:
         runs = [(row, *run) for row, n in enumerate(new) for run in self.layout.runs(lengths[row], lengths[row] + n)]
         return {name: runs for name in self.data}
 
@@ -328,24 +328,24 @@ class TokenLayer(Layer):
         free = held < 0
         if self.layout.ring is not None:  # a slot that a token has taken which was refused or taken back
             free |= (held >= self.layout.keep) & (held + self.layout.ring < clock.written[:, None])
-        self.place.fill(self.data, free, value)
+        self.storage.fill(self.data, free, value)
 
     def reorder(self, moves: Moves) -> None:
-        self.place.reorder(self.data, moves, self.layout)
+        self.storage.reorder(self.data, moves, self.layout)
 
     @property
     def like(self) -> Fields:
-        return self.place.like(self.data)
+        return self.storage.like(self.data)
 
     def copied(self, index: Tensor) -> Self:
-        if not self.place.paged:
+        if not self.storage.paged:
             return self.select(index)
-        new = self._with(self.place.copied(self.data, index))
-        new.place = Place()
+        new = self._with(self.storage.copied(self.data, index))
+        new.storage = Storage()
         return new
 
     def part(self, name: str, shape: Sequence[int]) -> Tensor | PagedPart:
-        return self.place.part(self.data, name, shape)
+        return self.storage.part(self.data, name, shape)
 
     def fit(self, like: Self, clock: Clock) -> Self:
         if self.layout == like.layout and self.slots == like.slots:
@@ -354,8 +354,8 @@ class TokenLayer(Layer):
         source = self.layout.slots(held.clamp(min=0)).clamp(max=max(self.slots - 1, 0))
         rows = torch.arange(len(held), device=held.device)
         new = self._with(dict(like.select(torch.zeros_like(rows)).data))
-        new.slack, new.layout, new.grows, new.place = like.slack, like.layout, like.grows, like.place
+        new.slack, new.layout, new.grows, new.storage = like.slack, like.layout, like.grows, like.storage
         if self.slots:
             slots = torch.arange(like.slots, device=held.device).expand(len(held), -1)
-            new.place.write(new.data, rows, slots, self.place.read(self.data, rows, source))
+            new.storage.write(new.data, rows, slots, self.storage.read(self.data, rows, source))
         return new

@@ -15,7 +15,7 @@ from lamina.cache.clock import Clock
 from lamina.cache.counts import whole
 from lamina.cache.layers.base import Key, Layer
 from lamina.cache.layers.tokens import TokenLayer
-from lamina.cache.pool.page_table import Tables
+from lamina.cache.pool.page_table import PageTables
 from lamina.cache.pool.pool import Pool
 from lamina.cache.storage.paged import copy_in
 from lamina.errors import InputError
@@ -84,9 +84,11 @@ def join(caches: Sequence[Cache], room: int = 0) -> Cache:
     return new
 
 
-def _pages(pool: Pool, caches: Sequence[Cache], clocks: Sequence[Clock], capacity: int | None, longest: int) -> Tables:
-    """Tables for the rows of all caches: pages of this pool are shared, tokens of others get new ones."""
-    pages = Tables.new(pool, sum(cache.rows for cache in caches), capacity)
+def _pages(
+    pool: Pool, caches: Sequence[Cache], clocks: Sequence[Clock], capacity: int | None, longest: int
+) -> PageTables:
+    """Page tables for the rows of all caches: pages of this pool are shared, tokens of others get new ones."""
+    pages = PageTables.new(pool, sum(cache.rows for cache in caches), capacity)
     if capacity is None:
         pages.widen(longest)
     for first, cache, clock in _rows(caches, clocks):
@@ -105,7 +107,7 @@ def _copy_tokens(layers: Sequence[Mapping[str, Layer]], caches: Sequence[Cache],
                 part = old[name]
                 if not isinstance(layer, TokenLayer) or not isinstance(part, TokenLayer):
                     continue
-                if layer.place.paged and part.data is not layer.data:
+                if layer.storage.paged and part.data is not layer.data:
                     copy_in(layer, range(first, first + cache.rows), part, clock)
 
 

@@ -94,7 +94,7 @@ def trimmed_size(cache: Cache, row: int, states: torch.dtype | None = None) -> S
     held, written = _marks(cache, cache.clock, row)
     own = held * cache.record.itemsize + (0 if cache._logits is None else cache._logits[row].nbytes)
     for layer in cache._all():
-        if not layer.place.paged:
+        if not layer.storage.paged:
             own += idle_bytes(layer.used(held, written), states) // cache.rows
     return Size(own, {} if cache.pages is None else cache.pages.pages(row, held))
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 Numbers = NDArray[np.int32]
 
 
-class Held:
+class RowPages:
     """The pages of one cache's rows: numbers [B, width], 0 where there is none."""
 
     def __init__(self, numbers: Numbers) -> None:
@@ -49,8 +49,8 @@ class Pages:
     def __init__(self) -> None:
         self.refs: Numbers = np.zeros(1, dtype=np.int32)
         self.free: list[int] = []  # the next one to be given out last
-        self.held: set[Held] = set()
-        self.dropped: deque[Held] = deque()
+        self.held: set[RowPages] = set()
+        self.dropped: deque[RowPages] = deque()
         self.unsure = False  # counts may differ from what tables say
 
     @property
@@ -89,20 +89,20 @@ class Pages:
 
     # -- tables ----------------------------------------------------------------------------------------------------
 
-    def hold(self, numbers: Numbers) -> Held:
+    def hold(self, numbers: Numbers) -> RowPages:
         """A table with these pages, shared with whoever has them already."""
-        held = Held(numbers)
+        held = RowPages(numbers)
         self.enter(held)
         return held
 
-    def enter(self, held: Held) -> None:
+    def enter(self, held: RowPages) -> None:
         """Counts the pages of a new table."""
         self._begin()
         self.held.add(held)
         self._refer(held.numbers)
         self.unsure = False
 
-    def put(self, held: Held, rows: Sequence[int], numbers: Numbers) -> None:
+    def put(self, held: RowPages, rows: Sequence[int], numbers: Numbers) -> None:
         """Gives these rows other pages [R, width], shared with whoever has them already; theirs are given back."""
         old = held.numbers[list(rows)]
         self._begin()
@@ -111,10 +111,10 @@ class Pages:
         self._unrefer(old)
         self.unsure = False
 
-    def widen(self, held: Held, width: int) -> None:
+    def widen(self, held: RowPages, width: int) -> None:
         held.numbers = np.pad(held.numbers, ((0, 0), (0, width - held.numbers.shape[1])))
 
-    def release(self, held: Held) -> None:
+    def release(self, held: RowPages) -> None:
         """Gives back all of it. A second time does nothing."""
         if held in self.held:
             self._begin()
@@ -124,7 +124,7 @@ class Pages:
 
     # -- before a pass ---------------------------------------------------------------------------------------------
 
-    def missing(self, held: Held, wanted: Iterable[tuple[int, NDArray[np.intp]]]) -> list[Missing]:
+    def missing(self, held: RowPages, wanted: Iterable[tuple[int, NDArray[np.intp]]]) -> list[Missing]:
         """What must be given before rows can write at these places of their tables. (row, places [N]) each."""
         found: list[Missing] = []
         given_up: dict[int, int] = {}
@@ -144,7 +144,7 @@ class Pages:
         """The pages that `give` gives for so many missing ones."""
         return self.free[: -count - 1 : -1] if count else []
 
-    def give(self, held: Held, missing: Sequence[Missing]) -> None:
+    def give(self, held: RowPages, missing: Sequence[Missing]) -> None:
         """Gives a free page for each; there must be enough."""
         self._begin()
         for (row, at, old), page in zip(missing, self.next_free(len(missing)), strict=True):

@@ -24,8 +24,8 @@ from lamina.cache.counts import Counts
 from lamina.cache.layers.base import Layer
 from lamina.cache.layers.layout import Layout
 from lamina.cache.layers.tokens import TokenLayer
-from lamina.cache.pool.page_allocator import Held, Missing, Numbers
-from lamina.cache.storage.paged import PagedPlace
+from lamina.cache.pool.page_allocator import Missing, Numbers, RowPages
+from lamina.cache.storage.paged import PagedStorage
 
 if TYPE_CHECKING:
     from lamina.cache.ops.reorder import Moves
@@ -55,12 +55,12 @@ def places_of(layout: Layout, page: int, first: int, end: int) -> NDArray[np.int
     return np.unique(np.concatenate([np.arange(x // page, (y - 1) // page + 1) for x, y in runs]))
 
 
-class Table:
+class PageTable:
     """The pages of one kind in one cache, on the host and on the device. Dropped, it gives them back."""
 
     def __init__(self, kind: Kind, numbers: Numbers, slots: int) -> None:
         self.kind, self.slots = kind, slots
-        self.held = Held(numbers)
+        self.held = RowPages(numbers)
         weakref.finalize(self, kind.pages.dropped.append, self.held).atexit = False  # before a page is counted as ours
         kind.pages.enter(self.held)
         self._stale = True  # the device's copy differs from the host's
@@ -142,20 +142,20 @@ class Table:
         self._stale = False
 
 
-class Tables:
+class PageTables:
     """What a cache holds of a pool: a table for each kind."""
 
-    def __init__(self, pool: Pool, tables: Mapping[Layout, Table], capacity: int | None) -> None:
+    def __init__(self, pool: Pool, tables: Mapping[Layout, PageTable], capacity: int | None) -> None:
         self.pool, self.tables, self.capacity = pool, dict(tables), capacity
 
     @classmethod
-    def new(cls, pool: Pool, rows: int, capacity: int | None) -> Tables:
+    def new(cls, pool: Pool, rows: int, capacity: int | None) -> PageTables:
         tables = {}
         with pool.lock:
             for layout, kind in pool.kinds.items():
                 slots = capacity or 0
                 slots = slots if layout.most is None else min(slots, layout.most)
-                tables[layout] = Table(kind, np.zeros((rows, -(-slots // pool.page)), dtype=np.int32), slots)
+                tables[layout] = PageTable(kind, np.zeros((rows, -(-slots // pool.page)), dtype=np.int32), slots)
         return cls(pool, tables, capacity)
 
     def bind(self, layers: Sequence[Mapping[str, Layer]]) -> None:
@@ -164,7 +164,7 @@ class Tables:
             for name, layer in entry.items():
                 if isinstance(layer, TokenLayer) and layer.pageable:
                     table = self.tables[layer.layout]
-                    layer.data, layer.place = table.kind.data[i, name], PagedPlace(table)
+                    layer.data, layer.storage = table.kind.data[i, name], PagedStorage(table)
                     layer.grows = self.capacity is None and table.slots != layer.layout.most
 
     # -- before a pass ---------------------------------------------------------------------------------------------
@@ -233,13 +233,13 @@ class Tables:
             if needed > table.slots:
                 table.widen(needed)
 
-    def select(self, rows: Sequence[int]) -> Tables:
+    def select(self, rows: Sequence[int]) -> PageTables:
         with self.pool.lock:
             tables = {
-                layout: Table(table.kind, table.numbers[list(rows)], table.slots)
+                layout: PageTable(table.kind, table.numbers[list(rows)], table.slots)
                 for layout, table in self.tables.items()
             }
-        return Tables(self.pool, tables, self.capacity)
+        return PageTables(self.pool, tables, self.capacity)
 
     def shrink(self, lengths: Sequence[int]) -> None:
         """The rows hold so many tokens now: gives back what lies past them."""
@@ -275,7 +275,7 @@ class Tables:
             for table in self.tables.values():
                 table.kind.pages.release(table.held)
 
-    def adopt(self, first: int, other: Tables) -> None:
+    def adopt(self, first: int, other: PageTables) -> None:
         """Rows from `first` on become those of another cache of this pool, sharing its pages."""
         with self.pool.lock:
             for layout, table in self.tables.items():

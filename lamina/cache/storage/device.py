@@ -1,8 +1,8 @@
 """Where the numbers of a layer lie, and how they are read and written.
 
-A layer thinks in rows, slots and positions; its place knows what memory these are. `Place` is the plain one: each part
-is a tensor [B, *lead, S, width] on the device, so keys [B, H, S, D] feed attention as they are, and flat parts
-[B, S, width] need no head axis. Whatever the place, what is read comes in that shape. `host.py` has the other one.
+A layer thinks in rows, slots and positions; its place knows what memory these are. `Storage` is the plain one: each
+part is a tensor [B, *lead, S, width] on the device, so keys [B, H, S, D] feed attention as they are, and flat parts [B,
+S, width] need no head axis. Whatever the place, what is read comes in that shape. `host.py` has the other one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def owned(tensor: Tensor) -> Tensor:
         return tensor.clone()
 
 
-class Place:
+class Storage:
     """On the device, every row with as many slots as the others. `data` is the layer's: name of a part -> tensor."""
 
     residence = "device"
@@ -79,7 +79,7 @@ class Place:
         """The first slots of each row, sharing memory."""
         return {name: store[..., :slots, :] for name, store in data.items()}
 
-    def first(self, slots: int) -> Place:
+    def first(self, slots: int) -> Storage:
         """The place of what `cut` gives."""
         return self
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lamina.cache.clock import allocate
 from lamina.cache.codec.formats import Fields
 from lamina.cache.layers.layout import Layout
-from lamina.cache.storage.device import Place
+from lamina.cache.storage.device import Storage
 from lamina.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,14 +41,14 @@ def checked_residence(residence: str) -> str:
     )
 
 
-def place_for(keeping: Keeping | None, by_token: bool = True) -> Place:
+def storage_for(keeping: Keeping | None, by_token: bool = True) -> Storage:
     """Where a layer that is kept so has its data.
 
     by_token   parts are [B, *lead, S, width], with a slot for each token; else they are states, or logs by slot
     """
     if keeping is None or keeping.residence == "device":
-        return Place()
-    return HostPlace(keeping.device, by_token)
+        return Storage()
+    return HostStorage(keeping.device, by_token)
 
 
 @cache
@@ -74,7 +74,7 @@ def host_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device, 
         return allocate(shape, dtype, home, fill, pinned=device.type == "cuda")
 
 
-class HostPlace(Place):
+class HostStorage(Storage):
     """In pinned memory of the host. Index tensors come from the device and are taken over."""
 
     residence = "host"

@@ -16,12 +16,12 @@ from lamina.cache.clock import Clock, on_device
 from lamina.cache.codec.codec import unused
 from lamina.cache.codec.formats import Fields
 from lamina.cache.layers.layout import Layout
-from lamina.cache.storage.device import Place
+from lamina.cache.storage.device import Storage
 
 if TYPE_CHECKING:
     from lamina.cache.layers.tokens import TokenLayer
     from lamina.cache.ops.reorder import Moves
-    from lamina.cache.pool.page_table import Table
+    from lamina.cache.pool.page_table import PageTable
     from lamina.cache.step import Step
 
 
@@ -38,12 +38,12 @@ def side_by_side(store: Tensor, pages: Tensor) -> Tensor:
     return found.unflatten(1, tuple(pages.shape)).flatten(2, 3).transpose(0, 1)
 
 
-class PagedPlace(Place):
+class PagedStorage(Storage):
     """Slots that lie in pages of a pool. `data` is the pool's: name of a part -> [P, *lead, page, width]."""
 
     paged = True
 
-    def __init__(self, table: Table, end: int | None = None) -> None:
+    def __init__(self, table: PageTable, end: int | None = None) -> None:
         self.table, self.end = table, end
         self.page = table.kind.page
 
@@ -56,8 +56,8 @@ class PagedPlace(Place):
     def cut(self, data: Fields, slots: int) -> Fields:
         return data
 
-    def first(self, slots: int) -> PagedPlace:
-        return PagedPlace(self.table, slots)
+    def first(self, slots: int) -> PagedStorage:
+        return PagedStorage(self.table, slots)
 
     def nbytes(self, data: Fields) -> int:
         return len(self.table.pages) * sum(store[0].nbytes for store in data.values())
@@ -115,7 +115,7 @@ class PagedPlace(Place):
                 store.index_fill_(0, nobody, unused(store, value))
 
     def reorder(self, data: Fields, moves: Moves, layout: Layout) -> None:
-        return  # rows take over others' pages, once for all layers: see `Tables.reorder`
+        return  # rows take over others' pages, once for all layers: see `PageTables.reorder`
 
     def select(self, tensor: Tensor, index: Tensor) -> Tensor:
         return tensor  # the new cache's tables say which rows these are
@@ -142,28 +142,28 @@ class PagedPlace(Place):
 class PagedPart:
     """A part of all rows, written as if it were one tensor [B, *lead, S, D]; slots without a page are left out."""
 
-    def __init__(self, place: PagedPlace, data: Fields, name: str, shape: Sequence[int]) -> None:
-        self.place, self.data, self.name = place, data, name
+    def __init__(self, place: PagedStorage, data: Fields, name: str, shape: Sequence[int]) -> None:
+        self.storage, self.data, self.name = place, data, name
         rows, *rest, slots, _ = place.like(data)[name].shape
         self.shape = torch.Size((rows, *rest, min(shape[-2], slots), data[name].shape[-1]))
 
     def copy_(self, new: Tensor) -> None:
-        table = self.place.table
+        table = self.storage.table
         device = table.tensor.device
         there = torch.from_numpy(table.numbers > 0).to(device)
-        there = there.repeat_interleave(self.place.page, dim=1)[:, : new.shape[-2]]
+        there = there.repeat_interleave(self.storage.page, dim=1)[:, : new.shape[-2]]
         rows = torch.arange(len(there), device=device)
-        self.place.scatter(self.data, self.name, rows, there, new.to(device))
+        self.storage.scatter(self.data, self.name, rows, there, new.to(device))
 
 
 def copy_in(layer: TokenLayer, rows: Sequence[int], other: TokenLayer, clock: Clock) -> None:
     """Copies what another layer holds into these rows of a paged one, which have the pages for it."""
-    assert isinstance(layer.place, PagedPlace)
+    assert isinstance(layer.storage, PagedStorage)
     if not other.slots or not layer.slots:
         return
     held = layer.layout.positions(layer.slots, clock.lengths)  # [R, S]
     source = other.layout.slots(held.clamp(min=0)).clamp(max=other.slots - 1)
-    numbers = other.place.read(other.data, torch.arange(len(held), device=held.device), source)
+    numbers = other.storage.read(other.data, torch.arange(len(held), device=held.device), source)
     index = on_device(list(rows), held.device)
     for name in layer.data:
-        layer.place.scatter(layer.data, name, index, held >= 0, numbers[name])
+        layer.storage.scatter(layer.data, name, index, held >= 0, numbers[name])

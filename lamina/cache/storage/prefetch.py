@@ -26,14 +26,14 @@ from torch import Tensor
 from lamina.cache.clock import allocate
 from lamina.cache.codec.formats import Fields
 from lamina.cache.layers.base import Key, Layer
-from lamina.cache.storage.device import Place, read_slots, write_slots
-from lamina.cache.storage.host import HostPlace, copy_stream, host_tensor
+from lamina.cache.storage.device import Storage, read_slots, write_slots
+from lamina.cache.storage.host import HostStorage, copy_stream, host_tensor
 from lamina.errors import InputError
 
 if TYPE_CHECKING:
     from lamina.cache.step import Step
 
-Pieces = dict[str, list[tuple[int, int, int]]]
+SlotRuns = dict[str, list[tuple[int, int, int]]]
 """Name of a part -> (row of the pass, from slot, up to slot) of each piece of it."""
 
 Entry = Mapping[str, Layer]
@@ -43,7 +43,7 @@ ALIGNED = 256  # bytes
 
 def is_far(layer: Layer) -> bool:
     """Whether its bytes live on the host."""
-    return isinstance(layer.place, HostPlace)
+    return isinstance(layer.storage, HostStorage)
 
 
 def room_for(layer: Layer, rows: int) -> int:
@@ -56,7 +56,7 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNED) * ALIGNED
 
 
-class Window:
+class StagingBuffer:
     """Memory on the device with room for one layer; `holds` says for whom, and which layer of the model."""
 
     def __init__(self) -> None:
@@ -85,13 +85,13 @@ class Fetcher:
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.stream = device, copy_stream(device)
-        self.pair: list[Window] = []
-        self.own: dict[int, Window] = {}  # of layers that others read
-        self.current: Window | None = None  # the one of the pair that is computed with
+        self.pair: list[StagingBuffer] = []
+        self.own: dict[int, StagingBuffer] = {}  # of layers that others read
+        self.current: StagingBuffer | None = None  # the one of the pair that is computed with
         self.moved_in = self.moved_out = 0
 
     @property
-    def windows(self) -> list[Window]:
+    def windows(self) -> list[StagingBuffer]:
         return [*self.pair, *self.own.values()]
 
     @property
@@ -103,13 +103,13 @@ class Fetcher:
         rooms = (sum(room_for(layer, rows) for layer in entry.values() if is_far(layer)) for entry in layers)
         needs = {i: nbytes for i, nbytes in enumerate(rooms) if nbytes}
         for i in needs.keys() & read_by_others:
-            self._enlarge(self.own.setdefault(i, Window()), needs[i])
+            self._enlarge(self.own.setdefault(i, StagingBuffer()), needs[i])
         # One layer after the other is taken in at commit, those with a window of their own too.
-        self.pair += [Window() for _ in range(min(2, len(needs)) - len(self.pair))]
+        self.pair += [StagingBuffer() for _ in range(min(2, len(needs)) - len(self.pair))]
         for window in self.pair:
             self._enlarge(window, max(needs.values(), default=0))
 
-    def _enlarge(self, window: Window, nbytes: int) -> None:
+    def _enlarge(self, window: StagingBuffer, nbytes: int) -> None:
         if window.nbytes >= nbytes:
             return
         window.clear()
@@ -118,7 +118,7 @@ class Fetcher:
         if self.stream is not None:
             window.buffer.record_stream(self.stream)
 
-    def other(self) -> Window:
+    def other(self) -> StagingBuffer:
         """The window of the pair that is not computed with."""
         return next((window for window in self.pair if window is not self.current), self.pair[0])
 
@@ -132,11 +132,11 @@ class Fetcher:
         with torch.cuda.stream(self.stream):
             yield
 
-    def copied(self, window: Window) -> None:
+    def copied(self, window: StagingBuffer) -> None:
         """All copies so far belong to what the window holds."""
         window.ready = None if self.stream is None else self.stream.record_event()
 
-    def wait(self, window: Window) -> None:
+    def wait(self, window: StagingBuffer) -> None:
         """What is computed from now on finds the window's copies done."""
         if window.ready is not None:
             torch.cuda.current_stream(self.device).wait_event(window.ready)
@@ -192,7 +192,7 @@ class Fetched:
             self._bring(following, step)
         return self._near[i]
 
-    def _bring(self, i: int, step: Step) -> Window:
+    def _bring(self, i: int, step: Step) -> StagingBuffer:
         """Starts the copies for layer i, if they have not started; -> their window."""
         fetcher, held = self.fetcher, (self._me, i)
         for window in fetcher.windows:
@@ -201,7 +201,7 @@ class Fetched:
         window = fetcher.own.get(i) or fetcher.other()
         window.clear()
         far = {name: layer for name, layer in self.layers[i].items() if is_far(layer)}
-        near = {name: self._laid_out(layer, window, step, InWindow(self, layer)) for name, layer in far.items()}
+        near = {name: self._laid_out(layer, window, step, StagedStorage(self, layer)) for name, layer in far.items()}
         with fetcher.copying():
             for name, layer in far.items():
                 self._copy(layer, near[name].data, layer.needed(self.lengths), into=True)
@@ -209,7 +209,7 @@ class Fetched:
         window.holds, self._near[i] = held, {**self.layers[i], **near}
         return window
 
-    def _laid_out(self, layer: L, window: Window, step: Step, inside: InWindow) -> L:
+    def _laid_out(self, layer: L, window: StagingBuffer, step: Step, inside: StagedStorage) -> L:
         """The layer in a window: the same slots, of the rows of the pass."""
         place = _host(layer)
         data: Fields = {}
@@ -220,7 +220,7 @@ class Fetched:
                 shape = (len(self.rows), *place.by_slot(tensor).shape[1:])
                 data[name] = place.by_slot(window.part(shape, tensor.dtype))
         near = layer._with(data)
-        near.place = inside
+        near.storage = inside
         return near
 
     # -- at commit -------------------------------------------------------------------------------------------------
@@ -240,12 +240,12 @@ class Fetched:
         self.fetcher.moved_out += tensor.nbytes
         return new
 
-    def window(self, layer: L, step: Step, reads: Pieces) -> L:
+    def window(self, layer: L, step: Step, reads: SlotRuns) -> L:
         """The layer in a window once more, with these pieces of it."""
         fetcher = self.fetcher
         window = fetcher.other()
         window.clear()
-        near = self._laid_out(layer, window, step, InWindow())
+        near = self._laid_out(layer, window, step, StagedStorage())
         with fetcher.copying():
             self._copy(layer, near.data, reads, into=True)
         fetcher.copied(window)
@@ -253,7 +253,7 @@ class Fetched:
         fetcher.current = window
         return near
 
-    def back(self, layer: Layer, near: Fields, pieces: Pieces) -> None:
+    def back(self, layer: Layer, near: Fields, pieces: SlotRuns) -> None:
         """Starts writing these pieces of what is on the device to the host."""
         with self.fetcher.copying():
             self._copy(layer, near, pieces, into=False)
@@ -264,7 +264,7 @@ class Fetched:
         if self.fetcher.stream is not None:
             tensor.record_stream(self.fetcher.stream)
 
-    def _copy(self, layer: Layer, near: Fields, pieces: Pieces, into: bool) -> None:
+    def _copy(self, layer: Layer, near: Fields, pieces: SlotRuns, into: bool) -> None:
         place, fetcher = _host(layer), self.fetcher
         for name, runs in pieces.items():
             host, device = place.by_slot(layer.data[name]), place.by_slot(near[name])
@@ -281,7 +281,7 @@ class Fetched:
                     fetcher.moved_out += far.nbytes
 
 
-class InWindow(Place):
+class StagedStorage(Storage):
     """In a window: of the pass's rows alone. In a pass, what a token layer writes goes through to the host."""
 
     def __init__(self, far: Fetched | None = None, layer: Layer | None = None) -> None:
@@ -319,6 +319,6 @@ class InWindow(Place):
             self.far.back(self.layer, data, self.layer.written(self.far.lengths, self.far.counts))
 
 
-def _host(layer: Layer) -> HostPlace:
-    assert isinstance(layer.place, HostPlace)
-    return layer.place
+def _host(layer: Layer) -> HostStorage:
+    assert isinstance(layer.storage, HostStorage)
+    return layer.storage

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lamina.checkpoint.gguf.header import GGUFHeader, StoredTensor
-from lamina.checkpoint.source import CheckpointError, Source
+from lamina.checkpoint.source import Checkpoint, CheckpointError
 
 if TYPE_CHECKING:
     from lamina.checkpoint.tokenizer import Tokenizer
@@ -35,7 +35,7 @@ class Architecture:
     derived: frozenset[str]  # tensors that the configuration already says
 
 
-class GGUFSource(Source):
+class GGUFCheckpoint(Checkpoint):
     """One .gguf file, mapped copy-on-write (never written)."""
 
     def __init__(self, path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina import kernels
-from lamina.attention.rotary import Table, rotate, rotate_neighbours
+from lamina.attention.rotary import RopeTable, rotate, rotate_neighbours
 from lamina.config import Config
 from lamina.errors import InputError
 
@@ -80,7 +80,7 @@ class Rotary(nn.Module):
     def reset_buffers(self) -> None:
         self.frequencies, self.scale = frequencies(self.dim, self.settings, self.max_positions)
 
-    def forward(self, positions: Tensor) -> Table:
+    def forward(self, positions: Tensor) -> RopeTable:
         if kernels.on():
             from lamina.kernels.attention.rope_append import rotary_table
 
@@ -140,8 +140,8 @@ def yarn_scale(factor: float, weight: float = 1.0) -> float:
 
 
 __all__ = [
+    "RopeTable",
     "Rotary",
-    "Table",
     "frequencies",
     "positions_of",
     "rope_parameters",

@@ -12,7 +12,7 @@ from lamina.attention.reference import Bias
 from lamina.attention.window import Full, Window
 from lamina.cache.memory import Memory
 from lamina.cache.spec import Attention
-from lamina.nn.attention.rotary import Table
+from lamina.nn.attention.rotary import RopeTable
 from lamina.nn.linear import Linear
 from lamina.nn.norm import RMSNorm
 
@@ -56,7 +56,7 @@ class SelfAttention(nn.Module):
         self,
         x: Tensor,
         memory: Memory,
-        rope: Table | None,
+        rope: RopeTable | None,
         bias: Bias | None = None,
         onto: Tensor | None = None,  # what the result is added to (a residual)
     ) -> Tensor:
