@@ -53,7 +53,7 @@ def filled(cache: Cache, tokens: int) -> Cache:
     """The cache with rows of so many tokens, whose numbers nobody wrote."""
     passed_over(cache, tokens)
     assert cache.model is not None
-    cache.logits_kept(cache.model.vocab, cache.dtype)
+    cache._kept_logits(cache.model.vocab, cache.dtype)
     return cache
 
 

@@ -23,9 +23,10 @@ from lamina.cache.codec.key_mean import centres_of
 from lamina.cache.counts import Counts
 from lamina.cache.layers.base import Key
 from lamina.cache.layers.cross import Source
+from lamina.cache.passes import Pass
 from lamina.cache.pool.pool import checked_pool
 from lamina.cache.recompute import pass_anew
-from lamina.cache.spec import Convolution, Cross, LayerSpecs, Recurrent
+from lamina.cache.spec import LayerSpecs
 from lamina.cache.step import Step
 from lamina.config import EMPTY, Config, config_of
 from lamina.errors import CapacityError, InputError
@@ -132,7 +133,7 @@ class Model(nn.Module):
         """
         from lamina.nn.attention.rotary import positions_of
 
-        if all(isinstance(spec, Recurrent | Convolution | Cross) for entry in self.specs for spec in entry.values()):
+        if not any(spec.uses_positions for entry in self.specs for spec in entry.values()):
             return self.max_positions
         named = positions_of(config_of(self))
         return min((n for n in (named, self.max_positions) if n is not None), default=None)
@@ -180,7 +181,7 @@ class Model(nn.Module):
     def forward(
         self,
         ids: Tensor | None,
-        step: Step,
+        step: Pass,
         logits: Logits = "all",
         embeds: Tensor | None = None,
         hidden: Collection[int] = (),
@@ -189,7 +190,7 @@ class Model(nn.Module):
 
         hidden   which hidden states are kept in `step.hidden`: 0 is what the first block reads, i what the i-th gives
         """
-        if step.forgets:
+        if isinstance(step, Step) and step.recomputes:
             assert ids is not None
             return pass_anew(self, ids, step, logits, hidden)
         if embeds is None:
@@ -197,7 +198,7 @@ class Model(nn.Module):
             embeds = self.embed(ids if step.valid is None else ids.masked_fill(~step.valid, 0))
         x, shared = self.enter(embeds, step.positions)
         compiled = None if hidden or torch.compiler.is_compiling() else self.compiled
-        if compiled is not None and why_not_compiled(step, x) is None:
+        if compiled is not None and isinstance(step, Step) and why_not_compiled(step, x) is None:
             x = compiled(x, step, shared)
         else:
             for i, block in enumerate(self.blocks):
@@ -206,7 +207,7 @@ class Model(nn.Module):
                 x = block(x, step.memory(i), shared)
             if len(self.blocks) in hidden:
                 step.hidden[len(self.blocks)] = x
-        step.ids, step.ran = ids, True
+        step.has_run(ids)
         if logits is None:
             return None
         if logits == "last":
@@ -355,7 +356,7 @@ class Model(nn.Module):
             (i, name): block.cross(source.states)  # type: ignore[operator]
             for i, block in enumerate(self.blocks)
             for name, spec in block.specs.items()  # type: ignore[union-attr, operator]
-            if isinstance(spec, Cross)
+            if spec.reads_source
         }
 
     def crossed(self, source: Source, rows: int) -> Mapping[Key, dict[str, Tensor]]:

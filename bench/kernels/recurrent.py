@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ from lamina.models.falcon_h1 import mamba as falcon_mixer
 from lamina.models.mamba2 import Mamba2
 from lamina.nn import GatedDeltaMixer, GatedRMSNorm, Mamba2Mixer
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan, causal_convolution_by_steps
-from lamina.runtime.pointers import DeviceConvolution, DeviceRecurrent
+from lamina.runtime.kernel_backend import KERNELS, KernelBackend, TableEntry
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -87,11 +88,11 @@ def mixers() -> dict[str, Callable[[], Mixer]]:
     }  # fmt: skip
 
 
-class Apart(DeviceRecurrent):
+class Apart(KernelBackend):
     """A kernel for each part of a mixer."""
 
-    def mixes(self, x: Tensor) -> bool:
-        return False
+    def mix(self, *args: Any, **how: Any) -> None:
+        return None
 
 
 class Layer:
@@ -114,10 +115,12 @@ class Layer:
         self.lengths = torch.tensor([9, 0, 2] * 11, device=DEVICE)[:rows].contiguous()
         self.counts = torch.ones(rows, dtype=torch.int64, device=DEVICE)
         self.tables = table_of(self.ring, self.counts, self.lengths), table_of(self.state, self.counts)
-        ring = DeviceConvolution(self.mixer.conv.spec, self.tables[0])
-        states = [kind(Recurrent(self.rule), self.tables[1]) for kind in (DeviceRecurrent, Apart)]
-        layers: list[dict[str, Any]] = [{"conv": ring, "state": state} for state in states]
-        self.memories = [Memory(None, 0, names) for names in layers]  # type: ignore[arg-type]
+        entries = {
+            "conv": TableEntry(self.mixer.conv.spec, self.tables[0]),
+            "state": TableEntry(Recurrent(self.rule), self.tables[1]),
+        }
+        passes = [SimpleNamespace(backend=backend) for backend in (KERNELS, Apart())]
+        self.memories = [Memory(one, 0, entries) for one in passes]  # type: ignore[arg-type]
         self.bytes = 8 * self.state.numel()
         self.asked: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 

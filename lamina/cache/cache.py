@@ -19,7 +19,6 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,24 +29,26 @@ from lamina.cache.clock import Clock, allocate, on_device
 from lamina.cache.codec.codec import Codecs, codecs_of
 from lamina.cache.counts import Counts, Numbers, row_numbers, whole
 from lamina.cache.layers.base import Key, Layer, Released, grown
-from lamina.cache.layers.cross import CrossLayer, Source
-from lamina.cache.ops.begin import make_room, open_step
+from lamina.cache.layers.cross import Source
+from lamina.cache.ops.attach import attach
+from lamina.cache.ops.begin import open_step
 from lamina.cache.ops.commit import commit
 from lamina.cache.ops.journal import Change
+from lamina.cache.ops.rewind import reset, rewind
+from lamina.cache.passes import OpenPass
 from lamina.cache.pool.page_table import PageTables
-from lamina.cache.spec import Keeping, LayerSpecs, Shared
+from lamina.cache.spec import Keeping, LayerSpecs
 from lamina.cache.step import Step
 from lamina.cache.storage.host import checked_residence
 from lamina.cache.storage.prefetch import Fetcher, is_far
 from lamina.cache.summary import table
-from lamina.errors import CapacityError, InputError, RewindError
+from lamina.errors import CapacityError, InputError
 
 if TYPE_CHECKING:
     from lamina.cache.pool.pool import Pool
     from lamina.model import Model
-    from lamina.runtime.multi_token import CapturedPass
 
-P = TypeVar("P", bound="Step | CapturedPass")
+P = TypeVar("P", bound=OpenPass)
 
 
 _using = Lock()
@@ -69,7 +70,7 @@ class Cache:
     pool           where its tokens are kept, in pages; slack, codec and dtype must be the pool's
     """
 
-    forgets = False  # only ids are kept, and every pass is over whole rows: see recompute.py
+    recomputes = False  # only ids are kept, and every pass is over whole rows: see recompute.py
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class Cache:
         self.codecs, self.centres = codecs_of(codec, self.specs), centres or {}
         room = capacity if pool is None else None  # what is to lie in pages has no memory of its own
         self.layers: Sequence[dict[str, Layer]] = [
-            {name: spec.layer(self.keeping((i, name), rows, room, slack)) for name, spec in entry.items()}
+            {name: spec.layer(self._keeping((i, name), rows, room, slack)) for name, spec in entry.items()}
             for i, entry in enumerate(self.specs)
         ]
         self.pages = None if pool is None else PageTables.new(pool, rows, capacity)
@@ -118,7 +119,7 @@ class Cache:
         self._logits: Tensor | None = None  # see `logits`
         self.record = allocate((rows, 0), torch.int64, self.device)
         self.fetcher = self._new_fetcher()
-        self._opened: weakref.ref[Step | CapturedPass] | None = None
+        self._opened: weakref.ref[OpenPass] | None = None
         self._expected: int | None = None  # tokens of a row in the end, where somebody said so
         self._used = False  # by a generation
         self._room = 0  # tokens that every layer is known to have room for; it may have more
@@ -165,22 +166,22 @@ class Cache:
     @property
     def rewindable(self) -> Tensor:
         """[B] how far each row can be taken back."""
-        limits = [limit for layer in self._all() if (limit := layer.rewindable(self.clock)) is not None]
+        limits = [limit for layer in self.every_layer() if (limit := layer.rewindable(self.clock)) is not None]
         return torch.stack([self.clock.lengths, *limits]).amin(dim=0)
 
     @property
     def limit(self) -> int | None:
         """The most tokens a row may hold, None when it can grow without end."""
-        limits = [layer.limit for layer in self._all()]
+        limits = [layer.limit for layer in self.every_layer()]
         return min((limit for limit in (self.capacity, self.max_positions, *limits) if limit is not None), default=None)
 
     @property
     def nbytes(self) -> int:
         """Bytes of everything the layers hold; in a pool, of the pages, whoever holds them too."""
-        return sum(layer.nbytes for layer in self._all())
+        return sum(layer.nbytes for layer in self.every_layer())
 
     def _new_fetcher(self) -> Fetcher | None:
-        return Fetcher(self.device) if any(is_far(layer) for layer in self._all()) else None
+        return Fetcher(self.device) if any(is_far(layer) for layer in self.every_layer()) else None
 
     # -- changes ---------------------------------------------------------------------------------------------------
 
@@ -200,14 +201,14 @@ class Cache:
         return "Cache, released" if isinstance(self.layers, Released) else table(self)
 
     @property
-    def _open(self) -> Step | CapturedPass | None:
-        """The pass that is under way, if somebody still has it: a pass keeps its cache, not the other way round."""
-        return None if self._opened is None else self._opened()
+    def reads_source(self) -> bool:
+        """True if the model reads an encoder's output."""
+        return any(spec.reads_source for entry in self.specs for spec in entry.values())
 
-    def _all(self) -> list[Layer]:
+    def every_layer(self) -> list[Layer]:
         return [layer for entry in self.layers for layer in entry.values()]
 
-    def keeping(self, key: Key, rows: int, capacity: int | None, slack: int) -> Keeping:
+    def _keeping(self, key: Key, rows: int, capacity: int | None, slack: int) -> Keeping:
         """How an entry is kept."""
         centre = self.centres.get(key)
         if centre is not None:  # over [B, H, S, D]
@@ -230,14 +231,7 @@ class Cache:
         rows    run only these rows
         spans   [R, T] tokens with the same number >= 0 see each other in both directions
         """
-        return self._opens(open_step(self, T, counts, rows, spans))
-
-    def admit(self, one: CapturedPass, T: int, counts: Numbers) -> Counts:
-        """Opens a pass of T tokens over all rows that runs elsewhere: checks and makes room, as `step` does."""
-        real = make_room(self, T, list(range(self.rows)), counts)
-        assert real is not None
-        self._opens(one)
-        return real
+        return self._open(open_step(self, T, counts, rows, spans))
 
     @contextmanager
     def used_alone(self) -> Iterator[None]:
@@ -254,45 +248,41 @@ class Cache:
         finally:
             self._used = False
 
-    @contextmanager
-    def advancing(self, taken: Counts) -> Iterator[None]:
-        """Around the one launch that commits an admitted pass on the device: it stores `taken` tokens and moves the
-        lengths there.
-
-            with cache.advancing(taken):
-                graph.replay()
-
-        The pass is over from here on, so it cannot be committed twice, and what the host knows of the lengths is right
-        before, inside and after, also if an interrupt comes.
-        """
-        clock, one = self.clock, self._open
-        self._opened = None
-        if taken.out_of_range is not None:
-            clock.doubt(taken.out_of_range)
-        clock.drift(taken.high)
-        yield
-        clock.drifted(taken.low)
-        self._close(one)
-
     def _commit(self, step: Step, accepted: Numbers | None) -> None:
-        """Takes in what a pass read; `step.commit` calls it."""
+        """Stores what a pass read; `step.commit` calls it."""
         self.settle()
-        if step.closed or step is not self._open:
+        if step.closed or step is not self._open_pass:
             raise InputError(
                 "this step is over: it was committed or aborted, or the cache was changed after it was opened"
             )
         commit(self, step, accepted)
-        self._close(step)
+        self._release_open_pass()
+        step.close()
 
-    def _opens(self, one: P) -> P:
-        """Makes it the pass that is under way; one that was is dropped."""
-        self._close(self._open)
+    @property
+    def _open_pass(self) -> OpenPass | None:
+        """The pass that is under way, if somebody still has it: a pass refers to its cache, not the other way round."""
+        return None if self._opened is None else self._opened()
+
+    def _open(self, one: P) -> P:
+        """Makes it the pass that is under way; one that was is aborted."""
+        self._abort_open_pass()
         self._opened = weakref.ref(one)
         return one
 
+    def _release_open_pass(self) -> OpenPass | None:
+        """The pass that was under way: from now on there is none."""
+        one, self._opened = self._open_pass, None
+        return one
+
+    def _abort_open_pass(self) -> None:
+        """What is not committed by now never will be."""
+        if (one := self._release_open_pass()) is not None:
+            one.abort()
+
     def _reserve(self, tokens: int, record: int) -> None:
         """Room for so many tokens in every layer, and for so many ids."""
-        for layer in self._all():
+        for layer in self.every_layer():
             layer.reserve(tokens)
         self._room = max(self._room, tokens)
         have = self.record.shape[1]
@@ -303,70 +293,25 @@ class Cache:
 
     def _expect(self, tokens: int | None) -> None:
         self._expected = tokens
-        for layer in self._all():
+        for layer in self.every_layer():
             layer.expected = tokens
 
-    def logits_kept(self, vocab: int, dtype: torch.dtype) -> Tensor:
+    def _kept_logits(self, vocab: int, dtype: torch.dtype) -> Tensor:
         """The memory that each row's last logits are kept in; made when they first are."""
         if self._logits is None:
             self._logits = allocate((self.rows, vocab), dtype, self.device, float("nan"))
         return self._logits
 
-    def drop_open_step(self) -> None:
-        """What is not committed by now never will be."""
-        self._close(self._open)
-
-    def _close(self, step: Step | CapturedPass | None) -> None:
-        if step is not None:
-            step.abort()
-        self._opened = None
-
     # -- verbs in place --------------------------------------------------------------------------------------------
 
     def rewind(self, n: Numbers) -> Cache:
         """Takes each row back by its number of tokens, as if they had never been given."""
-        clock = self.clock
-        lengths = clock.sync()
-        amounts = Counts.known(n, self.rows, self.device, "rewind")
-        host = amounts.low
-        possible = self.rewindable.tolist()
-        for row, (back, length, most) in enumerate(zip(host, lengths, possible, strict=True)):
-            if back > length:
-                raise RewindError(f"row {row} holds {length} tokens and cannot be taken back by {back}")
-            if back > most:
-                raise RewindError(
-                    f"row {row} cannot be taken back by {back}: of its {length} tokens, sliding windows and recurrent "
-                    f"states can go back {most} (the cache's slack is {self.slack}). Make the cache with "
-                    f"slack={back} or more, fork it before the tokens to be dropped, or reset the row."
-                )
-        self._close(self._open)
-        changed, kept = amounts.tensor > 0, [length - back for length, back in zip(lengths, host, strict=True)]
-        change = Change()
-        change.write(partial(clock.put_back, on_device(kept, self.device), kept))
-        for layer in self._all():
-            change.write(partial(layer.rewind, clock, changed))
-        if self.pages is not None:
-            change.write(partial(self.pages.shrink, kept))
-        if self._logits is not None:
-            change.write(partial(self._logits.masked_fill_, changed[:, None], float("nan")))
-        self.carry_out(change)
+        rewind(self, n)
         return self
 
     def reset(self, rows: Sequence[int] | Tensor | None = None) -> Cache:
         """Empties the rows (all when None); an attached source goes too."""
-        clock = self.clock
-        numbers = list(range(self.rows)) if rows is None else row_numbers(rows, self.rows)
-        self._close(self._open)
-        index = on_device(numbers, self.device)
-        change = Change()
-        change.write(partial(clock.set_zero, numbers, index))
-        for layer in self._all():
-            change.write(partial(layer.reset, index))
-        if self.pages is not None:
-            change.write(partial(self.pages.reset, numbers))
-        if self._logits is not None:
-            change.write(partial(self._logits.index_fill_, 0, index, float("nan")))
-        self.carry_out(change)
+        reset(self, rows)
         return self
 
     def reorder(self, rows: Sequence[int] | Tensor, since: int | Sequence[int] = 0) -> Cache:
@@ -405,7 +350,7 @@ class Cache:
     def release(self) -> None:
         """Gives back all memory at once; the cache cannot be used any more. Pages are given back too when a cache is
         dropped, but when that is, Python says."""
-        self._close(self._open)
+        self._abort_open_pass()
         pages, self._change = self.pages, None
         self.layers, self.pages, self._logits = Released(), None, None  # first: nobody reads pages that are given back
         if pages is not None:
@@ -414,30 +359,13 @@ class Cache:
 
     def attach(self, source: Source, rows: Sequence[int] | Tensor | None = None) -> Cache:
         """Gives the rows (all when None) their encoder output: computes every cross key and value at once."""
-        if not isinstance(source, Source):
-            raise InputError(f"source={source!r}: it must be a Source, which model.encode(ids) makes")
-        clock = self.clock
-        numbers = list(range(self.rows)) if rows is None else row_numbers(rows, self.rows)
-        if self.model is None or not any(isinstance(layer, CrossLayer) for layer in self._all()):
-            raise InputError("this model reads no source: only encoder–decoder models do")
-        if len(source.lengths) not in (1, len(numbers)):
-            raise InputError(f"the source has {len(source.lengths)} rows, the cache takes it for {len(numbers)}")
-        states, lengths = self.model.cross_states(source), source.lengths.expand(len(numbers))
-        self._close(self._open)
-        index, change = on_device(numbers, self.device), Change()
-        for (i, name), (k, v) in states.items():
-            layer = self.layers[i][name]
-            assert isinstance(layer, CrossLayer)
-            size = (len(numbers), -1, -1, -1)
-            change.write(partial(layer.attach, k.expand(size), v.expand(size), lengths, index))
-        change.write(partial(clock.note_sources, numbers))
-        self.carry_out(change)
+        attach(self, source, rows)
         return self
 
     def poison(self, value: float = float("nan")) -> Cache:
         """Fills every number that no later pass may depend on: a way to prove that none does."""
         clock = self.clock
-        for layer in self._all():
+        for layer in self.every_layer():
             layer.poison(clock, value)
         if self.fetcher is not None:
             self.fetcher.poison()
@@ -525,4 +453,4 @@ class Cache:
 
 def shared_keys(specs: Sequence[Mapping[str, Any]]) -> frozenset[Key]:
     """The entries that other layers read."""
-    return frozenset((spec.source, spec.name) for entry in specs for spec in entry.values() if isinstance(spec, Shared))
+    return frozenset(spec.reads_from for entry in specs for spec in entry.values() if spec.reads_from)

@@ -15,8 +15,6 @@ from torch import Tensor
 from lamina.cache.cache import Cache
 from lamina.cache.clock import on_device
 from lamina.cache.layers.base import Key
-from lamina.cache.layers.cross import CrossLayer
-from lamina.cache.spec import Cross
 from lamina.cache.step import Step
 from lamina.errors import InputError
 
@@ -29,11 +27,11 @@ Crossed = Mapping[Key, Mapping[str, Tensor]]
 
 def forgetful(model: Model, rows: int) -> Cache:
     """Such a cache for a model."""
-    sources = [{name: spec for name, spec in entry.items() if isinstance(spec, Cross)} for entry in model.specs]
+    sources = [{name: spec for name, spec in entry.items() if spec.reads_source} for entry in model.specs]
     cache = Cache(
         sources, rows=rows, dtype=model.dtype, device=model.device, max_positions=model.max_positions, model=model
     )
-    cache.forgets = True
+    cache.recomputes = True
     return cache
 
 
@@ -53,7 +51,8 @@ def pass_anew(model: Model, ids: Tensor, step: Step, logits: Logits, hidden: Col
     def of_ids(x: Tensor) -> Tensor:
         return torch.take_along_dim(x, ours[..., None], dim=1)
 
-    step.ids, step.ran, step.hidden = ids, True, {layer: of_ids(x) for layer, x in alone.hidden.items()}
+    step.hidden = {layer: of_ids(x) for layer, x in alone.hidden.items()}
+    step.has_run(ids)
     if found is None:
         return None
     step.logits = of_ids(found)
@@ -85,5 +84,5 @@ def crossed_by(cache: Cache) -> Crossed:
         (i, name): layer.data
         for i, entry in enumerate(cache.layers)
         for name, layer in entry.items()
-        if isinstance(layer, CrossLayer)
+        if layer.spec.reads_source
     }

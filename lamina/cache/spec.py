@@ -1,9 +1,12 @@
-"""What a model's layers must remember. The model publishes specs; how they are kept is the user's choice.
+"""What a model's layers must remember. The model publishes specs; how they are stored is the user's choice.
 
 A spec is a frozen description of one thing that one layer carries from token to token. A layer of a model has a mapping
 name -> spec: one entry for ordinary attention, two or three for a layer that is recurrent and attends, none for a layer
-that remembers nothing. A new kind from outside the package is a `Spec` of its own whose `layer` makes its own `Layer`;
-model code reaches it with `memory[name].layer`, and every verb and law applies to it.
+that remembers nothing.
+
+A new kind, also one outside this package, is a `Spec` whose `layer` makes its `Layer`, and which names the memory calls
+that it answers to. Model code calls it with `memory.call("name", …)`. Kernels for captured decoding are optional:
+`lamina.runtime.kernel_backend.register_kernels`.
 """
 
 from __future__ import annotations
@@ -21,12 +24,12 @@ from lamina.cache.codec.codec import Codec
 from lamina.recurrence.rule import Rule
 
 if TYPE_CHECKING:
-    from lamina.cache.layers.base import Layer
+    from lamina.cache.layers.base import Key, Layer
 
 
 @dataclass(frozen=True)
 class Keeping:
-    """How the user wants a cache kept: rows, room and slack, number format and device, codec, and where bytes live."""
+    """How the user wants a cache stored: rows, room and slack, dtype and device, codec, and residence."""
 
     rows: int
     capacity: int | None
@@ -34,25 +37,41 @@ class Keeping:
     dtype: torch.dtype
     device: torch.device
     codec: Codec = field(default_factory=Codec)
-    centre: Tensor | None = None  # [H, 1, D] what a codec takes from keys
-    residence: str = "device"  # or "host", for kinds that can live there
+    centre: Tensor | None = None  # [H, 1, D] the mean key, which a codec subtracts from keys
+    residence: str = "device"  # or "host", for kinds that can be stored there
 
 
 class Spec(ABC):
     """One thing a layer remembers."""
 
+    calls: ClassVar[tuple[str, ...]] = ()
+    """The memory calls that it answers to, such as "attend"."""
+
     takes_codec: ClassVar[bool] = False
-    """Whether a codec writes any of it."""
+    """True if a codec quantizes any of it."""
+
+    uses_positions: ClassVar[bool] = True
+    """False if it works at any length: the model's trained context does not bound it."""
+
+    reads_source: ClassVar[bool] = False
+    """True if it stores what an encoder made of a source."""
+
+    reads_from: Key | None = None
+    """The entry of another layer whose keys and values it reads in the same pass, if it has none of its own."""
 
     @abstractmethod
     def layer(self, keeping: Keeping | None) -> Layer:
-        """The store for it; with `keeping=None` one that holds nothing, for a pass without a cache."""
+        """The layer that stores it; with `keeping=None` one that stores nothing, for a pass without a cache."""
+
+
+# The layers import this module, so `layer` imports them when it is called.
 
 
 @dataclass(frozen=True)
 class Attention(Spec):
     """Keys and values of attention, of which `window` stays visible."""
 
+    calls = ("attend",)
     takes_codec = True
     kv_heads: int
     key_dim: int
@@ -68,8 +87,9 @@ class Attention(Spec):
 
 @dataclass(frozen=True)
 class Latent(Spec):
-    """Multi-head latent attention: one latent of `rank` numbers and one rotary key a token, shared by all heads."""
+    """Multi-head latent attention: one latent of `rank` values and one rotary key per token, shared by all heads."""
 
+    calls = ("attend_latent",)
     takes_codec = True
     rank: int
     rope_dim: int
@@ -83,8 +103,9 @@ class Latent(Spec):
 
 @dataclass(frozen=True)
 class Tokens(Spec):
-    """One vector a token that is read back as it is, such as the keys of an indexer."""
+    """One vector per token that is read back as it is, such as the keys of an indexer."""
 
+    calls = ("recall",)
     takes_codec = True
     dim: int
     window: Window = field(default_factory=Full)
@@ -99,6 +120,8 @@ class Tokens(Spec):
 class Convolution(Spec):
     """The last inputs of a causal depthwise convolution."""
 
+    calls = ("convolve",)
+    uses_positions = False
     channels: int
     kernel: int
 
@@ -112,6 +135,8 @@ class Convolution(Spec):
 class Recurrent(Spec):
     """The state of a recurrence. The rule tells the state's shape and what the recurrence reads of each token."""
 
+    calls = ("recur", "mix")
+    uses_positions = False
     rule: Rule
 
     def layer(self, keeping: Keeping | None) -> Layer:
@@ -124,7 +149,10 @@ class Recurrent(Spec):
 class Cross(Spec):
     """Keys and values of an encoder's output: written once, when a source is attached."""
 
+    calls = ("attend",)
     takes_codec = True
+    uses_positions = False
+    reads_source = True
     kv_heads: int
     key_dim: int
     value_dim: int
@@ -139,8 +167,13 @@ class Cross(Spec):
 class Shared(Spec):
     """Nothing of its own: reads the keys and values that an earlier layer wrote in the same pass."""
 
+    calls = ("attend",)
     source: int
     name: str = "attention"
+
+    @property
+    def reads_from(self) -> Key:  # type: ignore[override]
+        return self.source, self.name
 
     def layer(self, keeping: Keeping | None) -> Layer:
         from lamina.cache.layers.attention import SharedLayer

@@ -1,9 +1,9 @@
-"""One forward pass over a cache: opened, run, and committed or dropped.
+"""`Step`: one forward pass by PyTorch operations, opened, run, and committed or aborted.
 
 `cache.step(T)` checks everything on the host and makes room, so a pass that cannot be done raises before anything is
-written. What the pass needs is then plain tensors: `positions`, `valid`, `before`, `after`. The layers put what they
-cannot write yet under `leave`, and `commit` takes each row's accepted tokens in and advances the clock. Until then the
-cache's lengths and committed contents are untouched.
+written. What the pass needs is then plain tensors: `positions`, `valid`, `before`, `after`. Layers `leave` what they
+cannot write yet; `commit` stores each row's accepted tokens and advances the clock. Until then the cache's lengths and
+committed contents are untouched.
 
 The same object without a cache (`Step.alone`) serves a pass that remembers nothing.
 """
@@ -17,20 +17,21 @@ import torch
 from torch import Tensor
 
 from lamina.attention.core import Backend
-from lamina.attention.rotary import RopeTable, rotate, rotate_neighbours, rotate_widened, widened
+from lamina.attention.rotary import RopeTable, rotate, rotate_widened, widened
 from lamina.attention.torch_backends import recording
 from lamina.attention.view import View
 from lamina.attention.window import Window
 from lamina.cache.clock import on_device
+from lamina.cache.counts import Counts, Numbers
 from lamina.cache.layers.base import Key, Layer
 from lamina.cache.memory import Memory
+from lamina.cache.plain_backend import PLAIN, PlainBackend
 from lamina.cache.segments import Packing
 from lamina.errors import InputError
 
 if TYPE_CHECKING:
     from lamina.cache.cache import Cache
     from lamina.cache.storage.prefetch import Fetched
-    from lamina.nn.norm import RMSNorm
 
 Layers = Sequence[Mapping[str, Layer]]
 
@@ -38,7 +39,8 @@ Layers = Sequence[Mapping[str, Layer]]
 class Step:
     """One pass of T tokens over some rows. Made by `cache.step`; model code sees only `memory(i)` and `positions`."""
 
-    forgets = False  # the cache keeps ids alone: see recompute.py
+    backend: PlainBackend = PLAIN
+    recomputes = False  # the cache keeps ids alone: see recompute.py
 
     def __init__(
         self,
@@ -51,8 +53,7 @@ class Step:
         rows: list[int] | None = None,
         start: int | None = None,
         bound: int | None = None,
-        counts_high: list[int] | None = None,
-        counts_exact: bool = True,
+        given: Counts | None = None,
         segments: Tensor | None = None,
         spans: Tensor | None = None,
         causal: bool = True,
@@ -64,8 +65,7 @@ class Step:
         self.spans, self.causal = spans, causal
         self.packing = None if segments is None else Packing(segments)
         self.segments = None if self.packing is None else self.packing.segment
-        self._start, self._bound, self._counts_high = start, bound, counts_high
-        self.counts_exact = counts_exact
+        self._start, self._bound = start, bound
         self._slice = _as_slice(rows)
 
         time = torch.arange(T, device=device)
@@ -74,13 +74,14 @@ class Step:
         if self.valid is not None:  # padding of a full row would be past the end of a table of positions
             self.positions = torch.where(self.valid, self.positions, 0)
         self.all_counts = torch.full_like(before, T) if counts is None else counts
+        self.given = given or Counts(self.all_counts, [T] * len(before), [T] * len(before))
         self.after = before + self.all_counts
         self.real_tokens = None if counts is None else torch.minimum(time, counts[:, None] - 1)
         self.new_positions = self.positions if self.valid is None else torch.where(self.valid, self.positions, -1)
         self.row_index = torch.arange(len(before), device=device) if rows is None else on_device(rows, device)
 
         self.cut = False  # lines end with the slots of this pass's tokens, which are real and in all rows the same
-        self.backend: str | None = None  # which attention to use; None: the best that fits
+        self.attention: str | None = None  # which backend of `lamina.attention`; None: the best that fits
         self.attended: dict[Key, tuple[Tensor, Tensor]] | None = None  # see `record_attentions`
         self.source: Any = None  # cross keys and values by layer, for a pass without a cache
         self.ids: Tensor | None = None
@@ -117,6 +118,10 @@ class Step:
     def memory(self, i: int) -> Memory:
         """What layer `i` of the model is given."""
         return Memory(self, i, self.layers[i] if self.fetched is None else self.fetched.entry(i, self))
+
+    def has_run(self, ids: Tensor | None) -> None:
+        """Notes that every block has run, over these ids."""
+        self.ids, self.ran = ids, True
 
     def record_attentions(self) -> dict[Key, tuple[Tensor, Tensor]]:
         """What the pass will fill in, by layer and entry: how much each query takes of each slot [R, Hq, T, S], and the
@@ -178,11 +183,11 @@ class Step:
             )
         return self._shared[key]
 
-    def backend_of(self, key: Key) -> str | Backend | None:
-        """Which attention this layer uses."""
+    def attention_of(self, key: Key) -> str | Backend | None:
+        """Which backend of `lamina.attention` this layer uses."""
         attended = self.attended
         if attended is None:
-            return self.backend
+            return self.attention
         return recording(lambda shares, view: attended.update({key: (shares, view.kv_positions)}))
 
     def source_of(self, key: Key) -> dict[str, Tensor] | None:
@@ -194,18 +199,8 @@ class Step:
             self._views[kind] = make()
         return self._views[kind]
 
-    def ready(
-        self, x: Tensor, *, rope: RopeTable | None, neighbours: bool, norm: RMSNorm | None, norms_last: bool
-    ) -> Tensor:
-        """Queries or keys x [B, H, T, D] as they attend: each head normed and turned."""
-        if norm is not None and not norms_last:
-            x = norm(x)
-        if rope is not None:
-            x = rotate_neighbours(x, rope) if neighbours else self.turned(x, rope)
-        return norm(x) if norm is not None and norms_last else x
-
-    def turned(self, x: Tensor, rope: RopeTable) -> Tensor:
-        """`rotate`, with what all layers need of the table made once."""
+    def rotated(self, x: Tensor, rope: RopeTable) -> Tensor:
+        """`rotate` x [B, H, T, D]; the widened table, which all layers need, is made once per pass."""
         if torch.compiler.is_compiling() or 2 * rope[0].shape[-1] != x.shape[-1]:
             return rotate(x, rope)
         if self._widened is None or self._widened[0] is not rope:
@@ -258,13 +253,17 @@ class Step:
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
-    def commit(self, accepted: int | Sequence[int] | Tensor | None = None) -> None:
-        """Takes in each row's first `accepted` tokens (all real ones when None) and advances the clock."""
+    def commit(self, accepted: Numbers | None = None) -> None:
+        """Stores each row's first `accepted` tokens (all real ones when None), advances the clock, and closes."""
         if self.cache is not None:
             self.cache._commit(self, accepted)
 
     def abort(self) -> None:
-        """Drops the pass: the cache is as it was before it."""
+        """Drops the pass, and closes: the cache is as it was before it."""
+        self.close()
+
+    def close(self) -> None:
+        """Releases what the pass held. A closed pass cannot be committed."""
         self.closed = True
         if self.fetched is not None:
             self.fetched.close()

@@ -26,7 +26,7 @@ def reason_of(error: CapacityError) -> Reason:
 
 def cut_short(run: Run, error: CapacityError) -> Made:
     """What the run's cache holds of new tokens, after a strategy raised. Rows that had ended keep their reasons."""
-    run.cache.drop_open_step()
+    run.cache._abort_open_pass()
     tokens = [row[start:] for row, start in zip(run.cache.tokens, run.prompts, strict=True)]
     for row, (new, state) in enumerate(zip(tokens, run.stopping.rows, strict=True)):
         for token in new[len(state.tokens) :]:  # by captured steps, which the host had not looked at yet

@@ -38,7 +38,6 @@ from torch import Tensor
 from lamina.cache.cache import Cache
 from lamina.cache.io.state_dtype import idle_dtype
 from lamina.cache.ops.snapshot import Size, total, trimmed, trimmed_size
-from lamina.cache.spec import Cross
 from lamina.cache.summary import size
 from lamina.errors import InputError
 from lamina.generation.prefill import feed_rest, prefill
@@ -71,7 +70,7 @@ class Snapshot:
     ) -> Snapshot:
         own = trimmed(cache, row, states=states)
         ends: dict[str, int] = {}
-        for layer in own._all():
+        for layer in own.every_layer():
             if (back := layer.rewindable(own.clock)) is not None:
                 ends[layer.kind] = max(ends.get(layer.kind, 0), len(ids) - int(back))
         if own._logits is not None:
@@ -151,7 +150,7 @@ class PrefixStore:
             raise InputError(f"bytes={bytes}: a prefix store needs room to keep anything, such as bytes=2 * 2**30")
         if worth < 1:
             raise InputError(f"worth={worth}: it is a number of tokens, at least 1")
-        if any(isinstance(spec, Cross) for entry in model.specs for spec in entry.values()):
+        if any(spec.reads_source for entry in model.specs for spec in entry.values()):
             raise InputError(
                 f"{type(model).__name__} reads a source, on which all it remembers depends: prefixes are for "
                 "decoder-only models"
@@ -160,7 +159,7 @@ class PrefixStore:
         self.states = idle_dtype(states)
         self._made_for = (model.dtype, model.device)
         fresh = model.new_cache(pool=pool)
-        self._limited = any(layer.rewindable(fresh.clock) is not None for layer in fresh._all())
+        self._limited = any(layer.rewindable(fresh.clock) is not None for layer in fresh.every_layer())
         self._kept: list[Snapshot] = []  # the least recently used first
         self._lost: deque[Lost] = deque(maxlen=LOST)
         self._lock = threading.RLock()  # taken before the pool's, never while that is held: see cache/pool/pool.py

@@ -17,7 +17,6 @@ from lamina.cache.cache import Cache
 from lamina.cache.codec.codec import Codecs
 from lamina.cache.layers.cross import CrossLayer
 from lamina.cache.pool.pool import Pool
-from lamina.cache.spec import Cross
 from lamina.cache.summary import Line, lines
 from lamina.errors import CapacityError, InputError
 from lamina.generation.room import soon
@@ -68,7 +67,7 @@ class Use:
             raise InputError(f"a prompt of {self.prompt} tokens is longer than the whole row, length={self.length}")
 
     def check(self, model: Model) -> None:
-        reads = any(isinstance(spec, Cross) for entry in model.specs for spec in entry.values())
+        reads = any(spec.reads_source for entry in model.specs for spec in entry.values())
         if reads and self.source is None:
             raise InputError("this model reads a source: say how many tokens it has with source=…")
         if not reads and self.source is not None:
@@ -104,7 +103,7 @@ def lay_out(model: Model, use: Use) -> tuple[Cache, int]:
         if use.reserve:
             cache.reserve(soon(use.read, use.length - use.read), most=use.length)
         _grow(cache, use)
-        cache.logits_kept(model.vocab, model.dtype)
+        cache._kept_logits(model.vocab, model.dtype)
         if cache.pages is not None:
             cache.pages.prepare([(row, 0, use.length) for row in range(use.rows)])
     return cache, held.most - held.now

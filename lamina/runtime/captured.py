@@ -21,7 +21,8 @@ from lamina.cache.cache import Cache
 from lamina.cache.memory import Memory
 from lamina.errors import CaptureError, LaminaError
 from lamina.runtime.cuda_graph import Program, copy_in, current_stream, recorded
-from lamina.runtime.pointers import WIDTH, Written, layers_of, stores_of, tables_of
+from lamina.runtime.kernel_backend import KERNELS, KernelBackend, TableEntry
+from lamina.runtime.pointers import WIDTH, CacheFormat, entries_of, stores_of, tables_of
 from lamina.runtime.prebuild import wait_for_kernels
 
 if TYPE_CHECKING:
@@ -29,28 +30,30 @@ if TYPE_CHECKING:
 
 
 class Captured:
-    """T tokens a row of any cache of the model with this number of rows, written as `written` says.
+    """T tokens per row of any cache of the model that has this number of rows and this format. A `Pass`.
 
-    tables   the cache's entries, once for each kind of counts
+    tables   [kinds of counts, entries, columns] the cache's entries, once with the counts of the pass and, where a
+             second graph commits, once with the accepted counts
     """
 
-    valid = None
-    backend = None
-    forgets = False
+    backend: KernelBackend = KERNELS
+    valid: Tensor | None = None  # kernels leave out padding by the counts
 
-    def __init__(self, model: Model, rows: int, T: int, written: Written, counts: int) -> None:
+    def __init__(self, model: Model, rows: int, T: int, cache_format: CacheFormat, counts: int) -> None:
         from lamina.kernels.step_ends import HEADER
         from lamina.kernels.workspace import Workspace
 
         entries = sum(len(entry) for entry in model.specs)
-        self.model, self.rows, self.T, self.written = model, rows, T, written
+        self.model, self.rows, self.T, self.format = model, rows, T, cache_format
         self.device = model.device
         self.workspace = Workspace(self.device)
         self.tables, self.header = self._numbers(counts, entries, WIDTH), self._numbers(len(HEADER))
         self.positions, self.ids = self._numbers(rows, T), self._numbers(rows, T)
         self.counts = self.all_counts = self._numbers(rows)
-        self.layers = layers_of(model, self.tables[0], self.tables[1] if counts > 1 else None, written)
+        later = self.tables[1] if counts > 1 else None
+        self.entries: list[dict[str, TableEntry]] = entries_of(model, self.tables[0], later, cache_format)
         self.logits: Tensor | None = None
+        self.hidden: dict[int, Tensor] = {}
         self.replays: list[Program] = []  # one for each program, once they are captured
         self.failed: str | None = None  # why they cannot be captured
         self._proved: set[int] = set()  # programs that ran once, where kernels are interpreted
@@ -60,7 +63,10 @@ class Captured:
         self._give_back: Callable[[Any], None] | None = None
 
     def memory(self, i: int) -> Memory:
-        return Memory(self, i, self.layers[i])  # type: ignore[arg-type]
+        return Memory(self, i, self.entries[i])
+
+    def has_run(self, ids: Tensor | None) -> None:
+        """The ids are in `self.ids` already."""
 
     # -- one borrower at a time --------------------------------------------------------------------------------------
 

@@ -18,9 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.attention.view import View
-from lamina.cache.layers.attention import SharedLayer
 from lamina.cache.layers.base import Key, Layer
-from lamina.cache.layers.tokens import TokenLayer
 from lamina.cache.memory import Memory
 from lamina.cache.step import Step
 
@@ -57,7 +55,7 @@ class CompiledBlocks:
         first, programs = key not in self.programs, self.programs.setdefault(key, {})
         sources = {i for i, _ in step.cache.shared}
         for i, (block, kind) in enumerate(self.blocks):
-            if i in sources or any(isinstance(layer, SharedLayer) for layer in step.layers[i].values()):
+            if i in sources or any(layer.spec.reads_from for layer in step.layers[i].values()):
                 x = block(x, step.memory(i), shared)  # keys and values go from block to block
                 continue
             layers = {name: cut(layer, end) for name, layer in step.layers[i].items()}
@@ -80,7 +78,7 @@ def kind_of(block: nn.Module) -> Hashable:
 
 def why_not_compiled(step: Step, x: Tensor) -> str | None:
     """Why this pass runs block by block as it is; None when it is compiled."""
-    if not isinstance(step, Step) or step.cache is None:
+    if step.cache is None:
         return "there is no cache"
     if step.fetched is not None:
         return "the bytes of its cache live on the host, and come to each layer as it runs"
@@ -102,7 +100,7 @@ def why_not_compiled(step: Step, x: Tensor) -> str | None:
 
 
 def is_line(layer: Layer) -> bool:
-    return isinstance(layer, TokenLayer) and layer.layout.ring is None
+    return layer.layout is not None and layer.layout.ring is None
 
 
 def cut(layer: Layer, end: int | None) -> Layer:
@@ -115,7 +113,7 @@ def cut(layer: Layer, end: int | None) -> Layer:
 def let_lengths_vary(layers: Iterable[Layer]) -> None:
     """Says before the first compilation that the number of slots is not a constant."""
     for layer in layers:
-        for tensor in layer.data.values() if isinstance(layer, TokenLayer) else ():
+        for tensor in layer.data.values() if layer.layout is not None else ():
             torch._dynamo.maybe_mark_dynamic(tensor, tensor.dim() - 2)
 
 

@@ -9,10 +9,8 @@ import torch
 
 from lamina import kernels
 from lamina.cache.layers.base import Layer
-from lamina.cache.layers.tokens import TokenLayer
-from lamina.cache.spec import Attention, Convolution, Latent, LayerSpecs, Recurrent, Spec
-from lamina.kernels.eligibility import why_no_attention
-from lamina.recurrence import SSD, GatedDelta, SelectiveScan
+from lamina.cache.spec import LayerSpecs
+from lamina.runtime.kernel_backend import why_unserved
 
 if TYPE_CHECKING:
     from lamina.cache.cache import Cache
@@ -25,7 +23,7 @@ ON_THE_HOST = "its bytes live on the host; a captured step reads what is on the 
 
 def why_not_captured(model: Model, cache: Cache | None = None, rows: int = 1) -> str | None:
     """Why decoding is not captured in one graph; None when it is."""
-    if cache is not None and cache.forgets:
+    if cache is not None and cache.recomputes:
         return "without a cache every pass runs whole rows"
     if model.device.type != "cuda":
         return f"the model is on {model.device.type}; decode steps are captured on a GPU"
@@ -72,18 +70,6 @@ def why_no_kernels(
     """The first layer that no kernel of a captured step serves, in words; None when all are served."""
     for i, entry in enumerate(specs):
         for name, spec in entry.items():
-            if reason := _unserved(spec, None if layers is None else layers[i][name], dtype):
+            if reason := why_unserved(spec, None if layers is None else layers[i][name], dtype):
                 return f"layer {i} entry {name!r}: {reason}"
     return None
-
-
-def _unserved(spec: Spec, layer: Layer | None, dtype: torch.dtype) -> str | None:
-    match spec:
-        case Attention() | Latent():
-            return why_no_attention(spec, layer.coding.forms if isinstance(layer, TokenLayer) else None, dtype)
-        case Convolution():
-            return None
-        case Recurrent(rule=SSD() | SelectiveScan() | GatedDelta()):
-            slack = getattr(layer, "slack", 0)
-            return f"its slack is {slack}; a captured step keeps no log of inputs to go back to" if slack else None
-    return f"there is no kernel for {type(spec).__name__}"

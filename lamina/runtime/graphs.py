@@ -27,7 +27,7 @@ from lamina.cache.cache import Cache
 from lamina.errors import CaptureError
 from lamina.runtime.captured import Captured
 from lamina.runtime.multi_token import CapturedPass, width_for
-from lamina.runtime.pointers import Written
+from lamina.runtime.pointers import CacheFormat
 from lamina.runtime.step import CapturedStep
 
 if TYPE_CHECKING:
@@ -69,13 +69,15 @@ class Graphs:
     def step(self, rows: int, chooser: Chooser, cache: Cache | None = None) -> CapturedStep:
         """Borrows the decode step for caches with the codecs and page size of this one; for plain caches if None."""
         chooser = replace(chooser, seed=0)  # seeds are copied in
-        written = Written.like(cache)
-        return self._borrow((rows, chooser, written), lambda: CapturedStep(self.model, rows, chooser, written))
+        cache_format = CacheFormat.of(cache)
+        return self._borrow(
+            (rows, chooser, cache_format), lambda: CapturedStep(self.model, rows, chooser, cache_format)
+        )
 
     def pass_of(self, rows: int, tokens: int, cache: Cache | None = None) -> CapturedPass:
         """Borrows the pass that reads up to this many tokens a row, of caches that are kept as this one is."""
-        T, written = width_for(rows, tokens), Written.like(cache)
-        return self._borrow((rows, T, written), lambda: CapturedPass(self.model, rows, T, written))
+        T, cache_format = width_for(rows, tokens), CacheFormat.of(cache)
+        return self._borrow((rows, T, cache_format), lambda: CapturedPass(self.model, rows, T, cache_format))
 
     def why_not(self, rows: int) -> str | None:
         """Why the decode step of this many rows could not be captured, where that was tried."""

@@ -23,14 +23,16 @@ import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
-from lamina.cache.clock import on_device
+from lamina.cache.clock import on_device as to_device
 from lamina.cache.counts import Counts, Numbers
+from lamina.cache.ops.begin import admit
+from lamina.cache.ops.commit import accepted_counts, on_device
 from lamina.errors import InputError
 from lamina.kernels.device_guard import current
 from lamina.runtime.captured import Captured
 from lamina.runtime.cuda_graph import Program, copy_in
 from lamina.runtime.eligibility import MOST_ROWS, MOST_TOKENS, why_not_read
-from lamina.runtime.pointers import PLAINLY, Written, header_of
+from lamina.runtime.pointers import PLAIN_FORMAT, CacheFormat, header_of
 from lamina.runtime.prebuild import build_together
 
 if TYPE_CHECKING:
@@ -55,8 +57,8 @@ def width_for(rows: int, tokens: int) -> int:
 class CapturedPass(Captured):
     """A pass of up to T tokens a row over whatever cache is given."""
 
-    def __init__(self, model: Model, rows: int, T: int, written: Written = PLAINLY) -> None:
-        super().__init__(model, rows, T, written, counts=2)  # tables for reading, and for taking in
+    def __init__(self, model: Model, rows: int, T: int, cache_format: CacheFormat = PLAIN_FORMAT) -> None:
+        super().__init__(model, rows, T, cache_format, counts=2)  # tables for reading, and for taking in
         self.accepted = self._numbers(rows)
         self.cache: Cache | None = None  # of the pass that is open
         self.given: Counts | None = None
@@ -90,11 +92,11 @@ class CapturedPass(Captured):
         # Padding may hold anything, and what is read of the embedding by it must lie inside.
         ids = ids.to(self.ids.device, torch.int64).clamp(0, self.model.vocab - 1)
         if self.cache is not None:  # what was read before is not taken in any more
-            self.cache.drop_open_step()
+            self.cache._abort_open_pass()
         self.some = None if rows is None or len(rows) == self.rows else list(rows)
-        index = None if self.some is None else on_device(self.some, ids.device)
+        index = None if self.some is None else to_device(self.some, ids.device)
         with current(self.device), cache.steady:
-            self.given = cache.admit(self, n, self._of_all(n if counts is None else counts))
+            self.given = admit(cache, self, n, self._of_all(n if counts is None else counts))
             self.cache = cache
             try:
                 self._take_up(cache)
@@ -106,7 +108,7 @@ class CapturedPass(Captured):
                 self.capture()
                 self._replay(0)
             except BaseException:
-                cache.drop_open_step()
+                cache._abort_open_pass()
                 raise
         assert self.logits is not None
         logits = self.logits[:, :n]
@@ -115,22 +117,23 @@ class CapturedPass(Captured):
     def commit(self, accepted: Numbers | None = None) -> None:
         """Takes in the first `accepted` tokens of each row that was read (all real ones when None)."""
         cache, counts = self.cache, self.given
-        if cache is None or counts is None or cache._open is not self:
+        if cache is None or counts is None or cache._open_pass is not self:
             raise InputError("this pass is over: it was committed or dropped, or the cache was changed after reading")
-        taken = counts
-        if accepted is not None:
-            accepted = self._of_all(accepted)
-            taken = Counts.of(accepted, self.rows, counts.high, cache.device, "accepted", counts.tensor)
+        accepted = None if accepted is None else self._of_all(accepted)
         with current(self.device), cache.steady:
+            taken = accepted_counts(cache, range(self.rows), counts, accepted, rings=True)
             if cache.pages is not None:
-                cache.pages.take_rings(cache.clock, range(self.rows), taken.high)
                 self._point_at(cache, self.accepted)
             self.accepted.copy_(taken.tensor)
-            with cache.advancing(taken):
+            with on_device(cache, taken.low, taken.high):
                 self._replay(1)
 
     def abort(self) -> None:
         """Drops the pass: the cache is as it was before it."""
+        self.close()
+
+    def close(self) -> None:
+        """Forgets the cache."""
         self.cache, self.given = None, None
 
     def _of_all(self, numbers: Numbers) -> Numbers:
@@ -156,7 +159,7 @@ class CapturedPass(Captured):
 
         with self._using_kernels():
             positions(self.header, self.positions)
-            self.model.forward(self.ids, self, logits="all")  # type: ignore[arg-type]
+            self.model.forward(self.ids, self, logits="all")
 
     def taking_in(self) -> None:
         """The device half of commit: what the second graph holds. Lengths, which all others read, move last."""
@@ -164,9 +167,9 @@ class CapturedPass(Captured):
 
         assert self.logits is not None
         with self._using_kernels():
-            for entry in self.layers:
-                for layer in entry.values():
-                    layer.commit()
+            for entry in self.entries:
+                for one in entry.values():
+                    one.commit()
         take_in(self.logits, self.header, self.ids, self.accepted)
 
     def _before_capture(self) -> None:
@@ -177,13 +180,13 @@ class CapturedPass(Captured):
         """Copies the cache's tables in, where they are not those of the last pass."""
         if self._before is None or self._before() is not cache:
             reason = why_not_read(cache)
-            if reason is None and Written.like(cache) != self.written:
+            if reason is None and CacheFormat.of(cache) != self.format:
                 reason = "this pass reads other codecs or pages; model.graphs.pass_of takes the cache"
             if reason is not None:
                 raise InputError(f"this cache has no captured passes: {reason}; run plain passes with cache.step")
             self._before = weakref.ref(cache)
             self._stores = []
-        cache.logits_kept(self.model.vocab, self.model.dtype)
+        cache._kept_logits(self.model.vocab, self.model.dtype)
         self._point_at(cache, self.accepted)
         header = header_of(cache)
         if header != self._header:
@@ -193,5 +196,5 @@ class CapturedPass(Captured):
     def _forget(self) -> None:
         super()._forget()
         if self.cache is not None:
-            self.cache.drop_open_step()
+            self.cache._abort_open_pass()
         self._before, self._header = None, []

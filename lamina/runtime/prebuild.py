@@ -89,17 +89,17 @@ def build_kernels(
     """Builds the kernels of a greedy decode step, or of a pass of so many tokens, of a model on the meta device, for
     caches of this codec, or in pages of so many slots."""
     from lamina.runtime.multi_token import CapturedPass
-    from lamina.runtime.pointers import Written
+    from lamina.runtime.pointers import CacheFormat
     from lamina.runtime.step import CapturedStep
     from lamina.sampling.chooser import Chooser
 
     if why_no_kernels(model.specs, dtype=model.dtype) is not None:
         return
-    written = replace(Written.like(model.new_cache(rows, codec=codec)), page=page)
+    cache_format = replace(CacheFormat.of(model.new_cache(rows, codec=codec)), page=page)
     if tokens is None:
-        build_together(CapturedStep(model, rows, Chooser(), written).program)
+        build_together(CapturedStep(model, rows, Chooser(), cache_format).program)
     else:
-        one = CapturedPass(model, rows, tokens, written)
+        one = CapturedPass(model, rows, tokens, cache_format)
         build_together(one.reading, one.taking_in)
 
 

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from lamina.cache.cache import Cache
+from lamina.cache.ops.commit import on_device
 from lamina.cache.pool.page_table import Span
 from lamina.errors import CapacityError, InputError
 from lamina.kernels.device_guard import current
 from lamina.runtime.captured import Captured
 from lamina.runtime.cuda_graph import Program, copy_in
-from lamina.runtime.pointers import PLAINLY, Written, header_of
+from lamina.runtime.pointers import PLAIN_FORMAT, CacheFormat, header_of
 
 if TYPE_CHECKING:
     from lamina.model import Model
@@ -38,10 +39,10 @@ MOST_ENDS = 8
 class CapturedStep(Captured):
     """A pass of one token a row over whatever cache it has taken up."""
 
-    def __init__(self, model: Model, rows: int, chooser: Chooser, written: Written = PLAINLY) -> None:
+    def __init__(self, model: Model, rows: int, chooser: Chooser, cache_format: CacheFormat = PLAIN_FORMAT) -> None:
         from lamina.kernels.step_ends import scratch_for
 
-        super().__init__(model, rows, 1, written, counts=1)
+        super().__init__(model, rows, 1, cache_format, counts=1)
         self.chooser = chooser
         self.left, self.ends, self.seed = self._numbers(rows), self._numbers(MOST_ENDS), self._numbers(1)
         self.numbers, self.prompts = self._numbers(rows), self._numbers(rows)
@@ -83,8 +84,8 @@ class CapturedStep(Captured):
         most = [high + more for high, more in zip(cache.clock.sync(), left, strict=True)]
         if cache.limit is not None and max(most) > cache.limit:
             raise CapacityError(f"{max(most)} tokens a row were asked for, and the cache has room for {cache.limit}")
-        cache.drop_open_step()
-        cache.logits_kept(self.model.vocab, self.model.dtype)
+        cache._abort_open_pass()
+        cache._kept_logits(self.model.vocab, self.model.dtype)
         self._cache, self._stores, self._header, self._most = weakref.ref(cache), [], [], most
         self._make_room(cache, 1)
         copy_in(self.ends, ends + [-1] * (MOST_ENDS - len(ends)))
@@ -131,9 +132,9 @@ class CapturedStep(Captured):
                 with cache.steady:
                     several = steps if cache.pages is None else self._provided(cache, steps, rows)
                     self._make_room(cache, several)
-                    cache.clock.drift(several)  # before: an interrupt in between leaves bounds that hold
-                    for _ in range(several):
-                        self._replay()
+                    with on_device(cache, [0] * cache.rows, several):
+                        for _ in range(several):
+                            self._replay()
                 steps -= several
 
     def _provided(self, cache: Cache, steps: int, rows: Sequence[int] | None) -> int:
@@ -169,7 +170,7 @@ class CapturedStep(Captured):
 
         with self._using_kernels():
             step_ends.positions(self.header, self.positions)
-            logits = self.model.forward(self.ids, self, logits="last")  # type: ignore[arg-type]
+            logits = self.model.forward(self.ids, self, logits="last")
         assert logits is not None
         scores = logits
         if self.seen is not None:

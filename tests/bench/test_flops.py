@@ -25,7 +25,7 @@ def test_a_prefill_counts_what_pytorch_counts_less_the_pairs_that_are_not_visibl
     ids, layers = torch.arange(TOKENS)[None], [{"attention": entry["attention"].layer(None)} for entry in model.specs]
     for _ in range(2):  # the first pass may try several ways of computing the same
         step = Step.alone(layers, (1, TOKENS), torch.device("cpu"))
-        step.backend = "eager"
+        step.attention = "eager"
         with FlopCounterMode(display=False) as counter:
             model.forward(ids, step, logits=None)
     c = model.config

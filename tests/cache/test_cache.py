@@ -218,14 +218,16 @@ def test_a_join_has_the_room_that_is_asked_for_and_goes_on_in_it(kind: str) -> N
         world.feed(tokens)
     joined = Cache.join([world.cache for world in worlds], room=90)
     assert joined.tokens == [world.cache.tokens[0] for world in worlds]
-    where = {t.data_ptr() for layer in joined._all() if getattr(layer, "in_line", False) for t in layer.data.values()}
+    where = {
+        t.data_ptr() for layer in joined.every_layer() if getattr(layer, "in_line", False) for t in layer.data.values()
+    }
     assert where
     model = toy(kind)
     for row, ids in enumerate(joined.tokens):
         assert_close(model([[3]], cache=joined.select([row]))[0, -1], truth(kind, (*ids, 3))[-1])
     model(random_ids(2, 50, 0), cache=joined)
     assert where == {
-        t.data_ptr() for layer in joined._all() if getattr(layer, "in_line", False) for t in layer.data.values()
+        t.data_ptr() for layer in joined.every_layer() if getattr(layer, "in_line", False) for t in layer.data.values()
     }
 
 

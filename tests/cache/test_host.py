@@ -148,7 +148,7 @@ def test_there_are_two_windows_of_one_layer_each_however_many_layers_there_are(k
     cache = World.fresh(kind, 2, capacity=64, slack=2, residence="host").cache
     feed(cache, 40)
     layers = [sum(layer.nbytes for layer in entry.values() if is_far(layer)) for entry in cache.layers]
-    parts = max(len(layer.data) for layer in cache._all()) * 3
+    parts = max(len(layer.data) for layer in cache.every_layer()) * 3
     assert len(fetcher(cache).windows) == 2
     assert 2 * max(layers) - 64 <= fetcher(cache).nbytes <= 2 * (max(layers) + parts * 256)  # lengths stay; rounding
     assert {line.kind: line.residence for line in lines(cache)}["fetched"] == "device"
@@ -286,7 +286,7 @@ def test_no_operation_mixes_host_and_device(kind: str) -> None:
         joined = Cache.join([cache, other])
         go(joined, 1)
         trimmed(joined, 2)
-        for layer in filter(is_far, joined._all()):
+        for layer in filter(is_far, joined.every_layer()):
             assert {x.device.type for name, x in layer.data.items() if name != "lengths"} == {"cpu"}
 
 
@@ -304,10 +304,10 @@ def test_stale_bytes_in_windows_never_reach_an_output(kind: str) -> None:
 def test_a_pass_that_is_dropped_halfway_leaves_the_host_as_it_was(kind: str) -> None:
     world = World.fresh(kind, 2, None, slack=2, residence="host")
     world.feed(7)
-    kept = [{n: x.clone() for n, x in layer.used(7, 7).data.items()} for layer in world.cache._all()]
+    kept = [{n: x.clone() for n, x in layer.used(7, 7).data.items()} for layer in world.cache.every_layer()]
     world.feed(4, fails_after=0, poison=False)
     world.feed(4, fails_after=-1, poison=False)
-    for before, layer in zip(kept, world.cache._all(), strict=True):
+    for before, layer in zip(kept, world.cache.every_layer(), strict=True):
         assert all(torch.equal(x, layer.used(7, 7).data[n]) for n, x in before.items())
     world.feed(1, fails_after=1)
     world.feed(3)
@@ -380,7 +380,7 @@ def test_a_fork_shares_no_memory_on_the_host_or_in_windows() -> None:
     twin = cache.fork()
     feed(twin, 1)
     ours, theirs = (
-        {x.data_ptr() for one in c._all() for x in one.data.values()}
+        {x.data_ptr() for one in c.every_layer() for x in one.data.values()}
         | {w.buffer.data_ptr() for w in fetcher(c).windows if w.buffer is not None}
         for c in (cache, twin)
     )

@@ -44,7 +44,7 @@ def test_a_file_with_rounded_states_goes_on_within_the_tolerance(
     cache.save(tmp_path / "exact").save(tmp_path / "rounded", states=states)
     exact, rounded = (lamina.load_cache(tmp_path / name, model, residence=residence) for name in ("exact", "rounded"))
     assert (tmp_path / "rounded").stat().st_size < (tmp_path / "exact").stat().st_size
-    for one, two in zip(exact._all(), rounded._all(), strict=True):
+    for one, two in zip(exact.every_layer(), rounded.every_layer(), strict=True):
         assert {n: x.dtype for n, x in one.data.items()} == {n: x.dtype for n, x in two.data.items()}
         for name, x in one.data.items():
             assert name in one.states or torch.equal(x, two.data[name])
@@ -69,7 +69,7 @@ def test_bytes_of_what_is_trimmed_are_known_before(kind: str) -> None:
     for states in (None, torch.bfloat16):
         own = trimmed(cache, 1, states=states)
         assert trimmed_size(cache, 1, states).nbytes == own.nbytes + own.record.nbytes + own.logits.nbytes  # type: ignore[union-attr]
-    assert all(idle(layer, torch.bfloat16).nbytes == idle_bytes(layer, torch.bfloat16) for layer in cache._all())
+    assert all(idle(layer, torch.bfloat16).nbytes == idle_bytes(layer, torch.bfloat16) for layer in cache.every_layer())
 
 
 def test_a_prefix_store_keeps_states_in_half_of_the_bytes_and_goes_on_within_the_tolerance() -> None:
@@ -81,12 +81,14 @@ def test_a_prefix_store_keeps_states_in_half_of_the_bytes_and_goes_on_within_the
         model.generate([prompt], 1, prefixes=store, eos_token_id=())
         cache, _ = store.start([np.array([*prompt, 1])])
         assert cache.tokens == [prompt]
-        states = [layer.data[name] for layer in cache._all() for name in layer.states if name in layer.data]
+        states = [layer.data[name] for layer in cache.every_layer() for name in layer.states if name in layer.data]
         assert states and all(state.dtype == torch.float32 for state in states)
         logits.append(continued(cache))
     assert 0 < off(logits[1], logits[0]) < WITHIN["bfloat16"]
     less = exact.nbytes - rounded.nbytes
-    sizes = [sum(layer.data["head"].nbytes for layer in one.cache._all() if layer.states) for one in rounded._kept]
+    sizes = [
+        sum(layer.data["head"].nbytes for layer in one.cache.every_layer() if layer.states) for one in rounded._kept
+    ]
     assert less == sum(sizes) > 0  # what went is as much as what is left of them
     assert all(
         one.size.nbytes == one.cache.nbytes + one.cache.record.nbytes + one.cache.logits.nbytes for one in rounded._kept

@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from lamina import Cache
+from lamina.cache.ops.begin import admit
+from lamina.cache.ops.commit import on_device
 from lamina.cache.ops.journal import Change
 from lamina.model import Model
 from tests.cache.interrupting import interrupted, lines_of
@@ -223,7 +225,7 @@ class Elsewhere:
 
     over = False
 
-    def abort(self) -> None:
+    def close(self) -> None:
         self.over = True
 
 
@@ -233,10 +235,10 @@ def test_the_host_knows_the_lengths_whenever_a_pass_is_committed_on_the_device(m
     model = model_of("llama")
     cache, one = model.new_cache(2), Elsewhere()
     model([[1, 2, 3], [4, 5, 6]], cache=cache)
-    taken = cache.admit(one, 2, [2, 1])  # type: ignore[arg-type]
+    taken = admit(cache, one, 2, [2, 1])  # type: ignore[arg-type]
 
     def launch() -> None:
-        with cache.advancing(taken):
+        with on_device(cache, taken.low, taken.high):
             if moved:
                 cache.clock.lengths.add_(taken.tensor)
             if cut:

@@ -214,7 +214,7 @@ def test_bytes_are_counted_exactly_and_never_exceed_the_budget(family: str) -> N
         model.generate([prompt], 5, prefixes=store, **ENDLESS)
         assert 0 < store.nbytes <= budget
         assert store.nbytes == sum(
-            sum(t.nbytes for layer in one.cache._all() for t in layer.data.values())
+            sum(t.nbytes for layer in one.cache.every_layer() for t in layer.data.values())
             + one.cache.record.nbytes + sum(logits.nbytes for logits in one.after.values())
             for one in store._kept
         )  # fmt: skip

@@ -15,7 +15,7 @@ from triton.runtime.interpreter import GridExecutor
 
 from lamina.model import Model
 from lamina.runtime.multi_token import CapturedPass
-from lamina.runtime.pointers import Written
+from lamina.runtime.pointers import CacheFormat
 from lamina.runtime.step import CapturedStep
 from lamina.sampling.chooser import Chooser
 
@@ -59,7 +59,7 @@ def pass_launches(model: Model, rows: int, tokens: int) -> tuple[list[str], list
 def launches(model: Model, rows: int = 1, codec: str | None = None) -> tuple[list[str], list[list[str]], list[str]]:
     """What a step launches before its first block, in each block, and after the last."""
     cache = model.new_cache(rows=rows, capacity=32, codec=codec)
-    step = CapturedStep(model, rows, Chooser(), Written.like(cache))
+    step = CapturedStep(model, rows, Chooser(), CacheFormat.of(cache))
     step.take_up(cache, torch.zeros(rows, dtype=torch.int64), [4] * rows, ())
     recorder = Recorder()
     marks: list[int] = []

@@ -17,7 +17,7 @@ from lamina.kernels.attention.mla_project import into_latent, out_of_latent, val
 from lamina.kernels.attention.shape import Shape
 from lamina.kernels.limits import CARDS
 from lamina.nn import RMSNorm
-from lamina.runtime.pointers import DeviceLatent
+from lamina.runtime.kernel_backend import KERNELS, TableEntry
 from tests.kernels.stores import Held, error
 
 SMALL = Shape(block=16, warps=4, stages=2)
@@ -201,9 +201,9 @@ def test_a_layer_of_a_captured_step_equals_the_plain_one(neighbours: bool) -> No
     table = (rope[0], rope[1])
     in_latent, new = ready(q, kv, up[:, :nope], norm.weight, table, neighbours)  # type: ignore[arg-type]
     expected = seen(held, in_latent, new, rank) @ up[:, nope:].double().mT
-    layer = DeviceLatent(Latent(rank, 2 * pairs), held.table())
-    out = layer.attend_latent(
-        None, (0, ""), q, kv, norm=norm, rope=table, neighbours=neighbours, up=up, scale=0.3  # type: ignore[arg-type]
+    entry = TableEntry(Latent(rank, 2 * pairs), held.table())
+    out = KERNELS.attend_latent(
+        None, (0, ""), entry, q, kv, norm=norm, rope=table, neighbours=neighbours, up=up, scale=0.3  # type: ignore[arg-type]
     )  # fmt: skip
     assert error(out, expected, held.real(1)) < 1e-5
     assert not out[2].any()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from lamina.kernels.recurrent.recur import Tile
 from lamina.kernels.workspace import scratch
 from lamina.nn import GatedRMSNorm, ShortConvolution
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan, causal_convolution_by_steps
-from lamina.runtime.pointers import DeviceConvolution, DeviceRecurrent
+from lamina.runtime.kernel_backend import KERNELS, TableEntry
 from lamina.runtime.step import CapturedStep
 from lamina.sampling.chooser import Chooser
 from tests.families.harness import pair
@@ -118,11 +119,8 @@ class Mixer:
     def memory(self) -> Memory:
         """What a captured step gives to the mixer's layer."""
         ring, state = self.tables
-        layers: dict[str, Any] = {
-            "conv": DeviceConvolution(self.conv.spec, ring),
-            "state": DeviceRecurrent(Recurrent(self.rule), state),
-        }
-        return Memory(None, 0, layers)  # type: ignore[arg-type]
+        entries = {"conv": TableEntry(self.conv.spec, ring), "state": TableEntry(Recurrent(self.rule), state)}
+        return Memory(SimpleNamespace(backend=KERNELS), 0, entries)  # type: ignore[arg-type]
 
     def plain(self, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
         """Out [B, 1, W] and the new state, one operation after the other, in `dtype` where it is given."""

@@ -76,7 +76,7 @@ def test_a_pass_that_is_over_or_does_not_fit_is_refused_in_words() -> None:
     cache, graphs, ids = start(model)[0], Graphs(model), torch.tensor([[1], [2]])
     one = graphs.pass_of(2, 1)
     over = "this pass is over"
-    for end in (one.abort, one.commit, lambda: cache.reset([1]), lambda: cache.step(1), cache.drop_open_step):
+    for end in (one.abort, one.commit, lambda: cache.reset([1]), lambda: cache.step(1), cache._abort_open_pass):
         one.read(cache, ids)
         end()
         with pytest.raises(InputError, match=over):

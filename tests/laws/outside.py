@@ -23,6 +23,7 @@ from lamina.cache.layers.layout import Layout
 class Peak(Spec):
     """The largest input so far, by channel."""
 
+    calls = ("highest",)
     channels: int
 
     def layer(self, keeping: Keeping | None) -> PeakLayer:

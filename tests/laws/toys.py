@@ -257,9 +257,7 @@ class Highest(nn.Module):
         self.specs = {"peak": Peak(WIDTH)}
 
     def forward(self, x: Tensor, memory: Memory, shared: Tensor) -> Tensor:
-        peak = memory["peak"]
-        layer = peak.layer
-        return x + 0.5 * layer.highest(peak.step, peak.key, x + shared)  # type: ignore[attr-defined]
+        return x + 0.5 * memory.call("highest", x + shared)
 
 
 SCAN, DUAL = SelectiveScan(channels=4, state=3), SSD(heads=4, head_dim=2, state=3, groups=2)

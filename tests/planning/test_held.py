@@ -45,7 +45,7 @@ def test_a_real_pass_holds_what_the_rehearsed_one_does(family: str, monkeypatch:
         Use(3, 40, prompt=1, source=given),
     ):
         cache = subject.new_cache(use.rows, slack=use.slack).reserve(use.length)
-        cache.logits_kept(subject.vocab, subject.dtype)
+        cache._kept_logits(subject.vocab, subject.dtype)
         most = []
         if given is not None:
             ids = torch.zeros(use.rows, given, dtype=torch.int64)

@@ -145,7 +145,7 @@ def test_what_growing_holds_besides_is_what_a_cache_that_grows_holds(family: str
         cache = subject.new_cache(2)
         for length in range(3, 151):
             cache.reserve(length)
-        cache.logits_kept(67, torch.float32)
+        cache._kept_logits(67, torch.float32)
     assert held.now == plan.cache
     assert held.most - held.now == plan.growing > 0
     assert [line.slots for line in plan.lines if line.kind == "attention"] in ([256], [])

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from lamina.cache.layers.base import Key
-from lamina.cache.spec import Cross
 from lamina.cache.step import Step
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def _mean_keys(model: Model) -> dict[Key, Tensor]:
     specs = model.specs
     layers = [{name: spec.layer(None) for name, spec in entry.items()} for entry in specs]
     step, keys = Step.alone(layers, (1, tokens), model.device), {}
-    if any(isinstance(spec, Cross) for entry in specs for spec in entry.values()):
+    if any(spec.reads_source for entry in specs for spec in entry.values()):
         source = model.encode(ids)
         step.source = model.crossed(source, 1)
         keys = {key: k for key, (k, _) in model.cross_states(source).items()}

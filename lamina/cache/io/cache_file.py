@@ -30,7 +30,6 @@ from lamina.cache.io import checked_file
 from lamina.cache.io.fingerprint import Fingerprint, dtype_name
 from lamina.cache.io.state_dtype import as_kept, idle, idle_dtype
 from lamina.cache.layers.base import Layer
-from lamina.cache.layers.cross import CrossLayer
 from lamina.cache.pool.pool import checked_pool
 from lamina.cache.spec import is_model
 from lamina.errors import CacheFileError, InputError
@@ -136,7 +135,7 @@ def load_cache(
         for name, tensor in file.tensors():
             places[name].copy_(tensor)
         for _, layer in _layers(cache):
-            if isinstance(layer, CrossLayer):
+            if layer.spec.reads_source:
                 layer.poison(cache.clock)  # clears what is past a source's end, which older files do not
     return cache
 

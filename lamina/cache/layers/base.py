@@ -1,18 +1,21 @@
-"""A layer: one thing one model layer remembers, for every row.
+"""`Layer`: the protocol of every kind of layer, and the verbs that all kinds share.
 
-All of it lies in `data`, named tensors with rows in front, so selecting, repeating, joining, forking, moving and saving
-are the same few lines for every kind. A kind adds how a pass reads and writes it, what it does at commit, and how far
-it can be taken back. A layer with no data at all is *bare*: it serves a pass without a cache, and keeps nothing.
+A layer stores one thing that one layer of the model remembers, for every row. All of it is in `data`, named tensors
+[B, ...], so select, repeat, join, fork, move and save are the same few lines for every kind. A kind adds how a pass
+reads and writes it, what commit writes, and how far it can be rewound. What is computed from it is the business of a
+backend (`lamina.cache.backend`). A layer without data is *bare*: it serves a pass without a cache, and stores nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
 
 from lamina.cache.clock import Clock
+from lamina.cache.codec.codec import Coding
+from lamina.cache.layers.layout import Layout
 from lamina.cache.spec import Spec
 from lamina.cache.storage.device import Storage
 from lamina.errors import InputError
@@ -38,23 +41,38 @@ def grown(have: int, needed: int, expected: int | None) -> int:
 
 
 class Layer:
-    """The interface and the shared verbs. A verb that returns a layer returns one that shares nothing with it that is
-    ever written."""
+    """The interface of a layer, with the defaults of a kind that stores nothing by token. A verb that returns a layer
+    returns one that shares no memory with it that is ever written."""
 
-    constants: dict[str, Tensor] | None = None
-    """Tensors of the model, as the last pass gave them, that going back needs."""
+    constants: Mapping[str, Tensor] | None = None
+    """Tensors of the model, as the last pass gave them, that a rewind needs."""
 
     states: tuple[str, ...] = ()
-    """Which of the data a whole past is folded into: see io/state_dtype.py."""
+    """Names of the data that hold recurrent states, which files may round: see io/state_dtype.py."""
 
     expected: int | None = None
-    """Tokens that a row will hold in the end, where somebody said so: growth stops there (`Cache.reserve`)."""
+    """Tokens that a row will hold in the end, if known: growth stops there (`Cache.reserve`)."""
 
     storage: Storage = Storage()
-    """Where the data lies; a kind that knows nothing of places has it on the device."""
+    """Where the tensors are stored; on the device unless a kind chooses otherwise."""
+
+    coding: Coding = Coding()
+    """How a codec quantizes its fields; plain by default."""
+
+    layout: Layout | None = None
+    """Position -> slot, for kinds that have one slot per token."""
+
+    grows = False
+    """True if `reserve` may still enlarge it."""
+
+    pageable = False
+    """True if a pool stores its tokens in pages, where a cache has one."""
+
+    slack = 0
+    """How many committed tokens it can be rewound by."""
 
     by_pass = False
-    """Whether every pass must store its tokens here (`Step.wrote`, `Step.leave`) before it can be committed."""
+    """True if every pass must store its tokens here (`Step.wrote`, `Step.leave`) before it can be committed."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -68,6 +86,16 @@ class Layer:
     def kind(self) -> str:
         """The word for this kind in tables."""
         return type(self.spec).__name__.lower()
+
+    @property
+    def in_line(self) -> bool:
+        """True if contiguous, unpaged and on the device: slot == position."""
+        return False
+
+    def columns(self) -> dict[str, int]:
+        """Addresses and sizes for the row of a kernel table, by column name (`lamina.kernels.columns`); by default the
+        address of the first tensor, as "k", and of the second, as "v"."""
+        return {name: x.data_ptr() for name, x in zip(("k", "v"), self.data.values(), strict=False)}
 
     @property
     def limit(self) -> int | None:

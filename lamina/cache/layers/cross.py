@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
-from lamina.attention.core import attention
 from lamina.attention.view import View
 from lamina.attention.window import Full
 from lamina.cache.clock import Clock, allocate, on_device
 from lamina.cache.codec.codec import KEY, VALUE, Coding
 from lamina.cache.counts import row_numbers
+from lamina.cache.layers.attention import KeysValues
 from lamina.cache.layers.base import Key, Layer
 from lamina.cache.layers.layout import Layout
 from lamina.cache.spec import Cross, Keeping
@@ -103,7 +103,7 @@ class CrossLayer(Layer):
             self.storage.widen(parts, slots)
             self.data.update(parts)
 
-    def attend(self, step: Step, key: Key, q: Tensor, k: Tensor | None, v: Tensor | None, **how: object) -> Tensor:
+    def keys_values(self, step: Step, key: Key, k: Tensor | None, v: Tensor | None) -> KeysValues:
         if self.bare:
             held = step.source_of(key)
         else:
@@ -119,8 +119,7 @@ class CrossLayer(Layer):
             positions = Layout().positions(held["k"].shape[-2], held["lengths"])
             return View(step.positions, positions, Full(), causal=False, finite=not self.bare)
 
-        view = step.view(("cross", held["k"].shape[-2]), make)
-        return attention(q, held["k"], held["v"], view, backend=step.backend_of(key), **how)  # type: ignore[arg-type]
+        return held["k"], held["v"], step.view(("cross", held["k"].shape[-2]), make)
 
     def needed(self, lengths: list[int]) -> SlotRuns:
         whole = [(row, 0, self.slots) for row in range(len(lengths))]

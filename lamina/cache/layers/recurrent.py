@@ -16,6 +16,7 @@ commit puts the new one in its place, folding again over the accepted tokens whe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
@@ -30,14 +31,13 @@ from lamina.cache.layers.tokens import TokenLayer, pick_tokens
 from lamina.cache.spec import Convolution, Keeping, Recurrent
 from lamina.cache.storage.device import read_slots, write_slots
 from lamina.cache.storage.host import storage_for
-from lamina.recurrence.conv import causal_convolution
 from lamina.recurrence.rule import Rule
 
 if TYPE_CHECKING:
     from lamina.cache.step import Step
     from lamina.cache.storage.prefetch import Fetched, SlotRuns
 
-Inputs = dict[str, Tensor]
+Inputs = Mapping[str, Tensor]
 
 
 class ConvolutionLayer(TokenLayer):
@@ -57,18 +57,16 @@ class ConvolutionLayer(TokenLayer):
     def kind(self) -> str:
         return f"convolution {self.spec.kernel}"
 
-    def convolve(self, step: Step, key: Key, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x [B, T, C], weight [C, K], bias [C] -> [B, T, C]"""
+    def past(self, step: Step, key: Key, x: Tensor) -> Tensor:
+        """The K - 1 inputs [B, K - 1, C] in front of this pass's inputs x [B, T, C], which commit will store."""
         back = self.spec.kernel - 1
         if self.bare:
-            x = step.unpacked(x)
-            past = x.new_zeros(x.shape[0], back, x.shape[2])
-            return step.packed(causal_convolution(past, x, weight, bias))
+            return x.new_zeros(x.shape[0], back, x.shape[2])
         positions = step.before[:, None] + torch.arange(-back, 0, device=x.device)  # [B, K - 1]
         past = self.storage.read(self.data, step.row_index, self.layout.slots(positions.clamp(min=0)))["x"]
         past = past.masked_fill((positions < 0)[..., None], 0)
         step.leave(key, {"x": x})
-        return causal_convolution(past.to(x.dtype), x, weight, bias)
+        return past.to(x.dtype)
 
 
 @dataclass
@@ -128,18 +126,21 @@ class RecurrentLayer(Layer):
     def kind(self) -> str:
         return type(self.rule).__name__
 
-    def recur(self, step: Step, key: Key, inputs: Inputs, constants: Inputs) -> Tensor:
-        """inputs [B, T, *shape] of this pass -> outputs [B, T, ...]"""
-        if self.bare:
-            inputs = {name: step.unpacked(x) for name, x in inputs.items()}
-            rows = next(iter(inputs.values()))
-            exact = torch.promote_types(rows.dtype, torch.float32)
-            head = rows.new_zeros((rows.shape[0], *self.rule.state_shape), dtype=exact)
-            out, _ = self.rule.chunk(head, inputs, constants, step.unpacked_valid)
-            return step.packed(out)
-        out, state = self.rule.chunk(self.storage.take(step, self.data["head"]), inputs, constants, step.valid)
-        step.leave(key, Recurred(inputs, constants, state))
-        return out
+    def columns(self) -> dict[str, int]:
+        return {"k": self.data["head"].data_ptr()}
+
+    def state(self, step: Step, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The state [B, *state] in front of this pass's inputs [B, T, *shape]."""
+        if not self.bare:
+            return self.storage.take(step, self.data["head"])
+        like = next(iter(inputs.values()))
+        exact = torch.promote_types(like.dtype, torch.float32)
+        return like.new_zeros((like.shape[0], *self.rule.state_shape), dtype=exact)
+
+    def leave(self, step: Step, key: Key, inputs: Inputs, constants: Inputs, state: Tensor) -> None:
+        """Leaves for commit what this pass read, and the state after its real tokens."""
+        if not self.bare:
+            step.leave(key, Recurred(inputs, constants, state))
 
     # -- commit and rewind -----------------------------------------------------------------------------------------
 

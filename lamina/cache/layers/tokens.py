@@ -58,8 +58,21 @@ def pick_tokens(new: Tensor, index: Tensor) -> Tensor:
     return torch.take_along_dim(new, index.reshape(shape), dim=-2)
 
 
+def _column(part: str) -> str:
+    """The column of a kernel table that holds the address of a part.
+
+    >>> _column("v"), _column("latent.codes"), _column("latent.scales")
+    ('v', 'k', 'k.scales')
+    """
+    field, _, rest = part.partition(".")
+    field = field if field in ("k", "v") else "k"
+    return field if rest in ("", "codes") else f"{field}.{rest}"
+
+
 class TokenLayer(Layer):
-    """A layer kept as one slot per token."""
+    """A layer with one slot per token."""
+
+    layout: Layout
 
     roles: Mapping[str, Role] = {}
     """What each field is to a codec; one without a role is kept as it is."""
@@ -93,7 +106,6 @@ class TokenLayer(Layer):
 
     @property
     def in_line(self) -> bool:
-        """Whether slots are positions, all of them in memory that whoever has the layer may read and write."""
         return self.layout.ring is None and type(self.storage) is Storage
 
     @property
@@ -119,6 +131,11 @@ class TokenLayer(Layer):
     @property
     def format(self) -> str:
         return str(self.coding.codec) if self.coding.forms else super().format
+
+    def columns(self) -> dict[str, int]:
+        columns = {_column(name): part.data_ptr() for name, part in self.data.items()}
+        columns |= {"slots": self.slots, "ring": self.layout.ring or 0, "keep": self.layout.keep}
+        return columns | self.storage.columns()
 
     # -- room ------------------------------------------------------------------------------------------------------
 

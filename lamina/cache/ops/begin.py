@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lamina.cache.clock import on_device
 from lamina.cache.counts import Counts, Numbers, row_numbers, whole
-from lamina.cache.layers.cross import CrossLayer
+from lamina.cache.passes import OpenPass
 from lamina.cache.step import Step
 from lamina.cache.storage.prefetch import Fetched
 from lamina.errors import CapacityError, InputError
@@ -49,9 +49,9 @@ def open_step(
         cache.layers, T, before, None if real is None else real.tensor, cache=cache, rows=chosen,
         start=first if one_length else None,
         bound=max(high[row] + n for row, n in zip(numbers, most, strict=True)),
-        counts_high=most, counts_exact=real is None or real.low == real.high, spans=spans,
+        given=real, spans=spans,
     )  # fmt: skip
-    step.forgets = cache.forgets
+    step.recomputes = cache.recomputes
     step.base = clock.base.clone() if index is None else clock.base.index_select(0, index)
     if cache.fetcher is not None:
         cache.fetcher.reserve(cache.layers, {i for i, _ in cache.shared}, len(numbers))
@@ -61,6 +61,14 @@ def open_step(
     if T == 1:  # a ring takes one token in place
         clock.touch(1, index)
     return step
+
+
+def admit(cache: Cache, one: OpenPass, T: int, counts: Numbers) -> Counts:
+    """Opens a pass of T tokens over all rows that runs elsewhere: checks and makes room, as `Cache.step` does."""
+    real = make_room(cache, T, list(range(cache.rows)), counts)
+    assert real is not None
+    cache._open(one)
+    return real
 
 
 def make_room(cache: Cache, T: int, rows: list[int], counts: Numbers | None) -> Counts | None:
@@ -85,7 +93,7 @@ def make_room(cache: Cache, T: int, rows: list[int], counts: Numbers | None) -> 
 
 def _grow(cache: Cache, rows: list[int], counts: Counts | None, T: int) -> None:
     clock, limit = cache.clock, cache.limit
-    room = min((layer.slots or 0 for layer in cache._all() if getattr(layer, "grows", False)), default=None)
+    room = min((layer.slots or 0 for layer in cache.every_layer() if layer.grows), default=None)
 
     def needed() -> list[int]:
         most = [T] * len(rows) if counts is None else counts.high
@@ -117,7 +125,7 @@ def _full(cache: Cache, row: int, length: int, more: int, limit: int) -> Capacit
 
 
 def _check_sources(cache: Cache, rows: list[int]) -> None:
-    if cache.model is None or not any(isinstance(layer, CrossLayer) for layer in cache._all()):
+    if cache.model is None or not cache.reads_source:
         return
     for row in rows:
         if not cache.clock.sourced[row]:

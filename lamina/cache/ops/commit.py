@@ -1,12 +1,20 @@
-"""Committing a pass: each row's accepted tokens are stored by every layer, and then the clock moves.
+"""Commit: how the tokens of a pass become part of a cache, whoever ran the pass.
 
-Lines have them in their slots already. What a layer could not write before it knew how many are accepted (rings,
-convolutions, recurrent states) it has left with the step, and writes now. With the tokens go their ids and the logits
-after the last of them. All of it is one `Change`: an interrupt leaves the cache before the pass or after it.
+    host      `accepted_counts`: how many tokens of each row, checked; pages for rings; bounds on the new lengths
+    layers    what a layer could not write before (rings, convolutions, recurrent states); lines have theirs already
+    record    the ids of the tokens
+    logits    those after each row's last accepted token
+    clock     `base`, `written` and the lengths, last
+
+`commit` does all of it for a `Step`, with PyTorch operations, as one `Change`: an interrupt leaves the cache before the
+pass or after it. A captured pass does layers to clock in a CUDA graph (`lamina.kernels.step_ends` has the kernels), and
+the host's half around its launch is `on_device`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,31 +32,58 @@ if TYPE_CHECKING:
     from lamina.cache.cache import Cache
 
 
+def accepted_counts(
+    cache: Cache, rows: Sequence[int], given: Counts, accepted: Numbers | None, *, rings: bool
+) -> Counts:
+    """How many tokens of each of these rows are stored: `accepted`, or all that were given when None.
+
+    rings   True if rings are written at commit: they get pages again, since pages may have been shared in between
+    """
+    taken = given
+    if accepted is not None:
+        taken = Counts.of(accepted, len(rows), given.high, cache.device, "accepted", given.tensor)
+        if taken.out_of_range is not None:
+            cache.clock.doubt(taken.out_of_range)
+        if cache.fetcher is not None:
+            taken.read()
+    if cache.pages is not None and rings:
+        cache.pages.take_rings(cache.clock, rows, taken.high)
+    return taken
+
+
+@contextmanager
+def on_device(cache: Cache, low: Sequence[int], high: int | Sequence[int]) -> Iterator[None]:
+    """Around the launches that commit on the device: each row goes on by `low` to `high` tokens.
+
+        with on_device(cache, taken.low, taken.high):
+            graph.replay()
+
+    An admitted pass is over from here on, so it cannot be committed twice. The host's bounds on the lengths hold
+    before, inside and after, also if an interrupt comes.
+    """
+    one = cache._release_open_pass()
+    cache.clock.drift(high)
+    yield
+    cache.clock.drifted(low)
+    if one is not None:
+        one.close()
+
+
 def commit(cache: Cache, step: Step, accepted: Numbers | None) -> None:
     """See `Step.commit`."""
     _check_ran(cache, step)
-    counts, slack, clock = step._counts_high or [], cache.slack, cache.clock
-    if accepted is None:
-        taken, high = step.all_counts, counts
-        low = counts if step.counts is None or step.counts_exact else [0] * len(counts)
-        if step.fetched is not None:
-            step.fetched.taken = counts
-    else:
-        given = Counts.of(accepted, len(counts), counts, cache.device, "accepted", step.counts)
-        if given.out_of_range is not None:
-            clock.doubt(given.out_of_range)
-        if step.fetched is not None:
-            step.fetched.taken = given.read()
-        taken, low, high = given.tensor, given.low, given.high
+    slack, clock = cache.slack, cache.clock
     numbers = list(range(cache.rows)) if step.rows is None else step.rows
-    if cache.pages is not None and step.T > 1:
-        cache.pages.take_rings(clock, numbers, high)
-    least = [clock.low[row] + n for row, n in zip(numbers, low, strict=True)]
-    most = [clock.high[row] + n for row, n in zip(numbers, high, strict=True)]
+    counts = accepted_counts(cache, numbers, step.given, accepted, rings=step.T > 1)
+    if step.fetched is not None:
+        step.fetched.taken = counts.high
+    taken, whole = counts.tensor, accepted is None
+    least = [clock.low[row] + n for row, n in zip(numbers, counts.low, strict=True)]
+    most = [clock.high[row] + n for row, n in zip(numbers, counts.high, strict=True)]
     bases = [clock.base_low[row] for row in numbers]
     step.folds = slack > 0 and any(end - base > 2 * slack for end, base in zip(most, bases, strict=True))
     bases = [_base_low(*ends, slack) for ends in zip(bases, least, most, strict=True)]
-    after = step.after if taken is step.all_counts else step.before + taken
+    after = step.after if whole else step.before + taken
 
     def publish() -> None:
         step.put(clock.base, step.base_after(taken) if slack else after)
@@ -67,7 +102,7 @@ def commit(cache: Cache, step: Step, accepted: Numbers | None) -> None:
 
 
 def _add(change: Change, layer: Layer, step: Step, left: Any, taken: Tensor) -> None:
-    """What a layer computes and writes."""
+    """Adds what a layer computes and writes."""
     far = step.fetched
     if far is not None and is_far(layer):
         write = partial(layer.commit_far, far, step)
@@ -116,7 +151,7 @@ def _keep_logits(cache: Cache, step: Step, taken: Tensor) -> None:
             known = step.take(cache._logits)
             step.put(cache._logits, known.masked_fill((taken > 0)[:, None], float("nan")))
         return
-    kept = cache.logits_kept(logits.shape[-1], logits.dtype)
+    kept = cache._kept_logits(logits.shape[-1], logits.dtype)
     if logits.dim() == 3:
         last = (taken - 1).clamp(min=0)[:, None, None].expand(-1, 1, logits.shape[-1])
         logits = logits.gather(1, last)[:, 0]

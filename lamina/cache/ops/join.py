@@ -51,14 +51,14 @@ def join(caches: Sequence[Cache], room: int = 0) -> Cache:
         layers.append({})
         for name, own in entry.items():
             parts = [cache.layers[i][name] for cache in caches]
-            if pages is not None and getattr(own, "pageable", False):
-                same = getattr(own, "slack", slack) == slack  # and so are its slots
-                layers[i][name] = own._with({}) if same else own.spec.layer(first.keeping((i, name), 1, None, slack))
+            if pages is not None and own.pageable:
+                same = own.slack == slack  # and so are its slots
+                layers[i][name] = own._with({}) if same else own.spec.layer(first._keeping((i, name), 1, None, slack))
                 continue
             if isinstance(own, TokenLayer) and own.in_line:
                 layers[i][name] = own.line_of(parts, rows, capacity, longest, slack)
                 continue
-            like = own.spec.layer(first.keeping((i, name), 1, capacity, slack))
+            like = own.spec.layer(first._keeping((i, name), 1, capacity, slack))
             like.reserve(max(longest, *(part.slots or 0 for part in parts)))
             widest = max(parts, key=lambda part: part.slots or 0)
             if like.slots is not None and (widest.slots or 0) > like.slots:

@@ -131,7 +131,7 @@ def reorder(cache: Cache, rows: Sequence[int] | Tensor, since: int | Sequence[in
             )
         alike = marks[source] == marks[to]
         moves.append(Move(to, source, common, length, alike, max(written, own_written)))
-    cache.drop_open_step()
+    cache._abort_open_pass()
     change, index = Change(), on_device(sources, cache.device)
     if cache._logits is not None:
         Moves(moves, cache.device, change).rows(cache._logits)

@@ -54,7 +54,7 @@ def trimmed(
     new = cache._made(layers, clock, cache.record[row : row + 1, : held - back], logits, pages)
     if back:
         changed = clock.lengths < held
-        for layer in new._all():
+        for layer in new.every_layer():
             layer.rewind(clock, changed)
     if states is not None:
         new.layers = [{name: idle(layer, states) for name, layer in entry.items()} for entry in new.layers]
@@ -93,7 +93,7 @@ def trimmed_size(cache: Cache, row: int, states: torch.dtype | None = None) -> S
     """What `trimmed(cache, row, states=states)` takes."""
     held, written = _marks(cache, cache.clock, row)
     own = held * cache.record.itemsize + (0 if cache._logits is None else cache._logits[row].nbytes)
-    for layer in cache._all():
+    for layer in cache.every_layer():
         if not layer.storage.paged:
             own += idle_bytes(layer.used(held, written), states) // cache.rows
     return Size(own, {} if cache.pages is None else cache.pages.pages(row, held))
@@ -101,7 +101,7 @@ def trimmed_size(cache: Cache, row: int, states: torch.dtype | None = None) -> S
 
 def _marks(cache: Cache, clock: Clock, row: int = 0) -> tuple[int, int]:
     """Length and `written` of a row of the clock. Only rings ask for the second, which the device alone knows."""
-    rings = any(isinstance(layer, TokenLayer) and layer.layout.most is not None for layer in cache._all())
+    rings = any(layer.layout is not None and layer.layout.most is not None for layer in cache.every_layer())
     if not rings and not clock.doubted and clock.exact:
         return clock.low[row], clock.low[row]
     held, written, _ = clock.read_marks()[row]

@@ -23,7 +23,6 @@ from lamina.cache.clock import Clock, allocate, on_device
 from lamina.cache.counts import Counts
 from lamina.cache.layers.base import Layer
 from lamina.cache.layers.layout import Layout
-from lamina.cache.layers.tokens import TokenLayer
 from lamina.cache.pool.page_allocator import Missing, Numbers, RowPages
 from lamina.cache.storage.paged import PagedStorage
 
@@ -162,7 +161,7 @@ class PageTables:
         """Makes these layers keep their tokens here."""
         for i, entry in enumerate(layers):
             for name, layer in entry.items():
-                if isinstance(layer, TokenLayer) and layer.pageable:
+                if layer.pageable and layer.layout is not None:
                     table = self.tables[layer.layout]
                     layer.data, layer.storage = table.kind.data[i, name], PagedStorage(table)
                     layer.grows = self.capacity is None and table.slots != layer.layout.most

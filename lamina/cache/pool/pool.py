@@ -37,7 +37,6 @@ from lamina.cache.codec.formats import Fields
 from lamina.cache.counts import whole
 from lamina.cache.layers.base import Key
 from lamina.cache.layers.layout import Layout
-from lamina.cache.layers.tokens import TokenLayer
 from lamina.cache.pool.page_allocator import Missing, Numbers, Pages
 from lamina.cache.pool.streams import Streams
 from lamina.cache.spec import is_model
@@ -147,7 +146,7 @@ class Pool:
         self.kinds: dict[Layout, Kind] = {}
         for i, entry in enumerate(like.layers):
             for name, layer in entry.items():
-                if isinstance(layer, TokenLayer) and layer.pageable:
+                if layer.pageable and layer.layout is not None:
                     kind = self.kinds.setdefault(
                         layer.layout, Kind(layer.kind, layer.layout, page, self.lock, tokens is None, like.device)
                     )

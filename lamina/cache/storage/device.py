@@ -54,6 +54,10 @@ class Storage:
     residence = "device"
     paged = False
 
+    def columns(self) -> dict[str, int]:
+        """What a kernel must know beside the tensors' addresses, by column (see `Layer.columns`)."""
+        return {}
+
     def make(
         self, rows: int, lead: Sequence[int], slots: int, width: int, dtype: torch.dtype, device: torch.device
     ) -> Tensor:

@@ -47,6 +47,10 @@ class PagedStorage(Storage):
         self.table, self.end = table, end
         self.page = table.kind.page
 
+    def columns(self) -> dict[str, int]:
+        pages = self.table.tensor
+        return {"slots": self.page, "pages": pages.data_ptr(), "places": pages.shape[1]}
+
     def slots(self, data: Fields) -> int:
         return self.table.slots if self.end is None else self.end
 

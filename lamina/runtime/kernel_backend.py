@@ -1,0 +1,242 @@
+"""`KernelBackend`: the memory calls of a captured pass as Triton kernels.
+
+A captured program serves any cache of its shape, so its entries are not layers but rows of a table on the device
+(`TableEntry`): addresses and sizes in the columns of `lamina.kernels.columns`. Each method launches the kernels of one
+memory call.
+
+A pass of several tokens may not write rings, convolutions and states before it is known how many tokens are accepted.
+Such a call leaves with its entry what commit has to launch (`TableEntry.at_commit`).
+
+A kind that is defined outside this package may bring kernels too:
+
+    @register_kernels(MySpec)
+    class MyKernels:
+        @staticmethod
+        def why_not(spec, layer, dtype): ...           # a reason, or None if the kernels serve this spec
+        @staticmethod
+        def my_call(entry, x): ...                     # launches kernels; entry.table is the row of the table
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
+
+import torch
+from torch import Tensor
+
+from lamina.cache.backend import AttendOptions, Backend
+from lamina.cache.codec.codec import Coding
+from lamina.cache.layers.base import Key, Layer
+from lamina.cache.spec import Attention, Convolution, Latent, Recurrent, Spec
+from lamina.errors import InputError
+from lamina.kernels.eligibility import why_no_attention
+from lamina.recurrence import SSD, GatedDelta, SelectiveScan
+
+if TYPE_CHECKING:
+    from lamina.attention.rotary import RopeTable
+    from lamina.nn.norm import RMSNorm
+    from lamina.nn.recurrent.gated_norm import GatedRMSNorm
+    from lamina.nn.recurrent.short_conv import ShortConvolution
+    from lamina.recurrence.rule import Tensors
+    from lamina.runtime.captured import Captured
+
+# Kernel modules import Triton at their top, so the methods below import them when they first launch.
+
+
+@dataclass
+class TableEntry:
+    """One entry of whatever cache the program is given.
+
+    table     [columns] int64, on the device; the counts it points to are those of the pass
+    later     the same with the accepted counts, in a pass that is committed by a second graph; None where the pass
+              itself commits
+    coding    how a codec quantizes its fields
+    page      slots of a page; 0 where tokens are not in pages
+    """
+
+    spec: Any
+    table: Tensor
+    later: Tensor | None = None
+    coding: Coding = field(default_factory=Coding)
+    page: int = 0
+    at_commit: Callable[[], object] | None = None
+
+    def commit(self) -> None:
+        """Launches what the pass left for commit, if anything."""
+        if self.at_commit is not None:
+            self.at_commit()
+
+
+class KernelBackend:
+    """Has no state: all that belongs to a pass is in the pass and its entries."""
+
+    def attend(
+        self, one: Captured, key: Key, entry: TableEntry, q: Tensor, k: Tensor | None, v: Tensor | None,
+        **options: Unpack[AttendOptions],
+    ) -> Tensor:  # fmt: skip
+        from lamina.kernels.attention.decode import decode_attention
+        from lamina.kernels.attention.decode_fused import attend_token, takes
+        from lamina.kernels.attention.quantized import decode_codes
+        from lamina.kernels.attention.rope_append import append, rotate_and_append
+        from lamina.kernels.norm import sigmoid_gated
+        from lamina.kernels.quant.encode import Side, append_codes, encode
+
+        if k is None or v is None:
+            raise InputError("attend without keys and values reads another layer's, and no kernel does that")
+        if options["bias"] is not None:
+            raise InputError("attend(bias=…): no kernel adds a bias to the scores")
+        spec, table, page, gate, forms = entry.spec, entry.table, entry.page, options["gate"], entry.coding.forms
+        given: dict[str, Any] = {**options}
+        how = {name: given[name] for name in ("scale", "softcap", "sinks")} | {"page": page}
+        before = {name: given[name] for name in BEFORE}
+        waits = entry.later is not None and spec.window.span is not None  # a ring, whose old tokens are still read
+        if not waits and not forms and takes(q, k, v):
+            return attend_token(q, k, v, table=table, window=spec.window, gate=gate, **how, **before)
+        sides = (Side.of(forms.get("k"), spec.key_dim), Side.of(forms.get("v"), spec.value_dim)) if forms else None
+        if sides is None or waits or sides[0].form == "plain":  # else `encode` rotates
+            write = not waits and not forms
+            q, k, v = rotate_and_append(q, k, v, table=table, write=write, page=page, **before)
+            before = {}
+        entry.at_commit = None
+        if sides is not None:
+            if waits and entry.later is not None:
+                entry.at_commit = partial(append_codes, k, v, entry.later, *sides, page)
+            coded = encode(q, k, v, table, *sides, write=not waits, page=page, **before)
+            out = decode_codes(coded, table, spec.window, q.dtype, **how)
+        else:
+            if waits and entry.later is not None:
+                entry.at_commit = partial(append, k, v, entry.later, page)
+            out = decode_attention(q, k, v, table, spec.window, **how)
+        return out if gate is None else sigmoid_gated(out, gate)
+
+    def attend_latent(
+        self, one: Captured, key: Key, entry: TableEntry, q: Tensor, kv: Tensor,
+        *, norm: RMSNorm, rope: RopeTable, neighbours: bool, up: Tensor, scale: float,
+    ) -> Tensor:  # fmt: skip
+        from lamina.kernels.attention.mla import decode_latent
+        from lamina.kernels.attention.mla_project import into_latent, out_of_latent
+        from lamina.kernels.quant.encode import Side, encode
+
+        if norm.weight is None or norm.plus_one:
+            raise InputError("attend_latent: the kernels know a norm with a weight that is not one more than stored")
+        spec, table, page, form = entry.spec, entry.table, entry.page, entry.coding.forms.get("latent")
+        up_k, up_v = up.tensor_split([q.shape[-1] - spec.rope_dim], dim=1)
+        q, new = into_latent(
+            q, kv, up_k, norm.weight, norm.eps, rope, table, neighbours=neighbours, write=form is None, page=page
+        )
+        seen: Any = new
+        if form is not None:
+            new = new[:, None]
+            seen = encode(new, new, None, table, Side.of(form, new.shape[-1]), write=True, page=page)
+        parts = decode_latent(q, seen, table, rank=spec.rank, scale=scale, window=spec.window, page=page)
+        return out_of_latent(parts, up_v, table)
+
+    def convolve(
+        self, one: Captured, key: Key, entry: TableEntry, x: Tensor, weight: Tensor, bias: Tensor | None,
+        *, act: str | None, gates: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:  # fmt: skip
+        from lamina.kernels.recurrent.conv import convolve_step
+
+        if entry.later is not None:
+            entry.at_commit = partial(convolve_step, x, weight, bias, entry.later, gates=gates)
+        return convolve_step(x, weight, bias, entry.table, act=act, gates=gates, write=entry.later is None)
+
+    def recur(
+        self, one: Captured, key: Key, entry: TableEntry, inputs: Tensors, constants: Tensors,
+        around: Mapping[str, Any],
+    ) -> Tensor:  # fmt: skip
+        from lamina.kernels.recurrent.recur import recur_step
+
+        rule = entry.spec.rule
+        if entry.later is not None:
+            entry.at_commit = partial(recur_step, rule, inputs, constants, entry.later, **around)
+        return recur_step(rule, inputs, constants, entry.table, **around, write=entry.later is None)
+
+    def mix(
+        self, one: Captured, key: Key, entry: TableEntry, ring: TableEntry, x: Tensor, inputs: Tensors,
+        constants: Tensors, *, conv: ShortConvolution, gate: Tensor, norm: GatedRMSNorm | None,
+        around: Mapping[str, Any],
+    ) -> Tensor | None:  # fmt: skip
+        """One kernel for the whole mixer where that is faster, and the pass commits itself."""
+        from lamina.kernels.recurrent.mixer import mix_step, pays
+
+        rule = entry.spec.rule
+        if entry.later is not None or not pays(rule, *x.shape[:2]):
+            return None
+        how = dict(conv=conv, gate=gate, norm=norm, **around)
+        return mix_step(rule, x, inputs, constants, ring.table, entry.table, **how)
+
+    def recall(self, one: Captured, key: Key, entry: TableEntry, x: Tensor) -> tuple[Tensor, Tensor]:
+        raise InputError(f"layer {key[0]} entry {key[1]!r}: no kernel recalls token vectors")
+
+    def call(self, one: Captured, key: Key, entry: TableEntry, name: str, *args: Any, **how: Any) -> Any:
+        """The kernels that were registered for this kind."""
+        launch = getattr(_registered[type(entry.spec)], name)
+        return launch(entry, *args, **how)
+
+
+KERNELS = KernelBackend()
+_checked: Backend[Captured, TableEntry] = KERNELS
+BEFORE = ("rope", "neighbours", "norms", "norms_last", "factor")  # what is done to q and k first
+
+
+# -- which kinds have kernels ----------------------------------------------------------------------------------------
+
+
+class Kernels(Protocol):
+    """The kernels of one kind: a reason why they do not serve a spec, and one function per memory call."""
+
+    @staticmethod
+    def why_not(spec: Any, layer: Layer | None, dtype: torch.dtype) -> str | None: ...
+
+
+K = TypeVar("K", bound=Kernels)
+_registered: dict[type[Spec], Any] = {}
+
+
+def register_kernels(kind: type[Spec]) -> Callable[[type[K]], type[K]]:
+    """Makes the class below it the kernels of this kind of spec: see the top of this file."""
+
+    def register(kernels: type[K]) -> type[K]:
+        _registered[kind] = kernels
+        return kernels
+
+    return register
+
+
+def why_unserved(spec: Spec, layer: Layer | None, dtype: torch.dtype) -> str | None:
+    """Why no kernel of a captured pass serves this entry, in words; None where kernels do.
+
+    layer   the entry of the cache that is to be served; None: any
+    """
+    if type(spec) not in _registered:
+        return f"there is no kernel for {type(spec).__name__}"
+    return _registered[type(spec)].why_not(spec, layer, dtype)
+
+
+@register_kernels(Attention)
+@register_kernels(Latent)
+class _AttentionKernels:
+    @staticmethod
+    def why_not(spec: Attention | Latent, layer: Layer | None, dtype: torch.dtype) -> str | None:
+        return why_no_attention(spec, None if layer is None else layer.coding.forms, dtype)
+
+
+@register_kernels(Convolution)
+class _ConvolutionKernels:
+    @staticmethod
+    def why_not(spec: Convolution, layer: Layer | None, dtype: torch.dtype) -> str | None:
+        return None
+
+
+@register_kernels(Recurrent)
+class _RecurrentKernels:
+    @staticmethod
+    def why_not(spec: Recurrent, layer: Layer | None, dtype: torch.dtype) -> str | None:
+        if not isinstance(spec.rule, SSD | SelectiveScan | GatedDelta):
+            return f"there is no kernel for the rule {type(spec.rule).__name__}"
+        slack = 0 if layer is None else layer.slack
+        return f"its slack is {slack}; a captured step keeps no log of inputs to rewind to" if slack else None
