@@ -16,6 +16,7 @@ from lamina.cache.counts import Counts
 from lamina.cache.layers.cross import Source
 from lamina.cache.step import Step
 from lamina.errors import InputError
+from lamina.inputs import checked_ids
 from lamina.model import Model
 
 
@@ -78,7 +79,7 @@ class EncoderDecoder(Model):
         >>> source = model.encode([[5, 6, 7]])                       # doctest: +SKIP
         >>> cache = model.new_cache(rows=1, source=source)           # doctest: +SKIP
         """
-        ids, embeds = self._checked(ids, embeds, counts)
+        ids, embeds = checked_ids(self, ids, embeds, counts)
         rows, width = embeds.shape[:2] if embeds is not None else ids.shape  # type: ignore[union-attr]
         if counts is None:
             lengths = torch.full((rows,), width, dtype=torch.int64, device=self.device)

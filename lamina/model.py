@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from lamina.cache.cache import Cache
 from lamina.cache.codec.codec import Codecs, codecs_of
 from lamina.cache.codec.key_mean import centres_of
-from lamina.cache.counts import Counts
+from lamina.cache.counts import Numbers
 from lamina.cache.layers.base import Key
 from lamina.cache.layers.cross import Source
 from lamina.cache.passes import Pass
@@ -29,8 +29,10 @@ from lamina.cache.recompute import pass_anew
 from lamina.cache.spec import LayerSpecs
 from lamina.cache.step import Step
 from lamina.config import EMPTY, Config, config_of
-from lamina.errors import CapacityError, InputError
+from lamina.errors import InputError
+from lamina.inputs import check_ids, checked_ids, checked_marks
 from lamina.runtime.compile import CompiledBlocks, why_not_compiled
+from lamina.runtime.feed import feed, step_alone
 
 if TYPE_CHECKING:
     from lamina.cache.pool.pool import Pool
@@ -229,7 +231,7 @@ class Model(nn.Module):
         ids: Tensor | Sequence[Sequence[int]] | None = None,
         *,
         cache: Cache | None = None,
-        counts: int | Sequence[int] | Tensor | None = None,
+        counts: Numbers | None = None,
         logits: Logits = "all",
         embeds: Tensor | None = None,
         segments: Tensor | None = None,
@@ -246,27 +248,14 @@ class Model(nn.Module):
         spans     [B, T] tokens with the same number >= 0 see each other both ways
         source    without a cache: what the encoder made, for models that read one
         """
-        ids, embeds = self._checked(ids, embeds, counts)
+        ids, embeds = checked_ids(self, ids, embeds, counts)
         shape = embeds.shape[:2] if embeds is not None else ids.shape  # type: ignore[union-attr]
-        spans, segments = (None if x is None else x.to(self.device) for x in (spans, segments))
-        for name, given in (("spans", spans), ("segments", segments)):
-            if given is not None and given.shape != shape:
-                raise InputError(f"{name} must be one number a token, {list(shape)}, not {list(given.shape)}")
+        spans = checked_marks(self, "spans", spans, shape)
+        segments = checked_marks(self, "segments", segments, shape)
         if logits not in ("all", "last", None):
             raise InputError(f'logits={logits!r}: it must be "all", "last" or None')
         if cache is None:
-            real = None if counts is None else Counts.of(counts, shape[0], shape[1], self.device, "counts")
-            longest = shape[1] if real is None else max(real.high)
-            if self.max_positions is not None and segments is None and longest > self.max_positions:
-                raise CapacityError(
-                    f"{longest} tokens were given, but the model has positions for {self.max_positions}. "
-                    "Use a shorter prompt."
-                )
-            layers = [{name: spec.layer(None) for name, spec in entry.items()} for entry in self.specs]
-            real_tensor = None if real is None else real.tensor
-            step = Step.alone(layers, (shape[0], shape[1]), self.device, real_tensor, segments, spans)
-            if source is not None:
-                step.source = self.crossed(source, shape[0])
+            step = step_alone(self, shape, counts, segments=segments, spans=spans, source=source)
             return self.forward(ids, step, logits, embeds)
         if segments is not None:
             raise InputError("packed segments run without a cache; with one, give each sequence a row of its own")
@@ -276,49 +265,11 @@ class Model(nn.Module):
             raise InputError("this cache was made by another model; make one with this model's new_cache()")
         if shape[0] != cache.rows:
             raise InputError(f"{shape[0]} rows were given, the cache has {cache.rows}")
-        step = cache.step(shape[1], counts, spans=spans)
-        try:
-            with torch.no_grad():  # or the cache would keep the graph of every pass alive
-                out = self.forward(ids, step, logits, embeds)
-        except BaseException:
-            step.abort()
-            raise
-        step.commit()
-        return out
+        return feed(self, cache, ids, counts=counts, logits=logits, embeds=embeds, spans=spans)[0]
 
-    def _checked(
-        self,
-        ids: Tensor | Sequence[Sequence[int]] | None,
-        embeds: Tensor | None,
-        counts: int | Sequence[int] | Tensor | None,
-    ) -> tuple[Tensor | None, Tensor | None]:
-        if (ids is None) == (embeds is None):
-            raise InputError("give either ids or embeds")
-        if embeds is not None:
-            if embeds.dim() != 3 or embeds.shape[1] == 0:
-                raise InputError(f"embeds must be [B, T, width] with at least one token, not {list(embeds.shape)}")
-            return None, embeds.to(self.device, self.dtype)
-        ids = torch.as_tensor(ids)
-        if ids.dim() != 2 or 0 in ids.shape:
-            raise InputError(f"ids must be [B, T] with at least one token, not {list(ids.shape)}")
-        if ids.is_floating_point() or ids.dtype == torch.bool:
-            raise InputError(f"ids must be whole numbers, not {ids.dtype}")
-        if ids.device.type == "cpu" and not (isinstance(counts, Tensor) and counts.device.type != "cpu"):
-            self.check_ids(ids, counts)
-        return ids.to(self.device, torch.int64), None
-
-    def check_ids(self, ids: Tensor, counts: int | Sequence[int] | Tensor | None = None) -> None:
+    def check_ids(self, ids: Tensor, counts: Numbers | None = None) -> None:
         """Refuses ids that the vocabulary does not have; of each row its first `counts` are looked at."""
-        bad = (ids < 0) | (ids >= self.vocab)
-        if counts is not None:
-            real = Counts.of(counts, ids.shape[0], ids.shape[1], ids.device, "counts").tensor
-            bad = bad & (torch.arange(ids.shape[1]) < real[:, None])
-        if bool(bad.any()):
-            row, at = (int(i) for i in bad.nonzero()[0])
-            raise InputError(
-                f"id {int(ids[row, at])} at row {row}, token {at} is not in the vocabulary: ids go from 0 to "
-                f"{self.vocab - 1}"
-            )
+        check_ids(ids, self.vocab, counts)
 
     # -- caches and sources ----------------------------------------------------------------------------------------
 
@@ -405,7 +356,7 @@ class Model(nn.Module):
         """
         from lamina.runtime.prebuild import wait_for_kernels
 
-        wait_for_kernels(self)  # a thread that builds them uses the same modules, which is no affair of the compiler's
+        wait_for_kernels(self)  # finish building kernels first, or Dynamo would trace modules in use
         self.compiled = CompiledBlocks(self.blocks, **options)
 
     def generate(

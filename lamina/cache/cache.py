@@ -25,16 +25,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from lamina.cache.clock import Clock, allocate, on_device
+from lamina.cache.clock import Clock, allocate
 from lamina.cache.codec.codec import Codecs, codecs_of
-from lamina.cache.counts import Counts, Numbers, row_numbers, whole
-from lamina.cache.layers.base import Key, Layer, Released, grown
+from lamina.cache.counts import Counts, Numbers, whole
+from lamina.cache.layers.base import Key, Layer, Released
 from lamina.cache.layers.cross import Source
 from lamina.cache.ops.attach import attach
 from lamina.cache.ops.begin import open_step
 from lamina.cache.ops.commit import commit
 from lamina.cache.ops.journal import Change
+from lamina.cache.ops.reserve import reserve
 from lamina.cache.ops.rewind import reset, rewind
+from lamina.cache.ops.select import select
 from lamina.cache.passes import OpenPass
 from lamina.cache.pool.page_table import PageTables
 from lamina.cache.spec import Keeping, LayerSpecs
@@ -42,7 +44,7 @@ from lamina.cache.step import Step
 from lamina.cache.storage.host import checked_residence
 from lamina.cache.storage.prefetch import Fetcher, is_far
 from lamina.cache.summary import table
-from lamina.errors import CapacityError, InputError
+from lamina.errors import InputError
 
 if TYPE_CHECKING:
     from lamina.cache.pool.pool import Pool
@@ -280,22 +282,6 @@ class Cache:
         if (one := self._release_open_pass()) is not None:
             one.abort()
 
-    def _reserve(self, tokens: int, record: int) -> None:
-        """Room for so many tokens in every layer, and for so many ids."""
-        for layer in self.every_layer():
-            layer.reserve(tokens)
-        self._room = max(self._room, tokens)
-        have = self.record.shape[1]
-        if record > have:
-            new = allocate((self.rows, grown(have, record, self._expected)), torch.int64, self.device, -1)
-            new[:, :have].copy_(self.record)
-            self.record = new
-
-    def _expect(self, tokens: int | None) -> None:
-        self._expected = tokens
-        for layer in self.every_layer():
-            layer.expected = tokens
-
     def _kept_logits(self, vocab: int, dtype: torch.dtype) -> Tensor:
         """The memory that each row's last logits are kept in; made when they first are."""
         if self._logits is None:
@@ -332,19 +318,7 @@ class Cache:
         most   tokens that rows are expected to hold in the end: from now on, stores that double when they are full stop
                there. Where a fixed capacity has no room for them, it raises. None: as was said before
         """
-        if (n := whole("n", n)) < 0:
-            raise InputError(f"cannot reserve {n} tokens: give 0 or more")
-        self.settle()
-        wanted = n if most is None else max(n, most)
-        if self.limit is not None and wanted > self.limit:
-            raise CapacityError(f"cannot reserve {wanted} tokens: the capacity is {self.limit}; make a larger cache")
-        if most is not None:
-            self._expect(None)
-        self._reserve(n, n)
-        if most is not None:
-            self._expect(most)
-        if self.fetcher is not None:
-            self.fetcher.reserve(self.layers, {i for i, _ in self.shared}, self.rows)
+        reserve(self, n, most)
         return self
 
     def release(self) -> None:
@@ -391,19 +365,7 @@ class Cache:
 
     def select(self, rows: Sequence[int] | Tensor) -> Cache:
         """The given rows, in that order, as a cache of their own. A row may be named more than once."""
-        clock = self.clock
-        numbers = row_numbers(rows, self.rows)
-        if not numbers:
-            raise InputError("select needs at least one row")
-        index = on_device(numbers, self.device)
-        layers = [{name: layer.select(index) for name, layer in entry.items()} for entry in self.layers]
-        return self._made(
-            layers,
-            clock.select(numbers, index),
-            self.record.index_select(0, index),
-            None if self._logits is None else self._logits.index_select(0, index),
-            None if self.pages is None else self.pages.select(numbers),
-        )
+        return select(self, rows)
 
     def repeat(self, n: int | Sequence[int]) -> Cache:
         """Each row n times in a row (or as often as its entry of n says)."""
@@ -427,28 +389,6 @@ class Cache:
         from lamina.cache.ops.join import join
 
         return join(caches, room)
-
-    def _made(
-        self,
-        layers: list[dict[str, Layer]],
-        clock: Clock,
-        record: Tensor,
-        logits: Tensor | None,
-        pages: PageTables | None,
-    ) -> Cache:
-        new = object.__new__(Cache)
-        new.__dict__.update(self.__dict__)
-        new.layers, new._clock, new._opened, new._room, new.pages = layers, clock, None, 0, pages
-        if pages is not None:
-            pages.bind(layers)
-        new.fetcher = new._new_fetcher()
-        new.record = allocate(record.shape, torch.int64, self.device)
-        new.record.copy_(record)
-        new._change, new._logits, new._used = None, None, False
-        if logits is not None:
-            new._logits = allocate(logits.shape, logits.dtype, self.device)
-            new._logits.copy_(logits)
-        return new
 
 
 def shared_keys(specs: Sequence[Mapping[str, Any]]) -> frozenset[Key]:

@@ -26,10 +26,10 @@ from lamina.cache.layers.cross import Source
 from lamina.cache.recompute import forgetful
 from lamina.errors import CapacityError, InputError
 from lamina.generation.context_limit import positions_left
+from lamina.generation.feed import prefill
 from lamina.generation.introspect import Inside, look_inside
 from lamina.generation.kept import Kept
 from lamina.generation.out_of_room import cut_short, explained, reason_of
-from lamina.generation.prefill import prefill
 from lamina.generation.prefix_store import PrefixStore
 from lamina.generation.prompt import Prompt, from_rows, prompt_of
 from lamina.generation.result import Result, Timing

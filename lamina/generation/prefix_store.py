@@ -40,7 +40,7 @@ from lamina.cache.io.state_dtype import idle_dtype
 from lamina.cache.ops.snapshot import Size, total, trimmed, trimmed_size
 from lamina.cache.summary import size
 from lamina.errors import InputError
-from lamina.generation.prefill import feed_rest, prefill
+from lamina.generation.feed import feed_rest, prefill
 from lamina.generation.prompt import Prompt, from_rows, prompt_of
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.errors import InputError
-from lamina.generation.feeding import feed_one
 from lamina.generation.kept import Kept
 from lamina.generation.stopping import Reason, Stopping
+from lamina.runtime.feed import feed_one
 from lamina.sampling.chooser import Chooser
 from lamina.sampling.exclusion import excluded, nothing_left
 from lamina.sampling.history import History, history_of

@@ -8,7 +8,7 @@ import torch
 
 from lamina.cache.cache import Cache
 from lamina.errors import InputError
-from lamina.generation.prefill import prefill
+from lamina.generation.feed import prefill
 from lamina.generation.prompt import from_rows
 from lamina.generation.reuse import continuation
 

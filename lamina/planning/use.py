@@ -16,6 +16,7 @@ from torch import Tensor
 from lamina.cache.cache import Cache
 from lamina.cache.codec.codec import Codecs
 from lamina.cache.layers.cross import CrossLayer
+from lamina.cache.ops.reserve import grow
 from lamina.cache.pool.pool import Pool
 from lamina.cache.summary import Line, lines
 from lamina.errors import CapacityError, InputError
@@ -125,7 +126,7 @@ def _grow(cache: Cache, use: Use) -> None:
     """Makes room as passes do: for the prompt piece by piece, then for one token after the other."""
 
     def room(tokens: int) -> None:
-        cache._reserve(tokens, tokens)
+        grow(cache, tokens, tokens)
         if cache.fetcher is not None:
             cache.fetcher.reserve(cache.layers, {i for i, _ in cache.shared}, cache.rows)
 

@@ -139,7 +139,7 @@ def test_a_search_whose_best_find_no_room_leaves_the_prompts(monkeypatch: pytest
     def full(*given: Any) -> None:
         raise PagesError("1 more page is needed. Nothing was changed: release a cache.")
 
-    monkeypatch.setattr("lamina.generation.strategies.beams.feed_all", full)
+    monkeypatch.setattr("lamina.generation.strategies.beams.feed_rows", full)
     with pytest.raises(PagesError) as error:
         made(model, PROMPTS, 2, cache=cache, num_beams=2, num_return_sequences=2)
     result = result_of(error)

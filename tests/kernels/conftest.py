@@ -77,4 +77,4 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def passes_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes of several tokens are captured ones wherever kernels could do them, as if the model were on a GPU."""
-    monkeypatch.setattr("lamina.generation.reading.why_no_passes", lambda model, cache: why_not_read(cache))
+    monkeypatch.setattr("lamina.generation.feed.why_no_passes", lambda model, cache: why_not_read(cache))

@@ -25,7 +25,7 @@ def test_tokens_drawn_are_those_of_plain_passes_with_the_same_seed(
     warm = lambda scores, history: scores * 2 - history.seen(scores.shape[1])  # noqa: E731
     run = begin(small("gemma2"), PROMPTS, 4, chooser=Chooser((warm,), sample=True, seed=3), num_assistant_tokens=2)
     found = speculate(again(run, **changes))
-    monkeypatch.setattr("lamina.generation.reading.why_no_passes", lambda model, cache: "of this test")
+    monkeypatch.setattr("lamina.generation.feed.why_no_passes", lambda model, cache: "of this test")
     plain = speculate(again(run, **changes))
     assert (found.tokens, found.more) == (plain.tokens, plain.more)
     assert found.how == "captured passes of several tokens"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lamina.generation.prefill import feed_rest, prefill
+from lamina.generation.feed import feed_rest, prefill
 from lamina.generation.prompt import from_rows
 from lamina.runtime import CapturedPass
 from tests.kernels.passes import same
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("few_programs", "passes_by_kernels")
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens each captured pass reads, where two are the most."""
-    monkeypatch.setattr("lamina.generation.reading.most_tokens", lambda rows: 2)
+    monkeypatch.setattr("lamina.generation.feed.most_tokens", lambda rows: 2)
     tokens: list[int] = []
     read = CapturedPass.read
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lamina.cache.clock import on_device
 from lamina.cache.counts import Counts, Numbers, row_numbers, whole
+from lamina.cache.ops.reserve import grow
 from lamina.cache.passes import OpenPass
 from lamina.cache.step import Step
 from lamina.cache.storage.prefetch import Fetched
@@ -109,7 +110,7 @@ def _grow(cache: Cache, rows: list[int], counts: Counts | None, T: int) -> None:
         row = rows[need.index(max(need))]
         raise _full(cache, row, clock.high[row], max(need) - clock.high[row], limit)
     # A pass of padding alone still needs a slot to point at.
-    cache._reserve(max(1, *need), max(clock.high[row] for row in rows) + T)
+    grow(cache, max(1, *need), max(clock.high[row] for row in rows) + T)
 
 
 def _full(cache: Cache, row: int, length: int, more: int, limit: int) -> CapacityError:

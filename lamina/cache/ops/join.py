@@ -15,6 +15,7 @@ from lamina.cache.clock import Clock
 from lamina.cache.counts import whole
 from lamina.cache.layers.base import Key, Layer
 from lamina.cache.layers.tokens import TokenLayer
+from lamina.cache.ops.select import made
 from lamina.cache.pool.page_table import PageTables
 from lamina.cache.pool.pool import Pool
 from lamina.cache.storage.paged import copy_in
@@ -79,7 +80,7 @@ def join(caches: Sequence[Cache], room: int = 0) -> Cache:
         logits = torch.cat(
             [known.new_full((c.rows, known.shape[1]), nothing) if c._logits is None else c._logits for c in caches]
         )
-    new = first._made(layers, Clock.join(clocks), record, logits, pages)
+    new = made(first, layers, Clock.join(clocks), record, logits, pages)
     new.slack, new.capacity = slack, capacity
     return new
 

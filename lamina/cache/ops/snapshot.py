@@ -16,6 +16,7 @@ from lamina.cache.clock import Clock, allocate, on_device
 from lamina.cache.io.state_dtype import idle, idle_bytes
 from lamina.cache.layers.base import Layer
 from lamina.cache.layers.tokens import TokenLayer
+from lamina.cache.ops.select import made
 from lamina.cache.pool.pool import Kind
 
 ALIGNED = 16  # numbers: every store begins at a multiple of 16 bytes, as kernels take for granted
@@ -51,7 +52,7 @@ def trimmed(
     if not lent:
         _copy_lines(layers)
     logits = None if back or cache._logits is None else cache._logits.index_select(0, index)
-    new = cache._made(layers, clock, cache.record[row : row + 1, : held - back], logits, pages)
+    new = made(cache, layers, clock, cache.record[row : row + 1, : held - back], logits, pages)
     if back:
         changed = clock.lengths < held
         for layer in new.every_layer():

@@ -26,7 +26,7 @@ from torch import Tensor
 from lamina.cache.cache import Cache
 from lamina.cache.clock import on_device
 from lamina.errors import CapacityError
-from lamina.generation.feeding import feed_all
+from lamina.generation.feed import feed_rows
 from lamina.generation.kept import Kept
 from lamina.generation.out_of_room import reason_of
 from lamina.generation.row_ids import beam_numbers
@@ -235,7 +235,7 @@ def _feed(run: Run, cache: Cache, tokens: Sequence[Sequence[int]]) -> tuple[int,
     lack, most = None, max(map(len, tokens))
     while most:
         try:
-            feed_all(run.model, cache, [row[:most] for row in tokens])
+            feed_rows(run.model, cache, [row[:most] for row in tokens])
             break
         except CapacityError as error:
             lack, most = lack or error, most // 2

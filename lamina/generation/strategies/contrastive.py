@@ -20,9 +20,10 @@ from torch.nn import functional as F
 
 from lamina.cache.cache import Cache
 from lamina.errors import CapacityError
-from lamina.generation.feeding import feed_all, feed_one
+from lamina.generation.feed import feed_rows
 from lamina.generation.introspect import hidden_states
 from lamina.generation.run import Made, Run
+from lamina.runtime.feed import feed_one
 from lamina.sampling.exclusion import LEAST
 
 
@@ -67,10 +68,10 @@ def contrastive_search(run: Run) -> Made:
         _search(run, alpha, k, tokens, reasons, tried)
     except CapacityError:
         tried.pop().release()  # which makes room
-        feed_all(model, run.cache, tokens)
+        feed_rows(model, run.cache, tokens)
         raise
     del tried
-    return Made(tokens, reasons, feed_all(model, run.cache, tokens))
+    return Made(tokens, reasons, feed_rows(model, run.cache, tokens))
 
 
 def _search(

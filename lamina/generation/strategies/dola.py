@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.generation.feeding import feed_one
 from lamina.generation.introspect import hidden_states
 from lamina.generation.run import Made, Run
+from lamina.runtime.feed import feed_one
 from lamina.sampling.exclusion import LEAST, excluders
 
 if TYPE_CHECKING:

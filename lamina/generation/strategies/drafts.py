@@ -20,7 +20,7 @@ from torch import Tensor
 from lamina.cache.clock import on_device
 from lamina.cache.layers.cross import Source
 from lamina.errors import InputError
-from lamina.generation.reading import Reader
+from lamina.generation.feed import Reader
 from lamina.generation.run import Run
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from torch import Tensor
 from lamina.cache.cache import Cache
 from lamina.cache.recompute import forgetful
 from lamina.errors import InputError
-from lamina.generation.feeding import feed_one
-from lamina.generation.prefill import prefill
+from lamina.generation.feed import prefill
 from lamina.generation.prompt import Prompt, from_rows, prompt_of
 from lamina.generation.room import make_room
+from lamina.runtime.feed import feed_one
 from lamina.sampling.guidance import guided
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from lamina.cache.clock import on_device
-from lamina.generation.reading import Reader, padded
+from lamina.generation.feed import Reader, padded
 from lamina.generation.run import Made, Run
 from lamina.generation.stopping import Reason
 from lamina.generation.strategies.drafts import Assistant, Draft, Guess, Schedule, draft_of

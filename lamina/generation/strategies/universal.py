@@ -20,8 +20,8 @@ from torch import Tensor
 
 from lamina.cache.clock import on_device
 from lamina.cache.layers.cross import Source
+from lamina.generation.feed import Reader
 from lamina.generation.prompt import from_rows
-from lamina.generation.reading import Reader
 from lamina.generation.run import Run
 from lamina.generation.strategies.drafts import Guess, refuse_embeddings, source_ids
 from lamina.generation.strategies.retokenize import Spelling, beginning, common, ids_after, retokenize, stream_after

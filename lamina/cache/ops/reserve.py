@@ -1,0 +1,50 @@
+"""Reserve: room for more tokens in every layer of a cache, and in the record of ids."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from lamina.cache.clock import allocate
+from lamina.cache.counts import whole
+from lamina.cache.layers.base import grown
+from lamina.errors import CapacityError, InputError
+
+if TYPE_CHECKING:
+    from lamina.cache.cache import Cache
+
+
+def reserve(cache: Cache, n: int, most: int | None) -> None:
+    """See `Cache.reserve`."""
+    if (n := whole("n", n)) < 0:
+        raise InputError(f"cannot reserve {n} tokens: give 0 or more")
+    cache.settle()
+    wanted = n if most is None else max(n, most)
+    if cache.limit is not None and wanted > cache.limit:
+        raise CapacityError(f"cannot reserve {wanted} tokens: the capacity is {cache.limit}; make a larger cache")
+    if most is not None:
+        _expect(cache, None)
+    grow(cache, n, n)
+    if most is not None:
+        _expect(cache, most)
+    if cache.fetcher is not None:
+        cache.fetcher.reserve(cache.layers, {i for i, _ in cache.shared}, cache.rows)
+
+
+def grow(cache: Cache, tokens: int, record: int) -> None:
+    """Makes room for rows of `tokens` tokens in every layer, and for `record` ids."""
+    for layer in cache.every_layer():
+        layer.reserve(tokens)
+    cache._room = max(cache._room, tokens)
+    have = cache.record.shape[1]
+    if record > have:
+        new = allocate((cache.rows, grown(have, record, cache._expected)), torch.int64, cache.device, -1)
+        new[:, :have].copy_(cache.record)
+        cache.record = new
+
+
+def _expect(cache: Cache, tokens: int | None) -> None:
+    cache._expected = tokens
+    for layer in cache.every_layer():
+        layer.expected = tokens

@@ -1,0 +1,57 @@
+"""What a pass of a model is given: ids, embeddings and marks per token, each checked before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lamina.cache.counts import Counts, Numbers
+from lamina.errors import InputError
+
+if TYPE_CHECKING:
+    from lamina.model import Model
+
+
+def checked_ids(
+    model: Model, ids: Tensor | Sequence[Sequence[int]] | None, embeds: Tensor | None, counts: Numbers | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """ids [B, T] or embeds [B, T, width], one of them, on the model's device."""
+    if (ids is None) == (embeds is None):
+        raise InputError("give either ids or embeds")
+    if embeds is not None:
+        if embeds.dim() != 3 or embeds.shape[1] == 0:
+            raise InputError(f"embeds must be [B, T, width] with at least one token, not {list(embeds.shape)}")
+        return None, embeds.to(model.device, model.dtype)
+    ids = torch.as_tensor(ids)
+    if ids.dim() != 2 or 0 in ids.shape:
+        raise InputError(f"ids must be [B, T] with at least one token, not {list(ids.shape)}")
+    if ids.is_floating_point() or ids.dtype == torch.bool:
+        raise InputError(f"ids must be whole numbers, not {ids.dtype}")
+    if ids.device.type == "cpu" and not (isinstance(counts, Tensor) and counts.device.type != "cpu"):
+        check_ids(ids, model.vocab, counts)
+    return ids.to(model.device, torch.int64), None
+
+
+def checked_marks(model: Model, name: str, marks: Tensor | None, shape: Sequence[int]) -> Tensor | None:
+    """One number per token, [B, T], on the model's device."""
+    if marks is None:
+        return None
+    if marks.shape != torch.Size(shape):
+        raise InputError(f"{name} must be one number a token, {list(shape)}, not {list(marks.shape)}")
+    return marks.to(model.device)
+
+
+def check_ids(ids: Tensor, vocab: int, counts: Numbers | None = None) -> None:
+    """Refuses ids that the vocabulary does not have; of each row its first `counts` are looked at."""
+    bad = (ids < 0) | (ids >= vocab)
+    if counts is not None:
+        real = Counts.of(counts, ids.shape[0], ids.shape[1], ids.device, "counts").tensor
+        bad = bad & (torch.arange(ids.shape[1]) < real[:, None])
+    if bool(bad.any()):
+        row, at = (int(i) for i in bad.nonzero()[0])
+        raise InputError(
+            f"id {int(ids[row, at])} at row {row}, token {at} is not in the vocabulary: ids go from 0 to {vocab - 1}"
+        )

@@ -1,0 +1,106 @@
+"""Tokens into rows of a cache: the one place where a pass over a cache is opened and run.
+
+    logits, step = read(model, cache, ids, rows=[0, 2])     # the caller ends it: step.commit(accepted) or step.abort()
+    logits, _ = feed(model, cache, ids)                     # all tokens are committed
+
+`Model.__call__`, `generate`, beams, drafts and prefix stores all come here. `lamina.generation.feed.Reader` reads by
+captured passes where there are some, and by `read` otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lamina.cache.cache import Cache
+from lamina.cache.counts import Counts, Numbers
+from lamina.cache.layers.cross import Source
+from lamina.cache.step import Step
+from lamina.errors import CapacityError
+
+if TYPE_CHECKING:
+    from lamina.model import Logits, Model
+
+
+def read(
+    model: Model,
+    cache: Cache,
+    ids: Tensor | None,  # [R, T]
+    *,
+    counts: Numbers | None = None,
+    rows: Sequence[int] | None = None,
+    logits: Logits = "last",
+    embeds: Tensor | None = None,  # [R, T, width], instead of ids
+    spans: Tensor | None = None,
+    hidden: Collection[int] = (),
+) -> tuple[Tensor | None, Step]:
+    """Opens a pass over these rows (all when None) and runs the model. -> logits as asked for, and the open pass
+
+    A pass that fails is aborted: the cache is as it was. Arguments are those of `Cache.step` and `Model.forward`.
+    """
+    given = embeds if ids is None else ids
+    assert given is not None
+    some = None if rows is None or list(rows) == list(range(cache.rows)) else rows
+    step = cache.step(given.shape[1], counts, rows=some, spans=spans)
+    try:
+        with torch.no_grad():  # or the cache would keep the autograd graph of every pass alive
+            return model.forward(ids, step, logits, embeds, hidden), step
+    except BaseException:
+        step.abort()
+        raise
+
+
+def feed(
+    model: Model,
+    cache: Cache,
+    ids: Tensor | None,
+    *,
+    counts: Numbers | None = None,
+    rows: Sequence[int] | None = None,
+    logits: Logits = "last",
+    embeds: Tensor | None = None,
+    spans: Tensor | None = None,
+    hidden: Collection[int] = (),
+) -> tuple[Tensor | None, Step]:
+    """`read`, and commits every real token. -> logits, and the pass, which holds the hidden states asked for"""
+    found, step = read(
+        model, cache, ids, counts=counts, rows=rows, logits=logits, embeds=embeds, spans=spans, hidden=hidden
+    )
+    step.commit()
+    return found, step
+
+
+def feed_one(
+    model: Model, cache: Cache, ids: Tensor, rows: Sequence[int] | None = None, hidden: Collection[int] = ()
+) -> tuple[Tensor, Step]:
+    """Feeds one token to each of these rows (all when None). ids [R] -> logits [R, V], and the pass"""
+    logits, step = feed(model, cache, ids[:, None], rows=rows, hidden=hidden)
+    assert logits is not None
+    return logits, step
+
+
+def step_alone(
+    model: Model,
+    shape: Sequence[int],  # [B, T]
+    counts: Numbers | None = None,
+    *,
+    segments: Tensor | None = None,
+    spans: Tensor | None = None,
+    source: Source | None = None,
+) -> Step:
+    """A pass without a cache: each row is a whole sequence."""
+    rows, T = shape
+    real = None if counts is None else Counts.of(counts, rows, T, model.device, "counts")
+    longest = T if real is None else max(real.high)
+    if model.max_positions is not None and segments is None and longest > model.max_positions:
+        raise CapacityError(
+            f"{longest} tokens were given, but the model has positions for {model.max_positions}. Use a shorter prompt."
+        )
+    layers = [{name: spec.layer(None) for name, spec in entry.items()} for entry in model.specs]
+    step = Step.alone(layers, (rows, T), model.device, None if real is None else real.tensor, segments, spans)
+    if source is not None:
+        step.source = model.crossed(source, rows)
+    return step
