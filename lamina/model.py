@@ -30,9 +30,16 @@ from lamina.cache.spec import LayerSpecs
 from lamina.cache.step import Step
 from lamina.config import EMPTY, Config, config_of
 from lamina.errors import InputError
+from lamina.generation.entry import generate, stream
+from lamina.generation.result import Result
+from lamina.generation.stream import Event, Stream
 from lamina.inputs import check_ids, checked_ids, checked_marks
+from lamina.nn.attention.rotary import positions_of
+from lamina.runtime.builders import wait_for_kernels
 from lamina.runtime.compile import CompiledBlocks, why_not_compiled
+from lamina.runtime.eligibility import why_not_captured
 from lamina.runtime.feed import feed, step_alone
+from lamina.runtime.graphs import Graphs
 
 if TYPE_CHECKING:
     from lamina.cache.pool.pool import Pool
@@ -41,7 +48,6 @@ if TYPE_CHECKING:
     from lamina.generation.result import Result
     from lamina.generation.settings.options import CallOptions
     from lamina.generation.stream import Event, Stream
-    from lamina.runtime.graphs import Graphs
 
 Logits = Literal["all", "last"] | None
 
@@ -133,8 +139,6 @@ class Model(nn.Module):
 
         None without such a length: recurrent models, relative positions (T5), a configuration that names none.
         """
-        from lamina.nn.attention.rotary import positions_of
-
         if not any(spec.uses_positions for entry in self.specs for spec in entry.values()):
             return self.max_positions
         named = positions_of(config_of(self))
@@ -329,8 +333,6 @@ class Model(nn.Module):
     def graphs(self) -> Graphs:
         """The captured programs of this model, and how many of a shape there may be: `model.graphs.limit`."""
         if "_graphs" not in self.__dict__:
-            from lamina.runtime.graphs import Graphs
-
             self.__dict__.setdefault("_graphs", Graphs(self))  # of two threads, the first one's
         return self.__dict__["_graphs"]
 
@@ -340,8 +342,6 @@ class Model(nn.Module):
         >>> print(model.explain())                                    # doctest: +SKIP
         decoding: plain passes, since the model is on cpu; decode steps are captured on a GPU
         """
-        from lamina.runtime.eligibility import why_not_captured
-
         reason = why_not_captured(self, cache, rows) or self.graphs.why_not(rows if cache is None else cache.rows)
         return "decoding: one captured graph a step" if reason is None else f"decoding: plain passes, since {reason}"
 
@@ -354,8 +354,6 @@ class Model(nn.Module):
 
         >>> model.compile()                                           # doctest: +SKIP
         """
-        from lamina.runtime.prebuild import wait_for_kernels
-
         wait_for_kernels(self)  # finish building kernels first, or Dynamo would trace modules in use
         self.compiled = CompiledBlocks(self.blocks, **options)
 
@@ -368,16 +366,12 @@ class Model(nn.Module):
         **options: Unpack[CallOptions],
     ) -> Result:
         """Continues each prompt; see `lamina.generation.entry`."""
-        from lamina.generation import generate
-
         return generate(self, prompts, max_new_tokens, stream=stream, **options)
 
     def stream(
         self, prompts: Any = None, max_new_tokens: int | None = None, **options: Unpack[CallOptions]
     ) -> Stream[Result]:
         """The same, as an iterator of events; see `lamina.generation.stream`."""
-        from lamina.generation import stream
-
         return stream(self, prompts, max_new_tokens, **options)
 
 

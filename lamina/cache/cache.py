@@ -33,7 +33,9 @@ from lamina.cache.layers.cross import Source
 from lamina.cache.ops.attach import attach
 from lamina.cache.ops.begin import open_step
 from lamina.cache.ops.commit import commit
+from lamina.cache.ops.join import join
 from lamina.cache.ops.journal import Change
+from lamina.cache.ops.reorder import reorder
 from lamina.cache.ops.reserve import reserve
 from lamina.cache.ops.rewind import reset, rewind
 from lamina.cache.ops.select import select
@@ -306,8 +308,6 @@ class Cache:
         since   how many first tokens rows i and rows[i] share, one for all or one for each i; rows that share some
                 share their source too
         """
-        from lamina.cache.ops.reorder import reorder
-
         reorder(self, rows, since)
         return self
 
@@ -356,7 +356,7 @@ class Cache:
 
         >>> cache.select([0]).save("first.cache")                      # doctest: +SKIP
         """
-        from lamina.cache.io.cache_file import save
+        from lamina.cache.io.cache_file import save  # which imports this module
 
         save(self, path, states)
         return self
@@ -386,8 +386,8 @@ class Cache:
     def join(caches: Sequence[Cache], room: int = 0) -> Cache:
         """The rows of several caches in one, with room for rows of so many tokens. Takes the largest capacity and slack
         of them."""
-        from lamina.cache.ops.join import join
-
+        if not isinstance(caches, Sequence) or not all(isinstance(one, Cache) for one in caches):
+            raise InputError(f"join needs a list of caches, not {caches!r}")
         return join(caches, room)
 
 

@@ -21,6 +21,9 @@ from torch import Tensor
 
 from lamina.attention.window import Full, Window
 from lamina.cache.codec.codec import Codec
+from lamina.cache.layers.attention import AttentionLayer, LatentLayer, SharedLayer, TokensLayer
+from lamina.cache.layers.cross import CrossLayer
+from lamina.cache.layers.recurrent import ConvolutionLayer, RecurrentLayer
 from lamina.recurrence.rule import Rule
 
 if TYPE_CHECKING:
@@ -64,9 +67,6 @@ class Spec(ABC):
         """The layer that stores it; with `keeping=None` one that stores nothing, for a pass without a cache."""
 
 
-# The layers import this module, so `layer` imports them when it is called.
-
-
 @dataclass(frozen=True)
 class Attention(Spec):
     """Keys and values of attention, of which `window` stays visible."""
@@ -79,8 +79,6 @@ class Attention(Spec):
     window: Window = field(default_factory=Full)
 
     def layer(self, keeping: Keeping | None) -> Layer:
-        from lamina.cache.layers.attention import AttentionLayer
-
         fields = {"k": (self.kv_heads, self.key_dim), "v": (self.kv_heads, self.value_dim)}
         return AttentionLayer(self, fields, self.window, keeping)
 
@@ -96,8 +94,6 @@ class Latent(Spec):
     window: Window = field(default_factory=Full)
 
     def layer(self, keeping: Keeping | None) -> Layer:
-        from lamina.cache.layers.attention import LatentLayer
-
         return LatentLayer(self, {"latent": (self.rank + self.rope_dim,)}, self.window, keeping)
 
 
@@ -111,8 +107,6 @@ class Tokens(Spec):
     window: Window = field(default_factory=Full)
 
     def layer(self, keeping: Keeping | None) -> Layer:
-        from lamina.cache.layers.attention import TokensLayer
-
         return TokensLayer(self, {"x": (self.dim,)}, self.window, keeping)
 
 
@@ -126,8 +120,6 @@ class Convolution(Spec):
     kernel: int
 
     def layer(self, keeping: Keeping | None) -> Layer:
-        from lamina.cache.layers.recurrent import ConvolutionLayer
-
         return ConvolutionLayer(self, keeping)
 
 
@@ -140,8 +132,6 @@ class Recurrent(Spec):
     rule: Rule
 
     def layer(self, keeping: Keeping | None) -> Layer:
-        from lamina.cache.layers.recurrent import RecurrentLayer
-
         return RecurrentLayer(self, keeping)
 
 
@@ -158,8 +148,6 @@ class Cross(Spec):
     value_dim: int
 
     def layer(self, keeping: Keeping | None) -> Layer:
-        from lamina.cache.layers.cross import CrossLayer
-
         return CrossLayer(self, keeping)
 
 
@@ -176,8 +164,6 @@ class Shared(Spec):
         return self.source, self.name
 
     def layer(self, keeping: Keeping | None) -> Layer:
-        from lamina.cache.layers.attention import SharedLayer
-
         return SharedLayer(self)
 
 

@@ -20,10 +20,10 @@ from lamina import kernels
 from lamina.cache.cache import Cache
 from lamina.cache.memory import Memory
 from lamina.errors import CaptureError, LaminaError
+from lamina.runtime.builders import wait_for_kernels
 from lamina.runtime.cuda_graph import Program, copy_in, current_stream, recorded
 from lamina.runtime.kernel_backend import KERNELS, KernelBackend, TableEntry
 from lamina.runtime.pointers import WIDTH, CacheFormat, entries_of, stores_of, tables_of
-from lamina.runtime.prebuild import wait_for_kernels
 
 if TYPE_CHECKING:
     from lamina.model import Model

@@ -29,11 +29,11 @@ from lamina.cache.ops.begin import admit
 from lamina.cache.ops.commit import accepted_counts, on_device
 from lamina.errors import InputError
 from lamina.kernels.device_guard import current
+from lamina.runtime.builders import build_together
 from lamina.runtime.captured import Captured
 from lamina.runtime.cuda_graph import Program, copy_in
 from lamina.runtime.eligibility import MOST_ROWS, MOST_TOKENS, why_not_read
 from lamina.runtime.pointers import PLAIN_FORMAT, CacheFormat, header_of
-from lamina.runtime.prebuild import build_together
 
 if TYPE_CHECKING:
     from lamina.model import Model

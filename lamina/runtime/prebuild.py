@@ -12,24 +12,26 @@ made without any.
 from __future__ import annotations
 
 import atexit
-import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from threading import Thread
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakSet
+from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import torch
 
 from lamina import kernels
 from lamina.cache.codec.codec import Codecs
+from lamina.runtime.builders import build_together, builds
 from lamina.runtime.eligibility import why_no_kernels
+from lamina.runtime.multi_token import CapturedPass
+from lamina.runtime.pointers import CacheFormat
+from lamina.runtime.step import CapturedStep
+from lamina.sampling.chooser import Chooser
 
 if TYPE_CHECKING:
     from lamina.model import Model
 
-_under_way: WeakKeyDictionary[Model, Rehearsal] = WeakKeyDictionary()
 _rehearsals: WeakSet[Rehearsal] = WeakSet()
 
 
@@ -44,7 +46,7 @@ class Rehearsal:
 
     def serves(self, model: Model) -> None:
         """This model will use them: `wait_for_kernels` waits until they are there."""
-        _under_way[model] = self
+        builds[model] = self.thread
 
     def _build(self, make: Callable[[], Model], device: torch.device) -> None:
         try:
@@ -75,24 +77,12 @@ def rehearsal(make: Callable[[], Model], dtype: torch.dtype, device: torch.devic
     return Rehearsal(make, x.device)  # with its number: a thread has a current device of its own
 
 
-def wait_for_kernels(model: Model) -> None:
-    """Until the kernels that are being built for this model are there, if any are."""
-    if (under_way := _under_way.get(model)) is not None:
-        under_way.thread.join()
-        _under_way.pop(model, None)
-
-
 @torch.no_grad()
 def build_kernels(
     model: Model, rows: int = 1, tokens: int | None = None, codec: Codecs | None = None, page: int = 0
 ) -> None:
     """Builds the kernels of a greedy decode step, or of a pass of so many tokens, of a model on the meta device, for
     caches of this codec, or in pages of so many slots."""
-    from lamina.runtime.multi_token import CapturedPass
-    from lamina.runtime.pointers import CacheFormat
-    from lamina.runtime.step import CapturedStep
-    from lamina.sampling.chooser import Chooser
-
     if why_no_kernels(model.specs, dtype=model.dtype) is not None:
         return
     cache_format = replace(CacheFormat.of(model.new_cache(rows, codec=codec)), page=page)
@@ -101,35 +91,3 @@ def build_kernels(
     else:
         one = CapturedPass(model, rows, tokens, cache_format)
         build_together(one.reading, one.taking_in)
-
-
-def build_together(*programs: Callable[[], object]) -> None:
-    """Builds every kernel that these programs launch, many at a time."""
-    from triton import AsyncCompileMode
-
-    from lamina.kernels.launch import building
-
-    with Builders() as pool, AsyncCompileMode(pool), building():
-        for program in programs * 2:  # what the first run notes of a step (`kernels.following`), the second uses
-            program()
-
-
-class Builders(ThreadPoolExecutor):
-    """Threads that build kernels. Where there is a GPU they load them too, and compile what hands them their arguments:
-    both would otherwise be done at the first launch, one kernel after the other.
-
-    A kernel is loaded on the device that is current where it is submitted: `launch` makes that the tensors' own."""
-
-    def __init__(self) -> None:
-        super().__init__(os.cpu_count() or 1)
-
-    def submit(self, build: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        device = torch.cuda.current_device() if torch.cuda.is_available() else None
-        return super().submit(self._ready, device, build, *args, **kwargs)
-
-    def _ready(self, device: int | None, build: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        kernel = build(*args, **kwargs)
-        if device is not None:
-            with torch.cuda.device(device):
-                _ = kernel.run  # the function that launches it, made when asked for
-        return kernel

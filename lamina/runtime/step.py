@@ -28,6 +28,8 @@ from lamina.kernels.device_guard import current
 from lamina.runtime.captured import Captured
 from lamina.runtime.cuda_graph import Program, copy_in
 from lamina.runtime.pointers import PLAIN_FORMAT, CacheFormat, header_of
+from lamina.sampling.exclusion import excluded
+from lamina.sampling.history import History, history_of
 
 if TYPE_CHECKING:
     from lamina.model import Model
@@ -78,8 +80,6 @@ class CapturedStep(Captured):
         seed, numbers   of the noise, where tokens are drawn; rows have their own numbers
         prompts         how many tokens of each row are the prompt's, for processors
         """
-        from lamina.sampling.history import history_of
-
         left, ends = list(left), list(ends)
         most = [high + more for high, more in zip(cache.clock.sync(), left, strict=True)]
         if cache.limit is not None and max(most) > cache.limit:
@@ -165,8 +165,6 @@ class CapturedStep(Captured):
     def program(self) -> None:
         """One step, kernel by kernel: what is captured."""
         from lamina.kernels import step_ends
-        from lamina.sampling.exclusion import excluded
-        from lamina.sampling.history import History
 
         with self._using_kernels():
             step_ends.positions(self.header, self.positions)

@@ -311,7 +311,7 @@ def test_settings_are_frozen_and_show_what_differs_from_the_defaults() -> None:
 
 
 def test_every_setting_has_a_line_that_says_what_it_is() -> None:
-    source = (Path(lamina.__file__).parent / "generation" / "settings.py").read_text()
+    source = (Path(lamina.__file__).parent / "generation" / "settings" / "settings.py").read_text()
     for name in DEFAULTS:
         assert re.search(rf"^    {name}: .*  # \S", source, re.M), name
 

@@ -52,7 +52,7 @@ def build_products() -> int:
     from lamina.kernels.gemm.deferred_norm import LANES, Follower
     from lamina.kernels.gemm.product import Rows, Tiles, gated_product, product
     from lamina.nn import RMSNorm
-    from lamina.runtime.prebuild import build_together
+    from lamina.runtime.builders import build_together
 
     def program() -> None:
         for dtype in (torch.bfloat16, torch.float32):

@@ -165,7 +165,7 @@ def test_while_building_a_launch_only_builds_in_this_thread_and_also_inside_anot
 def test_tritons_own_way_to_run_a_kernel_is_never_replaced() -> None:
     from triton.runtime.jit import JITFunction
 
-    from lamina.runtime.prebuild import build_together
+    from lamina.runtime.builders import build_together
 
     before, during = JITFunction.run, []
     threads = [Thread(target=build_together, args=(lambda: during.append(JITFunction.run),)) for _ in range(4)]

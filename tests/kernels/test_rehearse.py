@@ -16,7 +16,8 @@ import torch
 
 from lamina import kernels
 from lamina.runtime import prebuild as rehearse
-from lamina.runtime.prebuild import Builders, Rehearsal
+from lamina.runtime.builders import Builders, builds
+from lamina.runtime.prebuild import Rehearsal
 from tests.families.cases import FIRST, cases
 from tests.kernels.runs import NEW, begin, one_by_one, replayed, tiny
 
@@ -41,7 +42,7 @@ def under_way(model: Any, monkeypatch: pytest.MonkeyPatch) -> Event:
     """Kernels are being built for this model until the event is set."""
     built = Event()
     monkeypatch.setattr(Rehearsal, "_build", lambda self, *given: built.wait(60))
-    Rehearsal({}, torch.float32, torch.device("cpu")).serves(model)
+    Rehearsal(lambda: model, torch.device("cpu")).serves(model)
     return built
 
 
@@ -55,13 +56,13 @@ def test_the_first_token_is_told_before_kernels_are_there_and_a_captured_step_wa
     def tell(row: int, token: int, reason: object) -> None:
         told.append(built.is_set())
         if len(told) == run.rows:  # the first of every row: whatever runs next would wait for a minute
-            assert run.model in rehearse._under_way
+            assert run.model in builds
             built.set()
 
     run.told = tell
     assert replayed(run).tokens == one_by_one(begin(run.model)).tokens
     assert told == [False] * run.rows + [True] * (NEW - 1) * run.rows
-    assert run.model not in rehearse._under_way
+    assert run.model not in builds
 
 
 def test_a_captured_pass_waits_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +77,7 @@ def test_a_captured_pass_waits_for_kernels(monkeypatch: pytest.MonkeyPatch) -> N
     assert asking.is_alive() and not read
     built.set()
     asking.join(60)
-    assert read and model not in rehearse._under_way
+    assert read and model not in builds
 
 
 LIGHTLY = """

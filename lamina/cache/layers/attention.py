@@ -14,10 +14,10 @@ from lamina.attention.view import View
 from lamina.cache.codec.codec import KEY, LATENT, VALUE, VECTOR
 from lamina.cache.layers.base import Key, Layer
 from lamina.cache.layers.tokens import TokenLayer
-from lamina.cache.spec import Latent, Shared
 from lamina.errors import InputError
 
 if TYPE_CHECKING:
+    from lamina.cache.spec import Latent, Shared
     from lamina.cache.step import Step
 
 KeysValues = tuple[Tensor, Tensor, View]

@@ -16,12 +16,12 @@ from torch import Tensor
 from lamina.cache.clock import Clock
 from lamina.cache.codec.codec import Coding
 from lamina.cache.layers.layout import Layout
-from lamina.cache.spec import Spec
 from lamina.cache.storage.device import Storage
 from lamina.errors import InputError
 
 if TYPE_CHECKING:
     from lamina.cache.ops.reorder import Moves
+    from lamina.cache.spec import Spec
     from lamina.cache.step import Step
     from lamina.cache.storage.paged import PagedPart
     from lamina.cache.storage.prefetch import Fetched, SlotRuns

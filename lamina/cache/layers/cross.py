@@ -21,12 +21,12 @@ from lamina.cache.counts import row_numbers
 from lamina.cache.layers.attention import KeysValues
 from lamina.cache.layers.base import Key, Layer
 from lamina.cache.layers.layout import Layout
-from lamina.cache.spec import Cross, Keeping
 from lamina.cache.storage.host import storage_for
 from lamina.errors import InputError
 
 if TYPE_CHECKING:
     from lamina.cache.ops.reorder import Moves
+    from lamina.cache.spec import Cross, Keeping
     from lamina.cache.step import Step
     from lamina.cache.storage.prefetch import SlotRuns
 

@@ -28,12 +28,12 @@ from lamina.cache.clock import Clock
 from lamina.cache.layers.base import Key, Layer
 from lamina.cache.layers.layout import Layout
 from lamina.cache.layers.tokens import TokenLayer, pick_tokens
-from lamina.cache.spec import Convolution, Keeping, Recurrent
 from lamina.cache.storage.device import read_slots, write_slots
 from lamina.cache.storage.host import storage_for
 from lamina.recurrence.rule import Rule
 
 if TYPE_CHECKING:
+    from lamina.cache.spec import Convolution, Keeping, Recurrent
     from lamina.cache.step import Step
     from lamina.cache.storage.prefetch import Fetched, SlotRuns
 

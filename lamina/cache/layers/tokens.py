@@ -27,12 +27,12 @@ from lamina.cache.codec.codec import Coding, Role
 from lamina.cache.codec.formats import Fields
 from lamina.cache.layers.base import Key, Layer, grown
 from lamina.cache.layers.layout import Layout
-from lamina.cache.spec import Keeping, Spec
 from lamina.cache.storage.device import Storage
 from lamina.cache.storage.host import storage_for
 
 if TYPE_CHECKING:
     from lamina.cache.ops.reorder import Moves
+    from lamina.cache.spec import Keeping, Spec
     from lamina.cache.step import Step
     from lamina.cache.storage.paged import PagedPart
     from lamina.cache.storage.prefetch import Fetched, SlotRuns

@@ -6,11 +6,11 @@ If one of them lies in a pool, so does what is made of them: pages of that pool 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from lamina.cache.cache import Cache
 from lamina.cache.clock import Clock
 from lamina.cache.counts import whole
 from lamina.cache.layers.base import Key, Layer
@@ -21,11 +21,12 @@ from lamina.cache.pool.pool import Pool
 from lamina.cache.storage.paged import copy_in
 from lamina.errors import InputError
 
+if TYPE_CHECKING:
+    from lamina.cache.cache import Cache
+
 
 def join(caches: Sequence[Cache], room: int = 0) -> Cache:
     """See `Cache.join`."""
-    if not isinstance(caches, Sequence) or not all(isinstance(one, Cache) for one in caches):
-        raise InputError(f"join needs a list of caches, not {caches!r}")
     if not caches:
         raise InputError("join needs at least one cache")
     if (room := whole("room", room)) < 0:
