@@ -21,7 +21,7 @@ from lamina.cache.cache import Cache
 from lamina.cache.memory import Memory
 from lamina.errors import CaptureError, LaminaError
 from lamina.runtime.builders import wait_for_kernels
-from lamina.runtime.cuda_graph import Program, copy_in, current_stream, recorded
+from lamina.runtime.cuda_graph import Program, capture_graphs, copy_in, current_stream
 from lamina.runtime.kernel_backend import KERNELS, KernelBackend, TableEntry
 from lamina.runtime.pointers import WIDTH, CacheFormat, entries_of, stores_of, tables_of
 
@@ -47,16 +47,16 @@ class Captured:
         self.model, self.rows, self.T, self.format = model, rows, T, cache_format
         self.device = model.device
         self.workspace = Workspace(self.device)
-        self.tables, self.header = self._numbers(counts, entries, WIDTH), self._numbers(len(HEADER))
-        self.positions, self.ids = self._numbers(rows, T), self._numbers(rows, T)
-        self.counts = self.all_counts = self._numbers(rows)
+        self.tables, self.header = self._int_zeros(counts, entries, WIDTH), self._int_zeros(len(HEADER))
+        self.positions, self.ids = self._int_zeros(rows, T), self._int_zeros(rows, T)
+        self.counts = self.all_counts = self._int_zeros(rows)
         later = self.tables[1] if counts > 1 else None
         self.entries: list[dict[str, TableEntry]] = entries_of(model, self.tables[0], later, cache_format)
         self.logits: Tensor | None = None
         self.hidden: dict[int, Tensor] = {}
         self.replays: list[Program] = []  # one for each program, once they are captured
         self.failed: str | None = None  # why they cannot be captured
-        self._proved: set[int] = set()  # programs that ran once, where kernels are interpreted
+        self._ran: set[int] = set()  # programs that ran once, where kernels are interpreted
         self._stores: list[tuple[int, int]] = []
         self._stream = current_stream(self.device)  # that it is launched on
         self._done: torch.cuda.Event | None = None  # the end of what its last borrower launched
@@ -81,7 +81,7 @@ class Captured:
         """Ends the loan, so that another caller can have it; nothing happens where it has ended."""
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
-            self._forget()
+            self._drop_cache()
             if self._stream is not None:
                 self._done = self._stream.record_event()
             give_back(self)
@@ -92,7 +92,7 @@ class Captured:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.release()
 
-    def _forget(self) -> None:
+    def _drop_cache(self) -> None:
         """Drops what belongs to the borrower."""
         self._stores = []
 
@@ -112,9 +112,9 @@ class Captured:
         self.counts.zero_()
         try:
             self._before_capture()
-            self.replays = recorded(self.device, *self.programs())
+            self.replays = capture_graphs(self.device, *self.programs())
         except Exception as problem:
-            raise self._not_captured(problem) from problem
+            raise self._capture_error(problem) from problem
         finally:
             self.counts.copy_(counts)
 
@@ -124,12 +124,12 @@ class Captured:
         try:
             self.programs()[which]()
         except Exception as problem:
-            if which in self._proved:
+            if which in self._ran:
                 raise
-            raise self._not_captured(problem) from problem
-        self._proved.add(which)
+            raise self._capture_error(problem) from problem
+        self._ran.add(which)
 
-    def _not_captured(self, problem: Exception) -> CaptureError:
+    def _capture_error(self, problem: Exception) -> CaptureError:
         reason = f"its capture failed: {_short(problem)}"
         if not isinstance(problem, torch.OutOfMemoryError):  # there may be memory another time
             self.failed = reason
@@ -153,10 +153,10 @@ class Captured:
     def _using_kernels(self) -> Any:
         return kernels.in_use(self.workspace)
 
-    def _numbers(self, *shape: int) -> Tensor:
+    def _int_zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.int64, device=self.device)
 
-    def _point_at(self, cache: Cache, *others: Tensor) -> bool:
+    def _update_tables(self, cache: Cache, *others: Tensor) -> bool:
         """Copies the cache's tables in, with `counts` and with others, if anything moved since the last time; -> so."""
         stores = stores_of(cache)
         if stores == self._stores:

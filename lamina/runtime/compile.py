@@ -58,14 +58,14 @@ class CompiledBlocks:
             if i in sources or any(layer.spec.reads_from for layer in step.layers[i].values()):
                 x = block(x, step.memory(i), shared)  # keys and values go from block to block
                 continue
-            layers = {name: cut(layer, end) for name, layer in step.layers[i].items()}
+            layers = {name: cut_line(layer, end) for name, layer in step.layers[i].items()}
             if first:
-                let_lengths_vary(layers.values())
+                mark_slots_dynamic(layers.values())
             if kind not in programs:
                 programs[kind] = _program(**self.options)
-            for_all._left = {}
+            for_all._pending = {}
             x = programs[kind](block, x, Memory(for_all, 0, layers), shared)
-            for (_, name), left in for_all._left.items():
+            for (_, name), left in for_all._pending.items():
                 step.leave((i, name), left)
         return x
 
@@ -103,14 +103,14 @@ def is_line(layer: Layer) -> bool:
     return layer.layout is not None and layer.layout.ring is None
 
 
-def cut(layer: Layer, end: int | None) -> Layer:
+def cut_line(layer: Layer, end: int | None) -> Layer:
     """A line with only its first `end` slots, in the same memory; any other layer as it is."""
     if not is_line(layer):
         return layer
     return layer._with({name: tensor[..., :end, :] for name, tensor in layer.data.items()})
 
 
-def let_lengths_vary(layers: Iterable[Layer]) -> None:
+def mark_slots_dynamic(layers: Iterable[Layer]) -> None:
     """Says before the first compilation that the number of slots is not a constant."""
     for layer in layers:
         for tensor in layer.data.values() if layer.layout is not None else ():
@@ -125,9 +125,9 @@ def _run(block: nn.Module, x: Tensor, memory: Memory, shared: Any) -> Tensor:
 def _program(**options: Any) -> Callable[..., Tensor]:
     """`_run` to be compiled, with a code object and a name of its own: `torch.compile` keeps, and limits, the compiled
     forms of a code object, and what varied under a name once is never a constant again."""
-    name = f"block_{next(_numbers)}"
+    name = f"block_{next(_serial)}"
     own = FunctionType(_run.__code__.replace(co_name=name), globals(), name)
     return torch.compile(own, fullgraph=True, **options)
 
 
-_numbers = itertools.count()
+_serial = itertools.count()

@@ -14,7 +14,7 @@ Program = Callable[[], object]
 _one_at_a_time = Lock()  # CUDA allows one capture at a time in a process
 
 
-def recorded(device: torch.device, *programs: Program) -> list[Program]:
+def capture_graphs(device: torch.device, *programs: Program) -> list[Program]:
     """A replay of each program; what one of them leaves in its memory, the following may read.
 
     The programs are run first, in their order, so that kernels are built and loaded and workspaces allocated, and

@@ -102,5 +102,5 @@ def step_alone(
     layers = [{name: spec.layer(None) for name, spec in entry.items()} for entry in model.specs]
     step = Step.alone(layers, (rows, T), model.device, None if real is None else real.tensor, segments, spans)
     if source is not None:
-        step.source = model.crossed(source, rows)
+        step.source = model.cross_inputs(source, rows)
     return step

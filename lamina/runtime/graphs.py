@@ -1,7 +1,7 @@
 """The captured programs of a model. Each is lent to one caller at a time, and kept for the next.
 
     with model.graphs.step(cache.rows, chooser, cache) as step:      # nobody else has it until the block ends
-        step.take_up(cache, ids, left, ends)
+        step.begin(cache, ids, left, ends)
         step.run(8)
 
 A program serves any cache of its shape: the number of rows and of tokens, the way of choosing, codecs and page size. Up
@@ -41,7 +41,7 @@ C = TypeVar("C", bound=Captured)
 
 
 @dataclass
-class _Shelf:
+class _Programs:
     """The programs of one shape."""
 
     free: list[Any] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Graphs:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.limit, self.wait, self.captures = MOST_OF_A_SHAPE, False, 0
-        self._shelves: OrderedDict[tuple[Any, ...], _Shelf] = OrderedDict()
+        self._programs: OrderedDict[tuple[Any, ...], _Programs] = OrderedDict()
         self._weights: list[int] = []
         self._changed = Condition()
 
@@ -82,63 +82,63 @@ class Graphs:
     def why_not(self, rows: int) -> str | None:
         """Why the decode step of this many rows could not be captured, where that was tried."""
         with self._changed:
-            shelves = [shelf for key, shelf in self._shelves.items() if key[:1] == (rows,)]
-        return next((shelf.failed for shelf in shelves if shelf.failed is not None), None)
+            matching = [found for key, found in self._programs.items() if key[:1] == (rows,)]
+        return next((found.failed for found in matching if found.failed is not None), None)
 
     def clear(self) -> None:
         """Drops every program that is not in use; those that are go when they are given back."""
         with self._changed:
-            self._shelves.clear()
+            self._programs.clear()
 
     @property
     def kept(self) -> dict[tuple[Any, ...], int]:
         """How many programs of each shape there are, the least recently used shape first."""
         with self._changed:
-            return {key: len(shelf.free) + len(shelf.lent) for key, shelf in self._shelves.items()}
+            return {key: len(found.free) + len(found.lent) for key, found in self._programs.items()}
 
     def _borrow(self, key: tuple[Any, ...], make: Callable[[], C]) -> C:
         with self._changed:
             while True:
-                shelf = self._shelf(key)
-                if shelf.failed is not None:
-                    raise CaptureError(shelf.failed)
-                if shelf.free:
-                    one = shelf.free.pop()
+                found = self._programs_of(key)
+                if found.failed is not None:
+                    raise CaptureError(found.failed)
+                if found.free:
+                    one = found.free.pop()
                     break
-                if len(shelf.lent) < self.limit:
+                if len(found.lent) < self.limit:
                     one = make()
                     self.captures += 1
                     break
                 if not self.wait:
                     raise CaptureError(
-                        f"all {len(shelf.lent)} captured programs of this shape are in use; model.graphs.limit is "
+                        f"all {len(found.lent)} captured programs of this shape are in use; model.graphs.limit is "
                         f"{self.limit}"
                     )
                 self._changed.wait(0.1)  # a program may also be dropped, which nobody is told of
-            shelf.lent.add(one)
-        return one.lend(lambda one: self._take_back(key, shelf, one))
+            found.lent.add(one)
+        return one.lend(lambda one: self._return(key, found, one))
 
-    def _take_back(self, key: tuple[Any, ...], shelf: _Shelf, one: Captured) -> None:
+    def _return(self, key: tuple[Any, ...], found: _Programs, one: Captured) -> None:
         with self._changed:
-            shelf.lent.discard(one)
-            if self._shelves.get(key) is shelf and one.failed is None:
-                shelf.free.append(one)
+            found.lent.discard(one)
+            if self._programs.get(key) is found and one.failed is None:
+                found.free.append(one)
             elif one.failed is not None:
-                shelf.failed = one.failed
+                found.failed = one.failed
             self._changed.notify_all()
 
-    def _shelf(self, key: tuple[Any, ...]) -> _Shelf:
+    def _programs_of(self, key: tuple[Any, ...]) -> _Programs:
         """That of a shape, which is now the most recently used."""
         weights = list(addresses(self.model))
         if weights != self._weights:  # the model was moved or converted: programs read memory it has left
-            self._shelves.clear()
+            self._programs.clear()
             self._weights = weights
-        shelf = self._shelves.setdefault(key, _Shelf())
-        self._shelves.move_to_end(key)
-        idle = [other for other, one in self._shelves.items() if not one.lent and one is not shelf]
-        for other in idle[: max(len(self._shelves) - MOST_SHAPES, 0)]:
-            del self._shelves[other]
-        return shelf
+        found = self._programs.setdefault(key, _Programs())
+        self._programs.move_to_end(key)
+        idle = [other for other, one in self._programs.items() if not one.lent and one is not found]
+        for other in idle[: max(len(self._programs) - MOST_SHAPES, 0)]:
+            del self._programs[other]
+        return found
 
 
 def addresses(module: nn.Module) -> Iterator[int]:

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
-from lamina.cache.clock import on_device as to_device
+from lamina.cache.clock import on_device
 from lamina.cache.counts import Counts, Numbers
-from lamina.cache.ops.begin import admit
-from lamina.cache.ops.commit import accepted_counts, on_device
+from lamina.cache.ops.begin import open_captured
+from lamina.cache.ops.commit import accepted_counts, device_commit
 from lamina.errors import InputError
 from lamina.kernels.device_guard import current
 from lamina.runtime.builders import build_together
@@ -59,11 +59,11 @@ class CapturedPass(Captured):
 
     def __init__(self, model: Model, rows: int, T: int, cache_format: CacheFormat = PLAIN_FORMAT) -> None:
         super().__init__(model, rows, T, cache_format, counts=2)  # tables for reading, and for taking in
-        self.accepted = self._numbers(rows)
+        self.accepted = self._int_zeros(rows)
         self.cache: Cache | None = None  # of the pass that is open
         self.given: Counts | None = None
-        self.some: list[int] | None = None  # rows that are in it, None: all
-        self._before: weakref.ref[Cache] | None = None  # whose tables were copied in last
+        self.chosen: list[int] | None = None  # rows that are in it, None: all
+        self._bound: weakref.ref[Cache] | None = None  # whose tables were copied in last
         self._header: list[int] = []
 
     # -- a pass ----------------------------------------------------------------------------------------------------
@@ -93,13 +93,13 @@ class CapturedPass(Captured):
         ids = ids.to(self.ids.device, torch.int64).clamp(0, self.model.vocab - 1)
         if self.cache is not None:  # what was read before is not taken in any more
             self.cache._abort_open_pass()
-        self.some = None if rows is None or len(rows) == self.rows else list(rows)
-        index = None if self.some is None else to_device(self.some, ids.device)
+        self.chosen = None if rows is None or len(rows) == self.rows else list(rows)
+        index = None if self.chosen is None else on_device(self.chosen, ids.device)
         with current(self.device), cache.steady:
-            self.given = admit(cache, self, n, self._of_all(n if counts is None else counts))
+            self.given = open_captured(cache, self, n, self._for_all_rows(n if counts is None else counts))
             self.cache = cache
             try:
-                self._take_up(cache)
+                self._bind(cache)
                 self.counts.copy_(self.given.tensor)
                 if index is None:
                     self.ids[:, :n].copy_(ids)
@@ -119,13 +119,13 @@ class CapturedPass(Captured):
         cache, counts = self.cache, self.given
         if cache is None or counts is None or cache._open_pass is not self:
             raise InputError("this pass is over: it was committed or dropped, or the cache was changed after reading")
-        accepted = None if accepted is None else self._of_all(accepted)
+        accepted = None if accepted is None else self._for_all_rows(accepted)
         with current(self.device), cache.steady:
             taken = accepted_counts(cache, range(self.rows), counts, accepted, rings=True)
             if cache.pages is not None:
-                self._point_at(cache, self.accepted)
+                self._update_tables(cache, self.accepted)
             self.accepted.copy_(taken.tensor)
-            with on_device(cache, taken.low, taken.high):
+            with device_commit(cache, taken.low, taken.high):
                 self._replay(1)
 
     def abort(self) -> None:
@@ -136,24 +136,24 @@ class CapturedPass(Captured):
         """Forgets the cache."""
         self.cache, self.given = None, None
 
-    def _of_all(self, numbers: Numbers) -> Numbers:
+    def _for_all_rows(self, numbers: Numbers) -> Numbers:
         """Numbers of the rows in this pass as numbers of all rows."""
-        if self.some is None:
+        if self.chosen is None:
             return numbers
-        own = [numbers] * len(self.some) if isinstance(numbers, int) else [int(number) for number in numbers]
-        if len(own) != len(self.some):
-            raise InputError(f"{len(own)} numbers for the {len(self.some)} rows of this pass: give one for each")
+        own = [numbers] * len(self.chosen) if isinstance(numbers, int) else [int(number) for number in numbers]
+        if len(own) != len(self.chosen):
+            raise InputError(f"{len(own)} numbers for the {len(self.chosen)} rows of this pass: give one for each")
         every = [0] * self.rows
-        for row, number in zip(self.some, own, strict=True):
+        for row, number in zip(self.chosen, own, strict=True):
             every[row] = number
         return every
 
     # -- programs --------------------------------------------------------------------------------------------------
 
     def programs(self) -> tuple[Program, ...]:
-        return self.reading, self.taking_in
+        return self.read_program, self.commit_program
 
-    def reading(self) -> None:
+    def read_program(self) -> None:
         """From ids to logits, kernel by kernel: what the first graph holds."""
         from lamina.kernels.step_ends import positions
 
@@ -161,7 +161,7 @@ class CapturedPass(Captured):
             positions(self.header, self.positions)
             self.model.forward(self.ids, self, logits="all")
 
-    def taking_in(self) -> None:
+    def commit_program(self) -> None:
         """The device half of commit: what the second graph holds. Lengths, which all others read, move last."""
         from lamina.kernels.step_ends import take_in
 
@@ -176,25 +176,25 @@ class CapturedPass(Captured):
         self.accepted.zero_()
         build_together(*self.programs())
 
-    def _take_up(self, cache: Cache) -> None:
+    def _bind(self, cache: Cache) -> None:
         """Copies the cache's tables in, where they are not those of the last pass."""
-        if self._before is None or self._before() is not cache:
+        if self._bound is None or self._bound() is not cache:
             reason = why_not_read(cache)
             if reason is None and CacheFormat.of(cache) != self.format:
                 reason = "this pass reads other codecs or pages; model.graphs.pass_of takes the cache"
             if reason is not None:
                 raise InputError(f"this cache has no captured passes: {reason}; run plain passes with cache.step")
-            self._before = weakref.ref(cache)
+            self._bound = weakref.ref(cache)
             self._stores = []
         cache._kept_logits(self.model.vocab, self.model.dtype)
-        self._point_at(cache, self.accepted)
+        self._update_tables(cache, self.accepted)
         header = header_of(cache)
         if header != self._header:
             copy_in(self.header, header)
             self._header = header
 
-    def _forget(self) -> None:
-        super()._forget()
+    def _drop_cache(self) -> None:
+        super()._drop_cache()
         if self.cache is not None:
             self.cache._abort_open_pass()
-        self._before, self._header = None, []
+        self._bound, self._header = None, []

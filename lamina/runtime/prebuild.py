@@ -32,19 +32,19 @@ from lamina.sampling.chooser import Chooser
 if TYPE_CHECKING:
     from lamina.model import Model
 
-_rehearsals: WeakSet[Rehearsal] = WeakSet()
+_running: WeakSet[KernelBuild] = WeakSet()
 
 
-class Rehearsal:
+class KernelBuild:
     """The kernels of one-row decoding being built in the background."""
 
     def __init__(self, make: Callable[[], Model], device: torch.device) -> None:
         self.failed: Exception | None = None
         self.thread = Thread(target=self._build, args=(make, device), daemon=True)
-        _rehearsals.add(self)
+        _running.add(self)
         self.thread.start()
 
-    def serves(self, model: Model) -> None:
+    def register(self, model: Model) -> None:
         """This model will use them: `wait_for_kernels` waits until they are there."""
         builds[model] = self.thread
 
@@ -60,11 +60,11 @@ class Rehearsal:
 def _end_all() -> None:
     """Waits for rehearsals when the interpreter exits: a thread that is stopped inside PyTorch aborts the process. The
     wait is short, since the executors of their builders take no more work by then."""
-    for one in list(_rehearsals):
+    for one in list(_running):
         one.thread.join()
 
 
-def rehearsal(make: Callable[[], Model], dtype: torch.dtype, device: torch.device) -> Rehearsal | None:
+def start_build(make: Callable[[], Model], dtype: torch.dtype, device: torch.device) -> KernelBuild | None:
     """Starts building the kernels for a model that is about to be loaded; None where it would use none.
 
     make   builds the same model on the meta device, in the thread that builds the kernels
@@ -74,7 +74,7 @@ def rehearsal(make: Callable[[], Model], dtype: torch.dtype, device: torch.devic
     x = torch.empty(0, dtype=dtype, device=device)
     if kernels.why_not(x) is not None:
         return None
-    return Rehearsal(make, x.device)  # with its number: a thread has a current device of its own
+    return KernelBuild(make, x.device)  # with its number: a thread has a current device of its own
 
 
 @torch.no_grad()
@@ -90,4 +90,4 @@ def build_kernels(
         build_together(CapturedStep(model, rows, Chooser(), cache_format).program)
     else:
         one = CapturedPass(model, rows, tokens, cache_format)
-        build_together(one.reading, one.taking_in)
+        build_together(one.read_program, one.commit_program)

@@ -8,7 +8,7 @@ not read it either. The cache grows between two replays, when the next tokens ne
 steps run, unless a cache must grow or a pool is short of pages.
 
     with graphs.step(cache.rows, chooser, cache) as step:
-        step.take_up(cache, ids, left, ends)
+        step.begin(cache, ids, left, ends)
         step.run(n)                                    n tokens for every live row; captured at the first run
 """
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from lamina.cache.cache import Cache
-from lamina.cache.ops.commit import on_device
+from lamina.cache.ops.commit import device_commit
 from lamina.cache.pool.page_table import Span
 from lamina.errors import CapacityError, InputError
 from lamina.kernels.device_guard import current
@@ -46,11 +46,11 @@ class CapturedStep(Captured):
 
         super().__init__(model, rows, 1, cache_format, counts=1)
         self.chooser = chooser
-        self.left, self.ends, self.seed = self._numbers(rows), self._numbers(MOST_ENDS), self._numbers(1)
-        self.numbers, self.prompts = self._numbers(rows), self._numbers(rows)
+        self.remaining, self.ends, self.seed = self._int_zeros(rows), self._int_zeros(MOST_ENDS), self._int_zeros(1)
+        self.numbers, self.prompts = self._int_zeros(rows), self._int_zeros(rows)
         self.seen: Tensor | None = None  # how often each id occurs in each row, for processors
         if chooser.processors:
-            self.seen, self.seen_in_prompt = self._numbers(2, rows, model.vocab)
+            self.seen, self.seen_in_prompt = self._int_zeros(2, rows, model.vocab)
         self.scratch = scratch_for(rows, model.vocab, model.device)
         self._cache: weakref.ref[Cache] | None = None  # its owner may drop it, and what it holds
         self._most: list[int] = []  # tokens that each row may hold in the end
@@ -64,7 +64,7 @@ class CapturedStep(Captured):
             raise InputError("this captured step has no cache: give it one with take_up, and keep the cache")
         return cache
 
-    def take_up(
+    def begin(
         self,
         cache: Cache,
         ids: Tensor,
@@ -89,7 +89,7 @@ class CapturedStep(Captured):
         self._cache, self._stores, self._header, self._most = weakref.ref(cache), [], [], most
         self._make_room(cache, 1)
         copy_in(self.ends, ends + [-1] * (MOST_ENDS - len(ends)))
-        copy_in(self.left, left)
+        copy_in(self.remaining, left)
         copy_in(self.seed, [seed])
         copy_in(self.numbers, list(numbers or range(self.rows)))
         if self.seen is not None:
@@ -99,7 +99,7 @@ class CapturedStep(Captured):
             self.seen.copy_(history.seen(self.model.vocab))
             self.seen_in_prompt.copy_(history.seen_in_prompt(self.model.vocab))
         self.ids.copy_(ids.reshape(-1, 1))
-        self.counts.copy_(self.left > 0)
+        self.counts.copy_(self.remaining > 0)
 
     def _make_room(self, cache: Cache, steps: int) -> None:
         """Room for the tokens of these steps, in the cache and in the tables that point at it."""
@@ -114,7 +114,7 @@ class CapturedStep(Captured):
             cache.clock.sync()  # rows that have ended need no more room
             if needed() > room():
                 cache.reserve(min(max(needed(), 2 * room()), max(self._most)))
-        self._point_at(cache)
+        self._update_tables(cache)
         if (header := header_of(cache)) != self._header:
             copy_in(self.header, header)
             self._header = header
@@ -130,14 +130,14 @@ class CapturedStep(Captured):
             self.capture()
             while steps:
                 with cache.steady:
-                    several = steps if cache.pages is None else self._provided(cache, steps, rows)
+                    several = steps if cache.pages is None else self._take_pages(cache, steps, rows)
                     self._make_room(cache, several)
-                    with on_device(cache, [0] * cache.rows, several):
+                    with device_commit(cache, [0] * cache.rows, several):
                         for _ in range(several):
                             self._replay()
                 steps -= several
 
-    def _provided(self, cache: Cache, steps: int, rows: Sequence[int] | None) -> int:
+    def _take_pages(self, cache: Cache, steps: int, rows: Sequence[int] | None) -> int:
         """Gives rows the pages that these steps may write, each its own; -> for how many of the steps there are some.
 
         Somebody may have shared pages since the last run. Short of pages, steps are taken one by one, by what the
@@ -177,11 +177,11 @@ class CapturedStep(Captured):
             history = History(lengths, self.prompts, counts=self.seen, prompt_counts=in_prompt)
             scores = self.chooser.scores(logits, history)
         noise = (self.seed, self.numbers) if self.chooser.sample else None
-        marks = (self.header, self.ids, self.counts, self.left, self.ends, self.scratch)
+        marks = (self.header, self.ids, self.counts, self.remaining, self.ends, self.scratch)
         step_ends.finish(logits, scores, noise, *marks)
         if self.chooser.may_exclude_all:  # a row whose new id is excluded ends before that id is fed
             self.counts.masked_fill_(excluded(scores, self.ids[:, 0]), 0)
 
-    def _forget(self) -> None:
-        super()._forget()
+    def _drop_cache(self) -> None:
+        super()._drop_cache()
         self._cache, self._header, self._most = None, [], []

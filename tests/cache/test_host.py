@@ -17,7 +17,7 @@ from lamina import Cache, InputError, Source
 from lamina.attention.window import Sliding
 from lamina.cache.layers.layout import Layout
 from lamina.cache.layers.recurrent import RecurrentLayer
-from lamina.cache.ops.snapshot import trimmed
+from lamina.cache.ops.snapshot import take_snapshot
 from lamina.cache.storage.prefetch import Fetcher, is_far
 from lamina.cache.summary import lines
 from lamina.planning.held import RowPages
@@ -285,7 +285,7 @@ def test_no_operation_mixes_host_and_device(kind: str) -> None:
         go(other, 6)
         joined = Cache.join([cache, other])
         go(joined, 1)
-        trimmed(joined, 2)
+        take_snapshot(joined, 2)
         for layer in filter(is_far, joined.every_layer()):
             assert {x.device.type for name, x in layer.data.items() if name != "lengths"} == {"cpu"}
 
@@ -319,7 +319,7 @@ def test_two_passes_may_be_open_and_the_later_one_counts() -> None:
     stale = world.cache.step(1)
     stale.memory(0)
     world.feed(2)
-    with pytest.raises(InputError, match="this step is over"):
+    with pytest.raises(InputError, match="this step is closed"):
         stale.commit()
     world.feed(1)
 
@@ -397,7 +397,7 @@ def test_an_unknown_residence_is_refused_with_the_nearest() -> None:
 
 def test_caches_of_two_residences_are_not_joined() -> None:
     near, far = (toy("full").new_cache(residence=where) for where in ("device", "host"))
-    with pytest.raises(InputError, match=r"bytes live on the device and one whose bytes live on the host"):
+    with pytest.raises(InputError, match=r"stored on the device and one that is stored on the host"):
         Cache.join([near, far])
 
 

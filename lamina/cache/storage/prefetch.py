@@ -228,7 +228,7 @@ class Fetched:
     def leave(self, key: Key, left: object) -> object:
         """What a layer leaves for commit, as it is kept until then."""
         layer = self.layers[key[0]][key[1]]
-        return layer.unload(left, self) if is_far(layer) else left
+        return layer.offload(left, self) if is_far(layer) else left
 
     def sent(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """The tensor, on its way into host memory of its own."""
