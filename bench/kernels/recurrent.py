@@ -27,6 +27,7 @@ from lamina.cache.memory import Memory
 from lamina.cache.spec import Recurrent
 from lamina.checkpoint.shapes import SHAPES
 from lamina.config import Config
+from lamina.kernels.columns import entry_row
 from lamina.kernels.recurrent.conv import convolve_step
 from lamina.kernels.recurrent.mixer import mix_step
 from lamina.kernels.recurrent.recur import Tile, recur_step
@@ -152,9 +153,9 @@ def cut(rule: Rule, mixed: Tensor, given: Inputs) -> Inputs:
 
 
 def table_of(store: Tensor, counts: Tensor | None = None, lengths: Tensor | None = None) -> Tensor:
-    slots = store.shape[1]
-    numbers = [store.data_ptr(), 0, slots, slots, 0, *(0 if x is None else x.data_ptr() for x in (lengths, counts)), 0]
-    return torch.tensor(numbers, device=store.device)
+    pointers = {"k": store, "lengths": lengths, "counts": counts}
+    row = {name: 0 if one is None else one.data_ptr() for name, one in pointers.items()}
+    return torch.tensor(entry_row(row | {"slots": store.shape[1], "ring": store.shape[1]}), device=store.device)
 
 
 # -- right? ----------------------------------------------------------------------------------------------------------

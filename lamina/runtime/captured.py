@@ -20,8 +20,9 @@ from lamina import kernels
 from lamina.cache.cache import Cache
 from lamina.cache.memory import Memory
 from lamina.errors import CaptureError, LaminaError
+from lamina.kernels.columns import HEADER, WIDTH
 from lamina.runtime.cuda_graph import Program, copy_in, current_stream, recorded
-from lamina.runtime.pointers import WIDTH, Written, layers_of, stores_of, tables_of
+from lamina.runtime.pointers import Written, layers_of, stores_of, tables_of
 from lamina.runtime.prebuild import wait_for_kernels
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ class Captured:
     forgets = False
 
     def __init__(self, model: Model, rows: int, T: int, written: Written, counts: int) -> None:
-        from lamina.kernels.step_ends import HEADER
         from lamina.kernels.workspace import Workspace
 
         entries = sum(len(entry) for entry in model.specs)

@@ -1,6 +1,6 @@
 """What a captured step knows of a cache: a row of numbers for each entry, and layers that pass them to kernels.
 
-A row is pointers and sizes in the order of `lamina.kernels.COLUMNS`, as every kernel reads them.
+A row is pointers and sizes, in the columns that `lamina.kernels.columns` declares for host and kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lamina.cache.layers.tokens import TokenLayer
 from lamina.cache.spec import Attention, Convolution, Latent, Recurrent
 from lamina.cache.storage.paged import PagedStorage
 from lamina.errors import InputError
-from lamina.kernels import COLUMNS
+from lamina.kernels.columns import entry_row, header_row
 from lamina.recurrence.rule import Tensors
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     Captured: TypeAlias = CapturedStep | CapturedPass
 
-WIDTH = 16  # of a row; what COLUMNS does not name is 0
 PLAIN = Coding()
 
 
@@ -49,10 +48,10 @@ def _row(layer: Layer, cache: Cache, counts: Tensor) -> list[int]:
         row |= {"slots": layer.slots, "ring": layer.layout.ring or 0, "keep": layer.layout.keep}
         if isinstance(layer.storage, PagedStorage):
             pages = layer.storage.table.tensor
-            row |= {"slots": layer.storage.page, "pages": pages.data_ptr(), "places": pages.shape[1]}
+            row |= {"slots": layer.storage.page, "pages": pages.data_ptr(), "pages_per_row": pages.shape[1]}
     else:
         row["k"] = layer.data["head"].data_ptr()
-    return [row.get(name, 0) for name in COLUMNS] + [0] * (WIDTH - len(COLUMNS))
+    return entry_row(row)
 
 
 def _column(part: str) -> str:
@@ -100,10 +99,12 @@ def stores_of(cache: Cache) -> list[tuple[int, int]]:
 
 
 def header_of(cache: Cache) -> list[int]:
-    """As `lamina.kernels.step_ends.HEADER` names them."""
+    """The row of `lamina.kernels.columns.HEADER` for this cache."""
     assert cache._logits is not None
-    marks = [cache.clock.lengths, cache.clock.written, cache.clock.base, cache.record]
-    return [*(mark.data_ptr() for mark in marks), cache.record.shape[1], cache._logits.data_ptr()]
+    clock, record = cache.clock, cache.record
+    pointers = {"lengths": clock.lengths, "written": clock.written, "base": clock.base, "record": record}
+    row = {name: tensor.data_ptr() for name, tensor in pointers.items()}
+    return header_row(row | {"record_width": record.shape[1], "logits": cache._logits.data_ptr()})
 
 
 def layers_of(

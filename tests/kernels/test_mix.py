@@ -15,6 +15,7 @@ from lamina import kernels
 from lamina.activation import ACTIVATIONS, activation
 from lamina.cache.memory import Memory
 from lamina.cache.spec import Recurrent
+from lamina.kernels.columns import entry_row
 from lamina.kernels.gemm.deferred_norm import Unnormed
 from lamina.kernels.gemm.product import linear, product
 from lamina.kernels.recurrent import mixer as mix
@@ -105,7 +106,7 @@ class Mixer:
     def tables(self) -> tuple[Tensor, Tensor]:
         """Of the ring and of the state."""
         counts = self.counts.data_ptr()
-        return self.ring.table(self.counts), torch.tensor([self.state.data_ptr(), 0, 0, 0, 0, 0, counts, 0])
+        return self.ring.table(self.counts), torch.tensor(entry_row({"k": self.state.data_ptr(), "counts": counts}))
 
     def run(self, **more: Any) -> Tensor:
         """The kernel, on this ring and this state."""

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lamina.kernels.columns import entry_row
 from lamina.kernels.recurrent import recur
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
 from lamina.recurrence.gated_delta import unit_length as unit
@@ -25,7 +26,7 @@ each_kind = pytest.mark.parametrize("rule", LARGER, ids=lambda rule: type(rule).
 
 
 def table_of(state: Tensor, counts: Tensor | None) -> Tensor:
-    return torch.tensor([state.data_ptr(), 0, 0, 0, 0, 0, 0 if counts is None else counts.data_ptr(), 0])
+    return torch.tensor(entry_row({"k": state.data_ptr(), "counts": 0 if counts is None else counts.data_ptr()}))
 
 
 def valid_of(counts: Tensor | None, tokens: int) -> Tensor | None:

@@ -20,9 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lamina.kernels.entry import COUNTS, RING, SLOTS, STORE, count_of, lengths_of
 from lamina.kernels.gemm.epilogue import act_kind, activate
 from lamina.kernels.launch import begin, launch
-from lamina.kernels.recurrent.recur import count_of
 
 BLOCKS = {False: (64, 2), True: (256, 4)}  # many numbers -> channels of a program, warps
 MANY = 2**18  # channels of all rows from which there are programs enough
@@ -31,9 +31,9 @@ MANY = 2**18  # channels of all rows from which there are programs enough
 @triton.jit
 def ring_of(table, row, C: tl.constexpr, dtype: tl.constexpr):
     """The row's inputs in the ring, the ring's size, and how many tokens the row holds."""
-    ring = tl.multiple_of(tl.load(table).to(tl.pointer_type(dtype)), 16)
-    slots, size, lengths = tl.load(table + 2), tl.load(table + 3), tl.load(table + 5)
-    length = tl.load(lengths.to(tl.pointer_type(tl.int64)) + row)
+    ring = tl.multiple_of(tl.load(table + STORE).to(tl.pointer_type(dtype)), 16)
+    slots, size = tl.load(table + SLOTS), tl.load(table + RING)
+    length = tl.load(lengths_of(table) + row)
     return ring + row * slots * C, size.to(tl.int32), length.to(tl.int32)
 
 
@@ -45,7 +45,7 @@ def _convolve(
 ):  # fmt: skip
     row, c = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = c < C
-    counts = tl.load(table + 6)
+    counts = tl.load(table + COUNTS)
     ring, size, length = ring_of(table, row, C, x.dtype.element_ty)
     count = count_of(counts, row, T)
     inputs, taps = (), ()

@@ -25,11 +25,12 @@ import triton.language as tl
 from torch import Tensor
 
 from lamina.errors import InputError
+from lamina.kernels.entry import COUNTS, count_of
 from lamina.kernels.gemm.deferred_norm import Unnormed
 from lamina.kernels.gemm.epilogue import act_kind, activate, arrive
 from lamina.kernels.launch import begin_together, launch
 from lamina.kernels.recurrent.conv import ring_of
-from lamina.kernels.recurrent.recur import MANY, Tile, bounds, count_of, delta_token, ssd_token, state_of, step_size
+from lamina.kernels.recurrent.recur import MANY, Tile, bounds, delta_token, ssd_token, state_of, step_size
 from lamina.kernels.workspace import COUNTERS, scratch
 from lamina.recurrence import SSD, GatedDelta, Rule
 from lamina.recurrence.rule import Tensors
@@ -237,7 +238,7 @@ def _ssd_kernel(
     c = head * P + p
     at_B = H * P + head // SHARED * N + n
     at_C = at_B + (H // SHARED) * N
-    at, counts = state_of(table) + (row * H + head) * (P * N) + p[:, None] * N + n[None, :], tl.load(table + 6)
+    at, counts = state_of(table) + (row * H + head) * (P * N) + p[:, None] * N + n[None, :], tl.load(table + COUNTS)
     ring, size, length = ring_of(rings, row, C, x.dtype.element_ty)
     count = count_of(counts, row, 1)
     h = tl.load(at, mask=inside & (count > 0) if LIVE_ONLY else inside, other=0.0)  # [P, N]
@@ -325,7 +326,7 @@ def _delta_kernel(
     at_k = at_q + (H // SHARED) * D
     c = head * V + e
     at_v = 2 * (H // SHARED) * D + c
-    at, counts = state_of(table) + (row * H + head) * (D * V) + d[:, None] * V + e[None, :], tl.load(table + 6)
+    at, counts = state_of(table) + (row * H + head) * (D * V) + d[:, None] * V + e[None, :], tl.load(table + COUNTS)
     ring, size, length = ring_of(rings, row, C, x.dtype.element_ty)
     count = count_of(counts, row, 1)
     s = tl.load(at, mask=inside & (count > 0) if LIVE_ONLY else inside, other=0.0)  # [D, V]

@@ -31,6 +31,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lamina.errors import InputError
+from lamina.kernels.entry import COUNTS, STORE, count_of
 from lamina.kernels.launch import begin, launch
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
 from lamina.recurrence.rule import Tensors
@@ -77,13 +78,7 @@ def recur_step(rule: Rule, inputs: Tensors, constants: Tensors, table: Tensor, *
 @triton.jit
 def state_of(table):
     # A pointer read from memory carries no alignment by itself; with it, four numbers move at a time.
-    return tl.multiple_of(tl.load(table).to(tl.pointer_type(tl.float32)), 16)
-
-
-@triton.jit
-def count_of(counts, row, T):
-    """How many of a row's T tokens are real; `counts` is what the table has at 6."""
-    return tl.load(counts.to(tl.pointer_type(tl.int64)) + row, mask=counts != 0, other=T).to(tl.int32)
+    return tl.multiple_of(tl.load(table + STORE).to(tl.pointer_type(tl.float32)), 16)
 
 
 @triton.jit
@@ -145,7 +140,7 @@ def _ssd(
     p, n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, N_BLOCK)
     here, inside = p < P, (p < P)[:, None] & (n < N)[None, :]
     at = state_of(table) + (row * H + head) * (P * N) + p[:, None] * N + n[None, :]
-    count = count_of(tl.load(table + 6), row, T)
+    count = count_of(tl.load(table + COUNTS), row, T)
     h = tl.load(at, mask=inside & (count > 0) if LIVE_ONLY else inside, other=0.0)  # [P, N]
     a = tl.load(A + head).to(tl.float32)
     dt_bias = None if bias is None else tl.load(bias + head).to(tl.float32)
@@ -250,7 +245,7 @@ def _selective_scan(
     here, inside = c < CHANNELS, (c < CHANNELS)[:, None] & (n < N)[None, :]
     within = c[:, None] * N + n[None, :]
     at = state_of(table) + row * (CHANNELS * N) + within
-    count = count_of(tl.load(table + 6), row, T)
+    count = count_of(tl.load(table + COUNTS), row, T)
     h = tl.load(at, mask=inside & (count > 0) if LIVE_ONLY else inside, other=0.0)  # [C, N]
     a = tl.load(A + within, mask=inside, other=0.0).to(tl.float32)
     dt_bias = None if bias is None else tl.load(bias + c, mask=here, other=0.0).to(tl.float32)
@@ -354,7 +349,7 @@ def _gated_delta(
     d, e = tl.arange(0, K_BLOCK), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here, inside = e < V, (d < K)[:, None] & (e < V)[None, :]
     at = state_of(table) + (row * H + head) * (K * V) + d[:, None] * V + e[None, :]
-    count = count_of(tl.load(table + 6), row, T)
+    count = count_of(tl.load(table + COUNTS), row, T)
     s = tl.load(at, mask=inside & (count > 0) if LIVE_ONLY else inside, other=0.0)  # [K, V]
     a = None if A is None else tl.load(A + head).to(tl.float32)
     dt_bias = None if bias is None else tl.load(bias + head).to(tl.float32)
