@@ -257,9 +257,9 @@ class DeviceRecurrent(DeviceLayer):
 
     def mixes(self, x: Tensor) -> bool:
         """Whether `mix` is the way for as many rows and tokens as x [B, T, C] has."""
-        from lamina.kernels.recurrent.mixer import pays
+        from lamina.kernels.recurrent.mixer import mix_is_faster
 
-        return self.later is None and pays(self.spec.rule, *x.shape[:2])
+        return self.later is None and mix_is_faster(self.spec.rule, *x.shape[:2])
 
     def mix(
         self, step: Captured, key: Key, ring: DeviceConvolution, x: Tensor, inputs: Tensors, constants: Tensors,
