@@ -13,7 +13,7 @@ from lamina.cache.codec.formats import Float8, Form, Grouped, hadamard
 from lamina.cache.layers.layout import Layout
 from lamina.cache.layers.tokens import layout_for
 from lamina.cache.storage.device import write_slots
-from lamina.kernels import COLUMNS
+from lamina.kernels.columns import entry_row
 
 
 @dataclass
@@ -61,12 +61,12 @@ class Held:
     def table(self) -> Tensor:
         return self.row(dict(zip("kv", self.fields, strict=False)))
 
-    def row(self, parts: dict[str, Tensor]) -> Tensor:
-        """The row of a table with these parts: names of its columns -> stores."""
-        numbers = {name: part.data_ptr() for name, part in parts.items()}
-        numbers |= {"slots": self.slots, "ring": self.layout.ring or 0, "keep": self.layout.keep}
-        numbers |= {"lengths": self.lengths.data_ptr(), "counts": 0 if self.counts is None else self.counts.data_ptr()}
-        return torch.tensor([numbers.get(name, 0) for name in COLUMNS], device=self.lengths.device)
+    def row(self, parts: dict[str, Tensor], **others: int) -> Tensor:
+        """The row of a table with these parts (names of columns -> stores), and with other columns as given."""
+        values = {name: part.data_ptr() for name, part in parts.items()}
+        values |= {"slots": self.slots, "ring": self.layout.ring or 0, "keep": self.layout.keep}
+        values |= {"lengths": self.lengths.data_ptr(), "counts": 0 if self.counts is None else self.counts.data_ptr()}
+        return torch.tensor(entry_row(values | others), device=self.lengths.device)
 
     def real(self, T: int) -> Tensor:
         """Which of the new tokens are no padding, [B, T]."""
@@ -171,9 +171,8 @@ class InPages:
         self.before = {name: store.clone() for name, store in self.stores.items()}
 
     def table(self) -> Tensor:
-        numbers = dict(zip(COLUMNS, self.held.row(self.stores).tolist(), strict=True))
-        numbers |= {"slots": self.page, "pages": self.pages.data_ptr(), "places": self.pages.shape[1]}
-        return torch.tensor(list(numbers.values()))
+        pages = {"pages": self.pages.data_ptr(), "pages_per_row": self.pages.shape[1]}
+        return self.held.row(self.stores, slots=self.page, **pages)
 
     def same(self, parts: dict[str, Tensor]) -> None:
         """Every row's pages hold what the stores do, and all others are as they were."""
@@ -199,9 +198,9 @@ class Ring:
         self.lengths = torch.tensor([len(inputs) for inputs in history])
 
     def table(self, counts: Tensor | None) -> Tensor:
-        pointers = self.lengths.data_ptr(), 0 if counts is None else counts.data_ptr()
-        slots = self.store.shape[1]
-        return torch.tensor([self.store.data_ptr(), 0, slots, slots, 0, *pointers])
+        pointers = {"k": self.store.data_ptr(), "lengths": self.lengths.data_ptr()}
+        pointers["counts"] = 0 if counts is None else counts.data_ptr()
+        return torch.tensor(entry_row(pointers | {"slots": self.store.shape[1], "ring": self.store.shape[1]}))
 
     def past(self, row: int, taps: int) -> Tensor:
         inputs = self.history[row]

@@ -10,7 +10,6 @@ import torch
 from lamina.attention import Full, Sliding, Window
 from lamina.cache.codec.codec import Codec
 from lamina.cache.codec.formats import hadamard
-from lamina.kernels import COLUMNS
 from lamina.kernels.attention.rope_append import rotate_and_append
 from lamina.kernels.quant.encode import Side, encode
 from tests.kernels.stores import Held, Packed
@@ -143,9 +142,3 @@ def test_queries_are_turned_and_their_marks_say_what_was_taken_off(dtype: torch.
     torch.testing.assert_close(marks[..., 1], product, rtol=1e-3, atol=1e-1)
     sums = torch.stack([coded.q[..., a:b].float().sum(-1) for a, b in ((0, 32), (32, 64), (64, 72))], dim=-1)
     torch.testing.assert_close(marks[..., 2:], sums, rtol=1e-3, atol=1e-2)
-
-
-def test_the_columns_of_a_table_fit_its_rows() -> None:
-    from lamina.runtime.pointers import WIDTH
-
-    assert len(COLUMNS) <= WIDTH and COLUMNS[:7] == ("k", "v", "slots", "ring", "keep", "lengths", "counts")

@@ -49,7 +49,7 @@ class PagedStorage(Storage):
 
     def columns(self) -> dict[str, int]:
         pages = self.table.tensor
-        return {"slots": self.page, "pages": pages.data_ptr(), "places": pages.shape[1]}
+        return {"slots": self.page, "pages": pages.data_ptr(), "pages_per_row": pages.shape[1]}
 
     def slots(self, data: Fields) -> int:
         return self.table.slots if self.end is None else self.end

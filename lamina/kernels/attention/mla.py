@@ -36,16 +36,16 @@ from lamina.kernels.attention.split_kv import (
     first_seen,
     position_of,
     reach,
-    row_of,
     rule_of,
     slot_of,
     tokens_ahead,
     visible,
 )
+from lamina.kernels.entry import K_HIGH, K_SCALES, STORE, row_of, store_pointer
 from lamina.kernels.gemm.epilogue import plus
 from lamina.kernels.launch import begin, launch
 from lamina.kernels.limits import KIB, Limits, fitted, limits_of, smaller
-from lamina.kernels.quant.encode import K_HIGH, K_SCALES, Coded
+from lamina.kernels.quant.encode import Coded
 from lamina.kernels.quant.layout import code_bytes, decoded, high_bytes, made_once, scale_numbers
 from lamina.kernels.slots import cells_in, first_cell, pages_of, stages_for
 
@@ -95,7 +95,7 @@ def _attend_latent(
     each, used = cut(many, most, least, BLOCK)
     if split >= used:
         return
-    store = tl.multiple_of(tl.multiple_of(tl.load(table), 16).to(new.dtype), 16)
+    store = store_pointer(table, STORE, new.dtype)
     slots, pages = first_cell(table, row, PAGE), pages_of(table, row, PAGE)
     store += slots * WIDTH
     if FORM != "plain":

@@ -24,10 +24,9 @@ from torch import Tensor
 from lamina.cache.codec.codec import Format
 from lamina.cache.codec.formats import Form, Grouped
 from lamina.errors import InputError
-from lamina.kernels import COLUMNS
 from lamina.kernels.attention.rope_append import cell_at, rotated, slot_at, stays, weights_of
-from lamina.kernels.attention.split_kv import row_of
 from lamina.kernels.eligibility import why_no_form
+from lamina.kernels.entry import K_HIGH, K_SCALES, K_STORE, V_HIGH, V_SCALES, V_STORE, row_of
 from lamina.kernels.launch import begin, launch
 from lamina.kernels.quant.layout import (
     GROUP,
@@ -43,12 +42,6 @@ from lamina.kernels.quant.layout import (
 if TYPE_CHECKING:
     from lamina.nn.norm import RMSNorm
 
-CODES = {"k": COLUMNS.index("k"), "v": COLUMNS.index("v")}
-SCALES = {"k": COLUMNS.index("k.scales"), "v": COLUMNS.index("v.scales")}
-HIGH = {"k": COLUMNS.index("k.high"), "v": COLUMNS.index("v.high")}
-K_CODES, V_CODES = tl.constexpr(CODES["k"]), tl.constexpr(CODES["v"])
-K_SCALES, V_SCALES = tl.constexpr(SCALES["k"]), tl.constexpr(SCALES["v"])
-K_HIGH, V_HIGH = tl.constexpr(HIGH["k"]), tl.constexpr(HIGH["v"])
 SMALLEST = tl.constexpr(2.0**-24)  # of the numbers above 0 that float16 has
 HALFWAY = tl.constexpr(1.5 * 2**23)  # added and taken off, it rounds to the nearest whole number, halves to even ones
 
@@ -302,13 +295,13 @@ def _encode(
         if head < Q_HEADS + K_HEADS:
             keep(
                 k + row * k_row + h * k_head + t * k_token, k_weight, k_eps, k_plus, cos, sin, centre + h * D,
-                k_codes, k_scales, k_high, table, place, cell, stores, K_CODES, K_SCALES, K_HIGH,
+                k_codes, k_scales, k_high, table, place, cell, stores, K_STORE, K_SCALES, K_HIGH,
                 D, KEYS, K_TURNED, CENTRED, PAIRS, NEIGHBOURS, NORMS, WEIGHTS, WRITE, PDL,
             )  # fmt: skip
         else:
             keep(
                 v + row * v_row + h * v_head + t * v_token, k_weight, k_eps, k_plus, cos, sin, centre,
-                v_codes, v_scales, v_high, table, place, cell, stores, V_CODES, V_SCALES, V_HIGH,
+                v_codes, v_scales, v_high, table, place, cell, stores, V_STORE, V_SCALES, V_HIGH,
                 DV, VALUES, V_TURNED, False, 0, False, "", False, WRITE, PDL,
             )  # fmt: skip
 
