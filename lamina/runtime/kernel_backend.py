@@ -161,10 +161,10 @@ class KernelBackend:
         around: Mapping[str, Any],
     ) -> Tensor | None:  # fmt: skip
         """One kernel for the whole mixer where that is faster, and the pass commits itself."""
-        from lamina.kernels.recurrent.mixer import mix_step, pays
+        from lamina.kernels.recurrent.mixer import mix_is_faster, mix_step
 
         rule = entry.spec.rule
-        if entry.later is not None or not pays(rule, *x.shape[:2]):
+        if entry.later is not None or not mix_is_faster(rule, *x.shape[:2]):
             return None
         how = dict(conv=conv, gate=gate, norm=norm, **around)
         return mix_step(rule, x, inputs, constants, ring.table, entry.table, **how)
