@@ -1,4 +1,4 @@
-"""`Chooser`: from logits to the next token of each row."""
+"""`Chooser`: logits -> processed scores -> the next token of each row."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from lamina.sampling.noise import draw
 
 @dataclass(frozen=True)
 class Chooser:
-    """How scores become tokens.
+    """Applies processors to logits and chooses a token. Frozen and hashable: captured steps are keyed by it.
 
-    processors  change the scores, in this order; what sampling cuts away included
-    sample      draws from the distribution of the scores; else the best is taken
-    seed        of the draws: a token depends on (seed, the row's number, its position) and nothing else
+    processors  change the scores, in this order; the sampling filters are among them
+    sample      True draws from softmax(scores), False takes the argmax
+    seed        a draw depends on (seed, row number, position) and nothing else
     """
 
     processors: tuple[Processor, ...] = ()
@@ -34,11 +34,11 @@ class Chooser:
 
     @cached_property
     def may_exclude_all(self) -> bool:
-        """Whether the processors could leave a row nothing to choose."""
+        """Whether the processors could leave a row without any id to choose."""
         return may_exclude_all(self.processors)
 
     def choose(self, scores: Tensor, numbers: Tensor, positions: Tensor, stream: int = 0) -> Tensor:
-        """The next token of each row [B]. numbers [B]: the rows' own; positions [B]: where the token will be."""
+        """The next token of each row [B]. numbers [B]: row numbers for the noise; positions [B]: of the new tokens."""
         if not self.sample:
             return scores.argmax(dim=-1)
         return draw(scores, self.seed, numbers, positions, stream)

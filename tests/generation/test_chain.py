@@ -118,11 +118,11 @@ def test_scores_that_are_no_numbers_are_put_right() -> None:
         ({"encoder_repetition_penalty": -1}, "encoder_repetition_penalty must be above 0, not -1; 1 changes nothing"),
         (
             {"no_repeat_ngram_size": -2},
-            "no_repeat_ngram_size must be at least 1, not -2; 0 leaves it out of the settings",
+            "no_repeat_ngram_size must be at least 1, not -2; as a setting, 0 turns it off",
         ),
         (
             {"encoder_no_repeat_ngram_size": -2},
-            "encoder_no_repeat_ngram_size must be at least 1, not -2; 0 leaves it out of the settings",
+            "encoder_no_repeat_ngram_size must be at least 1, not -2; as a setting, 0 turns it off",
         ),
         ({"suppress_tokens": [3, 23]}, "suppress_tokens has the id 23; this model's ids are 0 to 22"),
         ({"min_length": 1, "eos_token_id": 99}, "eos_token_id has the id 99; this model's ids are 0 to 22"),

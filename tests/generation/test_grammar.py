@@ -198,7 +198,7 @@ def test_the_grammar_has_the_last_word_over_other_bans() -> None:
 
 def test_a_token_outside_the_grammar_is_an_error_and_a_dead_end_for_a_beam() -> None:
     wrong = tokenizer().encode("1x")
-    with pytest.raises(InputError, match="row 0 has the new token 87 at place 1, which the grammar does not allow"):
+    with pytest.raises(InputError, match="row 0: new token number 1 is the id 87, which the grammar does not allow"):
         made({"regex": "12"}).allowed([wrong], [0], VOCAB)
     beams = made({"regex": "12"}, beams=2)
     assert allowed(beams, wrong) == {"<end>"}
@@ -230,7 +230,10 @@ def test_a_tokenizer_is_taken_over_once() -> None:
         ({"regex": "a", "json": {}}, "grammar must be a mapping with one of"),
         ({"unicode": True}, "grammar must be a mapping with one of"),
         ({"regex": "a", "unicode": 1}, "grammar has unicode=1: it must be True or False"),
-        ({"json": {}, "unicode": True}, "grammar has unicode=True, which is for regex and lark: leave it out"),
+        (
+            {"json": {}, "unicode": True},
+            "grammar has unicode=True beside json: it is for regex and lark only",
+        ),
         ({"regex": 5}, "the regex grammar 5 cannot be"),
         ({"lark": None}, "the lark grammar None cannot be"),
         ({"regex": "(true"}, r"the regex grammar '\(true' cannot be used: .*unclosed group"),

@@ -91,7 +91,7 @@ def test_ragged_rows_are_judged_each_by_itself() -> None:
     ("config", "message"),
     [
         ({"seeding_scheme": "left"}, "seeding_scheme must be one of lefthash, selfhash, not 'left'"),
-        ({"greenlist_ratio": 1.0}, "greenlist_ratio must lie between 0 and 1, not 1.0"),
+        ({"greenlist_ratio": 1.0}, "greenlist_ratio must be between 0 and 1, not 1.0"),
         ({"greenlist_ratio": "a"}, "watermarking_config: greenlist_ratio must be a number from 0 to 1, not 'a'"),
         (
             {"context_width": 0},
