@@ -36,7 +36,7 @@ def mask_of(ids: Iterable[int], vocab: int, device: torch.device | str, name: st
     >>> mask_of([2, 0], 4, "cpu", "eos_token_id") is mask_of([0, 2], 4, "cpu", "suppress_tokens")
     True
     """
-    return _mask(frozenset(inside(id, vocab, name) for id in ids), vocab, torch.device(device))
+    return _mask(frozenset(check_id(id, vocab, name) for id in ids), vocab, torch.device(device))
 
 
 @lru_cache(maxsize=256)
@@ -46,7 +46,7 @@ def _mask(ids: frozenset[int], vocab: int, device: torch.device) -> Tensor:
     return mask.to(device)
 
 
-def inside(id: int, vocab: int, name: str) -> int:
+def check_id(id: int, vocab: int, name: str) -> int:
     """The id, if it is in the vocabulary; an error otherwise."""
     if not 0 <= id < vocab:
         raise InputError(f"{name} has the id {id}; this model's ids are 0 to {vocab - 1}")
@@ -125,7 +125,7 @@ class NoRepeatNgram:
             raise InputError(f"no_repeat_ngram_size must be at least 1, not {self.n}; as a setting, 0 turns it off")
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
-        return without_ngrams(scores, history.ids, self.n, history)
+        return ban_ngrams(scores, history.ids, self.n, history)
 
 
 @dataclass(frozen=True)
@@ -144,10 +144,10 @@ class NoSourceNgram:
             )
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
-        return without_ngrams(scores, history.source_ids, self.n, history)
+        return ban_ngrams(scores, history.source_ids, self.n, history)
 
 
-def without_ngrams(scores: Tensor, ids: Tensor, n: int, history: History) -> Tensor:
+def ban_ngrams(scores: Tensor, ids: Tensor, n: int, history: History) -> Tensor:
     """Bans the ids that follow, anywhere in ids [B, S], the last n - 1 tokens of each row. -1 matches nothing. Returns
     at once if n > S."""
     if ids.shape[1] < n:
@@ -239,7 +239,7 @@ def _table(
         raise InputError(f"{name} must name at least one sequence, each of at least one id, not {list(table)}")
     for ids in table:
         for id in ids:
-            inside(id, vocab, name)
+            check_id(id, vocab, name)
     return _tensors(tuple(table.items()), torch.device(device))
 
 

@@ -69,7 +69,7 @@ for _setting in SETTINGS:
     register(_setting)
 
 
-def processed(scores: Tensor, history: History, chain: Iterable[Processor]) -> Tensor:
+def apply(scores: Tensor, history: History, chain: Iterable[Processor]) -> Tensor:
     """The scores after every processor in turn. [B, V]"""
     for processor in chain:
         scores = processor(scores, history)
@@ -90,7 +90,7 @@ def chain_of(settings: Any, facts: Facts) -> list[Processor]:
 def processors_of(settings: Any, facts: Facts) -> list[Processor]:
     """The processors before the filters, the caller's own included."""
     before = [stage for stage in Stage if stage < Stage.FILTER]
-    return with_callers(_made(settings, facts, before), settings.logits_processor or ())
+    return add_own(_made(settings, facts, before), settings.logits_processor or ())
 
 
 def filters_of(settings: Any, facts: Facts) -> list[Processor]:
@@ -115,7 +115,7 @@ def _made(settings: Any, facts: Facts, stages: Sequence[Stage]) -> list[Processo
     return chain
 
 
-def with_callers(chain: Sequence[Processor], own: Sequence[Processor]) -> list[Processor]:
+def add_own(chain: Sequence[Processor], own: Sequence[Processor]) -> list[Processor]:
     """The chain, then the caller's own processors; one that has the type of a member replaces that member."""
     places = {type(member): at for at, member in enumerate(chain)}
     merged, rest = list(chain), []

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from torch import Tensor
 
+from lamina.sampling.chain import apply
 from lamina.sampling.exclusion import may_exclude_all
 from lamina.sampling.history import History, Processor
 from lamina.sampling.noise import draw
@@ -27,10 +28,7 @@ class Chooser:
 
     def scores(self, logits: Tensor, history: History) -> Tensor:
         """logits [B, V] -> processed scores [B, V] in float32"""
-        scores = logits.float()
-        for process in self.processors:
-            scores = process(scores, history)
-        return scores
+        return apply(logits.float(), history, self.processors)
 
     @cached_property
     def may_exclude_all(self) -> bool:

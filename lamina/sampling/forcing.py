@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.sampling.bans import inside, mask_of
+from lamina.sampling.bans import check_id, mask_of
 from lamina.sampling.history import History
 from lamina.sampling.kinds import Function, TokenId, TokenIds
 from lamina.sampling.setting import Context, Setting, Stage, id_list
@@ -28,7 +28,7 @@ class ForcedFirst:
     excludes: ClassVar[str] = "none"  # the forced id stays
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
-        return forced(scores, history.lengths == 1, self.id)
+        return force(scores, history.lengths == 1, self.id)
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class ForcedLast:
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         held = history.lengths - history.prompts if self.new else history.lengths
-        return forced(scores, held == self.most - 1, self.ids)
+        return force(scores, held == self.most - 1, self.ids)
 
 
-def forced(scores: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
+def force(scores: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
     """In rows [B] bool, ids [V] bool get the score 0 and all others -inf."""
     return torch.where(rows[:, None], torch.where(ids, 0.0, -torch.inf), scores)
 
@@ -78,15 +78,17 @@ class Allowed:
                     f"prefix_allowed_tokens_fn lists nothing for prompt {number // self.beams} after {length} tokens: "
                     "it must allow at least one id, an end token where the row is to end"
                 )
-            allowed[at, [inside(id, scores.shape[-1], "the list of prefix_allowed_tokens_fn") for id in listed]] = True
-        return only(scores, allowed.to(scores.device), self.beams)
+            allowed[at, [check_id(id, scores.shape[-1], "the list of prefix_allowed_tokens_fn") for id in listed]] = (
+                True
+            )
+        return allow_only(scores, allowed.to(scores.device), self.beams)
 
 
-def only(scores: Tensor, allowed: Tensor, beams: int = 1) -> Tensor:
+def allow_only(scores: Tensor, allowed: Tensor, beams: int = 1) -> Tensor:
     """Bans all ids but the allowed ones ([B, V] or [V] bool). If earlier processors banned every allowed id, in all
     beams of a prompt, the allowed ids get the score 0: this overrides those bans.
 
-    >>> only(torch.tensor([[1.0, 2.0, 3.0], [1.0, -torch.inf, 3.0]]), torch.tensor([False, True, False]))
+    >>> allow_only(torch.tensor([[1.0, 2.0, 3.0], [1.0, -torch.inf, 3.0]]), torch.tensor([False, True, False]))
     tensor([[-inf, 2., -inf],
             [-inf, 0., -inf]])
     """

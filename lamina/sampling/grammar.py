@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.sampling.bans import inside
-from lamina.sampling.forcing import only
+from lamina.sampling.bans import check_id
+from lamina.sampling.forcing import allow_only
 from lamina.sampling.history import History
 from lamina.sampling.kinds import Value
 from lamina.sampling.setting import Context, Setting, Stage
@@ -74,7 +74,7 @@ class Grammar:
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         allowed = self.allowed(new_tokens(history), history.numbers(), scores.shape[-1])
-        return only(scores, allowed.to(scores.device), self.beams)
+        return allow_only(scores, allowed.to(scores.device), self.beams)
 
     def allowed(self, rows: Sequence[list[int]], numbers: Sequence[int], vocab: int) -> Tensor:
         """Which ids may follow the new tokens of each row. [B, V] bool, on the host"""
@@ -127,7 +127,7 @@ def grammar_of(given: Any, tokenizer: Tokenizer | None, ends: Sequence[int], voc
     if not ends:
         raise InputError("a grammar needs eos_token_id: without one a row cannot end where the grammar ends")
     for id in ends:
-        inside(id, vocab, "eos_token_id")
+        check_id(id, vocab, "eos_token_id")
     if kind == "choice" and (isinstance(value, str) or not value):
         raise InputError(f"choice must be a list of texts, not {value!r}")
     matcher = _llguidance().LLMatcher

@@ -12,11 +12,11 @@ from lamina.sampling.kinds import LARGE, Number, Value
 from lamina.sampling.setting import Need, Setting
 
 
-def guided(scores: Tensor, negative: Tensor, scale: float) -> Tensor:
+def guide_scores(scores: Tensor, negative: Tensor, scale: float) -> Tensor:
     """negative + scale · (scores - negative), both as log-probabilities: a scale of 1 changes nothing. [B, V]
 
     >>> import torch
-    >>> guided(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 0.0]]), 2.0).diff()  # a difference of 2 becomes 4
+    >>> guide_scores(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 0.0]]), 2.0).diff()  # a difference of 2 becomes 4
     tensor([[-4.]])
     """
     scores, negative = scores.log_softmax(dim=-1), negative.log_softmax(dim=-1)

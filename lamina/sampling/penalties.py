@@ -29,7 +29,7 @@ class Repetition:
             raise InputError(f"repetition_penalty must be above 0, not {self.penalty}; 1 changes nothing")
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
-        return torch.where(history.seen(scores.shape[-1]) > 0, lowered(scores, self.penalty), scores)
+        return torch.where(history.seen(scores.shape[-1]) > 0, penalize(scores, self.penalty), scores)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class SourceRepetition:
             raise InputError(f"encoder_repetition_penalty must be above 0, not {self.penalty}; 1 changes nothing")
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
-        return torch.where(history.seen_in_source(scores.shape[-1]) > 0, lowered(scores, 1 / self.penalty), scores)
+        return torch.where(history.seen_in_source(scores.shape[-1]) > 0, penalize(scores, 1 / self.penalty), scores)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class LengthDecay:
         return torch.where(self.ends & scores.isfinite(), scores + scores.abs() * growth, scores)
 
 
-def lowered(scores: Tensor, penalty: float) -> Tensor:
+def penalize(scores: Tensor, penalty: float) -> Tensor:
     """Scores that a penalty above 1 makes worse, whatever their sign."""
     return torch.where(scores < 0, scores * penalty, scores / penalty)
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -206,12 +207,11 @@ _settings: dict[str, Setting] = {}
 
 def register(setting: Setting) -> None:
     """Adds a setting to those of `generate`. Outside this package, `lamina.register_setting` does it."""
-    taken = {alias: one.name for one in _settings.values() for alias in (one.name, *one.aliases)}
     for name in (setting.name, *setting.aliases):
         if not name.isidentifier() or name.startswith("_"):
             raise InputError(f"a setting cannot be called {name!r}: it must be a Python name that begins with a letter")
-        if name in taken:
-            raise InputError(f"there is a setting {name!r} already ({taken[name]}): choose another name")
+        if name in by_name():
+            raise InputError(f"there is a setting {name!r} already ({by_name()[name].name}): choose another name")
     if setting.group not in GROUPS:
         raise InputError(f"{setting.name} has group={setting.group!r}: it must be one of {', '.join(GROUPS)}")
     if (setting.stage is None) != (setting.processor is None):
@@ -223,16 +223,27 @@ def register(setting: Setting) -> None:
         except Wrong as wrong:
             raise InputError(f"{setting.name} has {what}={value!r}: it must be {wrong}") from None
     _settings[setting.name] = setting
+    registered.cache_clear()
+    by_name.cache_clear()
 
 
 def unregister(name: str) -> None:
     """Removes a setting; unknown names are ignored."""
     _settings.pop(name, None)
+    registered.cache_clear()
+    by_name.cache_clear()
 
 
-def registered() -> list[Setting]:
+@cache
+def registered() -> tuple[Setting, ...]:
     """All settings, by group; in a group those without a processor first, then by stage."""
-    return sorted(_settings.values(), key=lambda one: (GROUPS.index(one.group), one.stage or 0))
+    return tuple(sorted(_settings.values(), key=lambda one: (GROUPS.index(one.group), one.stage or 0)))
+
+
+@cache
+def by_name() -> Mapping[str, Setting]:
+    """Every setting by its name and by its aliases."""
+    return {name: one for one in registered() for name in (one.name, *one.aliases)}
 
 
 def registered_at(stages: Collection[Stage]) -> list[Setting]:

@@ -9,7 +9,7 @@ import torch
 from transformers.generation import logits_process as theirs
 
 from lamina.errors import InputError
-from lamina.sampling.chain import Facts, filters_of, processed
+from lamina.sampling.chain import Facts, apply, filters_of
 from lamina.sampling.filters import Epsilon, Eta, MinP, Temperature, TopH, TopK, TopP, Typical
 from lamina.sampling.history import Processor
 from lamina.sampling.noise import draw
@@ -74,7 +74,7 @@ def test_all_filters_together_in_the_order_of_transformers_and_draws_follow_what
     expected = scores
     for other in others:
         expected = other(None, expected)
-    found = processed(scores, HISTORY, chain)
+    found = apply(scores, HISTORY, chain)
     torch.testing.assert_close(found, expected)
     n = 20_000
     for row in range(6):

@@ -16,7 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from lamina.checkpoint.tokenizer import Tokenizer
 from lamina.errors import InputError
 from lamina.sampling import grammar
-from lamina.sampling.chain import Facts, chain_of, processed
+from lamina.sampling.chain import Facts, apply, chain_of
 from lamina.sampling.grammar import Grammar, grammar_of, vocabulary_of
 from lamina.sampling.history import History
 from lamina.sampling.noise import draw
@@ -152,7 +152,7 @@ def test_every_row_drawn_under_a_schema_is_a_document_of_it() -> None:
         history.rows = live
         scores = torch.randn(len(live), VOCAB, generator=generator)
         scores[:, tokenizer().encode("}")] += 2  # documents are to end some day
-        ids = draw(processed(scores, history, chain), 1, torch.tensor(live), history.lengths)
+        ids = draw(apply(scores, history, chain), 1, torch.tensor(live), history.lengths)
         for row, id in zip(live, ids.tolist(), strict=True):
             new[row].append(id)
         live = [row for row in live if new[row][-1] != END]
@@ -192,7 +192,7 @@ def test_the_grammar_has_the_last_word_over_other_bans() -> None:
     """min_new_tokens bans the end where the grammar allows nothing else."""
     settings = asked(grammar={"regex": "12"}, min_new_tokens=9, eos_token_id=END)
     chain = chain_of(settings, Facts(VOCAB, tokenizer=tokenizer()))
-    found = processed(torch.zeros(1, VOCAB), history_of([[1]], [tokenizer().encode("12")]), chain)
+    found = apply(torch.zeros(1, VOCAB), history_of([[1]], [tokenizer().encode("12")]), chain)
     assert found[0].isfinite().nonzero().tolist() == [[END]]
 
 

@@ -20,11 +20,11 @@ import lamina
 from lamina.config import Config
 from lamina.errors import InputError
 from lamina.generation.settings.settings import Settings, settings_of
-from lamina.generation.settings.validate import by_name, defaults, read
+from lamina.generation.settings.validate import defaults, read
 from lamina.model import Model
 from lamina.notices import notice
 from lamina.sampling.kinds import Flag, Number, Whole
-from lamina.sampling.setting import registered
+from lamina.sampling.setting import by_name, registered
 from tests.families.cases.llama import make
 
 

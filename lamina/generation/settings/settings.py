@@ -23,7 +23,7 @@ from lamina.generation.settings.options import CALL
 from lamina.generation.settings.typed import SettingFields
 from lamina.generation.settings.validate import Values
 from lamina.sampling.forcing import NEW_TOKENS
-from lamina.sampling.setting import Setting, register, registered, same, unregister
+from lamina.sampling.setting import Setting, by_name, register, registered, same, unregister
 
 if TYPE_CHECKING:
     from lamina.model import Model
@@ -135,7 +135,7 @@ def settings_of(model: Model, given: Mapping[str, Any], also: Iterable[str] = ()
     >>> settings_of(model, {"do_sample": True, "top_p": 0.9})       # doctest: +SKIP
     Settings(do_sample=True, top_p=0.9, eos_token_id=(2,))
     """
-    known = validate.by_name()
+    known = by_name()
     stored = validate.from_file(model.generation_defaults)
     asked = validate.from_caller(given, also)
     chosen, origins = validate.defaults(), Origins({})

@@ -11,7 +11,7 @@ from typing import Any
 
 from lamina.errors import InputError
 from lamina.sampling.kinds import TokenId, TokenIds, Wrong
-from lamina.sampling.setting import NOT_GIVEN, Setting, id_list, registered
+from lamina.sampling.setting import NOT_GIVEN, Setting, by_name, id_list, registered
 
 Values = dict[str, Any]
 """The values of settings, by name."""
@@ -54,11 +54,6 @@ NEEDLESS: dict[str, str] = {
 def defaults() -> Values:
     """The default of every setting."""
     return {one.name: one.default for one in registered()}
-
-
-def by_name() -> dict[str, Setting]:
-    """Every setting by its name and by its aliases."""
-    return {name: one for one in registered() for name in (one.name, *one.aliases)}
 
 
 def from_file(stored: Mapping[str, Any]) -> Values:
