@@ -5,23 +5,23 @@ from lamina.sampling.chooser import Chooser
 from lamina.sampling.filters import Filter, below_best
 from lamina.sampling.history import History, Processor
 from lamina.sampling.kinds import (
-    Choice,
+    Custom,
     Flag,
     Function,
     Functions,
-    Kind,
     Number,
+    OneOf,
     Texts,
     TokenId,
     TokenIds,
-    Value,
+    ValueKind,
     Whole,
     Wrong,
 )
-from lamina.sampling.setting import Context, Need, Setting, Stage
+from lamina.sampling.setting import Need, ProcessorContext, Setting, Stage
 
 __all__ = [
-    "Choice", "Chooser", "Context", "Facts", "Filter", "Flag", "Function", "Functions", "History", "Kind", "Need",
-    "Number", "Processor", "Setting", "Stage", "Texts", "TokenId", "TokenIds", "Value", "Whole", "Wrong", "below_best",
-    "chain_of",
+    "Chooser", "Custom", "Facts", "Filter", "Flag", "Function", "Functions", "History", "Need", "Number", "OneOf",
+    "Processor", "ProcessorContext", "Setting", "Stage", "Texts", "TokenId", "TokenIds", "ValueKind", "Whole", "Wrong",
+    "below_best", "chain_of",
 ]  # fmt: skip

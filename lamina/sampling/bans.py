@@ -2,9 +2,6 @@
 
 Sets of ids become masks [V] and lists of sequences become tables. Both are made once on the device of the scores
 (`mask_of`, `sequence_bias`, `bad_words`), so nothing is copied to it at every token.
-
-`excludes` says what a processor may do to a row: "none" of its ids, "some" or possibly "all" get the score -inf and may
-not be chosen. `setting` is its name in the error for a row without any id left (exclusion.py).
 """
 
 from __future__ import annotations
@@ -19,8 +16,8 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.sampling.history import History
-from lamina.sampling.kinds import TokenIds, Value, Whole, read_biases, read_id_sequences
-from lamina.sampling.setting import Context, Setting, Stage
+from lamina.sampling.kinds import Custom, TokenIds, Whole, read_biases, read_id_sequences
+from lamina.sampling.setting import ProcessorContext, Setting, Stage
 
 COMPARED_AT_ONCE = 1 << 24
 """Up to this many tokens of n-grams are compared in one operation; more are compared column by column."""
@@ -256,31 +253,31 @@ def _tensors(pairs: tuple[tuple[tuple[int, ...], float], ...], device: torch.dev
     )
 
 
-def _ends(context: Context) -> Tensor:
+def _ends(context: ProcessorContext) -> Tensor:
     return mask_of(context.end_ids, context.vocab, context.device, "eos_token_id")
 
 
-def _min_length(least: int, context: Context) -> MinLength | None:
+def _min_length(least: int, context: ProcessorContext) -> MinLength | None:
     return MinLength(least, _ends(context)) if least and context.end_ids else None
 
 
-def _min_new_tokens(least: int, context: Context) -> MinNewTokens | None:
+def _min_new_tokens(least: int, context: ProcessorContext) -> MinNewTokens | None:
     return MinNewTokens(least, _ends(context)) if least and context.end_ids else None
 
 
-def _sequence_bias(given: Any, context: Context) -> SequenceBias | None:
+def _sequence_bias(given: Any, context: ProcessorContext) -> SequenceBias | None:
     return sequence_bias(given, context.vocab, context.device) if given else None
 
 
-def _bad_words(words: Sequence[Sequence[int]], context: Context) -> BadWords | None:
+def _bad_words(words: Sequence[Sequence[int]], context: ProcessorContext) -> BadWords | None:
     return bad_words(words, context.end_ids, context.vocab, context.device)
 
 
-def _suppress(ids: Iterable[int], context: Context) -> Suppress | None:
+def _suppress(ids: Iterable[int], context: ProcessorContext) -> Suppress | None:
     return Suppress(mask_of(ids, context.vocab, context.device, "suppress_tokens")) if ids else None
 
 
-def _suppress_at_begin(ids: Iterable[int], context: Context) -> SuppressAtBegin | None:
+def _suppress_at_begin(ids: Iterable[int], context: ProcessorContext) -> SuppressAtBegin | None:
     if not ids:
         return None
     mask = mask_of(ids, context.vocab, context.device, "begin_suppress_tokens")
@@ -290,7 +287,7 @@ def _suppress_at_begin(ids: Iterable[int], context: Context) -> SuppressAtBegin 
 SETTINGS = (
     Setting(
         "sequence_bias",
-        Value("Mapping[Ids, float]", "Mapping[tuple[int, ...], float] | Sequence[Sequence[Any]]", read_biases),
+        Custom("Mapping[Ids, float]", "Mapping[tuple[int, ...], float] | Sequence[Sequence[Any]]", read_biases),
         default=None, stage=Stage.BIAS, processor=_sequence_bias,
         meaning="{(id, …): bias}: added to the score of the id that would complete the sequence.",
     ),
@@ -315,7 +312,7 @@ SETTINGS = (
         processor=_min_new_tokens,
     ),
     Setting(
-        "bad_words_ids", Value("tuple[Ids, ...]", "Sequence[Sequence[int]]", read_id_sequences),
+        "bad_words_ids", Custom("tuple[Ids, ...]", "Sequence[Sequence[int]]", read_id_sequences),
         default=None, stage=Stage.BAN_WORDS, processor=_bad_words,
         meaning="Sequences of ids that never occur.",
     ),

@@ -1,9 +1,14 @@
 """The processors that settings ask for, in the order in which they change scores.
 
 A processor is any callable (scores [B, V] float32, history) -> scores [B, V] (history.py). Ours are small frozen
-dataclasses with two class attributes: `needs_tokens`, False if lengths and counts suffice, so that the processor can be
-part of a captured step; and `excludes`, the ids that it may ban (exclusion.py). The settings declare the factories of
-their processors, and `Stage` (setting.py) is the order. Guidance comes before all of them, in the decoding loop.
+dataclasses with a few class attributes:
+
+    needs_tokens   False if lengths and counts suffice, so that the processor can be part of a captured step
+    excludes       which ids of a row it may ban: "none", "some" or "all" (exclusion.py)
+    setting        of those that ban: the name of their setting, for the error about a row without any id left
+
+The settings declare the factories of their processors, and `Stage` (setting.py) is the order. Guidance comes before all
+of them, in the decoding loop.
 
 A caller's own processor that has the type of a built-in one replaces it.
 """
@@ -20,7 +25,7 @@ from torch import Tensor
 from lamina.sampling import bans, filters, forcing, grammar, guidance, penalties, watermark
 from lamina.sampling.history import History, Processor
 from lamina.sampling.kinds import Flag, Functions
-from lamina.sampling.setting import Context, Facts, Setting, Stage, register, registered_at
+from lamina.sampling.setting import Facts, ProcessorContext, Setting, Stage, register, registered_at
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,7 @@ def endings_of(settings: Any, facts: Facts) -> list[Processor]:
 
 def _made(settings: Any, facts: Facts, stages: Sequence[Stage]) -> list[Processor]:
     """The processors of these stages, in order."""
-    context = Context(settings, facts)
+    context = ProcessorContext(settings, facts)
     chain: list[Processor] = []
     for declared in registered_at(stages):
         value = getattr(settings, declared.name)

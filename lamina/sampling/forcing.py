@@ -13,7 +13,7 @@ from lamina.errors import InputError
 from lamina.sampling.bans import check_id, mask_of
 from lamina.sampling.history import History
 from lamina.sampling.kinds import Function, TokenId, TokenIds
-from lamina.sampling.setting import Context, Setting, Stage, id_list
+from lamina.sampling.setting import ProcessorContext, Setting, Stage, id_list
 
 NEW_TOKENS = 20
 """New tokens of a row if neither max_new_tokens nor max_length is given."""
@@ -97,11 +97,11 @@ def allow_only(scores: Tensor, allowed: Tensor, beams: int = 1) -> Tensor:
     return torch.where(stuck[:, None], torch.where(allowed, 0.0, -torch.inf), left)
 
 
-def _forced_first(id: int, context: Context) -> ForcedFirst:
+def _forced_first(id: int, context: ProcessorContext) -> ForcedFirst:
     return ForcedFirst(mask_of([id], context.vocab, context.device, "forced_bos_token_id"))
 
 
-def _forced_last(ids: int | Iterable[int], context: Context) -> ForcedLast:
+def _forced_last(ids: int | Iterable[int], context: ProcessorContext) -> ForcedLast:
     """If both lengths are given, max_new_tokens counts."""
     mask = mask_of(id_list(ids), context.vocab, context.device, "forced_eos_token_id")
     most_new, most = context.settings.max_new_tokens, context.settings.max_length

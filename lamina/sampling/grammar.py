@@ -27,8 +27,8 @@ from lamina.errors import InputError
 from lamina.sampling.bans import check_id
 from lamina.sampling.forcing import allow_only
 from lamina.sampling.history import History
-from lamina.sampling.kinds import Value
-from lamina.sampling.setting import Context, Setting, Stage
+from lamina.sampling.kinds import Custom
+from lamina.sampling.setting import ProcessorContext, Setting, Stage
 
 if TYPE_CHECKING:
     from lamina.checkpoint.tokenizer import Tokenizer
@@ -203,13 +203,13 @@ def _llguidance() -> Any:
         raise InputError("grammars need the library llguidance: pip install lamina[grammar]") from error
 
 
-def _grammar(given: Any, context: Context) -> Grammar:
+def _grammar(given: Any, context: ProcessorContext) -> Grammar:
     return grammar_of(given, context.facts.tokenizer, context.end_ids, context.vocab, context.beams)
 
 
 SETTINGS = (
     Setting(
-        "grammar", Value("Any", "Mapping[str, Any]"), default=None, stage=Stage.ALLOW, processor=_grammar,
+        "grammar", Custom("Any", "Mapping[str, Any]"), default=None, stage=Stage.ALLOW, processor=_grammar,
         needs_tokenizer=True,
         meaning='New text follows {"json": schema}, {"regex": text}, {"lark": text} or {"choice": [text, …]}.',
     ),

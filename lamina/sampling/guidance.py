@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lamina.sampling.kinds import LARGE, Number, Value
+from lamina.sampling.kinds import LARGE, Custom, Number
 from lamina.sampling.setting import Need, Setting
 
 
@@ -34,7 +34,7 @@ SETTINGS = (
         meaning="Classifier-free guidance: above 1 moves away from the negative prompt; 1 changes nothing.",
     ),
     Setting(
-        "negative_prompt", Value(), default=None, needs=GUIDANCE,
+        "negative_prompt", Custom(), default=None, needs=GUIDANCE,
         meaning="What guidance moves away from, in any form of prompt; None: the last token of the prompt.",
     ),
 )  # fmt: skip

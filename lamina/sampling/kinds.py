@@ -26,7 +26,7 @@ class Wrong(Exception):
     """A value is not of its kind. The text says what it must be."""
 
 
-class Kind(Protocol):
+class ValueKind(Protocol):
     """What a setting's value must be."""
 
     @property
@@ -99,7 +99,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Choice:
+class OneOf:
     """One of a few values, compared by identity or as text: 1 is not True."""
 
     values: tuple[Any, ...]
@@ -206,7 +206,7 @@ class Functions:
 
 
 @dataclass(frozen=True)
-class Value:
+class Custom:
     """Any other kind: `reader` normalises the value or raises `Wrong`; None keeps it as it is."""
 
     kept: str = "Any"

@@ -11,8 +11,8 @@ from torch import Tensor
 from lamina.errors import InputError
 from lamina.sampling.bans import mask_of
 from lamina.sampling.history import History
-from lamina.sampling.kinds import LARGE, Number, Value, Whole, Wrong, listed
-from lamina.sampling.setting import Context, Setting, Stage
+from lamina.sampling.kinds import LARGE, Custom, Number, Whole, Wrong, listed
+from lamina.sampling.setting import ProcessorContext, Setting, Stage
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def penalize(scores: Tensor, penalty: float) -> Tensor:
     return torch.where(scores < 0, scores * penalty, scores / penalty)
 
 
-def _length_decay(given: tuple[int, float], context: Context) -> LengthDecay:
+def _length_decay(given: tuple[int, float], context: ProcessorContext) -> LengthDecay:
     if not context.end_ids:
         raise InputError("exponential_decay_length_penalty raises the score of end tokens: give eos_token_id")
     start, factor = given
@@ -131,7 +131,7 @@ SETTINGS = (
     ),
     Setting(
         "exponential_decay_length_penalty",
-        Value("tuple[int, float]", "tuple[int, float] | Sequence[float]", _read_decay),
+        Custom("tuple[int, float]", "tuple[int, float] | Sequence[float]", _read_decay),
         default=None, stage=Stage.DECAY,
         meaning="(from which new token, growth): end tokens become more likely with every token after that.",
         processor=_length_decay,

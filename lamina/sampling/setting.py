@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from lamina.errors import InputError
-from lamina.sampling.kinds import Kind, Wrong
+from lamina.sampling.kinds import ValueKind, Wrong
 
 if TYPE_CHECKING:
     from lamina.checkpoint.tokenizer import Tokenizer
@@ -100,7 +100,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Context:
+class ProcessorContext:
     """What a processor's factory is given besides its own value."""
 
     settings: Any
@@ -148,7 +148,7 @@ class Setting:
     """The declaration of one parameter of `generate`; see the top of this file for an example."""
 
     name: str
-    kind: Kind
+    kind: ValueKind
     """Type and bounds, and how a given value is normalised (kinds.py)."""
     default: Any
     meaning: str
@@ -169,7 +169,7 @@ class Setting:
     """The search strategy that it selects unless it is off."""
     stage: Stage | None = None
     """When its processor runs; None if it has none."""
-    processor: Callable[[Any, Context], Processor | None] | None = None
+    processor: Callable[[Any, ProcessorContext], Processor | None] | None = None
     """Makes the processor from the value; called only if the setting is not off. None leaves it out."""
 
     def __post_init__(self) -> None:

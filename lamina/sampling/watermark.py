@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.sampling.history import History
-from lamina.sampling.kinds import Value
+from lamina.sampling.kinds import Custom
 from lamina.sampling.setting import Setting, Stage
 
 SCHEMES = ("lefthash", "selfhash")
@@ -174,7 +174,7 @@ def _wrapped(value: int) -> int:
 
 SETTINGS = (
     Setting(
-        "watermarking_config", Value(), default=None, stage=Stage.FINAL,
+        "watermarking_config", Custom(), default=None, stage=Stage.FINAL,
         meaning="Green-list watermark: a mapping of greenlist_ratio, bias, hashing_key, seeding_scheme, context_width.",
         processor=lambda config, context: watermark_of(config, context.vocab),
     ),

@@ -151,6 +151,10 @@ def test_a_function_that_allows_nothing_is_refused() -> None:
     (processor,) = chain_of(asked(prefix_allowed_tokens_fn=lambda row, ids: []), FACTS)
     with pytest.raises(InputError, match="lists nothing for prompt 0 after 1 tokens"):
         processor(random_scores(0), random_history(0))
+    for wrong in (None, ["a"], 5):
+        (processor,) = chain_of(asked(prefix_allowed_tokens_fn=lambda row, ids, wrong=wrong: wrong), FACTS)
+        with pytest.raises(InputError, match="prefix_allowed_tokens_fn must return a list of ids, not "):
+            processor(random_scores(0), random_history(0))
     (processor,) = chain_of(asked(prefix_allowed_tokens_fn=lambda row, ids: [40]), FACTS)
     with pytest.raises(InputError, match="the id 40; this model's ids are 0 to 22"):
         processor(random_scores(0), random_history(0))

@@ -123,5 +123,7 @@ def test_a_context_longer_than_the_rows_marks_nothing_and_costs_nothing() -> Non
 
 
 def test_a_text_too_short_to_judge_is_named() -> None:
+    with pytest.raises(InputError, match="row 0 must be a list of ids from 0 to 22, not "):
+        detect([[1, 2, 999, 3]], Watermark(23))
     with pytest.raises(InputError, match="row 1 has 2 tokens; the watermark needs more than 2"):
         detect([[1, 2, 3], [4, 5]], Watermark(VOCAB, context_width=2))

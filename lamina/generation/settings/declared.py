@@ -11,14 +11,14 @@ from typing import Any
 
 from lamina.cache.spec import is_model
 from lamina.sampling.kinds import (
-    Choice,
+    Custom,
     Flag,
     Functions,
     Number,
+    OneOf,
     Texts,
     TokenId,
     TokenIds,
-    Value,
     Whole,
     Wrong,
     read_ids,
@@ -99,7 +99,7 @@ SETTINGS = (
         meaning="Sequences returned for each prompt.",
     ),
     Setting(
-        "early_stopping", Choice((False, True, "never"), 'bool | Literal["never"]'), default=False, group="search",
+        "early_stopping", OneOf((False, True, "never"), 'bool | Literal["never"]'), default=False, group="search",
         needs=BEAMS,
         meaning='Beam search: end as soon as num_beams sequences have ended; "never": when no other can win.',
     ),
@@ -116,13 +116,13 @@ SETTINGS = (
         meaning="Contrastive search: weight of the penalty for similarity to earlier tokens.",
     ),
     Setting(
-        "dola_layers", Value("str | Ids", "str | Sequence[int]", _read_layers), default=None, group="search",
+        "dola_layers", Custom("str | Ids", "str | Sequence[int]", _read_layers), default=None, group="search",
         strategy="dola",
         meaning='DoLa: layers to contrast with, "low", "high" or their numbers.',
     ),
     # -- drafts --------------------------------------------------------------------------------------------------------
     Setting(
-        "assistant_model", Value("Model", "Model", _read_model), default=None, group="drafts", strategy="assisted",
+        "assistant_model", Custom("Model", "Model", _read_model), default=None, group="drafts", strategy="assisted",
         meaning="A smaller model that drafts tokens, which this one verifies.",
     ),
     Setting(
@@ -142,7 +142,7 @@ SETTINGS = (
         meaning="Length of a draft.",
     ),
     Setting(
-        "num_assistant_tokens_schedule", Choice(("constant", "heuristic", "heuristic_transient"), "str"),
+        "num_assistant_tokens_schedule", OneOf(("constant", "heuristic", "heuristic_transient"), "str"),
         default="constant", group="drafts", needs=DRAFT,
         meaning='Draft length: "constant"; "heuristic" and "heuristic_transient" let it follow acceptance.',
     ),
