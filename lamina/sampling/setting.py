@@ -22,7 +22,7 @@ settings beside their class (filters.py, penalties.py, bans.py …); settings wi
     model.generate("The sky is", do_sample=True, quantile=0.3)
 
 It is checked, read from generation_config.json, shown by `Settings.describe()` and applied like the built-in ones.
-Type checkers know the built-in names only: `**{"quantile": 0.3}` satisfies them.
+Type checkers know the built-in names only; for them, pass a `dict[str, Any]`: `generate(prompt, **added)`.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Setting:
-    """The declaration of one parameter of `generate`; see the top of this file for an example."""
+    """The declaration of one parameter of `generate`; the top of this file has an example."""
 
     name: str
     kind: ValueKind

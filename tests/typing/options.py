@@ -3,6 +3,8 @@ each line marked as an error is one. Nothing here is run."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -28,7 +30,8 @@ def right(model: Model, cache: lamina.Cache, store: lamina.PrefixStore, ids: Ten
     events: Stream[Result] = model.stream("The sky is", temperature=0.7)
     again: Stream[Result] = stream(model, "The sky is", cache=result.cache)
     chat = Chat(model, system="Be short.", max_new_tokens=20, do_sample=True)
-    print(events, again, chat)
+    added: dict[str, Any] = {"my_filter": 0.3}  # of register_setting
+    print(events, again, chat, model.generate("The sky is", do_sample=True, **added))
 
 
 def wrong(model: Model) -> None:
