@@ -134,6 +134,7 @@ def test_a_checkpoints_file_may_hold_it(tmp_path: Path) -> None:
         (Setting("prefill_chunk_size", Number(0, 1), 1.0, "An alias."), r"'prefill_chunk_size' already \(prefill"),
         (Setting("cache", Number(0, 1), 1.0, "Taken."), "cannot be called 'cache'"),
         (Setting("describe", Number(0, 1), 1.0, "Taken."), "cannot be called 'describe'"),
+        (Setting("added", Number(0, 1), 1.0, "Taken."), "cannot be called 'added'"),
         (Setting("near best", Number(0, 1), 1.0, "No name."), "cannot be called 'near best': it must be a Python name"),
         (Setting("mine", Number(0, 1), 2.0, "Out of bounds."), "mine has default=2.0: it must be a number, at least 0"),
         (Setting("mine", Number(0, 1), 1.0, "No group.", group="x"), "mine has group='x': it must be one of length, "),

@@ -108,7 +108,7 @@ def register_setting(setting: Setting) -> None:
 
     Call it once, before the first use. `unregister_setting(name)` removes it, for instance to register a new version.
     """
-    taken = {*CALL, "prompts", "stream", *dir(Settings)} - FIELDS
+    taken = {*CALL, "prompts", "stream", "added", *dir(Settings)} - FIELDS
     if setting.name in taken:
         raise InputError(f"a setting cannot be called {setting.name!r}: that is another name of generate or Settings")
     if setting.strategy is not None:
