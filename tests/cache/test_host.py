@@ -20,7 +20,7 @@ from lamina.cache.layers.recurrent import RecurrentLayer
 from lamina.cache.ops.snapshot import trimmed
 from lamina.cache.storage.prefetch import Fetcher, is_far
 from lamina.cache.summary import lines
-from lamina.planning.held import RowPages
+from lamina.planning.held import AllocationMeter
 from lamina.runtime.compile import why_not_compiled
 from lamina.runtime.eligibility import why_not_captured, why_not_read
 from tests.cache.pretend import DEVICE, two_devices
@@ -172,7 +172,7 @@ def test_after_a_pass_nothing_is_held_but_the_cache(kind: str) -> None:
     model = toy(kind)
     gc.disable()  # nothing may wait for it
     try:
-        with RowPages() as held:
+        with AllocationMeter() as held:
             cache = model.new_cache(2, slack=2, residence="host")
             for T in (20, 1, 30, 3, 40):
                 feed(cache, T)
