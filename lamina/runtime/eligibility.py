@@ -80,7 +80,7 @@ def why_no_kernels(
 def _unserved(spec: Spec, layer: Layer | None, dtype: torch.dtype) -> str | None:
     match spec:
         case Attention() | Latent():
-            return why_no_attention(spec, layer.coding.forms if isinstance(layer, TokenLayer) else None, dtype)
+            return why_no_attention(spec, layer.coding.formats if isinstance(layer, TokenLayer) else None, dtype)
         case Convolution():
             return None
         case Recurrent(rule=SSD() | SelectiveScan() | GatedDelta()):

@@ -123,7 +123,7 @@ class CapturedPass(Captured):
             taken = Counts.of(accepted, self.rows, counts.high, cache.device, "accepted", counts.tensor)
         with current(self.device), cache.steady:
             if cache.pages is not None:
-                cache.pages.take_rings(cache.clock, range(self.rows), taken.high)
+                cache.pages.prepare_rings(cache.clock, range(self.rows), taken.high)
                 self._point_at(cache, self.accepted)
             self.accepted.copy_(taken.tensor)
             with cache.advancing(taken):

@@ -84,7 +84,7 @@ class Written:
         if cache is None:
             return cls()
         codings = tuple(getattr(layer, "coding", PLAIN) for entry in cache.layers for layer in entry.values())
-        codecs = tuple(one.codec for one in codings) if any(one.forms for one in codings) else ()
+        codecs = tuple(one.codec for one in codings) if any(one.formats for one in codings) else ()
         return cls(codecs, 0 if cache.pool is None else cache.pool.page, codings)
 
 
@@ -142,11 +142,11 @@ class DeviceAttention(DeviceLayer):
         self, spec: Any, table: Tensor, later: Tensor | None = None, coding: Coding = PLAIN, page: int = 0
     ) -> None:
         super().__init__(spec, table, later, coding, page)
-        if coding.forms:
+        if coding.formats:
             from lamina.kernels.quant.encode import Side
 
-            self.keys = Side.of(coding.forms.get("k"), spec.key_dim)
-            self.values = Side.of(coding.forms.get("v"), spec.value_dim)
+            self.keys = Side.of(coding.formats.get("k"), spec.key_dim)
+            self.values = Side.of(coding.formats.get("v"), spec.value_dim)
 
     def attend(
         self, step: Captured, key: Key, q: Tensor, k: Tensor | None, v: Tensor | None,
@@ -165,15 +165,15 @@ class DeviceAttention(DeviceLayer):
             raise InputError("attend(bias=…): no kernel adds a bias to the scores")
         how: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks, "page": self.page}
         waits = self.later is not None and self.spec.window.span is not None  # a ring, whose tokens are still read
-        if not waits and not self.coding.forms and takes(q, k, v):
+        if not waits and not self.coding.formats and takes(q, k, v):
             return attend_token(q, k, v, table=self.table, window=self.spec.window, gate=gate, **how, **before)
-        at_once = self.coding.forms and not waits and self.keys.form != "plain"  # `encode` rotates
+        at_once = self.coding.formats and not waits and self.keys.form != "plain"  # `encode` rotates
         if not at_once:
-            write = not waits and not self.coding.forms
+            write = not waits and not self.coding.formats
             q, k, v = rotate_and_append(q, k, v, table=self.table, write=write, page=self.page, **before)
             before = {}
         self.left = (k, v) if waits else None
-        if self.coding.forms:
+        if self.coding.formats:
             coded = encode(q, k, v, self.table, self.keys, self.values, write=not waits, page=self.page, **before)
             out = decode_codes(coded, self.table, self.spec.window, q.dtype, **how)
         else:
@@ -187,7 +187,7 @@ class DeviceAttention(DeviceLayer):
         if self.left is None or self.later is None:
             return
         k, v = self.left
-        if self.coding.forms:
+        if self.coding.formats:
             append_codes(k, v, self.later, self.keys, self.values, self.page)
         else:
             append(k, v, self.later, self.page)
@@ -204,7 +204,7 @@ class DeviceLatent(DeviceLayer):
         if norm.weight is None or norm.plus_one:
             raise InputError("attend_latent: the kernels know a norm with a weight that is not one more than stored")
         up_k, up_v = up.tensor_split([q.shape[-1] - self.spec.rope_dim], dim=1)
-        form = self.coding.forms.get("latent")
+        form = self.coding.formats.get("latent")
         q, new = into_latent(
             q, kv, up_k, norm.weight, norm.eps, rope, self.table,
             neighbours=neighbours, write=form is None, page=self.page,
@@ -218,7 +218,7 @@ class DeviceLatent(DeviceLayer):
     def _encoded(self, new: Tensor) -> Coded:
         from lamina.kernels.quant.encode import Side, encode
 
-        side = Side.of(self.coding.forms["latent"], new.shape[-1])
+        side = Side.of(self.coding.formats["latent"], new.shape[-1])
         return encode(new, new, None, self.table, side, write=True, page=self.page)
 
 

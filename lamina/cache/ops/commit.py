@@ -17,7 +17,7 @@ from lamina.cache.counts import Counts, Numbers
 from lamina.cache.layers.base import Layer
 from lamina.cache.ops.journal import Change
 from lamina.cache.step import Step
-from lamina.cache.storage.prefetch import is_far
+from lamina.cache.storage.prefetch import on_host
 from lamina.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def commit(cache: Cache, step: Step, accepted: Numbers | None) -> None:
         taken, low, high = given.tensor, given.low, given.high
     numbers = list(range(cache.rows)) if step.rows is None else step.rows
     if cache.pages is not None and step.T > 1:
-        cache.pages.take_rings(clock, numbers, high)
+        cache.pages.prepare_rings(clock, numbers, high)
     least = [clock.low[row] + n for row, n in zip(numbers, low, strict=True)]
     most = [clock.high[row] + n for row, n in zip(numbers, high, strict=True)]
     bases = [clock.base_low[row] for row in numbers]
@@ -69,7 +69,7 @@ def commit(cache: Cache, step: Step, accepted: Numbers | None) -> None:
 def _add(change: Change, layer: Layer, step: Step, left: Any, taken: Tensor) -> None:
     """What a layer computes and writes."""
     far = step.fetched
-    if far is not None and is_far(layer):
+    if far is not None and on_host(layer):
         write = partial(layer.commit_far, far, step)
         change.add(partial(layer.fold_far, far, step, left, taken), lambda folded: write(folded, taken))
     else:
