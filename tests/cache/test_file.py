@@ -327,6 +327,16 @@ def test_another_configuration_of_the_same_weights_is_refused(tmp_path: Path) ->
         load_cache(tmp_path / "cache", again(rms_norm_eps=0.5))
 
 
+def test_a_dtype_that_a_file_does_not_hold_and_a_device_that_is_none_are_named(tmp_path: Path) -> None:
+    cache = ragged("full")
+    with pytest.raises(InputError, match=r"^device='gpu' cannot be used: .* such as 'cpu'"):
+        cache.save(tmp_path / "cache")
+        load_cache(tmp_path / "cache", toy("full"), device="gpu")
+    cache.layers[0]["attention"].data["k"] = torch.zeros(2, 1, 8, 3, dtype=torch.complex64)
+    with pytest.raises(CacheFileError, match=r"attention.k is in torch.complex64, which a cache file does not hold"):
+        cache.save(tmp_path / "cache")
+
+
 def test_what_cannot_be_saved_is_told_with_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"belongs to no model, .*: make the cache with model.new_cache\(\)"):
         Cache(toy("full").specs).save(tmp_path / "cache")

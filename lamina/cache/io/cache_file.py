@@ -122,7 +122,7 @@ def load_cache(
         _refuse_unknown_formats(path, kept["codecs"])
         codecs = [Codec(*names) for names in kept["codecs"]]
         dtype = getattr(torch, kept["dtype"]) if made_by.dtype == dtype_name(model.dtype) else model.dtype
-        home = model.device if device is None else torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
+        home = model.device if device is None else _full_device(device)
         if pool is not None:
             _check_settings(pool, home, kept["slack"], codecs)
         cache = Cache(
@@ -148,6 +148,15 @@ def load_cache(
             if isinstance(layer, CrossLayer):
                 layer.poison(cache.clock)  # zeros past the end of a source, which older files may not have
     return cache
+
+
+def _full_device(device: str | torch.device) -> torch.device:
+    """The device with its index: "cuda" becomes "cuda:0"."""
+    try:
+        return torch.empty(0, device=device).device
+    except (AssertionError, RuntimeError, TypeError) as error:  # unknown, missing, or not compiled into PyTorch
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"device={device!r} cannot be used: {reason}. Give one such as 'cpu' or 'cuda:0'") from None
 
 
 def _refuse_unknown_formats(path: str | os.PathLike[str], codecs: Sequence[Sequence[FormatName]]) -> None:

@@ -61,6 +61,9 @@ def write(path: str | os.PathLike[str], text: str, like: Mapping[str, Tensor], t
     table: dict[str, Any] = {}
     end = 0
     for name, one in like.items():
+        if one.dtype not in DTYPES:
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+            raise CacheFileError(f"{name} is in {one.dtype}, which a cache file does not hold; it holds {known}")
         table[name] = {
             "dtype": DTYPES[one.dtype], "shape": list(one.shape), "data_offsets": [end, end := end + one.nbytes],
         }  # fmt: skip
@@ -180,11 +183,11 @@ def _remove_abandoned(target: Path) -> None:
 @contextmanager
 def open_file(path: str | os.PathLike[str]) -> Iterator[CheckedFile]:
     """Opens a file to read, and checks its header."""
-    place = _path(path).expanduser()
-    if not place.is_file():
-        raise CacheFileError(f"{path} is a folder, not a cache file" if place.is_dir() else f"{path} does not exist")
-    with open(place, "rb") as file:
-        yield CheckedFile(place, file)
+    source = _path(path).expanduser()
+    if not source.is_file():
+        raise CacheFileError(f"{path} is a folder, not a cache file" if source.is_dir() else f"{path} does not exist")
+    with open(source, "rb") as file:
+        yield CheckedFile(source, file)
 
 
 class CheckedFile:

@@ -55,7 +55,7 @@ class LayerGroup:
 
     lock      the pool's
     steady    a context in which no page moves to other memory: for writes
-    reading   the same for reads, on devices that read later than they are told to
+    reading   the same for reads, on devices where a read is queued and runs later
     """
 
     def __init__(self, name: str, layout: Layout, page: int, lock: RLock, grows: bool, device: torch.device) -> None:

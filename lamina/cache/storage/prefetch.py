@@ -245,7 +245,7 @@ class StagedPass:
     # -- at commit -------------------------------------------------------------------------------------------------
 
     def leave(self, key: Key, left: object) -> object:
-        """What a layer leaves for commit, in the form in which it is kept until then."""
+        """What a layer leaves for commit; its large tensors are copied to the host until then."""
         layer = self.layers[key[0]][key[1]]
         return layer.unload(left, self) if on_host(layer) else left
 
