@@ -44,7 +44,7 @@ from lamina.cache.pool.page_table import PageTables
 from lamina.cache.spec import Keeping, LayerSpecs
 from lamina.cache.step import Step
 from lamina.cache.storage.host import checked_residence
-from lamina.cache.storage.prefetch import Fetcher, is_far
+from lamina.cache.storage.prefetch import Prefetcher, on_host
 from lamina.cache.summary import table
 from lamina.errors import InputError
 
@@ -65,7 +65,7 @@ class Cache:
     capacity       tokens a row may hold; None grows as needed
     slack          how far rings and recurrent layers can be taken back after commit
     codec          how numbers are written: a name, a Codec, or number of a layer -> either, with "default" for the rest
-    centres        what the codec takes from keys, by entry (see codec/key_mean.py); nothing where there is none
+    key_means      mean keys [H, D] by entry, which the codec subtracts (codec/key_mean.py); none for plain keys
     max_positions  the model's own limit on positions (a learned table), if it has one
     residence      where bytes live: "device", or "host". On the host, a pass fetches layer by layer what it needs (see
                    storage/prefetch.py). To know what that is the host must know every length: where counts are tensors
@@ -86,7 +86,7 @@ class Cache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         codec: Codecs | None = None,
-        centres: Mapping[Key, Tensor] | None = None,
+        key_means: Mapping[Key, Tensor] | None = None,
         max_positions: int | None = None,
         model: Model | None = None,
         residence: str = "device",
@@ -108,7 +108,7 @@ class Cache:
             raise InputError(
                 f"residence={residence!r} and a pool were given: pages of a pool lie on the device; leave one out"
             )
-        self.codecs, self.centres = codecs_of(codec, self.specs), centres or {}
+        self.codecs, self.key_means = codecs_of(codec, self.specs), key_means or {}
         room = capacity if pool is None else None  # what is to lie in pages has no memory of its own
         self.layers: Sequence[dict[str, Layer]] = [
             {name: spec.layer(self._keeping((i, name), rows, room, slack)) for name, spec in entry.items()}
@@ -184,8 +184,8 @@ class Cache:
         """Bytes of everything the layers hold; in a pool, of the pages, whoever holds them too."""
         return sum(layer.nbytes for layer in self.every_layer())
 
-    def _new_fetcher(self) -> Fetcher | None:
-        return Fetcher(self.device) if any(is_far(layer) for layer in self.every_layer()) else None
+    def _new_fetcher(self) -> Prefetcher | None:
+        return Prefetcher(self.device) if any(on_host(layer) for layer in self.every_layer()) else None
 
     # -- changes ---------------------------------------------------------------------------------------------------
 
@@ -214,11 +214,11 @@ class Cache:
 
     def _keeping(self, key: Key, rows: int, capacity: int | None, slack: int) -> Keeping:
         """How an entry is kept."""
-        centre = self.centres.get(key)
-        if centre is not None:  # over [B, H, S, D]
-            centre = centre.to(self.device, torch.promote_types(self.dtype, torch.float32))[:, None]
+        mean = self.key_means.get(key)
+        if mean is not None:  # over [B, H, S, D]
+            mean = mean.to(self.device, torch.promote_types(self.dtype, torch.float32))[:, None]
         codec = self.codecs[key[0]]
-        return Keeping(rows, capacity, slack, self.dtype, self.device, codec, centre, self.residence)
+        return Keeping(rows, capacity, slack, self.dtype, self.device, codec, mean, self.residence)
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 

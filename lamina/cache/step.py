@@ -31,7 +31,7 @@ from lamina.errors import InputError
 
 if TYPE_CHECKING:
     from lamina.cache.cache import Cache
-    from lamina.cache.storage.prefetch import Fetched
+    from lamina.cache.storage.prefetch import StagedPass
 
 Layers = Sequence[Mapping[str, Layer]]
 
@@ -87,7 +87,7 @@ class Step:
         self.ids: Tensor | None = None
         self.logits: Tensor | None = None  # [R, T, vocab] or, of each row's last real token, [R, vocab]
         self.hidden: dict[int, Tensor] = {}  # [R, T, width] by layer, where the pass was asked to keep some
-        self.fetched: Fetched | None = None  # how layers come from the host, where they live there
+        self.fetched: StagedPass | None = None  # how layers come from the host, where they live there
         self.closed = False
         self.ran = False  # the whole model has run in this pass
         self.written: set[Key] = set()  # entries that have stored or left this pass's tokens, where `ran` is not said

@@ -52,7 +52,7 @@ class CacheFormat:
         if cache is None:
             return cls()
         codings = tuple(layer.coding for layer in cache.every_layer())
-        codecs = tuple(one.codec for one in codings) if any(one.forms for one in codings) else ()
+        codecs = tuple(one.codec for one in codings) if any(one.formats for one in codings) else ()
         return cls(codecs, 0 if cache.pool is None else cache.pool.page, codings)
 
 

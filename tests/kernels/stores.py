@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from lamina.attention import View, Window, reference_attention
-from lamina.cache.codec.codec import Codec, unused
-from lamina.cache.codec.formats import Float8, Form, Grouped, hadamard
+from lamina.cache.codec.codec import Codec
+from lamina.cache.codec.formats import Field, FieldFormat, fill_value
+from lamina.cache.codec.registry import make_format
 from lamina.cache.layers.layout import Layout
 from lamina.cache.layers.tokens import layout_for
 from lamina.cache.storage.device import write_slots
@@ -96,38 +97,35 @@ class Held:
 
 
 class Packed:
-    """The fields of `held` as a codec writes them: parts, forms, and the same tokens as they are seen, rounded to the
+    """The fields of `held` as a codec stores them: parts, formats, and the same tokens as they are seen, rounded to the
     dtype of the fields, or exactly."""
 
-    def __init__(self, held: Held, codec: str | Codec, *, turned: bool = True, centred: bool = True) -> None:
+    def __init__(self, held: Held, codec: str | Codec, *, rotated: bool = True, has_mean: bool = True) -> None:
         codec, first = Codec.of(codec), held.fields[0]
         names, how = ("k", "v")[: len(held.fields)], (codec.keys, codec.values)
         self.held, self.parts = held, dict[str, Tensor]()
-        self.forms, self.exact_forms = dict[str, Form](), dict[str, Form]()
+        self.formats, self.exact_formats = dict[str, FieldFormat](), dict[str, FieldFormat]()
         fields, exact_fields = [], []
-        for name, form, field in zip(names, how, held.fields, strict=False):
+        for name, chosen, field in zip(names, how, held.fields, strict=False):
             exact = torch.promote_types(field.dtype, torch.float32)
-            centre = torch.randn(field.shape[1], 1, field.shape[3], dtype=exact, device=field.device)
-            middle = centre if centred and name == "k" else None
-            if form == "plain":
+            mean = torch.randn(field.shape[1], 1, field.shape[3], dtype=exact, device=field.device)
+            key_mean = mean if has_mean and name == "k" else None
+            if chosen == "plain":
                 self.parts[name] = field
                 fields.append(field)
                 exact_fields.append(field.to(exact))
                 continue
-            turn = hadamard(exact, field.device) if turned else None
-            self.forms[name], self.exact_forms[name] = (
-                Float8(field.shape[-1], dtype, middle)
-                if form == "fp8"
-                else Grouped(field.shape[-1], int(form), dtype, turn, middle)
-                for dtype in (field.dtype, exact)
-            )
+            for made, dtype in ((self.formats, field.dtype), (self.exact_formats, exact)):
+                one = make_format(chosen, Field(field.shape[-1], dtype, field.device, rotated, key_mean))
+                assert one is not None
+                made[name] = one
             free = field.isnan().any(dim=-1, keepdim=True)
-            parts = self.forms[name].encode(field.nan_to_num(0))
-            fields.append(self.forms[name].decode(parts))
-            exact_fields.append(self.exact_forms[name].decode(parts))
+            parts = self.formats[name].encode(field.nan_to_num(0))
+            fields.append(self.formats[name].decode(parts))
+            exact_fields.append(self.exact_formats[name].decode(parts))
             for part, numbers in parts.items():
                 column = name if part == "codes" else f"{name}.{part}"
-                self.parts[column] = numbers.masked_fill(free, unused(numbers, float("nan"))).contiguous()
+                self.parts[column] = numbers.masked_fill(free, fill_value(numbers, float("nan"))).contiguous()
         assert first.dtype == held.fields[-1].dtype
         self.seen, self.exact = (
             Held(some, held.layout, held.window, held.lengths, held.counts) for some in (fields, exact_fields)
@@ -138,10 +136,10 @@ class Packed:
 
     def through(self, name: str, x: Tensor, exact: bool = False) -> Tensor:
         """What is seen of x [B, H, T, D], which may have NaN where it is padding."""
-        if name not in self.forms:
+        if name not in self.formats:
             return x.to(torch.promote_types(x.dtype, torch.float32)) if exact else x
-        form = self.exact_forms[name] if exact else self.forms[name]
-        return form.decode(form.encode(x.nan_to_num(0)))
+        chosen = self.exact_formats[name] if exact else self.formats[name]
+        return chosen.decode(chosen.encode(x.nan_to_num(0)))
 
 
 class InPages:
@@ -163,7 +161,7 @@ class InPages:
         for name, part in parts.items():
             _, H, S, width = part.shape
             store = torch.empty(1 + count, H, page, width, dtype=part.dtype)
-            store.fill_(unused(part, float("nan")))
+            store.fill_(fill_value(part, float("nan")))
             padded = torch.nn.functional.pad(part.view(torch.uint8), (0, 0, 0, most * page - S)).view(part.dtype)
             cut = padded.unflatten(2, (most, page)).transpose(1, 2)  # [B, most, H, page, width]
             store[self.pages[there].long()] = cut[there]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lamina.cache.spec import Spec
     from lamina.cache.step import Step
     from lamina.cache.storage.paged import PagedPart
-    from lamina.cache.storage.prefetch import Fetched, SlotRuns
+    from lamina.cache.storage.prefetch import SlotRuns, StagedPass
 
 Key = tuple[int, str]  # (index of the model's layer, name of the entry)
 
@@ -152,15 +152,15 @@ class Layer:
         """What so many new tokens of rows of these lengths are written into, in a pass."""
         return {}
 
-    def unload(self, left: Any, far: Fetched) -> Any:
+    def unload(self, left: Any, far: StagedPass) -> Any:
         """What the pass leaves, with what is large on its way to the host."""
         return left
 
-    def fold_far(self, far: Fetched, step: Step, left: Any, accepted: Tensor) -> Any:
+    def fold_far(self, far: StagedPass, step: Step, left: Any, accepted: Tensor) -> Any:
         """`fold`, reading from the host what it needs."""
         return left
 
-    def commit_far(self, far: Fetched, step: Step, left: Any, accepted: Tensor) -> None:
+    def commit_far(self, far: StagedPass, step: Step, left: Any, accepted: Tensor) -> None:
         """`commit`, writing only what changes."""
 
     def rewindable(self, clock: Clock) -> Tensor | None:

@@ -35,7 +35,7 @@ from lamina.recurrence.rule import Rule
 if TYPE_CHECKING:
     from lamina.cache.spec import Convolution, Keeping, Recurrent
     from lamina.cache.step import Step
-    from lamina.cache.storage.prefetch import Fetched, SlotRuns
+    from lamina.cache.storage.prefetch import SlotRuns, StagedPass
 
 Inputs = Mapping[str, Tensor]
 
@@ -182,7 +182,7 @@ class RecurrentLayer(Layer):
         positions = base[:, None] + torch.arange(2 * self.slack, device=base.device)
         slots = self.log.slots(positions)
         return {
-            name: self.storage.near(self._read_log(name, rows, slots)).reshape(*slots.shape, *shape)
+            name: self.storage.to_device(self._read_log(name, rows, slots)).reshape(*slots.shape, *shape)
             for name, shape in self.rule.input_shapes.items()
         }
 
@@ -215,19 +215,19 @@ class RecurrentLayer(Layer):
     def _whole(self, name: str, rows: int) -> SlotRuns:
         return {name: [(row, 0, self.data[name].shape[1]) for row in range(rows)]}
 
-    def unload(self, left: Recurred, far: Fetched) -> Recurred:
+    def unload(self, left: Recurred, far: StagedPass) -> Recurred:
         if not far.all_rows:
             return left
-        return replace(left, state=far.sent(left.state, self.data["head"].dtype))
+        return replace(left, state=far.copy_to_host(left.state, self.data["head"].dtype))
 
-    def fold_far(self, far: Fetched, step: Step, left: Recurred, accepted: Tensor) -> FoldedFar:
+    def fold_far(self, far: StagedPass, step: Step, left: Recurred, accepted: Tensor) -> FoldedFar:
         rows, whole = len(far.rows), far.taken == far.counts
         if not self.slack and whole:
             return FoldedFar(left, None)
         reads: SlotRuns = self._whole("head", rows) if step.folds or not whole else {}
         for name in self.data if step.folds else ():
             reads |= self._whole(name, rows)
-        near = far.window(self, step, reads)
+        near = far.stage(self, step, reads)
         head = near.data["head"]
         if self.slack:
             if step.folds:
@@ -237,7 +237,7 @@ class RecurrentLayer(Layer):
             head.copy_(near._fold(head, left.inputs, accepted, left.constants))
         return FoldedFar(left, near)
 
-    def commit_far(self, far: Fetched, step: Step, left: FoldedFar, accepted: Tensor) -> None:
+    def commit_far(self, far: StagedPass, step: Step, left: FoldedFar, accepted: Tensor) -> None:
         rows, whole, near = len(far.rows), far.taken == far.counts, left.near
         self.constants = left.left.constants
         if near is not None:
@@ -247,12 +247,12 @@ class RecurrentLayer(Layer):
                 for name in self.rule.input_shapes:
                     starts = enumerate(zip(far.lengths, far.taken, strict=True))
                     changed[f"log.{name}"] = [(r, *run) for r, (at, n) in starts for run in self.log.runs(at, at + n)]
-            far.back(self, near.data, changed)
+            far.write_back(self, near.data, changed)
         if whole and far.all_rows:
             self.data["head"] = left.left.state  # is on its way there since the pass made it
         elif whole:
             state = left.left.state.to(self.data["head"].dtype).contiguous()
-            far.back(self, {"head": state}, self._whole("head", rows))
+            far.write_back(self, {"head": state}, self._whole("head", rows))
 
     # -- verbs -----------------------------------------------------------------------------------------------------
 
@@ -264,7 +264,7 @@ class RecurrentLayer(Layer):
             self.storage.settle()
             rows = torch.arange(clock.rows, device=changed.device)
             logged = self._logged(clock.base, rows)
-            base, kept = self.storage.near(self.data["base"]), self.data["head"]
+            base, kept = self.storage.to_device(self.data["base"]), self.data["head"]
             exact = torch.promote_types(base.dtype, torch.float32)  # states at rest may be less
             head = self._fold(base.to(exact), logged, clock.lengths - clock.base, self.constants).to(kept.dtype)
             changed = changed.to(kept.device).reshape(-1, *(1,) * (kept.dim() - 1))

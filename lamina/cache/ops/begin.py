@@ -16,7 +16,7 @@ from lamina.cache.counts import Counts, Numbers, row_numbers, whole
 from lamina.cache.ops.reserve import grow
 from lamina.cache.passes import OpenPass
 from lamina.cache.step import Step
-from lamina.cache.storage.prefetch import Fetched
+from lamina.cache.storage.prefetch import StagedPass
 from lamina.errors import CapacityError, InputError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def open_step(
     if cache.fetcher is not None:
         cache.fetcher.reserve(cache.layers, {i for i, _ in cache.shared}, len(numbers))
         lengths = [low[row] for row in numbers]
-        step.fetched = Fetched(cache.fetcher, cache.layers, numbers, chosen is None, lengths, most)
+        step.fetched = StagedPass(cache.fetcher, cache.layers, numbers, chosen is None, lengths, most)
         step.fetched.begin(step)
     if T == 1:  # a ring takes one token in place
         clock.touch(1, index)
@@ -88,7 +88,7 @@ def make_room(cache: Cache, T: int, rows: list[int], counts: Numbers | None) -> 
     if max(clock.high[row] for row in rows) + T > min(cache._room, cache.record.shape[1]):
         _grow(cache, rows, real, T)
     if cache.pages is not None:
-        cache.pages.take(clock, rows, real, T)
+        cache.pages.prepare_pass(clock, rows, real, T)
     return real
 
 

@@ -18,7 +18,7 @@ from lamina.cache.layers.tokens import TokenLayer
 from lamina.cache.ops.select import made
 from lamina.cache.pool.page_table import PageTables
 from lamina.cache.pool.pool import Pool
-from lamina.cache.storage.paged import copy_in
+from lamina.cache.storage.paged import copy_into_pages
 from lamina.errors import InputError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _copy_tokens(layers: Sequence[Mapping[str, Layer]], caches: Sequence[Cache],
                 if not isinstance(layer, TokenLayer) or not isinstance(part, TokenLayer):
                     continue
                 if layer.storage.paged and part.data is not layer.data:
-                    copy_in(layer, range(first, first + cache.rows), part, clock)
+                    copy_into_pages(layer, range(first, first + cache.rows), part, clock)
 
 
 def _rows(caches: Sequence[Cache], clocks: Sequence[Clock]) -> Iterator[tuple[int, Cache, Clock]]:
@@ -139,8 +139,8 @@ def _same_kind(a: Cache, b: Cache) -> None:
     for i, (one, other) in enumerate(zip(a.codecs, b.codecs, strict=True)):
         if one != other:
             raise InputError(f"caches whose layer {i} is written as {one} and as {other} cannot be joined")
-    if a.centres is not b.centres and not _same(a.centres, b.centres):
-        raise InputError("caches whose keys are written around different centres cannot be joined")
+    if a.key_means is not b.key_means and not _same(a.key_means, b.key_means):
+        raise InputError("caches whose keys were quantized around different mean keys cannot be joined")
 
 
 def _same(a: Mapping[Key, Tensor], b: Mapping[Key, Tensor]) -> bool:

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lamina.attention.window import Full, Window
-from lamina.cache.codec.codec import Format
+from lamina.cache.codec.registry import FormatName
 from lamina.errors import InputError
 from lamina.kernels.attention.decode import MOST_QUERIES
 from lamina.kernels.attention.rope_append import slot_at
@@ -212,7 +212,7 @@ def decode_latent(
     least = least or (LEAST if B * blocks < limits.multiprocessors else LEAST_OF_MANY)
     if most_splits is None:
         most_splits = splits_for(B * blocks, reach(window), least, limits.multiprocessors)
-    form: Format = "plain"
+    form: FormatName = "plain"
     if isinstance(new, Coded):
         form, store, scales, high = new.keys.form, new.k.codes, new.k.scales, new.k.high
     else:

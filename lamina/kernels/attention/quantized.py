@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lamina.attention.window import Window
-from lamina.cache.codec.codec import Format
+from lamina.cache.codec.registry import FormatName
 from lamina.errors import InputError
 from lamina.kernels.attention.rope_append import slot_at
 from lamina.kernels.attention.shape import Shape
@@ -371,7 +371,7 @@ def words(parts: Parts, side: Side) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def plan_for(
-    bits: int, columns: int, queries: int, forms: tuple[Format, Format], groups: int, limits: Limits
+    bits: int, columns: int, queries: int, forms: tuple[FormatName, FormatName], groups: int, limits: Limits
 ) -> tuple[Shape, int]:
     """The shape of a launch, and how many programs it has for each multiprocessor."""
     found = next((SHAPES[key] for key in sorted(SHAPES) if key[0] == bits and columns <= key[1]), None)

@@ -21,11 +21,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lamina.cache.codec.codec import Format
-from lamina.cache.codec.formats import Form, Grouped
+from lamina.cache.codec.formats import FieldFormat
+from lamina.cache.codec.registry import FormatName
 from lamina.errors import InputError
 from lamina.kernels.attention.rope_append import cell_at, rotated, slot_at, stays, weights_of
-from lamina.kernels.eligibility import why_no_form
+from lamina.kernels.eligibility import why_no_format
 from lamina.kernels.entry import K_HIGH, K_SCALES, K_STORE, V_HIGH, V_SCALES, V_STORE, row_of
 from lamina.kernels.launch import begin, launch
 from lamina.kernels.quant.layout import (
@@ -50,21 +50,19 @@ HALFWAY = tl.constexpr(1.5 * 2**23)  # added and taken off, it rounds to the nea
 class Side:
     """How the numbers of one field are written, as kernels need to know it."""
 
-    form: Format
+    form: FormatName
     dim: int
     turned: bool = False
     centre: Tensor | None = None  # [H, D] float32
 
     @classmethod
-    def of(cls, form: Form | None, dim: int) -> Side:
-        if form is None:
+    def of(cls, chosen: FieldFormat | None, dim: int) -> Side:
+        if chosen is None:
             return cls("plain", dim)
-        if reason := why_no_form(form):
+        if (reason := why_no_format(chosen)) or chosen.kernel_layout is None:
             raise InputError(reason)
-        centre = None if form.centre is None else form.centre.float().reshape(-1, dim).contiguous()
-        if isinstance(form, Grouped):
-            return cls(form.bits, dim, form.turn is not None, centre)
-        return cls("fp8", dim, False, centre)
+        mean = None if chosen.key_mean is None else chosen.key_mean.float().reshape(-1, dim).contiguous()
+        return cls(chosen.kernel_layout, dim, chosen.rotation is not None, mean)
 
     def new(self, like: Tensor, heads: int, tokens: int) -> Parts:
         """Room for the parts of new tokens, as in a store with a slot for each."""
