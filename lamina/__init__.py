@@ -11,29 +11,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lamina.cache import Cache, Codec, Pool, Source
+    from lamina.cache import Cache, Codec, FieldFormat, Pool, Source, register_format
     from lamina.cache.io.cache_file import load_cache
     from lamina.checking import Report
     from lamina.checking.verify import verify
     from lamina.errors import CacheFileError, CapacityError, InputError, LaminaError, PagesError, RewindError
-    from lamina.generation import Chat, PrefixStore
+    from lamina.generation import Chat, PrefixStore, Setting, register_setting, unregister_setting
     from lamina.loading import load
     from lamina.model import Model
     from lamina.planning import Plan, plan
 
 __all__ = [
-    "Cache", "CacheFileError", "CapacityError", "Chat", "Codec", "InputError", "LaminaError", "Model",
-    "PagesError", "Plan", "Pool", "PrefixStore", "Report", "RewindError", "Source", "load", "load_cache", "plan",
-    "verify",
+    "Cache", "CacheFileError", "CapacityError", "Chat", "Codec", "FieldFormat", "InputError", "LaminaError", "Model",
+    "PagesError", "Plan", "Pool", "PrefixStore", "Report", "RewindError", "Setting", "Source", "load", "load_cache",
+    "plan", "register_format", "register_setting", "unregister_setting", "verify",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
 _HOMES = {
-    "lamina.cache": ("Cache", "Codec", "Pool", "Source"),
+    "lamina.cache": ("Cache", "Codec", "FieldFormat", "Pool", "Source", "register_format"),
     "lamina.cache.io.cache_file": ("load_cache",),
     "lamina.checking": ("Report", "verify"),
     "lamina.errors": ("CacheFileError", "CapacityError", "InputError", "LaminaError", "PagesError", "RewindError"),
-    "lamina.generation": ("Chat", "PrefixStore"),
+    "lamina.generation": ("Chat", "PrefixStore", "Setting", "register_setting", "unregister_setting"),
     "lamina.loading": ("load",),
     "lamina.model": ("Model",),
     "lamina.planning": ("Plan", "plan"),

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from lamina.cache.cache import Cache
 from lamina.cache.codec.codec import Codecs, codecs_of
-from lamina.cache.codec.key_mean import centres_of
+from lamina.cache.codec.key_mean import key_means_of
 from lamina.cache.counts import Numbers
 from lamina.cache.layers.base import Key
 from lamina.cache.layers.cross import Source
 from lamina.cache.passes import Pass
-from lamina.cache.pool.pool import checked_pool
+from lamina.cache.pool.pool import check_pool
 from lamina.cache.recompute import recompute_pass
 from lamina.cache.spec import LayerSpecs
 from lamina.cache.step import Step
@@ -296,11 +296,11 @@ class Model(nn.Module):
         >>> model.new_cache(codec={"default": "k5v4", 0: "int8"})      # doctest: +SKIP
         """
         if pool is not None:
-            slack, codec = checked_pool(pool).terms(self, slack, codec)
+            slack, codec = check_pool(pool, self, slack, codec)
         codecs = codecs_of(codec, self.specs)
         cache = Cache(
             self.specs, rows=rows, capacity=capacity, slack=slack, dtype=self.dtype, device=self.device, codec=codec,
-            centres=None if all(one.keys == "plain" for one in codecs) else centres_of(self),
+            key_means=None if all(one.keys == "plain" for one in codecs) else key_means_of(self),
             max_positions=self.max_positions, model=self, residence=residence, pool=pool,
         )  # fmt: skip
         return cache if source is None else cache.attach(source)

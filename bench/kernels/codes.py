@@ -76,7 +76,7 @@ WAVES = (4, 8)  # programs for each multiprocessor
 
 
 def sides(packed: Packed, case: Case) -> tuple[Side, Side]:
-    return Side.of(packed.forms.get("k"), case.dims[0]), Side.of(packed.forms.get("v"), case.dims[1])
+    return Side.of(packed.formats.get("k"), case.dims[0]), Side.of(packed.formats.get("v"), case.dims[1])
 
 
 def check(case: Case, codec: str, dtype: torch.dtype) -> tuple[bool, str]:
@@ -120,7 +120,7 @@ def check_encoding(codec: str, dtype: torch.dtype) -> tuple[bool, str]:
     encode(q, k, v, packed.table(), *sides(packed, case), write=True)
     same = []
     for name, x in (("k", k), ("v", v)):
-        for part, numbers in packed.forms[name].encode(x).items():
+        for part, numbers in packed.formats[name].encode(x).items():
             stored = packed.parts[name if part == "codes" else f"{name}.{part}"]
             for row, slot in enumerate(case.lengths):
                 same.append((stored[row, :, slot] == numbers[row, :, 0]).float().mean())

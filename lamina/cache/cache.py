@@ -44,7 +44,7 @@ from lamina.cache.pool.page_table import PageTables
 from lamina.cache.spec import Keeping, LayerSpecs
 from lamina.cache.step import Step
 from lamina.cache.storage.host import checked_residence
-from lamina.cache.storage.prefetch import Fetcher, is_far
+from lamina.cache.storage.prefetch import Prefetcher, on_host
 from lamina.cache.summary import table
 from lamina.errors import InputError
 
@@ -66,8 +66,7 @@ class Cache:
     slack          how many committed tokens rings and recurrent layers can be rewound by
     codec          how keys and values are quantized: a name, a Codec, or layer index -> either, with "default" for the
                    other layers
-    centres        the mean that the codec subtracts from keys, by entry (codec/key_mean.py); entries without one are
-                   not centred
+    key_means      mean keys [H, D] by entry, which the codec subtracts (codec/key_mean.py); none for plain keys
     max_positions  the model's own limit on positions (a learned table), if it has one
     residence      where the bytes are stored: "device", or "host", from where a pass fetches layer after layer
                    (storage/prefetch.py). The host must then know every length to know what to fetch: if counts are
@@ -88,7 +87,7 @@ class Cache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         codec: Codecs | None = None,
-        centres: Mapping[Key, Tensor] | None = None,
+        key_means: Mapping[Key, Tensor] | None = None,
         max_positions: int | None = None,
         model: Model | None = None,
         residence: str = "device",
@@ -110,7 +109,7 @@ class Cache:
             raise InputError(
                 f"residence={residence!r} and a pool were given: pages of a pool are on the device; leave one out"
             )
-        self.codecs, self.centres = codecs_of(codec, self.specs), centres or {}
+        self.codecs, self.key_means = codecs_of(codec, self.specs), key_means or {}
         room = capacity if pool is None else None  # tokens in pages need no memory of the layer's own
         self.layers: Sequence[dict[str, Layer]] = [
             {name: spec.layer(self._keeping((i, name), rows, room, slack)) for name, spec in entry.items()}
@@ -186,8 +185,8 @@ class Cache:
         """Bytes of all layers; in a pool, of all pages in the tables, including those shared with other caches."""
         return sum(layer.nbytes for layer in self.every_layer())
 
-    def _new_fetcher(self) -> Fetcher | None:
-        return Fetcher(self.device) if any(is_far(layer) for layer in self.every_layer()) else None
+    def _new_fetcher(self) -> Prefetcher | None:
+        return Prefetcher(self.device) if any(on_host(layer) for layer in self.every_layer()) else None
 
     # -- changes ---------------------------------------------------------------------------------------------------
 
@@ -216,11 +215,11 @@ class Cache:
 
     def _keeping(self, key: Key, rows: int, capacity: int | None, slack: int) -> Keeping:
         """How one entry is stored: rows, capacity, dtype, codec and so on."""
-        centre = self.centres.get(key)
-        if centre is not None:  # [H, D] -> [H, 1, D], which broadcasts over [B, H, S, D]
-            centre = centre.to(self.device, torch.promote_types(self.dtype, torch.float32))[:, None]
+        mean = self.key_means.get(key)
+        if mean is not None:  # [H, D] -> [H, 1, D], which broadcasts over [B, H, S, D]
+            mean = mean.to(self.device, torch.promote_types(self.dtype, torch.float32))[:, None]
         codec = self.codecs[key[0]]
-        return Keeping(rows, capacity, slack, self.dtype, self.device, codec, centre, self.residence)
+        return Keeping(rows, capacity, slack, self.dtype, self.device, codec, mean, self.residence)
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ class Keeping:
     dtype: torch.dtype
     device: torch.device
     codec: Codec = field(default_factory=Codec)
-    centre: Tensor | None = None  # [H, 1, D] the mean key, which a codec subtracts from keys
+    key_mean: Tensor | None = None  # [H, 1, D] subtracted from keys before they are quantized
     residence: str = "device"  # or "host", for kinds that can be stored there
 
 

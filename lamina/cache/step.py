@@ -31,7 +31,7 @@ from lamina.errors import InputError
 
 if TYPE_CHECKING:
     from lamina.cache.cache import Cache
-    from lamina.cache.storage.prefetch import Fetched
+    from lamina.cache.storage.prefetch import StagedPass
 
 Layers = Sequence[Mapping[str, Layer]]
 
@@ -89,7 +89,7 @@ class Step:
         self.ids: Tensor | None = None
         self.logits: Tensor | None = None  # [R, T, vocab], or [R, vocab] after each row's last real token
         self.hidden: dict[int, Tensor] = {}  # layer -> hidden states [R, T, width], those asked for
-        self.fetched: Fetched | None = None  # fetches layers that are stored on the host
+        self.fetched: StagedPass | None = None  # fetches layers that are stored on the host
         self.closed = False
         self.ran = False  # True once every block has run in this pass
         self.written: set[Key] = set()  # entries that have stored or left this pass's tokens, if `ran` is not set

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
-from lamina.cache.io.state_dtype import idle_dtype
+from lamina.cache.io.state_dtype import state_dtype
 from lamina.cache.ops.snapshot import Size, snapshot_size, take_snapshot, total
 from lamina.cache.summary import size
 from lamina.errors import InputError
@@ -44,8 +44,8 @@ from lamina.generation.feed import feed_rest, prefill
 from lamina.generation.prompt import Prompt, from_rows, prompt_of
 
 if TYPE_CHECKING:
-    from lamina.cache.pool.page_allocator import Numbers
-    from lamina.cache.pool.pool import Kind, Pool
+    from lamina.cache.pool.page_allocator import PageNumbers
+    from lamina.cache.pool.pool import LayerGroup, Pool
     from lamina.model import Model
 
 LOST = 64  # sequences that are remembered, as ids, for having gone or not been kept
@@ -85,10 +85,10 @@ class Snapshot:
         return replace(own, own=own.own + covered)
 
     @property
-    def tables(self) -> dict[Kind, Numbers]:
+    def tables(self) -> dict[LayerGroup, PageNumbers]:
         """Copies of its page tables, none where it is in no pool."""
         pages = self.cache.pages
-        return {} if pages is None else {table.kind: table.numbers.copy() for table in pages.tables.values()}
+        return {} if pages is None else {table.group: table.numbers.copy() for table in pages.tables.values()}
 
     @cached_property
     def _cache_size(self) -> Size:
@@ -156,7 +156,7 @@ class PrefixStore:
                 "decoder-only models"
             )
         self.model, self.bytes, self.worth, self.pool = model, bytes, worth, pool
-        self.states = idle_dtype(states)
+        self.states = state_dtype(states)
         self._made_for = (model.dtype, model.device)
         fresh = model.new_cache(pool=pool)
         self._limited = any(layer.rewindable(fresh.clock) is not None for layer in fresh.every_layer())
@@ -164,7 +164,7 @@ class PrefixStore:
         self._lost: deque[Lost] = deque(maxlen=LOST)
         self._lock = threading.RLock()  # taken before the pool's, never while that is held: see cache/pool/pool.py
         if pool is not None:
-            pool.ask(self)
+            pool.register_store(self)
 
     @property
     def nbytes(self) -> int:
@@ -251,12 +251,12 @@ class PrefixStore:
 
     # -- what the pool calls when it runs out of pages -----------------------------------------------------------------
 
-    def tables(self) -> list[Mapping[Kind, Numbers]]:
+    def tables(self) -> list[Mapping[LayerGroup, PageNumbers]]:
         """Copies of the snapshots' page tables."""
         with self._lock:
             return [one.tables for one in self._kept]
 
-    def drop(self, pages: Mapping[Kind, set[int]]) -> bool:
+    def drop(self, pages: Mapping[LayerGroup, set[int]]) -> bool:
         """Drops the least recently used snapshot that holds one of these pages; False if none does. A prompt that is
         just going on from it keeps what it needs of it."""
         with self._lock:

@@ -22,14 +22,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from lamina.kernels.workspace import Workspace
 
-COLUMNS = (
-    "k", "v", "slots", "ring", "keep", "lengths", "counts", "pages", "places",
-    "k.scales", "v.scales", "k.high", "v.high",
-)  # fmt: skip
-"""What stands where in a row of a cache's table: pointers and sizes of one entry. "k" and "v" are its keys and values,
-or their codes; "k" is also where a latent, a ring of inputs or a state lies. "pages" is the table of its pages, int32
-[B, places], where it has some; then "slots" are those of a page (see slots.py). 0 where an entry has no such thing."""
-
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels are built for one or the other, once
 
 

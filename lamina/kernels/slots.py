@@ -16,11 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lamina.kernels import COLUMNS
-
-SLOTS = tl.constexpr(COLUMNS.index("slots"))
-PAGES = tl.constexpr(COLUMNS.index("pages"))
-PLACES = tl.constexpr(COLUMNS.index("places"))
+from lamina.kernels.entry import PAGES, PAGES_PER_ROW, SLOTS
 
 
 @triton.jit
@@ -36,7 +32,7 @@ def first_cell(table, group, PAGE: tl.constexpr):
 def pages_of(table, row, PAGE: tl.constexpr):
     """The row's places in the table of pages; nothing of use without pages."""
     if PAGE:
-        return tl.load(table + PAGES).to(tl.pointer_type(tl.int32)) + row * tl.load(table + PLACES)
+        return tl.load(table + PAGES).to(tl.pointer_type(tl.int32)) + row * tl.load(table + PAGES_PER_ROW)
     else:
         return table
 

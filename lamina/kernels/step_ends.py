@@ -17,11 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lamina.kernels.columns import HEADER
 from lamina.kernels.launch import begin, launch
 from lamina.kernels.noise import gumbel, uniform
 from lamina.kernels.workspace import sums
 
-HEADER = ("lengths", "written", "base", "record", "record width", "logits")
+LENGTHS, WRITTEN, BASE = (tl.constexpr(HEADER.index(name)) for name in ("lengths", "written", "base"))
+RECORD, RECORD_WIDTH = tl.constexpr(HEADER.index("record")), tl.constexpr(HEADER.index("record_width"))
+LOGITS = tl.constexpr(HEADER.index("logits"))
 STRETCH = 4096  # logits that one program looks at
 
 
@@ -33,7 +36,7 @@ def _positions(
     at = tl.program_id(0) * 1024 + tl.arange(0, 1024)
     tl.store(squares + at, tl.zeros([1024], tl.int64), mask=at < used)
     n = tl.arange(0, BLOCK)
-    lengths = tl.load(header).to(tl.pointer_type(tl.int64))
+    lengths = tl.load(header + LENGTHS).to(tl.pointer_type(tl.int64))
     tl.store(out + n, tl.load(lengths + n // T, mask=n < TOKENS) + n % T, mask=n < TOKENS)
 
 
@@ -60,11 +63,13 @@ def _finish(
     values = tl.load(logits + row * VOCAB + at, mask=at < VOCAB, other=float("-inf"))
     count = tl.load(counts + row)
     if count > 0:
-        kept = tl.load(header + 5).to(tl.pointer_type(logits.dtype.element_ty))
+        kept = tl.load(header + LOGITS).to(tl.pointer_type(logits.dtype.element_ty))
         tl.store(kept + row * VOCAB + at, values, mask=at < VOCAB)
     merit = tl.load(scores + row * VOCAB + at, mask=at < VOCAB, other=float("-inf")).to(tl.float32)
     if SAMPLE:
-        position = tl.load(tl.load(header).to(tl.pointer_type(tl.int64)) + row) + 1  # of the token to be drawn
+        position = (
+            tl.load(tl.load(header + LENGTHS).to(tl.pointer_type(tl.int64)) + row) + 1
+        )  # of the token to be drawn
         merit += gumbel(uniform(tl.load(seed), tl.load(numbers + row), position, 0, at))
     top = tl.max(merit, axis=0)
     tl.store(best + row * PARTS + part, top)
@@ -79,12 +84,12 @@ def _finish(
             chosen = tl.min(tl.where(tops == tl.max(tops, axis=0), places, VOCAB), axis=0)
             chosen = tl.minimum(chosen, VOCAB - 1)  # where every score is NaN
             fed = tl.load(ids + row)
-            lengths = tl.load(header).to(tl.pointer_type(tl.int64))
-            written = tl.load(header + 1).to(tl.pointer_type(tl.int64))
-            base = tl.load(header + 2).to(tl.pointer_type(tl.int64))
-            record = tl.load(header + 3).to(tl.pointer_type(tl.int64))
+            lengths = tl.load(header + LENGTHS).to(tl.pointer_type(tl.int64))
+            written = tl.load(header + WRITTEN).to(tl.pointer_type(tl.int64))
+            base = tl.load(header + BASE).to(tl.pointer_type(tl.int64))
+            record = tl.load(header + RECORD).to(tl.pointer_type(tl.int64))
             length = tl.load(lengths + row)
-            tl.store(record + row * tl.load(header + 4) + length, fed)
+            tl.store(record + row * tl.load(header + RECORD_WIDTH) + length, fed)
             tl.store(lengths + row, length + 1)
             tl.store(written + row, tl.maximum(tl.load(written + row), length + 1))
             tl.store(base + row, length + 1)
@@ -129,17 +134,17 @@ def _take_in(
     count = tl.load(accepted + row)
     if count > 0:
         at = part * BLOCK + tl.arange(0, BLOCK)
-        kept = tl.load(header + 5).to(tl.pointer_type(logits.dtype.element_ty))
+        kept = tl.load(header + LOGITS).to(tl.pointer_type(logits.dtype.element_ty))
         values = tl.load(logits + (row * T + count - 1) * VOCAB + at, mask=at < VOCAB)
         tl.store(kept + row * VOCAB + at, values, mask=at < VOCAB)
         if part == 0:
-            lengths = tl.load(header).to(tl.pointer_type(tl.int64))
-            written = tl.load(header + 1).to(tl.pointer_type(tl.int64))
-            base = tl.load(header + 2).to(tl.pointer_type(tl.int64))
-            record = tl.load(header + 3).to(tl.pointer_type(tl.int64))
+            lengths = tl.load(header + LENGTHS).to(tl.pointer_type(tl.int64))
+            written = tl.load(header + WRITTEN).to(tl.pointer_type(tl.int64))
+            base = tl.load(header + BASE).to(tl.pointer_type(tl.int64))
+            record = tl.load(header + RECORD).to(tl.pointer_type(tl.int64))
             before, t = tl.load(lengths + row), tl.arange(0, T_BLOCK)
             fed = tl.load(ids + row * T + t, mask=t < count, other=0)
-            tl.store(record + row * tl.load(header + 4) + before + t, fed, mask=t < count)
+            tl.store(record + row * tl.load(header + RECORD_WIDTH) + before + t, fed, mask=t < count)
             after = before + count
             tl.store(lengths + row, after)
             tl.store(written + row, tl.maximum(tl.load(written + row), after))

@@ -20,10 +20,11 @@ from lamina import kernels
 from lamina.cache.cache import Cache
 from lamina.cache.memory import Memory
 from lamina.errors import CaptureError, LaminaError
+from lamina.kernels.columns import HEADER, WIDTH
 from lamina.runtime.builders import wait_for_kernels
 from lamina.runtime.cuda_graph import Program, capture_graphs, copy_in, current_stream
 from lamina.runtime.kernel_backend import KERNELS, KernelBackend, TableEntry
-from lamina.runtime.pointers import WIDTH, CacheFormat, entries_of, stores_of, tables_of
+from lamina.runtime.pointers import CacheFormat, entries_of, stores_of, tables_of
 
 if TYPE_CHECKING:
     from lamina.model import Model
@@ -40,7 +41,6 @@ class Captured:
     valid: Tensor | None = None  # kernels leave out padding by the counts
 
     def __init__(self, model: Model, rows: int, T: int, cache_format: CacheFormat, counts: int) -> None:
-        from lamina.kernels.step_ends import HEADER
         from lamina.kernels.workspace import Workspace
 
         entries = sum(len(entry) for entry in model.specs)

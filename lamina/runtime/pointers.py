@@ -1,6 +1,7 @@
 """The tables through which kernels find a cache: a row of addresses and sizes for each entry, and a header.
 
-A row has the columns of `lamina.kernels.COLUMNS`; what each layer puts there is `Layer.columns`.
+A row has the columns that `lamina.kernels.columns` declares for host and kernels; what each layer puts there is
+`Layer.columns`.
 """
 
 from __future__ import annotations
@@ -13,13 +14,12 @@ from torch import Tensor
 from lamina.cache.cache import Cache
 from lamina.cache.codec.codec import Codec, Coding
 from lamina.cache.layers.base import Layer
-from lamina.kernels import COLUMNS
+from lamina.kernels.columns import entry_row, header_row
 from lamina.runtime.kernel_backend import TableEntry
 
 if TYPE_CHECKING:
     from lamina.model import Model
 
-WIDTH = 16  # of a row; what COLUMNS does not name is 0
 PLAIN = Coding()
 
 
@@ -29,8 +29,8 @@ def tables_of(cache: Cache, counts: Tensor) -> list[list[int]]:
 
 
 def _row(layer: Layer, cache: Cache, counts: Tensor) -> list[int]:
-    row = {"lengths": cache.clock.lengths.data_ptr(), "counts": counts.data_ptr(), **layer.columns()}
-    return [row.get(name, 0) for name in COLUMNS] + [0] * (WIDTH - len(COLUMNS))
+    lengths, counts_at = cache.clock.lengths.data_ptr(), counts.data_ptr()
+    return entry_row({"lengths": lengths, "counts": counts_at, **layer.columns()})
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class CacheFormat:
         if cache is None:
             return cls()
         codings = tuple(layer.coding for layer in cache.every_layer())
-        codecs = tuple(one.codec for one in codings) if any(one.forms for one in codings) else ()
+        codecs = tuple(one.codec for one in codings) if any(one.formats for one in codings) else ()
         return cls(codecs, 0 if cache.pool is None else cache.pool.page, codings)
 
 
@@ -67,10 +67,12 @@ def stores_of(cache: Cache) -> list[tuple[int, int]]:
 
 
 def header_of(cache: Cache) -> list[int]:
-    """The header, in the order of `lamina.kernels.step_ends.HEADER`."""
+    """The row of `lamina.kernels.columns.HEADER` for this cache."""
     assert cache._logits is not None
-    marks = [cache.clock.lengths, cache.clock.written, cache.clock.base, cache.record]
-    return [*(mark.data_ptr() for mark in marks), cache.record.shape[1], cache._logits.data_ptr()]
+    clock, record = cache.clock, cache.record
+    pointers = {"lengths": clock.lengths, "written": clock.written, "base": clock.base, "record": record}
+    row = {name: tensor.data_ptr() for name, tensor in pointers.items()}
+    return header_row(row | {"record_width": record.shape[1], "logits": cache._logits.data_ptr()})
 
 
 def entries_of(

@@ -150,11 +150,11 @@ class CapturedStep(Captured):
         def spans() -> list[Span]:
             return [(row, clock.low[row], min(clock.high[row] + steps, self._most[row])) for row in live]
 
-        if pages.pool.tokens is not None and pages.lack(spans()):
+        if pages.pool.tokens is not None and pages.runs_short(spans()):
             clock.sync()
             alive = self.counts.tolist()
             live = [row for row in live if alive[row]]
-            if pages.lack(spans()):
+            if pages.runs_short(spans()):
                 steps = 1
         pages.prepare(spans())
         return steps

@@ -405,8 +405,8 @@ WRONG_KIND: dict[str, tuple[Callable[[Any], object], str]] = {
     "save to a number": (lambda c: c.save(5), "path=5: it must be the path of a file"),
     "save in unknown states": (
         lambda c: c.save("x", states=5),
-        "states=5: the nearest that there is is 'float32'. States at rest are kept in bfloat16, float16, float32, or "
-        "exactly with None",
+        "states=5: there is no such dtype of states; the nearest is 'float32'. States may be rounded to bfloat16, "
+        "float16, float32; None keeps them exact",
     ),
 }  # fmt: skip
 
@@ -467,7 +467,7 @@ def test_what_a_new_cache_cannot_be_made_of_is_named(what: str) -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Pool(5), "model=5: a pool is made for a model, as lamina.load gives one"),  # type: ignore[arg-type]
+        (lambda: Pool(5), "model=5: a pool is made for a model, as lamina.load returns one"),  # type: ignore[arg-type]
         (lambda: Pool(toy("full"), tokens="x"), "tokens='x': it must be a whole number"),  # type: ignore[arg-type]
         (lambda: Pool(toy("full"), tokens=2.5), "tokens=2.5: it must be a whole number"),  # type: ignore[arg-type]
         (lambda: Pool(toy("full"), tokens=True), "tokens=True: it must be a whole number"),
@@ -477,8 +477,14 @@ def test_what_a_new_cache_cannot_be_made_of_is_named(what: str) -> None:
         (lambda: Pool(toy("full"), slack=-1), "slack must be 0 or more, not -1"),
         (lambda: Pool(toy("full"), slack="x"), "slack='x': it must be a whole number"),  # type: ignore[arg-type]
         (lambda: Pool(toy("full"), codec="int7"), "there is no codec 'int7'; the nearest is 'int"),
-        (lambda: Codec(keys=8.0), "keys=8.0: a codec writes 8, 6, 5 or 4 bits, 'fp8' or 'plain'"),  # type: ignore[arg-type]
-        (lambda: Codec(values=[8]), "values=[8]: a codec writes 8, 6, 5 or 4 bits, 'fp8' or 'plain'"),  # type: ignore[arg-type]
+        (
+            lambda: Codec(keys=8.0),  # type: ignore[arg-type]
+            "keys=8.0: there is no such format; the nearest is 8. Formats are 8, 6, 5, 4, 'fp8', 'plain'",
+        ),
+        (
+            lambda: Codec(values=[8]),  # type: ignore[arg-type]
+            "values=[8]: there is no such format; the nearest is 8. Formats are 8, 6, 5, 4, 'fp8', 'plain'",
+        ),
         (
             lambda: Source(torch.zeros(2, 3), torch.ones(2, dtype=torch.int64)),
             "states of a source is [2, 3]: states are floats [B, S, width], lengths whole numbers [B]",
@@ -493,7 +499,10 @@ def test_what_a_new_cache_cannot_be_made_of_is_named(what: str) -> None:
         ),
         (lambda: toy("cross").encode([[1]]).select([0.5]), "rows=0.5: it must be a whole number"),
         (lambda: toy("cross").encode([[1]]).select([1]), "there is no row 1: the cache has rows 0 to 0"),
-        (lambda: load_cache("x", 5), "model=5: a file is loaded for the model that saved it, as lamina.load gives it"),  # type: ignore[arg-type]
+        (
+            lambda: load_cache("x", 5),  # type: ignore[arg-type]
+            "model=5: a file is loaded for the model that saved it, as lamina.load returns it",
+        ),
         (lambda: load_cache(5, toy("full")), "path=5: it must be the path of a file"),  # type: ignore[arg-type]
         (lambda: load_cache("x", toy("full"), pool=5), "pool=5: it must be a lamina.Pool"),  # type: ignore[arg-type]
     ],

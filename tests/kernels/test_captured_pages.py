@@ -33,7 +33,7 @@ def held(cache: lamina.Cache) -> int:
     assert cache.pages is not None
     tables = cache.pages.tables
     slots = {layout: [min(n, layout.most or n) for n in cache.clock.sync()] for layout in tables}
-    return sum(-(-n // tables[layout].kind.page) for layout, rows in slots.items() for n in rows)
+    return sum(-(-n // tables[layout].group.page) for layout, rows in slots.items() for n in rows)
 
 
 CASES = [("llama", None), ("gemma2", None), ("falcon_h1", None), ("deepseek_v3", None), ("gemma2", "int8")]

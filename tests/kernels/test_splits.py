@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lamina.kernels.attention.split_kv import COUNTERS, TAIL, Division, bunch_for, gathered, part_of
+from lamina.kernels.columns import entry_row
 
 ROWS, VALUES = 3, 20
 
@@ -102,7 +103,7 @@ def test_every_token_is_in_one_part_and_no_part_is_without_a_program(
     rows, block = len(lengths), 16
     counts = torch.tensor([int(row not in absent) for row in range(rows)])
     kept = torch.tensor(lengths)
-    table = torch.tensor([0, 0, 0, 0, 0, kept.data_ptr(), counts.data_ptr(), 0])
+    table = torch.tensor(entry_row({"lengths": kept.data_ptr(), "counts": counts.data_ptr()}))
     items = Division.of(rows, 1, 4, 32, wanted, torch.empty(0)).items
     found = torch.full((items, 5), -1, dtype=torch.int32)
     parting[(1, items)](found, table, rows, wanted, least, ROWS=triton.next_power_of_2(rows), BLOCK=block)

@@ -77,7 +77,7 @@ class CrossLayer(Layer):
 
     @property
     def format(self) -> str:
-        return str(self.coding.codec) if self.coding.forms else super().format
+        return str(self.coding.codec) if self.coding.formats else super().format
 
     def attach(self, k: Tensor, v: Tensor, lengths: Tensor, rows: Tensor) -> None:
         """Stores the keys and values k, v [R, H, S, D] of a source with `lengths` [R] for the rows [R]."""

@@ -36,7 +36,7 @@ from lamina.recurrence.rule import Rule
 if TYPE_CHECKING:
     from lamina.cache.spec import Convolution, Keeping, Recurrent
     from lamina.cache.step import Step
-    from lamina.cache.storage.prefetch import Fetched, SlotRuns
+    from lamina.cache.storage.prefetch import SlotRuns, StagedPass
 
 Inputs = Mapping[str, Tensor]
 
@@ -183,7 +183,7 @@ class RecurrentLayer(Layer):
         positions = base[:, None] + torch.arange(2 * self.slack, device=base.device)
         slots = self.log.slots(positions)
         return {
-            name: self.storage.near(self._read_log(name, rows, slots)).reshape(*slots.shape, *shape)
+            name: self.storage.to_device(self._read_log(name, rows, slots)).reshape(*slots.shape, *shape)
             for name, shape in self.rule.input_shapes.items()
         }
 
@@ -216,19 +216,19 @@ class RecurrentLayer(Layer):
     def _whole(self, name: str, rows: int) -> SlotRuns:
         return {name: [(row, 0, self.data[name].shape[1]) for row in range(rows)]}
 
-    def offload(self, pending: PendingUpdate, far: Fetched) -> PendingUpdate:
+    def offload(self, pending: PendingUpdate, far: StagedPass) -> PendingUpdate:
         if not far.all_rows:
             return pending
-        return replace(pending, state=far.sent(pending.state, self.data["head"].dtype))
+        return replace(pending, state=far.copy_to_host(pending.state, self.data["head"].dtype))
 
-    def fold_from_host(self, far: Fetched, step: Step, pending: PendingUpdate, accepted: Tensor) -> HostStateUpdate:
+    def fold_from_host(self, far: StagedPass, step: Step, pending: PendingUpdate, accepted: Tensor) -> HostStateUpdate:
         rows, whole = len(far.rows), far.taken == far.counts
         if not self.slack and whole:
             return HostStateUpdate(pending, None)
         reads: SlotRuns = self._whole("head", rows) if step.folds or not whole else {}
         for name in self.data if step.folds else ():
             reads |= self._whole(name, rows)
-        near = far.window(self, step, reads)
+        near = far.stage(self, step, reads)
         head = near.data["head"]
         if self.slack:
             if step.folds:
@@ -238,7 +238,7 @@ class RecurrentLayer(Layer):
             head.copy_(near._fold(head, pending.inputs, accepted, pending.constants))
         return HostStateUpdate(pending, near)
 
-    def commit_to_host(self, far: Fetched, step: Step, update: HostStateUpdate, accepted: Tensor) -> None:
+    def commit_to_host(self, far: StagedPass, step: Step, update: HostStateUpdate, accepted: Tensor) -> None:
         rows, whole, near = len(far.rows), far.taken == far.counts, update.near
         self.constants = update.pending.constants
         if near is not None:
@@ -248,12 +248,12 @@ class RecurrentLayer(Layer):
                 for name in self.rule.input_shapes:
                     starts = enumerate(zip(far.lengths, far.taken, strict=True))
                     changed[f"log.{name}"] = [(r, *run) for r, (at, n) in starts for run in self.log.runs(at, at + n)]
-            far.back(self, near.data, changed)
+            far.write_back(self, near.data, changed)
         if whole and far.all_rows:
             self.data["head"] = update.pending.state  # in host memory: its copy started in the pass (`offload`)
         elif whole:
             state = update.pending.state.to(self.data["head"].dtype).contiguous()
-            far.back(self, {"head": state}, self._whole("head", rows))
+            far.write_back(self, {"head": state}, self._whole("head", rows))
 
     # -- verbs -----------------------------------------------------------------------------------------------------
 
@@ -265,7 +265,7 @@ class RecurrentLayer(Layer):
             self.storage.settle()
             rows = torch.arange(clock.rows, device=changed.device)
             logged = self._logged(clock.base, rows)
-            base, kept = self.storage.near(self.data["base"]), self.data["head"]
+            base, kept = self.storage.to_device(self.data["base"]), self.data["head"]
             exact = torch.promote_types(base.dtype, torch.float32)  # a snapshot may store states in a smaller dtype
             head = self._fold(base.to(exact), logged, clock.lengths - clock.base, self.constants).to(kept.dtype)
             changed = changed.to(kept.device).reshape(-1, *(1,) * (kept.dim() - 1))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from lamina.cache.spec import Keeping, Spec
     from lamina.cache.step import Step
     from lamina.cache.storage.paged import PagedPart
-    from lamina.cache.storage.prefetch import Fetched, SlotRuns
+    from lamina.cache.storage.prefetch import SlotRuns, StagedPass
 
 SMALLEST = 32  # slots a growing store starts with
 
@@ -129,7 +129,7 @@ class TokenLayer(Layer):
 
     @property
     def format(self) -> str:
-        return str(self.coding.codec) if self.coding.forms else super().format
+        return str(self.coding.codec) if self.coding.formats else super().format
 
     def columns(self) -> dict[str, int]:
         columns = {_column(name): part.data_ptr() for name, part in self.data.items()}
@@ -202,10 +202,10 @@ class TokenLayer(Layer):
         start = self.slots - step.T if step.cut else step.start
         if start is not None:
             end = start + step.T
-            self.storage.put_run(self.data, step, start, new)
+            self.storage.write_run(self.data, step, start, new)
             if start == 0:
                 return new, step.view(("new", self.window), lambda: step.view_of_new(self.window))
-            tokens = self.storage.run(self.data, step, 0, end)
+            tokens = self.storage.read_run(self.data, step, 0, end)
             return tokens, step.view(("line", self.window), lambda: step.view_of_run(self.window, 0, end))
         self._write(step, new, step.real_tokens, step.counts)
         return self._read(step, step.bound)
@@ -217,16 +217,16 @@ class TokenLayer(Layer):
             return self._read(step, step.bound)
         wrapped = start >= self.slots
         slot = layout.keep + (start - layout.keep) % layout.ring if wrapped else start
-        self.storage.put_run(self.data, step, slot, new)
+        self.storage.write_run(self.data, step, slot, new)
         if not wrapped:
             first, end = self._first_seen(start), start + 1
             if first is None:
                 return self._read(step, end)
-            tokens = self.storage.run(self.data, step, first, end)
+            tokens = self.storage.read_run(self.data, step, first, end)
             return tokens, step.view(("line", self.window), lambda: step.view_of_run(self.window, first, end))
         if isinstance(self.window, Sliding) and layout.ring == self.window.size:
             # Every slot is visible, and their order does not matter: no mask is needed.
-            tokens = self.storage.run(self.data, step, 0, self.slots)
+            tokens = self.storage.read_run(self.data, step, 0, self.slots)
             return tokens, step.view(("whole ring", self.window), lambda: self._view_of_all(step))
         return self._read(step, None)
 
@@ -236,12 +236,12 @@ class TokenLayer(Layer):
             return new, step.view(("new", self.window), lambda: step.view_of_new(self.window))
         first = None if start is None or start > self.slots else self._first_seen(start)
         if start is not None and first is not None:  # not wrapped: slot = position
-            held = self.storage.run(self.data, step, first, start)
+            held = self.storage.read_run(self.data, step, first, start)
             tokens = {name: torch.cat([held[name], new[name]], dim=-2) for name in held}
             end = start + step.T
             return tokens, step.view(("line", self.window), lambda: step.view_of_run(self.window, first, end))
         slots = self.slots
-        held = self.storage.run(self.data, step, 0, slots)
+        held = self.storage.read_run(self.data, step, 0, slots)
         tokens = {name: torch.cat([held[name], new[name]], dim=-2) for name in held}
 
         def make() -> View:
@@ -253,7 +253,7 @@ class TokenLayer(Layer):
     def _read(self, step: Step, bound: int | None) -> tuple[Fields, View]:
         """All stored tokens, including those of this pass, up to slot `bound`."""
         slots = self.slots if bound is None else min(bound, self.slots)
-        tokens = self.storage.run(self.data, step, 0, slots)
+        tokens = self.storage.read_run(self.data, step, 0, slots)
 
         def make() -> View:
             return step.view_of(self.window, self._within_reach(step, self.layout.positions(slots, step.after)))
@@ -320,10 +320,10 @@ class TokenLayer(Layer):
             pieces += [(row, *run) for run in layout.runs(first, length)]
         return {name: pieces for name in self.data}
 
-    def commit_to_host(self, far: Fetched, step: Step, pending: Fields, accepted: Tensor) -> None:
-        near = far.window(self, step, {})
+    def commit_to_host(self, far: StagedPass, step: Step, pending: Fields, accepted: Tensor) -> None:
+        near = far.stage(self, step, {})
         near.commit(step, pending, accepted)
-        far.back(self, near.data, self.written(far.lengths, far.taken))
+        far.write_back(self, near.data, self.written(far.lengths, far.taken))
 
     def written(self, lengths: list[int], new: list[int]) -> SlotRuns:
         runs = [(row, *run) for row, n in enumerate(new) for run in self.layout.runs(lengths[row], lengths[row] + n)]

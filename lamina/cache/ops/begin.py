@@ -17,7 +17,7 @@ from lamina.cache.counts import Counts, Numbers, row_indices, whole
 from lamina.cache.ops.reserve import grow
 from lamina.cache.passes import OpenPass
 from lamina.cache.step import Step
-from lamina.cache.storage.prefetch import Fetched
+from lamina.cache.storage.prefetch import StagedPass
 from lamina.errors import CapacityError, InputError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def open_step(
     if cache.fetcher is not None:
         cache.fetcher.reserve(cache.layers, {i for i, _ in cache.shared}, len(indices))
         lengths = [low[row] for row in indices]
-        step.fetched = Fetched(cache.fetcher, cache.layers, indices, chosen is None, lengths, most)
+        step.fetched = StagedPass(cache.fetcher, cache.layers, indices, chosen is None, lengths, most)
         step.fetched.begin(step)
     if T == 1:  # a ring is written in place by a pass of one token
         clock.mark_written(1, index)
@@ -89,7 +89,7 @@ def make_room(cache: Cache, T: int, rows: list[int], counts: Numbers | None) -> 
     if max(clock.high[row] for row in rows) + T > min(cache._room, cache.record.shape[1]):
         _grow(cache, rows, real, T)
     if cache.pages is not None:
-        cache.pages.take(clock, rows, real, T)
+        cache.pages.prepare_pass(clock, rows, real, T)
     return real
 
 

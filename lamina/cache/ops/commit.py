@@ -25,7 +25,7 @@ from lamina.cache.counts import Counts, Numbers
 from lamina.cache.layers.base import Layer
 from lamina.cache.ops.journal import Change
 from lamina.cache.step import Step
-from lamina.cache.storage.prefetch import is_far
+from lamina.cache.storage.prefetch import on_host
 from lamina.errors import InputError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def accepted_counts(
         if cache.fetcher is not None:
             taken.read()
     if cache.pages is not None and rings:
-        cache.pages.take_rings(cache.clock, rows, taken.high)
+        cache.pages.prepare_rings(cache.clock, rows, taken.high)
     return taken
 
 
@@ -105,7 +105,7 @@ def commit(cache: Cache, step: Step, accepted: Numbers | None) -> None:
 def _add_layer(change: Change, layer: Layer, step: Step, pending: Any, taken: Tensor) -> None:
     """Adds what a layer computes (`fold`) and writes (`commit`) to the change."""
     far = step.fetched
-    if far is not None and is_far(layer):
+    if far is not None and on_host(layer):
         write = partial(layer.commit_to_host, far, step)
         change.add(partial(layer.fold_from_host, far, step, pending, taken), lambda folded: write(folded, taken))
     else:

@@ -20,7 +20,7 @@ from lamina.cache.layers.tokens import TokenLayer
 from lamina.cache.ops.select import cache_like
 from lamina.cache.pool.page_table import PageTables
 from lamina.cache.pool.pool import Pool
-from lamina.cache.storage.paged import copy_in
+from lamina.cache.storage.paged import copy_into_pages
 from lamina.errors import InputError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _copy_tokens(layers: Sequence[Mapping[str, Layer]], caches: Sequence[Cache],
                 if not isinstance(layer, TokenLayer) or not isinstance(part, TokenLayer):
                     continue
                 if layer.storage.paged and part.data is not layer.data:
-                    copy_in(layer, range(first, first + cache.rows), part, clock)
+                    copy_into_pages(layer, range(first, first + cache.rows), part, clock)
 
 
 def _rows(caches: Sequence[Cache], clocks: Sequence[Clock]) -> Iterator[tuple[int, Cache, Clock]]:
@@ -143,8 +143,8 @@ def _same_kind(a: Cache, b: Cache) -> None:
             raise InputError(
                 f"caches with codec {one} and {other} in layer {i} cannot be joined: make both with the same codec"
             )
-    if a.centres is not b.centres and not _same(a.centres, b.centres):
-        raise InputError("caches whose codecs subtract different means from keys cannot be joined")
+    if a.key_means is not b.key_means and not _same(a.key_means, b.key_means):
+        raise InputError("caches whose keys were quantized around different mean keys cannot be joined")
 
 
 def _same(a: Mapping[Key, Tensor], b: Mapping[Key, Tensor]) -> bool:

@@ -13,11 +13,11 @@ import torch
 
 from lamina.cache.cache import Cache
 from lamina.cache.clock import Clock, allocate, on_device
-from lamina.cache.io.state_dtype import idle, idle_bytes
+from lamina.cache.io.state_dtype import round_states, rounded_bytes
 from lamina.cache.layers.base import Layer
 from lamina.cache.layers.tokens import TokenLayer
 from lamina.cache.ops.select import cache_like
-from lamina.cache.pool.pool import Kind
+from lamina.cache.pool.pool import LayerGroup
 
 ALIGNED = 16  # elements: every store begins at a multiple of 16 bytes, which kernels assume
 
@@ -58,7 +58,7 @@ def take_snapshot(
         for layer in new.every_layer():
             layer.rewind(clock, changed)
     if states is not None:
-        new.layers = [{name: idle(layer, states) for name, layer in entry.items()} for entry in new.layers]
+        new.layers = [{name: round_states(layer, states) for name, layer in entry.items()} for entry in new.layers]
     return new
 
 
@@ -83,7 +83,7 @@ class Size:
     """Memory of a snapshot: its own bytes (layers, ids and logits), and its pages, which others may share."""
 
     own: int
-    pages: Mapping[Kind, set[int]]
+    pages: Mapping[LayerGroup, set[int]]
 
     @property
     def nbytes(self) -> int:
@@ -96,7 +96,7 @@ def snapshot_size(cache: Cache, row: int, states: torch.dtype | None = None) -> 
     own = held * cache.record.itemsize + (0 if cache._logits is None else cache._logits[row].nbytes)
     for layer in cache.every_layer():
         if not layer.storage.paged:
-            own += idle_bytes(layer.used(held, written), states) // cache.rows
+            own += rounded_bytes(layer.used(held, written), states) // cache.rows
     return Size(own, {} if cache.pages is None else cache.pages.pages(row, held))
 
 
@@ -111,7 +111,7 @@ def _marks(cache: Cache, clock: Clock, row: int = 0) -> tuple[int, int]:
 
 def total(sizes: Iterable[Size]) -> int:
     """Bytes of several snapshots together; a page that some of them share counts once."""
-    own, pages = 0, defaultdict[Kind, set[int]](set)
+    own, pages = 0, defaultdict[LayerGroup, set[int]](set)
     for one in sizes:
         own += one.own
         for kind, numbers in one.pages.items():

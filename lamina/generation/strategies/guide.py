@@ -15,7 +15,7 @@ from lamina.generation.feed import prefill
 from lamina.generation.prompt import Prompt, from_rows, prompt_of
 from lamina.generation.room import make_room
 from lamina.runtime.feed import feed_one
-from lamina.sampling.guidance import guided
+from lamina.sampling.guidance import guide_scores
 
 if TYPE_CHECKING:
     from lamina.generation.settings.settings import Settings
@@ -38,7 +38,7 @@ class Guide:
 
     def lead(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
         """Scores [R, V] of these rows, led away from what the negative prompt would give."""
-        return guided(logits.float(), self.logits[list(rows)].float(), self.scale)
+        return guide_scores(logits.float(), self.logits[list(rows)].float(), self.scale)
 
     def feed(self, ids: Tensor, rows: Sequence[int]) -> None:
         """Feeds the tokens ids [R] that these rows got."""

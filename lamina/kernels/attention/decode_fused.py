@@ -40,6 +40,7 @@ from lamina.kernels.attention.split_kv import (
     write,
 )
 from lamina.kernels.eligibility import head_bytes, why_no_heads
+from lamina.kernels.entry import K_STORE, V_STORE, store_pointer
 from lamina.kernels.launch import begin, launch
 from lamina.kernels.limits import Limits, limits_of
 from lamina.kernels.slots import cell_of, cells_in, first_cell, pages_of, stages_for
@@ -131,9 +132,8 @@ def _attend_token(
     if split >= used:
         return
     base, pages = first_cell(table, row * HEADS + head, PAGE), pages_of(table, row, PAGE)
-    stored = k.dtype
-    k_store = tl.multiple_of(tl.multiple_of(tl.load(table), 16).to(stored), 16) + base * D
-    v_store = tl.multiple_of(tl.multiple_of(tl.load(table + 1), 16).to(stored), 16) + base * DV
+    k_store = store_pointer(table, K_STORE, k.dtype) + base * D
+    v_store = store_pointer(table, V_STORE, k.dtype) + base * DV
     begins = split * each
     ends = tl.minimum(begins + each, many)
     d, dv, r = tl.arange(0, D_PAD), tl.arange(0, DV_PAD), tl.arange(0, M)

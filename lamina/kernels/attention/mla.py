@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lamina.attention.window import Full, Window
-from lamina.cache.codec.codec import Format
+from lamina.cache.codec.registry import FormatName
 from lamina.errors import InputError
 from lamina.kernels.attention.decode import MOST_QUERIES
 from lamina.kernels.attention.rope_append import slot_at
@@ -36,16 +36,16 @@ from lamina.kernels.attention.split_kv import (
     first_seen,
     position_of,
     reach,
-    row_of,
     rule_of,
     slot_of,
     tokens_ahead,
     visible,
 )
+from lamina.kernels.entry import K_HIGH, K_SCALES, STORE, row_of, store_pointer
 from lamina.kernels.gemm.epilogue import plus
 from lamina.kernels.launch import begin, launch
 from lamina.kernels.limits import KIB, Limits, fitted, limits_of, smaller
-from lamina.kernels.quant.encode import K_HIGH, K_SCALES, Coded
+from lamina.kernels.quant.encode import Coded
 from lamina.kernels.quant.layout import code_bytes, decoded, high_bytes, made_once, scale_numbers
 from lamina.kernels.slots import cells_in, first_cell, pages_of, stages_for
 
@@ -95,7 +95,7 @@ def _attend_latent(
     each, used = cut(many, most, least, BLOCK)
     if split >= used:
         return
-    store = tl.multiple_of(tl.multiple_of(tl.load(table), 16).to(new.dtype), 16)
+    store = store_pointer(table, STORE, new.dtype)
     slots, pages = first_cell(table, row, PAGE), pages_of(table, row, PAGE)
     store += slots * WIDTH
     if FORM != "plain":
@@ -212,7 +212,7 @@ def decode_latent(
     least = least or (LEAST if B * blocks < limits.multiprocessors else LEAST_OF_MANY)
     if most_splits is None:
         most_splits = splits_for(B * blocks, reach(window), least, limits.multiprocessors)
-    form: Format = "plain"
+    form: FormatName = "plain"
     if isinstance(new, Coded):
         form, store, scales, high = new.keys.form, new.k.codes, new.k.scales, new.k.high
     else:

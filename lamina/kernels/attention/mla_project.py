@@ -24,7 +24,8 @@ from lamina.errors import InputError
 from lamina.kernels.attention.decode import MOST_QUERIES
 from lamina.kernels.attention.mla import Parts
 from lamina.kernels.attention.rope_append import slot_at, store_at
-from lamina.kernels.attention.split_kv import NOTHING, cut, row_of, rule_of, visible
+from lamina.kernels.attention.split_kv import NOTHING, cut, rule_of, visible
+from lamina.kernels.entry import STORE, row_of
 from lamina.kernels.gemm.epilogue import arrive
 from lamina.kernels.launch import begin, launch
 from lamina.kernels.limits import KIB, Limits, limits_of
@@ -60,7 +61,7 @@ def token_in(
     row, t = n // T, n % T
     length, count = row_of(table, row, T)
     real = t < count
-    slot = store_at(table, 0, new, row, 0, tl.where(real, slot_at(table, length + t), 0), real, 1, WIDTH, PAGE)
+    slot = store_at(table, STORE, new, row, 0, tl.where(real, slot_at(table, length + t), 0), real, 1, WIDTH, PAGE)
     c, i, h = tl.arange(0, RANK_PAD), tl.arange(0, PAIRS_PAD), tl.arange(0, H_PAD)[:, None]
     inside, turns = c < RANK, i < PAIRS
     factor = tl.load(weight + c, mask=inside, other=0.0).to(tl.float32)

@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lamina.attention.window import Window
-from lamina.cache.codec.codec import Format
+from lamina.cache.codec.registry import FormatName
 from lamina.errors import InputError
 from lamina.kernels.attention.rope_append import slot_at
 from lamina.kernels.attention.shape import Shape
@@ -48,9 +48,10 @@ from lamina.kernels.attention.split_kv import (
     write,
 )
 from lamina.kernels.eligibility import MOST_CODED
+from lamina.kernels.entry import K_HIGH, K_SCALES, K_STORE, V_HIGH, V_SCALES, V_STORE, store_pointer
 from lamina.kernels.launch import begin, launch
 from lamina.kernels.limits import Limits, limits_of
-from lamina.kernels.quant.encode import K_CODES, K_HIGH, K_SCALES, V_CODES, V_HIGH, V_SCALES, Coded, Parts, Side
+from lamina.kernels.quant.encode import Coded, Parts, Side
 from lamina.kernels.quant.layout import (
     GROUP,
     and_one,
@@ -91,8 +92,7 @@ WAVES, WAVES_OF_FEW, WAVES_OF_FP8 = 8, 4, 16  # programs for each multiprocessor
 @triton.jit
 def store_of(table, COLUMN: tl.constexpr, new, first, WIDTH: tl.constexpr):
     """Where the cell `first` begins in the store of a part: WIDTH numbers each, of the type of `new`."""
-    base = tl.multiple_of(tl.multiple_of(tl.load(table + COLUMN), 16).to(new.dtype), 16)
-    return base + first * WIDTH
+    return store_pointer(table, COLUMN, new.dtype) + first * WIDTH
 
 
 @triton.jit
@@ -187,8 +187,8 @@ def _attend_codes(
     origin, pages = first_cell(table, pair, PAGE), pages_of(table, row, PAGE)
     K_WIDTH: tl.constexpr = code_bytes(D, KEYS) // max(1, word_bytes(D, KEYS))
     V_WIDTH: tl.constexpr = code_bytes(DV, VALUES) // max(1, word_bytes(DV, VALUES))
-    k_store = store_of(table, K_CODES, k_codes, origin, K_WIDTH)
-    v_store = store_of(table, V_CODES, v_codes, origin, V_WIDTH)
+    k_store = store_of(table, K_STORE, k_codes, origin, K_WIDTH)
+    v_store = store_of(table, V_STORE, v_codes, origin, V_WIDTH)
     ks_store = store_of(table, K_SCALES, k_scales, origin, scale_numbers(D, KEYS))
     vs_store = store_of(table, V_SCALES, v_scales, origin, scale_numbers(DV, VALUES))
     kh_store = store_of(table, K_HIGH, k_high, origin, high_bytes(D, KEYS))
@@ -371,7 +371,7 @@ def words(parts: Parts, side: Side) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def plan_for(
-    bits: int, columns: int, queries: int, forms: tuple[Format, Format], groups: int, limits: Limits
+    bits: int, columns: int, queries: int, forms: tuple[FormatName, FormatName], groups: int, limits: Limits
 ) -> tuple[Shape, int]:
     """The shape of a launch, and how many programs it has for each multiprocessor."""
     found = next((SHAPES[key] for key in sorted(SHAPES) if key[0] == bits and columns <= key[1]), None)

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lamina.kernels.attention.split_kv import row_of
+from lamina.kernels.entry import K_STORE, KEEP, RING, V_STORE, row_of
 from lamina.kernels.launch import begin, launch
 from lamina.kernels.slots import cell_of, first_cell, pages_of
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @triton.jit
 def slot_at(table, position):
-    ring, keep = tl.load(table + 3), tl.load(table + 4)
+    ring, keep = tl.load(table + RING), tl.load(table + KEEP)
     around = keep + (position - keep) % tl.maximum(ring, 1)
     return tl.where((ring == 0) | (position < keep), position, around)
 
@@ -36,7 +36,7 @@ def slot_at(table, position):
 @triton.jit
 def stays(table, position, end):
     """Whether the token at `position` has its slot to itself, where a pass ends before position `end`."""
-    ring, keep = tl.load(table + 3), tl.load(table + 4)
+    ring, keep = tl.load(table + RING), tl.load(table + KEEP)
     return (ring == 0) | (position < keep) | (position >= end - ring)
 
 
@@ -138,7 +138,7 @@ def _rotate(
             weight, eps, plus = q_weight, q_eps, q_plus
         z = y
         if WRITE:
-            z = store_at(table, 0, k, row, h, slot, is_key & real, K_HEADS, D, PAGE)
+            z = store_at(table, K_STORE, k, row, h, slot, is_key & real, K_HEADS, D, PAGE)
         # A head is pairs (a, b), which are turned, and the rest. Either may be nothing.
         i, j = tl.arange(0, PAIRS_PAD), 2 * PAIRS + tl.arange(0, REST_PAD)
         if NEIGHBOURS:
@@ -177,7 +177,7 @@ def _rotate(
             h = head - Q_HEADS - K_HEADS
             d = tl.arange(0, DV_PAD)
             values = tl.load(v + row * v_row + h * v_head + t * v_token + d, mask=d < DV, other=0.0)
-            at = store_at(table, 1, v, row, h, slot, real, K_HEADS, DV, PAGE)
+            at = store_at(table, V_STORE, v, row, h, slot, real, K_HEADS, DV, PAGE)
             tl.store(at + d, values, mask=(d < DV) & real)
 
 

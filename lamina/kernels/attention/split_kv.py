@@ -28,6 +28,7 @@ from torch import Tensor
 
 from lamina.attention.window import Chunked, Full, Sliding, Window
 from lamina.errors import InputError
+from lamina.kernels.entry import RING, row_of
 from lamina.kernels.launch import fetch_ahead
 from lamina.kernels.limits import Limits
 from lamina.kernels.workspace import COUNTERS
@@ -40,19 +41,6 @@ MERGE_BYTES = 1 << 16  # of parts that one program merges at once; with more, tw
 
 
 # -- what a row sees -------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def row_of(table, row, T: tl.constexpr):
-    """How many tokens the row holds, and how many of the T new ones are real.
-
-    Both were set by an earlier pass, so kernels read them before `begin`: the kernel just before them does not write
-    them, and the ones before that are over when a kernel starts.
-    """
-    lengths, counts = tl.load(table + 5).to(tl.pointer_type(tl.int64)), tl.load(table + 6)
-    length = tl.load(lengths + row)
-    count = tl.load(counts.to(tl.pointer_type(tl.int64)) + row, mask=counts != 0, other=T)
-    return length.to(tl.int32), count.to(tl.int32)
 
 
 @triton.jit
@@ -70,7 +58,7 @@ def first_seen(position, size, KIND: tl.constexpr):
 @triton.jit
 def visible(table, length, count, size, keep, KIND: tl.constexpr):
     """The list of committed tokens that some new token sees: the first `kept` ones, then `first` … length - 1."""
-    ring = tl.load(table + 3).to(tl.int32)
+    ring = tl.load(table + RING).to(tl.int32)
     ring = tl.where(ring == 0, 1 << 30, ring)  # a line is a ring that never wraps
     kept = tl.minimum(keep, length)
     first = tl.maximum(first_seen(length, size, KIND), kept)

@@ -21,13 +21,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lamina.cache.codec.codec import Format
-from lamina.cache.codec.formats import Form, Grouped
+from lamina.cache.codec.formats import FieldFormat
+from lamina.cache.codec.registry import FormatName
 from lamina.errors import InputError
-from lamina.kernels import COLUMNS
 from lamina.kernels.attention.rope_append import cell_at, rotated, slot_at, stays, weights_of
-from lamina.kernels.attention.split_kv import row_of
-from lamina.kernels.eligibility import why_no_form
+from lamina.kernels.eligibility import why_no_format
+from lamina.kernels.entry import K_HIGH, K_SCALES, K_STORE, V_HIGH, V_SCALES, V_STORE, row_of
 from lamina.kernels.launch import begin, launch
 from lamina.kernels.quant.layout import (
     GROUP,
@@ -43,12 +42,6 @@ from lamina.kernels.quant.layout import (
 if TYPE_CHECKING:
     from lamina.nn.norm import RMSNorm
 
-CODES = {"k": COLUMNS.index("k"), "v": COLUMNS.index("v")}
-SCALES = {"k": COLUMNS.index("k.scales"), "v": COLUMNS.index("v.scales")}
-HIGH = {"k": COLUMNS.index("k.high"), "v": COLUMNS.index("v.high")}
-K_CODES, V_CODES = tl.constexpr(CODES["k"]), tl.constexpr(CODES["v"])
-K_SCALES, V_SCALES = tl.constexpr(SCALES["k"]), tl.constexpr(SCALES["v"])
-K_HIGH, V_HIGH = tl.constexpr(HIGH["k"]), tl.constexpr(HIGH["v"])
 SMALLEST = tl.constexpr(2.0**-24)  # of the numbers above 0 that float16 has
 HALFWAY = tl.constexpr(1.5 * 2**23)  # added and taken off, it rounds to the nearest whole number, halves to even ones
 
@@ -57,21 +50,19 @@ HALFWAY = tl.constexpr(1.5 * 2**23)  # added and taken off, it rounds to the nea
 class Side:
     """How the numbers of one field are written, as kernels need to know it."""
 
-    form: Format
+    form: FormatName
     dim: int
     turned: bool = False
     centre: Tensor | None = None  # [H, D] float32
 
     @classmethod
-    def of(cls, form: Form | None, dim: int) -> Side:
-        if form is None:
+    def of(cls, chosen: FieldFormat | None, dim: int) -> Side:
+        if chosen is None:
             return cls("plain", dim)
-        if reason := why_no_form(form):
+        if (reason := why_no_format(chosen)) or chosen.kernel_layout is None:
             raise InputError(reason)
-        centre = None if form.centre is None else form.centre.float().reshape(-1, dim).contiguous()
-        if isinstance(form, Grouped):
-            return cls(form.bits, dim, form.turn is not None, centre)
-        return cls("fp8", dim, False, centre)
+        mean = None if chosen.key_mean is None else chosen.key_mean.float().reshape(-1, dim).contiguous()
+        return cls(chosen.kernel_layout, dim, chosen.rotation is not None, mean)
 
     def new(self, like: Tensor, heads: int, tokens: int) -> Parts:
         """Room for the parts of new tokens, as in a store with a slot for each."""
@@ -302,13 +293,13 @@ def _encode(
         if head < Q_HEADS + K_HEADS:
             keep(
                 k + row * k_row + h * k_head + t * k_token, k_weight, k_eps, k_plus, cos, sin, centre + h * D,
-                k_codes, k_scales, k_high, table, place, cell, stores, K_CODES, K_SCALES, K_HIGH,
+                k_codes, k_scales, k_high, table, place, cell, stores, K_STORE, K_SCALES, K_HIGH,
                 D, KEYS, K_TURNED, CENTRED, PAIRS, NEIGHBOURS, NORMS, WEIGHTS, WRITE, PDL,
             )  # fmt: skip
         else:
             keep(
                 v + row * v_row + h * v_head + t * v_token, k_weight, k_eps, k_plus, cos, sin, centre,
-                v_codes, v_scales, v_high, table, place, cell, stores, V_CODES, V_SCALES, V_HIGH,
+                v_codes, v_scales, v_high, table, place, cell, stores, V_STORE, V_SCALES, V_HIGH,
                 DV, VALUES, V_TURNED, False, 0, False, "", False, WRITE, PDL,
             )  # fmt: skip
 
