@@ -1,10 +1,10 @@
-"""What a captured step and a captured pass have in common.
+"""`Captured`: the base of `CapturedStep` and `CapturedPass`, passes whose kernels are captured in CUDA graphs.
 
-Both stand where a `Step` stands in model code, and find the cache that they are given through tables of pointers that
-are copied in. Each has memory of its own: inputs, tables and the workspace of its kernels. So each serves one caller at
-a time (`lamina.runtime.graphs` lends them), on the CUDA stream on which it was borrowed.
+Both take the place of a `Step` in model code. Their kernels find the cache through tables of addresses, which are
+copied in. Each captured program owns its inputs, tables and kernel workspace, so it serves one caller at a time
+(`lamina.runtime.graphs` lends them), on the CUDA stream on which it was borrowed.
 
-Without CUDA (kernels interpreted on the CPU) a replay runs the program again, which is how all of this is tested.
+Without CUDA, where Triton interprets kernels on the CPU, a replay runs the program again; the tests do that.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 class Captured:
-    """T tokens per row of any cache of the model that has this number of rows and this format. A `Pass`.
+    """A `Pass` of T tokens per row over any cache of the model with this number of rows and this format.
 
-    tables   [kinds of counts, entries, columns] the cache's entries, once with the counts of the pass and, where a
-             second graph commits, once with the accepted counts
+    tables   [counts, entries, columns]: a row for each entry of the cache, with the address of the pass's counts and,
+             if a second graph commits, once more with the address of the accepted counts
     """
 
     backend: KernelBackend = KERNELS
-    valid: Tensor | None = None  # kernels leave out padding by the counts
+    valid: Tensor | None = None  # None: kernels skip padding by `counts`
 
     def __init__(self, model: Model, rows: int, T: int, cache_format: CacheFormat, counts: int) -> None:
         from lamina.kernels.workspace import Workspace
@@ -54,31 +54,31 @@ class Captured:
         self.entries: list[dict[str, TableEntry]] = entries_of(model, self.tables[0], later, cache_format)
         self.logits: Tensor | None = None
         self.hidden: dict[int, Tensor] = {}
-        self.replays: list[Program] = []  # one for each program, once they are captured
-        self.failed: str | None = None  # why they cannot be captured
-        self._ran: set[int] = set()  # programs that ran once, where kernels are interpreted
-        self._stores: list[tuple[int, int]] = []
-        self._stream = current_stream(self.device)  # that it is launched on
-        self._done: torch.cuda.Event | None = None  # the end of what its last borrower launched
+        self.replays: list[Program] = []  # one per program, once captured
+        self.failed: str | None = None  # why the programs cannot be captured
+        self._ran: set[int] = set()  # indices of programs that ran without an error, if kernels are interpreted
+        self._stores: list[tuple[int, int]] = []  # what the tables point at: see `stores_of`
+        self._stream = current_stream(self.device)  # the stream of the borrower, on which graphs are launched
+        self._done: torch.cuda.Event | None = None  # recorded after the last launch of the previous borrower
         self._give_back: Callable[[Any], None] | None = None
 
     def memory(self, i: int) -> Memory:
         return Memory(self, i, self.entries[i])
 
     def has_run(self, ids: Tensor | None) -> None:
-        """The ids are in `self.ids` already."""
+        """Does nothing: the ids are in `self.ids` already."""
 
     # -- one borrower at a time --------------------------------------------------------------------------------------
 
     def lend(self, give_back: Callable[[Any], None]) -> Self:
-        """Begins a loan: launches go to the caller's current stream, behind those of the borrower before."""
+        """Begins a loan: launches go to the caller's current stream, after those of the previous borrower."""
         self._give_back, self._stream = give_back, current_stream(self.device)
         if self._stream is not None and self._done is not None:
             self._stream.wait_event(self._done)
         return self
 
     def release(self) -> None:
-        """Ends the loan, so that another caller can have it; nothing happens where it has ended."""
+        """Ends the loan, so that another caller can borrow the program. Does nothing if it has ended already."""
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
             self._drop_cache()
@@ -93,18 +93,18 @@ class Captured:
         self.release()
 
     def _drop_cache(self) -> None:
-        """Drops what belongs to the borrower."""
+        """Forgets the borrower's cache."""
         self._stores = []
 
     # -- programs ----------------------------------------------------------------------------------------------------
 
     def programs(self) -> tuple[Program, ...]:
-        """What is captured, each in a graph of its own."""
+        """The functions to capture, each in a graph of its own."""
         raise TypeError(f"{type(self).__name__} names no programs")
 
     def capture(self) -> None:
-        """Captures the programs, if that is not done. The tables must point at a cache; nothing of it changes, since no
-        row takes part. Where a kernel cannot be built or launched it raises CaptureError."""
+        """Captures the programs, unless that is done. The tables must point at a cache, which is not changed: the
+        counts are 0 meanwhile. Raises CaptureError if a kernel cannot be built or launched."""
         if self.replays or self.device.type != "cuda":
             return
         wait_for_kernels(self.model)
@@ -119,7 +119,7 @@ class Captured:
             self.counts.copy_(counts)
 
     def _interpret(self, which: int) -> None:
-        """Runs a program where kernels are interpreted; its first run shows what cannot be launched."""
+        """Runs a program with interpreted kernels. An error in its first run is a CaptureError, as on a GPU."""
         wait_for_kernels(self.model)
         try:
             self.programs()[which]()
@@ -131,12 +131,12 @@ class Captured:
 
     def _capture_error(self, problem: Exception) -> CaptureError:
         reason = f"its capture failed: {_short(problem)}"
-        if not isinstance(problem, torch.OutOfMemoryError):  # there may be memory another time
+        if not isinstance(problem, torch.OutOfMemoryError):  # a later capture may find enough memory
             self.failed = reason
         return CaptureError(reason)
 
     def _before_capture(self) -> None:
-        """What else must be so that a program changes nothing."""
+        """Prepares what else a program needs to change nothing while it is captured."""
 
     def _replay(self, which: int = 0) -> None:
         stream = current_stream(self.device)
@@ -157,7 +157,8 @@ class Captured:
         return torch.zeros(shape, dtype=torch.int64, device=self.device)
 
     def _update_tables(self, cache: Cache, *others: Tensor) -> bool:
-        """Copies the cache's tables in, with `counts` and with others, if anything moved since the last time; -> so."""
+        """Copies the cache's tables in, one for `counts` and one for each of `others`, if a tensor of the cache was
+        reallocated since the last call. -> whether it was"""
         stores = stores_of(cache)
         if stores == self._stores:
             return False

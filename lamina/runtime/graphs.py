@@ -1,15 +1,15 @@
-"""The captured programs of a model. Each is lent to one caller at a time, and kept for the next.
+"""`Graphs`: the captured programs of a model. Each is lent to one caller at a time, and kept for the next.
 
-    with model.graphs.step(cache.rows, chooser, cache) as step:      # nobody else has it until the block ends
-        step.begin(cache, ids, left, ends)
+    with model.graphs.step(cache.rows, chooser, cache) as step:      # no other caller has it until the block ends
+        step.begin(cache, ids, remaining, ends)
         step.run(8)
 
-A program serves any cache of its shape: the number of rows and of tokens, the way of choosing, codecs and page size. Up
-to `limit` programs of one shape exist; while all of them are lent, the next caller is told so by a CaptureError (and
-`generate` runs plain passes, which `Result.how` says), or waits if `wait` is set. Waiting is not the default: a stream
-that nobody reads on would keep its program, and the caller would wait for ever.
+A program serves any cache of its shape: number of rows, tokens per row, sampling settings, codecs and page size. There
+are up to `limit` programs per shape. While all are lent, the next caller gets a CaptureError (`generate` then runs
+plain passes, and `Result.how` says so), or waits if `wait` is set. Waiting is not the default: an abandoned stream
+keeps its program, and the caller would wait for ever.
 
-A program that is dropped without `release` is gone, and another is captured when one is needed.
+A program that is garbage collected without `release` is gone; another is captured when one is needed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from lamina.model import Model
     from lamina.sampling.chooser import Chooser
 
-MOST_SHAPES = 8  # that programs are kept for; those of the least recently used go first
+MOST_SHAPES = 8  # shapes whose programs are kept; the least recently used are dropped first
 MOST_OF_A_SHAPE = 4
 
 C = TypeVar("C", bound=Captured)
@@ -51,9 +51,9 @@ class _Programs:
 
 class Graphs:
     """
-    limit     programs of one shape that may be in use at a time
-    wait      whether callers beyond the limit wait for one, rather than being refused
-    captures  programs that were made so far
+    limit     how many programs of one shape may be in use at a time
+    wait      True: callers beyond the limit wait for a program instead of getting a CaptureError
+    captures  how many programs were made so far
     """
 
     def __init__(self, model: Model) -> None:
@@ -64,35 +64,35 @@ class Graphs:
         self._changed = Condition()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Graphs, (self.model,)  # a copy of a model begins without programs
+        return Graphs, (self.model,)  # a copy of a model starts without programs
 
     def step(self, rows: int, chooser: Chooser, cache: Cache | None = None) -> CapturedStep:
         """Borrows the decode step for caches with the codecs and page size of this one; for plain caches if None."""
-        chooser = replace(chooser, seed=0)  # seeds are copied in
+        chooser = replace(chooser, seed=0)  # not part of the shape: `begin` copies the seed in
         cache_format = CacheFormat.of(cache)
         return self._borrow(
             (rows, chooser, cache_format), lambda: CapturedStep(self.model, rows, chooser, cache_format)
         )
 
     def pass_of(self, rows: int, tokens: int, cache: Cache | None = None) -> CapturedPass:
-        """Borrows the pass that reads up to this many tokens a row, of caches that are kept as this one is."""
+        """Borrows the pass of up to `tokens` tokens per row, for caches with the codecs and page size of this one."""
         T, cache_format = width_for(rows, tokens), CacheFormat.of(cache)
         return self._borrow((rows, T, cache_format), lambda: CapturedPass(self.model, rows, T, cache_format))
 
     def why_not(self, rows: int) -> str | None:
-        """Why the decode step of this many rows could not be captured, where that was tried."""
+        """Why the decode step of `rows` rows could not be captured, if that was tried and failed."""
         with self._changed:
             matching = [found for key, found in self._programs.items() if key[:1] == (rows,)]
         return next((found.failed for found in matching if found.failed is not None), None)
 
     def clear(self) -> None:
-        """Drops every program that is not in use; those that are go when they are given back."""
+        """Drops every program; those that are lent are dropped when they are returned."""
         with self._changed:
             self._programs.clear()
 
     @property
     def kept(self) -> dict[tuple[Any, ...], int]:
-        """How many programs of each shape there are, the least recently used shape first."""
+        """Shape -> number of programs, the least recently used shape first."""
         with self._changed:
             return {key: len(found.free) + len(found.lent) for key, found in self._programs.items()}
 
@@ -114,7 +114,7 @@ class Graphs:
                         f"all {len(found.lent)} captured programs of this shape are in use; model.graphs.limit is "
                         f"{self.limit}"
                     )
-                self._changed.wait(0.1)  # a program may also be dropped, which nobody is told of
+                self._changed.wait(0.1)  # a timeout, since a garbage collected program sends no notification
             found.lent.add(one)
         return one.lend(lambda one: self._return(key, found, one))
 
@@ -128,9 +128,9 @@ class Graphs:
             self._changed.notify_all()
 
     def _programs_of(self, key: tuple[Any, ...]) -> _Programs:
-        """That of a shape, which is now the most recently used."""
+        """The programs of a shape, which becomes the most recently used one."""
         weights = list(addresses(self.model))
-        if weights != self._weights:  # the model was moved or converted: programs read memory it has left
+        if weights != self._weights:  # the model was moved or converted: programs would read freed memory
             self._programs.clear()
             self._weights = weights
         found = self._programs.setdefault(key, _Programs())
@@ -142,7 +142,7 @@ class Graphs:
 
 
 def addresses(module: nn.Module) -> Iterator[int]:
-    """Where the weights are stored. `module.parameters()` takes ten times as long, for names that nobody asked for."""
+    """Addresses of all weights. `module.parameters()` takes ten times as long, since it builds names."""
     for parameter in module._parameters.values():
         if parameter is not None:
             yield parameter.data_ptr()

@@ -1,4 +1,4 @@
-"""Caches whose bytes live on the host: what moves, what is on the device, and that nothing else is different."""
+"""Caches that are stored on the host: what moves, what is on the device, and that nothing else is different."""
 
 from __future__ import annotations
 
@@ -416,7 +416,7 @@ def test_a_captured_step_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Toy, "device", torch.device("cuda"))
     model = Toy(Attend())
     far = Cache(model.specs, residence="host")
-    assert why_not_captured(model, far) == "its bytes live on the host; a captured step reads what is on the device"
+    assert why_not_captured(model, far) == "its cache is stored on the host; a captured step reads device memory"
     assert why_not_read(far) == why_not_captured(model, far)
     assert why_not_captured(model, Cache(model.specs)) is None
 

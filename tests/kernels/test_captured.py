@@ -60,7 +60,7 @@ def test_a_step_has_room_for_what_it_may_make_or_says_that_there_is_none() -> No
     cache = model.new_cache(2, capacity=6)
     model(torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), cache=cache, logits="last")
     step, ids = Graphs(model).step(2, Chooser()), torch.tensor([9, 9])
-    with pytest.raises(CapacityError, match="7 tokens a row were asked for, and the cache has room for 6"):
+    with pytest.raises(CapacityError, match="7 tokens per row were requested, and the cache has room for 6"):
         step.begin(cache, ids, [3, 3], ())
     assert cache.tokens == [[1, 2, 3, 4], [5, 6, 7, 8]]
     step.begin(cache, ids, [2, 2], ())
