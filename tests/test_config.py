@@ -42,7 +42,7 @@ def build(config: dict[str, Any]) -> Any:
         ("vocab_size", 0, "vocab_size=0 in the configuration must be a whole number from 1 to 100,000,000"),
         ("intermediate_size", -1, "intermediate_size=-1 in the configuration must be a whole number from 0"),
         ("head_dim", 0, "head_dim=0 in the configuration"),
-        ("head_dim", 7, "rotary positions turn pairs of numbers, and 7 of a head cannot be paired"),
+        ("head_dim", 7, "rotary positions rotate pairs of dimensions, and 7 of a head cannot be paired"),
         ("num_key_value_heads", 3, "num_key_value_heads=3 in the configuration does not divide num_attention_heads=4"),
         ("rms_norm_eps", "small", "rms_norm_eps='small' in the configuration must be a number of at least 0"),
         ("rms_norm_eps", float("nan"), "rms_norm_eps=nan in the configuration must be a number"),

@@ -129,7 +129,7 @@ def eager(
     sinks: Tensor | None = None,
     bias: Bias | None = None,
 ) -> Tensor:
-    """Matrix products and softmax in plain PyTorch: scores can be modified, at the price of materializing all of them."""
+    """Matrix products and softmax in plain PyTorch: can modify scores, at the price of materializing all of them."""
     return _weighted_sum(probabilities(q, k, view, scale=scale, softcap=softcap, sinks=sinks, bias=bias), v)
 
 

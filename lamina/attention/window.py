@@ -23,7 +23,7 @@ class Window(ABC):
     @property
     @abstractmethod
     def span(self) -> int | None:
-        """How many of the newest tokens a query may see, its own included (kept first tokens not counted). None: all."""
+        """A query sees at most this many of the newest tokens, its own included (kept ones not counted). None: all."""
 
     def spares(self, slots: int) -> bool:
         """True if, among any `slots` consecutive positions, each sees itself and all earlier ones: no mask needed."""

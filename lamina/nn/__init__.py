@@ -1,4 +1,4 @@
-"""The blocks that families are built from."""
+"""The modules that model families are built from."""
 
 from lamina.activation import activation
 from lamina.nn.attention.cross import CrossAttention

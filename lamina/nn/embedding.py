@@ -1,4 +1,4 @@
-"""`Embedding`: a vector for each id, times a fixed factor where a family has one."""
+"""`Embedding`: one vector per id, times a fixed factor if the family has one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Embedding(nn.Embedding):
             super().reset_parameters()
 
     def forward(self, ids: Tensor, scale: float = 1.0, rounded: bool = False) -> Tensor:
-        """ids [...] -> [..., width]; `rounded`: the factor itself is rounded to the dtype of the vectors first."""
+        """ids [...] -> [..., width]; `rounded`: the factor is first rounded to the dtype of the vectors."""
         if kernels.on():
             from lamina.kernels.embed import embed
 

@@ -1,4 +1,4 @@
-"""What weights are before a checkpoint fills them."""
+"""Initial weights, before a checkpoint is loaded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 def random_weight(*shape: int) -> nn.Parameter:
-    """Matrices that training could start from, scaled by their inputs; on the meta device, where PyTorch would load its
-    compiler to draw no numbers, as they come."""
+    """A normal distribution with a standard deviation of 1/√inputs. On the meta device nothing is drawn: PyTorch would
+    load its compiler for that, which takes seconds."""
     weight = torch.empty(shape)
     return nn.Parameter(weight if weight.is_meta else weight.normal_(std=shape[-1] ** -0.5))

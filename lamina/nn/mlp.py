@@ -1,4 +1,4 @@
-"""Feed-forward blocks: down(act(up(x))), and gated, down(act(gate(x)) · up(x)), with gate and up as one matrix."""
+"""MLPs: down(act(up(x))), and gated, down(act(gate(x)) · up(x)), with gate and up in one matrix."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MLP(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """factors: fixed ones, on the gate before its activation and on the result"""
+    """factors: fixed multipliers, of the gate before its activation and of the result"""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class GatedMLP(nn.Module):
         self.act = activation(act)
 
     def forward(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
-        """`onto`: what the result is added to (a residual)."""
+        """x [..., width] -> [..., width]; `onto`: a residual that the result is added to."""
         return self.down(self.inner(x), onto, scale=self.down_factor)
 
     def inner(self, x: Tensor) -> Tensor:

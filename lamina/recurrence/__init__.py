@@ -1,4 +1,4 @@
-"""Recurrences: one file per rule (a readable step, a form for many tokens), and the short convolution."""
+"""Recurrences: one file per rule (a readable step for one token, a form for many), and the short convolution."""
 
 from lamina.recurrence.conv import causal_convolution, causal_convolution_by_steps
 from lamina.recurrence.gated_delta import GatedDelta

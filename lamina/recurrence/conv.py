@@ -1,6 +1,6 @@
 """The short causal convolution in front of a recurrence: each channel mixes its last K tokens.
 
-What must be remembered is the last K - 1 inputs; the newest token meets the last tap of the weight.
+The last K - 1 inputs must be remembered. The newest token is multiplied by the last tap of the weight.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 def causal_convolution(past: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Depthwise convolution of new tokens that follow `past`.
 
-    past [B, K-1, C] (the inputs just before, zeros before the first token), x [B, T, C], weight [C, K],
+    past [B, K-1, C] (the K-1 inputs before x, zeros before the first token), x [B, T, C], weight [C, K],
     bias [C] -> [B, T, C] in x's dtype, summed in float32 or better. No activation is applied.
 
     >>> x = torch.tensor([[[1.0], [2.0], [3.0]]])
@@ -26,7 +26,7 @@ def causal_convolution(past: Tensor, x: Tensor, weight: Tensor, bias: Tensor | N
     tokens = x.shape[1]
     window = torch.cat([past.to(exact), x.to(exact)], 1)  # [B, K-1+T, C]
     kernel = weight.to(exact).t().contiguous()  # [K, C]
-    # A product per tap keeps the channels contiguous: no transposes, and quicker than a grouped conv1d.
+    # One product per tap keeps the channels contiguous: no transposes, and faster than a grouped conv1d.
     out = window[:, :tokens] * kernel[0]
     if bias is not None:
         out += bias.to(exact)
@@ -36,7 +36,7 @@ def causal_convolution(past: Tensor, x: Tensor, weight: Tensor, bias: Tensor | N
 
 
 def causal_convolution_by_steps(past: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The reference for `causal_convolution`: one token after the other, each shifted into the window."""
+    """The reference for `causal_convolution`: token by token, each shifted into the window."""
     exact = torch.promote_types(x.dtype, torch.float32)
     outs = []
     for token in x.unbind(1):

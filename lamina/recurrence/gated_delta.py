@@ -1,10 +1,10 @@
-"""The gated delta rule of Qwen3-Next: a state that maps keys to values and is corrected, not added to.
+"""The gated delta rule of Qwen3-Next: a state that maps keys to values; each token corrects the value of its key.
 
     S = exp(g) S        u = beta (v - S^T k)        S = S + k u^T        y = S^T q
 
-Inside a chunk each correction u depends on the ones before it, linearly and through a triangular matrix of
-key products, so one triangular solve gives them all (the WY, or UT, transform). The state at the start of
-the chunk enters linearly too: u = fresh - seen S_0, and both factors are solved for all chunks at once.
+Inside a chunk each correction u depends linearly on the earlier ones, through a triangular matrix of key products, so
+one triangular solve gives all of them (the WY, or UT, transform). The state S_0 at the start of the chunk enters
+linearly too: u = fresh - seen S_0. Both `fresh` and `seen` are solved for all chunks at once.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from lamina.recurrence.rule import Rule, Tensors, segment_sums, skipped_and_gate
 
 @dataclass(frozen=True)
 class GatedDelta(Rule):
-    """Inputs `q`, `k` (normalised and scaled by the model), `v`, `g` (log decay, <= 0), `beta`; no constants.
+    """Inputs `q`, `k` (normalized and scaled by the model), `v`, `g` (log decay, <= 0), `beta`; no constants.
 
-    Around it: unit=True (q and k are brought to length one, q then divided by √key_dim), gates=(A, dt_bias) (g and beta
-    are as projected: A · softplus(g + dt_bias) and sigmoid(beta) are meant), gate like v (· silu(gate)).
+    Options of `around` in `memory.recur`:
+    unit   True: q and k are normalized to length one, and q is then divided by √key_dim
+    gates  (A, dt_bias): g and beta are raw projections, from which A · softplus(g + dt_bias) and sigmoid(beta) are made
+    gate   shaped like v: the output is multiplied by silu(gate)
 
     Value head h reads key head h // (value_heads // key_heads).
 
@@ -127,6 +129,6 @@ class GatedDelta(Rule):
 
 
 def unit_length(x: Tensor) -> Tensor:
-    """Vectors of length one."""
+    """Normalizes vectors to length one, in float32 or better."""
     y = x.to(torch.promote_types(x.dtype, torch.float32))
     return (y * torch.rsqrt(y.pow(2).sum(-1, keepdim=True) + 1e-6)).to(x.dtype)

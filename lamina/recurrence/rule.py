@@ -1,8 +1,8 @@
-"""What a recurrent layer computes, apart from its weights: a rule maps (state, token) to (output, new state).
+"""`Rule`: the recurrence of a recurrent layer, without its weights: maps (state, token) to (output, new state).
 
-One convention carries padding, masking and chunking: **a token whose inputs are all zero leaves the state as
-it was** (log decays and step sizes are inputs: zero there keeps everything and adds nothing). Masked tokens
-are set to zero, which also removes any NaN they hold, and a sequence is filled up to whole chunks with zeros.
+Padding, masking and chunking rely on one convention: **a token whose inputs are all zero does not change the state**
+(log decays and step sizes are inputs: zero there keeps the state and adds nothing). Masked tokens are set to zero,
+which also removes NaN, and sequences are padded with zeros to whole chunks.
 
 Shape letters: `B` rows, `T` tokens, `K` chunks, `L` tokens in a chunk, `H` heads.
 """
@@ -23,17 +23,17 @@ Tensors = Mapping[str, Tensor]
 class Rule(ABC):
     """A recurrence: pure arithmetic on a state, with no parameters inside.
 
-    Subclasses are frozen dataclasses, so rules can be compared and hashed. Arithmetic runs in the state's
-    dtype (float32, from `zero_state`); outputs have the dtype of the input named by `value`. No argument is
-    written to, but with no tokens the given state itself is returned.
+    Subclasses are frozen dataclasses, so rules can be compared and hashed. Arithmetic runs in the state's dtype
+    (float32, from `zero_state`); outputs have the dtype of the input named by `value`. No argument is written to; with
+    zero tokens the given state itself is returned, not a copy.
     """
 
     value: ClassVar[str]
-    """The input that outputs are shaped and typed after."""
+    """Name of the input whose shape and dtype outputs have."""
     longest_chunk: ClassVar[int]
-    """Tokens in a chunk, at most."""
+    """The most tokens in a chunk."""
     exact: ClassVar[tuple[str, ...]] = ()
-    """Inputs that models compute in float32 whatever their own dtype, and that are kept so."""
+    """Names of inputs that models compute in float32 whatever their dtype, and that are stored in float32."""
 
     @property
     @abstractmethod
@@ -43,11 +43,11 @@ class Rule(ABC):
     @property
     @abstractmethod
     def input_shapes(self) -> dict[str, tuple[int, ...]]:
-        """What one token brings: name -> shape, always in the same order."""
+        """The inputs of one token: name -> shape, always in the same order."""
 
     @abstractmethod
     def step(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
-        """One token a row: state [B, *state_shape], inputs [B, *shape] -> (out [B, ...], new state)."""
+        """One token per row: state [B, *state_shape], inputs [B, *shape] -> (out [B, ...], new state)."""
 
     @abstractmethod
     def chunks(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
@@ -55,24 +55,24 @@ class Rule(ABC):
 
     @abstractmethod
     def scratch_per_token(self, length: int) -> int:
-        """About how many numbers `chunks` holds for each token of a row in chunks of `length` tokens."""
+        """About how many temporary values `chunks` needs per token, in chunks of `length` tokens."""
 
     def before(self, inputs: Tensors, **around: Any) -> Tensors:
-        """The inputs as the rule takes them, from what a model has: see `around` of `memory.recur`."""
+        """Prepares a model's projections as inputs of the rule; `around` is that of `memory.recur`."""
         return inputs
 
     def after(self, out: Tensor, inputs: Tensors, **around: Any) -> Tensor:
-        """What the model wants, from what the rule gave."""
+        """Post-processes the rule's output (skip connection, gate); `around` is that of `memory.recur`."""
         return out
 
     def zero_state(self, rows: int, device: torch.device | str | None = None) -> Tensor:
-        """The state of `rows` rows that have seen nothing."""
+        """The state of `rows` rows before their first token."""
         return torch.zeros(rows, *self.state_shape, dtype=torch.float32, device=device)
 
     def scan(
         self, state: Tensor, inputs: Tensors, constants: Tensors, valid: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The reference for `chunk`: one token after the other."""
+        """The reference for `chunk`: token by token."""
         tokens = self._tokens(state, inputs)
         inputs = _masked(inputs, valid)
         outs = []
@@ -85,10 +85,10 @@ class Rule(ABC):
     def chunk(
         self, state: Tensor, inputs: Tensors, constants: Tensors, valid: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Many tokens a row, continuing from `state`: inputs [B, T, *shape] -> (out [B, T, ...], new state).
+        """T tokens per row, continuing from `state`: inputs [B, T, *shape] -> (out [B, T, ...], new state).
 
-        Where `valid` [B, T] is False there is no token: whatever the inputs hold there, NaN included, the
-        state stays exactly as it was and no other output changes.
+        Where `valid` [B, T] is False there is no token: whatever the inputs hold there, NaN included, it changes
+        neither the state nor any other output.
         """
         tokens = self._tokens(state, inputs)
         inputs = _masked(inputs, valid)
@@ -100,11 +100,11 @@ class Rule(ABC):
             out = out[:, None]
         else:
             out, new = self._pieces(state, inputs, constants, tokens)
-        # Zeros keep the value of a finite state; the choice by row keeps every bit of any state.
+        # Zero inputs keep the value of a finite state; selecting by row keeps every bit of any state.
         return out.to(like.dtype), new if valid is None else _where_row(valid.any(1), new, state)
 
     def _pieces(self, state: Tensor, inputs: Tensors, constants: Tensors, tokens: int) -> tuple[Tensor, Tensor]:
-        """As many rows and chunks at once as the scratch memory allows."""
+        """Runs as many rows and chunks at once as the scratch memory allows."""
         count = -(-tokens // self.longest_chunk)
         length = -(-tokens // count)
         rows = state.shape[0]
@@ -132,7 +132,7 @@ class Rule(ABC):
         return (torch.cat(outs, 1) if len(outs) > 1 else outs[0])[:, :tokens], state
 
     def _tokens(self, state: Tensor, inputs: Tensors) -> int:
-        """The number of tokens T, after checking every shape."""
+        """Checks every shape and returns the number of tokens T."""
         shapes = self.input_shapes
         if set(inputs) != set(shapes):
             raise ValueError(f"{type(self).__name__} takes the inputs {list(shapes)}, not {list(inputs)}")
@@ -154,7 +154,7 @@ class Rule(ABC):
 def step_sizes(
     inputs: Tensors, dt_bias: Tensor | None = None, dt_limit: tuple[float, float] | None = None, **_: Any
 ) -> Tensors:
-    """dt as projected becomes softplus(dt + dt_bias), in the bias's dtype, held to `dt_limit`."""
+    """Step sizes from the projected dt: softplus(dt + dt_bias), in the bias's dtype, clamped to `dt_limit`."""
     if dt_bias is None:
         return inputs
     dt = F.softplus(inputs["dt"] + dt_bias)
@@ -169,32 +169,31 @@ def skipped_and_gated(out: Tensor, x: Tensor, skip: Tensor | None = None, gate: 
 
 
 def segment_sums(logs: Tensor) -> Tensor:
-    """Sums over every stretch of a chunk: [..., L] -> [..., L, L].
+    """Sums over every interval of a chunk: [..., L] -> [..., L, L].
 
-    Entry (l, s) is logs[s+1] + ... + logs[l], and -inf for s > l. Each stretch is summed by itself: a
-    difference of two running sums would lose a small log decay that follows a large one, and is NaN after
-    one of -inf.
+    Entry (l, s) is logs[s+1] + ... + logs[l], and -inf for s > l. Each interval is summed by itself: the difference of
+    two cumulative sums would lose a small log decay after a large one, and would be NaN after one of -inf.
 
     >>> segment_sums(torch.tensor([-1.0, -2.0, -4.0])).tolist()
     [[0.0, -inf, -inf], [-2.0, 0.0, -inf], [-6.0, -4.0, 0.0]]
     """
     length = logs.shape[-1]
     lower = torch.ones(length, length, dtype=torch.bool, device=logs.device).tril()
-    # Column s holds logs[l] from l = s + 1 on, so its running sum over l is the stretch's sum.
+    # Column s holds logs[l] for l > s, so its cumulative sum over l is the sum of the interval.
     sums = torch.where(lower.tril(-1), logs[..., :, None], 0.0).cumsum(-2)
     return sums.masked_fill(~lower, -torch.inf)
 
 
 def _scratch(state: Tensor) -> int:
-    """How many numbers `chunk` may hold at once beside its inputs and outputs; longer sequences go in pieces.
+    """How many temporary values `chunk` may hold at once; longer sequences are computed in pieces.
 
-    On the CPU what fits its caches is quickest; elsewhere and in a compiled graph the fewest operations are.
+    On the CPU, pieces that fit its caches are fastest; elsewhere, and in a compiled graph, the fewest operations are.
     """
     return 2**20 if state.device.type == "cpu" and not torch.compiler.is_compiling() else 2**26
 
 
 def _masked(inputs: Tensors, valid: Tensor | None) -> Tensors:
-    """Zeros in place of masked tokens."""
+    """The inputs with zeros in place of masked tokens."""
     if valid is None:
         return inputs
     return {name: x.masked_fill(_by_row(~valid, x), 0) for name, x in inputs.items()}
@@ -205,5 +204,5 @@ def _where_row(chosen: Tensor, new: Tensor, old: Tensor) -> Tensor:
 
 
 def _by_row(mask: Tensor, like: Tensor) -> Tensor:
-    """A mask over the leading dimensions, made to broadcast against `like`."""
+    """Reshapes a mask over the leading dimensions to broadcast against `like`."""
     return mask.reshape(*mask.shape, *[1] * (like.dim() - mask.dim()))

@@ -1,10 +1,10 @@
-"""The selective scan of Mamba-1: every channel has its own small state with its own decays.
+"""The selective scan of Mamba-1: every channel has its own state vector with its own decays.
 
     h = exp(dt A) h + dt B x        y = C h
 
-No matrix form exists (a decay per channel and state entry), so many tokens run as a two-level scan: all
-chunks scan side by side from zero, the states at their starts follow from what each chunk adds and how much
-it forgets, and a second pass from those starts gives the outputs. Nothing is ever divided by a decay.
+There is no matrix form (each channel and state entry has a decay of its own), so many tokens run as a two-level scan.
+First all chunks are scanned in parallel from a zero state. From what each chunk adds and how much it decays follow the
+states at the chunk starts, and a second scan from those gives the outputs. Nothing is ever divided by a decay.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from lamina.recurrence.rule import Rule, Tensors, skipped_and_gated, step_sizes
 class SelectiveScan(Rule):
     """Inputs `x`, `dt` (>= 0, after softplus), `B`, `C`; constant `A` [channels, state], negative.
 
-    Around it: dt_bias [channels] (dt is as projected), skip [channels] (+ skip · x), gate like x (· silu(gate)).
+    Options of `around` in `memory.recur`:
+    dt_bias  [channels]: dt is a raw projection, from which softplus(dt + dt_bias) is made
+    skip     [channels]: skip · x is added to the output
+    gate     shaped like x: the output is multiplied by silu(gate)
 
     >>> rule = SelectiveScan(channels=2, state=1)
     >>> token = {"x": torch.ones(1, 2), "dt": torch.ones(1, 2), "B": torch.ones(1, 1), "C": torch.ones(1, 1)}
@@ -65,7 +68,7 @@ class SelectiveScan(Rule):
         return 2 * self.channels * self.state
 
     def chunks(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
-        # [L, B, K, ...]: the position in the chunk first, so that one position of all chunks is contiguous.
+        # [L, B, K, ...]: the position in the chunk is the first axis, so one position of all chunks is contiguous.
         x, dt, B, C = (inputs[name].movedim(2, 0).contiguous() for name in self.input_shapes)
         A = constants["A"].to(state.dtype)
         decay = torch.exp(dt[..., None] * A).unbind(0)  # L of [B, K, C, N]
@@ -86,4 +89,4 @@ class SelectiveScan(Rule):
         for a, b, c in zip(decay, added, C.unbind(0), strict=True):
             h = torch.addcmul(b, a, h)
             outs.append((h @ c[..., None])[..., 0])  # [B, K, C]
-        return torch.stack(outs, 2), h[:, -1].clone()  # a view would keep the whole of h alive
+        return torch.stack(outs, 2), h[:, -1].clone()  # a view would keep all of h alive

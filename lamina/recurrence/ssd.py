@@ -1,9 +1,9 @@
-"""The state-space dual of Mamba-2: a decay per head, so that many tokens are matrix products.
+"""The state-space dual (SSD) of Mamba-2: one decay per head, so many tokens are computed by matrix products.
 
     h = exp(dt A) h + dt x B^T        y = h C
 
-Inside a chunk the rule is attention without softmax: scores C B^T, weighted by the decay between the two
-tokens. What came before the chunk enters through the state at its start.
+Inside a chunk the rule is attention without softmax: scores C B^T, multiplied by the decay between the two tokens.
+Tokens before the chunk contribute through the state at its start.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ from lamina.recurrence.rule import Rule, Tensors, segment_sums, skipped_and_gate
 class SSD(Rule):
     """Inputs `x`, `dt` (>= 0, after softplus), `B`, `C`; constant `A` [heads], negative.
 
-    Around it: dt_bias [heads] and dt_limit (dt is as projected), skip [heads] (+ skip · x), gate like x (· silu(gate)).
+    Options of `around` in `memory.recur`:
+    dt_bias, dt_limit  [heads], (low, high): dt is a raw projection, from which softplus(dt + dt_bias) is made, clamped
+    skip               [heads]: skip · x is added to the output
+    gate               shaped like x: the output is multiplied by silu(gate)
 
-    A group's `B` and `C` serve heads // groups heads, in order.
+    Each group's `B` and `C` are shared by heads // groups consecutive heads.
 
     >>> rule = SSD(heads=1, head_dim=2, state=1, groups=1)
     >>> one = torch.ones(1, 1, 1)

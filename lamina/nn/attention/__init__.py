@@ -1,1 +1,1 @@
-"""Attention blocks and positions."""
+"""Attention modules and position encodings."""

@@ -1,4 +1,4 @@
-"""Attention of a decoder over its source: queries from the decoder, keys and values from the encoder's output."""
+"""Cross-attention: queries from the decoder, keys and values from the encoder's output (the source)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lamina.nn.linear import Linear
 
 
 class CrossAttention(nn.Module):
-    """Keys and values are made once, when a source is attached, so their matrix is apart from the queries'."""
+    """Keys and values are computed once, when a source is attached, so their matrix is separate from that of q."""
 
     def __init__(self, width: int, heads: int, head_dim: int, *, scale: float | None = None) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class CrossAttention(nn.Module):
         self.out = Linear(heads * head_dim, width, bias=False)
 
     def read(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """The source's keys and values. states [B, S, width] -> [B, H, S, D] each"""
+        """Keys and values of the source. states [B, S, width] -> [B, H, S, D] each"""
         k, v = self.kv(states).unflatten(-1, (2 * self.heads, -1)).transpose(1, 2).chunk(2, dim=1)
         return k, v
 

@@ -1,7 +1,7 @@
-"""T5's relative positions: a learned number for each head and bucket of distances, added to the scores.
+"""T5's relative positions: a learned value per head and bucket of distances, added to the scores.
 
-Near distances have a bucket each, far ones share buckets that grow with the distance, and beyond `farthest` all is one
-bucket. Which bucket a distance falls into is a small table, made once.
+Small distances have a bucket each, larger ones share buckets that grow with the distance, and all distances beyond
+`farthest` share the last bucket. The table distance -> bucket is made once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from lamina.errors import InputError
 
 
 class RelativeBias(nn.Module):
-    """bias(head, q, kv), as `attend` wants it. `both_ways`: half of the buckets are for keys ahead of the query."""
+    """The `bias` of `memory.attend`: bias(head, q_position, kv_position). `both_ways`: half of the buckets are for keys
+    after the query."""
 
     def __init__(self, heads: int, buckets: int, farthest: int, *, both_ways: bool) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Rotary position embedding: pairs of numbers turned by an angle that grows with the position.
+"""Rotary position embedding (RoPE): the cos/sin table for rotating pairs of dimensions by position · frequency.
 
-A table (cos, sin), each [B, T, D/2] in float32, is made once a pass from the true positions and used by every layer.
-Turning itself is `lamina.attention.rotary`.
+The table (cos, sin), each [B, T, D/2] in float32, is made once per pass from the true positions and used by every
+layer. `lamina.attention.rotary` rotates queries and keys by it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ NEEDED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("original_max_position_embeddings",),
 }
-"""What a rotary type cannot do without."""
+"""Rotary type -> the settings that it requires."""
 
 
 def rope_parameters(config: Config, base: float = 10_000.0) -> dict[str, Any]:
-    """The rotary settings, whether the file keeps them together or as `rope_theta` and `rope_scaling`."""
+    """The rotary settings, from `rope_parameters` or from the older `rope_theta` and `rope_scaling`."""
     found = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     for name, default in (("rope_theta", base), ("partial_rotary_factor", 1.0)):
         if found.get(name) is None:
             found[name] = config.get(name, default)
     found["rope_type"] = found.get("rope_type", found.get("type", "default"))
     read = Config(found | {"model_type": "rotary positions"})
-    for name in found:  # every value is looked at once, so that it is refused here by name
+    for name in found:  # checks every value, so that an error names it
         read.get(name)
     for name in NEEDED.get(read.rope_type, ()):
         getattr(read, name)
@@ -44,10 +44,10 @@ POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_seque
 
 
 def positions_of(config: Config) -> int | None:
-    """How many positions a checkpoint was made for, as its configuration says; None where it does not.
+    """The context length of a checkpoint according to its configuration; None if that has none.
 
-    Files of llama3 and longrope name the stretched length themselves. With linear, dynamic and yarn scaling many name
-    the length from before: it is `factor` times the original one, or what is named if that is more.
+    Configurations with llama3 and longrope scaling give the scaled length. With linear, dynamic and yarn scaling many
+    give the length before scaling, so the result is the larger of the given length and `factor` times the original one.
 
     >>> positions_of(Config({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}))
     16384
@@ -60,16 +60,16 @@ def positions_of(config: Config) -> int | None:
 
 
 class Rotary(nn.Module):
-    """Makes the table for some positions.
+    """Makes the cos/sin table for given positions [B, T].
 
-    dim         how many numbers of a head are turned
+    dim         how many dimensions of a head are rotated
     settings    as `rope_parameters` returns them; types default, linear, llama3 and yarn
     """
 
     def __init__(self, dim: int, settings: dict[str, Any], max_positions: int | None = None) -> None:
         super().__init__()
         if dim < 2 or dim % 2:
-            raise InputError(f"rotary positions turn pairs of numbers, and {dim} of a head cannot be paired")
+            raise InputError(f"rotary positions rotate pairs of dimensions, and {dim} of a head cannot be paired")
         self.dim, self.settings, self.max_positions = dim, settings, max_positions
         self.scale = 1.0
         self.frequencies: Tensor
@@ -90,7 +90,7 @@ class Rotary(nn.Module):
 
 
 def frequencies(dim: int, parameters: dict[str, Any], max_positions: int | None) -> tuple[Tensor, float]:
-    """The angle per position of each pair [dim / 2], and a factor on cos and sin."""
+    """The frequency (angle per position) of each pair [dim / 2], and a factor on cos and sin."""
     plain = parameters["rope_theta"] ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     match parameters["rope_type"]:
         case "default":
@@ -106,7 +106,7 @@ def frequencies(dim: int, parameters: dict[str, Any], max_positions: int | None)
 
 
 def _llama3(plain: Tensor, p: dict[str, Any]) -> Tensor:
-    """Slow pairs are slowed by `factor`, fast ones kept, those between blended by their wavelength."""
+    """Divides low frequencies by `factor`, keeps high ones, and interpolates between them by wavelength."""
     low, high, context = p["low_freq_factor"], p["high_freq_factor"], p["original_max_position_embeddings"]
     wavelengths = 2 * math.pi / plain
     keep = ((context / wavelengths - low) / (high - low)).clamp(0, 1)
@@ -114,14 +114,16 @@ def _llama3(plain: Tensor, p: dict[str, Any]) -> Tensor:
 
 
 def _yarn(plain: Tensor, dim: int, p: dict[str, Any], max_positions: int | None) -> tuple[Tensor, float]:
-    """Pairs that turn often within the trained context are kept, those that turn little are slowed."""
+    """Keeps the frequency of pairs that rotate many times within the trained context, divides that of others by
+    `factor`, and interpolates between them."""
     context = p["original_max_position_embeddings"]
     factor = p.get("factor") or (max_positions or context) / context
 
-    def pair_with_turns(turns: float) -> float:
-        return dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(p["rope_theta"]))
+    def pair_with_rotations(rotations: float) -> float:
+        """The (fractional) index of the pair that makes this many full rotations within the context."""
+        return dim * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(p["rope_theta"]))
 
-    first, last = pair_with_turns(p.get("beta_fast") or 32), pair_with_turns(p.get("beta_slow") or 1)
+    first, last = pair_with_rotations(p.get("beta_fast") or 32), pair_with_rotations(p.get("beta_slow") or 1)
     if p.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, dim - 1)
@@ -135,7 +137,7 @@ def _yarn(plain: Tensor, dim: int, p: dict[str, Any], max_positions: int | None)
 
 
 def yarn_scale(factor: float, weight: float = 1.0) -> float:
-    """How much a context stretched by `factor` sharpens attention."""
+    """YaRN's attention factor (mscale) for a context scaled by `factor`."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 

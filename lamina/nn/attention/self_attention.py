@@ -1,7 +1,7 @@
-"""Self-attention with grouped heads, the block most families share.
+"""Self-attention with grouped heads (GQA), the module that most families share.
 
-q, k and v are one matrix, since they are read together. Options cover what families differ in; what is unusual in one
-family alone stays in its file.
+q, k and v are one matrix, so one product computes them. Options cover differences between families; what only one
+family has is in its own file.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from lamina.nn.norm import RMSNorm
 class SelfAttention(nn.Module):
     """Grouped-query attention over the layer's memory.
 
-    gated    a gate for each number of the heads, made beside the queries, opens and closes what comes out
-    factors  fixed ones, on what is read and on what comes out
+    gated    the output is multiplied by the sigmoid of a gate [B, H, T, D], projected together with the queries
+    factors  fixed multipliers, of the input and of the output
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class SelfAttention(nn.Module):
         memory: Memory,
         rope: RopeTable | None,
         bias: Bias | None = None,
-        onto: Tensor | None = None,  # what the result is added to (a residual)
+        onto: Tensor | None = None,  # a residual that the result is added to
     ) -> Tensor:
         qkv = self.qkv(x, before=self.in_factor).unflatten(-1, (-1, self.head_dim))  # [B, T, heads + 2 kv, D]
         q, *gate, k, v = qkv.transpose(1, 2).split(self.parts, dim=1)

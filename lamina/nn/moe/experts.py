@@ -1,9 +1,9 @@
-"""Mixture of experts: many gated MLPs, of which every token visits a few.
+"""The experts of a mixture: many gated MLPs, of which each token uses a few.
 
-A router gives for each token the experts it chose and their weights (`router.py`); `Experts` runs them.
-The same sum is computed in three ways. `by_expert` puts the tokens of an expert side by side, so each chosen expert's
-weights are read once and the others never. `gathered` copies out the weights that few tokens need. `everyone` runs all
-experts over all tokens: the definition, and the way for many tokens where no shape may depend on the choice.
+A router chooses experts and their weights for each token (`router.py`); `Experts` runs them. The same weighted sum is
+computed in three ways. `by_expert` groups the tokens by expert, so the matrices of each chosen expert are read once and
+those of others never. `gathered` copies the matrices that a few tokens need. `everyone` runs all experts over all
+tokens: the definition, and the way to run many tokens if no shape may depend on the choice.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from lamina.nn.initial import random_weight
 
 
 class Experts(nn.Module):
-    """experts × down(act(gate(x)) · up(x)), as stacks of matrices.
+    """down(act(gate(x)) · up(x)) for each expert, as stacked matrices.
 
-    weigh_input   a router's weight is a factor on what an expert reads, not on what it gives
+    weigh_input   True: a router weight multiplies the expert's input instead of its output
 
     >>> experts = Experts(8, width=4, inner=6)
     >>> chosen, weights = torch.tensor([[[0, 5], [2, 3]]]), torch.full((1, 2, 2), 0.5)
@@ -36,11 +36,11 @@ class Experts(nn.Module):
         self.weigh_input = weigh_input
 
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """x [..., W], chosen and weights [..., K] -> [..., W]: each token's K experts, weighed and added up."""
+        """x [..., W], chosen and weights [..., K] -> [..., W]: the weighted sum of each token's K experts."""
         if kernels.on():
             return self.by_kernel(x, chosen, weights)
         tokens, chosen, weights = x.flatten(0, -2), chosen.flatten(0, -2), weights.flatten(0, -2)
-        few = 3 * chosen.numel() <= self.gate_up.shape[0]  # gathered weights are read, written and read again
+        few = 3 * chosen.numel() <= self.gate_up.shape[0]  # gathering reads, writes and reads again
         grouped = self._grouped_products(tokens)
         if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
             way = self.by_expert
@@ -60,9 +60,11 @@ class Experts(nn.Module):
         opening: Tensor | None = None,
         onto: Tensor | None = None,
     ) -> Tensor:
-        """The same in two launches, for few tokens; with onto + opening · what a shared expert gives.
+        """The same in two kernel launches, for few tokens, plus onto + opening · shared(x).
 
-        shared: its gate and up as one, [2S, W], and its down [W, S]; opening [..., 1]; onto [..., W]
+        shared    gate_up [2S, W] and down [W, S] of the shared expert
+        opening   [..., 1] gate of the shared expert
+        onto      [..., W] residual
         """
         from lamina.kernels.gemm.deferred_norm import follower_of, made, parted
         from lamina.kernels.gemm.experts import expert_down, expert_gated
@@ -83,7 +85,7 @@ class Experts(nn.Module):
         return made(y.view(x.shape), self, follower)
 
     def by_expert(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """x [N, W], chosen and weights [N, K] -> [N, W]: (token, expert) pairs in the order of their experts."""
+        """x [N, W], chosen and weights [N, K] -> [N, W]: (token, expert) pairs sorted by expert."""
         order = chosen.flatten().argsort(stable=True)  # [P]
         sizes = torch.zeros(self.gate_up.shape[0], dtype=torch.int32, device=x.device)
         sizes.scatter_add_(0, chosen.flatten(), torch.ones_like(order, dtype=torch.int32))
@@ -96,14 +98,14 @@ class Experts(nn.Module):
         return self._weighed_out(out.view(*chosen.shape, -1), weights)
 
     def gathered(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """x [N, W], chosen and weights [N, K] -> [N, W]: with a copy of each token's experts."""
+        """x [N, W], chosen and weights [N, K] -> [N, W]: with a copy of the matrices of each token's experts."""
         inputs = self._weighed_in(x, weights)[..., None]  # [N, K, W, 1]
         gate, up = (F.embedding(chosen, self.gate_up.flatten(1)).unflatten(-1, (-1, x.shape[-1])) @ inputs).chunk(2, -2)
         down = F.embedding(chosen, self.down.flatten(1)).unflatten(-1, (x.shape[-1], -1))
         return self._weighed_out((down @ (self.act(gate) * up))[..., 0], weights)
 
     def everyone(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """x [N, W], chosen and weights [N, K] -> [N, W]: all experts, those not chosen with the weight zero."""
+        """x [N, W], chosen and weights [N, K] -> [N, W]: all experts, those not chosen with weight zero."""
         mix = weights.new_zeros(x.shape[0], self.gate_up.shape[0]).scatter(1, chosen, weights)
         inputs = self._weighed_in(x, mix).transpose(0, 1)  # [E, N, W]
         gate, up = (inputs @ self.gate_up.transpose(1, 2)).chunk(2, dim=-1)
@@ -111,25 +113,27 @@ class Experts(nn.Module):
         return self._weighed_out(out.transpose(0, 1), mix)
 
     def _weighed_in(self, x: Tensor, weights: Tensor) -> Tensor:
-        """What each expert reads: x [N, W], weights [N, K] -> [N, K, W]"""
+        """The input of each chosen expert: x [N, W], weights [N, K] -> [N, K, W]"""
         copies = x[:, None].expand(-1, weights.shape[1], -1)
         return (copies * weights[..., None]).to(x.dtype) if self.weigh_input else copies
 
     def _weighed_out(self, out: Tensor, weights: Tensor) -> Tensor:
-        """The sum of what experts give: out [N, K, W], weights [N, K] -> [N, W]"""
+        """The weighted sum of the experts' outputs: out [N, K, W], weights [N, K] -> [N, W]"""
         return out.sum(1) if self.weigh_input else (out * weights[..., None]).sum(1)
 
     def _grouped_products(self, x: Tensor) -> bool:
-        """Whether one kernel can do a product per group without the sizes of the groups being known here.
-
-        A pass on the meta device takes the way of one on a GPU.
+        """True if grouped_mm is available: one kernel for the products of all groups, whose sizes the host need not
+        know. A pass on the meta device runs as it would on a GPU.
         """
         aligned = all(stride * x.element_size() % 16 == 0 for stride in (self.gate_up.shape[2], self.down.shape[2]))
         return x.device.type in ("cuda", "meta") and x.dtype == torch.bfloat16 and aligned
 
 
 def _products(x: Tensor, weight: Tensor, groups: Tensor | list[int]) -> Tensor:
-    """Rows of x [P, in] times each group's matrix of weight [E, out, in]; groups: their ends, or their sizes."""
+    """Multiplies each group of rows of x [P, in] by its expert's matrix of weight [E, out, in] -> [P, out].
+
+    groups   [E] end of each group in x, or a list of their sizes
+    """
     if isinstance(groups, Tensor):
         return F.grouped_mm(x, weight.transpose(1, 2), offs=groups)
     return torch.cat([F.linear(part, weight[e]) for e, part in enumerate(x.split(groups)) if part.shape[0]])

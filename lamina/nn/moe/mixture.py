@@ -1,4 +1,4 @@
-"""The feed-forward block of a model with experts: those that a router picks for a token, and one for all tokens."""
+"""`Mixture`: a mixture-of-experts MLP: experts that a router chooses per token, and one expert shared by all tokens."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from lamina.nn.moe.router import Choice, Router
 
 
 class Mixture(nn.Module):
-    """onto + experts(x) + shared(x): `experts` gated MLPs of size `inner`, and one of size `shared`.
+    """onto + experts(x) + shared(x): `experts` gated MLPs of inner width `inner`, and one of inner width `shared`.
 
-    opens         shared(x) has a factor, which the router gives (`opens`, `balanced` and `exact` are those of `Router`)
-    weigh_input   a router's weight is a factor on what an expert reads, not on what it gives
+    opens             True: shared(x) is multiplied by a gate, which the router computes
+    balanced, exact   as in `Router`
+    weigh_input       True: a router weight multiplies the expert's input instead of its output
 
     >>> import torch
     >>> mixture = Mixture(width=4, experts=8, inner=6, act="silu", choice=Choice(each=2), shared=5, opens=True)
@@ -42,7 +43,7 @@ class Mixture(nn.Module):
         self.shared = GatedMLP(width, shared, act)
 
     def forward(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
-        """`onto`: what the result is added to (a residual)."""
+        """x [..., width] -> [..., width]; `onto`: a residual that the result is added to."""
         chosen, weights, opening = self.router(x)
         if kernels.on():
             shared = self.shared.gate_up.weight, self.shared.down.weight

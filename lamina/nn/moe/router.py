@@ -1,7 +1,7 @@
-"""Routers: which experts a token visits, and how much each of them counts.
+"""Routers: choose the experts of each token, and their weights.
 
-A router gives every expert a logit. `Choice` is the rule from logits to experts and weights, which is where families
-differ; `Router` holds the matrix that makes the logits.
+A router computes one logit per expert. `Choice` is the rule from logits to experts and weights, in which families
+differ; `Router` has the matrix that computes the logits.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from lamina.nn.linear import linear
 
 @dataclass(frozen=True)
 class Choice:
-    """A token visits the experts of the highest merit: score + bias or, where there is no bias, the logit itself, whose
-    order is that of the scores. Its weights are the scores alone.
+    """Chooses the experts with the highest merit: score + bias, or without a bias the logit itself, which has the same
+    order as the scores. The weights are the scores, without the bias.
 
-    each          how many experts a token visits
-    score         softmax over all experts, or a sigmoid for each
-    normed        weights of a token add up to one
-    factor        on weights
-    groups        experts lie in so many groups, one after the other
-    groups_each   experts come from that many groups, those with the highest merit of their two best together
+    each          how many experts a token uses
+    score         softmax over all experts, or a sigmoid of each logit
+    normed        True: the weights of a token sum to one
+    factor        multiplies the weights
+    groups        experts are divided into this many groups of consecutive experts
+    groups_each   a token's experts come from this many groups, those whose two best experts have the highest summed
+                  merit
 
     >>> Choice(each=2, normed=True).of(torch.tensor([2.0, 1.0, 2.0, 0.0]))
     (tensor([0, 2]), tensor([0.5000, 0.5000]))
@@ -41,7 +42,7 @@ class Choice:
     groups_each: int = 1
 
     def of(self, logits: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """logits [..., E], bias [E] -> the experts of each token and their weights, [..., each] both, the best first"""
+        """logits [..., E], bias [E] -> expert indices of each token and their weights, [..., each] both, best first"""
         exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
         scores = exact.softmax(-1) if self.score == "softmax" else exact.sigmoid()
         merit = logits if bias is None else scores + bias
@@ -58,11 +59,12 @@ class Choice:
 
 
 class Router(nn.Module):
-    """A row of `weight` for each expert.
+    """`weight` [E, width] has one row per expert.
 
-    opens      one more row, whose sigmoid says how far the shared expert is open
-    balanced   a bias, which balances the load in training and has a say in the choice alone
-    exact      weight and bias stay in float32 in a model of any dtype
+    opens      True: one more row, whose sigmoid is the gate of the shared expert
+    balanced   True: a bias [E] takes part in the choice of experts but not in their weights; training balances the load
+               with it
+    exact      True: weight and bias are float32 in a model of any dtype
     """
 
     def __init__(
@@ -82,8 +84,7 @@ class Router(nn.Module):
         self.bias = nn.Parameter(torch.zeros(experts)) if balanced else None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """x [..., W] -> the experts of each token and their weights, [..., each] both, and how far the shared expert is
-        open, [..., 1]"""
+        """x [..., W] -> expert indices and weights, [..., each] both, and the gate of the shared expert [..., 1]"""
         if kernels.on():
             return self._by_kernel(x)
         logits = linear(x.to(self.weight.dtype), self.weight)

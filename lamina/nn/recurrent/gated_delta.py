@@ -1,9 +1,9 @@
-"""The gated delta mixer: one projection gives queries, keys, values, gates and decays; a short convolution; the rule.
+"""The gated delta mixer: one projection to queries, keys, values, gates and decays; a short convolution; the rule.
 
     q, k, v, z, b, a = project(u)        q, k, v = act(convolve(q, k, v))        q, k = q / |q|, k / |k|
     y = gated delta(q, k, v, decay(a), sigmoid(b))        out(norm(y) · silu(z))
 
-What lies between the two projections is one call, `memory.mix`.
+Everything between the two projections is one call, `memory.mix`.
 
 https://arxiv.org/abs/2412.06464
 """
@@ -24,7 +24,7 @@ from lamina.recurrence import GatedDelta
 
 
 class GatedDeltaMixer(nn.Module):
-    """The rows of `project` are q, k, v (which the convolution mixes), z, b, a, each of all its heads."""
+    """The output rows of `project` are q, k, v (inputs of the convolution), z, b, a, each for all its heads."""
 
     keep_float32 = ("A", "dt_bias")
 
@@ -54,7 +54,7 @@ class GatedDeltaMixer(nn.Module):
 
 
 def regroup_by_part(heads: int, *sizes: int) -> Callable[[Tensor], Tensor]:
-    """Reorders stored rows that lie head by head, the parts of a head side by side: all of a part come together.
+    """Makes a function that reorders stored rows from [heads, parts] to [parts, heads] order; sizes: rows per part.
 
     >>> regroup_by_part(2, 1, 2)(torch.tensor([10, 11, 12, 20, 21, 22])).tolist()
     [10, 20, 11, 12, 21, 22]

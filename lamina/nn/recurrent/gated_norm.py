@@ -12,8 +12,8 @@ from lamina import kernels
 class GatedRMSNorm(nn.Module):
     """norm(x · silu(gate)), or norm(x) · silu(gate), computed in float32 or better and returned in the gate's dtype.
 
-    groups      equal parts of the vector that are normalised each by itself
-    gate_first  whether the gate comes before the norm
+    groups      the vector is divided into this many equal parts, each normalized by itself
+    gate_first  True: norm(x · silu(gate)); False: norm(x) · silu(gate)
     """
 
     def __init__(self, dim: int, eps: float, *, groups: int = 1, gate_first: bool = True) -> None:
@@ -25,14 +25,14 @@ class GatedRMSNorm(nn.Module):
         if kernels.on():
             from lamina.kernels.norm import gated_rms_norm
 
-            flat, gates = x.reshape(-1, x.shape[-1]), gate.reshape(-1, *gate.shape[-2:])  # as it lies: not copied
+            flat, gates = x.reshape(-1, x.shape[-1]), gate.reshape(-1, *gate.shape[-2:])  # without a copy
             groups, first = self.groups, self.gate_first
             out = gated_rms_norm(flat, gates, self.weight, self.eps, groups=groups, gate_first=first)
             return out.view(gate.shape)
         y = x.to(torch.promote_types(x.dtype, torch.float32))
-        open_by = F.silu(gate.to(y.dtype))
+        factor = F.silu(gate.to(y.dtype))
         if self.gate_first:
-            y = y * open_by
+            y = y * factor
         y = y.unflatten(-1, (self.groups, -1))
         y = F.rms_norm(y, y.shape[-1:], eps=self.eps).flatten(-2) * self.weight.to(y.dtype)
-        return (y if self.gate_first else y * open_by).to(gate.dtype)
+        return (y if self.gate_first else y * factor).to(gate.dtype)

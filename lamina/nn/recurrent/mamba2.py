@@ -1,8 +1,8 @@
-"""The Mamba-2 mixer: one projection gives gate, values, B, C and step sizes; a short convolution; the state-space rule.
+"""The Mamba-2 mixer: one projection to gate, values, B, C and step sizes; a short convolution; the state-space rule.
 
     z, xBC, dt = project(u)        x, B, C = act(convolve(xBC))        y = ssd(x, dt, B, C) + D x        out(norm(y, z))
 
-What lies between the two projections is one call, `memory.mix`.
+Everything between the two projections is one call, `memory.mix`.
 
 https://arxiv.org/abs/2405.21060
 """
@@ -25,12 +25,12 @@ from lamina.recurrence import SSD
 
 
 class Mamba2Mixer(nn.Module):
-    """Options cover what families differ in.
+    """Options cover differences between families.
 
-    dt_limit  the range that step sizes are held to
-    norm      gated; without one the output is only gated
-    scales    factors on the five parts of the projection: z, x, B, C, dt
-    factors   on what is read and on what comes out
+    dt_limit  (low, high) that step sizes are clamped to
+    norm      the gated norm; None: y · silu(z)
+    scales    multipliers of the five parts of the projection: z, x, B, C, dt
+    factors   multipliers of the input and of the output
     """
 
     keep_float32 = ("A", "D", "dt_bias")
@@ -89,7 +89,7 @@ class Mamba2Mixer(nn.Module):
 
 
 def mamba2_names(ours: str, theirs: str) -> dict[str, Value]:
-    """What fills the mixer at `ours` from the one that a checkpoint has at `theirs`."""
+    """Parameter names: the mixer at `ours` is loaded from the checkpoint's mixer at `theirs`."""
     return {
         f"{ours}.project": f"{theirs}.in_proj",
         f"{ours}.conv": f"{theirs}.conv1d",

@@ -1,4 +1,4 @@
-"""The short causal convolution in front of a recurrence: every channel mixes its last few tokens."""
+"""The short causal convolution in front of a recurrence: each channel mixes its last K tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from lamina.cache.spec import Convolution
 
 
 class ShortConvolution(nn.Module):
-    """Depthwise over the layer's memory, and an activation. Checkpoints keep the weight [C, K] as [C, 1, K]."""
+    """Depthwise causal convolution over the layer's memory, then an activation. Checkpoints store the weight [C, K] as
+    [C, 1, K]."""
 
     def __init__(self, channels: int, kernel: int, *, bias: bool = True, act: str | None = None) -> None:
         super().__init__()
