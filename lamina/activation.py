@@ -1,4 +1,4 @@
-"""Activations by the names that checkpoints use."""
+"""Activation functions by the names that checkpoints use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The function of that name."""
+    """The activation function with this name."""
     if name not in ACTIVATIONS:
         raise InputError(f"activation {name!r} is not supported; known: {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]

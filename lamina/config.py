@@ -1,7 +1,6 @@
-"""A checkpoint's config.json, read by attribute, with errors that name what is missing, unknown or out of bounds.
+"""`Config`: a checkpoint's config.json, read by attribute; errors name fields that are missing or out of bounds.
 
-A value is checked when a family reads it (`lamina/config_fields.py` has the bounds), so what a family does not read may
-be anything.
+A value is checked when a family reads it (`lamina/config_fields.py` has the bounds); other fields may hold anything.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ class Config:
         return self._checked(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value, or the default where it is absent or null."""
+        """The value; the default if the field is absent or null."""
         return default if self.values.get(name) is None else self._checked(name)
 
     def said(self, name: str, default: Any = None) -> Any:
-        """The value, null included; the default where it is absent."""
+        """The value, which may be null (None); the default if the field is absent."""
         return self.get(name) if name in self.values else default
 
     def require(self, name: str, known: Collection[Any], default: Any = None) -> Any:
-        """The value, which must be one of the known ones."""
+        """The value, which must be one of `known`."""
         value = self.get(name, default)
         if value not in known:
             text = ", ".join(repr(one) for one in known)
@@ -55,7 +54,7 @@ class Config:
 
     @property
     def head_width(self) -> int:
-        """The width of an attention head: head_dim, or what is left of hidden_size for each head.
+        """The width of an attention head: head_dim, or hidden_size / num_attention_heads.
 
         >>> Config({"hidden_size": 64, "num_attention_heads": 4}).head_width
         16
@@ -79,6 +78,6 @@ EMPTY = Config({})
 
 
 def config_of(model: object) -> Config:
-    """The configuration a model was built from; an empty one where it has none, or an object of its author's own."""
+    """The `Config` that a model was built from; an empty one if it has none, or one of another type."""
     config = getattr(model, "config", None)
     return config if isinstance(config, Config) else EMPTY

@@ -1,7 +1,7 @@
-"""The fields of a config.json that families read: what kind of value each is, and its bounds.
+"""The fields of a config.json that families read: the type and bounds of each.
 
-Bounds are far beyond any real model. They are there so that a damaged file is an error with a name, not a division by
-zero, or minutes spent on ten million layers. Fields that are not in `FIELDS` are passed on as they are.
+Bounds are far beyond any real model. They turn a damaged file into an error that names the field, instead of a division
+by zero, or minutes spent on ten million layers. Fields that are not in `FIELDS` are not checked.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Whole:
     """A whole number from `low` to `high`.
 
     also      other values that are allowed
-    divides   a field that this one must divide
-    among     fields that say how many there are to choose from: this many are chosen
+    divides   name of a field that this one must divide
+    among     names of fields that this one must not exceed (such as the number of experts, for experts per token)
     """
 
     low: int
@@ -36,7 +36,7 @@ class Whole:
         value = values[name]
         if any(value is one or (isinstance(one, str) and value == one) for one in self.also):
             return value
-        # Some programs write whole numbers as floats.
+        # Some tools write integers as floats.
         whole = isinstance(value, Integral) or (isinstance(value, float) and value.is_integer())
         if isinstance(value, bool) or not whole or not self.low <= value <= self.high:
             other = "".join(f", or {'null' if one is None else one!r}" for one in self.also)
@@ -53,7 +53,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Number:
-    """A finite number from `low` to `high`; not `low` itself where it is `above` it."""
+    """A finite number from `low` to `high`; above=True excludes `low` itself."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -70,7 +70,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Flag:
-    """True or false; a whole number will do."""
+    """True or false; an integer is accepted too."""
 
     def checked(self, name: str, values: Values) -> Any:
         if not isinstance(values[name], int):
@@ -98,8 +98,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Row:
-    """A list of texts, of whole numbers or flags (int), or of numbers (float), with `length` entries where that is
-    fixed."""
+    """A list of texts (str), of whole numbers or flags (int), or of numbers (float); length: of a fixed number of
+    entries."""
 
     of: type
     length: int | None = None
@@ -152,7 +152,7 @@ FIELDS: Mapping[str, Field] = {
     "q_lora_rank": Whole(1, 1_000_000, also=(None,)),
     **each(Whole(1, 1_000_000, also=("auto",)), "time_step_rank mamba_d_head"),
     **each(Whole(1, 10_000), "conv_kernel mamba_d_conv linear_conv_kernel_dim conv_L_cache"),
-    # 0 stands in files of models that have no such MLP
+    # 0 in checkpoints without such an MLP
     **each(
         Whole(0, 10_000_000),
         "intermediate_size intermediate_size_mlp moe_intermediate_size shared_expert_intermediate_size d_ff "

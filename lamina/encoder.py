@@ -1,7 +1,7 @@
-"""Models that read a source: an encoder whose tokens see each other both ways, and a decoder that looks at its output.
+"""Encoder–decoder models: an encoder with bidirectional attention, and a decoder that cross-attends to its output.
 
-An encoder is a stack of blocks like a decoder's, run over the same memory calls in a pass that is not causal. What it
-makes is kept as a `Source`; the decoder's cross-attending layers read it and decoder passes never see the source ids.
+An encoder is a stack of blocks like a decoder's, with the same memory calls, in a pass that is not causal. Its output
+is a `Source`, which the decoder's cross-attention layers read; decoder passes never see the source ids.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lamina.model import Model
 
 
 class Encoder(nn.Module):
-    """Subclasses fill in `blocks` and `embed`, and `prepare` and `finish` where there is something to do."""
+    """Subclasses define `blocks` and `embed`, and `prepare` and `finish` if needed."""
 
     blocks: nn.ModuleList
 
@@ -30,11 +30,11 @@ class Encoder(nn.Module):
         raise TypeError(f"{type(self).__name__} does not say how ids are embedded")
 
     def prepare(self, positions: Tensor) -> Any:
-        """What all blocks share in a pass over these positions [B, S]."""
+        """Makes what all blocks of a pass share, from the positions [B, S]."""
         return None
 
     def finish(self, x: Tensor) -> Tensor:
-        """What the last block gives, as the decoder reads it."""
+        """The encoder's output, usually the final norm of the last block's output. [B, S, width] both"""
         return x
 
     def forward(
@@ -44,8 +44,11 @@ class Encoder(nn.Module):
         segments: Tensor | None = None,
         embeds: Tensor | None = None,
     ) -> Tensor:
-        """ids [B, S], or embeds [B, S, width] instead -> states [B, S, width]; of each row the first `counts` are real,
-        or it is packed."""
+        """ids [B, S], or embeds [B, S, width] instead -> states [B, S, width].
+
+        counts     [B] how many tokens of each row are real
+        segments   [B, S] several sequences packed into one row
+        """
         given = embeds if embeds is not None else ids
         assert given is not None
         layers = [{name: spec.layer(None) for name, spec in block.specs.items()} for block in self.blocks]  # type: ignore[union-attr, operator]
@@ -62,8 +65,8 @@ class Encoder(nn.Module):
 
 
 class EncoderDecoder(Model):
-    """A model with an encoder in front. Its own blocks are the decoder's; those that read the source have a `Cross`
-    spec and say with `cross(states)` what its keys and values [B, H, S, D] are."""
+    """A model with an encoder. `blocks` are the decoder's; a block that cross-attends has a `Cross` spec and a method
+    `cross(states)`, which computes the source's keys and values [B, H, S, D]."""
 
     encoder: Encoder
 
@@ -73,8 +76,8 @@ class EncoderDecoder(Model):
         counts: int | Sequence[int] | Tensor | None = None,
         embeds: Tensor | None = None,
     ) -> Source:
-        """What the decoder reads of the source ids [B, S], padded on the right where `counts` [B] says so, or of
-        embeddings [B, S, width] in their place.
+        """Runs the encoder over ids [B, S], or over embeds [B, S, width] instead. `counts` [B]: how many tokens of each
+        row are real; the rest is padding on the right.
 
         >>> source = model.encode([[5, 6, 7]])                       # doctest: +SKIP
         >>> cache = model.new_cache(rows=1, source=source)           # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""What a pass of a model is given: ids, embeddings and marks per token, each checked before anything runs."""
+"""Checks the inputs of a pass before anything runs: ids, embeddings, and one value per token (spans, segments)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def checked_ids(
     model: Model, ids: Tensor | Sequence[Sequence[int]] | None, embeds: Tensor | None, counts: Numbers | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """ids [B, T] or embeds [B, T, width], one of them, on the model's device."""
+    """Checks ids [B, T] or embeds [B, T, width], of which one must be given, and moves it to the model's device."""
     if (ids is None) == (embeds is None):
         raise InputError("give either ids or embeds")
     if embeds is not None:
@@ -36,7 +36,7 @@ def checked_ids(
 
 
 def checked_marks(model: Model, name: str, marks: Tensor | None, shape: Sequence[int]) -> Tensor | None:
-    """One number per token, [B, T], on the model's device."""
+    """Checks one value per token, [B, T], and moves the tensor to the model's device."""
     if marks is None:
         return None
     if marks.shape != torch.Size(shape):
@@ -45,7 +45,7 @@ def checked_marks(model: Model, name: str, marks: Tensor | None, shape: Sequence
 
 
 def check_ids(ids: Tensor, vocab: int, counts: Numbers | None = None) -> None:
-    """Refuses ids that the vocabulary does not have; of each row its first `counts` are looked at."""
+    """Raises InputError for ids outside the vocabulary, among the first `counts` of each row."""
     bad = (ids < 0) | (ids >= vocab)
     if counts is not None:
         real = Counts.of(counts, ids.shape[0], ids.shape[1], ids.device, "counts").tensor

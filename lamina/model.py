@@ -1,10 +1,10 @@
-"""The base of every model family: a stack of blocks between an embedding and a head.
+"""`Model`: the base of every model family: a stack of blocks between an embedding and a head.
 
-A family gives its blocks and says how ids become vectors and vectors become logits. Nothing else is needed: no
-configuration, and no checkpoint (`docs/own_model.py` is a whole program). A block is called as
-`block(x, memory, shared)`: `memory` is the only door to the past, `shared` is what all blocks of the pass share, made
-once by `prepare` (rotary tables, say). Its `specs` say what it must remember. Nothing in a family names a cache, a
-mask, a position argument or padding.
+A family defines its blocks, `embed` (ids to vectors) and `unembed` (vectors to logits). Nothing else is needed: no
+configuration, and no checkpoint (`docs/own_model.py` is a complete program). A block is called as
+`block(x, memory, shared)`: `memory` is its only access to earlier tokens, and `shared` is what `prepare` makes once per
+pass for all blocks (RoPE tables, for example). Its `specs` say what the cache must store for it. A family never deals
+with caches, masks, position arguments or padding.
 """
 
 from __future__ import annotations
@@ -53,32 +53,32 @@ Logits = Literal["all", "last"] | None
 
 
 class Model(nn.Module):
-    """Subclasses fill in `blocks`, `embed`, `unembed`, with learned positions `add_positions` and `max_positions`, and,
-    if blocks share something, `prepare`."""
+    """Subclasses define `blocks`, `embed` and `unembed`; with learned positions also `add_positions` and
+    `max_positions`; and `prepare` if blocks share tensors in a pass."""
 
     names: Names = {}
-    """Our parameter paths -> names in checkpoints; see lamina.checkpoint.names."""
+    """Parameter paths in this model -> names in checkpoints; see lamina.checkpoint.names."""
     ignored: tuple[str, ...] = ()
-    """Patterns of checkpoint tensors that are not needed."""
+    """Patterns of checkpoint tensors that are not loaded."""
     max_positions: int | None = None
-    """How many positions there are, where that is a hard limit (a learned table)."""
+    """The number of positions, if that is a hard limit (a learned table)."""
 
     start_ids: tuple[int, ...] = ()
-    """What every row of a decoder that reads a source starts with."""
+    """The ids that every row of a decoder with a source starts with."""
 
     blocks: nn.ModuleList
     head: nn.Module
     """[..., width] -> [..., vocab], the last part of `unembed`"""
     config: Config = EMPTY
-    """That of the checkpoint; empty for a model without one."""
+    """The checkpoint's configuration; empty for a model without one."""
     tokenizer: Tokenizer | None = None
     generation_defaults: Mapping[str, Any] = {}
-    """What the checkpoint's generation_config.json says."""
+    """The contents of the checkpoint's generation_config.json."""
     compiled: CompiledBlocks | None = None
 
     @classmethod
     def build(cls, config: Config) -> Self:
-        """An untrained model of that configuration, for inference."""
+        """A model with this configuration and initial weights, in inference mode."""
         model = cls(config)
         model.config = config
         return model.requires_grad_(False).eval()
@@ -86,23 +86,23 @@ class Model(nn.Module):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """As in `nn.Module`, but an AttributeError that a property raised, which brings Python here, is kept."""
+            """As in `nn.Module`, except that an AttributeError raised inside a property is shown instead of hidden."""
             try:
                 return super().__getattr__(name)
             except AttributeError:
                 found = inspect.getattr_static(type(self), name, None)
                 if not isinstance(found, property | cached_property):
                     raise
-            return found.__get__(self, type(self))  # runs again, and raises its own error
+            return found.__get__(self, type(self))  # runs the property again, which raises its own error
 
     @property
     def specs(self) -> list[LayerSpecs]:
-        """What each layer must remember: name -> spec."""
+        """For each layer, what the cache must store: name -> spec."""
         return [_specs_of(i, block) for i, block in enumerate(self.blocks)]
 
     @property
     def vocab(self) -> int:
-        """How many ids there are: as set, or as many as there are logits."""
+        """The vocabulary size: as set, otherwise the number of logits."""
         if "_vocab" not in self.__dict__:
             self.__dict__["_vocab"] = self._logits_of_a_token()
         return self.__dict__["_vocab"]
@@ -119,13 +119,13 @@ class Model(nn.Module):
             return self.unembed(self.embed(ids)).shape[-1]
         except Exception as error:
             raise InputError(
-                f"how many ids {type(self).__name__} has cannot be seen from its embed and unembed ({error}): "
+                f"the vocabulary size of {type(self).__name__} cannot be found by its embed and unembed ({error}): "
                 "set self.vocab"
             ) from error
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """The ids that end a text, as the checkpoint says."""
+        """The end-of-sequence ids of the checkpoint."""
         ids = self.generation_defaults.get("eos_token_id")
         if ids is None and self.tokenizer is not None and self.tokenizer.eos_ids:
             ids = self.tokenizer.eos_ids
@@ -135,9 +135,9 @@ class Model(nn.Module):
 
     @property
     def context(self) -> int | None:
-        """How many positions the checkpoint was made for: `generate` ends a row there unless `beyond_context=True`.
+        """The context length of the checkpoint: `generate` ends a row there unless `beyond_context=True`.
 
-        None without such a length: recurrent models, relative positions (T5), a configuration that names none.
+        None if there is none: recurrent models, relative positions (T5), a configuration without one.
         """
         if not any(spec.uses_positions for entry in self.specs for spec in entry.values()):
             return self.max_positions
@@ -152,14 +152,14 @@ class Model(nn.Module):
     def dtype(self) -> torch.dtype:
         return next(parameter.dtype for parameter in self.parameters() if parameter.is_floating_point())
 
-    # -- what a family says ----------------------------------------------------------------------------------------
+    # -- defined by a family ---------------------------------------------------------------------------------------
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids [B, T] -> [B, T, width]"""
         raise TypeError(f"{type(self).__name__} does not say how ids are embedded")
 
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x [B, T, width] of tokens at these positions [B, T] -> the same with positions added; learned ones go here.
+        """Adds learned positions. x [B, T, width], positions [B, T] -> [B, T, width]
 
         >>> def add_positions(self, x, positions):
         ...     return x + self.position(positions)  # an nn.Embedding(self.max_positions, width)
@@ -167,11 +167,11 @@ class Model(nn.Module):
         return x
 
     def prepare(self, positions: Tensor) -> Any:
-        """What all blocks share in a pass over these positions [B, T]."""
+        """Makes what all blocks of a pass share, from the positions [B, T]."""
         return None
 
     def finish(self, x: Tensor) -> Tensor:
-        """[..., width] what the last block gives -> the last hidden state, as the model's own norm leaves it"""
+        """The last hidden state [..., width], usually the final norm of the last block's output [..., width]."""
         return x
 
     def unembed(self, x: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ class Model(nn.Module):
         raise TypeError(f"{type(self).__name__} does not say how logits are made")
 
     def encode(self, ids: Any, counts: Any = None, embeds: Any = None) -> Source:
-        """The encoder's output, for models that read a source."""
+        """The encoder's output, for encoder–decoder models."""
         raise InputError(f"{type(self).__name__} reads no source: only encoder–decoder models do")
 
     # -- passes ----------------------------------------------------------------------------------------------------
@@ -192,9 +192,9 @@ class Model(nn.Module):
         embeds: Tensor | None = None,
         hidden: Collection[int] = (),
     ) -> Tensor | None:
-        """The middle of a pass: a pure tensor program, which is what is compiled and exported.
+        """Runs the model in an open pass: a pure tensor program, which can be compiled, captured and exported.
 
-        hidden   which hidden states are kept in `step.hidden`: 0 is what the first block reads, i what the i-th gives
+        hidden   hidden states to keep in `step.hidden`: 0 is the input of the first block, i the output of the i-th
         """
         if isinstance(step, Step) and step.recomputes:
             assert ids is not None
@@ -225,8 +225,8 @@ class Model(nn.Module):
         return step.logits
 
     def enter(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Any]:
-        """What the first block reads of tokens that were embedded, and what all blocks share."""
-        if self.max_positions is not None:  # rows of a captured step that ended stand one past the end of a full table
+        """The input of the first block, from embedded tokens [B, T, width], and what all blocks share."""
+        if self.max_positions is not None:  # in a captured step, a full row that has ended is at position max_positions
             positions = positions.clamp(max=self.max_positions - 1)
         return self.add_positions(embeds, positions), self.prepare(positions)
 
@@ -244,13 +244,13 @@ class Model(nn.Module):
     ) -> Tensor | None:
         """Runs ids [B, T] and returns logits.
 
-        cache     continues each of its rows, without gradients; without one, each row is a whole sequence
-        counts    [B] how many of the T are real; the rest is padding on the right
-        logits    "all" [B, T, vocab], "last" (of each row's last real token) [B, vocab], or None
+        cache     continues the rows of this cache, without gradients; None: each row is a whole sequence
+        counts    [B] how many of the T tokens are real; the rest is padding on the right
+        logits    "all" [B, T, vocab], "last" (after each row's last real token) [B, vocab], or None
         embeds    [B, T, width] instead of ids
-        segments  [B, T] without a cache: several sequences packed into one row
-        spans     [B, T] tokens with the same number >= 0 see each other both ways
-        source    without a cache: what the encoder made, for models that read one
+        segments  [B, T] only without a cache: several sequences packed into one row
+        spans     [B, T] tokens with the same span >= 0 see each other in both directions
+        source    only without a cache: the encoder's output, for encoder–decoder models
         """
         ids, embeds = checked_ids(self, ids, embeds, counts)
         shape = embeds.shape[:2] if embeds is not None else ids.shape  # type: ignore[union-attr]
@@ -272,7 +272,7 @@ class Model(nn.Module):
         return feed(self, cache, ids, counts=counts, logits=logits, embeds=embeds, spans=spans)[0]
 
     def check_ids(self, ids: Tensor, counts: Numbers | None = None) -> None:
-        """Refuses ids that the vocabulary does not have; of each row its first `counts` are looked at."""
+        """Raises InputError for ids outside the vocabulary, among the first `counts` of each row."""
         check_ids(ids, self.vocab, counts)
 
     # -- caches and sources ----------------------------------------------------------------------------------------
@@ -287,11 +287,15 @@ class Model(nn.Module):
         residence: str = "device",
         pool: Pool | None = None,
     ) -> Cache:
-        """A cache for this model: what must be remembered is the model's to say, how it is kept is yours.
+        """A cache for this model. The model's specs say what it stores, the arguments say how.
 
-        codec       how keys and values are written: "int8", "int4", "k8v4", "fp8" …, a `Codec`, or one for some layers
-        residence   where bytes live: "device", or "host", from where passes fetch the next layers while one computes
-        pool        a `lamina.Pool` to keep tokens in, in pages that forks share; slack and codec are the pool's then
+        rows        how many sequences
+        capacity    the most tokens a row may hold; None: stores grow as needed
+        slack       how many committed tokens sliding windows and recurrent states can be rewound by
+        source      the encoder's output, for encoder–decoder models
+        codec       how keys and values are quantized: "int8", "int4", "k8v4", "fp8" …, a `Codec`, or layer -> either
+        residence   "device", or "host": layers are stored on the host, and fetched while the layer before computes
+        pool        a `lamina.Pool` that stores the tokens in pages, which forks share; it sets slack and codec
 
         >>> model.new_cache(codec={"default": "k5v4", 0: "int8"})      # doctest: +SKIP
         """
@@ -306,7 +310,7 @@ class Model(nn.Module):
         return cache if source is None else cache.attach(source)
 
     def cross_states(self, source: Source) -> dict[Key, tuple[Tensor, Tensor]]:
-        """Keys and values [B, H, S, D] that each cross-attending layer reads of this source."""
+        """(layer, entry) -> keys and values [B, H, S, D] of this source, for each cross-attention layer."""
         return {
             (i, name): block.cross(source.states)  # type: ignore[operator]
             for i, block in enumerate(self.blocks)
@@ -315,7 +319,7 @@ class Model(nn.Module):
         }
 
     def cross_inputs(self, source: Source, rows: int) -> Mapping[Key, dict[str, Tensor]]:
-        """What a pass without a cache over so many rows reads of this source: one for all, or one for each."""
+        """The source as a pass of `rows` rows without a cache reads it. The source has one row for all, or one each."""
         states = self.cross_states(source)
         if not states:
             raise InputError(f"{type(self).__name__} reads no source: only encoder–decoder models do")
@@ -331,13 +335,13 @@ class Model(nn.Module):
 
     @property
     def graphs(self) -> Graphs:
-        """The captured programs of this model, and how many of a shape there may be: `model.graphs.limit`."""
+        """The captured programs of this model (runtime/graphs.py)."""
         if "_graphs" not in self.__dict__:
-            self.__dict__.setdefault("_graphs", Graphs(self))  # of two threads, the first one's
+            self.__dict__.setdefault("_graphs", Graphs(self))  # if two threads race, both get the first one's
         return self.__dict__["_graphs"]
 
     def explain(self, cache: Cache | None = None, rows: int = 1) -> str:
-        """How tokens are decoded here, and where a fast path is not taken, why.
+        """How tokens are decoded, and the reason if decode steps are not captured.
 
         >>> print(model.explain())                                    # doctest: +SKIP
         decoding: plain passes, since the model is on cpu; decode steps are captured on a GPU
@@ -346,11 +350,11 @@ class Model(nn.Module):
         return "decoding: one captured graph a step" if reason is None else f"decoding: plain passes, since {reason}"
 
     def compile(self, **options: Any) -> None:
-        """From now on, passes of few tokens run compiled blocks: decoding is faster after a wait of some seconds.
+        """Compiles blocks for passes of few tokens: decoding is faster from then on.
 
-        The wait is in the first pass of a new number of rows or tokens. Blocks of a kind share one program, which
-        serves any length, growing and fixed caches. `options` are those of `torch.compile`. Unlike with
-        `nn.Module.compile`, prompts and other long passes stay as they are. On a GPU, captured decode steps need none.
+        The first pass with a new number of rows or tokens compiles for some seconds. Blocks of a kind share one
+        program, which serves any length, and growing and fixed caches. `options` are those of `torch.compile`. Unlike
+        with `nn.Module.compile`, prompts and other long passes run uncompiled. Captured decode steps do not need it.
 
         >>> model.compile()                                           # doctest: +SKIP
         """
@@ -377,11 +381,11 @@ class Model(nn.Module):
 
 def _specs_of(index: int, block: nn.Module) -> LayerSpecs:
     made = getattr(type(block), "specs", None)
-    if isinstance(made, property):  # called here, since nn.Module would hide an AttributeError in it
+    if isinstance(made, property):  # called directly, since nn.Module would hide an AttributeError inside it
         return made.__get__(block)
     if made is None and "specs" not in block.__dict__:
         raise TypeError(
-            f"block {index} ({type(block).__name__}) does not say what it remembers: give it specs, such as "
+            f"block {index} ({type(block).__name__}) does not say what its cache stores: give it specs, such as "
             '{"attention": lamina.cache.Attention(kv_heads, key_dim, value_dim)}, or {} for nothing'
         )
     return block.specs  # type: ignore[return-value]

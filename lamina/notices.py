@@ -1,7 +1,7 @@
-"""Things a user may want to know once: each sentence is logged at most once in a process, by the logger `lamina`.
+"""Notices to the user: each text is logged at most once per process, by the logger `lamina`.
 
-What is expected (plain passes, since the model is on a CPU) is logged at level INFO, which Python does not show unless
-asked to; `model.explain()` and `Result.how` say it too. A fast path that should have worked and did not is a WARNING.
+Expected facts (plain passes, since the model is on a CPU) are logged at level INFO, which Python does not show by
+default; `model.explain()` and `Result.how` tell them too. A fast path that should have worked and failed is a WARNING.
 """
 
 from __future__ import annotations

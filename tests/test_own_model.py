@@ -153,12 +153,12 @@ def test_a_vocabulary_that_cannot_be_seen_must_be_set() -> None:
             return self.head(x.mean(dim=1, keepdim=True).flatten(1, 3))
 
     odd = Odd(vocab=20, width=8, heads=1)
-    with pytest.raises(lamina.InputError, match=r"how many ids Odd has cannot be seen .*: set self.vocab"):
+    with pytest.raises(lamina.InputError, match=r"the vocabulary size of Odd cannot be found .*: set self.vocab"):
         odd.generate(PROMPTS)
     odd.vocab = 20
     assert odd.vocab == 20
     with pytest.raises(
-        lamina.InputError, match=r"cannot be seen from its embed and unembed .Model does not say how ids"
+        lamina.InputError, match=r"cannot be found by its embed and unembed .Model does not say how ids"
     ):
         _ = lamina.Model().vocab
 
@@ -175,7 +175,7 @@ def test_a_block_that_does_not_say_what_it_remembers_is_named(model: Mine) -> No
 
     other = copy.deepcopy(model)
     other.blocks.append(nn.Linear(16, 16))
-    with pytest.raises(TypeError, match=r"block 2 \(Linear\) does not say what it remembers: give it specs, such as"):
+    with pytest.raises(TypeError, match=r"block 2 \(Linear\) does not say what its cache stores: give it specs"):
         other.new_cache()
     other.blocks[2] = Silent(16, 2)
     with pytest.raises(AttributeError, match="'Silent' object has no attribute 'memories'"):

@@ -20,11 +20,11 @@ FAMILIES = {
     "lfm2": "lfm2:Lfm2",
     "t5": "t5:T5",
 }
-"""model_type -> module of this package and class in it."""
+"""model_type -> "module:class" in this package."""
 
 
 def family(model_type: str) -> type[Model]:
-    """The class for a model_type.
+    """The model class for a model_type.
 
     >>> family("llama").__name__
     'Llama'

@@ -1,4 +1,4 @@
-"""The shell that most decoders share: an embedding, blocks, a norm and a head, with rotary tables for all blocks."""
+"""`Decoder`: the base of most families: an embedding, blocks, a norm and a head, and one RoPE table for all blocks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from lamina.nn import Embedding, Linear, RMSNorm, Rotary
 
 
 class Decoder(Model):
-    """A family gives its blocks and last norm; `rope=None` where positions are not rotary, `tied` where the head is
-    the embedding."""
+    """A family gives its blocks and final norm. rope=None: no RoPE; tied: the head has the weight of the embedding."""
 
     def __init__(
         self, c: Config, blocks: Iterable[nn.Module], norm: RMSNorm, *, rope: Rotary | None, tied: bool
@@ -44,12 +43,12 @@ class Decoder(Model):
 
 
 def qkv_names(ours: str, theirs: str) -> dict[str, Value]:
-    """Queries, keys and values that a checkpoint keeps apart, as the one matrix that `SelfAttention` reads."""
+    """Parameter names: a checkpoint's separate q, k and v are concatenated to the one matrix of `SelfAttention`."""
     return {f"{ours}.qkv": (f"{theirs}.q_proj", f"{theirs}.k_proj", f"{theirs}.v_proj")}
 
 
 def mlp_names(ours: str, theirs: str) -> dict[str, Value]:
-    """A gated MLP, gate and up as one matrix."""
+    """Parameter names of a gated MLP: gate and up are concatenated to one matrix."""
     return {
         f"{ours}.gate_up": (f"{theirs}.gate_proj", f"{theirs}.up_proj"),
         f"{ours}.down": f"{theirs}.down_proj",

@@ -1,9 +1,9 @@
-"""DeepSeek V3: attention through a latent, from which every head's keys and values are made, and many small experts.
+"""DeepSeek V3: multi-head latent attention (MLA) and many small experts.
 
     latent, k_rope = down(x)        head h: softmax(q · [up_k(latent) | k_rope]) · up_v(latent)
 
-The latent and one rotary key a token are all that is remembered. Behind the first dense layers, a token visits the one
-shared expert and the best of the routed ones, which must lie in few groups.
+The cache stores only one latent and one rotary key per token. The first layers have a dense MLP; in the others a token
+uses the shared expert and its best routed experts, which must come from a few groups.
 
 https://arxiv.org/abs/2412.19437
 """
@@ -65,7 +65,7 @@ class LatentAttention(nn.Module):
 
 
 def score_scale(c: Config) -> float:
-    """The factor on scores, larger where positions were stretched beyond the trained context."""
+    """The factor on attention scores, larger if YaRN scales positions beyond the trained context."""
     settings = rope_parameters(c)
     stretched = settings["rope_type"] != "default" and settings.get("mscale_all_dim")
     sharper = yarn_scale(settings["factor"], settings["mscale_all_dim"]) if stretched else 1.0
@@ -73,11 +73,11 @@ def score_scale(c: Config) -> float:
 
 
 def mixture(c: Config) -> Mixture:
-    """Scores are sigmoids; a bias, which balances the load in training, has a say in the choice alone."""
+    """Scores are sigmoids; a bias, which balances the load in training, takes part in the choice only."""
     experts, groups, inner = c.n_routed_experts, c.n_group, c.moe_intermediate_size
     if experts % groups or (groups > 1 and experts < 2 * groups):
         raise InputError(
-            f"n_routed_experts={experts} cannot be cut into n_group={groups} groups of two experts or more"
+            f"n_routed_experts={experts} cannot be divided into n_group={groups} groups of two experts or more"
         )
     choice = Choice(
         c.num_experts_per_tok, "sigmoid", normed=c.get("norm_topk_prob", True), factor=c.routed_scaling_factor,
@@ -146,4 +146,4 @@ class DeepseekV3(Decoder):
             tied=c.get("tie_word_embeddings", False),
         )
         ahead = range(c.num_hidden_layers, c.num_hidden_layers + c.get("num_nextn_predict_layers", 1))
-        self.ignored = tuple(f"model.layers.{i}.*" for i in ahead)  # these guess the tokens after the next
+        self.ignored = tuple(f"model.layers.{i}.*" for i in ahead)  # multi-token prediction layers

@@ -1,6 +1,7 @@
-"""Falcon-H1: attention and Mamba-2 side by side, x + attention(norm(x)) + mamba(norm(x)), then x + mlp(norm(x)).
+"""Falcon-H1: attention and Mamba-2 in parallel, x + attention(norm(x)) + mamba(norm(x)), then x + mlp(norm(x)).
 
-Fixed factors (maximal update parametrisation) stand at the embedding, around both mixers, in the MLP and at the head.
+Fixed multipliers (maximal update parametrization) are applied at the embedding, around both mixers, in the MLP and at
+the head.
 
 https://arxiv.org/abs/2507.22448
 """
@@ -27,7 +28,7 @@ class Block(nn.Module):
         self.attention = SelfAttention(
             c.hidden_size, c.num_attention_heads, c.get("num_key_value_heads", c.num_attention_heads), head_dim,
             bias=bias, out_bias=bias,
-            scale=c.get("key_multiplier", 1.0) * head_dim**-0.5,  # a factor on keys is one on scores
+            scale=c.get("key_multiplier", 1.0) * head_dim**-0.5,  # a factor on keys equals one on scores
             factors=(c.get("attention_in_multiplier", 1.0), c.get("attention_out_multiplier", 1.0)),
         )  # fmt: skip
         self.mamba = mamba(c)

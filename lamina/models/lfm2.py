@@ -1,4 +1,4 @@
-"""LFM2: most layers mix tokens by a short convolution between two gates, a few by attention with grouped heads.
+"""LFM2: most layers mix tokens with a short convolution between two gates, a few with grouped-query attention.
 
     B, C, x = inward(u)        outward(C · convolve(B · x))
 
@@ -19,7 +19,7 @@ from lamina.nn.attention.rotary import RopeTable
 
 
 class GatedConvolution(nn.Module):
-    """B chooses what of a token enters the convolution, C what of the mix comes out."""
+    """B gates the input of the convolution, C its output."""
 
     def __init__(self, width: int, kernel: int, bias: bool) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Block(nn.Module):
 
 
 def inner_width(c: Config) -> int:
-    """The width inside the MLP: as given, or two thirds of it, brought up to a multiple."""
+    """The inner width of the MLP: as configured, or two thirds of that, rounded up to a multiple."""
     width = c.get("block_ff_dim") or c.intermediate_size
     if not c.get("block_auto_adjust_ff_dim", True):
         return width
@@ -64,7 +64,7 @@ def inner_width(c: Config) -> int:
 
 
 def layer_kinds(c: Config) -> list[str]:
-    """conv or full_attention, for each layer."""
+    """The kind of each layer: conv or full_attention."""
     layers = range(c.num_hidden_layers)
     kinds = c.get("layer_types")
     if kinds is None:

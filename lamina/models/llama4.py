@@ -1,7 +1,8 @@
-"""Llama 4, the text part: most layers attend within chunks, with rotary positions; some see the whole text, with none.
+"""Llama 4, the text model: most layers attend within chunks, with RoPE; some attend to the whole text, without it.
 
-Where there are no positions, queries grow a little with their own, so that attention stays sharp over long texts. In
-some layers or all, the MLP is one expert that all tokens share plus those that a router picks for each token.
+In layers without RoPE, queries are multiplied by a factor that grows slowly with their position (temperature tuning),
+so that attention stays sharp over long texts. In some or all layers the MLP is a mixture of experts: one that all
+tokens share, and those that a router chooses per token.
 
 https://ai.meta.com/blog/llama-4-multimodal-intelligence
 """
@@ -26,11 +27,11 @@ from lamina.nn.attention.rotary import RopeTable
 
 class PassTensors(NamedTuple):
     rope: RopeTable
-    temperature: Tensor | None  # [B, T]: a factor on queries without positions
+    temperature: Tensor | None  # [B, T]: a factor on queries of layers without RoPE
 
 
 class Attention(nn.Module):
-    """Rotary positions and then a norm of queries and keys, or neither of them."""
+    """Attention with RoPE and then a norm of queries and keys, or with neither."""
 
     def __init__(self, c: Config, window: Window, rotary: bool) -> None:
         super().__init__()
@@ -54,7 +55,7 @@ class Attention(nn.Module):
 
 
 def mixture(c: Config) -> Mixture:
-    """The router's weight is a factor on what experts read."""
+    """The router's weight multiplies the experts' input."""
     width, inner, choice = c.hidden_size, c.intermediate_size, Choice(c.num_experts_per_tok, "sigmoid")
     return Mixture(width, c.num_local_experts, inner, c.hidden_act, choice, shared=inner, weigh_input=True)
 
@@ -74,7 +75,7 @@ class Block(nn.Module):
 
 
 def blocks(c: Config) -> list[Block]:
-    """Each layer's window, positions and kind of MLP: as listed, or every so many layers where nothing is listed."""
+    """The blocks: window, RoPE and kind of MLP of each layer, from the lists in the configuration or its intervals."""
     layers = range(c.num_hidden_layers)
     rotary = c.get("no_rope_layers") or [(i + 1) % c.get("no_rope_layer_interval", 4) != 0 for i in layers]
     kinds = c.get("layer_types") or ["chunked_attention" if one else "full_attention" for one in rotary]
@@ -130,7 +131,7 @@ class Llama4(Decoder):
 
 
 class Llama4TextPart(Llama4):
-    """The same from a checkpoint that reads images too, which is left out."""
+    """The text model of a checkpoint that also has a vision part, which is not loaded."""
 
     names = under("language_model.", Llama4.names)
     ignored = ("vision_model.*", "multi_modal_projector.*")

@@ -81,7 +81,7 @@ class Mamba(Decoder):
         "head": "lm_head",
     }
     tied = True
-    """Whether the head is the embedding where the configuration does not say."""
+    """Default of `tie_word_embeddings`."""
 
     def __init__(self, c: Config) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""Mamba-2: Mamba with one decay a head, not one per channel and state entry, so that many tokens are matrix products.
+"""Mamba-2: Mamba with one decay per head, not per channel and state entry, so prefill is matrix products.
 
 https://arxiv.org/abs/2405.21060
 """

@@ -1,6 +1,6 @@
-"""Qwen3-Next: three layers of the gated delta rule to one of gated attention, each followed by a mixture of experts.
+"""Qwen3-Next: three layers of the gated delta rule for each layer of gated attention, each with a mixture of experts.
 
-A token visits its best experts and one shared expert behind a gate of its own.
+A token uses its best routed experts and one shared expert with a gate.
 
 https://qwen.ai/blog?id=qwen3-next
 """
@@ -21,7 +21,7 @@ from lamina.nn.recurrent.gated_delta import regroup_by_part
 
 
 def mixture(c: Config) -> Mixture:
-    """The best experts by a softmax over all; the gate of the shared one is a row of the router's matrix."""
+    """Scores are a softmax over all experts; the gate of the shared expert is one more row of the router's matrix."""
     return Mixture(
         c.hidden_size, c.num_experts, c.moe_intermediate_size, c.get("hidden_act", "silu"),
         Choice(c.num_experts_per_tok, "softmax", normed=c.get("norm_topk_prob", True)),
@@ -59,7 +59,7 @@ class Block(nn.Module):
 
 
 def layer_kinds(c: Config) -> list[str]:
-    """linear_attention or full_attention, for each layer."""
+    """The kind of each layer: linear_attention or full_attention."""
     count, interval = c.num_hidden_layers, c.get("full_attention_interval", 4)
     chosen = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(count)]
     kinds = c.get("layer_types", chosen)
@@ -69,13 +69,14 @@ def layer_kinds(c: Config) -> list[str]:
 
 
 def is_dense(c: Config, layer: int) -> bool:
-    """Whether a layer has one MLP in place of experts."""
+    """True if a layer has one dense MLP instead of experts."""
     sparse = c.num_experts > 0 and (layer + 1) % c.get("decoder_sparse_step", 1) == 0
     return not sparse or layer in c.get("mlp_only_layers", ())
 
 
 def tensor_names(c: Config) -> Names:
-    """Stored queries lie beside their gates, head by head, and q, k, v, z likewise by key head: here they are apart."""
+    """Parameter names. Checkpoints interleave queries and gates by head, and q, k, v, z (and b, a) by key head; here
+    each of them is contiguous."""
     shared = c.linear_num_value_heads // c.linear_num_key_heads  # value heads of a key head
     key, value = c.linear_key_head_dim, shared * c.linear_value_head_dim
     queries_gates = regroup_by_part(c.num_attention_heads, c.head_dim, c.head_dim)
@@ -116,16 +117,16 @@ def tensor_names(c: Config) -> Names:
 
 
 class Qwen3Next(Decoder):
-    ignored = ("mtp.*",)  # guesses the tokens after the next
+    ignored = ("mtp.*",)  # multi-token prediction layers
 
     def __init__(self, c: Config) -> None:
         settings = rope_parameters(c.with_values(partial_rotary_factor=c.get("partial_rotary_factor", 0.25)))
-        turned = int(c.head_dim * settings["partial_rotary_factor"])
+        rotary_dim = int(c.head_dim * settings["partial_rotary_factor"])
         super().__init__(
             c,
             (Block(c, kind, is_dense(c, i)) for i, kind in enumerate(layer_kinds(c))),
             RMSNorm(c.hidden_size, c.rms_norm_eps, plus_one=True),
-            rope=Rotary(turned, settings, c.get("max_position_embeddings")),
+            rope=Rotary(rotary_dim, settings, c.get("max_position_embeddings")),
             tied=c.get("tie_word_embeddings", False),
         )
         self.names = tensor_names(c)

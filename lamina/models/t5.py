@@ -1,4 +1,4 @@
-"""T5: an encoder and a decoder of the same blocks; positions are a learned bias on the scores, shared by all layers.
+"""T5: an encoder and a decoder with similar blocks; positions are a learned bias on the scores, shared by all layers.
 
 https://arxiv.org/abs/1910.10683 (v1.1, with gated feed-forward: https://arxiv.org/abs/2002.05202)
 """
@@ -15,7 +15,7 @@ from lamina.config import Config
 from lamina.encoder import Encoder, EncoderDecoder
 from lamina.nn import MLP, CrossAttention, Embedding, GatedMLP, Linear, RelativeBias, RMSNorm, SelfAttention
 
-LARGEST = torch.finfo(torch.float16).max - 1000  # of a hidden state in float16
+LARGEST = torch.finfo(torch.float16).max - 1000  # limit on hidden states in float16
 
 
 def norm(c: Config) -> RMSNorm:
@@ -37,8 +37,8 @@ def position_bias(c: Config, both_ways: bool) -> RelativeBias:
 
 
 def bounded(x: Tensor) -> Tensor:
-    """x with what overflowed float16 cut off, as transformers does it: T5 was trained in bfloat16, whose numbers may be
-    larger. Each number on its own, so that a row does not depend on the others of its batch."""
+    """Clamps values that overflow float16, as transformers does: T5 was trained in bfloat16, which has a larger range.
+    Elementwise and always, so that a row does not depend on the other rows of its batch."""
     return x.clamp(-LARGEST, LARGEST) if x.dtype == torch.float16 else x
 
 
@@ -82,7 +82,7 @@ class T5Encoder(Encoder):
 
     @property
     def context(self) -> None:
-        """Positions are relative: `n_positions` in a configuration is the length that was trained on, not an end."""
+        """None: positions are relative, and `n_positions` in a configuration is the training length, not a limit."""
         return None
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class T5Encoder(Encoder):
 
 
 def stack_names(ours: str, theirs: str, mlp: int) -> dict[str, Value]:
-    """One of the two stacks, whose blocks have their feed-forward part at place `mlp`."""
+    """Parameter names of the encoder or the decoder; `mlp`: index of the MLP among the sublayers of a block."""
     block, part = f"{ours}blocks.{{i}}", f"{theirs}.block.{{i}}.layer"
     dense = f"{part}.{mlp}.DenseReluDense"
     return {
@@ -146,7 +146,7 @@ class T5(EncoderDecoder):
 
     @property
     def context(self) -> None:
-        """Positions are relative: `n_positions` in a configuration is the length that was trained on, not an end."""
+        """None: positions are relative, and `n_positions` in a configuration is the training length, not a limit."""
         return None
 
     def embed(self, ids: Tensor) -> Tensor:
