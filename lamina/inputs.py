@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lamina.cache.counts import Counts, Numbers
+from lamina.cache.counts import Counts, CountsLike
 from lamina.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def checked_ids(
-    model: Model, ids: Tensor | Sequence[Sequence[int]] | None, embeds: Tensor | None, counts: Numbers | None
+    model: Model, ids: Tensor | Sequence[Sequence[int]] | None, embeds: Tensor | None, counts: CountsLike | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """Checks ids [B, T] or embeds [B, T, width], of which one must be given, and moves it to the model's device."""
     if (ids is None) == (embeds is None):
@@ -44,7 +44,7 @@ def checked_marks(model: Model, name: str, marks: Tensor | None, shape: Sequence
     return marks.to(model.device)
 
 
-def check_ids(ids: Tensor, vocab: int, counts: Numbers | None = None) -> None:
+def check_ids(ids: Tensor, vocab: int, counts: CountsLike | None = None) -> None:
     """Raises InputError for ids outside the vocabulary, among the first `counts` of each row."""
     bad = (ids < 0) | (ids >= vocab)
     if counts is not None:

@@ -30,7 +30,7 @@ def load(path: str | Path, dtype: str | torch.dtype | None = None, device: str |
     >>> model = load("smollm2", dtype="float32")               # doctest: +SKIP
     >>> print(model.generate("The sky is").text[0])            # doctest: +SKIP
     """
-    asked, place = float_dtype(dtype), one_device(device)
+    asked, place = float_dtype(dtype), check_device(device)
     source = open_source(path)
     config = Config(source.config)
     refuse_quantized(config, path)
@@ -65,7 +65,7 @@ def refuse_quantized(config: Config, path: str | Path) -> None:
         raise InputError(f"{path} holds weights quantized with {method!r}; Lamina reads plain ones and GGUF files")
 
 
-def one_device(device: str | torch.device | None) -> torch.device:
+def check_device(device: str | torch.device | None) -> torch.device:
     """Checks the device for a model: one device, and available."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

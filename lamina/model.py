@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from lamina.cache.cache import Cache
 from lamina.cache.codec.codec import Codecs, codecs_of
 from lamina.cache.codec.key_mean import key_means_of
-from lamina.cache.counts import Numbers
+from lamina.cache.counts import CountsLike
 from lamina.cache.layers.base import Key
 from lamina.cache.layers.cross import Source
 from lamina.cache.passes import Pass
@@ -104,7 +104,7 @@ class Model(nn.Module):
     def vocab(self) -> int:
         """The vocabulary size: as set, otherwise the number of logits."""
         if "_vocab" not in self.__dict__:
-            self.__dict__["_vocab"] = self._logits_of_a_token()
+            self.__dict__["_vocab"] = self._count_logits()
         return self.__dict__["_vocab"]
 
     @vocab.setter
@@ -112,7 +112,7 @@ class Model(nn.Module):
         self.__dict__["_vocab"] = count
 
     @torch.no_grad()
-    def _logits_of_a_token(self) -> int:
+    def _count_logits(self) -> int:
         first = next(self.parameters(), None)
         ids = torch.zeros(1, 1, dtype=torch.int64, device=None if first is None else first.device)
         try:
@@ -235,7 +235,7 @@ class Model(nn.Module):
         ids: Tensor | Sequence[Sequence[int]] | None = None,
         *,
         cache: Cache | None = None,
-        counts: Numbers | None = None,
+        counts: CountsLike | None = None,
         logits: Logits = "all",
         embeds: Tensor | None = None,
         segments: Tensor | None = None,
@@ -271,7 +271,7 @@ class Model(nn.Module):
             raise InputError(f"{shape[0]} rows were given, the cache has {cache.rows}")
         return feed(self, cache, ids, counts=counts, logits=logits, embeds=embeds, spans=spans)[0]
 
-    def check_ids(self, ids: Tensor, counts: Numbers | None = None) -> None:
+    def check_ids(self, ids: Tensor, counts: CountsLike | None = None) -> None:
         """Raises InputError for ids outside the vocabulary, among the first `counts` of each row."""
         check_ids(ids, self.vocab, counts)
 

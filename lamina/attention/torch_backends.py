@@ -139,7 +139,7 @@ def _weighted_sum(shares: Tensor, v: Tensor) -> Tensor:
     return (shares.to(v.dtype).reshape(B, v.shape[1], -1, S) @ v).reshape(B, Hq, T, -1)
 
 
-def recording(keep: Callable[[Tensor, View], None]) -> Callable[..., Tensor]:
+def recorder(keep: Callable[[Tensor, View], None]) -> Callable[..., Tensor]:
     """A backend like `eager` that also calls keep(probabilities, view)."""
 
     def run(q: Tensor, k: Tensor, v: Tensor, view: View, **how: Any) -> Tensor:

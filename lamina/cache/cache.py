@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lamina.cache.clock import Clock, allocate
 from lamina.cache.codec.codec import Codecs, codecs_of
-from lamina.cache.counts import Counts, Numbers, whole
+from lamina.cache.counts import Counts, CountsLike, check_int
 from lamina.cache.layers.base import Key, Layer, Released
 from lamina.cache.layers.cross import Source
 from lamina.cache.ops.attach import attach
@@ -93,8 +93,8 @@ class Cache:
         residence: str = "device",
         pool: Pool | None = None,
     ) -> None:
-        rows, slack = whole("rows", rows), whole("slack", slack)
-        capacity = None if capacity is None else whole("capacity", capacity)
+        rows, slack = check_int("rows", rows), check_int("slack", slack)
+        capacity = None if capacity is None else check_int("capacity", capacity)
         if rows < 1:
             raise InputError(f"a cache needs at least one row, not {rows}")
         if capacity is not None and capacity < 1:
@@ -226,7 +226,7 @@ class Cache:
     def step(
         self,
         T: int,
-        counts: Numbers | None = None,
+        counts: CountsLike | None = None,
         rows: Sequence[int] | Tensor | None = None,
         spans: Tensor | None = None,
     ) -> Step:
@@ -253,7 +253,7 @@ class Cache:
         finally:
             self._in_use = False
 
-    def _commit(self, step: Step, accepted: Numbers | None) -> None:
+    def _commit(self, step: Step, accepted: CountsLike | None) -> None:
         """The body of `Step.commit`."""
         self.settle()
         if step.closed or step is not self._open_pass:
@@ -293,7 +293,7 @@ class Cache:
 
     # -- verbs in place --------------------------------------------------------------------------------------------
 
-    def rewind(self, n: Numbers) -> Cache:
+    def rewind(self, n: CountsLike) -> Cache:
         """Drops the last n tokens of each row (one count, or one per row), as if they had never been fed."""
         rewind(self, n)
         return self

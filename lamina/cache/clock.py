@@ -149,7 +149,7 @@ class Clock:
         self.high = list(low)
         return marks
 
-    def of(self, rows: list[int], index: Tensor) -> dict[str, Tensor | list[int]]:
+    def values_of(self, rows: list[int], index: Tensor) -> dict[str, Tensor | list[int]]:
         """Marks and bounds of these rows, for `replace`."""
         marks = {name: getattr(self, name).index_select(0, index) for name in MARKS}
         return marks | {name: [getattr(self, name)[row] for row in rows] for name in BOUNDS}

@@ -17,13 +17,14 @@ from torch import Tensor
 from lamina.cache.clock import on_device
 from lamina.errors import InputError
 
-Numbers = int | Sequence[int] | Tensor
+CountsLike = int | Sequence[int] | Tensor
+"""One count for all rows, or one per row."""
 
 
-def whole(name: str, value: Any) -> int:
+def check_int(name: str, value: Any) -> int:
     """Checks an argument and returns it as an int; raises InputError naming it otherwise, for True and 2.0 too.
 
-    >>> whole("rows", 2)
+    >>> check_int("rows", 2)
     2
     """
     if type(value) is int:
@@ -37,7 +38,7 @@ def whole(name: str, value: Any) -> int:
         raise InputError(f"{name}={value!r}: it must be a whole number") from None
 
 
-def listed(name: str, values: Any) -> list[int]:
+def check_ints(name: str, values: Any) -> list[int]:
     """Checks a sequence or 1-D tensor of integers and returns it as a list."""
     if isinstance(values, Tensor):
         if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
@@ -47,7 +48,7 @@ def listed(name: str, values: Any) -> list[int]:
         return values.tolist()
     if isinstance(values, str | bytes | dict) or not hasattr(values, "__iter__"):
         raise InputError(f"{name}={values!r}: it must be whole numbers, in a list or a tensor")
-    return [n if type(n) is int else whole(name, n) for n in values]
+    return [n if type(n) is int else check_int(name, n) for n in values]
 
 
 @dataclass
@@ -61,7 +62,7 @@ class Counts:
 
     @staticmethod
     def of(
-        value: Numbers,
+        value: CountsLike,
         rows: int,
         most: int | list[int] | None,
         device: torch.device,
@@ -87,7 +88,7 @@ class Counts:
             clamped = torch.minimum(value.to(device, torch.int64).clamp(min=0), ceiling)
             return Counts(clamped, [0] * rows, highest, (clamped != value).any())
         several = isinstance(value, Sequence | Tensor) or hasattr(value, "__iter__")
-        numbers = listed(what, value) if several else [whole(what, value)] * rows
+        numbers = check_ints(what, value) if several else [check_int(what, value)] * rows
         if len(numbers) != rows:
             raise InputError(f"{what} must have one number for each of the {rows} rows, not {len(numbers)}: {numbers}")
         for row, (number, top) in enumerate(zip(numbers, tops, strict=True)):
@@ -97,7 +98,7 @@ class Counts:
         return Counts(on_device(numbers, device), numbers, list(numbers))
 
     @staticmethod
-    def known(value: Numbers, rows: int, device: torch.device, what: str) -> Counts:
+    def known(value: CountsLike, rows: int, device: torch.device, what: str) -> Counts:
         """The same for values that the host needs immediately: a tensor on the device is read back and checked."""
         return Counts.of(value.cpu() if isinstance(value, Tensor) else value, rows, None, device, what)
 
@@ -118,7 +119,7 @@ def row_indices(rows: int | Sequence[int] | Tensor, total: int) -> list[int]:
     if isinstance(rows, Tensor):
         rows = rows.reshape(-1)
     several = isinstance(rows, Tensor) or hasattr(rows, "__iter__")
-    numbers = listed("rows", rows) if several else [whole("rows", rows)]
+    numbers = check_ints("rows", rows) if several else [check_int("rows", rows)]
     for row in numbers:
         if not 0 <= row < total:
             raise InputError(f"there is no row {row}: the cache has rows 0 to {total - 1}")

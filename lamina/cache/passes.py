@@ -16,7 +16,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from lamina.cache.backend import Backend
-    from lamina.cache.counts import Numbers
+    from lamina.cache.counts import CountsLike
     from lamina.cache.memory import Memory
 
 
@@ -52,7 +52,7 @@ class Pass(Protocol):
 class OpenPass(Pass, Protocol):
     """A pass whose caller decides how many tokens are kept."""
 
-    def commit(self, accepted: Numbers | None = None) -> None:
+    def commit(self, accepted: CountsLike | None = None) -> None:
         """Stores each row's first `accepted` tokens (all real ones when None), advances the clock, and closes."""
         ...
 

@@ -21,7 +21,7 @@ from lamina.errors import InputError
 if TYPE_CHECKING:
     from lamina.model import Logits, Model
 
-CrossStates = Mapping[Key, Mapping[str, Tensor]]
+CrossInputs = Mapping[Key, Mapping[str, Tensor]]
 """(layer, entry) -> the source's "k" and "v" [B, H, S, D], which that layer cross-attends to, and "lengths" [B]."""
 
 
@@ -44,7 +44,7 @@ def recompute_pass(model: Model, ids: Tensor, step: Step, logits: Logits, hidden
     rows = list(range(cache.rows)) if step.rows is None else step.rows
     held, counts = cache.tokens, step.all_counts.tolist()
     texts = [held[row] + new[:n] for row, new, n in zip(rows, ids.tolist(), counts, strict=True)]
-    crossed = {key: {name: step.take(x) for name, x in data.items()} for key, data in cross_states_of(cache).items()}
+    crossed = {key: {name: step.take(x) for name, x in data.items()} for key, data in cross_inputs_of(cache).items()}
     whole, alone = uncached_pass(model, texts, crossed)
     found = model.forward(whole, alone, None if logits is None else "all", hidden=hidden)
     positions = step.before[:, None] + torch.arange(step.T, device=ids.device)  # [R, T] of the ids in their rows
@@ -63,7 +63,7 @@ def recompute_pass(model: Model, ids: Tensor, step: Step, logits: Logits, hidden
     return step.logits
 
 
-def uncached_pass(model: Model, rows: Sequence[Sequence[int]], crossed: CrossStates) -> tuple[Tensor, Step]:
+def uncached_pass(model: Model, rows: Sequence[Sequence[int]], crossed: CrossInputs) -> tuple[Tensor, Step]:
     """The ids [B, S] of whole rows, padded on the right, and a pass without a cache over them."""
     for r, row in enumerate(rows):
         if -1 in row:
@@ -80,7 +80,7 @@ def uncached_pass(model: Model, rows: Sequence[Sequence[int]], crossed: CrossSta
     return ids, step
 
 
-def cross_states_of(cache: Cache) -> CrossStates:
+def cross_inputs_of(cache: Cache) -> CrossInputs:
     """The keys, values and lengths of the sources that a cache stores."""
     return {
         (i, name): layer.data

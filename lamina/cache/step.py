@@ -18,11 +18,11 @@ from torch import Tensor
 
 from lamina.attention.core import Backend
 from lamina.attention.rotary import RopeTable, rotate, rotate_widened, widened
-from lamina.attention.torch_backends import recording
+from lamina.attention.torch_backends import recorder
 from lamina.attention.view import View
 from lamina.attention.window import Window
 from lamina.cache.clock import on_device
-from lamina.cache.counts import Counts, Numbers
+from lamina.cache.counts import Counts, CountsLike
 from lamina.cache.layers.base import Key, Layer
 from lamina.cache.memory import Memory
 from lamina.cache.plain_backend import PLAIN, PlainBackend
@@ -93,7 +93,7 @@ class Step:
         self.closed = False
         self.ran = False  # True once every block has run in this pass
         self.written: set[Key] = set()  # entries that have stored or left this pass's tokens, if `ran` is not set
-        self.folds = False  # True if commit moves the base state of some row: see layers/recurrent.py
+        self.moves_base = False  # True if commit moves the base state of some row: see layers/recurrent.py
         self.base = before  # [R] position of each row's recurrent base state
         self._pending: dict[Key, Any] = {}
         self._views: dict[Hashable, View] = {}
@@ -190,7 +190,7 @@ class Step:
         attended = self.attended
         if attended is None:
             return self.attention
-        return recording(lambda shares, view: attended.update({key: (shares, view.kv_positions)}))
+        return recorder(lambda shares, view: attended.update({key: (shares, view.kv_positions)}))
 
     def source_of(self, key: Key) -> dict[str, Tensor] | None:
         return None if self.source is None else self.source[key]
@@ -256,7 +256,7 @@ class Step:
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
-    def commit(self, accepted: Numbers | None = None) -> None:
+    def commit(self, accepted: CountsLike | None = None) -> None:
         """Stores each row's first `accepted` tokens (all real ones when None), advances the clock, and closes."""
         if self.cache is not None:
             self.cache._commit(self, accepted)

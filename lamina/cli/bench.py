@@ -31,9 +31,9 @@ def bench(
     from lamina.bench import Settings, find_shape, run
     from lamina.bench.report import Report
     from lamina.dtypes import float_dtype
-    from lamina.loading import one_device
+    from lamina.loading import check_device
 
-    place = one_device(device)
+    place = check_device(device)
     gpu = place.type == "cuda"
     settings = Settings(
         shape=find_shape(shape),

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.cache.io.state_dtype import state_dtype
-from lamina.cache.ops.snapshot import Size, snapshot_size, take_snapshot, total
+from lamina.cache.ops.snapshot import SnapshotSize, snapshot_size, take_snapshot, total_bytes
 from lamina.cache.summary import size
 from lamina.errors import InputError
 from lamina.generation.feed import feed_rest, prefill
@@ -78,7 +78,7 @@ class Snapshot:
         return Snapshot(ids, own, ends, after)
 
     @property
-    def size(self) -> Size:
+    def size(self) -> SnapshotSize:
         """What it takes, pages that it shares with others included."""
         own = self._cache_size
         covered = sum(logits.nbytes for n, logits in self.after.items() if n != len(self.ids))
@@ -91,7 +91,7 @@ class Snapshot:
         return {} if pages is None else {table.group: table.numbers.copy() for table in pages.tables.values()}
 
     @cached_property
-    def _cache_size(self) -> Size:
+    def _cache_size(self) -> SnapshotSize:
         return snapshot_size(self.cache, 0)
 
     def knows(self, tokens: int) -> bool:
@@ -170,7 +170,7 @@ class PrefixStore:
     def nbytes(self) -> int:
         """Bytes of all snapshots: their layers, ids and logits; a page of a pool counts once."""
         with self._lock:
-            return total(one.size for one in self._kept)
+            return total_bytes(one.size for one in self._kept)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -311,7 +311,7 @@ class PrefixStore:
         if needed.nbytes + more > self.bytes:
             after, more = {}, 0
         self._kept = [one for one in self._kept if one not in covered]
-        while total([needed, *(one.size for one in self._kept)]) + more > self.bytes:
+        while total_bytes([needed, *(one.size for one in self._kept)]) + more > self.bytes:
             self._lost.append(Lost(self._kept.pop(0).ids, "had to make room"))
         self._kept.append(Snapshot.of(cache, row, ids, after, self.states))
 

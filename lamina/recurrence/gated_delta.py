@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.recurrence.rule import Rule, Tensors, segment_sums, skipped_and_gated
+from lamina.recurrence.rule import Rule, Tensors, segment_sums, skip_and_gate
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class GatedDelta(Rule):
         return inputs
 
     def after(self, out: Tensor, inputs: Tensors, gate: Tensor | None = None, **around: Any) -> Tensor:
-        return skipped_and_gated(out, inputs["v"], gate=gate)
+        return skip_and_gate(out, inputs["v"], gate=gate)
 
     def step(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
         q, k, v, g, beta = (inputs[name].to(state.dtype) for name in self.input_shapes)

@@ -161,7 +161,7 @@ def step_sizes(
     return {**inputs, "dt": dt if dt_limit is None else dt.clamp(*dt_limit)}
 
 
-def skipped_and_gated(out: Tensor, x: Tensor, skip: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
+def skip_and_gate(out: Tensor, x: Tensor, skip: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
     """out + skip · x, then · silu(gate) in the gate's dtype."""
     if skip is not None:
         out = out + skip * x

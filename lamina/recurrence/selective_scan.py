@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lamina.recurrence.rule import Rule, Tensors, skipped_and_gated, step_sizes
+from lamina.recurrence.rule import Rule, Tensors, skip_and_gate, step_sizes
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class SelectiveScan(Rule):
     def after(
         self, out: Tensor, inputs: Tensors, skip: Tensor | None = None, gate: Tensor | None = None, **around: Any
     ) -> Tensor:
-        return skipped_and_gated(out, inputs["x"], skip, gate)
+        return skip_and_gate(out, inputs["x"], skip, gate)
 
     def step(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
         x, dt, B, C = (inputs[name].to(state.dtype) for name in self.input_shapes)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.recurrence.rule import Rule, Tensors, segment_sums, skipped_and_gated, step_sizes
+from lamina.recurrence.rule import Rule, Tensors, segment_sums, skip_and_gate, step_sizes
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class SSD(Rule):
     def after(
         self, out: Tensor, inputs: Tensors, skip: Tensor | None = None, gate: Tensor | None = None, **around: Any
     ) -> Tensor:
-        return skipped_and_gated(out, inputs["x"], None if skip is None else skip[:, None], gate)
+        return skip_and_gate(out, inputs["x"], None if skip is None else skip[:, None], gate)
 
     def step(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
         x, dt, B, C = (inputs[name].to(state.dtype) for name in self.input_shapes)

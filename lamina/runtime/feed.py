@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
-from lamina.cache.counts import Counts, Numbers
+from lamina.cache.counts import Counts, CountsLike
 from lamina.cache.layers.cross import Source
 from lamina.cache.step import Step
 from lamina.errors import CapacityError
@@ -30,7 +30,7 @@ def read(
     cache: Cache,
     ids: Tensor | None,  # [R, T]
     *,
-    counts: Numbers | None = None,
+    counts: CountsLike | None = None,
     rows: Sequence[int] | None = None,
     logits: Logits = "last",
     embeds: Tensor | None = None,  # [R, T, width], instead of ids
@@ -59,7 +59,7 @@ def feed(
     cache: Cache,
     ids: Tensor | None,
     *,
-    counts: Numbers | None = None,
+    counts: CountsLike | None = None,
     rows: Sequence[int] | None = None,
     logits: Logits = "last",
     embeds: Tensor | None = None,
@@ -86,7 +86,7 @@ def feed_one(
 def step_alone(
     model: Model,
     shape: Sequence[int],  # [B, T]
-    counts: Numbers | None = None,
+    counts: CountsLike | None = None,
     *,
     segments: Tensor | None = None,
     spans: Tensor | None = None,

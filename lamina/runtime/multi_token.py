@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.cache.clock import on_device
-from lamina.cache.counts import Counts, Numbers
+from lamina.cache.counts import Counts, CountsLike
 from lamina.cache.ops.begin import open_captured
 from lamina.cache.ops.commit import accepted_counts, device_commit
 from lamina.errors import InputError
@@ -72,7 +72,7 @@ class CapturedPass(Captured):
         self,
         cache: Cache,
         ids: Tensor,  # [R, n], n up to T
-        counts: Numbers | None = None,
+        counts: CountsLike | None = None,
         rows: Sequence[int] | None = None,
     ) -> Tensor:
         """Opens a pass and runs it. -> logits after each token [R, n, vocab], which the next `read` overwrites
@@ -114,7 +114,7 @@ class CapturedPass(Captured):
         logits = self.logits[:, :n]
         return logits if index is None else logits.index_select(0, index)
 
-    def commit(self, accepted: Numbers | None = None) -> None:
+    def commit(self, accepted: CountsLike | None = None) -> None:
         """Stores the first `accepted` tokens of each row that was read (all real ones when None), and closes."""
         cache, counts = self.cache, self.given
         if cache is None or counts is None or cache._open_pass is not self:
@@ -136,7 +136,7 @@ class CapturedPass(Captured):
         """Forgets the cache. A closed pass cannot be committed."""
         self.cache, self.given = None, None
 
-    def _for_all_rows(self, numbers: Numbers) -> Numbers:
+    def _for_all_rows(self, numbers: CountsLike) -> CountsLike:
         """Expands values of the rows in this pass to all rows of the cache, with 0 for the others."""
         if self.chosen is None:
             return numbers

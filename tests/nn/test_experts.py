@@ -33,7 +33,7 @@ def test_every_way_gives_each_token_its_experts_one_by_one(tokens: int, each: in
     experts = Experts(12, width=10, inner=7, weigh_input=weigh_input).requires_grad_(False)
     x, (chosen, weights) = torch.randn(tokens, 10), a_choice(tokens, 12, each)
     expected = one_by_one(experts, x, chosen, weights)
-    for way in (experts, experts.by_expert, experts.gathered, experts.everyone):
+    for way in (experts, experts.by_expert, experts.gathered, experts.all_experts):
         torch.testing.assert_close(way(x, chosen, weights), expected, rtol=1e-5, atol=1e-5)
 
 

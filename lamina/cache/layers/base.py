@@ -71,7 +71,7 @@ class Layer:
     slack = 0
     """How many committed tokens the layer can be rewound by."""
 
-    by_pass = False
+    written_by_pass = False
     """True if every pass must store its tokens here (`Step.wrote`, `Step.leave`) before it can be committed."""
 
     def __init__(self, spec: Spec) -> None:

@@ -101,7 +101,7 @@ class RecurrentLayer(Layer):
 
     spec: Recurrent
     states = ("head", "base")
-    by_pass = True
+    written_by_pass = True
 
     def __init__(self, spec: Recurrent, keeping: Keeping | None) -> None:
         super().__init__(spec)
@@ -150,7 +150,7 @@ class RecurrentLayer(Layer):
         head = pending.state
         if accepted is not step.all_counts:
             head = self._fold(old, pending.inputs, accepted, pending.constants)
-        if self.slack and step.folds:
+        if self.slack and step.moves_base:
             base = self._moved_base(step, pending, old, accepted)
         return StateUpdate(pending, head, base)
 
@@ -225,13 +225,13 @@ class RecurrentLayer(Layer):
         rows, whole = len(far.rows), far.taken == far.counts
         if not self.slack and whole:
             return HostStateUpdate(pending, None)
-        reads: SlotRuns = self._whole("head", rows) if step.folds or not whole else {}
-        for name in self.data if step.folds else ():
+        reads: SlotRuns = self._whole("head", rows) if step.moves_base or not whole else {}
+        for name in self.data if step.moves_base else ():
             reads |= self._whole(name, rows)
         near = far.stage(self, step, reads)
         head = near.data["head"]
         if self.slack:
-            if step.folds:
+            if step.moves_base:
                 near.data["base"].copy_(near._moved_base(step, pending, head, accepted))
             near._write_log(step, pending.inputs, accepted)
         if not whole:
@@ -244,7 +244,7 @@ class RecurrentLayer(Layer):
         if near is not None:
             changed: SlotRuns = {} if whole else self._whole("head", rows)
             if self.slack:
-                changed |= self._whole("base", rows) if step.folds else {}
+                changed |= self._whole("base", rows) if step.moves_base else {}
                 for name in self.rule.input_shapes:
                     starts = enumerate(zip(far.lengths, far.taken, strict=True))
                     changed[f"log.{name}"] = [(r, *run) for r, (at, n) in starts for run in self.log.runs(at, at + n)]

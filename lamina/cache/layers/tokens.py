@@ -77,7 +77,7 @@ class TokenLayer(Layer):
     roles: Mapping[str, Role] = {}
     """Field -> its role for the codec (key, value …); a field without a role is stored unquantized."""
 
-    by_pass = True
+    written_by_pass = True
 
     pageable = True
 

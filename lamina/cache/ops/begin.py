@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from lamina.cache.clock import on_device
-from lamina.cache.counts import Counts, Numbers, row_indices, whole
+from lamina.cache.counts import Counts, CountsLike, check_int, row_indices
 from lamina.cache.ops.reserve import grow
 from lamina.cache.passes import OpenPass
 from lamina.cache.step import Step
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def open_step(
-    cache: Cache, T: int, counts: Numbers | None, rows: Sequence[int] | Tensor | None, spans: Tensor | None
+    cache: Cache, T: int, counts: CountsLike | None, rows: Sequence[int] | Tensor | None, spans: Tensor | None
 ) -> Step:
     """See `Cache.step`."""
-    T = whole("T", T)
+    T = check_int("T", T)
     chosen = None if rows is None else row_indices(rows, cache.rows)
     indices = list(range(cache.rows)) if chosen is None else chosen
     if not indices:
@@ -65,7 +65,7 @@ def open_step(
     return step
 
 
-def open_captured(cache: Cache, one: OpenPass, T: int, counts: Numbers) -> Counts:
+def open_captured(cache: Cache, one: OpenPass, T: int, counts: CountsLike) -> Counts:
     """Opens a captured pass of T tokens over all rows: checks and makes room, as `Cache.step` does for a `Step`."""
     real = make_room(cache, T, list(range(cache.rows)), counts)
     assert real is not None
@@ -73,7 +73,7 @@ def open_captured(cache: Cache, one: OpenPass, T: int, counts: Numbers) -> Count
     return real
 
 
-def make_room(cache: Cache, T: int, rows: list[int], counts: Numbers | None) -> Counts | None:
+def make_room(cache: Cache, T: int, rows: list[int], counts: CountsLike | None) -> Counts | None:
     """Makes room for T more tokens in each of these rows, or for `counts` of them. -> the checked counts"""
     if T < 1:
         raise InputError(f"a pass needs at least one token per row, not {T}")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lamina.cache.counts import Counts, Numbers
+from lamina.cache.counts import Counts, CountsLike
 from lamina.cache.layers.base import Layer
 from lamina.cache.ops.journal import Change
 from lamina.cache.step import Step
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def accepted_counts(
-    cache: Cache, rows: Sequence[int], given: Counts, accepted: Numbers | None, *, rings: bool
+    cache: Cache, rows: Sequence[int], given: Counts, accepted: CountsLike | None, *, rings: bool
 ) -> Counts:
     """Checks how many tokens of each of these rows are stored: `accepted`, or all that were given when None.
 
@@ -70,7 +70,7 @@ def device_commit(cache: Cache, low: Sequence[int], high: int | Sequence[int]) -
         one.close()
 
 
-def commit(cache: Cache, step: Step, accepted: Numbers | None) -> None:
+def commit(cache: Cache, step: Step, accepted: CountsLike | None) -> None:
     """See `Step.commit`."""
     _check_ran(cache, step)
     slack, clock = cache.slack, cache.clock
@@ -82,7 +82,7 @@ def commit(cache: Cache, step: Step, accepted: Numbers | None) -> None:
     least = [clock.low[row] + n for row, n in zip(rows, counts.low, strict=True)]
     most = [clock.high[row] + n for row, n in zip(rows, counts.high, strict=True)]
     bases = [clock.base_low[row] for row in rows]
-    step.folds = slack > 0 and any(end - base > 2 * slack for end, base in zip(most, bases, strict=True))
+    step.moves_base = slack > 0 and any(end - base > 2 * slack for end, base in zip(most, bases, strict=True))
     bases = [_base_low(*ends, slack) for ends in zip(bases, least, most, strict=True)]
     after = step.after if whole else step.before + taken
 
@@ -126,7 +126,7 @@ def _check_ran(cache: Cache, step: Step) -> None:
         f"{i} ({name!r})"
         for i, entry in enumerate(cache.layers)
         for name, layer in entry.items()
-        if layer.by_pass and (i, name) not in step.written
+        if layer.written_by_pass and (i, name) not in step.written
     ]
     if missing:
         shown = ", ".join(missing[:4]) + (" …" if len(missing) > 4 else "")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lamina.cache.clock import Clock
-from lamina.cache.counts import whole
+from lamina.cache.counts import check_int
 from lamina.cache.layers.base import Key, Layer
 from lamina.cache.layers.tokens import TokenLayer
 from lamina.cache.ops.select import cache_like
@@ -31,7 +31,7 @@ def join(caches: Sequence[Cache], room: int = 0) -> Cache:
     """See `Cache.join`."""
     if not caches:
         raise InputError("join needs at least one cache")
-    if (room := whole("room", room)) < 0:
+    if (room := check_int("room", room)) < 0:
         raise InputError(f"room={room}: it must be 0 or more")
     for one in caches:
         one.settle()

@@ -144,5 +144,5 @@ def reorder(cache: Cache, rows: Sequence[int] | Tensor, since: int | Sequence[in
         for layer in entry.values():
             layer.reorder(these)
     these.slots(cache.record[..., None], Layout())
-    change.add(lambda: clock.of(sources, index), clock.replace)
+    change.add(lambda: clock.values_of(sources, index), clock.replace)
     cache.carry_out(change)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lamina.cache.clock import allocate
-from lamina.cache.counts import whole
+from lamina.cache.counts import check_int
 from lamina.cache.layers.base import grown
 from lamina.errors import CapacityError, InputError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def reserve(cache: Cache, n: int, most: int | None) -> None:
     """See `Cache.reserve`."""
-    if (n := whole("n", n)) < 0:
+    if (n := check_int("n", n)) < 0:
         raise InputError(f"cannot reserve {n} tokens: give 0 or more")
     cache.settle()
     wanted = n if most is None else max(n, most)

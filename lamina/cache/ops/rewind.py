@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from lamina.cache.clock import on_device
-from lamina.cache.counts import Counts, Numbers, row_indices
+from lamina.cache.counts import Counts, CountsLike, row_indices
 from lamina.cache.ops.journal import Change
 from lamina.errors import RewindError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lamina.cache.cache import Cache
 
 
-def rewind(cache: Cache, n: Numbers) -> None:
+def rewind(cache: Cache, n: CountsLike) -> None:
     """See `Cache.rewind`."""
     clock = cache.clock
     lengths = clock.sync()

@@ -79,7 +79,7 @@ def _copy_lines(layers: Sequence[Mapping[str, Layer]]) -> None:
 
 
 @dataclass(frozen=True)
-class Size:
+class SnapshotSize:
     """Memory of a snapshot: its own bytes (layers, ids and logits), and its pages, which others may share."""
 
     own: int
@@ -87,17 +87,17 @@ class Size:
 
     @property
     def nbytes(self) -> int:
-        return total([self])
+        return total_bytes([self])
 
 
-def snapshot_size(cache: Cache, row: int, states: torch.dtype | None = None) -> Size:
+def snapshot_size(cache: Cache, row: int, states: torch.dtype | None = None) -> SnapshotSize:
     """The memory that `take_snapshot(cache, row, states=states)` needs."""
     held, written = _marks(cache, cache.clock, row)
     own = held * cache.record.itemsize + (0 if cache._logits is None else cache._logits[row].nbytes)
     for layer in cache.every_layer():
         if not layer.storage.paged:
             own += rounded_bytes(layer.used(held, written), states) // cache.rows
-    return Size(own, {} if cache.pages is None else cache.pages.pages(row, held))
+    return SnapshotSize(own, {} if cache.pages is None else cache.pages.pages(row, held))
 
 
 def _marks(cache: Cache, clock: Clock, row: int = 0) -> tuple[int, int]:
@@ -109,7 +109,7 @@ def _marks(cache: Cache, clock: Clock, row: int = 0) -> tuple[int, int]:
     return held, written
 
 
-def total(sizes: Iterable[Size]) -> int:
+def total_bytes(sizes: Iterable[SnapshotSize]) -> int:
     """Bytes of several snapshots together; a page that some of them share counts once."""
     own, pages = 0, defaultdict[LayerGroup, set[int]](set)
     for one in sizes:

@@ -34,7 +34,7 @@ from torch import Tensor
 from lamina.cache.clock import allocate, on_device
 from lamina.cache.codec.codec import Codecs, codecs_of
 from lamina.cache.codec.formats import Fields
-from lamina.cache.counts import whole
+from lamina.cache.counts import check_int
 from lamina.cache.layers.base import Key
 from lamina.cache.layers.layout import Layout
 from lamina.cache.pool.page_allocator import MissingPage, PageAllocator, PageNumbers
@@ -141,7 +141,7 @@ class Pool:
         if not is_model(model):
             raise InputError(f"model={model!r}: a pool is made for a model, as lamina.load returns one")
         for name, given in (("tokens", tokens), ("rows", rows), ("page", page)):
-            if (given is not None or name == "page") and whole(name, given) < 1:
+            if (given is not None or name == "page") and check_int(name, given) < 1:
                 raise InputError(f"{name}={given}: it must be at least 1")
         if rows is not None and tokens is None:
             raise InputError(f"rows={rows} without tokens: a pool that grows needs no bounds; give both or neither")
@@ -276,7 +276,7 @@ def check_pool(pool: Pool, model: Model, slack: int, codec: Codecs | None) -> tu
             f"this pool was made when the model was in {pool.dtype} on {pool.device}, and it is in {model.dtype} "
             f"on {model.device} now: make another"
         )
-    if whole("slack", slack) not in (0, pool.slack):
+    if check_int("slack", slack) not in (0, pool.slack):
         raise InputError(f"slack={slack}, but the pool keeps a slack of {pool.slack}: give it to the pool")
     if codec is not None and codecs_of(codec, model.specs) != pool.codecs:
         raise InputError(f"codec={codec!r}, but the pool has a codec of its own, {pool.codec!r}: give it to the pool")

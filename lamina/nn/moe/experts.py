@@ -2,7 +2,7 @@
 
 A router chooses experts and their weights for each token (`router.py`); `Experts` runs them. The same weighted sum is
 computed in three ways. `by_expert` groups the tokens by expert, so the matrices of each chosen expert are read once and
-those of others never. `gathered` copies the matrices that a few tokens need. `everyone` runs all experts over all
+those of others never. `gathered` copies the matrices that a few tokens need. `all_experts` runs all experts over all
 tokens: the definition, and the way to run many tokens if no shape may depend on the choice.
 """
 
@@ -47,7 +47,7 @@ class Experts(nn.Module):
         elif few and (tokens.shape[0] == 1 or not grouped):
             way = self.gathered
         else:
-            way = self.by_expert if grouped else self.everyone
+            way = self.by_expert if grouped else self.all_experts
         out = way(tokens, chosen, weights)
         return out.to(x.dtype).view(x.shape)
 
@@ -104,7 +104,7 @@ class Experts(nn.Module):
         down = F.embedding(chosen, self.down.flatten(1)).unflatten(-1, (x.shape[-1], -1))
         return self._weighed_out((down @ (self.act(gate) * up))[..., 0], weights)
 
-    def everyone(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    def all_experts(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """x [N, W], chosen and weights [N, K] -> [N, W]: all experts, those not chosen with weight zero."""
         mix = weights.new_zeros(x.shape[0], self.gate_up.shape[0]).scatter(1, chosen, weights)
         inputs = self._weighed_in(x, mix).transpose(0, 1)  # [E, N, W]
