@@ -2,8 +2,8 @@
 
     cache = model.new_cache(rows=2)
     model(ids, cache=cache)                  # continues every row
-    cache.rewind([0, 3])                     # takes row 1 back by three tokens
-    best = cache.select([1, 1])              # a cache of its own
+    cache.rewind([0, 3])                     # drops the last three tokens of row 1
+    best = cache.select([1, 1])              # a new cache with row 1 twice
 
 In-place verbs return the cache itself. Verbs that return a new cache share no memory that a write to either could
 change. Every verb works on every kind of layer, and raises before it changes anything if it cannot be done. A verb that
