@@ -24,7 +24,9 @@ def test_every_exported_name_can_be_imported_and_is_known_to_type_checkers() -> 
 
 
 def test_every_error_of_the_library_is_exported_and_is_a_lamina_error() -> None:
-    own = {name: one for name, one in vars(errors).items() if inspect.isclass(one) and one.__module__ == errors.__name__}
+    own = {
+        name: one for name, one in vars(errors).items() if inspect.isclass(one) and one.__module__ == errors.__name__
+    }
     assert set(own) <= set(lamina.__all__)
     assert all(issubclass(one, lamina.LaminaError) for one in own.values())
 
