@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import runpy
 from functools import cached_property
 from pathlib import Path
@@ -25,18 +26,30 @@ def model() -> Mine:
     return Mine(vocab=40, width=16, heads=2).eval()
 
 
-def test_the_program_that_the_readme_shows_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_program_that_the_readme_shows_runs(capsys: pytest.CaptureFixture[str]) -> None:
     program = ROOT / "docs" / "own_model.py"
     assert f"```python\n{program.read_text()}```" in (ROOT / "README.md").read_text(), (
         "copy the program into the README"
     )
-    monkeypatch.chdir(tmp_path)
-    found = runpy.run_path(str(program), run_name="__main__")
-    assert found["result"].cache.lengths.tolist() == [23, 22] and found["coded"].cache.lengths.tolist() == [23]
+    runpy.run_path(str(program), run_name="__main__")
     said = capsys.readouterr().out
-    assert "[0] tokens were known\n[4] tokens were known\n" in said and "decoding: " in said
+    assert said.startswith("[[") and "decoding: " in said
+    assert sum(bool(line.strip()) for line in program.read_text().splitlines()) <= 33  # the README says: short
+
+
+def test_what_the_guide_does_with_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = re.search(
+        r"With the model of that program:\n```python\n(.*?)```", (ROOT / "docs" / "guide.md").read_text(), re.S
+    )
+    assert shown is not None
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    names: dict[str, Any] = {"lamina": lamina, "model": Mine().eval()}
+    exec(shown[1], names)
+    assert names["result"].cache.lengths.tolist() == [23, 22] and names["coded"].cache.lengths.tolist() == [23]
+    assert "[0] tokens were known\n[4] tokens were known\n" in capsys.readouterr().out
 
 
 def test_learned_positions_are_those_of_the_rows(model: Mine) -> None:
