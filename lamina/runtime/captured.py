@@ -10,8 +10,9 @@ Without CUDA (kernels interpreted on the CPU) a replay runs the program again, w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from lamina.runtime.pointers import WIDTH, Written, layers_of, stores_of, tables
 from lamina.runtime.prebuild import wait_for_kernels
 
 if TYPE_CHECKING:
+    from lamina.kernels.gemm.fusion import Fusions
     from lamina.model import Model
 
 
@@ -37,6 +39,7 @@ class Captured:
     valid = None
     backend = None
     forgets = False
+    logits_of: Literal["last", "all"] = "last"  # the tokens whose logits a program computes
 
     def __init__(self, model: Model, rows: int, T: int, written: Written, counts: int) -> None:
         from lamina.kernels.step_ends import HEADER
@@ -145,7 +148,14 @@ class Captured:
             self._interpret(which)
 
     def _using_kernels(self) -> Any:
+        self.workspace.fusions = self._fusions
+        self._fusions.begin()
         return kernels.in_use(self.workspace)
+
+    @cached_property
+    def _fusions(self) -> Fusions:
+        """The model's fusion plan for its modules, which kernels consult."""
+        return self.model.graphs.fusion_plan(self.logits_of).bind(self.model)
 
     def _numbers(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.int64, device=self.device)

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lamina.kernels.gemm.deferred_norm import Follower, behind, follow, norm_factor
+from lamina.kernels.gemm.deferred_norm import DeferredNorm, norm_arguments, norm_factor, prepare_norm
 from lamina.kernels.gemm.epilogue import Act, act_kind, activate
 from lamina.kernels.launch import begin, launch
 
@@ -89,7 +89,7 @@ def expert_down(
     *,
     shared: Tensor | None = None,
     residual: Tensor | None = None,
-    follower: Follower | None = None,
+    next_norm: DeferredNorm | None = None,
     share: Share | None = None,
 ) -> Tensor:
     """h [N, k · I + S], down [E, W, I], chosen [N, k], shared [W, S], residual [N, W] -> [N, W]
@@ -106,9 +106,10 @@ def expert_down(
     launch(
         _down_kernel, (triton.cdiv(width, share.rows), triton.cdiv(tokens, together)),
         h, down, h if shared is None else shared, chosen.contiguous(), h if residual is None else residual, out,
-        *behind(follower), tokens, 0 if residual is None else residual.stride(0), CHOICES=k, INNER=inner, SHARED=size,
-        W=width, ROWS=share.rows, BLOCK=share.block, TOGETHER=together, RESIDUAL=residual is not None,
-        FOLLOWED=follower is not None, EARLY=share.early, num_warps=share.warps,
+        *norm_arguments(next_norm), tokens, 0 if residual is None else residual.stride(0),
+        CHOICES=k, INNER=inner, SHARED=size, W=width,
+        ROWS=share.rows, BLOCK=share.block, TOGETHER=together, RESIDUAL=residual is not None,
+        NEXT_NORM=next_norm is not None, EARLY=share.early, num_warps=share.warps,
     )  # fmt: skip
     return out
 
@@ -203,7 +204,7 @@ def _gated(
 def _down_kernel(
     h, down, shared, chosen, residual, out, next_weight, next_out, next_squares, next_plus, N, residual_stride,
     CHOICES: tl.constexpr, INNER: tl.constexpr, SHARED: tl.constexpr, W: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, TOGETHER: tl.constexpr, RESIDUAL: tl.constexpr, FOLLOWED: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK: tl.constexpr, TOGETHER: tl.constexpr, RESIDUAL: tl.constexpr, NEXT_NORM: tl.constexpr, EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (w, t): outputs w · ROWS and on of the tokens t · TOGETHER and on, over all their experts."""
@@ -233,6 +234,6 @@ def _down_kernel(
             v = pieces(inside + CHOICES * INNER, SHARED, BLOCK, "evict_last")
             y = (tl.sum(products(acc, for_all, v, SHARED, BLOCK), 1) + rest).to(out.dtype.element_ty)
             tl.store(out + n * W + m, y, mask=m < W)
-            if FOLLOWED:
+            if NEXT_NORM:
                 factor = tl.load(next_weight + m, mask=m < W, other=0).to(tl.float32) + next_plus
-                follow(y, factor, next_out + m, next_squares, m < W)
+                prepare_norm(y, factor, next_out + m, next_squares, m < W)

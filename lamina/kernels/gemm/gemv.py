@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lamina.kernels.gemm.deferred_norm import follow, parts_of_squares
+from lamina.kernels.gemm.deferred_norm import partial_squares, prepare_norm
 from lamina.kernels.gemm.epilogue import arrive, finish, wanted
 from lamina.kernels.launch import begin
 
@@ -24,12 +24,12 @@ from lamina.kernels.launch import begin
 def rows_kernel(
     x, weight, bias, factors, residual, out, parts, arrived, squares, next_weight, next_out, next_squares, next_plus,
     M, K, weight_stride, before, scale, softcap, eps, SQUARES: tl.constexpr,
-    FOLLOWED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, HELD: tl.constexpr,
+    NEXT_NORM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, HELD: tl.constexpr,
     UNROLL: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr,
     FACTORS: tl.constexpr, RESIDUAL: tl.constexpr, SOFTCAP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (i, s): outputs i · ROWS and on, part s of their sums. M outputs; a gated weight has 2M rows. SQUARES:
-    how many sums of squares there are; 0 where the vector is divided. FOLLOWED: there is a norm behind."""
+    how many sums of squares there are; 0 where the vector is divided. NEXT_NORM: there is a norm behind."""
     group, split = tl.program_id(0), tl.program_id(1)
     m = group * ROWS + tl.arange(0, ROWS)
     keep = m < M
@@ -42,12 +42,12 @@ def rows_kernel(
         if GATED:
             partners += (tl.load(partner + ahead + i * SPLITS * BLOCK, eviction_policy="evict_first"),)
     next_factor = 1.0
-    if FOLLOWED:
+    if NEXT_NORM:
         next_factor = tl.load(next_weight + m, mask=keep, other=0).to(tl.float32) + next_plus
     begin(PDL)
     first, second, factor, rest = wanted(m, m, keep, M, bias, factors, residual, GATED, BIAS, FACTORS, RESIDUAL)
     if SQUARES:
-        squared = parts_of_squares(squares, SQUARES)
+        squared = partial_squares(squares, SQUARES)
     read = ()
     for i in tl.static_range(HELD):
         read += (tl.load(x + ahead + i * SPLITS * BLOCK, eviction_policy="evict_last").to(tl.float32),)
@@ -78,8 +78,8 @@ def rows_kernel(
     y, z = tl.sum(a, 1), tl.sum(b, 1)  # [ROWS]
     if SPLITS == 1:
         done = finish(y, z, first, second, factor, rest, before, scale, softcap, out + m, keep, GATED, ACT, SOFTCAP)
-        if FOLLOWED:
-            follow(done, next_factor, next_out + m, next_squares, keep)
+        if NEXT_NORM:
+            prepare_norm(done, next_factor, next_out + m, next_squares, keep)
     else:
         tl.store(parts + split * M + m, y, mask=keep)  # parts: [2 or 1, SPLITS, M]
         if GATED:
@@ -91,5 +91,5 @@ def rows_kernel(
             if GATED:
                 z = tl.sum(tl.load(parts + SPLITS * M + every, mask=keep[None, :], other=0, cache_modifier=".cg"), 0)
             done = finish(y, z, first, second, factor, rest, before, scale, softcap, out + m, keep, GATED, ACT, SOFTCAP)
-            if FOLLOWED:
-                follow(done, next_factor, next_out + m, next_squares, keep)
+            if NEXT_NORM:
+                prepare_norm(done, next_factor, next_out + m, next_squares, keep)

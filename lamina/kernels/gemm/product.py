@@ -6,7 +6,7 @@
 A vector may come `Unnormed`: all of its RMS norm is done but the division, which is left to the product. And a product
 may do the same for the norm behind it (`deferred_norm.py`).
 
-`linear` and `gated` are the references. The form of the kernel and its numbers come from `choose`; the forms are
+`linear` and `gated` are the references. The form of the kernel and its numbers come from `choose`; the configs are
 described in `gemv.py` (`Rows`) and `skinny.py` (`Tiles`).
 """
 
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from lamina.activation import activation
 from lamina.errors import InputError
-from lamina.kernels.gemm.deferred_norm import Follower, Unnormed, behind
+from lamina.kernels.gemm.deferred_norm import DeferredNorm, Unnormed, norm_arguments
 from lamina.kernels.gemm.epilogue import Act, act_kind
 from lamina.kernels.gemm.gemv import rows_kernel
 from lamina.kernels.gemm.skinny import tiles_kernel
@@ -62,8 +62,8 @@ class Tiles:
     splits: int = 1
 
 
-Form = Rows | Tiles
-AForm = TypeVar("AForm", Rows, Tiles)
+ProductConfig = Rows | Tiles
+AConfig = TypeVar("AConfig", Rows, Tiles)
 
 
 def product(
@@ -77,8 +77,8 @@ def product(
     softcap: float | None = None,
     squares: Tensor | None = None,
     eps: float = 0.0,
-    follower: Follower | None = None,
-    form: Form | None = None,
+    next_norm: DeferredNorm | None = None,
+    config: ProductConfig | None = None,
 ) -> Tensor:
     """((before · x) Wᵀ + bias) · scale, capped as softcap · tanh(y / softcap), + residual, summed in float32 and
     rounded once.
@@ -92,7 +92,7 @@ def product(
     torch.Size([1, 24])
     """
     return _launch(
-        x, weight, weight.shape[0], bias, residual, before, scale, softcap, None, form, squares, eps, follower
+        x, weight, weight.shape[0], bias, residual, before, scale, softcap, None, config, squares, eps, next_norm
     )
 
 
@@ -105,7 +105,7 @@ def gated_product(
     scale: float = 1.0,
     squares: Tensor | None = None,
     eps: float = 0.0,
-    form: Form | None = None,
+    config: ProductConfig | None = None,
 ) -> Tensor:
     """act(gate · scale) · up, where x Wᵀ + bias are the gate and then the up numbers.
 
@@ -113,7 +113,7 @@ def gated_product(
     `product`.
     """
     return _launch(
-        x, weight, weight.shape[0] // 2, bias, None, 1.0, scale, None, act_kind(act), form, squares, eps, None
+        x, weight, weight.shape[0] // 2, bias, None, 1.0, scale, None, act_kind(act), config, squares, eps, None
     )
 
 
@@ -143,7 +143,7 @@ def gated(x: Tensor, weight: Tensor, act: str, bias: Tensor | None = None, scale
 
 
 @cache
-def choose(n: int, m: int, k: int, itemsize: int, is_gated: bool, limits: Limits) -> Form:
+def choose(n: int, m: int, k: int, itemsize: int, is_gated: bool, limits: Limits) -> ProductConfig:
     """The form for n vectors, m outputs and sums over k, on a device with these limits."""
     if n > 1:
         programs = limits.multiprocessors * 8 // 11  # 96 of an H200, and as many for each of its SMs elsewhere
@@ -155,9 +155,9 @@ def choose(n: int, m: int, k: int, itemsize: int, is_gated: bool, limits: Limits
     block = next((size for size in (1024, 512) if k % size == 0), max(16, min(1024, triton.next_power_of_2(k))))
     long = k >= 8 * block
     held = 4 if is_gated or long else 2
-    form = Rows(1 if is_gated else 2, block, max(1, block // 256), unroll=4 if long else 1, held=held)
+    config = Rows(1 if is_gated else 2, block, max(1, block // 256), unroll=4 if long else 1, held=held)
     programs = 4 * limits.multiprocessors
-    return form if m >= 1024 else _in_parts(form, n, m, k, programs=programs, shortest=2 * form.block)
+    return config if m >= 1024 else _in_parts(config, n, m, k, programs=programs, shortest=2 * config.block)
 
 
 def shared_bytes(tiles: Tiles, n: int, itemsize: int, is_gated: bool, limits: Limits) -> int:
@@ -170,21 +170,22 @@ def _padded(n: int) -> int:
     return max(16, triton.next_power_of_2(n))
 
 
-def _in_parts(form: AForm, n: int, m: int, k: int, programs: int, shortest: int) -> AForm:
-    """The form with as many splits as give `programs`, of `shortest` numbers or more, if they fit the scratch store."""
-    while form.splits < 8 and -(-m // form.rows) * form.splits < programs and k >= 2 * form.splits * shortest:
-        more = replace(form, splits=2 * form.splits)
+def _in_parts(config: AConfig, n: int, m: int, k: int, programs: int, shortest: int) -> AConfig:
+    """The config with enough splits for `programs`, each at least `shortest` long, if their partial sums fit the
+    workspace."""
+    while config.splits < 8 and -(-m // config.rows) * config.splits < programs and k >= 2 * config.splits * shortest:
+        more = replace(config, splits=2 * config.splits)
         counters, parts = parts_of(more, n, m)
         if counters > COUNTERS or parts > PARTS:
             break
-        form = more
-    return form
+        config = more
+    return config
 
 
-def parts_of(form: Form, n: int, m: int) -> tuple[int, int]:
-    """How many counters, and how many parts of sums, a form with splits needs in the scratch store."""
-    vectors = _padded(n) if isinstance(form, Tiles) else 1
-    return -(-m // form.rows), form.splits * 2 * m * vectors
+def parts_of(config: ProductConfig, n: int, m: int) -> tuple[int, int]:
+    """How many counters, and how many parts of sums, a config with splits needs in the scratch store."""
+    vectors = _padded(n) if isinstance(config, Tiles) else 1
+    return -(-m // config.rows), config.splits * 2 * m * vectors
 
 
 def _launch(
@@ -197,10 +198,10 @@ def _launch(
     scale: float | Tensor,
     softcap: float | None,
     act: str | None,
-    form: Form | None,
+    config: ProductConfig | None,
     squares: Tensor | None,
     eps: float,
-    follower: Follower | None,
+    next_norm: DeferredNorm | None,
 ) -> Tensor:
     n, k = x.shape
     if not 1 <= n <= MOST:
@@ -210,46 +211,46 @@ def _launch(
             f"x {list(x.shape)} {x.dtype} and weight {list(weight.shape)} {weight.dtype} must have rows of the same "
             f"length and dtype, each contiguous"
         )
-    form = form or choose(n, m, k, weight.element_size(), act is not None, limits_of(x.device))
+    config = config or choose(n, m, k, weight.element_size(), act is not None, limits_of(x.device))
     out = x.new_empty(n, m, dtype=None if residual is None else residual.dtype)
-    parts, arrived = _meeting_place(form, n, m, x.device)
+    parts, arrived = _meeting_place(config, n, m, x.device)
     factors = scale if isinstance(scale, Tensor) else None
     pointers = (x, weight, *(x if one is None else one for one in (bias, factors, residual)), out, parts, arrived)
     numbers = (before, 1.0 if isinstance(scale, Tensor) else scale, 1.0 if softcap is None else softcap)
     flags: dict[str, Any] = dict(
-        ROWS=form.rows, BLOCK=form.block, SPLITS=form.splits, EVEN=k % form.block == 0, GATED=act is not None,
+        ROWS=config.rows, BLOCK=config.block, SPLITS=config.splits, EVEN=k % config.block == 0, GATED=act is not None,
         ACT=act or "", BIAS=bias is not None, FACTORS=factors is not None, RESIDUAL=residual is not None,
-        SOFTCAP=softcap is not None, num_warps=form.warps,
+        SOFTCAP=softcap is not None, num_warps=config.warps,
     )  # fmt: skip
-    grid = (triton.cdiv(m, form.rows), form.splits)
-    if isinstance(form, Tiles):
-        if squares is not None or follower is not None:
-            raise InputError(f"{form} knows nothing of norms in front or behind; those are for one vector and Rows")
+    grid = (triton.cdiv(m, config.rows), config.splits)
+    if isinstance(config, Tiles):
+        if squares is not None or next_norm is not None:
+            raise InputError(f"{config} knows nothing of norms in front or behind; those are for one vector and Rows")
         strides = (x.stride(0), weight.stride(0), 0 if residual is None else residual.stride(0))
         launch(
             tiles_kernel, grid,
-            *pointers, m, k, n, *strides, *numbers, N_BLOCK=_padded(n), STAGES=form.stages,
+            *pointers, m, k, n, *strides, *numbers, N_BLOCK=_padded(n), STAGES=config.stages,
             APART=x.dtype == torch.float32, **flags,
         )  # fmt: skip
     elif n == 1:
-        held = form.held if k % form.block == 0 and k // form.block >= form.held * form.splits else 0
+        held = config.held if k % config.block == 0 and k // config.block >= config.held * config.splits else 0
         sums = 0 if squares is None else len(squares)
         launch(
             rows_kernel, grid,
-            *pointers, squares, *behind(follower), m, k, weight.stride(0), *numbers, eps, SQUARES=sums,
-            FOLLOWED=follower is not None, HELD=held, UNROLL=form.unroll, **flags,
+            *pointers, squares, *norm_arguments(next_norm), m, k, weight.stride(0), *numbers, eps, SQUARES=sums,
+            NEXT_NORM=next_norm is not None, HELD=held, UNROLL=config.unroll, **flags,
         )  # fmt: skip
     else:
-        raise InputError(f"{form} takes one vector, not {n}; use Tiles")
+        raise InputError(f"{config} takes one vector, not {n}; use Tiles")
     return out
 
 
-def _meeting_place(form: Form, n: int, m: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _meeting_place(config: ProductConfig, n: int, m: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The scratch store, checked for room."""
-    counters, parts = parts_of(form, n, m)
-    if form.splits > 1 and (parts > PARTS or counters > COUNTERS):
+    counters, parts = parts_of(config, n, m)
+    if config.splits > 1 and (parts > PARTS or counters > COUNTERS):
         raise InputError(
-            f"{form}: {parts} parts of sums and {counters} counters, but the scratch store has room for {PARTS} and "
+            f"{config}: {parts} parts of sums and {counters} counters, but the scratch store has room for {PARTS} and "
             f"{COUNTERS}; use fewer splits"
         )
     return scratch(device)
