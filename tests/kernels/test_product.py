@@ -163,7 +163,7 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     with pytest.raises(InputError, match=r"Rows\(.*\) takes one vector, not 2; use Tiles"):
         product(torch.zeros(2, 16), weight, config=Rows())
     for n, config in ((1, Tiles()), (2, None)):
-        with pytest.raises(InputError, match=r"Tiles\(.*\) knows nothing of norms in front or behind"):
+        with pytest.raises(InputError, match=r"Tiles\(.*\): norms are deferred for one vector and Rows alone"):
             product(torch.zeros(n, 16), weight, squares=torch.ones(3), config=config)
-    with pytest.raises(InputError, match=r"parts of sums and .* counters, but the scratch store has room for"):
+    with pytest.raises(InputError, match=r"partial sums and .* counters, but the workspace has room for"):
         product(torch.zeros(64, 16), torch.zeros(1 << 15, 16), config=Tiles(splits=2))

@@ -41,7 +41,7 @@ def under_way(model: Any, monkeypatch: pytest.MonkeyPatch) -> Event:
     """Kernels are being built for this model until the event is set."""
     built = Event()
     monkeypatch.setattr(Rehearsal, "_build", lambda self, *given: built.wait(60))
-    Rehearsal({}, torch.float32, torch.device("cpu")).serves(model)
+    Rehearsal(tiny, torch.device("cpu")).serves(model)
     return built
 
 
