@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from lamina.generation.result import Result
     from lamina.generation.settings.options import CallOptions
     from lamina.generation.stream import Event, Stream
+    from lamina.kernels.gemm.fusion import FusionPlan
 
 Logits = Literal["all", "last"] | None
 
@@ -335,6 +336,16 @@ class Model(nn.Module):
         if "_graphs" not in self.__dict__:
             self.__dict__.setdefault("_graphs", Graphs(self))  # of two threads, the first one's
         return self.__dict__["_graphs"]
+
+    @property
+    def fusion_plan(self) -> FusionPlan:
+        """Which norms a captured decode step computes in the launch in front of them, by module path.
+
+        >>> print(model.fusion_plan)                                  # doctest: +SKIP
+        blocks.0.attention.out → blocks.0.mlp_norm        deferred
+        blocks.0.mlp.down      → blocks.1.attention_norm  deferred
+        """
+        return self.graphs.fusion_plan()
 
     def explain(self, cache: Cache | None = None, rows: int = 1) -> str:
         """How tokens are decoded here, and where a fast path is not taken, why.

@@ -54,7 +54,8 @@ def in_use(workspace: Workspace | None = None) -> Iterator[None]:
 
 
 @cache
-def _installed() -> bool:
+def installed() -> bool:
+    """Whether Triton can be imported."""
     return find_spec("triton") is not None
 
 
@@ -64,7 +65,7 @@ def why_not(x: Tensor) -> str | None:
     >>> INTERPRETED or why_not(torch.zeros(1)) is not None
     True
     """
-    if not _installed():
+    if not installed():
         return "Triton is not installed"
     if not INTERPRETED:
         from lamina.kernels.eligibility import why_no_device

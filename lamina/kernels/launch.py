@@ -31,6 +31,7 @@ from lamina.kernels.limits import limits_of
 BY_ASSEMBLY = tl.constexpr(not INTERPRETED)  # whether a kernel may use instructions of the device by their names
 
 _builds: ContextVar[bool] = ContextVar("builds", default=False)
+_dry: ContextVar[bool] = ContextVar("dry", default=False)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *others: Any, **options: Any) -> None:
@@ -38,6 +39,8 @@ def launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *others: Any, **op
 
     Triton takes the current device and its current stream; so the tensors' device is made the current one.
     """
+    if _dry.get():
+        return
     pdl = limits_of(first.device).pdl
     if pdl:
         options["launch_pdl"] = True
@@ -53,6 +56,16 @@ def building() -> Iterator[None]:
         yield
     finally:
         _builds.reset(before)
+
+
+@contextmanager
+def dry() -> Iterator[None]:
+    """Inside, in this thread, a launch does nothing: kernels are neither built nor run."""
+    before = _dry.set(True)
+    try:
+        yield
+    finally:
+        _dry.reset(before)
 
 
 @triton.jit

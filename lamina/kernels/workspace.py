@@ -18,6 +18,7 @@ from torch import Tensor
 from lamina import kernels
 from lamina.errors import LaminaError
 from lamina.kernels.device_guard import capturing
+from lamina.kernels.gemm.fusion import Fusions
 
 PARTS = 4 << 20  # float32 values for partial sums
 COUNTERS = 1 << 16
@@ -26,10 +27,14 @@ NORM_COUNTERS = 32  # int64 values for the squares of one norm: see deferred_nor
 
 
 class Workspace:
-    """Allocated at the first use, which must not be while a CUDA graph is being captured."""
+    """Allocated at the first use, which must not be while a CUDA graph is being captured.
+
+    fusions   which norms are computed by the launch in front of them; none unless a captured program sets its plan
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.fusions = Fusions()
         self._scratch: tuple[Tensor, Tensor] | None = None
         self._arrivals: Tensor | None = None
         self._sums: Sums | None = None
@@ -103,6 +108,11 @@ def arrivals(device: torch.device) -> Tensor:
 def sums(device: torch.device) -> Sums:
     """The squares of the norms of the step that this thread runs."""
     return workspace(device).sums
+
+
+def fusions(device: torch.device) -> Fusions:
+    """The fusion plan of the program that this thread runs, and the results of its step that wait for their norm."""
+    return workspace(device).fusions
 
 
 @cache

@@ -32,7 +32,7 @@ def build_together(*programs: Callable[[], object]) -> None:
     from lamina.kernels.launch import building
 
     with Builders() as pool, AsyncCompileMode(pool), building():
-        for program in programs * 2:  # what the first run notes of a step (`kernels.following`), the second uses
+        for program in programs:
             program()
 
 

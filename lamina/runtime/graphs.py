@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from threading import Condition
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from weakref import WeakSet
 
 from torch import nn
@@ -26,11 +26,13 @@ from torch import nn
 from lamina.cache.cache import Cache
 from lamina.errors import CaptureError
 from lamina.runtime.captured import Captured
+from lamina.runtime.fusion import trace_model
 from lamina.runtime.multi_token import CapturedPass, width_for
 from lamina.runtime.pointers import CacheFormat
 from lamina.runtime.step import CapturedStep
 
 if TYPE_CHECKING:
+    from lamina.kernels.gemm.fusion import FusionPlan
     from lamina.model import Model
     from lamina.sampling.chooser import Chooser
 
@@ -60,6 +62,7 @@ class Graphs:
         self.model = model
         self.limit, self.wait, self.captures = MOST_OF_A_SHAPE, False, 0
         self._shelves: OrderedDict[tuple[Any, ...], _Shelf] = OrderedDict()
+        self._plans: dict[str, FusionPlan] = {}
         self._weights: list[int] = []
         self._changed = Condition()
 
@@ -78,6 +81,22 @@ class Graphs:
         """Borrows the pass that reads up to this many tokens a row, of caches that are kept as this one is."""
         T, cache_format = width_for(rows, tokens), CacheFormat.of(cache)
         return self._borrow((rows, T, cache_format), lambda: CapturedPass(self.model, rows, T, cache_format))
+
+    def fusion_plan(self, logits: Literal["last", "all"] = "last") -> FusionPlan:
+        """Which norms are computed by the launch in front of them.
+
+        Traced at the first use, and again when weights were moved, converted or replaced.
+
+        logits   "last" for decode steps, "all" for passes of several tokens
+        """
+        with self._changed:
+            self._check_weights()
+            plan = self._plans.get(logits)
+        if plan is None:
+            plan = trace_model(self.model, logits)
+            with self._changed:
+                self._plans[logits] = plan
+        return plan
 
     def why_not(self, rows: int) -> str | None:
         """Why the decode step of this many rows could not be captured, where that was tried."""
@@ -129,16 +148,20 @@ class Graphs:
 
     def _shelf(self, key: tuple[Any, ...]) -> _Shelf:
         """That of a shape, which is now the most recently used."""
-        weights = list(addresses(self.model))
-        if weights != self._weights:  # the model was moved or converted: programs read memory it has left
-            self._shelves.clear()
-            self._weights = weights
+        self._check_weights()
         shelf = self._shelves.setdefault(key, _Shelf())
         self._shelves.move_to_end(key)
         idle = [other for other, one in self._shelves.items() if not one.lent and one is not shelf]
         for other in idle[: max(len(self._shelves) - MOST_SHAPES, 0)]:
             del self._shelves[other]
         return shelf
+
+    def _check_weights(self) -> None:
+        weights = list(addresses(self.model))
+        if weights != self._weights:  # the model was moved or converted: programs read memory it has left
+            self._shelves.clear()
+            self._plans.clear()
+            self._weights = weights
 
 
 def addresses(module: nn.Module) -> Iterator[int]:

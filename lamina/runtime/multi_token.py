@@ -57,6 +57,8 @@ def width_for(rows: int, tokens: int) -> int:
 class CapturedPass(Captured):
     """A pass of up to T tokens a row over whatever cache is given."""
 
+    logits_of = "all"
+
     def __init__(self, model: Model, rows: int, T: int, cache_format: CacheFormat = PLAIN_FORMAT) -> None:
         super().__init__(model, rows, T, cache_format, counts=2)  # tables for reading, and for taking in
         self.accepted = self._numbers(rows)
