@@ -2,7 +2,7 @@
 
 Modules run their kernel code, so the step is the one that is captured, but a launch returns at once (`launch.dry`).
 Tensors that kernels would have written are zero, so that PyTorch operations between them see valid values and indices.
-On the meta device there is nothing to fill in, and a step without PyTorch operations loads nothing of its compiler.
+On the meta device there is nothing to fill in, so a step without PyTorch arithmetic has none here either.
 
 A norm is fused with the module whose result it is given, as the same tensor, unchanged since. It stays out of the plan
 
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from lamina import kernels
 from lamina.kernels.gemm.deferred_norm import LANES, Unnormed
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lamina.kernels.workspace import Workspace
     from lamina.nn.norm import RMSNorm
 
+EMPTY = {torch.empty, torch.empty_like, torch.empty_strided, Tensor.new_empty, Tensor.new_empty_strided}
 MOST_BYTES = 30_000_000  # of a weight in front of a norm that is worth fusing
 
 
@@ -103,11 +104,10 @@ class _Watched(Unnormed):
         return self.x
 
 
-class _Zeros(TorchDispatchMode):
-    """New tensors are zero, which stands for what a kernel would have written."""
+class _Zeros(TorchFunctionMode):
+    """New tensors are zero, which stands for what a kernel would have written. (A dispatch mode, which would see more,
+    loads PyTorch's compiler, which takes seconds.)"""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if "empty" in func.overloadpacket.__name__ and isinstance(out, Tensor) and not out.is_meta:
-            out.zero_()
-        return out
+        return out.zero_() if func in EMPTY and not out.is_meta else out
