@@ -58,9 +58,8 @@ def _convolve(
     if bias is not None:
         start += tl.load(bias + c, mask=c_mask, other=0.0).to(tl.float32)
     for back in tl.static_range(K - 1, 0, -1):
-        position = length - back
-        at = ring + tl.maximum(position, 0) % size * C + c
-        inputs += (tl.load(at, mask=c_mask & (position >= 0), other=0.0),)
+        p = length - back  # position
+        inputs += (tl.load(ring + tl.maximum(p, 0) % size * C + c, mask=c_mask & (p >= 0), other=0.0),)
     begin(PDL)
     for t in tl.static_range(T):
         new = tl.load(x + row * x_row + t * x_token + c, mask=c_mask, other=0.0)
