@@ -154,7 +154,7 @@ class DeviceAttention(DeviceLayer):
         *, scale: float, softcap: float | None, sinks: Tensor | None, bias: Any, gate: Tensor | None, **before: Any,
     ) -> Tensor:  # fmt: skip
         from lamina.kernels.attention.decode import decode_attention
-        from lamina.kernels.attention.decode_fused import attend_token, takes
+        from lamina.kernels.attention.decode_fused import attend_token, supports
         from lamina.kernels.attention.quantized import decode_codes
         from lamina.kernels.attention.rope_append import rotate_and_append
         from lamina.kernels.norm import sigmoid_gated
@@ -166,7 +166,7 @@ class DeviceAttention(DeviceLayer):
             raise InputError("attend(bias=…): no kernel adds a bias to the scores")
         how: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks, "page": self.page}
         waits = self.later is not None and self.spec.window.span is not None  # a ring, whose tokens are still read
-        if not waits and not self.coding.forms and takes(q, k, v):
+        if not waits and not self.coding.forms and supports(q, k, v):
             return attend_token(q, k, v, table=self.table, window=self.spec.window, gate=gate, **how, **before)
         at_once = self.coding.forms and not waits and self.keys.form != "plain"  # `encode` rotates
         if not at_once:

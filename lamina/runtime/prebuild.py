@@ -107,9 +107,9 @@ def build_together(*programs: Callable[[], object]) -> None:
     """Builds every kernel that these programs launch, many at a time."""
     from triton import AsyncCompileMode
 
-    from lamina.kernels.launch import building
+    from lamina.kernels.launch import build_only
 
-    with Builders() as pool, AsyncCompileMode(pool), building():
+    with Builders() as pool, AsyncCompileMode(pool), build_only():
         for program in programs * 2:  # what the first run notes of a step (`kernels.following`), the second uses
             program()
 
