@@ -64,9 +64,9 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpus]:
     for name in ("get_device_properties", "current_device", "device", "is_current_stream_capturing"):
         monkeypatch.setattr(torch.cuda, name, getattr(two, name))
     monkeypatch.setattr(limits, "INTERPRETED", False)
-    limits._asked.cache_clear()
+    limits._queried.cache_clear()
     yield two
-    limits._asked.cache_clear()
+    limits._queried.cache_clear()
 
 
 class Launched:

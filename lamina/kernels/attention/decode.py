@@ -93,7 +93,7 @@ def with_room(
 @triton.jit(do_not_specialize=["rows", "wanted"])  # one kernel for many numbers of rows
 def _attend(
     out, q, k, v, sinks,  # [B, T, Hq, DV], [B, Hq, T, D], [B, Hk, T, D], [B, Hk, T, DV], [Hq]
-    parts, counters, table,  # partial results and their counters (`merge_splits`); the entry's row
+    parts, counters, table,  # partial results and their counters (`merge_splits`); the entry's table row
     rows, wanted, size, keep, least,  # B; target number of splits; the window; shortest split
     scale, softcap,
     q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token,  # strides

@@ -110,7 +110,7 @@ def load_new(
 def _attend_token(
     out, q, k, v,  # [B, 1, Hq, DV], [B, Hq, 1, D], [B, Hk, 1, D], [B, Hk, 1, DV]
     cos, sin, q_weight, k_weight, factor, gate, sinks,  # [B, 1, PAIRS] twice, [D] twice, [B, 1], [B, Hq, 1, DV], [Hq]
-    parts, counters, table,  # partial results and their counters (`merge_splits`); the entry's row
+    parts, counters, table,  # partial results and their counters (`merge_splits`); the entry's table row
     rows, wanted, size, keep, least,  # B; target number of splits; the window; shortest split
     scale, softcap,
     q_row, q_head, k_row, k_head, v_row, v_head, rope_row, factor_row, gate_row, gate_head,  # strides

@@ -84,7 +84,7 @@ class LatentSplits:
 def _attend_latent(
     means, levels, q,  # [B · QUERIES, splits, ROWS, RANK], [B · QUERIES, ROWS, splits], [B, H, T, RANK + ROPE]
     new, scales, high,  # this pass's tokens [B, T, RANK + ROPE], or its parts where latents are quantized
-    table, size, keep, least, scale,  # the entry's row; the window; shortest split
+    table, size, keep, least, scale,  # the entry's table row; the window; shortest split
     q_row, q_head, q_token, new_row, new_token,  # strides
     T: tl.constexpr, H: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr,
     RANK_PAD: tl.constexpr, ROPE_PAD: tl.constexpr,

@@ -126,7 +126,7 @@ def project_queries(
 def _into_latent(
     q, kv, up, weight,  # [B, H, T, NOPE + 2 · PAIRS], [B, T, RANK + 2 · PAIRS], [H, NOPE, RANK], [RANK]
     cos, sin, q_out, new,  # [B, T, PAIRS] twice, [B, T, H, RANK + 2 · PAIRS], [B, T, RANK + 2 · PAIRS]
-    table, N, eps,  # the entry's row; B · T tokens
+    table, N, eps,  # the entry's table row; B · T tokens
     q_row, q_head, q_token, kv_row, kv_token, up_head, rope_row, rope_token,  # strides
     T: tl.constexpr, H: tl.constexpr, NOPE: tl.constexpr, RANK: tl.constexpr, PAIRS: tl.constexpr,
     H_PAD: tl.constexpr, NOPE_PAD: tl.constexpr, RANK_PAD: tl.constexpr, PAIRS_PAD: tl.constexpr,
@@ -207,7 +207,7 @@ def splits_of(table, row, t, most, size, keep, least, T: tl.constexpr, KIND: tl.
 def _out_alone(
     out, means, levels,  # [B, T, H, V], [B · BLOCKS, most, QUERIES, RANK], [B · BLOCKS, QUERIES, most]
     up,  # [H, V, RANK]
-    table, sums, arrived,  # the entry's row; scratch [N, H, STRETCHES, V] and counters [N, H], for N = B · T
+    table, sums, arrived,  # the entry's table row; scratch [N, H, STRETCHES, V] and counters [N, H], for N = B · T
     most, size, keep, least, up_head,  # splits per group at most; the window; shortest split; stride
     T: tl.constexpr, H: tl.constexpr, V: tl.constexpr, V_PAD: tl.constexpr, RANK: tl.constexpr,
     M: tl.constexpr, QUERIES: tl.constexpr, BLOCKS: tl.constexpr,  # queries per block: padded, stored; blocks per row
@@ -259,7 +259,7 @@ def _out_alone(
 def _out_of_latent(
     out, means, levels,  # [B, T, H, V], [B · BLOCKS, most, QUERIES, RANK], [B · BLOCKS, QUERIES, most]
     up,  # [H, V, RANK]
-    table, N, most, size, keep, least, up_head,  # the entry's row; B · T tokens; the rest as for `_out_alone`
+    table, N, most, size, keep, least, up_head,  # the entry's table row; B · T tokens; the rest as for `_out_alone`
     T: tl.constexpr, H: tl.constexpr, V: tl.constexpr, RANK: tl.constexpr, RANK_PAD: tl.constexpr,
     M: tl.constexpr, QUERIES: tl.constexpr, BLOCKS: tl.constexpr,  # queries per block: padded, stored; blocks per row
     ROWS: tl.constexpr, VALUES: tl.constexpr,  # tokens and values per program

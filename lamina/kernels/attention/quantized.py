@@ -81,7 +81,7 @@ WAVES, WAVES_OF_FEW, WAVES_OF_FP8 = 8, 4, 16  # programs per SM
 def _attend_codes(
     out, q, query_terms,  # [B, T, Hq, DV], [B, Hq, T, D], [B, T, Hq, 2 + groups]
     k_codes, k_scales, k_high, v_codes, v_scales, v_high,  # this pass's parts, [B, Hk, T, width] each
-    sinks, parts, counters, table,  # [Hq]; partial results and their counters (`merge_splits`); the entry's row
+    sinks, parts, counters, table,  # [Hq]; partial results and their counters (`merge_splits`); the entry's table row
     rows, wanted, size, keep, least,  # B; target number of splits; the window; shortest split
     scale, softcap,
     q_row, q_head, q_token,  # strides

@@ -126,7 +126,7 @@ def norm_and_rotate(
 @triton.jit
 def _rotate(
     q, k, v, q_out, k_out,  # [B, Hq, T, D], [B, Hk, T, D], [B, Hk, T, DV], [B, T, Hq, D], [B, T, Hk, D]
-    cos, sin, q_weight, k_weight, factor, table,  # [B, T, PAIRS] twice, [D] twice, [B, T]; the entry's row
+    cos, sin, q_weight, k_weight, factor, table,  # [B, T, PAIRS] twice, [D] twice, [B, T]; the entry's table row
     q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token,  # strides
     rope_row, rope_token, factor_row, factor_token,
     q_eps, k_eps, q_plus, k_plus,  # of the norms: `plus` is added to the weight

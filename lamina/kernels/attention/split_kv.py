@@ -60,7 +60,7 @@ def split_size(n_visible, real, wanted, least):
 
 @triton.jit
 def assigned_split(
-    table, rows, wanted, size, keep, least,  # the entry's row; number of rows; target number of splits; the window
+    table, rows, wanted, size, keep, least,  # the entry's table row; number of rows; target number of splits; window
     T: tl.constexpr, ROWS: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The split of this program of a grid (…, items).

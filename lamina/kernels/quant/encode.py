@@ -111,7 +111,7 @@ def load_head(
 @triton.jit
 def encode_head(
     x, weight, eps, plus, cos, sin, centre,  # pointers to the head [D], norm weight [D], angles [PAIRS], key mean [D]
-    codes, scales, high, table,  # this pass's parts [B, H, T, width]; the entry's row
+    codes, scales, high, table,  # this pass's parts [B, H, T, width]; the entry's table row
     place, cell, stores,  # where the token is among the parts, or in the store; whether it is stored
     CODES: tl.constexpr, SCALES: tl.constexpr, HIGH: tl.constexpr,  # columns of the table
     D: tl.constexpr, FORM: tl.constexpr, HADAMARD: tl.constexpr, CENTRED: tl.constexpr,
@@ -214,7 +214,8 @@ def _encode(
     q, k, v,  # [B, Hq, T, D], [B, Hk, T, D], [B, Hk, T, DV]
     cos, sin, q_weight, k_weight, factor,  # [B, T, PAIRS] twice, [D] twice, [B, T]
     q_out, query_terms, centre,  # [B, T, Hq, D], [B, T, Hq, 2 + groups], [Hk, D]
-    k_codes, k_scales, k_high, v_codes, v_scales, v_high, table,  # this pass's parts [B, Hk, T, width]; the entry's row
+    k_codes, k_scales, k_high, v_codes, v_scales, v_high,  # this pass's parts, [B, Hk, T, width] each
+    table,  # the entry's table row
     q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token,  # strides
     rope_row, rope_token, factor_row, factor_token,
     q_eps, k_eps, q_plus, k_plus,  # of the norms: `plus` is added to the weight

@@ -40,7 +40,7 @@ def ring_of(table, row, C: tl.constexpr, dtype: tl.constexpr):
 @triton.jit
 def _convolve(
     x, weight, bias, inward, outward,  # [B, T, C], [C, K], [C] or None, gates before and after [B, T, C] or None
-    out, table,  # [B, T, C]; the entry's row, whose store is the ring [B, S, C]
+    out, table,  # [B, T, C]; the entry's table row, whose store is the ring [B, S, C]
     x_row, x_token, in_row, in_token, out_row, out_token,  # strides of x and of the gates
     T: tl.constexpr, C: tl.constexpr, K: tl.constexpr, ACT: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
