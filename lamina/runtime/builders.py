@@ -29,9 +29,9 @@ def build_together(*programs: Callable[[], object]) -> None:
     """Builds every kernel that these programs launch, many at a time."""
     from triton import AsyncCompileMode  # only where Triton is installed
 
-    from lamina.kernels.launch import building
+    from lamina.kernels.launch import build_only
 
-    with Builders() as pool, AsyncCompileMode(pool), building():
+    with Builders() as pool, AsyncCompileMode(pool), build_only():
         for program in programs:
             program()
 

@@ -165,14 +165,14 @@ class CapturedPass(Captured):
 
     def taking_in(self) -> None:
         """The device half of commit: what the second graph holds. Lengths, which all others read, move last."""
-        from lamina.kernels.step_ends import take_in
+        from lamina.kernels.step_ends import commit_tokens
 
         assert self.logits is not None
         with self._using_kernels():
             for entry in self.entries:
                 for one in entry.values():
                     one.commit()
-        take_in(self.logits, self.header, self.ids, self.accepted)
+        commit_tokens(self.logits, self.header, self.ids, self.accepted)
 
     def _before_capture(self) -> None:
         self.accepted.zero_()
