@@ -25,7 +25,7 @@ from lamina.cache.layers.base import Key
 from lamina.cache.layers.cross import Source
 from lamina.cache.passes import Pass
 from lamina.cache.pool.pool import check_pool
-from lamina.cache.recompute import pass_anew
+from lamina.cache.recompute import recompute_pass
 from lamina.cache.spec import LayerSpecs
 from lamina.cache.step import Step
 from lamina.config import EMPTY, Config, config_of
@@ -199,7 +199,7 @@ class Model(nn.Module):
         """
         if isinstance(step, Step) and step.recomputes:
             assert ids is not None
-            return pass_anew(self, ids, step, logits, hidden)
+            return recompute_pass(self, ids, step, logits, hidden)
         if embeds is None:
             assert ids is not None
             embeds = self.embed(ids if step.valid is None else ids.masked_fill(~step.valid, 0))
@@ -315,7 +315,7 @@ class Model(nn.Module):
             if spec.reads_source
         }
 
-    def crossed(self, source: Source, rows: int) -> Mapping[Key, dict[str, Tensor]]:
+    def cross_inputs(self, source: Source, rows: int) -> Mapping[Key, dict[str, Tensor]]:
         """What a pass without a cache over so many rows reads of this source: one for all, or one for each."""
         states = self.cross_states(source)
         if not states:

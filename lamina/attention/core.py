@@ -1,7 +1,7 @@
-"""`attention`: the one call that model code and caches use, whatever backend runs it.
+"""`attention`: the one function that caches call, whichever backend runs it.
 
-It checks shapes, keeps whatever unused slots hold away from the arithmetic, and picks a backend. To add a
-backend, put a function with the signature of `eager` into `BACKENDS`.
+It checks shapes, zeroes unused slots (which may hold NaN), and picks a backend. To add a backend, put a function with
+the signature of `eager` into `BACKENDS`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lamina.attention.view import View
 Backend = Callable[..., Tensor]
 BACKENDS: dict[str, Backend] = {"sdpa": sdpa, "eager": eager, "flex": flex}
 
-FEW, MANY, MOST = 16, 1024, 1 << 26  # queries, keys, and scores, which are held all at once
+FEW, MANY, MOST = 16, 1024, 1 << 26  # limits on queries (at most), keys (at least), and scores in memory (at most)
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -35,12 +35,12 @@ def attention(
     bias: Bias | None = None,
     backend: str | Backend | None = None,
 ) -> Tensor:
-    """softmax(softcap(scale * q k^T) + bias) v over what `view` shows: [B, Hq, T, Dv].
+    """softmax(softcap(scale * q k^T) + bias) v over the keys that `view` shows: [B, Hq, T, Dv].
 
-    `sinks` holds one logit per head that takes part in the softmax and whose share goes nowhere. `bias` is
-    called as `reference.Bias` says. `backend` is a name in `BACKENDS` or a function like those there; None
-    takes "sdpa", or "eager" where scores are changed or a GPU has few queries for many keys. Slots that hold
-    no token never reach the output, whatever they hold; a query that sees nothing gives zeros.
+    `sinks` has one logit per head, which takes part in the softmax and has no value. `bias` is called as
+    `reference.Bias` says. `backend` is a name in `BACKENDS` or a function like those there; None means "sdpa", or
+    "eager" if scores are modified or a GPU has few queries and many keys. Slots without a token never affect the
+    output, whatever they hold; a query that sees no key gives zeros.
 
     >>> import torch
     >>> from lamina.attention import Full, View
@@ -64,19 +64,18 @@ def attention(
 
 
 def few_over_many(q: Tensor, k: Tensor) -> bool:
-    """Whether plain products are the fast way: the fused kernels of PyTorch walk along all keys of a head in one
-    program, which few queries leave a GPU idle with."""
+    """True if plain matrix products are faster: PyTorch's fused kernels loop over all keys of a head in one program, so
+    with few queries most SMs are idle."""
     keys, scores = k.shape[2], q.shape[:3].numel() * k.shape[2]
     return q.is_cuda and q.shape[2] <= FEW and keys >= MANY and scores <= MOST and not torch.compiler.is_compiling()
 
 
 def without_unused(x: Tensor, view: View) -> Tensor:
-    """A copy of x [B, Hk, S, D] with zeros in the slots that hold no token (a masked NaN times 0 is still
-    NaN)."""
+    """A copy of x [B, Hk, S, D] with zeros in slots without a token: a NaN there, times a weight of 0, would be NaN."""
     if torch.compiler.is_compiling() or (x.requires_grad and torch.is_grad_enabled()):
         return x.masked_fill(~view.exists(), 0)
-    # Clearing the bits costs what a plain copy does; masked_fill, uncompiled, is several times slower
-    # on the CPU. Bits have no gradient.
+    # Clearing the bits costs as much as a plain copy; uncompiled masked_fill is several times slower on the CPU.
+    # Integer operations have no gradient.
     bits = _BITS[x.element_size()]
     return (x.view(bits) & -view.exists().to(bits)).view(x.dtype)
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.cache.layers.cross import Source
-from lamina.cache.recompute import forgetful
+from lamina.cache.recompute import recompute_cache
 from lamina.errors import CapacityError, InputError
 from lamina.generation.context_limit import positions_left
 from lamina.generation.feed import prefill
@@ -277,7 +277,7 @@ class _Call:
         model, prompt, rows = self.model, self.prompt, len(self.prompt.counts)
         if not self.settings.use_cache or cache is None:
             self._heal([False] * rows)
-            new = model.new_cache(rows) if self.settings.use_cache else forgetful(model, rows)
+            new = model.new_cache(rows) if self.settings.use_cache else recompute_cache(model, rows)
             return new, Continuation.of_new(self._fed)
         if whole is None and prompt.is_text:
             whole = False

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.cache.io.state_dtype import state_dtype
-from lamina.cache.ops.snapshot import Size, total, trimmed, trimmed_size
+from lamina.cache.ops.snapshot import Size, snapshot_size, take_snapshot, total
 from lamina.cache.summary import size
 from lamina.errors import InputError
 from lamina.generation.feed import feed_rest, prefill
@@ -68,7 +68,7 @@ class Snapshot:
     def of(
         cache: Cache, row: int, ids: np.ndarray, after: dict[int, Tensor], states: torch.dtype | None = None
     ) -> Snapshot:
-        own = trimmed(cache, row, states=states)
+        own = take_snapshot(cache, row, states=states)
         ends: dict[str, int] = {}
         for layer in own.every_layer():
             if (back := layer.rewindable(own.clock)) is not None:
@@ -92,7 +92,7 @@ class Snapshot:
 
     @cached_property
     def _cache_size(self) -> Size:
-        return trimmed_size(self.cache, 0)
+        return snapshot_size(self.cache, 0)
 
     def knows(self, tokens: int) -> bool:
         """Whether it holds the logits after so many tokens. The device knows, and is asked when somebody wants it."""
@@ -116,7 +116,7 @@ class Snapshot:
         """Its first tokens, to be joined with other rows, which copies them or shares their pages."""
         if tokens == len(self.ids):
             return self.cache
-        first = trimmed(self.cache, 0, tokens, lent=True)
+        first = take_snapshot(self.cache, 0, tokens, borrow=True)
         first._logits = self.after.get(tokens)
         return first
 
@@ -300,7 +300,7 @@ class PrefixStore:
                 covering.after[len(ids)] = logits.clone()
             self._touch(covering)
             return
-        needed = trimmed_size(cache, row, self.states)
+        needed = snapshot_size(cache, row, self.states)
         if needed.nbytes > self.bytes:
             self._lost.append(Lost(ids, f"takes {size(needed.nbytes)}, and the budget of all is {size(self.bytes)}"))
             return

@@ -1,7 +1,6 @@
 """The tables through which kernels find a cache: a row of addresses and sizes for each entry, and a header.
 
-A row has the columns that `lamina.kernels.columns` declares for host and kernels; what each layer puts there is
-`Layer.columns`.
+`lamina.kernels.columns` declares the columns of a row for host and kernels; `Layer.columns` returns the values.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ PLAIN = Coding()
 
 
 def tables_of(cache: Cache, counts: Tensor) -> list[list[int]]:
-    """The rows of a cache's entries, in the order of its layers."""
+    """[entries, columns]: a row for each entry of a cache, in the order of its layers."""
     return [_row(layer, cache, counts) for layer in cache.every_layer()]
 
 
@@ -35,11 +34,11 @@ def _row(layer: Layer, cache: Cache, counts: Tensor) -> list[int]:
 
 @dataclass(frozen=True)
 class CacheFormat:
-    """How the caches that a captured program serves are stored: those of another format have a program of their own.
+    """How a cache is stored. A captured program is for one format; caches of another format need another program.
 
-    codecs    of each entry, in the order of the tables; empty where all are plain
-    page      slots of a page, 0 where tokens are not in pages
-    codings   of each entry, with what kernels need to know of them
+    codecs    the codec of each entry, in the order of the tables; empty if nothing is quantized
+    page      slots per page; 0 if the cache is not in a pool
+    codings   the `Coding` of each entry, with what kernels need to know of its codec
     """
 
     codecs: tuple[Codec, ...] = ()
@@ -48,7 +47,7 @@ class CacheFormat:
 
     @classmethod
     def of(cls, cache: Cache | None) -> CacheFormat:
-        """That of this cache; plain without one."""
+        """The format of this cache; the plain format if None."""
         if cache is None:
             return cls()
         codings = tuple(layer.coding for layer in cache.every_layer())
@@ -78,10 +77,10 @@ def header_of(cache: Cache) -> list[int]:
 def entries_of(
     model: Model, tables: Tensor, later: Tensor | None = None, cache_format: CacheFormat = PLAIN_FORMAT
 ) -> list[dict[str, TableEntry]]:
-    """For each layer of the model, name -> its row of the table.
+    """For each layer of the model, name of the entry -> its row of the table.
 
     tables    [entries, columns]
-    later     the same with the accepted counts, where a second graph commits
+    later     the same with the accepted counts, if a second graph commits
     """
     none = [None] * len(tables)
     rows = zip(tables, none if later is None else later, cache_format.codings or [PLAIN] * len(tables), strict=True)

@@ -119,7 +119,7 @@ def test_speculation_makes_the_tokens_of_plain_decoding(llama: Llama) -> None:
 
 def test_caches_of_different_codecs_are_not_joined(llama: Llama) -> None:
     one, other = llama.new_cache(codec="int8"), llama.new_cache(codec={"default": "int8", 1: "int4"})
-    with pytest.raises(InputError, match="layer 1 is written as int8 and as int4 cannot be joined"):
+    with pytest.raises(InputError, match="codec int8 and int4 in layer 1 cannot be joined"):
         Cache.join([one, other])
     both = Cache.join([one, llama.new_cache(codec="int8")])
     assert both.rows == 2 and both.codecs == one.codecs

@@ -1,4 +1,4 @@
-"""Caches whose bytes live on the host: what moves, what is on the device, and that nothing else is different."""
+"""Caches that are stored on the host: what moves, what is on the device, and that nothing else is different."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lamina import Cache, InputError, Source
 from lamina.attention.window import Sliding
 from lamina.cache.layers.layout import Layout
 from lamina.cache.layers.recurrent import RecurrentLayer
-from lamina.cache.ops.snapshot import trimmed
+from lamina.cache.ops.snapshot import take_snapshot
 from lamina.cache.storage.prefetch import Prefetcher, on_host
 from lamina.cache.summary import lines
 from lamina.planning.held import AllocationMeter
@@ -285,7 +285,7 @@ def test_no_operation_mixes_host_and_device(kind: str) -> None:
         go(other, 6)
         joined = Cache.join([cache, other])
         go(joined, 1)
-        trimmed(joined, 2)
+        take_snapshot(joined, 2)
         for layer in filter(on_host, joined.every_layer()):
             assert {x.device.type for name, x in layer.data.items() if name != "lengths"} == {"cpu"}
 
@@ -319,7 +319,7 @@ def test_two_passes_may_be_open_and_the_later_one_counts() -> None:
     stale = world.cache.step(1)
     stale.memory(0)
     world.feed(2)
-    with pytest.raises(InputError, match="this step is over"):
+    with pytest.raises(InputError, match="this step is closed"):
         stale.commit()
     world.feed(1)
 
@@ -397,7 +397,7 @@ def test_an_unknown_residence_is_refused_with_the_nearest() -> None:
 
 def test_caches_of_two_residences_are_not_joined() -> None:
     near, far = (toy("full").new_cache(residence=where) for where in ("device", "host"))
-    with pytest.raises(InputError, match=r"bytes live on the device and one whose bytes live on the host"):
+    with pytest.raises(InputError, match=r"stored on the device and one that is stored on the host"):
         Cache.join([near, far])
 
 
@@ -416,7 +416,7 @@ def test_a_captured_step_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Toy, "device", torch.device("cuda"))
     model = Toy(Attend())
     far = Cache(model.specs, residence="host")
-    assert why_not_captured(model, far) == "its bytes live on the host; a captured step reads what is on the device"
+    assert why_not_captured(model, far) == "its cache is stored on the host; a captured step reads device memory"
     assert why_not_read(far) == why_not_captured(model, far)
     assert why_not_captured(model, Cache(model.specs)) is None
 

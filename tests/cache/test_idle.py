@@ -12,7 +12,7 @@ from torch import Tensor
 import lamina
 from lamina import Cache, InputError, PrefixStore
 from lamina.cache.io.state_dtype import round_states, rounded_bytes
-from lamina.cache.ops.snapshot import trimmed, trimmed_size
+from lamina.cache.ops.snapshot import snapshot_size, take_snapshot
 from tests.laws.toys import random_ids, toy
 from tests.planning.models import model as family
 
@@ -67,8 +67,8 @@ def test_bytes_of_what_is_trimmed_are_known_before(kind: str) -> None:
     cache = toy(kind).new_cache(3, slack=1)
     toy(kind)(random_ids(3, 7), cache=cache)
     for states in (None, torch.bfloat16):
-        own = trimmed(cache, 1, states=states)
-        assert trimmed_size(cache, 1, states).nbytes == own.nbytes + own.record.nbytes + own.logits.nbytes  # type: ignore[union-attr]
+        own = take_snapshot(cache, 1, states=states)
+        assert snapshot_size(cache, 1, states).nbytes == own.nbytes + own.record.nbytes + own.logits.nbytes  # type: ignore[union-attr]
     assert all(
         round_states(layer, torch.bfloat16).nbytes == rounded_bytes(layer, torch.bfloat16)
         for layer in cache.every_layer()

@@ -321,7 +321,10 @@ def test_a_released_cache_says_so_and_may_be_released_again() -> None:
         cache.release()
         assert str(cache) == "Cache, released"
         for use in (cache.fork, lambda c=cache: model([[1]], cache=c), lambda c=cache: c.rewind(1), cache.reset):
-            with pytest.raises(InputError, match=r"^this cache was released and holds nothing any more: make another$"):
+            with pytest.raises(
+                InputError,
+                match=r"^this cache was released and holds no memory any more: make a new one with model.new_cache$",
+            ):
                 use()
 
 
@@ -337,7 +340,7 @@ def test_what_does_not_fit_a_pool_is_refused_by_name() -> None:
         (lambda: model.new_cache(codec="int4", pool=pool), "codec='int4', but the pool has a codec of its own, 'int8'"),
         (
             lambda: model.new_cache(residence="host", pool=pool),
-            "residence='host' and a pool were given: pages of a pool lie on the device; leave one out",
+            "residence='host' and a pool were given: pages of a pool are on the device; leave one out",
         ),
         (lambda: Pool(model, tokens=0), "tokens=0: it must be at least 1"),
         (lambda: Pool(model, rows=2), "rows=2 without tokens: a pool that grows needs no bounds"),

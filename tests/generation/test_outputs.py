@@ -89,7 +89,7 @@ def test_a_result_says_how_its_tokens_were_made(model: Model) -> None:
     assert model.generate(PROMPTS, 2, do_sample=True).how == on_cpu
     assert (
         model.generate(PROMPTS, 2, use_cache=False).how
-        == "plain passes, since without a cache every pass runs whole rows"
+        == "plain passes, since without a cache every pass recomputes whole rows"
     )
     several = on_cpu.replace("passes", "passes of several tokens", 1)
     assert model.generate(PROMPTS, 2, prompt_lookup_num_tokens=2).how == several

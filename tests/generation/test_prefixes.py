@@ -13,7 +13,7 @@ from torch import Tensor
 
 import lamina
 from lamina import Cache, InputError, PrefixStore
-from lamina.cache.ops.snapshot import trimmed, trimmed_size
+from lamina.cache.ops.snapshot import snapshot_size, take_snapshot
 from lamina.generation.prompt import from_rows
 from lamina.generation.reuse import Continuation, continuation
 from lamina.model import Model
@@ -204,10 +204,10 @@ def test_bytes_are_counted_exactly_and_never_exceed_the_budget(family: str) -> N
     model(random_ids(2, 30, model.vocab), cache=probe, counts=[30, 5])
     probe.reserve(500)
     for row in (0, 1):
-        own = trimmed(probe, row)
+        own = take_snapshot(probe, row)
         assert own.logits is not None
-        assert trimmed_size(probe, row).nbytes == own.nbytes + own.record.nbytes + own.logits.nbytes < 40_000
-    budget = int(2.5 * trimmed_size(probe, 0).nbytes)
+        assert snapshot_size(probe, row).nbytes == own.nbytes + own.record.nbytes + own.logits.nbytes < 40_000
+    budget = int(2.5 * snapshot_size(probe, 0).nbytes)
     store = PrefixStore(model, budget)
     prompts = [ids(25, model.vocab, seed) for seed in range(5)]
     for prompt in prompts:
@@ -252,7 +252,7 @@ def test_logits_of_a_shorter_prompt_are_kept_where_they_just_fit() -> None:
         store = PrefixStore(model, PLENTY)
         cache, logits, _ = fed(store, [prompt])
         model([[1, 2, 3]], cache=cache)
-        store.bytes = trimmed_size(cache, 0).nbytes + logits.nbytes - short
+        store.bytes = snapshot_size(cache, 0).nbytes + logits.nbytes - short
         store._keep_rows(cache)
         assert [len(one) for one in store.sequences] == [13]
         assert store.nbytes == store.bytes - (logits.nbytes - short if short else 0)
@@ -264,7 +264,7 @@ def test_a_snapshot_of_a_ring_that_had_room_to_spare_grows_again() -> None:
     cache = model.new_cache(2).reserve(50)
     model([[1, 2, 3], [4, 5, 6]], cache=cache)
     for length in (None, 2):
-        again = Cache.join([trimmed(cache, 1, length)])
+        again = Cache.join([take_snapshot(cache, 1, length)])
         rest = random_ids(1, 30, model.vocab)
         found = model(rest, cache=again, logits="last")
         expected = model(torch.cat([torch.tensor([[4, 5, 6][:length]]), rest], dim=1), logits="last")

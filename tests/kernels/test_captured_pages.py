@@ -109,7 +109,7 @@ def test_no_captured_step_keeps_a_cache_and_its_pages() -> None:
     pool = lamina.Pool(model, page=4)
     cache = start(model, pool=pool)[0]
     step = model.graphs.step(2, Chooser(), cache)
-    step.take_up(cache, torch.tensor([1, 2]), [1, 1], ())
+    step.begin(cache, torch.tensor([1, 2]), [1, 1], ())
     step.run(1)
     one = model.graphs.pass_of(2, 1, cache)
     one.read(cache, torch.tensor([[1], [2]]))

@@ -326,7 +326,7 @@ def test_a_captured_step_of_one_row_gives_the_logits_of_a_plain_pass() -> None:
     for cache in (plain, replayed):
         model(ids, cache=cache)
     step = CapturedStep(model, 1, Chooser())
-    step.take_up(replayed, torch.tensor([7]), [4], ())
+    step.begin(replayed, torch.tensor([7]), [4], ())
     step.run(1)
     expected = model(torch.tensor([[7]]), cache=plain, logits="last")
     assert replayed.logits is not None

@@ -38,7 +38,7 @@ def _compute_key_means(model: Model) -> dict[Key, Tensor]:
     step, keys = Step.alone(layers, (1, tokens), model.device), {}
     if any(spec.reads_source for entry in specs for spec in entry.values()):
         source = model.encode(ids)
-        step.source = model.crossed(source, 1)
+        step.source = model.cross_inputs(source, 1)
         keys = {key: k for key, (k, _) in model.cross_states(source).items()}
     model.forward(ids[:, :tokens], step, logits=None)
     keys.update({key: k for key, (k, _, _) in step._shared.items()})

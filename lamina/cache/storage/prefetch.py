@@ -247,7 +247,7 @@ class StagedPass:
     def leave(self, key: Key, left: object) -> object:
         """What a layer leaves for commit; its large tensors are copied to the host until then."""
         layer = self.layers[key[0]][key[1]]
-        return layer.unload(left, self) if on_host(layer) else left
+        return layer.offload(left, self) if on_host(layer) else left
 
     def copy_to_host(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """Starts copying a tensor into new host memory."""

@@ -55,7 +55,7 @@ def replayed(run: Run) -> Made:
         _tell(run, range(run.rows), tokens)  # before anybody waits for kernels
     try:
         with current(cache.device), run.model.graphs.step(cache.rows, run.chooser, cache) as step:
-            step.take_up(
+            step.begin(
                 cache, first, run.stopping.most, run.stopping.eos,
                 seed=run.chooser.seed, numbers=run.numbers, prompts=run.prompts,
             )  # fmt: skip
@@ -109,7 +109,7 @@ def _watch(run: Run, step: CapturedStep) -> None:
         reasons = run.stopping.reasons
         for row in live:
             if reasons[row] in ("stop", "time"):
-                step.left[row] = 1  # ends with the token that is fed next
+                step.remaining[row] = 1  # ends with the token that is fed next
         step.run(1, live)
         live = [row for row in live if reasons[row] is None]
         if not run.chooser.may_exclude_all:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
-from lamina.cache.recompute import forgetful
+from lamina.cache.recompute import recompute_cache
 from lamina.errors import InputError
 from lamina.generation.feed import prefill
 from lamina.generation.prompt import Prompt, from_rows, prompt_of
@@ -30,7 +30,7 @@ class Guide:
     ) -> None:
         """times: how many sequences each row of the prompt becomes; most: how many new tokens they get"""
         rows = len(prompt.counts)
-        cache = model.new_cache(rows) if remembers else forgetful(model, rows)
+        cache = model.new_cache(rows) if remembers else recompute_cache(model, rows)
         make_room(cache, prompt.counts, [most] * rows)
         logits = prefill(model, prompt, cache, chunk)
         self.model, self.scale = model, scale
