@@ -157,7 +157,7 @@ class Model(nn.Module):
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids [B, T] -> [B, T, width]"""
-        raise TypeError(f"{type(self).__name__} does not say how ids are embedded")
+        raise InputError(f"{type(self).__name__} does not say how ids are embedded")
 
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B, T, width] of tokens at these positions [B, T] -> the same with positions added; learned ones go here.
@@ -177,7 +177,7 @@ class Model(nn.Module):
 
     def unembed(self, x: Tensor) -> Tensor:
         """[..., width] -> [..., vocab]"""
-        raise TypeError(f"{type(self).__name__} does not say how logits are made")
+        raise InputError(f"{type(self).__name__} does not say how logits are made")
 
     def encode(self, ids: Any, counts: Any = None, embeds: Any = None) -> Source:
         """The encoder's output, for models that read a source."""
@@ -391,7 +391,7 @@ def _specs_of(index: int, block: nn.Module) -> LayerSpecs:
     if isinstance(made, property):  # called here, since nn.Module would hide an AttributeError in it
         return made.__get__(block)
     if made is None and "specs" not in block.__dict__:
-        raise TypeError(
+        raise InputError(
             f"block {index} ({type(block).__name__}) does not say what it remembers: give it specs, such as "
             '{"attention": lamina.cache.Attention(kv_heads, key_dim, value_dim)}, or {} for nothing'
         )

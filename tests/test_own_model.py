@@ -188,7 +188,9 @@ def test_a_block_that_does_not_say_what_it_remembers_is_named(model: Mine) -> No
 
     other = copy.deepcopy(model)
     other.blocks.append(nn.Linear(16, 16))
-    with pytest.raises(TypeError, match=r"block 2 \(Linear\) does not say what it remembers: give it specs, such as"):
+    with pytest.raises(
+        lamina.InputError, match=r"block 2 \(Linear\) does not say what it remembers: give it specs, such as"
+    ):
         other.new_cache()
     other.blocks[2] = Silent(16, 2)
     with pytest.raises(AttributeError, match="'Silent' object has no attribute 'memories'"):
