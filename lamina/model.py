@@ -45,9 +45,8 @@ if TYPE_CHECKING:
     from lamina.cache.pool.pool import Pool
     from lamina.checkpoint.names import Names
     from lamina.checkpoint.tokenizer import Tokenizer
-    from lamina.generation.result import Result
     from lamina.generation.settings.options import CallOptions
-    from lamina.generation.stream import Event, Stream
+    from lamina.kernels.gemm.fusion import FusionPlan
 
 Logits = Literal["all", "last"] | None
 
@@ -156,7 +155,7 @@ class Model(nn.Module):
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids [B, T] -> [B, T, width]"""
-        raise TypeError(f"{type(self).__name__} does not say how ids are embedded")
+        raise InputError(f"{type(self).__name__} does not say how ids are embedded")
 
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
         """Adds learned positions. x [B, T, width], positions [B, T] -> [B, T, width]
@@ -176,7 +175,7 @@ class Model(nn.Module):
 
     def unembed(self, x: Tensor) -> Tensor:
         """[..., width] -> [..., vocab]"""
-        raise TypeError(f"{type(self).__name__} does not say how logits are made")
+        raise InputError(f"{type(self).__name__} does not say how logits are made")
 
     def encode(self, ids: Any, counts: Any = None, embeds: Any = None) -> Source:
         """The encoder's output, for encoder–decoder models."""
@@ -340,6 +339,16 @@ class Model(nn.Module):
             self.__dict__.setdefault("_graphs", Graphs(self))  # if two threads race, both get the first one's
         return self.__dict__["_graphs"]
 
+    @property
+    def fusion_plan(self) -> FusionPlan:
+        """Which norms a captured decode step computes in the launch in front of them, by module path.
+
+        >>> print(model.fusion_plan)                                  # doctest: +SKIP
+        blocks.0.attention.out → blocks.0.mlp_norm        deferred
+        blocks.0.mlp.down      → blocks.1.attention_norm  deferred
+        """
+        return self.graphs.fusion_plan()
+
     def explain(self, cache: Cache | None = None, rows: int = 1) -> str:
         """How tokens are decoded, and the reason if decode steps are not captured.
 
@@ -384,7 +393,7 @@ def _specs_of(index: int, block: nn.Module) -> LayerSpecs:
     if isinstance(made, property):  # called directly, since nn.Module would hide an AttributeError inside it
         return made.__get__(block)
     if made is None and "specs" not in block.__dict__:
-        raise TypeError(
+        raise InputError(
             f"block {index} ({type(block).__name__}) does not say what its cache stores: give it specs, such as "
             '{"attention": lamina.cache.Attention(kv_heads, key_dim, value_dim)}, or {} for nothing'
         )

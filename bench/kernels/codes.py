@@ -32,7 +32,7 @@ from lamina.kernels.attention.quantized import decode_codes
 from lamina.kernels.attention.shape import Shape
 from lamina.kernels.limits import limits_of
 from lamina.kernels.quant.encode import Coded, Side, encode
-from lamina.kernels.quant.layout import code_bytes, high_bytes, scale_numbers
+from lamina.kernels.quant.layout import code_bytes, high_bytes, scale_values
 from tests.kernels.stores import Held, Packed, error
 
 CUDA = torch.cuda.is_available()
@@ -173,7 +173,7 @@ class Store:
             self.parts[name] = torch.randint(
                 0, 120, (*lead, code_bytes(side.dim, side.form)), dtype=torch.uint8, device=DEVICE
             )
-            width = scale_numbers(side.dim, side.form)
+            width = scale_values(side.dim, side.form)
             self.parts[f"{name}.scales"] = torch.rand(*lead, width, dtype=torch.float16, device=DEVICE) / 64
             if above := high_bytes(side.dim, side.form):
                 self.parts[f"{name}.high"] = torch.randint(0, 256, (*lead, above), dtype=torch.uint8, device=DEVICE)

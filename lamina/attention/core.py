@@ -14,6 +14,7 @@ from torch import Tensor
 from lamina.attention.reference import Bias
 from lamina.attention.torch_backends import eager, flex, sdpa
 from lamina.attention.view import View
+from lamina.errors import InputError
 
 Backend = Callable[..., Tensor]
 BACKENDS: dict[str, Backend] = {"sdpa": sdpa, "eager": eager, "flex": flex}
@@ -53,7 +54,7 @@ def attention(
         changed = softcap is not None or sinks is not None or bias is not None
         backend = "eager" if changed or few_over_many(q, k) else "sdpa"
     if isinstance(backend, str) and backend not in BACKENDS:
-        raise ValueError(f"unknown attention backend {backend!r}: known are {', '.join(sorted(BACKENDS))}")
+        raise InputError(f"unknown attention backend {backend!r}: known are {', '.join(sorted(BACKENDS))}")
     _check(q, k, v, view, softcap, sinks)
     if 0 in q.shape[:3] or k.shape[2] == 0:
         return q.new_zeros(*q.shape[:3], v.shape[-1])
@@ -83,20 +84,20 @@ def without_unused(x: Tensor, view: View) -> Tensor:
 def _check(q: Tensor, k: Tensor, v: Tensor, view: View, softcap: float | None, sinks: Tensor | None) -> None:
     B, T, S = view.shape
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
-        raise ValueError(f"q, k and v are [B, H, tokens, D], not {list(q.shape)}, {list(k.shape)} and {list(v.shape)}")
+        raise InputError(f"q, k and v are [B, H, tokens, D], not {list(q.shape)}, {list(k.shape)} and {list(v.shape)}")
     if q.shape[0] != B or q.shape[2] != T:
-        raise ValueError(f"q is {list(q.shape)}, but the view has {B} rows and {T} queries")
+        raise InputError(f"q is {list(q.shape)}, but the view has {B} rows and {T} queries")
     if k.shape[0] != B or k.shape[2] != S:
-        raise ValueError(f"k is {list(k.shape)}, but the view has {B} rows and {S} slots")
+        raise InputError(f"k is {list(k.shape)}, but the view has {B} rows and {S} slots")
     if v.shape[:3] != k.shape[:3]:
-        raise ValueError(f"v is {list(v.shape)} and k {list(k.shape)}: rows, heads and slots must agree")
+        raise InputError(f"v is {list(v.shape)} and k {list(k.shape)}: rows, heads and slots must agree")
     if q.shape[3] != k.shape[3]:
-        raise ValueError(f"q has head dim {q.shape[3]} and k {k.shape[3]}: they must agree")
+        raise InputError(f"q has head dim {q.shape[3]} and k {k.shape[3]}: they must agree")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads evenly")
+        raise InputError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads evenly")
     if softcap is not None and softcap <= 0:
-        raise ValueError(f"softcap={softcap}: a cap is positive; None means no cap")
+        raise InputError(f"softcap={softcap}: a cap is positive; None means no cap")
     if sinks is not None and sinks.shape != (q.shape[1],):
-        raise ValueError(
+        raise InputError(
             f"sinks is {list(sinks.shape)}: it must hold one logit for each of the {q.shape[1]} query heads"
         )

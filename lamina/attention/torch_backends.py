@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lamina.attention.reference import Bias, dense_bias
 from lamina.attention.view import View
+from lamina.errors import InputError
 
 FLEX_ON_CPU, MOST_QUERIES = (torch.float32, torch.bfloat16, torch.float16), 64
 
@@ -35,7 +36,7 @@ def sdpa(
 ) -> Tensor:
     """`scaled_dot_product_attention`: fused, never materializes all scores, and cannot modify them."""
     if softcap is not None or sinks is not None or bias is not None:
-        raise ValueError("backend 'sdpa' cannot change scores (softcap, sinks, bias): use 'eager' or 'flex'")
+        raise InputError("backend 'sdpa' cannot change scores (softcap, sinks, bias): use 'eager' or 'flex'")
     lowered = view.lower()
     if isinstance(lowered, str):
         # is_causal depends on the order of the queries, so heads cannot be folded into them.

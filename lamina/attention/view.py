@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lamina.attention.window import Window
+from lamina.errors import InputError
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -228,24 +229,24 @@ class View:
     def _check(self) -> None:
         q, kv = list(self.q_positions.shape), list(self.kv_positions.shape)
         if len(q) != 2 or len(kv) != 2 or q[0] != kv[0]:
-            raise ValueError(f"positions are {q} and {kv}: they must be [B, T] and [B, S], with the same B")
+            raise InputError(f"positions are {q} and {kv}: they must be [B, T] and [B, S], with the same B")
         for name, of_q, of_kv in (
             ("segments", self.q_segments, self.kv_segments),
             ("spans", self.q_spans, self.kv_spans),
         ):
             if (of_q is None) != (of_kv is None):
-                raise ValueError(f"{name} belong to queries and keys: give q_{name} and kv_{name}, or neither")
+                raise InputError(f"{name} belong to queries and keys: give q_{name} and kv_{name}, or neither")
             if of_q is not None and of_kv is not None and (list(of_q.shape), list(of_kv.shape)) != (q, kv):
-                raise ValueError(
+                raise InputError(
                     f"{name} are {list(of_q.shape)} and {list(of_kv.shape)}: the positions are {q} and {kv}"
                 )
         overlaid = self.q_segments is not None or self.q_spans is not None
         if self.exact and overlaid:
-            raise ValueError("exact=True promises no segments and no spans: drop them or the promise")
+            raise InputError("exact=True promises no segments and no spans: drop them or the promise")
         if self.exact and kv[1] < q[1]:
-            raise ValueError(f"exact=True promises that the {q[1]} queries are the last of the {kv[1]} keys")
+            raise InputError(f"exact=True promises that the {q[1]} queries are the last of the {kv[1]} keys")
         if self.full and (overlaid or self.also is not None or self.or_else is not None):
-            raise ValueError("full=True promises that all is seen: drop segments, spans and rules, or it")
+            raise InputError("full=True promises that all is seen: drop segments, spans and rules, or it")
 
 
 def _shown(count: int, limit: int) -> list[int | None]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lamina.errors import InputError
+
 
 class Window(ABC):
     """Which tokens stay visible. To add a kind, subclass this as a frozen dataclass with `sees` and `span`."""
@@ -59,9 +61,9 @@ class Sliding(Window):
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise ValueError(f"Sliding(size={self.size}): size is at least 1, the query's own token")
+            raise InputError(f"Sliding(size={self.size}): size is at least 1, the query's own token")
         if self.keep < 0:
-            raise ValueError(f"Sliding(keep={self.keep}): keep counts first tokens and is at least 0")
+            raise InputError(f"Sliding(keep={self.keep}): keep counts first tokens and is at least 0")
 
     def sees(self, q: Tensor, kv: Tensor) -> Tensor:
         near = kv > q - self.size
@@ -88,7 +90,7 @@ class Chunked(Window):
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise ValueError(f"Chunked(size={self.size}): size is at least 1")
+            raise InputError(f"Chunked(size={self.size}): size is at least 1")
 
     def sees(self, q: Tensor, kv: Tensor) -> Tensor:
         return q // self.size == kv // self.size

@@ -6,7 +6,7 @@ that remembers nothing.
 
 A new kind, also one outside this package, is a `Spec` whose `layer` makes its `Layer`, and which names the memory calls
 that it answers to. Model code calls it with `memory.call("name", …)`. Kernels for captured decoding are optional:
-`lamina.runtime.kernel_backend.register_kernels`.
+`lamina.register_kernels`.
 """
 
 from __future__ import annotations

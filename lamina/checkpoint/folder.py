@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lamina.checkpoint.source import Checkpoint, CheckpointError, listing
+from lamina.checkpoint.source import Checkpoint, listing
+from lamina.errors import CheckpointError
 
 if TYPE_CHECKING:
     from safetensors import safe_open
@@ -61,7 +62,7 @@ class FolderCheckpoint(Checkpoint):
         return tensor
 
     def tokenizer(self) -> Tokenizer | None:
-        from lamina.checkpoint.tokenizer import folder_tokenizer
+        from lamina.checkpoint.tokenizer import folder_tokenizer  # tokenizers is slow to import
 
         return folder_tokenizer(self.path, self.eos_ids)
 

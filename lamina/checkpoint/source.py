@@ -16,16 +16,12 @@ import torch
 
 from lamina.checkpoint.demo_weights import NAMED, named_checkpoint
 from lamina.dtypes import FLOATS
-from lamina.errors import LaminaError
+from lamina.errors import CheckpointError
 
 if TYPE_CHECKING:
     from lamina.checkpoint.tokenizer import Tokenizer
 
 LISTED = 8
-
-
-class CheckpointError(LaminaError, ValueError):
-    """A checkpoint cannot be read, or does not fit the model. The text names the files and tensors."""
 
 
 class Checkpoint(ABC):
@@ -70,10 +66,10 @@ def open_source(path: str | os.PathLike[str]) -> Checkpoint:
 
     >>> open_source("/nowhere")
     Traceback (most recent call last):
-    lamina.checkpoint.source.CheckpointError: /nowhere does not exist; expected a folder with config.json \
+    lamina.errors.CheckpointError: /nowhere does not exist; expected a folder with config.json \
 and *.safetensors, a .gguf file, or a known name: smollm2
     """
-    from lamina.checkpoint.folder import FolderCheckpoint
+    from lamina.checkpoint.folder import FolderCheckpoint  # which import this module
     from lamina.checkpoint.gguf.file import GGUFCheckpoint
 
     path = named_checkpoint(path)
@@ -82,7 +78,7 @@ and *.safetensors, a .gguf file, or a known name: smollm2
     if path.is_dir():
         return FolderCheckpoint(path)
     if not path.exists():
-        from lamina.checkpoint.shapes import SHAPES
+        from lamina.checkpoint.shapes import SHAPES  # which import this module
 
         shape = " (as a shape without weights it can be planned and benchmarked)" if str(path) in SHAPES else ""
         raise CheckpointError(f"{path} does not exist{shape}; {expected}")

@@ -196,7 +196,7 @@ class _Call:
         """Refuses a cache or a store that the prompts cannot go to."""
         rows = len(self.prompt.counts)
         if prefixes is not None:
-            prefixes.check(self.model, self.prompt, cache, self.settings.use_cache)
+            prefixes._check(self.model, self.prompt, cache, self.settings.use_cache)
         if not self.settings.use_cache:
             self._check_uncached(cache)
         if cache is None:
@@ -225,8 +225,8 @@ class _Call:
             raise told from error
         found = result(made)
         if prefixes is not None:
-            prefixes.keep(made.cache)
-        found.inside = self._inside(made)
+            prefixes._keep_rows(made.cache)
+        found._inside = self._inside(made)
         return found
 
     # -- before the first token ----------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class _Call:
         if prefixes is not None:
             self._heal([False] * len(self.prompt.counts))
             room = max(soon(count, settings.most_new(count)) for count in self.prompt.counts)
-            cache, known = prefixes.start(self.prompt.arrays, room)
+            cache, known = prefixes._start(self.prompt.arrays, room)
             plan = Continuation.after(self.prompt.rows, known)
         else:
             cache, plan = self._place(cache, whole)
@@ -256,7 +256,7 @@ class _Call:
             cache.attach(source)
         try:
             if prefixes is not None:
-                logits = prefixes.prefill(prompt, plan.rest, cache, settings.prefill_chunk)
+                logits = prefixes._prefill(prompt, plan.rest, cache, settings.prefill_chunk)
             else:
                 rest = prompt if prompt.embeds is not None else from_rows(plan.rest, allow_empty=True)
                 logits = prefill(model, rest, cache, settings.prefill_chunk)
@@ -311,7 +311,7 @@ class _Call:
         """The error for prompts that there was no room for."""
         told, rows = explained(error, None, cache.clock.sync()), self.prompt.rows
         none: list[list[int]] = [[] for _ in rows]
-        told.result = Result(rows, none, [reason_of(error)] * len(rows), plan.reused, held=cache)
+        told.result = Result(rows, none, [reason_of(error)] * len(rows), plan.reused, _cache=cache)
         told.result.tokenizer, told.result.pad_id = self.model.tokenizer, self.settings.pad_token_id
         return told
 

@@ -193,7 +193,7 @@ class PrefixStore:
 
     # -- what generate calls -------------------------------------------------------------------------------------------
 
-    def check(self, model: Model, prompt: Prompt, cache: Cache | None, use_cache: bool) -> None:
+    def _check(self, model: Model, prompt: Prompt, cache: Cache | None, use_cache: bool) -> None:
         """Refuses a call of generate that this store cannot serve."""
         if cache is not None:
             raise InputError("a cache and prefixes were given, and both say what is known: leave one out")
@@ -210,7 +210,7 @@ class PrefixStore:
         if prompt.embeds is not None:
             raise InputError("prefixes are found by ids: give ids instead of inputs_embeds, or leave prefixes out")
 
-    def start(self, prompts: Sequence[np.ndarray], room: int = 0) -> tuple[Cache, list[int]]:
+    def _start(self, prompts: Sequence[np.ndarray], room: int = 0) -> tuple[Cache, list[int]]:
         """A new cache with a row for each prompt, which holds what is known of it and has room for so many tokens; and
         how many tokens of each are known."""
         with self._lock:
@@ -224,7 +224,7 @@ class PrefixStore:
         firsts = [self.model.new_cache(pool=self.pool) if one is None else one.first(tokens) for one, tokens in found]
         return Cache.join(firsts, room), reused
 
-    def prefill(self, prompt: Prompt, rest: Sequence[Sequence[int]], cache: Cache, chunk: int | None) -> Tensor:
+    def _prefill(self, prompt: Prompt, rest: Sequence[Sequence[int]], cache: Cache, chunk: int | None) -> Tensor:
         """Feeds each row of the prompt the rest that the cache does not hold, as the function of that name does, and
         keeps branch points and ends."""
         held, whole = cache.clock.sync(), prompt.arrays
@@ -234,20 +234,20 @@ class PrefixStore:
             cuts = [point - length if point else len(row) for point, length, row in rows]
             first = from_rows([row[:cut] for row, cut in zip(rest, cuts, strict=True)], allow_empty=True)
             prefill(self.model, first, cache, chunk)
-            self.keep(cache, {row: whole[row][:point] for row, point in enumerate(points) if point})
+            self._keep_rows(cache, {row: whole[row][:point] for row, point in enumerate(points) if point})
             rest = [row[cut:] for row, cut in zip(rest, cuts, strict=True)]
         logits = feed_rest(self.model, rest, cache, chunk)
-        self.keep(cache, dict(enumerate(whole)))
+        self._keep_rows(cache, dict(enumerate(whole)))
         return logits
 
-    def keep(self, cache: Cache, tokens: Mapping[int, np.ndarray] | None = None) -> None:
+    def _keep_rows(self, cache: Cache, tokens: Mapping[int, np.ndarray] | None = None) -> None:
         """Remembers these rows as they are now, each with the tokens that it holds. None: all, as the cache tells."""
         if tokens is None:
             record = cache.record.cpu().numpy()
             tokens = {row: record[row, :length] for row, length in enumerate(cache.clock.sync())}
         for row, ids in tokens.items():
             with self._lock:
-                self._keep(cache, row, ids.copy())
+                self._keep_row(cache, row, ids.copy())
 
     # -- what the pool calls when it runs out of pages -----------------------------------------------------------------
 
@@ -292,7 +292,7 @@ class PrefixStore:
             points.append(point if point - length >= self.worth else 0)
         return points
 
-    def _keep(self, cache: Cache, row: int, ids: np.ndarray) -> None:
+    def _keep_row(self, cache: Cache, row: int, ids: np.ndarray) -> None:
         covering = next((one for one in self._kept if one.covers(ids)), None)
         if covering is not None:
             logits = None if cache._logits is None else cache._logits[row : row + 1]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lamina.generation.prompt import Prompt
     from lamina.generation.run import Made, Run
     from lamina.generation.settings.settings import Settings
+    from lamina.generation.strategies.speculation import Speculated
     from lamina.model import Model
 
 SHOWN_ROWS, SHOWN_TOKENS, SHOWN_LETTERS = 3, 8, 60  # what `print(result)` shows at most
@@ -57,18 +58,16 @@ class Result:
     timing: Timing = field(default_factory=Timing)
     tokenizer: Tokenizer | None = None
     pad_id: int = 0
-    cuts: list[int | None] = field(default_factory=list)
-    """Where in each row's text the stop string begins that ended it."""
     before: list[int | None] = field(default_factory=list)
     """How many of each row's new tokens end before the stop string that ended it."""
-    kept: Kept | None = None
-    more: dict[str, Any] = field(default_factory=dict)
-    """What a strategy knows besides: sequence scores and beam indices, acceptance statistics."""
-    held: Cache | None = None
-    inside: Inside | None = None
     row_ids: list[int] = field(default_factory=list)
     """The numbers that draws depended on: with `cache=result.cache, row_ids=result.row_ids` and the same seed, sampling
     goes on as if it had never stopped. Without them, a continued row draws as its whole text would as a prompt."""
+    _cuts: list[int | None] = field(default_factory=list)  # where in each row's text its stop string begins
+    _cache: Cache | None = None
+    _recorded: Kept | None = None  # logits, scores and log-probabilities that were asked for
+    _inside: Inside | None = None  # hidden states and attentions that were asked for
+    _extra: dict[str, Any] = field(default_factory=dict)  # results of one strategy, by name: see `Made.more`
 
     @classmethod
     def of(
@@ -80,8 +79,8 @@ class Result:
         rows, stopping = prompt.rows, run.stopping
         return cls(
             [rows[row] for row in each], made.tokens, made.reasons, [reused[row] for row in each], made.how, timing,
-            model.tokenizer, settings.pad_token_id, stopping.cuts, stopping.before, run.kept,
-            made.more, made.cache if settings.use_cache else None, row_ids=run.numbers,
+            model.tokenizer, settings.pad_token_id, stopping.before, run.numbers, stopping.cuts,
+            made.cache if settings.use_cache else None, run.kept, _extra=made.more,
         )  # fmt: skip
 
     def __repr__(self) -> str:
@@ -100,7 +99,7 @@ class Result:
         if self.tokenizer is None:
             begin = repr(tokens[:SHOWN_TOKENS])[:-1] + (", …]" if len(tokens) > SHOWN_TOKENS else "]")
         else:
-            text = self.tokenizer.decode(tokens[: 2 * SHOWN_TOKENS])[: self.cuts[row] if self.cuts else None]
+            text = self.tokenizer.decode(tokens[: 2 * SHOWN_TOKENS])[: self._cuts[row] if self._cuts else None]
             begin = repr(text[:SHOWN_LETTERS])
             if len(text) > SHOWN_LETTERS or len(tokens) > 2 * SHOWN_TOKENS:
                 begin = f"{begin[:-1]}…{begin[-1]}"
@@ -110,9 +109,9 @@ class Result:
     def cache(self) -> Cache:
         """Holds every row's prompt and new tokens, ready to be continued. The tokens of a stop string are among them,
         though `text` ends before it: `trimmed()` is without them."""
-        if self.held is None:
+        if self._cache is None:
             raise InputError("use_cache=False keeps nothing: generate with a cache to have one to continue")
-        return self.held
+        return self._cache
 
     def trimmed(self) -> Cache:
         """A copy of the cache whose rows end before the stop string that ended them, as `text` does. A token that holds
@@ -134,7 +133,7 @@ class Result:
         if self.tokenizer is None:
             raise InputError("this checkpoint has no tokenizer: read result.tokens instead")
         texts = [self.tokenizer.decode(row) for row in self.tokens]
-        return [text[:cut] for text, cut in zip(texts, self.cuts or [None] * len(texts), strict=True)]
+        return [text[:cut] for text, cut in zip(texts, self._cuts or [None] * len(texts), strict=True)]
 
     @property
     def sequences(self) -> Tensor:
@@ -155,31 +154,51 @@ class Result:
     @property
     def logprobs(self) -> list[list[Logprob]]:
         """Of each row, the log-probabilities of its tokens; with logprobs=n."""
-        if self.kept is None or self.kept.logprobs is None:
+        if self._recorded is None or self._recorded.logprobs is None:
             raise InputError("log-probabilities were not kept: generate with logprobs=0, or =5 for the five best too")
-        return self.kept.logprobs
+        return self._recorded.logprobs
 
     @property
     def hidden_states(self) -> list[list[Tensor]]:
         """Of each row, the hidden states of prompt and new tokens, layer by layer [tokens, width]; with
         output_hidden_states=True."""
-        return self._inside("hidden")
+        return self._states("hidden")
 
     @property
     def attentions(self) -> list[dict[tuple[int, str], Tensor]]:
         """Of each row, how much each token takes of each, by layer and entry [heads, tokens, keys]; with
         output_attentions=True."""
-        return self._inside("attentions")
+        return self._states("attentions")
 
-    def _inside(self, name: str) -> list[Any]:
-        found = None if self.inside is None else getattr(self.inside, name)
+    @property
+    def speculation(self) -> Speculated:
+        """How many tokens were drafted and accepted, by row; with drafts (`prompt_lookup_num_tokens=` or others)."""
+        return self._of_strategy("speculation", "generate with prompt_lookup_num_tokens=8 or an assistant_model")
+
+    @property
+    def sequences_scores(self) -> list[float]:
+        """Of each row, the sum of its log-probabilities, divided as `length_penalty` says; with num_beams."""
+        return self._of_strategy("sequences_scores", "generate with num_beams=4 or another number of beams")
+
+    @property
+    def beam_indices(self) -> list[list[int]]:
+        """Of each row, the beam that each token continued: prompt · num_beams + rank; with num_beams."""
+        return self._of_strategy("beam_indices", "generate with num_beams=4 or another number of beams")
+
+    def _of_strategy(self, name: str, way: str) -> Any:
+        if name not in self._extra:
+            raise InputError(f"this result has no {name}: {way}")
+        return self._extra[name]
+
+    def _states(self, name: str) -> list[Any]:
+        found = None if self._inside is None else getattr(self._inside, name)
         if not found:
             asked = "output_hidden_states" if name == "hidden" else "output_attentions"
             raise InputError(f"this was not asked for: generate with {asked}=True")
         return found
 
     def _stacked(self, name: str) -> list[Tensor]:
-        rows = None if self.kept is None else getattr(self.kept, name)
+        rows = None if self._recorded is None else getattr(self._recorded, name)
         if rows is None:
             raise InputError(f"{name} were not kept: generate with output_{name}=True")
         return [torch.stack(row) for row in rows]

@@ -1,6 +1,6 @@
-"""What the kernels serve, told before the first token: specs, formats and devices, each with a reason in words.
+"""Which specs, formats and devices the kernels support, decided before the first token.
 
-Every function gives None where kernels can do it. Nothing here imports Triton.
+Every function returns the reason why not, in words, or None if supported. This module does not import Triton.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from lamina.attention.window import Chunked, Full, Sliding
 from lamina.cache.codec.formats import FieldFormat
 from lamina.cache.spec import Attention, Latent
 
-MOST_BYTES = 2048  # of one token's key and value in one head, each padded to a power of two
-MOST_CODED = 256  # values of a head that is kept in codes
-MOST_RANK = 512  # of a latent: a program keeps the mix of all its queries in registers
+MOST_BYTES = 2048  # per token and head: key and value, each padded to a power of two
+MOST_CODED = 256  # values of a quantized head
+MOST_RANK = 512  # of a latent: a program holds the weighted sums of all its queries in registers
 LAYOUTS = (8, 6, 5, 4, "fp8")  # of codes: see `FieldFormat.kernel_layout`
-OLDEST = (8, 0)  # compute capability: cp.async, bfloat16 and its matrix products
+OLDEST = (8, 0)  # compute capability: has cp.async, and bfloat16 in matrix units
 VENDORS = {"xpu": "an Intel GPU", "mps": "an Apple GPU", "hpu": "an Intel Gaudi", "npu": "an NPU", "cpu": "the CPU"}
 
 
@@ -55,10 +55,10 @@ def why_no_format(chosen: FieldFormat | None) -> str | None:
 def why_no_attention(
     spec: Attention | Latent, formats: Mapping[str, FieldFormat] | None = None, dtype: torch.dtype = torch.float32
 ) -> str | None:
-    """Why no kernel of a captured step attends over what this spec keeps, with fields in these formats.
+    """Why no kernel of a captured step attends over entries of this spec, with fields in these formats.
 
-    formats   of the fields that a codec quantizes, as `Coding.formats` has them
-    dtype     of the model; float32, whose heads take the most room, where it is not known
+    formats   of the fields that a codec quantizes, as in `Coding.formats`
+    dtype     of the model; if not known float32, whose heads need the most room
 
     >>> why_no_attention(Attention(kv_heads=2, key_dim=128, value_dim=128)) is None
     True
@@ -81,7 +81,7 @@ def why_no_heads(key_dim: int, value_dim: int, dtype: torch.dtype, *, coded: boo
     most = MOST_CODED if coded else MOST_BYTES // (2 * dtype.itemsize)
     if max(key_dim, value_dim) <= most or (not coded and head_bytes(key_dim, value_dim, dtype.itemsize) <= MOST_BYTES):
         return None
-    how = "in codes" if coded else f"in {str(dtype).removeprefix('torch.')}"
+    how = "when quantized" if coded else f"in {str(dtype).removeprefix('torch.')}"
     takes = f"the attention kernels take keys and values of up to {most} {how}"
     return f"heads of {key_dim} and {value_dim} values; {takes}"
 
@@ -101,7 +101,7 @@ def _padded(dim: int) -> int:
 
 def _why_no_latent(spec: Latent) -> str | None:
     if spec.rank > MOST_RANK:
-        return f"a latent of rank {spec.rank}; the kernels of latent attention take a rank of up to {MOST_RANK}"
+        return f"a latent of rank {spec.rank}; the kernels of latent attention take ranks of up to {MOST_RANK}"
     if spec.rope_dim < 2 or spec.rope_dim % 2:
         return f"a rotary key of {spec.rope_dim} values; the kernels of latent attention take an even number from 2 on"
     if not isinstance(spec.window, Full):

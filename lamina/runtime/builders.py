@@ -29,10 +29,10 @@ def build_together(*programs: Callable[[], object]) -> None:
     """Builds every kernel that these programs launch, many at a time. Launches inside only request their kernel."""
     from triton import AsyncCompileMode  # Triton may not be installed
 
-    from lamina.kernels.launch import building
+    from lamina.kernels.launch import build_only
 
-    with Builders() as pool, AsyncCompileMode(pool), building():
-        for program in programs * 2:  # the first run notes which norms can be deferred, the second uses it
+    with Builders() as pool, AsyncCompileMode(pool), build_only():
+        for program in programs:
             program()
 
 

@@ -10,8 +10,9 @@ Without CUDA, where Triton interprets kernels on the CPU, a replay runs the prog
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from lamina.runtime.kernel_backend import KERNELS, KernelBackend, TableEntry
 from lamina.runtime.pointers import CacheFormat, entries_of, stores_of, tables_of
 
 if TYPE_CHECKING:
+    from lamina.kernels.gemm.fusion import Fusions
     from lamina.model import Model
 
 
@@ -39,9 +41,10 @@ class Captured:
 
     backend: KernelBackend = KERNELS
     valid: Tensor | None = None  # None: kernels skip padding by `counts`
+    logits_of: Literal["last", "all"] = "last"  # the tokens whose logits a program computes
 
     def __init__(self, model: Model, rows: int, T: int, cache_format: CacheFormat, counts: int) -> None:
-        from lamina.kernels.workspace import Workspace
+        from lamina.kernels.workspace import Workspace  # imports Triton
 
         entries = sum(len(entry) for entry in model.specs)
         self.model, self.rows, self.T, self.format = model, rows, T, cache_format
@@ -151,7 +154,14 @@ class Captured:
             self._interpret(which)
 
     def _using_kernels(self) -> Any:
+        self.workspace.fusions = self._fusions
+        self._fusions.begin()
         return kernels.in_use(self.workspace)
+
+    @cached_property
+    def _fusions(self) -> Fusions:
+        """The model's fusion plan for its modules, which kernels consult."""
+        return self.model.graphs.fusion_plan(self.logits_of).bind(self.model)
 
     def _int_zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.int64, device=self.device)

@@ -26,9 +26,8 @@ def capture_graphs(device: torch.device, *programs: Program) -> list[Program]:
         side = torch.cuda.Stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
-            for _ in range(2):
-                for program in programs:
-                    program()
+            for program in programs:
+                program()
         torch.cuda.current_stream(device).wait_stream(side)
         graphs: list[torch.cuda.CUDAGraph] = []
         for program in programs:

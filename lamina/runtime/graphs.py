@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from threading import Condition
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from weakref import WeakSet
 
 from torch import nn
@@ -26,11 +26,13 @@ from torch import nn
 from lamina.cache.cache import Cache
 from lamina.errors import CaptureError
 from lamina.runtime.captured import Captured
+from lamina.runtime.fusion import trace_model
 from lamina.runtime.multi_token import CapturedPass, width_for
 from lamina.runtime.pointers import CacheFormat
 from lamina.runtime.step import CapturedStep
 
 if TYPE_CHECKING:
+    from lamina.kernels.gemm.fusion import FusionPlan
     from lamina.model import Model
     from lamina.sampling.chooser import Chooser
 
@@ -60,6 +62,7 @@ class Graphs:
         self.model = model
         self.limit, self.wait, self.captures = MOST_OF_A_SHAPE, False, 0
         self._programs: OrderedDict[tuple[Any, ...], _Programs] = OrderedDict()
+        self._plans: dict[str, FusionPlan] = {}
         self._weights: list[int] = []
         self._changed = Condition()
 
@@ -78,6 +81,22 @@ class Graphs:
         """Borrows the pass of up to `tokens` tokens per row, for caches with the codecs and page size of this one."""
         T, cache_format = width_for(rows, tokens), CacheFormat.of(cache)
         return self._borrow((rows, T, cache_format), lambda: CapturedPass(self.model, rows, T, cache_format))
+
+    def fusion_plan(self, logits: Literal["last", "all"] = "last") -> FusionPlan:
+        """Which norms are computed by the launch in front of them.
+
+        Traced at the first use, and again when weights were moved, converted or replaced.
+
+        logits   "last" for decode steps, "all" for passes of several tokens
+        """
+        with self._changed:
+            self._check_weights()
+            plan = self._plans.get(logits)
+        if plan is None:
+            plan = trace_model(self.model, logits)
+            with self._changed:
+                self._plans[logits] = plan
+        return plan
 
     def why_not(self, rows: int) -> str | None:
         """Why the decode step of `rows` rows could not be captured, if that was tried and failed."""
@@ -129,16 +148,20 @@ class Graphs:
 
     def _programs_of(self, key: tuple[Any, ...]) -> _Programs:
         """The programs of a shape, which becomes the most recently used one."""
-        weights = list(addresses(self.model))
-        if weights != self._weights:  # the model was moved or converted: programs would read freed memory
-            self._programs.clear()
-            self._weights = weights
+        self._check_weights()
         found = self._programs.setdefault(key, _Programs())
         self._programs.move_to_end(key)
         idle = [other for other, one in self._programs.items() if not one.lent and one is not found]
         for other in idle[: max(len(self._programs) - MOST_SHAPES, 0)]:
             del self._programs[other]
         return found
+
+    def _check_weights(self) -> None:
+        weights = list(addresses(self.model))
+        if weights != self._weights:  # the model was moved or converted: programs would read freed memory
+            self._programs.clear()
+            self._plans.clear()
+            self._weights = weights
 
 
 def addresses(module: nn.Module) -> Iterator[int]:

@@ -78,7 +78,7 @@ class KernelBackend:
         **options: Unpack[AttendOptions],
     ) -> Tensor:  # fmt: skip
         from lamina.kernels.attention.decode import decode_attention
-        from lamina.kernels.attention.decode_fused import attend_token, takes
+        from lamina.kernels.attention.decode_fused import attend_token, supports
         from lamina.kernels.attention.quantized import decode_codes
         from lamina.kernels.attention.rope_append import append, rotate_and_append
         from lamina.kernels.norm import sigmoid_gated
@@ -93,7 +93,7 @@ class KernelBackend:
         how = {name: given[name] for name in ("scale", "softcap", "sinks")} | {"page": page}
         before = {name: given[name] for name in BEFORE}
         waits = entry.later is not None and spec.window.span is not None  # a ring, whose old tokens are still read
-        if not waits and not forms and takes(q, k, v):
+        if not waits and not forms and supports(q, k, v):
             return attend_token(q, k, v, table=table, window=spec.window, gate=gate, **how, **before)
         sides = (Side.of(forms.get("k"), spec.key_dim), Side.of(forms.get("v"), spec.value_dim)) if forms else None
         if sides is None or waits or sides[0].form == "plain":  # else `encode` rotates

@@ -57,6 +57,8 @@ def width_for(rows: int, tokens: int) -> int:
 class CapturedPass(Captured):
     """A pass of up to T tokens per row over the cache that `read` is given."""
 
+    logits_of = "all"
+
     def __init__(self, model: Model, rows: int, T: int, cache_format: CacheFormat = PLAIN_FORMAT) -> None:
         super().__init__(model, rows, T, cache_format, counts=2)  # tables for reading, and for commit
         self.accepted = self._int_zeros(rows)
@@ -155,7 +157,7 @@ class CapturedPass(Captured):
 
     def read_program(self) -> None:
         """The first graph: from ids to logits."""
-        from lamina.kernels.step_ends import positions
+        from lamina.kernels.step_ends import positions  # imports Triton
 
         with self._using_kernels():
             positions(self.header, self.positions)
@@ -163,14 +165,14 @@ class CapturedPass(Captured):
 
     def commit_program(self) -> None:
         """The second graph: the device's part of commit. The lengths are written last, since all kernels read them."""
-        from lamina.kernels.step_ends import take_in
+        from lamina.kernels.step_ends import commit_tokens  # imports Triton
 
         assert self.logits is not None
         with self._using_kernels():
             for entry in self.entries:
                 for one in entry.values():
                     one.commit()
-        take_in(self.logits, self.header, self.ids, self.accepted)
+        commit_tokens(self.logits, self.header, self.ids, self.accepted)
 
     def _before_capture(self) -> None:
         self.accepted.zero_()

@@ -541,8 +541,8 @@ def test_a_shared_layer_needs_its_source_before_it() -> None:
 
 
 def test_a_model_that_says_nothing_is_told_what_is_missing() -> None:
-    with pytest.raises(TypeError, match="Model does not say how ids are embedded"):
+    with pytest.raises(InputError, match="Model does not say how ids are embedded"):
         Model().embed(IDS)
-    with pytest.raises(TypeError, match="Model does not say how logits are made"):
+    with pytest.raises(InputError, match="Model does not say how logits are made"):
         Model().unembed(torch.zeros(1))
     assert issubclass(Toy, Model)

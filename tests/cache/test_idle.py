@@ -82,7 +82,7 @@ def test_a_prefix_store_keeps_states_in_half_of_the_bytes_and_goes_on_within_the
     logits = []
     for store in (exact, rounded):
         model.generate([prompt], 1, prefixes=store, eos_token_id=())
-        cache, _ = store.start([np.array([*prompt, 1])])
+        cache, _ = store._start([np.array([*prompt, 1])])
         assert cache.tokens == [prompt]
         states = [layer.data[name] for layer in cache.every_layer() for name in layer.states if name in layer.data]
         assert states and all(state.dtype == torch.float32 for state in states)

@@ -86,7 +86,9 @@ def test_the_laws_hold_for_it(law: str, how: dict[str, Any]) -> None:
 
 def test_codecs_sides_and_layers_take_its_name() -> None:
     full = toy("wide heads")
-    for codec, shown in ((NAME, NAME), (Codec(keys=NAME, values=8), "keys absmax8, values 8"), ({0: NAME}, NAME)):
+    mixed, first = Codec(keys=NAME, values=8), {0: NAME}
+    ways: list[tuple[Any, str]] = [(NAME, NAME), (mixed, "keys absmax8, values 8"), (first, NAME)]
+    for codec, shown in ways:
         cache = full.new_cache(codec=codec)
         assert shown in str(cache)
         assert cache.layers[0]["attention"].data["k.codes"].dtype == torch.int8
@@ -112,9 +114,10 @@ def test_a_number_of_bits_may_be_added_and_gets_the_names_of_bits() -> None:
 
 
 def test_what_cannot_be_registered_is_refused() -> None:
-    for name in ("int8", "k8v4", "two words", "", "8", 0, 2.5, None, True):
+    names: list[Any] = ["int8", "k8v4", "two words", "", "8", 0, 2.5, None, True]
+    for name in names:
         with pytest.raises(InputError, match="a format cannot be named"):
-            lamina.register_format(name, AbsMax8)  # type: ignore[call-overload]
+            lamina.register_format(name, AbsMax8)
     with pytest.raises(InputError, match="there is a format 'fp8' already"):
         lamina.register_format("fp8", AbsMax8)
     with pytest.raises(InputError, match="there is a format 'absmax8' already"):
@@ -149,8 +152,9 @@ def saved(tmp_path: Path) -> Path:
 
 def test_a_file_names_it_and_goes_on(saved: Path) -> None:
     ids, full = random_ids(2, 6).tolist(), toy("full")
-    for how in (dict(), dict(residence="host"), dict(pool=lamina.Pool(full, page=4, codec=NAME))):
-        cache = load_cache(saved, full, **how)  # type: ignore[arg-type]
+    ways: list[dict[str, Any]] = [{}, {"residence": "host"}, {"pool": lamina.Pool(full, page=4, codec=NAME)}]
+    for how in ways:
+        cache = load_cache(saved, full, **how)
         found = full([[3], [4]], cache=cache)
         assert found is not None and cache.codecs == [Codec(NAME, NAME)] * len(full.specs)
         for row, new in enumerate((3, 4)):
@@ -226,7 +230,7 @@ class AsEightBits(FieldFormat):
         self.inner = Grouped(field, 8)
         self.parts, self.rotation = self.inner.parts, self.inner.rotation
 
-    kernel_layout = property(lambda self: 8)  # type: ignore[assignment]
+    kernel_layout = property(lambda self: 8)
 
     def quantize(self, x: Tensor) -> dict[str, Tensor]:
         return self.inner.quantize(x)

@@ -36,11 +36,11 @@ def ids(length: int, vocab: int, seed: int) -> list[int]:
 
 def fed(store: PrefixStore, prompts: list[list[int]]) -> tuple[Cache, Tensor, list[int]]:
     """What generate does up to the first token: the cache, the logits after each prompt, and what was reused."""
-    cache, known = store.start([np.array(ids) for ids in prompts])
+    cache, known = store._start([np.array(ids) for ids in prompts])
     plan = continuation(cache, prompts, True)
     assert plan == Continuation.after(prompts, known)
     cache.poison()
-    return cache, store.prefill(from_rows(prompts), plan.rest, cache, None), plan.reused
+    return cache, store._prefill(from_rows(prompts), plan.rest, cache, None), plan.reused
 
 
 def contents(store: PrefixStore) -> list[dict[str, Tensor]]:
@@ -100,7 +100,7 @@ def test_logits_of_every_kind_of_layer_are_those_of_an_uncached_pass(kind: str) 
         for row, prompt in enumerate(prompts):
             assert_close(logits[row], truth(kind, tuple(prompt))[-1])
         model([[3]] * len(prompts), cache=cache)  # a turn, kept too
-        store.keep(cache)
+        store._keep_rows(cache)
         cache.poison()
         assert store.nbytes <= store.bytes
         still = {id(one): now for one, now in zip(store._kept, contents(store), strict=True)}
@@ -253,10 +253,10 @@ def test_logits_of_a_shorter_prompt_are_kept_where_they_just_fit() -> None:
         cache, logits, _ = fed(store, [prompt])
         model([[1, 2, 3]], cache=cache)
         store.bytes = snapshot_size(cache, 0).nbytes + logits.nbytes - short
-        store.keep(cache)
+        store._keep_rows(cache)
         assert [len(one) for one in store.sequences] == [13]
         assert store.nbytes == store.bytes - (logits.nbytes - short if short else 0)
-        assert store.start([np.array(prompt)])[1] == [known]
+        assert store._start([np.array(prompt)])[1] == [known]
 
 
 def test_a_snapshot_of_a_ring_that_had_room_to_spare_grows_again() -> None:
@@ -295,7 +295,7 @@ def test_explain_says_how_much_is_reused_and_what_differs() -> None:
     model = model_of("llama")
     store = PrefixStore(model, PLENTY)
     assert store.explain([5, 6]) == "0 of 2 tokens would be reused. Nothing is kept."
-    store.keep(fed(store, [[5, 6, 7, 8, 9]])[0])
+    store._keep_rows(fed(store, [[5, 6, 7, 8, 9]])[0])
     nearest = "The nearest of 1 sequence (5 tokens)"
     for prompt, expected in [
         ([4, 6], f"0 of 2 tokens would be reused. {nearest} differs at position 0: wanted 4, held 5."),
@@ -326,7 +326,7 @@ def test_explain_names_the_kind_of_layer_that_limits_a_hit_and_is_right_about_it
     model = model_of(family)
     store = PrefixStore(model, PLENTY)
     prompt = ids(20, model.vocab, 0)
-    store.keep(fed(store, [prompt])[0])
+    store._keep_rows(fed(store, [prompt])[0])
     other = [*prompt[:12], (prompt[12] + 1) % model.vocab]
     assert store.explain(other) == (
         "0 of 13 tokens would be reused. The nearest of 1 sequence (20 tokens) differs at position 12: wanted "

@@ -95,10 +95,10 @@ def test_nothing_is_dropped_where_it_would_not_help() -> None:
     assert (store.sequences, pool.check().used) == (before, used)
     elsewhere = model.new_cache()  # holds nothing of the pool
     model([ids(5, model.vocab, 8)], cache=elsewhere)
-    store.keep(elsewhere)
+    store._keep_rows(elsewhere)
     before = store.sequences
     # A snapshot whose pages a row in use shares is of no help either, and stays; the one that frees pages goes.
-    first, _ = store.start([store._kept[0].ids])
+    first, _ = store._start([store._kept[0].ids])
     model.generate([ids(6, model.vocab, 3)], 1, prefixes=store, **ENDLESS)
     model([ids(8, model.vocab, 4)], cache=model.new_cache(pool=pool))
     assert sorted(store.sequences) == sorted(before)

@@ -85,7 +85,7 @@ def test_captured_steps_get_the_pages_of_snapshots() -> None:
     expected = one_by_one(begin(model, max_new_tokens=12)).tokens
     pool = lamina.Pool(model, tokens=10 * 4, page=4)
     store = lamina.PrefixStore(model, 2**30, pool=pool)
-    store.keep(start(model, pool=pool)[0])  # 4 pages; 6 are left for rows that come to 23 and 13 tokens
+    store._keep_rows(start(model, pool=pool)[0])  # 4 pages; 6 are left for rows that come to 23 and 13 tokens
     assert len(store) == 2 and pool.used == 4
     found = replayed(begin(model, pool=pool, max_new_tokens=12))
     assert found.tokens == expected

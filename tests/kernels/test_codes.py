@@ -102,7 +102,7 @@ def test_heads_that_are_not_yet_normed_and_rotated_are_so_first(
         else:
             ready = rotate_and_append(q, k, v, table=packed.table(), write=False, **before)
             coded = encode(*ready, packed.table(), *sides(packed, dims), write=True)
-        found.append({"q": coded.q, "marks": coded.marks, **packed.parts})
+        found.append({"q": coded.q, "marks": coded.query_terms, **packed.parts})
     for name, part in found[0].items():
         torch.testing.assert_close(part, found[1][name], equal_nan=True, msg=name)
 
@@ -131,7 +131,7 @@ def test_queries_are_turned_and_their_marks_say_what_was_taken_off(dtype: torch.
     x = (1000 * q).float()
     whole = x[..., :64].unflatten(-1, (2, 32)) @ hadamard(torch.float32, x.device)
     turned = torch.cat([whole.flatten(-2), x[..., 64:]], dim=-1)
-    marks = coded.marks.transpose(1, 2)  # [B, Hq, T, 2 + groups]
+    marks = coded.query_terms.transpose(1, 2)  # [B, Hq, T, 2 + groups]
     largest = turned.abs().amax(-1) if dtype == torch.bfloat16 else torch.ones_like(turned[..., 0])
     tolerance = {"rtol": 2e-3, "atol": 2e-3} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-2}
     torch.testing.assert_close(coded.q.float() * marks[..., :1], turned, rtol=2e-3, atol=2.0)

@@ -74,7 +74,7 @@ def test_heads_beyond_what_kernels_take_are_told_with_their_size_and_the_limit()
         "heads of 320 and 256 values; the attention kernels take keys and values of up to 256 in float32"
     )
     assert "up to 512 in bfloat16" in str(why(640, 640, BF16))
-    assert "up to 256 in codes" in str(why(320, 128, BF16, codec=True))
+    assert "up to 256 when quantized" in str(why(320, 128, BF16, codec=True))
 
 
 def test_latents_and_formats_of_a_spec_are_asked_too() -> None:

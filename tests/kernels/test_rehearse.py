@@ -84,6 +84,8 @@ LIGHTLY = """
 import json, sys
 import torch
 from triton.runtime.jit import JITFunction
+from lamina import models
+from lamina.config import Config
 from lamina.kernels.limits import CARDS, assumed
 from lamina.loading import on_meta
 from lamina.runtime.prebuild import build_kernels
@@ -92,11 +94,12 @@ JITFunction.run = lambda *given, **named: None
 with assumed(CARDS[90]):
     for config in json.load(sys.stdin):
         build_kernels(on_meta(config, torch.bfloat16))
+        assert models.family(config["model_type"]).build(Config(config)).fusion_plan.fusions
 print([name for name in ("sympy", "torch._dynamo") if name in sys.modules])
 """
 
 
-def test_building_kernels_does_not_load_the_compiler_of_pytorch() -> None:
+def test_neither_building_kernels_nor_tracing_a_step_loads_the_compiler_of_pytorch() -> None:
     """Which takes seconds, and any arithmetic without numbers would load it: so first tokens come late."""
     families = [(family, cases(family)[name]) for family, name in FIRST if family not in ARITHMETIC]
     configs = json.dumps([make().to_dict() for _, make in families], default=str)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lamina.kernels.columns import header_row
-from lamina.kernels.step_ends import STRETCH, finish, positions, scratch_for, take_in
+from lamina.kernels.step_ends import STRETCH, commit_tokens, finish, positions, scratch_for
 from lamina.runtime import Graphs
 from lamina.sampling.chooser import Chooser
 from lamina.sampling.noise import draw
@@ -60,7 +60,7 @@ def test_finish_chooses_commits_and_ends_rows(rows: int, vocab: int, sample: boo
 
 
 @pytest.mark.parametrize(("T", "vocab"), [(1, 7), (5, STRETCH), (8, STRETCH + 13)])
-def test_take_in_records_the_accepted_tokens_and_leaves_other_rows_alone(T: int, vocab: int) -> None:
+def test_commit_tokens_records_the_accepted_tokens_and_leaves_other_rows_alone(T: int, vocab: int) -> None:
     torch.manual_seed(T)
     rows = 4
     lengths, written, base = (torch.randint(0, 9, (rows,)) for _ in range(3))
@@ -72,7 +72,7 @@ def test_take_in_records_the_accepted_tokens_and_leaves_other_rows_alone(T: int,
     at = torch.zeros(rows, T, dtype=torch.int64)
     positions(header, at)
     assert torch.equal(at, lengths[:, None] + torch.arange(T))
-    take_in(logits, header, ids, accepted)
+    commit_tokens(logits, header, ids, accepted)
     for r, count in enumerate(accepted.tolist()):
         start = int(before["lengths"][r])
         after = start + count

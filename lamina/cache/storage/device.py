@@ -1,8 +1,8 @@
 """Storage: reads and writes the tensors of a layer by row and slot.
 
 A layer works with rows, slots and positions; its storage knows which memory they are in. `Storage` is the plain one:
-each part is a tensor [B, *lead, S, width] on the device, so keys [B, H, S, D] go to attention without a copy, and parts
-without heads are [B, S, width]. `HostStorage` (host.py), `StagedStorage` (prefetch.py) and `PagedStorage` (paged.py)
+each part is a tensor [B, *lead, S, width] on the device, where *lead is the heads axis or nothing. So keys [B, H, S, D]
+go to attention without a copy. `HostStorage` (host.py), `StagedStorage` (prefetch.py) and `PagedStorage` (paged.py)
 return the same shapes from other memory.
 """
 

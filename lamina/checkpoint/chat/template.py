@@ -10,8 +10,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from lamina.checkpoint.folder import read_json
-from lamina.checkpoint.source import CheckpointError
-from lamina.errors import InputError
+from lamina.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
     from lamina.checkpoint.chat.literal import Literal
@@ -57,7 +56,7 @@ def render(name: str, source: str, variables: Mapping[str, Any], literal: Litera
 @lru_cache(maxsize=64)
 def compiled(source: str) -> CodeType:
     """The code of a template. It runs in any sandbox."""
-    from lamina.checkpoint.chat.sandbox import Sandbox
+    from lamina.checkpoint.chat.sandbox import Sandbox  # jinja2 is slow to import
     from lamina.checkpoint.chat.template_syntax import Limited
 
     sandbox = Sandbox()

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lamina.checkpoint.gguf.header import GGUFHeader, StoredTensor
-from lamina.checkpoint.source import Checkpoint, CheckpointError
+from lamina.checkpoint.source import Checkpoint
+from lamina.errors import CheckpointError
 
 if TYPE_CHECKING:
     from lamina.checkpoint.tokenizer import Tokenizer
@@ -107,7 +108,7 @@ class GGUFCheckpoint(Checkpoint):
         return result.view(shape)
 
     def tokenizer(self) -> Tokenizer | None:
-        from lamina.checkpoint.gguf.tokenizer import gguf_tokenizer
+        from lamina.checkpoint.gguf.tokenizer import gguf_tokenizer  # tokenizers is slow to import
 
         return gguf_tokenizer(self.metadata, self.eos_ids)
 

@@ -40,7 +40,7 @@ def ring_of(table, row, C: tl.constexpr, dtype: tl.constexpr):
 @triton.jit
 def _convolve(
     x, weight, bias, inward, outward,  # [B, T, C], [C, K], [C] or None, gates before and after [B, T, C] or None
-    out, table,  # [B, T, C]; the entry's row, whose store is the ring [B, S, C]
+    out, table,  # [B, T, C]; the entry's table row, whose store is the ring [B, S, C]
     x_row, x_token, in_row, in_token, out_row, out_token,  # strides of x and of the gates
     T: tl.constexpr, C: tl.constexpr, K: tl.constexpr, ACT: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -58,9 +58,8 @@ def _convolve(
     if bias is not None:
         start += tl.load(bias + c, mask=c_mask, other=0.0).to(tl.float32)
     for back in tl.static_range(K - 1, 0, -1):
-        position = length - back
-        at = ring + tl.maximum(position, 0) % size * C + c
-        inputs += (tl.load(at, mask=c_mask & (position >= 0), other=0.0),)
+        p = length - back  # position
+        inputs += (tl.load(ring + tl.maximum(p, 0) % size * C + c, mask=c_mask & (p >= 0), other=0.0),)
     begin(PDL)
     for t in tl.static_range(T):
         new = tl.load(x + row * x_row + t * x_token + c, mask=c_mask, other=0.0)

@@ -58,7 +58,7 @@ def delta_token(s, q, k, v, g, beta, a, dt_bias, scale, UNIT: tl.constexpr):
 def _gated_delta(
     q, k, v, g, beta,  # inputs: [R, T, H // SHARED, K] twice, [R, T, H, V], [R, T, H] twice, for R rows
     A, bias, gate, scale,  # [H] or None, [H] or None, [R, T, H, V] or None, of UNIT queries
-    out, table,  # [R, T, H, V]; the entry's row, whose store is the states, float32 [R, H, K, V]
+    out, table,  # [R, T, H, V]; the entry's table row, whose store is the states, float32 [R, H, K, V]
     q_row, q_token, k_row, k_token, v_row, v_token, g_row, g_token, beta_row, beta_token, gate_row, gate_token,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     SHARED: tl.constexpr, UNIT: tl.constexpr,  # SHARED: value heads per key head

@@ -57,7 +57,7 @@ def mix_step(
     norm: GatedRMSNorm | None = None,
     **around: Any,
 ) -> Tensor:
-    """`memory.mix` on the ring behind the entry row `rings` and the state behind the entry row `table`, in place.
+    """`memory.mix` on the ring behind the table row `rings` and the state behind the table row `table`, in place.
 
     x [B, 1, C] and gate [B, 1, W] with each row's values contiguous, inputs [B, 1, H] -> [B, 1, W] in the gate's dtype.
     With one row and one norm over all of it, the result is `Unnormed`: the product that follows divides it.

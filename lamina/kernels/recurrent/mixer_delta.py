@@ -39,7 +39,7 @@ def _delta_kernel(
     x, g, beta, gate,  # [R, C] with C = 2·(H // SHARED)·D + H·V, [R, H] twice, [R, H·V], for R rows
     taps, bias, A, dt_bias, scale,  # [C, K], [C] or None, [H] or None twice, of UNIT queries
     weight, eps, sums, arrived,  # the norm's: see NormArguments
-    out, rings, table,  # [R, H·V]; the entry rows of the convolution's ring and of the states, float32 [R, H, D, V]
+    out, rings, table,  # [R, H·V]; the table rows of the convolution's ring and of the states, float32 [R, H, D, V]
     x_row, g_row, beta_row, gate_row,  # strides
     H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, K: tl.constexpr, ACT: tl.constexpr,
     GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, DIM: tl.constexpr, PROGRAMS: tl.constexpr,

@@ -39,7 +39,7 @@ def _ssd_kernel(
     x, dt, gate,  # [R, C] with C = H·P + 2·(H // SHARED)·N, [R, H], [R, H·P], for R rows
     taps, bias, A, skip, dt_bias, low, high,  # [C, K], [C] or None, [H], [H] or None twice, bounds of dt or None
     weight, eps, sums, arrived,  # the norm's: see NormArguments
-    out, rings, table,  # [R, H·P]; the entry rows of the convolution's ring and of the states, float32 [R, H, P, N]
+    out, rings, table,  # [R, H·P]; the table rows of the convolution's ring and of the states, float32 [R, H, P, N]
     x_row, dt_row, gate_row,  # strides
     H: tl.constexpr, P: tl.constexpr, N: tl.constexpr, SHARED: tl.constexpr, K: tl.constexpr, ACT: tl.constexpr,
     GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, DIM: tl.constexpr, PROGRAMS: tl.constexpr,

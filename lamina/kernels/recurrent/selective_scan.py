@@ -36,7 +36,7 @@ from lamina.recurrence.rule import Tensors
 def _selective_scan(
     x, dt, B, C,  # inputs: [R, T, CHANNELS] twice, [R, T, N] twice, for R rows
     A, skip, gate, bias,  # [CHANNELS, N], [CHANNELS] or None, [R, T, CHANNELS] or None, [CHANNELS] or None
-    out, table,  # [R, T, CHANNELS]; the entry's row, whose store is the states, float32 [R, CHANNELS, N]
+    out, table,  # [R, T, CHANNELS]; the entry's table row, whose store is the states, float32 [R, CHANNELS, N]
     x_row, x_token, dt_row, dt_token, B_row, B_token, C_row, C_token, gate_row, gate_token,  # strides
     T: tl.constexpr, CHANNELS: tl.constexpr, N: tl.constexpr,
     BLOCK: tl.constexpr, N_BLOCK: tl.constexpr, GROUP: tl.constexpr,  # GROUP: tokens loaded together

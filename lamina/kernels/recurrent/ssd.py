@@ -44,7 +44,7 @@ def ssd_token(h, x, dt, B, C, a):
 def _ssd(
     x, dt, B, C,  # inputs: [R, T, H, P], [R, T, H], [R, T, G, N] twice, for R rows
     A, skip, gate, bias, low, high,  # [H], [H] or None, [R, T, H, P] or None, [H] or None, bounds of dt or None
-    out, table,  # [R, T, H, P]; the entry's row, whose store is the states, float32 [R, H, P, N]
+    out, table,  # [R, T, H, P]; the entry's table row, whose store is the states, float32 [R, H, P, N]
     x_row, x_token, dt_row, dt_token, B_row, B_token, C_row, C_token, gate_row, gate_token,  # strides
     T: tl.constexpr, H: tl.constexpr, P: tl.constexpr, N: tl.constexpr, SHARED: tl.constexpr,  # SHARED: heads per group
     BLOCK: tl.constexpr, N_BLOCK: tl.constexpr, GROUP: tl.constexpr,  # GROUP: tokens loaded together
