@@ -89,7 +89,7 @@ class Step:
         self.ids: Tensor | None = None
         self.logits: Tensor | None = None  # [R, T, vocab], or [R, vocab] after each row's last real token
         self.hidden: dict[int, Tensor] = {}  # layer -> hidden states [R, T, width], those asked for
-        self.fetched: StagedPass | None = None  # fetches layers that are stored on the host
+        self.staged: StagedPass | None = None  # fetches layers that are stored on the host
         self.closed = False
         self.ran = False  # True once every block has run in this pass
         self.written: set[Key] = set()  # entries that have stored or left this pass's tokens, if `ran` is not set
@@ -119,7 +119,7 @@ class Step:
 
     def memory(self, i: int) -> Memory:
         """The memory of layer `i` of the model."""
-        return Memory(self, i, self.layers[i] if self.fetched is None else self.fetched.entry(i, self))
+        return Memory(self, i, self.layers[i] if self.staged is None else self.staged.entry(i, self))
 
     def has_run(self, ids: Tensor | None) -> None:
         """Notes that every block has run over these ids."""
@@ -165,7 +165,7 @@ class Step:
     def leave(self, key: Key, pending: Any) -> None:
         """Keeps what a layer has not written yet, for the layer's `fold` and `commit`."""
         if self.cache is not None:
-            self._pending[key] = pending if self.fetched is None else self.fetched.leave(key, pending)
+            self._pending[key] = pending if self.staged is None else self.staged.leave(key, pending)
             self.wrote(key)
 
     def wrote(self, key: Key) -> None:
@@ -268,8 +268,8 @@ class Step:
     def close(self) -> None:
         """Drops the tensors of the pass. A closed pass cannot be committed."""
         self.closed = True
-        if self.fetched is not None:
-            self.fetched.close()
+        if self.staged is not None:
+            self.staged.close()
         self._pending.clear()
         self._shared.clear()
         self._views.clear()

@@ -80,7 +80,7 @@ def why_not_compiled(step: Step, x: Tensor) -> str | None:
     """Why this pass runs uncompiled; None if it is compiled."""
     if step.cache is None:
         return "there is no cache"
-    if step.fetched is not None:
+    if step.staged is not None:
         return "its cache is stored on the host, and layers are fetched one by one"
     if step.T > MOST_TOKENS:
         return f"{step.T} tokens per row; passes of up to {MOST_TOKENS} are compiled"

@@ -1,4 +1,4 @@
-"""The fusion plan of a model: made by tracing one decode step, for one row and one token, in which nothing is launched.
+"""Makes the fusion plan of a model by tracing one decode step of one row, without launching kernels.
 
 print(model.fusion_plan)
 """
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def trace_model(model: Model, logits: Literal["last", "all"] = "last") -> FusionPlan:
-    """Which norms a captured program of this model computes in the launch in front of them.
+    """Finds which norms a captured program of this model computes in the launch before them.
 
-    logits   "last" for a decode step, "all" for a pass of several tokens: after a step the last norm reads a view of
-             what the blocks made, after a pass the very tensor, which the last block's launch can then normalise
+    logits   "last" for a decode step, "all" for a pass of several tokens. With "last" the final norm reads a view of
+             the last block's output; with "all" it reads that tensor itself, so the last block's launch can compute it
     """
     if not kernels.installed():
         return FusionPlan(reason="Triton is not installed")
@@ -35,6 +35,6 @@ def trace_model(model: Model, logits: Literal["last", "all"] = "last") -> Fusion
     try:
         return trace(lambda: model.forward(one.ids, one, logits=logits), model, one.workspace)
     except torch.OutOfMemoryError:
-        raise  # there may be memory another time
-    except Exception as problem:  # whoever captures the step meets it again, with its own trace
+        raise  # a later trace may find enough memory
+    except Exception as problem:  # not raised here: capturing the step raises it again, with a better traceback
         return FusionPlan(reason=f"a step cannot be traced: {type(problem).__name__}: {problem}")

@@ -152,15 +152,15 @@ class Layer:
         """Slot ranges that appending `new[i]` tokens to a row of `lengths[i]` writes."""
         return {}
 
-    def offload(self, pending: Any, far: StagedPass) -> Any:
+    def offload(self, pending: Any, staged: StagedPass) -> Any:
         """Starts copying the large tensors of `pending` to the host, and returns it with the copies in their place."""
         return pending
 
-    def fold_from_host(self, far: StagedPass, step: Step, pending: Any, accepted: Tensor) -> Any:
+    def fold_from_host(self, staged: StagedPass, step: Step, pending: Any, accepted: Tensor) -> Any:
         """`fold`, which fetches from the host the tensors that it reads."""
         return pending
 
-    def commit_to_host(self, far: StagedPass, step: Step, pending: Any, accepted: Tensor) -> None:
+    def commit_to_host(self, staged: StagedPass, step: Step, pending: Any, accepted: Tensor) -> None:
         """`commit`, which copies only changed slots and states to the host."""
 
     def rewindable(self, clock: Clock) -> Tensor | None:

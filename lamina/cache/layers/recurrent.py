@@ -93,7 +93,7 @@ class HostStateUpdate:
     """What commit writes to a layer that is stored on the host."""
 
     pending: PendingUpdate
-    near: RecurrentLayer | None  # the layer in a staging buffer, with new states and log; None if nothing was folded
+    device_copy: RecurrentLayer | None  # the layer in a staging buffer, with its new values; None: nothing was folded
 
 
 class RecurrentLayer(Layer):
@@ -216,44 +216,46 @@ class RecurrentLayer(Layer):
     def _whole(self, name: str, rows: int) -> SlotRuns:
         return {name: [(row, 0, self.data[name].shape[1]) for row in range(rows)]}
 
-    def offload(self, pending: PendingUpdate, far: StagedPass) -> PendingUpdate:
-        if not far.all_rows:
+    def offload(self, pending: PendingUpdate, staged: StagedPass) -> PendingUpdate:
+        if not staged.all_rows:
             return pending
-        return replace(pending, state=far.copy_to_host(pending.state, self.data["head"].dtype))
+        return replace(pending, state=staged.copy_to_host(pending.state, self.data["head"].dtype))
 
-    def fold_from_host(self, far: StagedPass, step: Step, pending: PendingUpdate, accepted: Tensor) -> HostStateUpdate:
-        rows, whole = len(far.rows), far.taken == far.counts
+    def fold_from_host(
+        self, staged: StagedPass, step: Step, pending: PendingUpdate, accepted: Tensor
+    ) -> HostStateUpdate:
+        rows, whole = len(staged.rows), staged.taken == staged.counts
         if not self.slack and whole:
             return HostStateUpdate(pending, None)
         reads: SlotRuns = self._whole("head", rows) if step.moves_base or not whole else {}
         for name in self.data if step.moves_base else ():
             reads |= self._whole(name, rows)
-        near = far.stage(self, step, reads)
-        head = near.data["head"]
+        device_copy = staged.stage(self, step, reads)
+        head = device_copy.data["head"]
         if self.slack:
             if step.moves_base:
-                near.data["base"].copy_(near._moved_base(step, pending, head, accepted))
-            near._write_log(step, pending.inputs, accepted)
+                device_copy.data["base"].copy_(device_copy._moved_base(step, pending, head, accepted))
+            device_copy._write_log(step, pending.inputs, accepted)
         if not whole:
-            head.copy_(near._fold(head, pending.inputs, accepted, pending.constants))
-        return HostStateUpdate(pending, near)
+            head.copy_(device_copy._fold(head, pending.inputs, accepted, pending.constants))
+        return HostStateUpdate(pending, device_copy)
 
-    def commit_to_host(self, far: StagedPass, step: Step, update: HostStateUpdate, accepted: Tensor) -> None:
-        rows, whole, near = len(far.rows), far.taken == far.counts, update.near
+    def commit_to_host(self, staged: StagedPass, step: Step, update: HostStateUpdate, accepted: Tensor) -> None:
+        rows, whole, device_copy = len(staged.rows), staged.taken == staged.counts, update.device_copy
         self.constants = update.pending.constants
-        if near is not None:
+        if device_copy is not None:
             changed: SlotRuns = {} if whole else self._whole("head", rows)
             if self.slack:
                 changed |= self._whole("base", rows) if step.moves_base else {}
                 for name in self.rule.input_shapes:
-                    starts = enumerate(zip(far.lengths, far.taken, strict=True))
+                    starts = enumerate(zip(staged.lengths, staged.taken, strict=True))
                     changed[f"log.{name}"] = [(r, *run) for r, (at, n) in starts for run in self.log.runs(at, at + n)]
-            far.write_back(self, near.data, changed)
-        if whole and far.all_rows:
+            staged.write_back(self, device_copy.data, changed)
+        if whole and staged.all_rows:
             self.data["head"] = update.pending.state  # in host memory: its copy started in the pass (`offload`)
         elif whole:
             state = update.pending.state.to(self.data["head"].dtype).contiguous()
-            far.write_back(self, {"head": state}, self._whole("head", rows))
+            staged.write_back(self, {"head": state}, self._whole("head", rows))
 
     # -- verbs -----------------------------------------------------------------------------------------------------
 

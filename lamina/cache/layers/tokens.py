@@ -320,10 +320,10 @@ class TokenLayer(Layer):
             pieces += [(row, *run) for run in layout.runs(first, length)]
         return {name: pieces for name in self.data}
 
-    def commit_to_host(self, far: StagedPass, step: Step, pending: Fields, accepted: Tensor) -> None:
-        near = far.stage(self, step, {})
-        near.commit(step, pending, accepted)
-        far.write_back(self, near.data, self.written(far.lengths, far.taken))
+    def commit_to_host(self, staged: StagedPass, step: Step, pending: Fields, accepted: Tensor) -> None:
+        device_copy = staged.stage(self, step, {})
+        device_copy.commit(step, pending, accepted)
+        staged.write_back(self, device_copy.data, self.written(staged.lengths, staged.taken))
 
     def written(self, lengths: list[int], new: list[int]) -> SlotRuns:
         runs = [(row, *run) for row, n in enumerate(new) for run in self.layout.runs(lengths[row], lengths[row] + n)]

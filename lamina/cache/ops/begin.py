@@ -58,8 +58,8 @@ def open_step(
     if cache.fetcher is not None:
         cache.fetcher.reserve(cache.layers, {i for i, _ in cache.shared}, len(indices))
         lengths = [low[row] for row in indices]
-        step.fetched = StagedPass(cache.fetcher, cache.layers, indices, chosen is None, lengths, most)
-        step.fetched.begin(step)
+        step.staged = StagedPass(cache.fetcher, cache.layers, indices, chosen is None, lengths, most)
+        step.staged.begin(step)
     if T == 1:  # a ring is written in place by a pass of one token
         clock.mark_written(1, index)
     return step

@@ -76,8 +76,8 @@ def commit(cache: Cache, step: Step, accepted: CountsLike | None) -> None:
     slack, clock = cache.slack, cache.clock
     rows = list(range(cache.rows)) if step.rows is None else step.rows
     counts = accepted_counts(cache, rows, step.given, accepted, rings=step.T > 1)
-    if step.fetched is not None:
-        step.fetched.taken = counts.high
+    if step.staged is not None:
+        step.staged.taken = counts.high
     taken, whole = counts.tensor, accepted is None
     least = [clock.low[row] + n for row, n in zip(rows, counts.low, strict=True)]
     most = [clock.high[row] + n for row, n in zip(rows, counts.high, strict=True)]
@@ -104,10 +104,10 @@ def commit(cache: Cache, step: Step, accepted: CountsLike | None) -> None:
 
 def _add_layer(change: Change, layer: Layer, step: Step, pending: Any, taken: Tensor) -> None:
     """Adds what a layer computes (`fold`) and writes (`commit`) to the change."""
-    far = step.fetched
-    if far is not None and on_host(layer):
-        write = partial(layer.commit_to_host, far, step)
-        change.add(partial(layer.fold_from_host, far, step, pending, taken), lambda folded: write(folded, taken))
+    staged = step.staged
+    if staged is not None and on_host(layer):
+        write = partial(layer.commit_to_host, staged, step)
+        change.add(partial(layer.fold_from_host, staged, step, pending, taken), lambda folded: write(folded, taken))
     else:
         change.add(partial(layer.fold, step, pending, taken), lambda folded: layer.commit(step, folded, taken))
 
