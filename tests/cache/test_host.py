@@ -406,7 +406,7 @@ def test_fast_paths_say_that_the_bytes_live_on_the_host() -> None:
     feed(cache, 3)
     step = cache.step(1)
     assert why_not_compiled(step, torch.zeros(1, 1, WIDTH)) == (
-        "the bytes of its cache live on the host, and come to each layer as it runs"
+        "its cache is stored on the host, and layers are fetched one by one"
     )
     step.abort()
 
