@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from lamina import kernels
-from lamina.runtime import prebuild as rehearse
+from lamina.runtime import prebuild
 from lamina.runtime.builders import Builders, builds
 from lamina.runtime.prebuild import KernelBuild
 from tests.families.cases import FIRST, cases
@@ -38,7 +38,7 @@ def test_kernels_are_in_use_in_the_thread_that_says_so() -> None:
     assert seen == [False] and not kernels.on()
 
 
-def under_way(model: Any, monkeypatch: pytest.MonkeyPatch) -> Event:
+def build(model: Any, monkeypatch: pytest.MonkeyPatch) -> Event:
     """Kernels are being built for this model until the event is set."""
     built = Event()
     monkeypatch.setattr(KernelBuild, "_build", lambda self, *given: built.wait(60))
@@ -51,7 +51,7 @@ def test_the_first_token_is_told_before_kernels_are_there_and_a_captured_step_wa
 ) -> None:
     run = begin(tiny())
     run.model.__dict__.pop("_graphs", None)  # nothing is captured yet
-    built, told = under_way(run.model, monkeypatch), []
+    built, told = build(run.model, monkeypatch), []
 
     def tell(row: int, token: int, reason: object) -> None:
         told.append(built.is_set())
@@ -68,7 +68,7 @@ def test_the_first_token_is_told_before_kernels_are_there_and_a_captured_step_wa
 def test_a_captured_pass_waits_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny()
     cache = model.new_cache(rows=1)
-    built, read = under_way(model, monkeypatch), []
+    built, read = build(model, monkeypatch), []
     assert model.generate([[1, 2]], 2).tokens  # plain passes do not
     one = model.graphs.pass_of(1, 1, cache)
     asking = Thread(target=lambda: read.append(one.read(cache, torch.tensor([[1]]))))
@@ -126,7 +126,7 @@ def test_where_there_is_a_gpu_builders_make_kernels_ready_to_launch(monkeypatch:
         return nullcontext()
 
     gpu = SimpleNamespace(is_available=lambda: True, current_device=lambda: now[0], device=device)
-    monkeypatch.setattr(rehearse.torch, "cuda", gpu)
+    monkeypatch.setattr(prebuild.torch, "cuda", gpu)
     with Builders() as pool:
         assert pool.submit(Kernel).result().ready
         now[0] = 1  # as it is while a kernel for tensors of that device is launched
@@ -142,11 +142,11 @@ def test_kernels_are_built_for_the_device_of_the_model(monkeypatch: pytest.Monke
         built.append(which.index)
         return nullcontext()
 
-    monkeypatch.setattr(rehearse.torch, "cuda", SimpleNamespace(device=device))
-    monkeypatch.setattr(rehearse.torch, "empty", lambda *shape, **how: second)
-    monkeypatch.setattr(rehearse.kernels, "why_not", lambda x: None)
-    monkeypatch.setattr(rehearse, "build_kernels", lambda model: None)
-    under_way = rehearse.start_build(lambda: None, torch.float32, torch.device("cuda"))
-    assert under_way is not None
-    under_way.thread.join(60)
-    assert under_way.failed is None and built == [1]
+    monkeypatch.setattr(prebuild.torch, "cuda", SimpleNamespace(device=device))
+    monkeypatch.setattr(prebuild.torch, "empty", lambda *shape, **how: second)
+    monkeypatch.setattr(prebuild.kernels, "why_not", lambda x: None)
+    monkeypatch.setattr(prebuild, "build_kernels", lambda model: None)
+    build = prebuild.start_build(lambda: None, torch.float32, torch.device("cuda"))
+    assert build is not None
+    build.thread.join(60)
+    assert build.failed is None and built == [1]
