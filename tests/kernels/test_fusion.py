@@ -20,7 +20,7 @@ from lamina.kernels.gemm.fusion import FusionPlan, Fusions
 from lamina.kernels.gemm.fusion_trace import trace
 from lamina.kernels.workspace import Workspace
 from lamina.models.t5 import T5
-from lamina.nn import GatedMLP, Linear, RMSNorm
+from lamina.nn import Choice, GatedMLP, Linear, Mixture, RMSNorm
 from lamina.runtime.step import CapturedStep
 from lamina.sampling.chooser import Chooser
 from tests.families.cases import FIRST
@@ -155,6 +155,7 @@ class Parts(nn.Module):
         self.first, self.second = Linear(16, 8, bias=False), Linear(16, 8, bias=False)
         self.norm, self.other, self.shifted = RMSNorm(8), RMSNorm(8, eps=0.1), RMSNorm(8, plus_one=True)
         self.mlp = GatedMLP(8, 4)
+        self.mixture = Mixture(8, experts=2, inner=4, act="silu", choice=Choice(each=1), shared=4)
         self.requires_grad_(False)
         for module in (self.norm, self.other, self.shifted):
             nn.init.normal_(module.weight)  # type: ignore[arg-type]
@@ -191,6 +192,11 @@ CASES: dict[str, tuple[Run, list[tuple[str, str]], int]] = {
     "a result that is also read as it is": (
         lambda p: p.mlp(p.norm(y := p.first(X)), onto=y),
         [("first", "norm")],
+        0,
+    ),
+    "a norm between experts, and one in front of a router": (
+        lambda p: p.mlp(p.other(p.mixture(p.norm(p.first(X))))),
+        [("first", "norm"), ("mixture.experts", "other")],
         0,
     ),
     "two norms of one result": (
