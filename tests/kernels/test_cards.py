@@ -21,7 +21,7 @@ RECORDED = Path(__file__).parent / "h200.txt"
 
 def kernels_launched() -> set[str]:
     """The names of all kernels that are launched anywhere."""
-    files = Path(lamina.kernels.__file__).parent.glob("*.py")
+    files = Path(lamina.kernels.__file__).parent.rglob("*.py")
     return {name for file in files for name in LAUNCHED.findall(file.read_text()) if file.name != "launch.py"}
 
 
