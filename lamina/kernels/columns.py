@@ -35,8 +35,8 @@ WIDTH = 16  # int64 values per row of the entry table; those past the named colu
 
 HEADER = (
     "lengths",  # pointer: committed tokens per row, int64 [B]
-    "written",  # pointer: highest position ever written per row, int64 [B]
-    "base",  # pointer: position of each row's base state, int64 [B]
+    "written",  # pointer: one past the highest position ever written per row, int64 [B]
+    "base",  # pointer: position of the recurrent base state per row, int64 [B]
     "record",  # pointer: the token ids of each row, int64 [B, record_width]
     "record_width",
     "logits",  # pointer: logits after each row's last token [B, V]
