@@ -1,4 +1,4 @@
-"""`lamina bench` works from an installed wheel: what it imports is in the package, and nothing of this folder is needed."""
+"""`lamina bench` works from an installed wheel: all that it imports is in the package, nothing in this folder."""
 
 from __future__ import annotations
 
