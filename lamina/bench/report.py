@@ -97,7 +97,7 @@ class Report:
             f"{limits.matrix / 1e12:.4g} TFLOP/s.",
             "moved: the bytes that a step must read or write. limit: tokens/s if that took only the time of reading "
             "them. share: of that limit; by PyTorch's read: of the limit where bytes are read as fast as PyTorch's "
-            "best reduction reads them. Times are medians; ± is half of what lies between the slowest and the fastest "
+            "best reduction reads them. Times are medians; ± is half the range from the slowest to the fastest "
             "run.",
         ]
 

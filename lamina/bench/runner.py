@@ -43,7 +43,7 @@ class Settings:
     codecs: tuple[str, ...] = ()
     """Decode also with caches of these codecs."""
     page: int | None = None
-    """Decode also with caches in pages of so many tokens."""
+    """Decode also with caches in pages of this many tokens."""
     against: str | None = None
     compiled: bool = False
     first_token: bool = True

@@ -48,7 +48,7 @@ class Contestant(Protocol):
 
 
 class Lamina:
-    """This library, as `generate` runs it, with caches of a codec, or in pages of so many tokens."""
+    """This library, as `generate` runs it, with caches of a codec, or in pages of `page` tokens."""
 
     name = "lamina"
 

@@ -75,7 +75,7 @@ class Probe:
         step.commit(accepted)
 
     def stray(self, cache: Cache, parts: Sequence[Sequence[int]], blocks: int | None = None) -> None:
-        """A pass that nobody judges, because it will be taken back; or which ends after so many blocks, as if it
+        """A pass that nobody judges, because it will be taken back; or which ends after `blocks` blocks, as if it
         failed there."""
         step = self._opened(cache, parts, None)
         try:

@@ -1,8 +1,8 @@
 """Huge pages for weights in main memory: with pages of 2 MB instead of 4 kB, reading them is up to half again as fast.
 
-Many systems give huge pages only to who asks. `ask_for_huge_pages` asks before a tensor is filled, which costs nothing;
-`collapse` afterwards has the kernel move together what lies at the seams between tensors, for a limited time. The
-tensors stay where they are. Where it cannot be done (another system, an old kernel), nothing happens.
+Many systems give huge pages only on request. `ask_for_huge_pages` requests them before a tensor is filled, which costs
+nothing; `collapse` then has the kernel merge the small pages that are left between tensors, for a limited time. The
+addresses of tensors do not change. Where this is not possible (another system, an old kernel), nothing happens.
 """
 
 from __future__ import annotations

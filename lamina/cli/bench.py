@@ -19,7 +19,7 @@ def bench(
     dtype: Annotated[str | None, typer.Option(help="bfloat16 on a GPU and float32 on a CPU when not given.")] = None,
     device: Device = None,
     codec: Annotated[str | None, typer.Option(help="Decode also with caches in codes, such as int8,int4.")] = None,
-    page: Annotated[int | None, typer.Option(help="Decode also with caches in pages of so many tokens.")] = None,
+    page: Annotated[int | None, typer.Option(help="Decode also with caches in pages of this many tokens.")] = None,
     against: Annotated[str | None, typer.Option(help="Measure a peer in the same run: transformers.")] = None,
     compiled: Annotated[bool, typer.Option(help="The peer also with its static cache, compiled.")] = False,
     first_token: Annotated[bool, typer.Option(help="Time a fresh process up to its first token.")] = True,

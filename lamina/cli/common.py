@@ -24,7 +24,7 @@ Sample = Annotated[
     typer.Option("--sample/--greedy", help="Draw tokens or take the best; the checkpoint's way by default."),
 ]
 Temperature = Annotated[float | None, typer.Option(help="For draws: below 1 sharper, above 1 flatter, 0 greedy.")]
-TopK = Annotated[int | None, typer.Option(help="Draw among so many best tokens.")]
+TopK = Annotated[int | None, typer.Option(help="Draw among this many best tokens.")]
 TopP = Annotated[float | None, typer.Option(help="Draw among the best tokens that together have this probability.")]
 Seed = Annotated[int | None, typer.Option(help="The same seed draws the same tokens.")]
 

@@ -1,12 +1,12 @@
 """What a pass holds besides weights and cache, found by running it on the meta device, where nothing has memory.
 
-PyTorch tells of every tensor that is made, and Python lets go of it when nobody needs it any more, as in a real pass.
-So the most that is held at once is that of a real pass to the byte: activations, masks, what layers leave for commit,
-new states, logits. What a kernel takes inside itself is not seen, above all attention's: it is taken to be fused, as
-PyTorch's is wherever scores are not changed.
+A dispatch mode sees every tensor that PyTorch makes, and a weak reference sees when Python frees it, as in a real pass.
+So the peak equals that of a real pass to the byte: activations, masks, what layers leave for commit, new states and
+logits. Memory that a kernel allocates inside itself is not seen. Attention is assumed to be fused, as PyTorch's is
+unless scores are changed.
 
-Most of a pass is repetition: blocks of one kind, chunks of one recurrence. They are run until it is known what one of
-them holds, and from then on only counted.
+Most of a pass is repetition: blocks of one kind, chunks of one recurrence. They are run until it is known how much one
+of them holds, and from then on only counted.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Trace:
 
 
 class Fused(TorchFunctionMode):
-    """Attention as one kernel that holds nothing but its output, which lies in memory as PyTorch's kernels write it."""
+    """Attention as one kernel that allocates nothing but its output, in the memory layout of PyTorch's kernels."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is not torch.nn.functional.scaled_dot_product_attention:

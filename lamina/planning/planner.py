@@ -57,9 +57,9 @@ class Plan:
     lines: tuple[Line, ...]
     """The cache: kinds of layers, and what it holds besides them."""
     growing: int
-    """AllocationMeter besides the cache while it grows, at most."""
+    """The most bytes that are held besides the cache while it grows."""
     scratch: int | None
-    """AllocationMeter besides weights and cache in a pass, at most; None where a pass cannot be rehearsed."""
+    """The most bytes that a pass holds besides weights and cache; None where a pass cannot be rehearsed."""
     rooms: tuple[Room, ...]
     """The same tokens in a cache that is reserved, fixed, or grown."""
     moved: Moved | None
@@ -69,7 +69,7 @@ class Plan:
     memory: int | None = None
     """The budget."""
     most_length: int | None = None
-    """The longest that so many rows can be within it."""
+    """The largest length of `rows` rows within the budget."""
     most_length_in_pieces: int | None = None
     """The same with the prompt read in pieces of 1024 tokens, where it is read in one."""
     most_rows: int | None = None
@@ -146,7 +146,7 @@ def plan(
     length     tokens that each row holds in the end. None: the capacity, else as many as fit into `memory`, else 4096
     capacity, slack           of the cache, as in `model.new_cache`
     reserve                   room for the prompt and 512 new tokens is made at first, and more as they come, up to
-                              `length`: as `generate` does. False: all of it as tokens come
+                              `length`: as `generate` does. False: grows from the first token on
     prompt, prefill_chunk     tokens read before one is made (None: all), and how many of them in a pass (None: all)
     source     tokens of each row's source, for models that read one
     codec      how keys and values are written, as in `model.new_cache`

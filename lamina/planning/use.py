@@ -37,7 +37,7 @@ class Use:
                    `length`: as `generate` does with max_new_tokens = length - prompt. False: as tokens come
     slack          of the cache
     prompt         tokens that are read before one is made; None: all
-    prefill_chunk  of which at most so many are in one pass; None: all
+    prefill_chunk  the most prompt tokens in one pass; None: all
     source         tokens of each row's source, for models that read one
     codec          how keys and values are written, as in `model.new_cache`
     residence      where bytes live, as in `model.new_cache`
@@ -137,7 +137,7 @@ def _grow(cache: Cache, use: Use) -> None:
     layers = [layer for entry in cache.layers for layer in entry.values()]
     while True:
         rooms = [layer.slots or 0 for layer in layers if getattr(layer, "grows", False)]
-        full = min([*rooms, cache.record.shape[1]])  # the next token after so many makes something grow
+        full = min([*rooms, cache.record.shape[1]])  # the token after this many makes something grow
         if full >= use.length:
             return
         room(full + 1)

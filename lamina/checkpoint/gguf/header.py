@@ -1,4 +1,4 @@
-"""What stands in front of the tensors of a GGUF file: metadata, and where each tensor lies.
+"""The header of a GGUF file: metadata, and the offset of each tensor.
 
 A vocabulary is a hundred thousand short strings, so they are read by plain Python from one buffer. The package gguf
 reads the same, and makes several NumPy arrays of each string.
