@@ -330,7 +330,7 @@ def test_explain_names_the_kind_of_layer_that_limits_a_hit_and_is_right_about_it
     other = [*prompt[:12], (prompt[12] + 1) % model.vocab]
     assert store.explain(other) == (
         "0 of 13 tokens would be reused. The nearest of 1 sequence (20 tokens) differs at position 12: wanted "
-        f"{other[12]}, held {prompt[12]}. It cannot be taken back to 12 tokens, only to 20 or more: {kinds} When this "
+        f"{other[12]}, held {prompt[12]}. It cannot be rewound to 12 tokens, only to 20 or more: {kinds} When this "
         "prompt is fed, the state after 12 tokens is kept."
     )
     fed(store, [other])
