@@ -25,7 +25,7 @@ WORKER = """
 import json, sys, torch
 from lamina.bench.measure import seconds
 from lamina.bench.random_model import random_model
-from lamina.checkpoint.shapes import find_shape
+from lamina.bench import SHAPES
 from lamina.bench.subjects import Lamina
 
 STEPS, device, subject, opened = 64, torch.device("cuda"), None, None
@@ -33,7 +33,7 @@ for line in sys.stdin:
     shape, rows, context = json.loads(line)
     if opened is None or opened[0] != shape:
         subject = None
-        subject = Lamina(random_model(find_shape(shape).config, torch.bfloat16, device))
+        subject = Lamina(random_model(SHAPES[shape].config, torch.bfloat16, device))
     if opened != (shape, rows, context):
         subject.close()
         subject.open(rows, context, STEPS)

@@ -107,7 +107,7 @@ def speculation(model: Model, context: int, new: int) -> None:
             result = model.generate([prompt], new, eos_token_id=(), **settings)
         rate = result.timing.tokens_per_second
         first = first or rate
-        stats = result.more.get("speculation")
+        stats = result.speculation if settings else None
         found = "1 | –" if stats is None else f"{stats.tokens_per_pass:.2f} | {stats.acceptance_rate:.0%}"
         print(f"| {name} | {rate:.1f} | {rate / first:.2f} | {found} | {result.how} |", flush=True)
 

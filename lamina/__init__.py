@@ -11,33 +11,84 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lamina.cache import Cache, Codec, Pool, Source
+    from lamina.attention.window import Chunked, Full, Sliding
+    from lamina.cache import (
+        Attention,
+        Cache,
+        Codec,
+        Convolution,
+        Cross,
+        FieldFormat,
+        Keeping,
+        Latent,
+        Layer,
+        Memory,
+        Pool,
+        Recurrent,
+        Shared,
+        Source,
+        Spec,
+        Tokens,
+        register_format,
+    )
     from lamina.cache.io.cache_file import load_cache
     from lamina.checking import Report
     from lamina.checking.verify import verify
-    from lamina.errors import CacheFileError, CapacityError, InputError, LaminaError, PagesError, RewindError
-    from lamina.generation import Chat, PrefixStore
+    from lamina.errors import (
+        CacheFileError,
+        CapacityError,
+        CaptureError,
+        CheckpointError,
+        InputError,
+        LaminaError,
+        PagesError,
+        RewindError,
+    )
+    from lamina.generation import (
+        Chat,
+        Event,
+        PrefixStore,
+        Result,
+        Setting,
+        Stream,
+        register_setting,
+        unregister_setting,
+    )
     from lamina.loading import load
     from lamina.model import Model
     from lamina.planning import Plan, plan
+    from lamina.runtime.kernel_backend import register_kernels
 
 __all__ = [
-    "Cache", "CacheFileError", "CapacityError", "Chat", "Codec", "InputError", "LaminaError", "Model",
-    "PagesError", "Plan", "Pool", "PrefixStore", "Report", "RewindError", "Source", "load", "load_cache", "plan",
-    "verify",
+    "Attention", "Cache", "CacheFileError", "CapacityError", "CaptureError", "Chat", "CheckpointError", "Chunked",
+    "Codec", "Convolution", "Cross", "Event", "FieldFormat", "Full", "InputError", "Keeping", "LaminaError", "Latent",
+    "Layer", "Memory", "Model", "PagesError", "Plan", "Pool", "PrefixStore", "Recurrent", "Report", "Result",
+    "RewindError", "Setting", "Shared", "Sliding", "Source", "Spec", "Stream", "Tokens", "load", "load_cache", "plan",
+    "register_format", "register_kernels", "register_setting", "unregister_setting", "verify",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
 _HOMES = {
-    "lamina.cache": ("Cache", "Codec", "Pool", "Source"),
+    "lamina.attention.window": ("Chunked", "Full", "Sliding"),
+    "lamina.cache": (
+        "Attention", "Cache", "Codec", "Convolution", "Cross", "FieldFormat", "Keeping", "Latent", "Layer", "Memory",
+        "Pool", "Recurrent", "Shared", "Source", "Spec", "Tokens", "register_format",
+    ),
     "lamina.cache.io.cache_file": ("load_cache",),
-    "lamina.checking": ("Report", "verify"),
-    "lamina.errors": ("CacheFileError", "CapacityError", "InputError", "LaminaError", "PagesError", "RewindError"),
-    "lamina.generation": ("Chat", "PrefixStore"),
+    "lamina.checking": ("Report",),
+    "lamina.checking.verify": ("verify",),
+    "lamina.errors": (
+        "CacheFileError", "CapacityError", "CaptureError", "CheckpointError", "InputError", "LaminaError",
+        "PagesError", "RewindError",
+    ),
+    "lamina.generation": (
+        "Chat", "Event", "PrefixStore", "Result", "Setting", "Stream", "register_setting", "unregister_setting",
+    ),
     "lamina.loading": ("load",),
     "lamina.model": ("Model",),
     "lamina.planning": ("Plan", "plan"),
-}
+    "lamina.runtime.kernel_backend": ("register_kernels",),
+}  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 if not TYPE_CHECKING:  # type checkers would take any name for one that exists

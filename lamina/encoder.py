@@ -27,7 +27,7 @@ class Encoder(nn.Module):
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids [B, S] -> [B, S, width]"""
-        raise TypeError(f"{type(self).__name__} does not say how ids are embedded")
+        raise InputError(f"{type(self).__name__} does not say how ids are embedded")
 
     def prepare(self, positions: Tensor) -> Any:
         """What all blocks share in a pass over these positions [B, S]."""

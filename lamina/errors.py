@@ -35,5 +35,9 @@ class CacheFileError(LaminaError, ValueError):
     """A cache file was cut short or altered, or belongs to another model; or it cannot be written there."""
 
 
+class CheckpointError(LaminaError, ValueError):
+    """A checkpoint cannot be read, or does not fit the model. The text names the files and tensors."""
+
+
 class CaptureError(LaminaError, RuntimeError):
     """A captured program cannot be had: all are in use, or it could not be captured. Nothing was changed."""

@@ -40,7 +40,7 @@ def checked_marks(model: Model, name: str, marks: Tensor | None, shape: Sequence
     if marks is None:
         return None
     if marks.shape != torch.Size(shape):
-        raise InputError(f"{name} must be one number a token, {list(shape)}, not {list(marks.shape)}")
+        raise InputError(f"{name} must be one number per token, {list(shape)}, not {list(marks.shape)}")
     return marks.to(model.device)
 
 

@@ -17,7 +17,7 @@ from lamina.dtypes import float_dtype
 from lamina.errors import InputError
 from lamina.model import Model
 from lamina.models import family
-from lamina.runtime.prebuild import rehearsal
+from lamina.runtime.prebuild import start_build
 
 
 def load(path: str | Path, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None) -> Model:
@@ -38,10 +38,10 @@ def load(path: str | Path, dtype: str | torch.dtype | None = None, device: str |
     with torch.device("meta"):
         model = cls.build(config)
     kind = config_dtype(source.config) if asked is None else asked
-    building = rehearsal(partial(on_meta, source.config, kind), kind, place)
+    building = start_build(partial(on_meta, source.config, kind), kind, place)
     fill(model, source, model.names, dtype=kind, device=place, ignore=model.ignored)
     if building is not None:
-        building.serves(model)
+        building.register(model)
     model.tokenizer = source.tokenizer()
     model.generation_defaults = dict(source.generation_config)
     return model.eval()

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from lamina.cache.cache import Cache
 from lamina.cache.codec.codec import Codecs, codecs_of
-from lamina.cache.codec.key_mean import centres_of
+from lamina.cache.codec.key_mean import key_means_of
 from lamina.cache.counts import Numbers
 from lamina.cache.layers.base import Key
 from lamina.cache.layers.cross import Source
 from lamina.cache.passes import Pass
-from lamina.cache.pool.pool import checked_pool
-from lamina.cache.recompute import pass_anew
+from lamina.cache.pool.pool import check_pool
+from lamina.cache.recompute import recompute_pass
 from lamina.cache.spec import LayerSpecs
 from lamina.cache.step import Step
 from lamina.config import EMPTY, Config, config_of
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from lamina.generation.result import Result
     from lamina.generation.settings.options import CallOptions
     from lamina.generation.stream import Event, Stream
+    from lamina.kernels.gemm.fusion import FusionPlan
 
 Logits = Literal["all", "last"] | None
 
@@ -156,7 +157,7 @@ class Model(nn.Module):
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids [B, T] -> [B, T, width]"""
-        raise TypeError(f"{type(self).__name__} does not say how ids are embedded")
+        raise InputError(f"{type(self).__name__} does not say how ids are embedded")
 
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B, T, width] of tokens at these positions [B, T] -> the same with positions added; learned ones go here.
@@ -176,7 +177,7 @@ class Model(nn.Module):
 
     def unembed(self, x: Tensor) -> Tensor:
         """[..., width] -> [..., vocab]"""
-        raise TypeError(f"{type(self).__name__} does not say how logits are made")
+        raise InputError(f"{type(self).__name__} does not say how logits are made")
 
     def encode(self, ids: Any, counts: Any = None, embeds: Any = None) -> Source:
         """The encoder's output, for models that read a source."""
@@ -198,7 +199,7 @@ class Model(nn.Module):
         """
         if isinstance(step, Step) and step.recomputes:
             assert ids is not None
-            return pass_anew(self, ids, step, logits, hidden)
+            return recompute_pass(self, ids, step, logits, hidden)
         if embeds is None:
             assert ids is not None
             embeds = self.embed(ids if step.valid is None else ids.masked_fill(~step.valid, 0))
@@ -296,11 +297,11 @@ class Model(nn.Module):
         >>> model.new_cache(codec={"default": "k5v4", 0: "int8"})      # doctest: +SKIP
         """
         if pool is not None:
-            slack, codec = checked_pool(pool).terms(self, slack, codec)
+            slack, codec = check_pool(pool, self, slack, codec)
         codecs = codecs_of(codec, self.specs)
         cache = Cache(
             self.specs, rows=rows, capacity=capacity, slack=slack, dtype=self.dtype, device=self.device, codec=codec,
-            centres=None if all(one.keys == "plain" for one in codecs) else centres_of(self),
+            key_means=None if all(one.keys == "plain" for one in codecs) else key_means_of(self),
             max_positions=self.max_positions, model=self, residence=residence, pool=pool,
         )  # fmt: skip
         return cache if source is None else cache.attach(source)
@@ -314,7 +315,7 @@ class Model(nn.Module):
             if spec.reads_source
         }
 
-    def crossed(self, source: Source, rows: int) -> Mapping[Key, dict[str, Tensor]]:
+    def cross_inputs(self, source: Source, rows: int) -> Mapping[Key, dict[str, Tensor]]:
         """What a pass without a cache over so many rows reads of this source: one for all, or one for each."""
         states = self.cross_states(source)
         if not states:
@@ -335,6 +336,16 @@ class Model(nn.Module):
         if "_graphs" not in self.__dict__:
             self.__dict__.setdefault("_graphs", Graphs(self))  # of two threads, the first one's
         return self.__dict__["_graphs"]
+
+    @property
+    def fusion_plan(self) -> FusionPlan:
+        """Which norms a captured decode step computes in the launch in front of them, by module path.
+
+        >>> print(model.fusion_plan)                                  # doctest: +SKIP
+        blocks.0.attention.out → blocks.0.mlp_norm        deferred
+        blocks.0.mlp.down      → blocks.1.attention_norm  deferred
+        """
+        return self.graphs.fusion_plan()
 
     def explain(self, cache: Cache | None = None, rows: int = 1) -> str:
         """How tokens are decoded here, and where a fast path is not taken, why.
@@ -380,7 +391,7 @@ def _specs_of(index: int, block: nn.Module) -> LayerSpecs:
     if isinstance(made, property):  # called here, since nn.Module would hide an AttributeError in it
         return made.__get__(block)
     if made is None and "specs" not in block.__dict__:
-        raise TypeError(
+        raise InputError(
             f"block {index} ({type(block).__name__}) does not say what it remembers: give it specs, such as "
             '{"attention": lamina.cache.Attention(kv_heads, key_dim, value_dim)}, or {} for nothing'
         )

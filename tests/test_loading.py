@@ -10,7 +10,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 import lamina
-from lamina.checkpoint import CheckpointError, packaged_smollm2
+from lamina import CheckpointError
+from lamina.checkpoint import packaged_smollm2
 from tests.families.cases.llama import make
 
 

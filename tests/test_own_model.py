@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import runpy
 from functools import cached_property
 from pathlib import Path
@@ -25,18 +26,30 @@ def model() -> Mine:
     return Mine(vocab=40, width=16, heads=2).eval()
 
 
-def test_the_program_that_the_readme_shows_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_program_that_the_readme_shows_runs(capsys: pytest.CaptureFixture[str]) -> None:
     program = ROOT / "docs" / "own_model.py"
     assert f"```python\n{program.read_text()}```" in (ROOT / "README.md").read_text(), (
         "copy the program into the README"
     )
-    monkeypatch.chdir(tmp_path)
-    found = runpy.run_path(str(program), run_name="__main__")
-    assert found["result"].cache.lengths.tolist() == [23, 22] and found["coded"].cache.lengths.tolist() == [23]
+    runpy.run_path(str(program), run_name="__main__")
     said = capsys.readouterr().out
-    assert "[0] tokens were known\n[4] tokens were known\n" in said and "decoding: " in said
+    assert said.startswith("[[") and "decoding: " in said
+    assert sum(bool(line.strip()) for line in program.read_text().splitlines()) <= 33  # the README says: short
+
+
+def test_what_the_guide_does_with_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = re.search(
+        r"With the model of that program:\n```python\n(.*?)```", (ROOT / "docs" / "guide.md").read_text(), re.S
+    )
+    assert shown is not None
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    names: dict[str, Any] = {"lamina": lamina, "model": Mine().eval()}
+    exec(shown[1], names)
+    assert names["result"].cache.lengths.tolist() == [23, 22] and names["coded"].cache.lengths.tolist() == [23]
+    assert "[0] tokens were known\n[4] tokens were known\n" in capsys.readouterr().out
 
 
 def test_learned_positions_are_those_of_the_rows(model: Mine) -> None:
@@ -175,7 +188,9 @@ def test_a_block_that_does_not_say_what_it_remembers_is_named(model: Mine) -> No
 
     other = copy.deepcopy(model)
     other.blocks.append(nn.Linear(16, 16))
-    with pytest.raises(TypeError, match=r"block 2 \(Linear\) does not say what it remembers: give it specs, such as"):
+    with pytest.raises(
+        lamina.InputError, match=r"block 2 \(Linear\) does not say what it remembers: give it specs, such as"
+    ):
         other.new_cache()
     other.blocks[2] = Silent(16, 2)
     with pytest.raises(AttributeError, match="'Silent' object has no attribute 'memories'"):

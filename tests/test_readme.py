@@ -1,35 +1,62 @@
-"""The README and docs/files.md are true: the file tree, the commands and the first example."""
+"""The README and docs/ are true: generated tables, commands, paths and names, and the programs that they show."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
 
 import lamina
-from docs.tree import page
-from tests.families.harness import pair
+from docs import families, tree
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "bench" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def test_the_file_tree_is_that_of_the_files() -> None:
-    files = README.parent / "docs" / "files.md"
-    assert files.read_text() == page(), "run `python docs/tree.py`"
+    assert (ROOT / "docs" / "files.md").read_text() == tree.page(), "run `python docs/tree.py`"
 
 
-def test_the_first_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    example = re.search(r"## A first example\n```python\n(.*?)```", README.read_text(), re.S)
-    assert example is not None
-    model = pair("llama", "grouped")[1]
-    monkeypatch.setattr(lamina, "load", lambda path: model)
-    code = example[1].replace('"The sky is"', "[[1, 2, 3]]").replace(".text[0]", ".tokens[0]")
-    exec(code, {"torch": torch})
+def test_the_table_of_families_is_that_of_the_models() -> None:
+    assert README.read_text() == families.page(), "run `python -m docs.families`"
 
 
 def test_make_has_the_commands_it_names() -> None:
-    targets = (README.parent / "Makefile").read_text()
-    for name in re.findall(r"^make (\w+)", README.read_text(), re.M):
+    targets = (ROOT / "Makefile").read_text()
+    named = [name for page in PAGES for name in re.findall(r"^make (\w+)|`make (\w+)", page.read_text(), re.M)]
+    assert len(named) > 4
+    for name in {a or b for a, b in named}:
         assert f"\n{name}:" in targets
+
+
+@pytest.fixture(scope="module")
+def files() -> set[str]:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(listed.stdout.split("\n")) - {""}
+
+
+@every_page
+def test_every_path_that_a_page_names_exists(page: Path, files: set[str]) -> None:
+    """In backticks: from the root, from lamina/ or from the page's folder, or the last part of a path."""
+    text = page.read_text() if page.name != "files.md" else ""
+    named = re.findall(r"`([\w.\-]+(?:/[\w.\-]+)*\.(?:py|md|txt|json|toml)|(?:[\w\-]+/)+[\w\-]*)`", text)
+    named += re.findall(r"(?<= )((?:[\w\-]+/)+[\w\-]+\.py)", text)
+    for name in named:
+        ends = [f"/{file}" for file in files if f"/{name}" in f"/{file}"]
+        assert ends or name in {"config.json", "generation_config.json"}, f"{page.name} names {name}"
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[\w-]*)?\)", text):
+        assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+@every_page
+def test_every_module_and_public_name_of_a_page_exists(page: Path) -> None:
+    text = page.read_text()
+    for module in re.findall(r"python -m ([\w.]+\w)", text):
+        assert find_spec(module) is not None, f"{page.name} names {module}"
+    for name in set(re.findall(r"\blamina\.([A-Za-z]\w*)", text)):
+        assert name in lamina.__all__ or find_spec(f"lamina.{name}") is not None, f"{page.name} names lamina.{name}"

@@ -32,7 +32,7 @@ from lamina.kernels.attention.quantized import decode_codes
 from lamina.kernels.attention.shape import Shape
 from lamina.kernels.limits import limits_of
 from lamina.kernels.quant.encode import Coded, Side, encode
-from lamina.kernels.quant.layout import code_bytes, high_bytes, scale_numbers
+from lamina.kernels.quant.layout import code_bytes, high_bytes, scale_values
 from tests.kernels.stores import Held, Packed, error
 
 CUDA = torch.cuda.is_available()
@@ -76,7 +76,7 @@ WAVES = (4, 8)  # programs for each multiprocessor
 
 
 def sides(packed: Packed, case: Case) -> tuple[Side, Side]:
-    return Side.of(packed.forms.get("k"), case.dims[0]), Side.of(packed.forms.get("v"), case.dims[1])
+    return Side.of(packed.formats.get("k"), case.dims[0]), Side.of(packed.formats.get("v"), case.dims[1])
 
 
 def check(case: Case, codec: str, dtype: torch.dtype) -> tuple[bool, str]:
@@ -120,7 +120,7 @@ def check_encoding(codec: str, dtype: torch.dtype) -> tuple[bool, str]:
     encode(q, k, v, packed.table(), *sides(packed, case), write=True)
     same = []
     for name, x in (("k", k), ("v", v)):
-        for part, numbers in packed.forms[name].encode(x).items():
+        for part, numbers in packed.formats[name].encode(x).items():
             stored = packed.parts[name if part == "codes" else f"{name}.{part}"]
             for row, slot in enumerate(case.lengths):
                 same.append((stored[row, :, slot] == numbers[row, :, 0]).float().mean())
@@ -173,7 +173,7 @@ class Store:
             self.parts[name] = torch.randint(
                 0, 120, (*lead, code_bytes(side.dim, side.form)), dtype=torch.uint8, device=DEVICE
             )
-            width = scale_numbers(side.dim, side.form)
+            width = scale_values(side.dim, side.form)
             self.parts[f"{name}.scales"] = torch.rand(*lead, width, dtype=torch.float16, device=DEVICE) / 64
             if above := high_bytes(side.dim, side.form):
                 self.parts[f"{name}.high"] = torch.randint(0, 256, (*lead, above), dtype=torch.uint8, device=DEVICE)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lamina.attention import Full
 from lamina.attention.rotary import rotate, rotate_neighbours
-from lamina.kernels.attention.mla import Parts, decode_latent
+from lamina.kernels.attention.mla import LatentSplits, decode_latent
 from lamina.kernels.attention.mla_project import COLUMNS, STRETCH, into_latent, out_of_latent
 from lamina.kernels.attention.shape import Shape
 from tests.kernels.stores import Held, error
@@ -133,7 +133,7 @@ class Layer:
             neighbours=case.neighbours, stretch=case.stretch,
         )  # fmt: skip
 
-    def attend(self, table: Tensor, q: Tensor, new: Tensor) -> Parts:
+    def attend(self, table: Tensor, q: Tensor, new: Tensor) -> LatentSplits:
         case = self.case
         return decode_latent(
             q, new, table, rank=case.rank, scale=SCALE, most_splits=case.splits, shape=case.shape, least=case.least,

@@ -1,9 +1,9 @@
 """Products and norms on a GPU: are they right, and how near the bandwidth? `python -m bench.kernels.products`
 
-First every form against float64 (the error may be twice that of PyTorch in the same dtype). Then the time of each form
+First every config against float64 (the error may be twice that of PyTorch in the same dtype). Then each config's time
 for the matrices of a model (an 8B llama, or the one of `MATRICES` that is named) and 1, 4 and 32 rows (`--all`: 1 to
 64), residuals as in the model; then whole layers in a row, attention replaced by a small kernel, which shows how well a
-form hides its start.
+config hides its start.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.kernels.timing import all_at_once, microseconds, read_speed
-from lamina.kernels.gemm.product import Form, Rows, Tiles, choose, gated, gated_product, linear, product
+from lamina.kernels.gemm.product import ProductConfig, Rows, Tiles, choose, gated, gated_product, linear, product
 from lamina.kernels.limits import limits_of
 from lamina.kernels.norm import gated_rms_norm, rms_norm, rms_norm_twice
 from lamina.kernels.workspace import scratch
 from lamina.nn import GatedRMSNorm
 
 BF16, CUDA = torch.bfloat16, torch.device("cuda")
-TOO_LARGE = "OutOfResources"  # a form for a device with more room
+TOO_LARGE = "OutOfResources"  # a config for a device with more room
 Matrix = tuple[int, int, bool]  # outputs, sums over, gated
 MATRICES: dict[str, dict[str, Matrix]] = {
     "llama-3.1-8b": {
@@ -43,19 +43,19 @@ MATRICES: dict[str, dict[str, Matrix]] = {
         "mamba out": (3072, 3072, False),
     },
 }  # fmt: skip
-ROWS: list[Form] = [
+ROWS: list[ProductConfig] = [
     Rows(2, 1024, 4), Rows(2, 512, 2), Rows(1, 2048, 4), Rows(2, 1024, 4, unroll=4), Rows(2, 512, 2, unroll=4),
     Rows(2, 1024, 4, splits=2), Rows(2, 1024, 4, splits=4),
 ]  # fmt: skip
-TILES: list[Form] = [
+TILES: list[ProductConfig] = [
     Tiles(64, 64, 4, 8), Tiles(64, 128, 4, 4), Tiles(64, 128, 4, 6), Tiles(64, 128, 4, 4, 2), Tiles(64, 128, 4, 6, 2),
     Tiles(64, 128, 4, 4, 4), Tiles(128, 64, 4, 4), Tiles(128, 64, 4, 4, 4), Tiles(128, 128, 8, 4, 4),
     Tiles(32, 128, 4, 5),
 ]  # fmt: skip
 
 
-def forms_for(m: int, k: int, is_gated: bool, n: int) -> list[Form]:
-    """The forms worth trying; a gated program reads two rows of the weight for each of its own."""
+def configs_for(m: int, k: int, is_gated: bool, n: int) -> list[ProductConfig]:
+    """The configs worth trying; a gated program reads two rows of the weight for each of its own."""
     found = ROWS if n == 1 else TILES
     if is_gated:
         found = [replace(f, rows=max(1, f.rows // 2)) for f in found]
@@ -82,18 +82,18 @@ Case = tuple[str, Callable[[], Tensor], Callable[[], Tensor], Callable[[], Tenso
 
 
 def check_products() -> None:
-    """Every form as it is used: with bias and factors, with a residual, gated."""
+    """Every config as it is used: with bias and factors, with a residual, gated."""
     cases: list[Case] = []
     for k in (4096, 14336):
-        for n, forms in ((1, ROWS), (4, TILES), (32, TILES)):
-            cases += [case for form in forms for case in product_cases(form, n, k, BF16)]
-        for n, form in (
+        for n, configs in ((1, ROWS), (4, TILES), (32, TILES)):
+            cases += [case for config in configs for case in product_cases(config, n, k, BF16)]
+        for n, config in (
             (1, Rows(1, 1024, 4, 2)),
             (3, Tiles(64, 64)),
             (32, Tiles(64, 32)),
             (32, Tiles(64, 32, splits=4)),
         ):
-            cases += product_cases(form, n, k, torch.float32)
+            cases += product_cases(config, n, k, torch.float32)
     started = time.perf_counter()
     failed = all_at_once([case[1] for case in cases])
     print(f"{len(cases)} kernels compiled in {time.perf_counter() - started:.1f} s", flush=True)
@@ -108,37 +108,37 @@ def check_products() -> None:
     print(f"products: {good} of {len(cases) - too_large} OK, {too_large} take more room than there is", flush=True)
 
 
-def product_cases(form: Form, n: int, k: int, dtype: torch.dtype) -> list[Case]:
-    """1040 outputs: no multiple of the larger forms' rows, but of 16, as in the model, so that kernels are shared."""
+def product_cases(config: ProductConfig, n: int, k: int, dtype: torch.dtype) -> list[Case]:
+    """1040 outputs: no multiple of the larger configs' rows, but of 16, as in the model, so that kernels are shared."""
     torch.manual_seed(0)
     m = 1040
     x, rest = (torch.randn(*s, device="cuda", dtype=dtype) for s in ((n, k), (n, m)))
     weight = torch.randn(2 * m, k, device="cuda", dtype=dtype) * k**-0.5
     half, bias = weight[:m], torch.randn(m, device="cuda", dtype=dtype)
     each = torch.rand(m, device="cuda", dtype=dtype)
-    what = f"{form}, {n} × {k}, {str(dtype).removeprefix('torch.')}"
+    what = f"{config}, {n} × {k}, {str(dtype).removeprefix('torch.')}"
     return [
         (
             f"{what}, bias and factors",
-            lambda: product(x, half, bias=bias, before=0.5, scale=each, form=form),
+            lambda: product(x, half, bias=bias, before=0.5, scale=each, config=config),
             lambda: linear(x, half, bias, before=0.5, scale=each),
             lambda: linear(x.double(), half.double(), bias.double(), before=0.5, scale=each.double()),
         ),
         (
             f"{what}, softly capped",
-            lambda: product(x, half, scale=5.0, softcap=4.0, form=form),
+            lambda: product(x, half, scale=5.0, softcap=4.0, config=config),
             lambda: linear(x, half, scale=5.0, softcap=4.0),
             lambda: linear(x.double(), half.double(), scale=5.0, softcap=4.0),
         ),
         (
             f"{what}, residual",
-            lambda: product(x, half, residual=rest, form=form),
+            lambda: product(x, half, residual=rest, config=config),
             lambda: linear(x, half, residual=rest),
             lambda: linear(x.double(), half.double(), residual=rest.double()),
         ),
         (
             f"{what}, gated",
-            lambda: gated_product(x, weight, "silu", scale=0.8, form=form),
+            lambda: gated_product(x, weight, "silu", scale=0.8, config=config),
             lambda: gated(x, weight, "silu", scale=0.8),
             lambda: gated(x.double(), weight.double(), "silu", scale=0.8),
         ),
@@ -172,25 +172,23 @@ def time_products(matrices: dict[str, Matrix], counts: Iterable[int], limit: flo
             x = torch.randn(n, k, device="cuda", dtype=BF16)
             rest = torch.randn(n, m, device="cuda", dtype=BF16) if name in ("o", "down", "mamba out") else None
 
-            def one(weight: Tensor, form: Form, x: Tensor, rest: Tensor | None, pair: bool) -> Tensor:
+            def one(weight: Tensor, config: ProductConfig, x: Tensor, rest: Tensor | None, pair: bool) -> Tensor:
                 if pair:
-                    return gated_product(x, weight, "silu", form=form)
-                return product(x, weight, residual=rest, form=form)
+                    return gated_product(x, weight, "silu", config=config)
+                return product(x, weight, residual=rest, config=config)
 
-            forms = forms_for(m, k, is_gated, n)
+            configs, chosen = configs_for(m, k, is_gated, n), choose(n, m, k, 2, is_gated, limits_of(CUDA))
             others = (x, rest, is_gated)
-            errors = all_at_once([partial(one, weights[0], form, *others) for form in forms])
+            errors = all_at_once([partial(one, weights[0], config, *others) for config in configs])
             found = [(microseconds([partial(F.linear, x, w) for w in weights] * 2), "F.linear, nothing else")]
-            for form, error in zip(forms, errors, strict=True):
+            for config, error in zip(configs, errors, strict=True):
                 if TOO_LARGE in error:
                     continue
                 if error:
-                    print(f"  FAILED {form}: {error}", flush=True)
+                    print(f"  FAILED {config}: {error}", flush=True)
                 else:
-                    us = microseconds([partial(one, w, form, *others) for w in weights] * 2)
-                    found.append(
-                        (us, f"{form}{'  <- chosen' if form == choose(n, m, k, 2, is_gated, limits_of(CUDA)) else ''}")
-                    )
+                    us = microseconds([partial(one, w, config, *others) for w in weights] * 2)
+                    found.append((us, f"{config}{'  <- chosen' if config == chosen else ''}"))
             print(f"\n{name}: {n} × [{rows}, {k}], {size / 1e6:.1f} MB", flush=True)
             for us, what in sorted(found):
                 print(
@@ -210,16 +208,16 @@ def time_layers(matrices: dict[str, Matrix], limit: float, n: int = 1, layers: i
     start = torch.randn(n, width, device="cuda", dtype=BF16)
     size = sum(w.numel() * 2 for block in blocks for w in block)
 
-    def run(narrow: Form | None, gate: Form | None, wide: Form | None) -> Tensor:
+    def run(narrow: ProductConfig | None, gate: ProductConfig | None, wide: ProductConfig | None) -> Tensor:
         x = start
         for qkv, o, gate_up, down in blocks:
-            y = product(rms_norm(x, factor, 1e-5), qkv, form=narrow)
-            x = product(rms_norm(y[:, :heads], factor, 1e-5), o, residual=x, form=narrow)
-            h = gated_product(rms_norm(x, factor, 1e-5), gate_up, "silu", form=gate)
-            x = product(h, down, residual=x, form=wide)
+            y = product(rms_norm(x, factor, 1e-5), qkv, config=narrow)
+            x = product(rms_norm(y[:, :heads], factor, 1e-5), o, residual=x, config=narrow)
+            h = gated_product(rms_norm(x, factor, 1e-5), gate_up, "silu", config=gate)
+            x = product(h, down, residual=x, config=wide)
         return x
 
-    plans: dict[str, tuple[Form | None, Form | None, Form | None]] = {"chosen": (None, None, None)}
+    plans: dict[str, tuple[ProductConfig | None, ...]] = {"chosen": (None, None, None)}
     if n == 1:
         plans["rows"] = (Rows(2, 1024, 4), Rows(1, 1024, 4), Rows(2, 1024, 4))
         plans["rows, unrolled"] = (Rows(2, 1024, 4, unroll=4), Rows(1, 1024, 4, unroll=4), Rows(2, 1024, 4, unroll=4))

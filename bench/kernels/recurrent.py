@@ -2,8 +2,8 @@
 
 First every kernel beside its reference on shapes of real models, in bfloat16 and float32. Then times: one CUDA graph of
 many layers, each with a state of its own, more than the device's cache holds in all. Mixers are timed between their
-projections (`mix.py`, and convolution, rule and norm apart) and with them. The share is that of plain reading, measured
-in the same run. Without a GPU (TRITON_INTERPRET=1): small shapes, no times.
+projections (`mixer.py`, and convolution, rule and norm apart) and with them. The share is that of plain reading,
+measured in the same run. Without a GPU (TRITON_INTERPRET=1): small shapes, no times.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from lamina.cache.memory import Memory
 from lamina.cache.spec import Recurrent
 from lamina.checkpoint.shapes import SHAPES
 from lamina.config import Config
+from lamina.kernels.columns import entry_row
 from lamina.kernels.recurrent.conv import convolve_step
 from lamina.kernels.recurrent.mixer import mix_step
-from lamina.kernels.recurrent.recur import Tile, recur_step
+from lamina.kernels.recurrent.recur import recur_step
+from lamina.kernels.recurrent.state import Tile
 from lamina.models.falcon_h1 import mamba as falcon_mixer
 from lamina.models.mamba2 import Mamba2
 from lamina.nn import GatedDeltaMixer, GatedRMSNorm, Mamba2Mixer
@@ -155,9 +157,9 @@ def cut(rule: Rule, mixed: Tensor, given: Inputs) -> Inputs:
 
 
 def table_of(store: Tensor, counts: Tensor | None = None, lengths: Tensor | None = None) -> Tensor:
-    slots = store.shape[1]
-    numbers = [store.data_ptr(), 0, slots, slots, 0, *(0 if x is None else x.data_ptr() for x in (lengths, counts)), 0]
-    return torch.tensor(numbers, device=store.device)
+    pointers = {"k": store, "lengths": lengths, "counts": counts}
+    row = {name: 0 if one is None else one.data_ptr() for name, one in pointers.items()}
+    return torch.tensor(entry_row(row | {"slots": store.shape[1], "ring": store.shape[1]}), device=store.device)
 
 
 # -- right? ----------------------------------------------------------------------------------------------------------
@@ -202,7 +204,7 @@ def check_mix(name: str, build: Callable[[], Mixer], dtype: torch.dtype, tile: T
     errors = distance(out[live], truth[live]), distance(rough[live], truth[live])
     states = distance(layer.state, final), distance(rough_state, final)
     ok = kept and errors[0] <= TIMES * errors[1] + 1e-6 and states[0] <= TIMES * states[1] + 1e-6
-    told = f"mix {name} {rows} rows {str(dtype)[6:]:8} {f'{tile.numbers} numbers, {tile.warps} warps' if tile else ''}"
+    told = f"mix {name} {rows} rows {str(dtype)[6:]:8} {f'{tile.values} values, {tile.warps} warps' if tile else ''}"
     say(ok, told, f"out {errors[0]:.1e} (plain {errors[1]:.1e}), state {states[0]:.1e} ({states[1]:.1e}), kept {kept}")
     return ok
 
@@ -370,7 +372,7 @@ def times() -> None:
             print(f"{name} {rule}, {rows} rows, between its projections")
             for tile in TILES[type(rule), rows > 1]:
                 calls: list[Callable[[], Any]] = [partial(layer.again, tile) for layer in layers]
-                show(f"tile of {tile.numbers} numbers, {tile.warps} warps", calls, moved, limit)
+                show(f"tile of {tile.values} values, {tile.warps} warps", calls, moved, limit)
             whole = moved + sum(x.nbytes for x in layers[0].mixer.parameters())
             for apart in (False, True):
                 for layer in layers:

@@ -1,8 +1,8 @@
-"""Attention: what a query may see (`Window`, `View`) and the arithmetic over it (`attention`).
+"""Attention: which keys a query may see (`Window`, `View`), and the computation (`attention`).
 
-A `View` states visibility once per pass, over positions. Each backend lowers it as late as it can: to
-nothing, to `is_causal`, to a boolean mask or to a FlexAttention block mask. `reference_attention` is the
-slow, readable form that every backend is compared with.
+A `View` states visibility once per pass, as a rule over positions. Each backend lowers it as late as possible: to
+nothing, to `is_causal`, to a boolean mask or to a FlexAttention block mask. `reference_attention` is the slow, readable
+form that every backend is compared with.
 """
 
 from __future__ import annotations

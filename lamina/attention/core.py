@@ -1,7 +1,7 @@
-"""`attention`: the one call that model code and caches use, whatever backend runs it.
+"""`attention`: the one function that caches call, whichever backend runs it.
 
-It checks shapes, keeps whatever unused slots hold away from the arithmetic, and picks a backend. To add a
-backend, put a function with the signature of `eager` into `BACKENDS`.
+It checks shapes, zeroes unused slots (which may hold NaN), and picks a backend. To add a backend, put a function with
+the signature of `eager` into `BACKENDS`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from torch import Tensor
 from lamina.attention.reference import Bias
 from lamina.attention.torch_backends import eager, flex, sdpa
 from lamina.attention.view import View
+from lamina.errors import InputError
 
 Backend = Callable[..., Tensor]
 BACKENDS: dict[str, Backend] = {"sdpa": sdpa, "eager": eager, "flex": flex}
 
-FEW, MANY, MOST = 16, 1024, 1 << 26  # queries, keys, and scores, which are held all at once
+FEW, MANY, MOST = 16, 1024, 1 << 26  # limits on queries (at most), keys (at least), and scores in memory (at most)
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -35,12 +36,12 @@ def attention(
     bias: Bias | None = None,
     backend: str | Backend | None = None,
 ) -> Tensor:
-    """softmax(softcap(scale * q k^T) + bias) v over what `view` shows: [B, Hq, T, Dv].
+    """softmax(softcap(scale * q k^T) + bias) v over the keys that `view` shows: [B, Hq, T, Dv].
 
-    `sinks` holds one logit per head that takes part in the softmax and whose share goes nowhere. `bias` is
-    called as `reference.Bias` says. `backend` is a name in `BACKENDS` or a function like those there; None
-    takes "sdpa", or "eager" where scores are changed or a GPU has few queries for many keys. Slots that hold
-    no token never reach the output, whatever they hold; a query that sees nothing gives zeros.
+    `sinks` has one logit per head, which takes part in the softmax and has no value. `bias` is called as
+    `reference.Bias` says. `backend` is a name in `BACKENDS` or a function like those there; None means "sdpa", or
+    "eager" if scores are modified or a GPU has few queries and many keys. Slots without a token never affect the
+    output, whatever they hold; a query that sees no key gives zeros.
 
     >>> import torch
     >>> from lamina.attention import Full, View
@@ -53,7 +54,7 @@ def attention(
         changed = softcap is not None or sinks is not None or bias is not None
         backend = "eager" if changed or few_over_many(q, k) else "sdpa"
     if isinstance(backend, str) and backend not in BACKENDS:
-        raise ValueError(f"unknown attention backend {backend!r}: known are {', '.join(sorted(BACKENDS))}")
+        raise InputError(f"unknown attention backend {backend!r}: known are {', '.join(sorted(BACKENDS))}")
     _check(q, k, v, view, softcap, sinks)
     if 0 in q.shape[:3] or k.shape[2] == 0:
         return q.new_zeros(*q.shape[:3], v.shape[-1])
@@ -64,19 +65,18 @@ def attention(
 
 
 def few_over_many(q: Tensor, k: Tensor) -> bool:
-    """Whether plain products are the fast way: the fused kernels of PyTorch walk along all keys of a head in one
-    program, which few queries leave a GPU idle with."""
+    """True if plain matrix products are faster: PyTorch's fused kernels loop over all keys of a head in one program, so
+    with few queries most SMs are idle."""
     keys, scores = k.shape[2], q.shape[:3].numel() * k.shape[2]
     return q.is_cuda and q.shape[2] <= FEW and keys >= MANY and scores <= MOST and not torch.compiler.is_compiling()
 
 
 def without_unused(x: Tensor, view: View) -> Tensor:
-    """A copy of x [B, Hk, S, D] with zeros in the slots that hold no token (a masked NaN times 0 is still
-    NaN)."""
+    """A copy of x [B, Hk, S, D] with zeros in slots without a token: a NaN there, times a weight of 0, would be NaN."""
     if torch.compiler.is_compiling() or (x.requires_grad and torch.is_grad_enabled()):
         return x.masked_fill(~view.exists(), 0)
-    # Clearing the bits costs what a plain copy does; masked_fill, uncompiled, is several times slower
-    # on the CPU. Bits have no gradient.
+    # Clearing the bits costs as much as a plain copy; uncompiled masked_fill is several times slower on the CPU.
+    # Integer operations have no gradient.
     bits = _BITS[x.element_size()]
     return (x.view(bits) & -view.exists().to(bits)).view(x.dtype)
 
@@ -84,20 +84,20 @@ def without_unused(x: Tensor, view: View) -> Tensor:
 def _check(q: Tensor, k: Tensor, v: Tensor, view: View, softcap: float | None, sinks: Tensor | None) -> None:
     B, T, S = view.shape
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
-        raise ValueError(f"q, k and v are [B, H, tokens, D], not {list(q.shape)}, {list(k.shape)} and {list(v.shape)}")
+        raise InputError(f"q, k and v are [B, H, tokens, D], not {list(q.shape)}, {list(k.shape)} and {list(v.shape)}")
     if q.shape[0] != B or q.shape[2] != T:
-        raise ValueError(f"q is {list(q.shape)}, but the view has {B} rows and {T} queries")
+        raise InputError(f"q is {list(q.shape)}, but the view has {B} rows and {T} queries")
     if k.shape[0] != B or k.shape[2] != S:
-        raise ValueError(f"k is {list(k.shape)}, but the view has {B} rows and {S} slots")
+        raise InputError(f"k is {list(k.shape)}, but the view has {B} rows and {S} slots")
     if v.shape[:3] != k.shape[:3]:
-        raise ValueError(f"v is {list(v.shape)} and k {list(k.shape)}: rows, heads and slots must agree")
+        raise InputError(f"v is {list(v.shape)} and k {list(k.shape)}: rows, heads and slots must agree")
     if q.shape[3] != k.shape[3]:
-        raise ValueError(f"q has head dim {q.shape[3]} and k {k.shape[3]}: they must agree")
+        raise InputError(f"q has head dim {q.shape[3]} and k {k.shape[3]}: they must agree")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads evenly")
+        raise InputError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads evenly")
     if softcap is not None and softcap <= 0:
-        raise ValueError(f"softcap={softcap}: a cap is positive; None means no cap")
+        raise InputError(f"softcap={softcap}: a cap is positive; None means no cap")
     if sinks is not None and sinks.shape != (q.shape[1],):
-        raise ValueError(
+        raise InputError(
             f"sinks is {list(sinks.shape)}: it must hold one logit for each of the {q.shape[1]} query heads"
         )

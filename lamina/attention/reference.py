@@ -1,6 +1,6 @@
-"""The reference: attention as its formula reads, one query head at a time, in high precision.
+"""The reference: attention written like its formula, one query head at a time, in high precision.
 
-Every backend is compared with this. It always uses the boolean mask, never a lowered form of it.
+Every backend is compared with this function. It always uses the boolean mask, never a lowered form of it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from torch import Tensor
 from lamina.attention.view import View
 
 Bias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""bias(head, q_pos, kv_pos) -> what is added to the score (T5's relative bias, ALiBi). Elementwise in its
-arguments.
+"""bias(head, q_pos, kv_pos) -> a value that is added to the score (T5's relative bias, ALiBi). Elementwise.
 
-Called with head [Hq, 1, 1], q_pos [B, 1, T, 1] and kv_pos [B, 1, 1, S], all integer tensors, and must
-return something that broadcasts to [B, Hq, T, S]; the flex backend calls it with three 0-dim tensors and
-takes a 0-dim answer. A slot that holds no token is given position 0, and the bias there is dropped."""
+Called with integer tensors head [Hq, 1, 1], q_pos [B, 1, T, 1] and kv_pos [B, 1, 1, S], and must return a tensor that
+broadcasts to [B, Hq, T, S]; the flex backend calls it with three 0-dim tensors and expects a 0-dim result. For a slot
+without a token kv_pos is 0, and the bias is masked out."""
 
 
 def dense_bias(bias: Bias, view: View, heads: int) -> Tensor:
-    """The bias of every pair, expanded to [B, Hq, T, S]. Layers that share a view and a bias compute it once."""
+    """The bias of every query and slot [B, Hq, T, S]. Layers that share a view and a bias compute it once."""
     if view.last_bias is not None and view.last_bias[0] is bias:
         return view.last_bias[1]
     B, T, S = view.shape
@@ -44,10 +43,9 @@ def reference_attention(
     bias: Bias | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """softmax(softcap(scale * q k^T) + bias) v over what `view` shows, computed and returned in `dtype`.
+    """softmax(softcap(scale * q k^T) + bias) v over the keys that `view` shows, in `dtype`: [B, Hq, T, Dv].
 
-    A sink is a logit of its head that takes part in the softmax and whose share goes nowhere. A query that
-    sees nothing gives zeros. Returns [B, Hq, T, Dv].
+    A sink is one logit per head that takes part in the softmax and has no value. A query that sees no key gives zeros.
 
     >>> import torch
     >>> from lamina.attention import Full, View
@@ -70,7 +68,7 @@ def reference_attention(
             scores = softcap * torch.tanh(scores / softcap)
         if added is not None:
             scores = scores + added[:, h]
-        # The sink is one more key, with no value; without one it is a key that nobody sees.
+        # The sink is one more key without a value; -inf where the model has no sinks.
         sink = scores.new_full((), -torch.inf) if sinks is None else sinks[h].to(dtype)
         shares = torch.where(visible, scores, -torch.inf)
         shares = torch.cat([shares, sink.expand(*scores.shape[:2], 1)], dim=-1)  # [B, T, S + 1]

@@ -1,9 +1,9 @@
 """The PyTorch backends of `attention`: sdpa, eager and flex.
 
-No backend repeats keys for grouped heads. The G query heads that share a key head lie next to each other, so
-[B, Hq, T, D] folds to [B, Hk, G * T, D] and one product per key head serves them all; only `is_causal` and
-FlexAttention, which count queries in order, are left to group heads themselves (`enable_gqa`). Where a mask
-is needed it is the View's. A query that sees nothing gives zeros in all three.
+No backend repeats keys for grouped heads (GQA). The G query heads that share a key head are adjacent, so [B, Hq, T, D]
+reshapes to [B, Hk, G * T, D], and one product per key head serves all of them. `is_causal` and FlexAttention depend on
+the order of the queries, so these group heads themselves (`enable_gqa`). Masks come from the View. A query that sees no
+key gives zeros in all three backends.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lamina.attention.reference import Bias, dense_bias
 from lamina.attention.view import View
+from lamina.errors import InputError
 
 FLEX_ON_CPU, MOST_QUERIES = (torch.float32, torch.bfloat16, torch.float16), 64
 
@@ -33,12 +34,12 @@ def sdpa(
     sinks: Tensor | None = None,
     bias: Bias | None = None,
 ) -> Tensor:
-    """`scaled_dot_product_attention`: fused, never holds all scores at once, and cannot change them."""
+    """`scaled_dot_product_attention`: fused, never materializes all scores, and cannot modify them."""
     if softcap is not None or sinks is not None or bias is not None:
-        raise ValueError("backend 'sdpa' cannot change scores (softcap, sinks, bias): use 'eager' or 'flex'")
+        raise InputError("backend 'sdpa' cannot change scores (softcap, sinks, bias): use 'eager' or 'flex'")
     lowered = view.lower()
     if isinstance(lowered, str):
-        # is_causal counts queries in order, so they cannot be folded.
+        # is_causal depends on the order of the queries, so heads cannot be folded into them.
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     B, Hq, T, _ = q.shape
     Hk = k.shape[1]
@@ -53,7 +54,7 @@ def sdpa(
 
 
 def _of_all(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Attention of queries that see every key."""
+    """Attention without a mask. q [B, Hk, G * T, D], k [B, Hk, S, D], v [B, Hk, S, Dv]"""
     if torch.compiler.is_compiling() and _flex_is_faster(q):
         from torch.nn.attention.flex_attention import flex_attention
 
@@ -62,8 +63,8 @@ def _of_all(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def _flex_is_faster(q: Tensor) -> bool:
-    """Compiled for a CPU, FlexAttention is a loop written for these heads: with few queries it reads keys faster than
-    the library's kernel. It has no backward pass there."""
+    """Compiled for a CPU, FlexAttention is a loop specialized for these heads, which with few queries reads keys faster
+    than PyTorch's kernel. It has no backward pass on the CPU."""
     if q.device.type != "cpu" or q.dtype not in FLEX_ON_CPU or q.requires_grad:
         return False
     return q.shape[2] <= MOST_QUERIES and not torch.compiler.is_exporting()
@@ -79,9 +80,9 @@ def probabilities(
     sinks: Tensor | None = None,
     bias: Bias | None = None,
 ) -> Tensor:
-    """How much each query takes of each key, [B, Hq, T, S], at least float32.
+    """Attention weights of each query over the keys, [B, Hq, T, S], at least float32.
 
-    A line sums to 1, to less where there are sinks, to 0 where the query sees nothing.
+    They sum to 1 over the keys, to less with sinks, and to 0 for a query that sees no key.
 
     >>> import torch
     >>> from lamina.attention import Full, View
@@ -99,7 +100,7 @@ def probabilities(
         scores = scores + dense_bias(bias, view, Hq)
     mask = None if view.lower() is None else view.mask()
     if mask is not None:
-        # The lowest finite number, not -inf: a line of -inf is NaN, forward and backward.
+        # The lowest finite value, not -inf: softmax over nothing but -inf is NaN, forward and backward.
         scores = torch.where(mask, scores, torch.finfo(scores.dtype).min)
     if sinks is None:
         shares = scores.softmax(dim=-1)
@@ -112,7 +113,7 @@ def probabilities(
 def products(q: Tensor, k: Tensor) -> Tensor:
     """q [B, H, N, D], k [B, H, S, D] -> q kᵀ [B, H, N, S], at least float32"""
     exact = torch.promote_types(q.dtype, torch.float32)
-    if q.is_cuda and q.dtype != exact:  # not rounded on the way
+    if q.is_cuda and q.dtype != exact:  # accumulate and return in float32, without rounding to q's dtype
         found = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), out_dtype=exact)
         return found.view(*q.shape[:3], -1)
     return (q @ k.transpose(-1, -2)).to(exact)
@@ -129,23 +130,23 @@ def eager(
     sinks: Tensor | None = None,
     bias: Bias | None = None,
 ) -> Tensor:
-    """Products and softmax by hand: anything can be done to the scores, at the price of holding them all."""
-    return _taken(probabilities(q, k, view, scale=scale, softcap=softcap, sinks=sinks, bias=bias), v)
+    """Matrix products and softmax in plain PyTorch: scores can be modified, but all are materialized."""
+    return _weighted_sum(probabilities(q, k, view, scale=scale, softcap=softcap, sinks=sinks, bias=bias), v)
 
 
-def _taken(shares: Tensor, v: Tensor) -> Tensor:
-    """The values in these shares. shares [B, Hq, T, S], v [B, Hk, S, Dv] -> [B, Hq, T, Dv]"""
+def _weighted_sum(shares: Tensor, v: Tensor) -> Tensor:
+    """The sum of the values with these weights. shares [B, Hq, T, S], v [B, Hk, S, Dv] -> [B, Hq, T, Dv]"""
     B, Hq, T, S = shares.shape
     return (shares.to(v.dtype).reshape(B, v.shape[1], -1, S) @ v).reshape(B, Hq, T, -1)
 
 
 def recording(keep: Callable[[Tensor, View], None]) -> Callable[..., Tensor]:
-    """A backend like `eager` that also hands over its `probabilities`, and the view they are of."""
+    """A backend like `eager` that also calls keep(probabilities, view)."""
 
     def run(q: Tensor, k: Tensor, v: Tensor, view: View, **how: Any) -> Tensor:
         shares = probabilities(q, k, view, **how)
         keep(shares, view)
-        return _taken(shares, v)
+        return _weighted_sum(shares, v)
 
     return run
 
@@ -161,7 +162,7 @@ def flex(
     sinks: Tensor | None = None,
     bias: Bias | None = None,
 ) -> Tensor:
-    """FlexAttention: scores are changed inside the kernel and unseen blocks skipped. Fused only under
+    """FlexAttention: modifies scores inside the kernel and skips blocks that no query sees. Fused only under
     `torch.compile`."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
@@ -187,6 +188,6 @@ def flex(
     if sinks is None:
         return run()
     out, aux = run(return_aux=AuxRequest(lse=True))
-    # exp(lse) / (exp(lse) + exp(sink)): the part of the softmax that the sink leaves over.
-    left = torch.sigmoid(aux.lse - sinks.to(aux.lse.dtype)[:, None])  # [B, Hq, T]
-    return (out * left[..., None]).to(out.dtype)
+    # exp(lse) / (exp(lse) + exp(sink)): the total weight of the keys in a softmax with the sink.
+    share = torch.sigmoid(aux.lse - sinks.to(aux.lse.dtype)[:, None])  # [B, Hq, T]
+    return (out * share[..., None]).to(out.dtype)

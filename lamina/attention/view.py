@@ -1,9 +1,9 @@
-"""`View`: what the queries of one pass may see of a set of keys.
+"""`View`: which keys the queries of one pass may see.
 
-One rule over positions covers causal, sliding, chunked, bidirectional, packed and padded attention. A View
-is made once per pass and kind of window, and shared by all layers of that kind: whatever it is lowered to
-(nothing, `is_causal`, a boolean mask, a FlexAttention block mask) is computed on first use and remembered.
-Nothing here reads a tensor's value except `grid`, so a View can be made inside a compiled pass.
+One rule over positions covers causal, sliding, chunked, bidirectional, packed and padded attention. A View is made once
+per pass and kind of window, and shared by all layers of that kind. Its lowered forms (nothing, `is_causal`, a boolean
+mask, a FlexAttention block mask) are computed on first use and kept. Only `grid` reads a tensor's values, so a View can
+be made inside a compiled pass.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ import torch
 from torch import Tensor
 
 from lamina.attention.window import Window
+from lamina.errors import InputError
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 Rule = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""rule(row, q_pos, kv_pos) -> bool. Elementwise: it is called with row [B, 1, 1], q_pos [B, T, 1] and
-kv_pos [B, 1, S], and by FlexAttention with three 0-dim tensors. A slot that
-holds no token has kv_pos -1."""
+"""rule(row, q_pos, kv_pos) -> bool. Elementwise: it is called with row [B, 1, 1], q_pos [B, T, 1] and kv_pos [B, 1, S],
+and by FlexAttention with three 0-dim tensors. A slot without a token has kv_pos -1."""
 
 
 def both(a: Rule, b: Rule) -> Rule:
-    """The rule that holds where `a` and `b` hold."""
+    """The rule that is True where `a` and `b` are."""
     return lambda row, q_pos, kv_pos: a(row, q_pos, kv_pos) & b(row, q_pos, kv_pos)
 
 
 def either(a: Rule, b: Rule) -> Rule:
-    """The rule that holds where `a` or `b` holds."""
+    """The rule that is True where `a` or `b` is."""
     return lambda row, q_pos, kv_pos: a(row, q_pos, kv_pos) | b(row, q_pos, kv_pos)
 
 
 class View:
-    """What `T` queries may see of `S` slots, in each of `B` rows.
+    """Which of `S` slots each of `T` queries may see, in each of `B` rows.
 
     A query at position q sees the key in a slot at position kv when all of these hold::
 
@@ -47,7 +47,7 @@ class View:
         same segment                  where segments are given       (packed sequences)
         also(row, q, kv)              where given                    (overlay from outside)
 
-    Queries go down, keys go right::
+    As matrices, one line per query, one column per key::
 
         Full()         Sliding(2)     Sliding(2,     Chunked(3)     Full(), a span   Full(),
                                       keep=1)                       over 1..3        segments 0 0 1 1 1
@@ -57,18 +57,18 @@ class View:
         █ █ █ █ ·      · · █ █ ·      █ · █ █ ·      · · · █ ·      █ █ █ █ ·        · · █ █ ·
         █ █ █ █ █      · · · █ █      █ · · █ █      · · · █ █      █ █ █ █ █        · · █ █ █
 
-    Two promises let the maker, who knows them on the host, spare the mask. Both also promise that every
-    slot holds a token, so `k` and `v` are read as they are; without a promise, slots at position -1 may
-    hold anything, NaN included:
+    The caller may promise facts that it knows on the host. Two promises make the mask unnecessary; both also say that
+    every slot holds a token, so `k` and `v` are read without a copy (without a promise, slots at position -1 may hold
+    anything, NaN included):
 
     - `exact`: each row's keys are consecutive positions in order, the queries are the last T of them, and
       there are no segments or spans.
-    - `full`: every query sees every key (an encoder, unpadded cross attention, a full ring read by one
+    - `full`: every query sees every key (an encoder, unpadded cross-attention, a full ring read by one
       token).
 
-    A third spares only the copy of `k` and `v` without unused slots, and keeps the mask:
+    A third promise avoids only the copy of `k` and `v` with unused slots zeroed; the mask is still used:
 
-    - `finite`: slots that hold no token hold finite numbers (a source, which is cleared past its end).
+    - `finite`: slots without a token hold finite values (a source, which is zero past its end).
 
     >>> import torch
     >>> from lamina.attention import Sliding
@@ -84,14 +84,14 @@ class View:
     def __init__(
         self,
         q_positions: Tensor,  # [B, T]
-        kv_positions: Tensor,  # [B, S], -1 where a slot holds no token
+        kv_positions: Tensor,  # [B, S], -1 for a slot without a token
         window: Window,
         causal: bool = True,
         *,
         q_segments: Tensor | None = None,  # [B, T]
         kv_segments: Tensor | None = None,  # [B, S]
-        q_spans: Tensor | None = None,  # [B, T], -1 where in no span
-        kv_spans: Tensor | None = None,  # [B, S], -1 where in no span
+        q_spans: Tensor | None = None,  # [B, T], -1 for tokens in no span
+        kv_spans: Tensor | None = None,  # [B, S], -1 for tokens in no span
         exact: bool = False,
         full: bool = False,
         finite: bool = False,
@@ -110,7 +110,7 @@ class View:
         self._opened: Tensor | None = None
         self._exists: Tensor | None = None
         self._block_mask: BlockMask | None = None
-        self.last_bias: tuple[object, Tensor] | None = None  # the bias that was last asked for, of every pair
+        self.last_bias: tuple[object, Tensor] | None = None  # (bias, its values [B, Hq, T, S]): see `dense_bias`
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -119,7 +119,7 @@ class View:
 
     @property
     def clean(self) -> bool:
-        """Promised: no slot can hold NaN, since every slot holds a token or is cleared."""
+        """Promised: no slot holds NaN, since every slot holds a token or is zero."""
         return self.exact or self.full or self.finite
 
     @property
@@ -128,7 +128,7 @@ class View:
         return self.full or (self.exact and self.also is None)
 
     def lower(self) -> Literal["causal"] | Tensor | None:
-        """The least a kernel must be told: None (all is seen), "causal" (T == S, lower triangle) or the mask.
+        """The simplest equivalent mask: None (every key is seen), "causal" (T == S, lower triangle), or a tensor.
 
         >>> import torch
         >>> from lamina.attention import Full
@@ -158,19 +158,19 @@ class View:
         return self._mask
 
     def blind(self) -> Tensor:
-        """The queries that see nothing, [B, 1, T, 1] (padding of an empty row): their output is zero."""
+        """The queries that see no key, [B, 1, T, 1] (padding of an empty row): their output is zero."""
         if self._blind is None:
             self._blind = ~self.mask().any(-1, keepdim=True)
         return self._blind
 
     def opened(self) -> Tensor:
-        """The mask with every key shown to blind queries, for kernels that divide by zero on an empty row."""
+        """The mask with every key shown to blind queries, for kernels that would divide by zero for them."""
         if self._opened is None:
             self._opened = self.mask() | self.blind()
         return self._opened
 
     def exists(self) -> Tensor:
-        """The slots that hold a token, [B, 1, S, 1]: broadcasts over k and v."""
+        """True for slots that hold a token, [B, 1, S, 1]: broadcasts over k and v."""
         if self._exists is None:
             self._exists = (self.kv_positions >= 0)[:, None, :, None]
         return self._exists
@@ -188,7 +188,7 @@ class View:
         return self._block_mask
 
     def grid(self, row: int = 0, limit: int = 24) -> str:
-        """A picture of one row's mask, positions on the sides ('-': empty slot), cut with '…' at `limit`."""
+        """One row's mask as text, with positions at the sides ('-': empty slot), shortened with '…' at `limit`."""
         B, T, S = self.shape
         if not 0 <= row < B:
             raise IndexError(f"grid(row={row}): this View has {B} rows, 0 to {B - 1}")
@@ -209,8 +209,8 @@ class View:
         return f"View({B} rows, {T} queries, {S} slots, {self.window}, causal={self.causal}{promise})"
 
     def _rule(self, row: Tensor, of_q: Callable[[Tensor], Tensor], of_kv: Callable[[Tensor], Tensor]) -> Tensor:
-        """The rule of the class docstring. `of_q` takes the wanted queries out of a [B, T] tensor, `of_kv`
-        the wanted keys out of a [B, S] one. The rest is elementwise: the mask and FlexAttention share it."""
+        """The rule of the class docstring. `of_q` indexes a [B, T] tensor by query, `of_kv` a [B, S] tensor by key; the
+        rest is elementwise, so the mask and FlexAttention share it."""
         q, kv = of_q(self.q_positions), of_kv(self.kv_positions)
         seen = self.window.sees(q, kv)
         if self.causal:
@@ -229,28 +229,28 @@ class View:
     def _check(self) -> None:
         q, kv = list(self.q_positions.shape), list(self.kv_positions.shape)
         if len(q) != 2 or len(kv) != 2 or q[0] != kv[0]:
-            raise ValueError(f"positions are {q} and {kv}: they must be [B, T] and [B, S], with the same B")
+            raise InputError(f"positions are {q} and {kv}: they must be [B, T] and [B, S], with the same B")
         for name, of_q, of_kv in (
             ("segments", self.q_segments, self.kv_segments),
             ("spans", self.q_spans, self.kv_spans),
         ):
             if (of_q is None) != (of_kv is None):
-                raise ValueError(f"{name} belong to queries and keys: give q_{name} and kv_{name}, or neither")
+                raise InputError(f"{name} belong to queries and keys: give q_{name} and kv_{name}, or neither")
             if of_q is not None and of_kv is not None and (list(of_q.shape), list(of_kv.shape)) != (q, kv):
-                raise ValueError(
+                raise InputError(
                     f"{name} are {list(of_q.shape)} and {list(of_kv.shape)}: the positions are {q} and {kv}"
                 )
         overlaid = self.q_segments is not None or self.q_spans is not None
         if self.exact and overlaid:
-            raise ValueError("exact=True promises no segments and no spans: drop them or the promise")
+            raise InputError("exact=True promises no segments and no spans: drop them or the promise")
         if self.exact and kv[1] < q[1]:
-            raise ValueError(f"exact=True promises that the {q[1]} queries are the last of the {kv[1]} keys")
+            raise InputError(f"exact=True promises that the {q[1]} queries are the last of the {kv[1]} keys")
         if self.full and (overlaid or self.also is not None or self.or_else is not None):
-            raise ValueError("full=True promises that all is seen: drop segments, spans and rules, or it")
+            raise InputError("full=True promises that all is seen: drop segments, spans and rules, or it")
 
 
 def _shown(count: int, limit: int) -> list[int | None]:
-    """The indices a picture shows: all of them, or the first and last with None for those left out."""
+    """The indices that `grid` shows: all, or the first and last ones with None for those left out."""
     if count <= limit:
         return list(range(count))
     head = limit // 2

@@ -1,7 +1,7 @@
 """Windows: which earlier tokens stay visible to a query, as a rule over positions.
 
-A window is a small frozen value, so it can be compared, hashed and printed. It knows nothing of causality,
-of padding or of where tokens are stored: `View` adds the first two, the cache the third.
+A window is a frozen dataclass, so it can be compared, hashed and printed. It says nothing about causality, padding or
+where tokens are stored: `View` adds the first two, the cache the third.
 """
 
 from __future__ import annotations
@@ -12,21 +12,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lamina.errors import InputError
+
 
 class Window(ABC):
-    """What stays visible. To add a kind, subclass this as a frozen dataclass and write `sees` and `span`."""
+    """Which tokens stay visible. To add a kind, subclass this as a frozen dataclass with `sees` and `span`."""
 
     @abstractmethod
     def sees(self, q: Tensor, kv: Tensor) -> Tensor:
-        """Where a query at position `q` may see a key at `kv`: bool, broadcast. Causality is not included."""
+        """True where a query at position `q` may see a key at `kv`, elementwise. Causality is not included."""
 
     @property
     @abstractmethod
     def span(self) -> int | None:
-        """How many tokens, its own included, a query looks back over (kept ones not counted). None: all."""
+        """How many of the newest tokens a query may see, its own included and kept ones not. None: all."""
 
     def spares(self, slots: int) -> bool:
-        """True when, among any `slots` consecutive positions, none is hidden from a later one or itself."""
+        """True if, among any `slots` consecutive positions, each sees itself and all earlier ones: no mask needed."""
         return slots <= 1
 
 
@@ -47,7 +49,7 @@ class Full(Window):
 
 @dataclass(frozen=True)
 class Sliding(Window):
-    """The last `size` tokens stay visible, and the `keep` first ones (attention sinks).
+    """The last `size` tokens stay visible, and the first `keep` ones (attention sinks).
 
     >>> import torch
     >>> Sliding(2, keep=1).sees(torch.tensor(5), torch.arange(6)).tolist()
@@ -59,9 +61,9 @@ class Sliding(Window):
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise ValueError(f"Sliding(size={self.size}): size is at least 1, the query's own token")
+            raise InputError(f"Sliding(size={self.size}): size is at least 1, the query's own token")
         if self.keep < 0:
-            raise ValueError(f"Sliding(keep={self.keep}): keep counts first tokens and is at least 0")
+            raise InputError(f"Sliding(keep={self.keep}): keep counts first tokens and is at least 0")
 
     def sees(self, q: Tensor, kv: Tensor) -> Tensor:
         near = kv > q - self.size
@@ -77,7 +79,7 @@ class Sliding(Window):
 
 @dataclass(frozen=True)
 class Chunked(Window):
-    """Positions are cut into chunks of `size`; a query sees its own chunk.
+    """Positions are divided into chunks of `size`; a query sees its own chunk.
 
     >>> import torch
     >>> Chunked(4).sees(torch.tensor(5), torch.arange(6)).tolist()
@@ -88,7 +90,7 @@ class Chunked(Window):
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise ValueError(f"Chunked(size={self.size}): size is at least 1")
+            raise InputError(f"Chunked(size={self.size}): size is at least 1")
 
     def sees(self, q: Tensor, kv: Tensor) -> Tensor:
         return q // self.size == kv // self.size

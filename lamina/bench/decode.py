@@ -16,7 +16,7 @@ def run_steps(model: Model, cache: Cache, ids: Tensor, n: int) -> Tensor:
     """Feeds ids [B] and then n - 1 tokens that the model chose; -> the ids chosen last [B]"""
     if why_not_captured(model, cache) is None:
         with model.graphs.step(cache.rows, Chooser(), cache) as step:
-            step.take_up(cache, ids, [n] * cache.rows, ())
+            step.begin(cache, ids, [n] * cache.rows, ())
             step.run(n)
             return step.ids[:, 0].clone()
     for _ in range(n):

@@ -20,7 +20,7 @@ from lamina.loading import on_meta
 from lamina.model import Model
 from lamina.models import family
 from lamina.nn import GatedRMSNorm, RMSNorm
-from lamina.runtime.prebuild import rehearsal
+from lamina.runtime.prebuild import start_build
 
 
 @torch.no_grad()
@@ -32,7 +32,7 @@ def random_model(config: Mapping[str, Any], dtype: torch.dtype, device: torch.de
     torch.Size([1, 3, 100])
     """
     device = torch.device(device)
-    building = rehearsal(partial(on_meta, config, dtype), dtype, device)
+    building = start_build(partial(on_meta, config, dtype), dtype, device)
     with torch.device("meta"):
         model = family(config["model_type"]).build(Config(config))
     noise = torch.Generator(device).manual_seed(seed)
@@ -46,7 +46,7 @@ def random_model(config: Mapping[str, Any], dtype: torch.dtype, device: torch.de
     finish_buffers(model, device)
     collapse(model.parameters())
     if building is not None:
-        building.serves(model)
+        building.register(model)
     return model.eval()
 
 

@@ -2,6 +2,8 @@
 
 from lamina.cache.cache import Cache
 from lamina.cache.codec.codec import Codec
+from lamina.cache.codec.formats import Field, FieldFormat
+from lamina.cache.codec.registry import register_format, unregister_format
 from lamina.cache.layers.base import Layer
 from lamina.cache.layers.cross import Source
 from lamina.cache.memory import Memory
@@ -10,6 +12,6 @@ from lamina.cache.spec import Attention, Convolution, Cross, Keeping, Latent, Re
 from lamina.cache.step import Step
 
 __all__ = [
-    "Attention", "Cache", "Codec", "Convolution", "Cross", "Keeping", "Latent", "Layer", "Memory", "Pool",
-    "Recurrent", "Shared", "Source", "Spec", "Step", "Tokens",
+    "Attention", "Cache", "Codec", "Convolution", "Cross", "Field", "FieldFormat", "Keeping", "Latent", "Layer",
+    "Memory", "Pool", "Recurrent", "Shared", "Source", "Spec", "Step", "Tokens", "register_format", "unregister_format",
 ]  # fmt: skip

@@ -5,12 +5,12 @@
     cache.rewind([0, 3])                     # takes row 1 back by three tokens
     best = cache.select([1, 1])              # a cache of its own
 
-Verbs in place return the cache itself. Verbs that make a cache share nothing with it that a write could change. Every
-verb works on every kind of layer; what cannot be done is refused before anything is changed. A verb that is interrupted
-has either not begun or is finished by the next use of the cache (journal.py).
+In-place verbs return the cache itself. Verbs that return a new cache share no memory that a write to either could
+change. Every verb works on every kind of layer, and raises before it changes anything if it cannot be done. A verb that
+is interrupted has either not begun, or is finished by the next use of the cache (ops/journal.py).
 
-`lengths`, `rewindable`, `tokens` and `logits` are copies: changing them changes nothing here. The cache's own memory is
-`clock`, `record` and `layers`, for code that is part of it.
+`lengths`, `rewindable`, `tokens` and `logits` return copies. The cache's own tensors are `clock`, `record` and
+`layers`; only this package writes to them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from lamina.cache.pool.page_table import PageTables
 from lamina.cache.spec import Keeping, LayerSpecs
 from lamina.cache.step import Step
 from lamina.cache.storage.host import checked_residence
-from lamina.cache.storage.prefetch import Fetcher, is_far
+from lamina.cache.storage.prefetch import Prefetcher, on_host
 from lamina.cache.summary import table
 from lamina.errors import InputError
 
@@ -55,26 +55,27 @@ if TYPE_CHECKING:
 P = TypeVar("P", bound=OpenPass)
 
 
-_using = Lock()
+_use_lock = Lock()
 
 
 class Cache:
-    """What a model remembers of each row. Usually made by `model.new_cache`.
+    """What a model remembers of each row (sequence). Usually made by `model.new_cache`.
 
     specs          for each layer of the model, name -> spec
-    capacity       tokens a row may hold; None grows as needed
-    slack          how far rings and recurrent layers can be taken back after commit
-    codec          how numbers are written: a name, a Codec, or number of a layer -> either, with "default" for the rest
-    centres        what the codec takes from keys, by entry (see codec/key_mean.py); nothing where there is none
+    capacity       the most tokens a row may hold; None: stores grow as needed
+    slack          how many committed tokens rings and recurrent layers can be rewound by
+    codec          how keys and values are quantized: a name, a Codec, or layer index -> either, with "default" for the
+                   other layers
+    key_means      mean keys [H, D] by entry, which the codec subtracts (codec/key_mean.py); none for plain keys
     max_positions  the model's own limit on positions (a learned table), if it has one
-    residence      where bytes live: "device", or "host". On the host, a pass fetches layer by layer what it needs (see
-                   storage/prefetch.py). To know what that is the host must know every length: where counts are tensors
-                   on the device, opening and committing a pass reads them. Kinds from outside the package stay on the
-                   device
-    pool           where its tokens are kept, in pages; slack, codec and dtype must be the pool's
+    residence      where the bytes are stored: "device", or "host", from where a pass fetches layer after layer
+                   (storage/prefetch.py). The host must then know every length to know what to fetch: if counts are
+                   tensors on the device, opening and committing a pass reads them back. Layer kinds from outside the
+                   package are always stored on the device
+    pool           the `Pool` whose pages store the tokens; slack, codec and dtype must be those of the pool
     """
 
-    recomputes = False  # only ids are kept, and every pass is over whole rows: see recompute.py
+    recomputes = False  # True if only ids are stored and every pass recomputes whole rows: see recompute.py
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class Cache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         codec: Codecs | None = None,
-        centres: Mapping[Key, Tensor] | None = None,
+        key_means: Mapping[Key, Tensor] | None = None,
         max_positions: int | None = None,
         model: Model | None = None,
         residence: str = "device",
@@ -106,10 +107,10 @@ class Cache:
         self.residence = checked_residence(residence)
         if pool is not None and self.residence != "device":
             raise InputError(
-                f"residence={residence!r} and a pool were given: pages of a pool lie on the device; leave one out"
+                f"residence={residence!r} and a pool were given: pages of a pool are on the device; leave one out"
             )
-        self.codecs, self.centres = codecs_of(codec, self.specs), centres or {}
-        room = capacity if pool is None else None  # what is to lie in pages has no memory of its own
+        self.codecs, self.key_means = codecs_of(codec, self.specs), key_means or {}
+        room = capacity if pool is None else None  # tokens in pages need no memory of the layer's own
         self.layers: Sequence[dict[str, Layer]] = [
             {name: spec.layer(self._keeping((i, name), rows, room, slack)) for name, spec in entry.items()}
             for i, entry in enumerate(self.specs)
@@ -118,15 +119,15 @@ class Cache:
         if self.pages is not None:
             self.pages.bind(self.layers)
         self._clock = Clock(rows, self.device)
-        self._change: Change | None = None  # what was begun and interrupted: see `settle`
-        self.shared = shared_keys(self.specs)
+        self._change: Change | None = None  # begun and not finished, after an interrupt: see `settle`
+        self.shared = keys_read_by_others(self.specs)
         self._logits: Tensor | None = None  # see `logits`
-        self.record = allocate((rows, 0), torch.int64, self.device)
+        self.record = allocate((rows, 0), torch.int64, self.device)  # [B, S] token ids
         self.fetcher = self._new_fetcher()
         self._opened: weakref.ref[OpenPass] | None = None
-        self._expected: int | None = None  # tokens of a row in the end, where somebody said so
-        self._used = False  # by a generation
-        self._room = 0  # tokens that every layer is known to have room for; it may have more
+        self._expected: int | None = None  # final length of the rows, if `reserve` was told
+        self._in_use = False  # True while a generation uses this cache
+        self._room = 0  # every layer has room for at least this many tokens per row
 
     # -- facts -----------------------------------------------------------------------------------------------------
 
@@ -136,67 +137,67 @@ class Cache:
 
     @property
     def clock(self) -> Clock:
-        """The lengths themselves and all that goes with them, after whatever was begun is finished."""
+        """The lengths and rewind marks themselves, after any interrupted change is finished."""
         if self._change is not None:
             self.settle()
         return self._clock
 
     @property
     def pool(self) -> Pool | None:
-        """Where its tokens lie, in pages; None: in memory of its own."""
+        """The pool whose pages store the tokens; None if the cache has memory of its own."""
         return None if self.pages is None else self.pages.pool
 
     @property
     def steady(self) -> AbstractContextManager[object]:
-        """While it is entered, no page of a growing pool moves: held from making room until a launch is queued."""
+        """A lock under which a growing pool does not move its pages: held from making room until a launch is queued."""
         return nullcontext() if self.pages is None else self.pages.steady
 
     @property
     def lengths(self) -> Tensor:
-        """[B] how many tokens each row holds. A copy."""
+        """[B] number of tokens in each row. A copy."""
         return self.clock.lengths.clone()
 
     @property
     def logits(self) -> Tensor | None:
-        """[B, vocab] after each row's last token, NaN where they are not known; None before any were kept. A copy."""
+        """[B, vocab] logits after each row's last token, NaN if unknown; None before any were stored. A copy."""
         self.settle()
         return None if self._logits is None else self._logits.clone()
 
     @property
     def tokens(self) -> list[list[int]]:
-        """Each row's ids; -1 where embeddings were fed."""
+        """The token ids of each row; -1 for tokens that were fed as embeddings."""
         return [row[:length].tolist() for row, length in zip(self.record, self.clock.sync(), strict=True)]
 
     @property
     def rewindable(self) -> Tensor:
-        """[B] how far each row can be taken back."""
+        """[B] how many tokens each row can be rewound by."""
         limits = [limit for layer in self.every_layer() if (limit := layer.rewindable(self.clock)) is not None]
         return torch.stack([self.clock.lengths, *limits]).amin(dim=0)
 
     @property
     def limit(self) -> int | None:
-        """The most tokens a row may hold, None when it can grow without end."""
+        """The most tokens a row may hold; None if there is no limit."""
         limits = [layer.limit for layer in self.every_layer()]
         return min((limit for limit in (self.capacity, self.max_positions, *limits) if limit is not None), default=None)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of everything the layers hold; in a pool, of the pages, whoever holds them too."""
+        """Bytes of all layers; in a pool, of all pages in the tables, including those shared with other caches."""
         return sum(layer.nbytes for layer in self.every_layer())
 
-    def _new_fetcher(self) -> Fetcher | None:
-        return Fetcher(self.device) if any(is_far(layer) for layer in self.every_layer()) else None
+    def _new_fetcher(self) -> Prefetcher | None:
+        return Prefetcher(self.device) if any(on_host(layer) for layer in self.every_layer()) else None
 
     # -- changes ---------------------------------------------------------------------------------------------------
 
     def carry_out(self, change: Change) -> None:
-        """Makes a change. Once it is noted it is certain: should it be interrupted, the next use of the cache goes on
-        with it. A change must not ask the cache for its clock, which would mean to finish the change first."""
+        """Carries out a change. From the first assignment on it is certain: if it is interrupted, the next use of the
+        cache finishes it. A change must not read `Cache.clock`, which would try to finish that same change."""
         self._change = change
         self.settle()
 
     def settle(self) -> None:
-        """Finishes what an interrupt has cut. Everything that looks at the clock or the logits does this first."""
+        """Finishes an interrupted change. Everything that reads the clock or the logits calls this first."""
         if self._change is not None:
             self._change.finish()
             self._change = None
@@ -206,19 +207,19 @@ class Cache:
 
     @property
     def reads_source(self) -> bool:
-        """True if the model reads an encoder's output."""
+        """True if the model cross-attends to a source (encoder output)."""
         return any(spec.reads_source for entry in self.specs for spec in entry.values())
 
     def every_layer(self) -> list[Layer]:
         return [layer for entry in self.layers for layer in entry.values()]
 
     def _keeping(self, key: Key, rows: int, capacity: int | None, slack: int) -> Keeping:
-        """How an entry is kept."""
-        centre = self.centres.get(key)
-        if centre is not None:  # over [B, H, S, D]
-            centre = centre.to(self.device, torch.promote_types(self.dtype, torch.float32))[:, None]
+        """How one entry is stored: rows, capacity, dtype, codec and so on."""
+        mean = self.key_means.get(key)
+        if mean is not None:  # [H, D] -> [H, 1, D], which broadcasts over [B, H, S, D]
+            mean = mean.to(self.device, torch.promote_types(self.dtype, torch.float32))[:, None]
         codec = self.codecs[key[0]]
-        return Keeping(rows, capacity, slack, self.dtype, self.device, codec, centre, self.residence)
+        return Keeping(rows, capacity, slack, self.dtype, self.device, codec, mean, self.residence)
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 
@@ -229,35 +230,35 @@ class Cache:
         rows: Sequence[int] | Tensor | None = None,
         spans: Tensor | None = None,
     ) -> Step:
-        """Opens a pass of T tokens: checks and makes room. Nothing is written yet.
+        """Opens a pass of T tokens per row: checks the arguments and makes room. Nothing is written yet.
 
-        counts  how many of the T tokens of each row are real (the rest is padding on the right)
-        rows    run only these rows
-        spans   [R, T] tokens with the same number >= 0 see each other in both directions
+        counts  [R] how many of the T tokens of each row are real; the rest is padding on the right
+        rows    run these rows only (all when None)
+        spans   [R, T] tokens with the same span >= 0 see each other in both directions
         """
         return self._open(open_step(self, T, counts, rows, spans))
 
     @contextmanager
     def used_alone(self) -> Iterator[None]:
-        """Inside, nobody else may generate with this cache: two generations would write over each other's tokens."""
-        with _using:
-            if self._used:
+        """Keeps other generations from using this cache, since two would overwrite each other's tokens."""
+        with _use_lock:
+            if self._in_use:
                 raise InputError(
                     "another generation is using this cache (a stream that is not read to its end, or another thread): "
                     "wait until it ends, cancel it, or give each generation its own, with cache.fork()"
                 )
-            self._used = True
+            self._in_use = True
         try:
             yield
         finally:
-            self._used = False
+            self._in_use = False
 
     def _commit(self, step: Step, accepted: Numbers | None) -> None:
-        """Stores what a pass read; `step.commit` calls it."""
+        """The body of `Step.commit`."""
         self.settle()
         if step.closed or step is not self._open_pass:
             raise InputError(
-                "this step is over: it was committed or aborted, or the cache was changed after it was opened"
+                "this step is closed: it was committed or aborted, or the cache was changed after it was opened"
             )
         commit(self, step, accepted)
         self._release_open_pass()
@@ -265,27 +266,27 @@ class Cache:
 
     @property
     def _open_pass(self) -> OpenPass | None:
-        """The pass that is under way, if somebody still has it: a pass refers to its cache, not the other way round."""
+        """The pass that is open, if any. A weak reference: a pass keeps its cache alive, not the other way round."""
         return None if self._opened is None else self._opened()
 
     def _open(self, one: P) -> P:
-        """Makes it the pass that is under way; one that was is aborted."""
+        """Makes this the open pass; a pass that was open before is aborted."""
         self._abort_open_pass()
         self._opened = weakref.ref(one)
         return one
 
     def _release_open_pass(self) -> OpenPass | None:
-        """The pass that was under way: from now on there is none."""
+        """Returns the pass that was open; from now on none is."""
         one, self._opened = self._open_pass, None
         return one
 
     def _abort_open_pass(self) -> None:
-        """What is not committed by now never will be."""
+        """Aborts the open pass, if any."""
         if (one := self._release_open_pass()) is not None:
             one.abort()
 
     def _kept_logits(self, vocab: int, dtype: torch.dtype) -> Tensor:
-        """The memory that each row's last logits are kept in; made when they first are."""
+        """[B, vocab] the tensor that stores each row's last logits; allocated on first use."""
         if self._logits is None:
             self._logits = allocate((self.rows, vocab), dtype, self.device, float("nan"))
         return self._logits
@@ -293,51 +294,52 @@ class Cache:
     # -- verbs in place --------------------------------------------------------------------------------------------
 
     def rewind(self, n: Numbers) -> Cache:
-        """Takes each row back by its number of tokens, as if they had never been given."""
+        """Drops the last n tokens of each row (one count, or one per row), as if they had never been fed."""
         rewind(self, n)
         return self
 
     def reset(self, rows: Sequence[int] | Tensor | None = None) -> Cache:
-        """Empties the rows (all when None); an attached source goes too."""
+        """Empties the rows (all when None), and detaches their source."""
         reset(self, rows)
         return self
 
     def reorder(self, rows: Sequence[int] | Tensor, since: int | Sequence[int] = 0) -> Cache:
-        """Row i becomes what row rows[i] was: `select` in place, and copies only what rows do not have in common.
+        """Row i becomes what row rows[i] was: `select` in place, which copies only where the two rows differ.
 
-        since   how many first tokens rows i and rows[i] share, one for all or one for each i; rows that share some
-                share their source too
+        since   how many leading tokens rows i and rows[i] have in common (one value, or one per row); rows that have
+                some in common must have the same source
         """
         reorder(self, rows, since)
         return self
 
     def reserve(self, n: int, most: int | None = None) -> Cache:
-        """Makes room for rows of n tokens now, so that no pass up to there has to grow. Pages of a pool are taken as
-        tokens come.
+        """Makes room for n tokens per row now, so that stores do not grow in a pass before that length. Pages of a pool
+        are still allocated as tokens are fed.
 
-        most   tokens that rows are expected to hold in the end: from now on, stores that double when they are full stop
-               there. Where a fixed capacity has no room for them, it raises. None: as was said before
+        most   the final length of the rows, if known: stores double when they are full, but from now on not beyond it.
+               Raises CapacityError if a fixed capacity is smaller. None: as in the previous call
         """
         reserve(self, n, most)
         return self
 
     def release(self) -> None:
-        """Gives back all memory at once; the cache cannot be used any more. Pages are given back too when a cache is
-        dropped, but when that is, Python says."""
+        """Frees all memory now; the cache cannot be used any more. The pages of a cache that is merely dropped are
+        freed when it is garbage collected, at no particular time."""
         self._abort_open_pass()
         pages, self._change = self.pages, None
-        self.layers, self.pages, self._logits = Released(), None, None  # first: nobody reads pages that are given back
+        self.layers, self.pages, self._logits = Released(), None, None  # first, so that no freed page is read
         if pages is not None:
             pages.release()
         self.record = self.record[:, :0].clone()
 
     def attach(self, source: Source, rows: Sequence[int] | Tensor | None = None) -> Cache:
-        """Gives the rows (all when None) their encoder output: computes every cross key and value at once."""
+        """Attaches an encoder output to the rows (all when None): computes and stores the keys and values of every
+        cross-attention layer."""
         attach(self, source, rows)
         return self
 
     def poison(self, value: float = float("nan")) -> Cache:
-        """Fills every number that no later pass may depend on: a way to prove that none does."""
+        """Fills every slot and state that no later pass may depend on, to test that none does."""
         clock = self.clock
         for layer in self.every_layer():
             layer.poison(clock, value)
@@ -346,17 +348,16 @@ class Cache:
         return self
 
     def save(self, path: str | os.PathLike[str], states: str | None = None) -> Cache:
-        """Writes all rows into a file that `lamina.load_cache(path, model)` reads, here or in another process.
+        """Writes all rows to a file that `lamina.load_cache(path, model)` reads, in this process or another.
 
-        The file is written whole or, whatever happens, not at all: one that was there before is still there then. To
-        save some rows, select them first.
+        The write is atomic: if it fails, a file that was at `path` before is unchanged. To save some rows, select them
+        first.
 
-        states   "bfloat16" or "float16" rounds recurrent states in the file (see io/state_dtype.py); they are exact
-        when None
+        states   "bfloat16" or "float16" rounds recurrent states in the file (io/state_dtype.py); None: exact
 
         >>> cache.select([0]).save("first.cache")                      # doctest: +SKIP
         """
-        from lamina.cache.io.cache_file import save  # which imports this module
+        from lamina.cache.io.cache_file import save  # that module imports this one
 
         save(self, path, states)
         return self
@@ -364,33 +365,35 @@ class Cache:
     # -- verbs that make caches ------------------------------------------------------------------------------------
 
     def select(self, rows: Sequence[int] | Tensor) -> Cache:
-        """The given rows, in that order, as a cache of their own. A row may be named more than once."""
+        """A new cache with the given rows, in that order. A row may be named more than once."""
         return select(self, rows)
 
     def repeat(self, n: int | Sequence[int]) -> Cache:
-        """Each row n times in a row (or as often as its entry of n says)."""
+        """A new cache with each row n times, copies next to each other (n: one value, or one per row)."""
         times = Counts.known(n, self.rows, self.device, "repeat").low
         if sum(times) == 0:
-            raise InputError(f"repeat needs how often for each of the {self.rows} rows, at least 1 in all, not {n}")
+            raise InputError(
+                f"repeat needs a count for each of the {self.rows} rows, with a sum of at least 1, not {n}"
+            )
         return self.select([row for row, often in enumerate(times) for _ in range(often)])
 
     def fork(self) -> Cache:
-        """A copy that goes its own way."""
+        """An independent copy of the whole cache."""
         return self.select(list(range(self.rows)))
 
     def split(self) -> list[Cache]:
-        """One cache for each row."""
+        """One new cache per row."""
         return [self.select([row]) for row in range(self.rows)]
 
     @staticmethod
     def join(caches: Sequence[Cache], room: int = 0) -> Cache:
-        """The rows of several caches in one, with room for rows of so many tokens. Takes the largest capacity and slack
-        of them."""
+        """A new cache with the rows of several, and room for at least `room` tokens per row. Its capacity and slack are
+        the largest of theirs."""
         if not isinstance(caches, Sequence) or not all(isinstance(one, Cache) for one in caches):
             raise InputError(f"join needs a list of caches, not {caches!r}")
         return join(caches, room)
 
 
-def shared_keys(specs: Sequence[Mapping[str, Any]]) -> frozenset[Key]:
-    """The entries that other layers read."""
+def keys_read_by_others(specs: Sequence[Mapping[str, Any]]) -> frozenset[Key]:
+    """The entries whose keys and values other layers read (`Shared` specs)."""
     return frozenset(spec.reads_from for entry in specs for spec in entry.values() if spec.reads_from)

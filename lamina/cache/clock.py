@@ -1,14 +1,14 @@
-"""The one clock of a cache: how many tokens each row holds.
+"""The clock of a cache: how many tokens each row holds.
 
-The truth is a tensor on the device, so that positions, slots and visibility are arithmetic on it and a decode step can
-be captured. Beside it the host keeps, for each row, an interval [low, high] that the length lies in. While counts come
-from the host the interval is a point and nothing is ever read back; counts that live on the device widen it, and only
-when `high` would force growth or an error are the lengths read once, which closes it again.
+The lengths are a tensor [B] on the device. Positions, slots and masks are computed from it there, so a decode step can
+be captured in a CUDA graph. The host keeps bounds low <= length <= high for each row. While counts come from the host,
+low == high and nothing is read back. Counts that are tensors on the device widen the bounds; the lengths are read back
+only when `high` would force a store to grow or an error to be raised, which makes the bounds exact again.
 
-Two more marks a row follow from rewinding:
-`written`  one past the highest position ever written into a ring. A rewound row has lost the tokens that later ones
-           overwrote, so how far it can go back depends on this mark, not on the slack alone.
-`base`     the position of the recurrent base state: recurrent layers can be taken back to it and no further.
+Rewinding needs two more marks per row:
+`written`  one past the highest position ever written into a ring. Tokens that later ones overwrote are lost, even if
+           the later ones were rewound, so this mark and the slack together limit how far a row can be rewound.
+`base`     the position of the recurrent base state. Recurrent layers can be rewound to this position and no further.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ BOUNDS = ("low", "high", "base_low", "sourced")
 def allocate(
     shape: Sequence[int], dtype: torch.dtype, device: torch.device, fill: float | None = 0, pinned: bool = False
 ) -> Tensor:
-    """A tensor that may be written inside and outside `torch.inference_mode`, whoever makes it. `fill=None`: with any
-    numbers in it."""
+    """A tensor that can be written inside and outside `torch.inference_mode`, in whichever mode it is allocated.
+    `fill=None`: uninitialized."""
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False):
             return allocate(shape, dtype, device, fill, pinned)
@@ -37,26 +37,26 @@ def allocate(
     return torch.full(shape, fill, dtype=dtype, device=device, pin_memory=pinned)
 
 
-def on_device(numbers: Sequence[int], device: torch.device) -> Tensor:
-    """Whole numbers from the host, without waiting for the device."""
+def on_device(values: Sequence[int], device: torch.device) -> Tensor:
+    """Copies integers from the host to an int64 tensor on the device, without a synchronization."""
     if device.type != "cuda":
-        return torch.tensor(numbers, dtype=torch.int64, device=device)
-    return torch.tensor(numbers, dtype=torch.int64, pin_memory=True).to(device, non_blocking=True)
+        return torch.tensor(values, dtype=torch.int64, device=device)
+    return torch.tensor(values, dtype=torch.int64, pin_memory=True).to(device, non_blocking=True)
 
 
 class Clock:
-    """Lengths and rewind marks of every row, with the host's bounds on them."""
+    """Lengths and rewind marks of every row ([B] on the device), and the host's bounds on them (lists)."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self.lengths = allocate((rows,), torch.int64, device)
         self.written = allocate((rows,), torch.int64, device)
         self.base = allocate((rows,), torch.int64, device)
-        self.fault = allocate((1,), torch.bool, device)  # a device-side count was out of range
-        self.doubted = False  # whether there were such counts since the host looked
+        self.fault = allocate((1,), torch.bool, device)  # True if a count given on the device was out of range
+        self.unchecked = False  # True if counts were given on the device since the host last read `fault`
         self.low = [0] * rows
         self.high = [0] * rows
         self.base_low = [0] * rows  # the host's lower bound on `base`
-        self.sourced = [False] * rows  # which rows have an encoder's output attached
+        self.sourced = [False] * rows  # True for rows that have an encoder output attached
 
     @property
     def rows(self) -> int:
@@ -67,10 +67,10 @@ class Clock:
         return self.low == self.high
 
     def sync(self) -> list[int]:
-        """Reads the lengths once (when the host is not sure of them) and returns them."""
-        if self.doubted:
+        """Returns the lengths; reads them from the device if the host's bounds are not exact."""
+        if self.unchecked:
             wrong = bool(self.fault.item())
-            self.doubted = False
+            self.unchecked = False
             if wrong:
                 self.fault.fill_(False)
                 raise InputError(
@@ -78,22 +78,21 @@ class Clock:
                     "clamped. Give counts between 0 and T, or give them as a list to have them checked at once."
                 )
         if not self.exact:
-            # `high` last: until then the host is not exact, and an interrupted read is made again.
-            self.base_low = self.base.tolist()  # an old bound, taken for the mark itself, would hide a full log
+            # `high` comes last: until it is set the bounds are not exact, so an interrupted read is repeated.
+            self.base_low = self.base.tolist()  # with exact lengths, a stale bound would hide that a log is full
             self.low = self.lengths.tolist()
             self.high = list(self.low)
         return list(self.low)
 
-    def doubt(self, out_of_range: Tensor) -> None:
-        """Counts were given on the device: the next `sync` tells if this says that some were out of range."""
+    def note_out_of_range(self, out_of_range: Tensor) -> None:
+        """Notes for counts given on the device whether some were out of range; the next `sync` raises if so."""
         self.fault.logical_or_(out_of_range)
-        self.doubted = True
+        self.unchecked = True
 
     def move(
         self, rows: Iterable[int], index: Tensor | None, lengths: Tensor, low: Sequence[int], high: Sequence[int]
     ) -> None:
-        """The given rows hold `lengths` tokens now, which the host knows to lie between `low` and `high`. May be
-        repeated."""
+        """Sets the lengths of these rows, which the host knows to be between `low` and `high`. Idempotent."""
         if index is None:
             self.lengths.copy_(lengths)
         else:
@@ -102,39 +101,35 @@ class Clock:
         for row, least, most in zip(rows, low, high, strict=True):
             self.low[row], self.high[row] = least, most
 
-    def touch(self, ahead: int, index: Tensor | None) -> None:
-        """Marks that `ahead` positions past these rows' lengths are written from now on, committed or not."""
+    def mark_written(self, ahead: int, index: Tensor | None) -> None:
+        """Marks `ahead` positions past the lengths of these rows as written, whether or not they are committed."""
         if index is None:
             torch.maximum(self.written, self.lengths + ahead, out=self.written)
         else:
             mark = torch.maximum(self.written[index], self.lengths[index] + ahead)
             self.written.index_copy_(0, index, mark)
 
-    def drift(self, most: int | Sequence[int]) -> None:
-        """Rows are about to go on by up to `most` tokens (one number for all, or one a row); the device alone knows how
-        far. To be called before the device is told: the interval then holds whenever an interrupt comes."""
+    def expect_advance(self, most: int | Sequence[int]) -> None:
+        """Raises `high`, since the device will advance each row by up to `most` tokens (one value, or one per row).
+
+        Called before the launch that advances the lengths, so the bounds hold whenever an interrupt comes."""
         more = [most] * self.rows if isinstance(most, int) else most
         self.high = [high + n for high, n in zip(self.high, more, strict=True)]
 
-    def drifted(self, least: Sequence[int]) -> None:
-        """After `drift`, when the device has been told: each row went on by at least `least` tokens."""
+    def confirm_advance(self, least: Sequence[int]) -> None:
+        """Raises `low` after that launch: each row has advanced by at least `least` tokens."""
         low = [one + n for one, n in zip(self.low, least, strict=True)]
-        # A captured pass moves `base` to the length. An old bound on it is still a bound, so the length comes last.
+        # A captured pass moves `base` to the length. A stale `base_low` is still a lower bound, so `low` comes last.
         self.base_low = [max(*both) for both in zip(self.base_low, low, strict=True)]
         self.low = low
 
-    def take_back(self, counts: Tensor, host: list[int]) -> None:
-        self.lengths -= counts
-        self.low = [low - n for low, n in zip(self.low, host, strict=True)]
-        self.high = [high - n for high, n in zip(self.high, host, strict=True)]
-
-    def put_back(self, lengths: Tensor, host: Sequence[int]) -> None:
-        """Every row holds `lengths` tokens, no more than before. May be repeated."""
+    def set_lengths(self, lengths: Tensor, host: Sequence[int]) -> None:
+        """Sets the length of every row to one that is not larger than before. Idempotent."""
         self.lengths.copy_(lengths)
         self.low = list(host)
         self.high = list(host)
 
-    def set_zero(self, rows: list[int], index: Tensor) -> None:
+    def clear(self, rows: list[int], index: Tensor) -> None:
         for mark in (self.lengths, self.written, self.base):
             mark.index_fill_(0, index, 0)
         for row in rows:
@@ -142,12 +137,12 @@ class Clock:
             self.sourced[row] = False
 
     def note_sources(self, rows: Iterable[int]) -> None:
-        """These rows have an encoder's output from now on."""
+        """Marks these rows as having an encoder output attached."""
         for row in rows:
             self.sourced[row] = True
 
     def read_marks(self) -> list[list[int]]:
-        """Length, `written` and `base` of each row, read once."""
+        """Reads [length, written, base] of each row from the device, which also makes the bounds exact."""
         marks = torch.stack([getattr(self, name) for name in MARKS], dim=1).tolist()
         low, _, self.base_low = (list(mark) for mark in zip(*marks, strict=True))
         self.low = low
@@ -160,32 +155,32 @@ class Clock:
         return marks | {name: [getattr(self, name)[row] for row in rows] for name in BOUNDS}
 
     def replace(self, values: Mapping[str, Tensor | list[int]]) -> None:
-        """Every row has these marks and bounds from now on. May be repeated."""
+        """Sets the marks and bounds of every row. Idempotent."""
         for name in MARKS:
             getattr(self, name).copy_(values[name])
         for name in BOUNDS:
             setattr(self, name, list(values[name]))
 
     def marks(self) -> dict[str, list[int]]:
-        """Every mark of every row as plain numbers, for `set`."""
+        """Every mark of every row as lists of integers, for `set`."""
         self.sync()
         marks = dict(zip(MARKS, map(list, zip(*self.read_marks(), strict=True)), strict=True))
         return marks | {"sourced": [int(one) for one in self.sourced]}
 
     def set(self, marks: Mapping[str, list[int]]) -> None:
-        """Goes on from where another clock was."""
+        """Sets every mark of every row from what `marks` of another clock returned."""
         for name in MARKS:
             getattr(self, name).copy_(torch.tensor(marks[name]))
         self.low, self.high, self.base_low = list(marks["lengths"]), list(marks["lengths"]), list(marks["base"])
         self.sourced = [bool(one) for one in marks["sourced"]]
 
     def select(self, rows: list[int], index: Tensor) -> Clock:
-        """A clock of its own for these rows."""
+        """A new clock with the marks and bounds of these rows."""
         new = Clock(len(rows), self.lengths.device)
         for name in MARKS:
             getattr(new, name).copy_(getattr(self, name).index_select(0, index))
         new.fault.copy_(self.fault)
-        new.doubted = self.doubted
+        new.unchecked = self.unchecked
         for name in BOUNDS:
             setattr(new, name, [getattr(self, name)[row] for row in rows])
         return new
@@ -196,7 +191,7 @@ class Clock:
         for name in MARKS:
             getattr(new, name).copy_(torch.cat([getattr(clock, name) for clock in clocks]))
         new.fault.copy_(torch.stack([clock.fault for clock in clocks]).any(0))
-        new.doubted = any(clock.doubted for clock in clocks)
+        new.unchecked = any(clock.unchecked for clock in clocks)
         for name in BOUNDS:
             setattr(new, name, [bound for clock in clocks for bound in getattr(clock, name)])
         return new

@@ -1,7 +1,7 @@
-"""Numbers per row given from outside: one, a list, or a tensor.
+"""Integers per row, as callers give them: one for all rows, a list, or a tensor [B].
 
-Lists and CPU tensors are checked at once. A tensor on another device is not read: it is clamped, a flag on the device
-says whether that changed anything, and the host goes on with bounds.
+Lists and CPU tensors are checked immediately. A tensor on another device is not read back: it is clamped there, a flag
+on the device records whether a value was out of range, and the host continues with bounds on the values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Numbers = int | Sequence[int] | Tensor
 
 
 def whole(name: str, value: Any) -> int:
-    """A whole number from outside as an int; anything else, True and 2.0 included, is refused by its name.
+    """Checks an argument and returns it as an int; raises InputError naming it otherwise, for True and 2.0 too.
 
     >>> whole("rows", 2)
     2
@@ -38,7 +38,7 @@ def whole(name: str, value: Any) -> int:
 
 
 def listed(name: str, values: Any) -> list[int]:
-    """Whole numbers from outside as a list: those of a sequence or of a tensor with one axis."""
+    """Checks a sequence or 1-D tensor of integers and returns it as a list."""
     if isinstance(values, Tensor):
         if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
             raise InputError(f"{name} must be whole numbers, not {values.dtype}")
@@ -52,12 +52,12 @@ def listed(name: str, values: Any) -> list[int]:
 
 @dataclass
 class Counts:
-    """One number a row: the tensor, what the host knows of it, and (device tensors) whether it was out of range."""
+    """One integer per row: the tensor [B], and the host's bounds on each value."""
 
     tensor: Tensor
     low: list[int]
     high: list[int]
-    out_of_range: Tensor | None = None
+    out_of_range: Tensor | None = None  # for values given on the device: True if one of them was clamped
 
     @staticmethod
     def of(
@@ -68,7 +68,10 @@ class Counts:
         what: str,
         most_tensor: Tensor | None = None,
     ) -> Counts:
-        """Reads `value` for that many rows, each between 0 and `most`."""
+        """Checks `value`, one integer for each of the rows, between 0 and `most`; `what` names it in errors.
+
+        most_tensor   `most` as a tensor on the device, where the host has bounds on it only
+        """
         tops = most if isinstance(most, list) else [most] * rows
         if isinstance(value, Tensor) and value.dim() == 0:
             value = value.expand(rows)
@@ -95,19 +98,19 @@ class Counts:
 
     @staticmethod
     def known(value: Numbers, rows: int, device: torch.device, what: str) -> Counts:
-        """The same for numbers that the host needs at once: those on a device are read, and checked like any."""
+        """The same for values that the host needs immediately: a tensor on the device is read back and checked."""
         return Counts.of(value.cpu() if isinstance(value, Tensor) else value, rows, None, device, what)
 
     def read(self) -> list[int]:
-        """The numbers themselves; asks the device when the host is not sure."""
+        """The values; read from the device if the host's bounds are not exact."""
         if self.low != self.high:
             self.low = self.tensor.tolist()
             self.high = list(self.low)
         return self.low
 
 
-def row_numbers(rows: int | Sequence[int] | Tensor, total: int) -> list[int]:
-    """Checked row numbers: one, several, or a tensor that is True for the rows that are meant."""
+def row_indices(rows: int | Sequence[int] | Tensor, total: int) -> list[int]:
+    """Checks and lists row indices: given as one, as several, or as a boolean mask [total]."""
     if isinstance(rows, Tensor) and rows.dtype == torch.bool:
         if rows.shape != (total,):
             raise InputError(f"rows is a mask of shape {tuple(rows.shape)}: it must be one of the {total} rows")

@@ -1,7 +1,7 @@
-"""A cache that remembers nothing but ids: every pass over it is a pass over whole rows.
+"""A cache that stores token ids only: every pass over it recomputes whole rows, without a KV cache.
 
-It is what `use_cache=False` decodes with, whatever the strategy: slow, and the definition that everything else is
-checked by. A source, which is given once, is kept.
+`use_cache=False` decodes with it, in every decoding strategy. It is slow, and it is the reference that the other caches
+are tested against. The keys and values of a source (encoder output) are stored, since a source is given only once.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from lamina.errors import InputError
 if TYPE_CHECKING:
     from lamina.model import Logits, Model
 
-Crossed = Mapping[Key, Mapping[str, Tensor]]
-"""What cross-attending layers read of a source, by layer and entry: k, v, lengths."""
+CrossStates = Mapping[Key, Mapping[str, Tensor]]
+"""(layer, entry) -> the source's "k" and "v" [B, H, S, D], which that layer cross-attends to, and "lengths" [B]."""
 
 
-def forgetful(model: Model, rows: int) -> Cache:
-    """Such a cache for a model."""
+def recompute_cache(model: Model, rows: int) -> Cache:
+    """A cache that stores ids only, for `use_cache=False`."""
     sources = [{name: spec for name, spec in entry.items() if spec.reads_source} for entry in model.specs]
     cache = Cache(
         sources, rows=rows, dtype=model.dtype, device=model.device, max_positions=model.max_positions, model=model
@@ -35,21 +35,23 @@ def forgetful(model: Model, rows: int) -> Cache:
     return cache
 
 
-def pass_anew(model: Model, ids: Tensor, step: Step, logits: Logits, hidden: Collection[int]) -> Tensor | None:
-    """`Model.forward` over all that the rows hold and these ids [R, T]: the logits and hidden states of the ids."""
+def recompute_pass(model: Model, ids: Tensor, step: Step, logits: Logits, hidden: Collection[int]) -> Tensor | None:
+    """`Model.forward` for such a cache: runs the stored tokens of each row followed by ids [R, T], without a KV cache.
+
+    Sets `step.logits` and `step.hidden` for the ids alone, and returns the logits."""
     cache = step.cache
     assert cache is not None
     rows = list(range(cache.rows)) if step.rows is None else step.rows
     held, counts = cache.tokens, step.all_counts.tolist()
     texts = [held[row] + new[:n] for row, new, n in zip(rows, ids.tolist(), counts, strict=True)]
-    crossed = {key: {name: step.take(x) for name, x in data.items()} for key, data in crossed_by(cache).items()}
-    whole, alone = whole_pass(model, texts, crossed)
+    crossed = {key: {name: step.take(x) for name, x in data.items()} for key, data in cross_states_of(cache).items()}
+    whole, alone = uncached_pass(model, texts, crossed)
     found = model.forward(whole, alone, None if logits is None else "all", hidden=hidden)
-    ours = step.before[:, None] + torch.arange(step.T, device=ids.device)  # where the ids lie in their rows
-    ours = ours.clamp(max=whole.shape[1] - 1)
+    positions = step.before[:, None] + torch.arange(step.T, device=ids.device)  # [R, T] of the ids in their rows
+    positions = positions.clamp(max=whole.shape[1] - 1)
 
     def of_ids(x: Tensor) -> Tensor:
-        return torch.take_along_dim(x, ours[..., None], dim=1)
+        return torch.take_along_dim(x, positions[..., None], dim=1)
 
     step.hidden = {layer: of_ids(x) for layer, x in alone.hidden.items()}
     step.has_run(ids)
@@ -61,12 +63,12 @@ def pass_anew(model: Model, ids: Tensor, step: Step, logits: Logits, hidden: Col
     return step.logits
 
 
-def whole_pass(model: Model, rows: Sequence[Sequence[int]], crossed: Crossed) -> tuple[Tensor, Step]:
-    """A pass without a past over whole rows, and its ids [B, S]."""
+def uncached_pass(model: Model, rows: Sequence[Sequence[int]], crossed: CrossStates) -> tuple[Tensor, Step]:
+    """The ids [B, S] of whole rows, padded on the right, and a pass without a cache over them."""
     for r, row in enumerate(rows):
         if -1 in row:
             raise InputError(
-                f"token {list(row).index(-1)} of row {r} was given as an embedding, and whole rows are computed from "
+                f"token {list(row).index(-1)} of row {r} was given as an embedding, and whole rows are recomputed from "
                 "ids: give ids"
             )
     counts = [len(row) for row in rows]
@@ -78,8 +80,8 @@ def whole_pass(model: Model, rows: Sequence[Sequence[int]], crossed: Crossed) ->
     return ids, step
 
 
-def crossed_by(cache: Cache) -> Crossed:
-    """What a cache holds of its rows' sources."""
+def cross_states_of(cache: Cache) -> CrossStates:
+    """The keys, values and lengths of the sources that a cache stores."""
     return {
         (i, name): layer.data
         for i, entry in enumerate(cache.layers)

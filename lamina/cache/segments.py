@@ -1,4 +1,4 @@
-"""Packed sequences: several sequences in one row, told apart by a segment id per token."""
+"""Packed sequences: several sequences in one row, distinguished by a segment id per token."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 class Packing:
-    """Knows each token's position within its segment, and lays segments out as rows and back.
+    """Position of each token in its segment, and the conversion from packed rows to one row per sequence and back.
 
-    segments [B, T]: tokens of one sequence stand together and have the same id; a change of id starts a new one.
+    segments   [B, T]: consecutive tokens with the same id are one sequence; a change of id starts the next one
     """
 
     def __init__(self, segments: Tensor) -> None:
@@ -21,14 +21,14 @@ class Packing:
         self.positions = time - first  # [B, T]
         self.segment = starts.cumsum(dim=1) - 1 + torch.arange(B, device=segments.device)[:, None] * T
         _, row = torch.unique(self.segment.flatten(), return_inverse=True)
-        self.row = row  # [B·T] the row of its own that each token's sequence gets
+        self.row = row  # [B·T] the unpacked row of each token
         self.shape = (int(row.max()) + 1, int(self.positions.max()) + 1)
         valid = torch.zeros(self.shape, dtype=torch.bool, device=segments.device)
         valid[self.row, self.positions.flatten()] = True
         self.valid = valid
 
     def unpack(self, x: Tensor) -> Tensor:
-        """[B, T, ...] -> [sequences, longest, ...], zero where a sequence is shorter"""
+        """[B, T, ...] -> [sequences, longest, ...], padded with zeros"""
         out = x.new_zeros((*self.shape, *x.shape[2:]))
         out[self.row, self.positions.flatten()] = x.flatten(0, 1)
         return out

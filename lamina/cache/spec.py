@@ -6,7 +6,7 @@ that remembers nothing.
 
 A new kind, also one outside this package, is a `Spec` whose `layer` makes its `Layer`, and which names the memory calls
 that it answers to. Model code calls it with `memory.call("name", …)`. Kernels for captured decoding are optional:
-`lamina.runtime.kernel_backend.register_kernels`.
+`lamina.register_kernels`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Keeping:
     dtype: torch.dtype
     device: torch.device
     codec: Codec = field(default_factory=Codec)
-    centre: Tensor | None = None  # [H, 1, D] the mean key, which a codec subtracts from keys
+    key_mean: Tensor | None = None  # [H, 1, D] subtracted from keys before they are quantized
     residence: str = "device"  # or "host", for kinds that can be stored there
 
 

@@ -1,11 +1,11 @@
-"""`Step`: one forward pass by PyTorch operations, opened, run, and committed or aborted.
+"""`Step`: one forward pass with PyTorch operations, which is opened, run, and committed or aborted.
 
-`cache.step(T)` checks everything on the host and makes room, so a pass that cannot be done raises before anything is
-written. What the pass needs is then plain tensors: `positions`, `valid`, `before`, `after`. Layers `leave` what they
-cannot write yet; `commit` stores each row's accepted tokens and advances the clock. Until then the cache's lengths and
-committed contents are untouched.
+`cache.step(T)` checks all arguments on the host and makes room, so a pass that cannot be run raises before anything is
+written. The pass itself works on plain tensors: `positions`, `valid`, `before`, `after`. A layer that must not write
+its new tokens yet hands them over with `leave`; `commit` stores each row's accepted tokens and advances the clock.
+Until then the cache's lengths and committed contents are unchanged.
 
-The same object without a cache (`Step.alone`) serves a pass that remembers nothing.
+`Step.alone` makes the same object for a pass without a cache.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from lamina.errors import InputError
 
 if TYPE_CHECKING:
     from lamina.cache.cache import Cache
-    from lamina.cache.storage.prefetch import Fetched
+    from lamina.cache.storage.prefetch import StagedPass
 
 Layers = Sequence[Mapping[str, Layer]]
 
 
 class Step:
-    """One pass of T tokens over some rows. Made by `cache.step`; model code sees only `memory(i)` and `positions`."""
+    """One pass of T tokens per row over R rows of a cache. Made by `cache.step`; model code uses only `memory(i)` and
+    `positions`."""
 
     backend: PlainBackend = PLAIN
-    recomputes = False  # the cache keeps ids alone: see recompute.py
+    recomputes = False  # True if the cache stores ids only: see recompute.py
 
     def __init__(
         self,
@@ -50,18 +51,18 @@ class Step:
         counts: Tensor | None,  # [R] how many of the T tokens are real; None: all
         *,
         cache: Cache | None = None,
-        rows: list[int] | None = None,
-        start: int | None = None,
-        bound: int | None = None,
-        given: Counts | None = None,
-        segments: Tensor | None = None,
-        spans: Tensor | None = None,
+        rows: list[int] | None = None,  # indices of the R rows; None: every row of the cache, in order
+        start: int | None = None,  # the length of every row, if the host knows that all are equal
+        bound: int | None = None,  # upper bound on the lengths after the pass
+        given: Counts | None = None,  # `counts` with the host's bounds
+        segments: Tensor | None = None,  # [R, T] packed sequences: see segments.py
+        spans: Tensor | None = None,  # [R, T] see `Cache.step`
         causal: bool = True,
     ) -> None:
         device = before.device
         self.layers, self.T, self.cache = layers, T, cache
         self.before, self.counts = before, counts
-        self.rows = rows  # None: every row of the cache, in order
+        self.rows = rows
         self.spans, self.causal = spans, causal
         self.packing = None if segments is None else Packing(segments)
         self.segments = None if self.packing is None else self.packing.segment
@@ -71,29 +72,30 @@ class Step:
         time = torch.arange(T, device=device)
         self.valid = None if counts is None else time < counts[:, None]  # [R, T]
         self.positions = before[:, None] + time if self.packing is None else self.packing.positions  # [R, T]
-        if self.valid is not None:  # padding of a full row would be past the end of a table of positions
+        if self.valid is not None:  # in a full row, padding would index past the end of a learned position table
             self.positions = torch.where(self.valid, self.positions, 0)
         self.all_counts = torch.full_like(before, T) if counts is None else counts
         self.given = given or Counts(self.all_counts, [T] * len(before), [T] * len(before))
         self.after = before + self.all_counts
+        # [R, T] token index, where padding repeats the row's last real token
         self.real_tokens = None if counts is None else torch.minimum(time, counts[:, None] - 1)
         self.new_positions = self.positions if self.valid is None else torch.where(self.valid, self.positions, -1)
         self.row_index = torch.arange(len(before), device=device) if rows is None else on_device(rows, device)
 
-        self.cut = False  # lines end with the slots of this pass's tokens, which are real and in all rows the same
-        self.attention: str | None = None  # which backend of `lamina.attention`; None: the best that fits
+        self.cut = False  # True if lines are cut to end with this pass's tokens (all real, rows of equal length)
+        self.attention: str | None = None  # name of the `lamina.attention` backend; None: the best that fits
         self.attended: dict[Key, tuple[Tensor, Tensor]] | None = None  # see `record_attentions`
-        self.source: Any = None  # cross keys and values by layer, for a pass without a cache
+        self.source: Any = None  # (layer, entry) -> cross-attention keys and values, for a pass without a cache
         self.ids: Tensor | None = None
-        self.logits: Tensor | None = None  # [R, T, vocab] or, of each row's last real token, [R, vocab]
-        self.hidden: dict[int, Tensor] = {}  # [R, T, width] by layer, where the pass was asked to keep some
-        self.fetched: Fetched | None = None  # how layers come from the host, where they live there
+        self.logits: Tensor | None = None  # [R, T, vocab], or [R, vocab] after each row's last real token
+        self.hidden: dict[int, Tensor] = {}  # layer -> hidden states [R, T, width], those asked for
+        self.fetched: StagedPass | None = None  # fetches layers that are stored on the host
         self.closed = False
-        self.ran = False  # the whole model has run in this pass
-        self.written: set[Key] = set()  # entries that have stored or left this pass's tokens, where `ran` is not said
-        self.folds = False
-        self.base = before
-        self._left: dict[Key, Any] = {}
+        self.ran = False  # True once every block has run in this pass
+        self.written: set[Key] = set()  # entries that have stored or left this pass's tokens, if `ran` is not set
+        self.folds = False  # True if commit moves the base state of some row: see layers/recurrent.py
+        self.base = before  # [R] position of each row's recurrent base state
+        self._pending: dict[Key, Any] = {}
         self._views: dict[Hashable, View] = {}
         self._widened: tuple[RopeTable, RopeTable] | None = None
         self._shared: dict[Key, tuple[Tensor, Tensor, View]] = {}
@@ -109,34 +111,34 @@ class Step:
         spans: Tensor | None = None,
         causal: bool = True,
     ) -> Step:
-        """A pass with no past, over bare layers; in an encoder's (`causal=False`) tokens also see what follows."""
+        """A pass without a cache. shape: (R, T); causal=False: tokens see later ones too (encoders)."""
         before = torch.zeros(shape[0], dtype=torch.int64, device=device)
         return cls(layers, shape[1], before, counts, start=0, segments=segments, spans=spans, causal=causal)
 
-    # -- what model code is given ----------------------------------------------------------------------------------
+    # -- for model code --------------------------------------------------------------------------------------------
 
     def memory(self, i: int) -> Memory:
-        """What layer `i` of the model is given."""
+        """The memory of layer `i` of the model."""
         return Memory(self, i, self.layers[i] if self.fetched is None else self.fetched.entry(i, self))
 
     def has_run(self, ids: Tensor | None) -> None:
-        """Notes that every block has run, over these ids."""
+        """Notes that every block has run over these ids."""
         self.ids, self.ran = ids, True
 
     def record_attentions(self) -> dict[Key, tuple[Tensor, Tensor]]:
-        """What the pass will fill in, by layer and entry: how much each query takes of each slot [R, Hq, T, S], and the
-        position that each slot holds [R, S], -1 where there is none."""
+        """Records attention in this pass: (layer, entry) -> attention weights [R, Hq, T, S], and the position that each
+        slot holds [R, S], -1 for none. The returned dictionary is filled when the model runs."""
         self.attended = {}
         return self.attended
 
-    # -- what layers use -------------------------------------------------------------------------------------------
+    # -- for layers ------------------------------------------------------------------------------------------------
 
     @property
     def start(self) -> int | None:
-        """The length every row of this pass starts at, if the host knows that it is one and all tokens are real.
+        """The length of every row before this pass, if the host knows that all are equal; slots are then a slice.
 
-        Scattered rows cannot be had as a view, so they have no such start either. Never read while compiling: a number
-        that changes from step to step would be a new graph each time.
+        None if there is padding, or if the rows are not consecutive (no view selects them). None while compiling too:
+        an integer that changes from step to step would compile a new graph each time.
         """
         if torch.compiler.is_compiling() or self.counts is not None or (self.rows is not None and self._slice is None):
             return None
@@ -144,30 +146,30 @@ class Step:
 
     @property
     def bound(self) -> int | None:
-        """No row of this pass holds more tokens than this afterwards; None while compiling."""
+        """Upper bound on the lengths of the rows after this pass; None while compiling."""
         return None if torch.compiler.is_compiling() else self._bound
 
     def take(self, tensor: Tensor) -> Tensor:
-        """The rows of this pass: the tensor itself or a view where that can be."""
+        """Selects the rows of this pass: the tensor itself or a view if possible. [B, ...] -> [R, ...]"""
         if self.rows is None:
             return tensor
         return tensor[self._slice] if self._slice is not None else tensor.index_select(0, self.row_index)
 
     def put(self, tensor: Tensor, new: Tensor) -> None:
-        """Writes the rows of this pass."""
+        """Writes the rows of this pass. tensor [B, ...], new [R, ...]"""
         if self.rows is None:
             tensor.copy_(new)
         else:
             tensor.index_copy_(0, self.row_index, new.to(tensor.dtype))
 
-    def leave(self, key: Key, what: Any) -> None:
-        """Leaves something for the layer's `commit`."""
+    def leave(self, key: Key, pending: Any) -> None:
+        """Keeps what a layer has not written yet, for the layer's `fold` and `commit`."""
         if self.cache is not None:
-            self._left[key] = what if self.fetched is None else self.fetched.leave(key, what)
+            self._pending[key] = pending if self.fetched is None else self.fetched.leave(key, pending)
             self.wrote(key)
 
     def wrote(self, key: Key) -> None:
-        """Notes that a layer has this pass's tokens: a pass without them cannot be committed."""
+        """Notes that a layer has stored this pass's tokens; a pass cannot be committed before all layers have."""
         if not torch.compiler.is_compiling():
             self.written.add(key)
 
@@ -184,7 +186,7 @@ class Step:
         return self._shared[key]
 
     def attention_of(self, key: Key) -> str | Backend | None:
-        """Which backend of `lamina.attention` this layer uses."""
+        """The backend of `lamina.attention` for this layer."""
         attended = self.attended
         if attended is None:
             return self.attention
@@ -194,13 +196,13 @@ class Step:
         return None if self.source is None else self.source[key]
 
     def view(self, kind: Hashable, make: Callable[[], View]) -> View:
-        """One View for all layers of a kind in this pass."""
+        """The View of this kind, made once per pass and shared by all layers that ask for it."""
         if kind not in self._views:
             self._views[kind] = make()
         return self._views[kind]
 
     def rotated(self, x: Tensor, rope: RopeTable) -> Tensor:
-        """`rotate` x [B, H, T, D]; the widened table, which all layers need, is made once per pass."""
+        """Rotates x [B, H, T, D] by RoPE. The widened table is made once per pass, for all layers."""
         if torch.compiler.is_compiling() or 2 * rope[0].shape[-1] != x.shape[-1]:
             return rotate(x, rope)
         if self._widened is None or self._widened[0] is not rope:
@@ -208,7 +210,7 @@ class Step:
         return rotate_widened(x, self._widened[1])
 
     def view_of_new(self, window: Window) -> View:
-        """This pass's tokens, seen by themselves."""
+        """The View of this pass's tokens over each other."""
         plain = self.counts is None and self.segments is None and self.spans is None
         return View(
             self.positions, self.new_positions, window, self.causal, exact=plain,
@@ -216,21 +218,22 @@ class Step:
         )  # fmt: skip
 
     def view_of_run(self, window: Window, first: int, end: int) -> View:
-        """Positions first … end - 1 in order, of which this pass's tokens are the last."""
+        """The View over positions first … end - 1 in order, the last T of which are this pass's tokens."""
         held = torch.arange(first, end, device=self.before.device).expand(len(self.before), -1)
         if self.spans is not None:
             return self.view_of(window, held, new_at=end - first - self.T)
         return View(self.positions, held, window, exact=True)
 
     def view_of(self, window: Window, held: Tensor, new_at: int | None = None) -> View:
-        """Slots that hold these positions [R, S]; this pass's tokens sit at `new_at` on, or where their position is."""
+        """The View over slots that hold the positions `held` [R, S]. This pass's tokens are in slots `new_at` … if
+        given, otherwise in the slots that hold their positions."""
         spans = None
         if self.spans is not None:
             spans = self._spans_of(held, new_at)
         return View(self.positions, held, window, q_spans=self.spans, kv_spans=spans)
 
     def _spans_of(self, held: Tensor, new_at: int | None) -> Tensor:
-        """Spans of the slots: those of this pass's tokens, -1 elsewhere (a span is never cut by a pass)."""
+        """Spans of the slots [R, S]: those of this pass's tokens, -1 elsewhere (no span extends over two passes)."""
         assert self.spans is not None
         if new_at is not None:
             spans = torch.full_like(held, -1)
@@ -241,7 +244,7 @@ class Step:
         return torch.where(inside, self.spans.gather(1, token.clamp(0, self.T - 1)), -1)
 
     def unpacked(self, x: Tensor) -> Tensor:
-        """Packed sequences as rows of their own, for what must restart with each of them."""
+        """One row per packed sequence, for recurrences and convolutions, which restart with each sequence."""
         return x if self.packing is None else self.packing.unpack(x)
 
     def packed(self, x: Tensor) -> Tensor:
@@ -259,27 +262,27 @@ class Step:
             self.cache._commit(self, accepted)
 
     def abort(self) -> None:
-        """Drops the pass, and closes: the cache is as it was before it."""
+        """Closes without committing: the cache is as it was before the pass."""
         self.close()
 
     def close(self) -> None:
-        """Releases what the pass held. A closed pass cannot be committed."""
+        """Drops the tensors of the pass. A closed pass cannot be committed."""
         self.closed = True
         if self.fetched is not None:
             self.fetched.close()
-        self._left.clear()
+        self._pending.clear()
         self._shared.clear()
         self._views.clear()
 
     def base_after(self, accepted: Tensor) -> Tensor:
-        """Where the recurrent base of each row is after commit."""
+        """[R] position of each row's recurrent base state after commit (layers/recurrent.py)."""
         assert self.cache is not None
         after, slack = self.before + accepted, self.cache.slack
         return torch.where(after - self.base > 2 * slack, after - slack, self.base)
 
 
 def _as_slice(rows: list[int] | None) -> slice | None:
-    """Neighbouring rows in order can be had as a view."""
+    """Consecutive rows in order as a slice, which selects a view; None for other rows."""
     if not rows or rows != list(range(rows[0], rows[0] + len(rows))):
         return None
     return slice(rows[0], rows[0] + len(rows))

@@ -1,4 +1,4 @@
-"""A cache as a small table: kinds of layers, slots, number format, bytes; every tensor that it holds is in a line."""
+"""What `print(cache)` shows: a table of layer kinds, slots, dtypes and bytes that covers every tensor of the cache."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def size(nbytes: int) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """Bytes of one kind of thing that a cache holds."""
+    """One line of the table: layers of one kind, or one of the cache's own tensors."""
 
     kind: str
     layers: int | None
-    """How many layers of the kind there are; None for what belongs to the cache itself."""
+    """How many layers of the kind there are; None for tensors of the cache itself."""
     slots: int | None
-    """Token slots of a row; None for what is not kept by token."""
+    """Token slots per row; None for layers without one slot per token."""
     dtype: str
     nbytes: int
     residence: str = "device"
-    """Where the bytes live."""
+    """Where the bytes are stored: "device" or "host"."""
 
 
 def lines(cache: Cache) -> list[Line]:
-    """Every tensor of a cache: its kinds of layers, the ids it was fed, each row's last logits, and the clock.
+    """Every tensor of a cache: layers by kind, the record of token ids, each row's last logits, and the clock.
 
-    Of layers that live on the host, what passes fetch lies in windows on the device: a line of their own.
+    The staging buffers on the device, into which passes fetch layers that are stored on the host, are one more line.
     """
     groups: dict[tuple[str, int | None, str, str], list[int]] = {}
     for entry in cache.layers:
@@ -65,7 +65,7 @@ def lines(cache: Cache) -> list[Line]:
 
 
 def table(cache: Cache) -> str:
-    """What `print(cache)` shows."""
+    """The table as text, with a headline."""
     found = lines(cache)
     body: list[tuple[str, ...]] = [("kind", "layers", "slots", "dtype", "bytes")]
     body += [(line.kind, *map(_cell, (line.layers, line.slots)), line.dtype, size(line.nbytes)) for line in found]
@@ -85,7 +85,7 @@ def table(cache: Cache) -> str:
 
 
 def aligned(body: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
-    """Columns of one width, those named in `left` to the left; a rule under the first line."""
+    """Pads columns to equal width, those in `left` left-aligned, and adds a rule under the first line."""
     widths = [max(map(len, column)) for column in zip(*body, strict=True)]
     shown = [
         "  ".join(

@@ -57,7 +57,7 @@ class Reference:
         layers = [{name: spec.layer(None) for name, spec in entry.items()} for entry in model.specs]
         step = Step.alone(layers, (1, len(self.ids[row])), model.device)
         if self.sources is not None:
-            crossed = model.crossed(self.sources[row], 1)
+            crossed = model.cross_inputs(self.sources[row], 1)
             step.source = doubled(crossed) if double else crossed
         return step
 

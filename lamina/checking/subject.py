@@ -21,6 +21,7 @@ from lamina.checking import tolerance
 from lamina.checking.laws import Way
 from lamina.checking.reference import Reference
 from lamina.checking.watch import routing
+from lamina.errors import InputError
 
 FLIPPED = -1.0
 """In place of an error: at a near-tie, rounding sent the token to another expert, so there is nothing to compare."""
@@ -101,11 +102,11 @@ class Probe:
         self, parts: Sequence[Sequence[int]], step: Step, judged: bool, blocks: int | None = None
     ) -> list[Tensor]:
         """The outputs [R, T, W] of each part that is compared."""
-        raise TypeError("a subject says how it runs")
+        raise InputError("a subject says how it runs")
 
     def _errors(self, out: list[Tensor], tokens: Tensor, places: Tensor) -> Tensor:
         """The errors [n, parts] of these tokens, counted through all rows, which belong to these places."""
-        raise TypeError("a subject says how it compares")
+        raise InputError("a subject says how it compares")
 
 
 class WholeModel(Probe):

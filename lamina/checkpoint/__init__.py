@@ -5,12 +5,11 @@ from __future__ import annotations
 from lamina.checkpoint.demo_weights import packaged_smollm2
 from lamina.checkpoint.loader import fill
 from lamina.checkpoint.names import From, Names, Stack
-from lamina.checkpoint.source import Checkpoint, CheckpointError, config_dtype, open_source
+from lamina.checkpoint.source import Checkpoint, config_dtype, open_source
 from lamina.checkpoint.tokenizer import TextStream, Tokenizer
 
 __all__ = [
     "Checkpoint",
-    "CheckpointError",
     "From",
     "Names",
     "Stack",

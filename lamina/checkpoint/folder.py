@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lamina.checkpoint.source import Checkpoint, CheckpointError, listing
+from lamina.checkpoint.source import Checkpoint, listing
+from lamina.errors import CheckpointError
 
 if TYPE_CHECKING:
     from safetensors import safe_open

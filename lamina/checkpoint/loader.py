@@ -23,7 +23,8 @@ from torch import nn
 from lamina.checkpoint.huge_pages import ask_for_huge_pages, collapse
 from lamina.checkpoint.names import Names, Recipe, find_recipe, matches_any
 from lamina.checkpoint.progress import Bar
-from lamina.checkpoint.source import Checkpoint, CheckpointError, config_dtype, listing
+from lamina.checkpoint.source import Checkpoint, config_dtype, listing
+from lamina.errors import CheckpointError
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,12 @@ import torch
 
 from lamina.checkpoint.demo_weights import NAMED, named_checkpoint
 from lamina.dtypes import FLOATS
-from lamina.errors import LaminaError
+from lamina.errors import CheckpointError
 
 if TYPE_CHECKING:
     from lamina.checkpoint.tokenizer import Tokenizer
 
 LISTED = 8
-
-
-class CheckpointError(LaminaError, ValueError):
-    """A checkpoint cannot be read, or does not fit the model. The text names the files and tensors."""
 
 
 class Checkpoint(ABC):
@@ -70,7 +66,7 @@ def open_source(path: str | os.PathLike[str]) -> Checkpoint:
 
     >>> open_source("/nowhere")
     Traceback (most recent call last):
-    lamina.checkpoint.source.CheckpointError: /nowhere does not exist; expected a folder with config.json \
+    lamina.errors.CheckpointError: /nowhere does not exist; expected a folder with config.json \
 and *.safetensors, a .gguf file, or a known name: smollm2
     """
     from lamina.checkpoint.folder import FolderCheckpoint

@@ -22,8 +22,8 @@ from lamina.checkpoint.chat.messages import (
 )
 from lamina.checkpoint.chat.template import choose, folder_templates, render
 from lamina.checkpoint.folder import read_json
-from lamina.checkpoint.source import CheckpointError, listing
-from lamina.errors import InputError
+from lamina.checkpoint.source import listing
+from lamina.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend

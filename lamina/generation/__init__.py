@@ -5,11 +5,12 @@ from lamina.generation.entry import generate, stream
 from lamina.generation.prefix_store import PrefixStore
 from lamina.generation.prompt import Prompt
 from lamina.generation.result import Result, Timing
-from lamina.generation.settings.settings import Settings
+from lamina.generation.settings.settings import Settings, register_setting, unregister_setting
 from lamina.generation.stream import Event, Stream
 from lamina.sampling.history import History, Processor
+from lamina.sampling.setting import Setting
 
 __all__ = [
-    "Chat", "Event", "History", "PrefixStore", "Processor", "Prompt", "Result", "Settings", "Stream", "Timing",
-    "generate", "stream",
+    "Chat", "Event", "History", "PrefixStore", "Processor", "Prompt", "Result", "Setting", "Settings", "Stream",
+    "Timing", "generate", "register_setting", "stream", "unregister_setting",
 ]  # fmt: skip

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.cache.layers.cross import Source
-from lamina.cache.recompute import forgetful
+from lamina.cache.recompute import recompute_cache
 from lamina.errors import CapacityError, InputError
 from lamina.generation.feed import prefill
 from lamina.generation.introspect import Introspection, introspect
@@ -88,7 +88,7 @@ class Call:
         """Raises if the prompts cannot continue this cache, or start from this store."""
         rows = len(self.prompt.counts)
         if prefixes is not None:
-            prefixes.check(self.model, self.prompt, cache, self.settings.use_cache)
+            prefixes._check(self.model, self.prompt, cache, self.settings.use_cache)
         if not self.settings.use_cache:
             self._check_uncached(cache)
         if cache is None:
@@ -124,8 +124,8 @@ class Call:
             raise explained from error
         result = result_of(made)
         if prefixes is not None:
-            prefixes.keep(made.cache)
-        result.inside = self._introspect(made)
+            prefixes._keep_rows(made.cache)
+        result._inside = self._introspect(made)
         return result
 
     # -- before the first token ----------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class Call:
         if prefixes is not None:
             self._heal([False] * len(self.prompt.counts))
             room = max(initial_room(count, settings.most_new(count)) for count in self.prompt.counts)
-            cache, known = prefixes.start(self.prompt.arrays, room)
+            cache, known = prefixes._start(self.prompt.arrays, room)
             plan = Continuation.after(self.prompt.rows, known)
         else:
             cache, plan = self._plan(cache, whole)
@@ -155,7 +155,7 @@ class Call:
             cache.attach(source)
         try:
             if prefixes is not None:
-                logits = prefixes.prefill(prompt, plan.rest, cache, settings.prefill_chunk)
+                logits = prefixes._prefill(prompt, plan.rest, cache, settings.prefill_chunk)
             else:
                 rest = prompt if prompt.embeds is not None else from_rows(plan.rest, allow_empty=True)
                 logits = prefill(model, rest, cache, settings.prefill_chunk)
@@ -176,7 +176,7 @@ class Call:
         model, prompt, rows = self.model, self.prompt, len(self.prompt.counts)
         if not self.settings.use_cache or cache is None:
             self._heal([False] * rows)
-            new = model.new_cache(rows) if self.settings.use_cache else forgetful(model, rows)
+            new = model.new_cache(rows) if self.settings.use_cache else recompute_cache(model, rows)
             return new, Continuation.of_new(self._prompt_ids)
         if whole is None and prompt.is_text:
             whole = False
@@ -211,7 +211,7 @@ class Call:
         """The error for prompts that do not fit."""
         explained, rows = explain_error(error, None, cache.clock.sync()), self.prompt.rows
         none: list[list[int]] = [[] for _ in rows]
-        explained.result = Result(rows, none, [reason_of(error)] * len(rows), plan.reused, held=cache)
+        explained.result = Result(rows, none, [reason_of(error)] * len(rows), plan.reused, _cache=cache)
         explained.result.tokenizer, explained.result.pad_id = self.model.tokenizer, self.settings.pad_token_id
         return explained
 

@@ -47,7 +47,8 @@ def generate(
                     draws depend on the seed, its prompt, and its index among equal prompts of the call
     stream          called with an Event (row, token, text, reason) for each new token; text is always whole characters
     and settings    see `lamina.generation.Settings`: max_new_tokens, do_sample, temperature, num_beams … Sampling keeps
-                    the 50 best tokens unless top_k says otherwise, as transformers does; top_k=0 keeps all
+                    the 50 best tokens unless top_k says otherwise, as transformers does; top_k=0 keeps all. A setting
+                    of sampling, such as temperature, without do_sample samples too, with a notice
 
     >>> result = model.generate([[1, 2, 3], [4]], max_new_tokens=5)   # doctest: +SKIP
     >>> result.tokens, result.reasons                                 # doctest: +SKIP

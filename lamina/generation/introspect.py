@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.cache.layers.base import Key
-from lamina.cache.recompute import crossed_by, whole_pass
+from lamina.cache.recompute import cross_states_of, uncached_pass
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def introspect(cache: Cache, *, hidden: bool = True, attentions: bool = False) -
     """
     model, rows = cache.model, cache.tokens
     assert model is not None
-    ids, step = whole_pass(model, rows, crossed_by(cache))
+    ids, step = uncached_pass(model, rows, cross_states_of(cache))
     attended, depth = step.record_attentions() if attentions else {}, len(model.blocks)
     model.forward(ids, step, logits=None, hidden=range(depth + 1) if hidden else ())
     if hidden:
@@ -59,6 +59,6 @@ def hidden_states(cache: Cache, layers: Collection[int]) -> dict[int, Tensor]:
     """Hidden states [B, S, width] of all tokens of the rows, by layer as `Model.forward` counts them. Values past a
     row's end are undefined."""
     assert cache.model is not None
-    ids, step = whole_pass(cache.model, cache.tokens, crossed_by(cache))
+    ids, step = uncached_pass(cache.model, cache.tokens, cross_states_of(cache))
     cache.model.forward(ids, step, logits=None, hidden=layers)
     return step.hidden

@@ -36,16 +36,16 @@ import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
-from lamina.cache.io.state_dtype import idle_dtype
-from lamina.cache.ops.snapshot import Size, total, trimmed, trimmed_size
+from lamina.cache.io.state_dtype import state_dtype
+from lamina.cache.ops.snapshot import Size, snapshot_size, take_snapshot, total
 from lamina.cache.summary import size
 from lamina.errors import InputError
 from lamina.generation.feed import feed_rest, prefill
 from lamina.generation.prompt import Prompt, from_rows, prompt_of
 
 if TYPE_CHECKING:
-    from lamina.cache.pool.page_allocator import Numbers
-    from lamina.cache.pool.pool import Kind, Pool
+    from lamina.cache.pool.page_allocator import PageNumbers
+    from lamina.cache.pool.pool import LayerGroup, Pool
     from lamina.model import Model
 
 LOST = 64  # dropped or refused sequences whose ids `explain` still knows
@@ -69,7 +69,7 @@ class Snapshot:
         cache: Cache, row: int, ids: np.ndarray, after: dict[int, Tensor], states: torch.dtype | None = None
     ) -> Snapshot:
         """A snapshot of this row of a cache. states: the dtype to round recurrent states to"""
-        own = trimmed(cache, row, states=states)
+        own = take_snapshot(cache, row, states=states)
         ends: dict[str, int] = {}
         for layer in own.every_layer():
             if (back := layer.rewindable(own.clock)) is not None:
@@ -86,14 +86,14 @@ class Snapshot:
         return replace(own, own=own.own + covered)
 
     @property
-    def tables(self) -> dict[Kind, Numbers]:
+    def tables(self) -> dict[LayerGroup, PageNumbers]:
         """Copies of its page tables; empty without a pool."""
         pages = self.cache.pages
-        return {} if pages is None else {table.kind: table.numbers.copy() for table in pages.tables.values()}
+        return {} if pages is None else {table.group: table.numbers.copy() for table in pages.tables.values()}
 
     @cached_property
     def _cache_size(self) -> Size:
-        return trimmed_size(self.cache, 0)
+        return snapshot_size(self.cache, 0)
 
     def knows(self, tokens: int) -> bool:
         """Whether it holds the logits after the first `tokens` tokens. NaN marks missing logits; reading that waits for
@@ -119,7 +119,7 @@ class Snapshot:
         pages."""
         if tokens == len(self.ids):
             return self.cache
-        first = trimmed(self.cache, 0, tokens, lent=True)
+        first = take_snapshot(self.cache, 0, tokens, borrow=True)
         first._logits = self.after.get(tokens)
         return first
 
@@ -159,7 +159,7 @@ class PrefixStore:
                 "models"
             )
         self.model, self.bytes, self.worth, self.pool = model, bytes, worth, pool
-        self.states = idle_dtype(states)
+        self.states = state_dtype(states)
         self._made_for = (model.dtype, model.device)
         fresh = model.new_cache(pool=pool)
         self._limited = any(layer.rewindable(fresh.clock) is not None for layer in fresh.every_layer())
@@ -167,7 +167,7 @@ class PrefixStore:
         self._lost: deque[Lost] = deque(maxlen=LOST)
         self._lock = threading.RLock()  # taken before the pool's, never while that is held: see cache/pool/pool.py
         if pool is not None:
-            pool.ask(self)
+            pool.register_store(self)
 
     @property
     def nbytes(self) -> int:
@@ -196,7 +196,7 @@ class PrefixStore:
 
     # -- called by generate --------------------------------------------------------------------------------------------
 
-    def check(self, model: Model, prompt: Prompt, cache: Cache | None, use_cache: bool) -> None:
+    def _check(self, model: Model, prompt: Prompt, cache: Cache | None, use_cache: bool) -> None:
         """Raises if this store cannot serve a call of generate."""
         if cache is not None:
             raise InputError("a cache and prefixes were given, and both hold known tokens: leave one out")
@@ -213,7 +213,7 @@ class PrefixStore:
         if prompt.embeds is not None:
             raise InputError("prefixes are found by ids: give ids instead of inputs_embeds, or leave prefixes out")
 
-    def start(self, prompts: Sequence[np.ndarray], room: int = 0) -> tuple[Cache, list[int]]:
+    def _start(self, prompts: Sequence[np.ndarray], room: int = 0) -> tuple[Cache, list[int]]:
         """-> a new cache with one row per prompt that holds its known prefix and has room for `room` tokens, and the
         length of each known prefix"""
         with self._lock:
@@ -227,7 +227,7 @@ class PrefixStore:
         firsts = [self.model.new_cache(pool=self.pool) if one is None else one.first(tokens) for one, tokens in found]
         return Cache.join(firsts, room), reused
 
-    def prefill(self, prompt: Prompt, rest: Sequence[Sequence[int]], cache: Cache, chunk: int | None) -> Tensor:
+    def _prefill(self, prompt: Prompt, rest: Sequence[Sequence[int]], cache: Cache, chunk: int | None) -> Tensor:
         """Feeds each row the ids that the cache does not hold (`rest`), in chunks as `feed.prefill` does, and stores
         snapshots at branch points and at the ends of prompts. -> logits after each row [B, V]"""
         held, whole = cache.clock.sync(), prompt.arrays
@@ -237,29 +237,29 @@ class PrefixStore:
             cuts = [point - length if point else len(row) for point, length, row in rows]
             first = from_rows([row[:cut] for row, cut in zip(rest, cuts, strict=True)], allow_empty=True)
             prefill(self.model, first, cache, chunk)
-            self.keep(cache, {row: whole[row][:point] for row, point in enumerate(points) if point})
+            self._keep_rows(cache, {row: whole[row][:point] for row, point in enumerate(points) if point})
             rest = [row[cut:] for row, cut in zip(rest, cuts, strict=True)]
         logits = feed_rest(self.model, rest, cache, chunk)
-        self.keep(cache, dict(enumerate(whole)))
+        self._keep_rows(cache, dict(enumerate(whole)))
         return logits
 
-    def keep(self, cache: Cache, tokens: Mapping[int, np.ndarray] | None = None) -> None:
+    def _keep_rows(self, cache: Cache, tokens: Mapping[int, np.ndarray] | None = None) -> None:
         """Stores snapshots of rows as they are now. tokens: row -> the ids that it holds; None: all rows"""
         if tokens is None:
             record = cache.record.cpu().numpy()
             tokens = {row: record[row, :length] for row, length in enumerate(cache.clock.sync())}
         for row, ids in tokens.items():
             with self._lock:
-                self._keep(cache, row, ids.copy())
+                self._keep_row(cache, row, ids.copy())
 
     # -- called by the pool when it runs out of pages ------------------------------------------------------------------
 
-    def tables(self) -> list[Mapping[Kind, Numbers]]:
+    def tables(self) -> list[Mapping[LayerGroup, PageNumbers]]:
         """Copies of the snapshots' page tables."""
         with self._lock:
             return [one.tables for one in self._kept]
 
-    def drop(self, pages: Mapping[Kind, set[int]]) -> bool:
+    def drop(self, pages: Mapping[LayerGroup, set[int]]) -> bool:
         """Drops the least recently used snapshot that holds one of these pages; False if none does. A cache that was
         joined from the snapshot keeps its pages."""
         with self._lock:
@@ -296,7 +296,7 @@ class PrefixStore:
             points.append(point if point - length >= self.worth else 0)
         return points
 
-    def _keep(self, cache: Cache, row: int, ids: np.ndarray) -> None:
+    def _keep_row(self, cache: Cache, row: int, ids: np.ndarray) -> None:
         covering = next((one for one in self._kept if one.covers(ids)), None)
         if covering is not None:
             logits = None if cache._logits is None else cache._logits[row : row + 1]
@@ -304,7 +304,7 @@ class PrefixStore:
                 covering.after[len(ids)] = logits.clone()
             self._touch(covering)
             return
-        needed = trimmed_size(cache, row, self.states)
+        needed = snapshot_size(cache, row, self.states)
         if needed.nbytes > self.bytes:
             self._lost.append(Lost(ids, f"takes {size(needed.nbytes)}, and the budget of all is {size(self.bytes)}"))
             return

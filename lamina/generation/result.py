@@ -21,6 +21,7 @@ from lamina.generation.reuse import continuation
 if TYPE_CHECKING:
     from lamina.generation.run import Run, StrategyOutput
     from lamina.generation.settings.settings import Settings
+    from lamina.generation.strategies.speculation import SpeculationStats
     from lamina.model import Model
 
 SHOWN_ROWS, SHOWN_TOKENS, SHOWN_LETTERS = 3, 8, 60  # limits of `repr(result)`
@@ -63,19 +64,17 @@ class Result:
     timing: Timing = field(default_factory=Timing)
     tokenizer: Tokenizer | None = None
     pad_id: int = 0
-    cuts: list[int | None] = field(default_factory=list)
-    """Index in each row's text of the stop string that ended it; None without one."""
     before: list[int | None] = field(default_factory=list)
     """New tokens of each row before the stop string that ended it; None without one."""
-    kept: Recorder | None = None
-    more: dict[str, Any] = field(default_factory=dict)
-    """Values that only one strategy has, by name: sequence scores, beam indices, acceptance statistics."""
-    held: Cache | None = None
-    inside: Introspection | None = None
     row_ids: list[int] = field(default_factory=list)
     """The row ids that the sampling draws depended on. A call with `cache=result.cache, row_ids=result.row_ids` and the
     same seed samples the tokens that one longer call would have. Without row_ids, a continued row draws as its whole
     text would as a prompt."""
+    _cuts: list[int | None] = field(default_factory=list)  # index in each row's text of the stop string that ended it
+    _cache: Cache | None = None
+    _recorded: Recorder | None = None  # logits, scores and log-probabilities that were asked for
+    _inside: Introspection | None = None  # hidden states and attention weights that were asked for
+    _extra: dict[str, Any] = field(default_factory=dict)  # values of one strategy, by name: see `StrategyOutput.more`
 
     @classmethod
     def of(
@@ -88,8 +87,8 @@ class Result:
         rows, stopping = prompt.rows, run.stopping
         return cls(
             [rows[row] for row in each], made.tokens, made.reasons, [reused[row] for row in each], made.how, timing,
-            model.tokenizer, settings.pad_token_id, stopping.stop_chars, stopping.stop_tokens, run.recorder,
-            made.more, made.cache if settings.use_cache else None, row_ids=run.row_ids,
+            model.tokenizer, settings.pad_token_id, stopping.stop_tokens, run.row_ids, stopping.stop_chars,
+            made.cache if settings.use_cache else None, run.recorder, _extra=made.more,
         )  # fmt: skip
 
     def __repr__(self) -> str:
@@ -108,7 +107,7 @@ class Result:
         if self.tokenizer is None:
             begin = repr(tokens[:SHOWN_TOKENS])[:-1] + (", …]" if len(tokens) > SHOWN_TOKENS else "]")
         else:
-            text = self.tokenizer.decode(tokens[: 2 * SHOWN_TOKENS])[: self.cuts[row] if self.cuts else None]
+            text = self.tokenizer.decode(tokens[: 2 * SHOWN_TOKENS])[: self._cuts[row] if self._cuts else None]
             begin = repr(text[:SHOWN_LETTERS])
             if len(text) > SHOWN_LETTERS or len(tokens) > 2 * SHOWN_TOKENS:
                 begin = f"{begin[:-1]}…{begin[-1]}"
@@ -118,9 +117,9 @@ class Result:
     def cache(self) -> Cache:
         """The cache that holds every row's prompt and new tokens, ready to be continued. It includes the tokens of stop
         strings, which `text` leaves out; `trimmed()` returns a cache without them."""
-        if self.held is None:
+        if self._cache is None:
             raise InputError("use_cache=False keeps nothing: generate without it to get a cache that can be continued")
-        return self.held
+        return self._cache
 
     def trimmed(self) -> Cache:
         """A copy of the cache whose rows end before the stop string that ended them, as `text` does. A token that spans
@@ -140,7 +139,7 @@ class Result:
         if self.tokenizer is None:
             raise InputError("this checkpoint has no tokenizer: read result.tokens instead")
         texts = [self.tokenizer.decode(row) for row in self.tokens]
-        return [text[:cut] for text, cut in zip(texts, self.cuts or [None] * len(texts), strict=True)]
+        return [text[:cut] for text, cut in zip(texts, self._cuts or [None] * len(texts), strict=True)]
 
     @property
     def sequences(self) -> Tensor:
@@ -161,32 +160,52 @@ class Result:
     @property
     def logprobs(self) -> list[list[Logprob]]:
         """Per row, the log-probability of each new token and of the n most likely ones; with logprobs=n."""
-        if self.kept is None or self.kept.logprobs is None:
+        if self._recorded is None or self._recorded.logprobs is None:
             raise InputError(
                 "log-probabilities were not kept: generate with logprobs=0, or with logprobs=5 for the five best too"
             )
-        return self.kept.logprobs
+        return self._recorded.logprobs
 
     @property
     def hidden_states(self) -> list[list[Tensor]]:
         """Per row, the hidden states of prompt and new tokens, [tokens, width] for each layer; with
         output_hidden_states=True."""
-        return self._inside("hidden")
+        return self._states("hidden")
 
     @property
     def attentions(self) -> list[dict[tuple[int, str], Tensor]]:
         """Per row, the attention weights [heads, tokens, keys] by (layer, entry); with output_attentions=True."""
-        return self._inside("attentions")
+        return self._states("attentions")
 
-    def _inside(self, name: str) -> list[Any]:
-        found = None if self.inside is None else getattr(self.inside, name)
+    @property
+    def speculation(self) -> SpeculationStats:
+        """Counts of drafted and accepted tokens, per row; with speculation (`prompt_lookup_num_tokens=` and others)."""
+        return self._of_strategy("speculation", "generate with prompt_lookup_num_tokens=8 or an assistant_model")
+
+    @property
+    def sequences_scores(self) -> list[float]:
+        """Per row, the sum of its log-probabilities / length ** length_penalty; with num_beams."""
+        return self._of_strategy("sequences_scores", "generate with num_beams=4 or another number of beams")
+
+    @property
+    def beam_indices(self) -> list[list[int]]:
+        """Per row, the beam that each token continued: prompt · num_beams + rank; with num_beams."""
+        return self._of_strategy("beam_indices", "generate with num_beams=4 or another number of beams")
+
+    def _of_strategy(self, name: str, way: str) -> Any:
+        if name not in self._extra:
+            raise InputError(f"this result has no {name}: {way}")
+        return self._extra[name]
+
+    def _states(self, name: str) -> list[Any]:
+        found = None if self._inside is None else getattr(self._inside, name)
         if not found:
             asked = "output_hidden_states" if name == "hidden" else "output_attentions"
             raise InputError(f"this was not asked for: generate with {asked}=True")
         return found
 
     def _stacked(self, name: str) -> list[Tensor]:
-        rows = None if self.kept is None else getattr(self.kept, name)
+        rows = None if self._recorded is None else getattr(self._recorded, name)
         if rows is None:
             raise InputError(f"{name} were not kept: generate with output_{name}=True")
         return [torch.stack(row) for row in rows]

@@ -1,9 +1,14 @@
-"""Triton kernels for decoding: few tokens at a time, where the time is that of reading each weight and kept token once.
+"""Triton kernels for decoding: few tokens per pass, limited by reading each weight and each cached token once.
 
-Every kernel has a readable reference in PyTorch (`lamina.nn`, `lamina.attention`, `lamina.recurrence`, or a function
-beside it) that gives the same numbers. A module of this package imports Triton at its top, so it is imported only where
-`usable` says yes; this one can be imported anywhere. With TRITON_INTERPRET=1 in the environment when Python starts, the
-kernels run on the CPU, slowly, which is how they are tested.
+Every kernel has a readable reference in PyTorch that gives the same values (`lamina.nn`, `lamina.attention`,
+`lamina.recurrence`, or a function beside the kernel). Modules with kernels import Triton at the top, so they are
+imported only where `usable` returns True. This module, `columns`, `eligibility`, `limits` and `workspace` can be
+imported anywhere. With TRITON_INTERPRET=1 in the environment when Python starts, kernels run on the CPU, slowly, which
+is how they are tested.
+
+In comments, B is rows (sequences), T new tokens per row, H heads (Hq of queries, Hk of keys and values), D and DV
+values per head of keys and of values, S slots, V the vocabulary. `table` points to one row of the cache's entry table
+(`columns.py`). `PDL` is passed by `launch`.
 """
 
 from __future__ import annotations
@@ -22,33 +27,24 @@ from torch import Tensor
 if TYPE_CHECKING:
     from lamina.kernels.workspace import Workspace
 
-COLUMNS = (
-    "k", "v", "slots", "ring", "keep", "lengths", "counts", "pages", "places",
-    "k.scales", "v.scales", "k.high", "v.high",
-)  # fmt: skip
-"""What stands where in a row of a cache's table: pointers and sizes of one entry. "k" and "v" are its keys and values,
-or their codes; "k" is also where a latent, a ring of inputs or a state lies. "pages" is the table of its pages, int32
-[B, places], where it has some; then "slots" are those of a page (see slots.py). 0 where an entry has no such thing."""
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # read once: Triton decides when a kernel is defined
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels are built for one or the other, once
-
-
-_in_use: dict[int, Workspace | None] = {}  # by thread: inside `in_use`, and the workspace of its kernels
+_in_use: dict[int, Workspace | None] = {}  # thread inside `in_use` -> the workspace of its kernels
 
 
 def on() -> bool:
-    """Whether the modules of `lamina.nn` are to use kernels: in a thread that is inside a captured program."""
+    """Whether the modules of `lamina.nn` use kernels: True in a thread that is inside a captured program."""
     return len(_in_use) > 0 and get_ident() in _in_use
 
 
 def workspace_in_use() -> Workspace | None:
-    """The workspace of the captured program that this thread is inside of, if it is."""
+    """The workspace of the captured program that this thread is inside of, if any."""
     return _in_use.get(get_ident())
 
 
 @contextmanager
 def in_use(workspace: Workspace | None = None) -> Iterator[None]:
-    """Inside, and in this thread alone, the modules of `lamina.nn` use kernels, and these work in `workspace`."""
+    """Inside, in this thread only, the modules of `lamina.nn` use kernels, whose scratch memory is `workspace`."""
     me = get_ident()
     nested, before = me in _in_use, _in_use.get(me)
     _in_use[me] = workspace
@@ -62,17 +58,18 @@ def in_use(workspace: Workspace | None = None) -> Iterator[None]:
 
 
 @cache
-def _installed() -> bool:
+def installed() -> bool:
+    """Whether Triton can be imported."""
     return find_spec("triton") is not None
 
 
 def why_not(x: Tensor) -> str | None:
-    """Why kernels cannot work on this tensor, in words; None when they can.
+    """The reason why kernels cannot work on this tensor, in words; None if they can.
 
     >>> INTERPRETED or why_not(torch.zeros(1)) is not None
     True
     """
-    if not _installed():
+    if not installed():
         return "Triton is not installed"
     if not INTERPRETED:
         from lamina.kernels.eligibility import why_no_device

@@ -1,4 +1,4 @@
-"""The device of tensors as the current one: Triton, and some questions to CUDA, know no other."""
+"""Makes the device of tensors the current one: Triton launches and some CUDA queries use the current device only."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 
 
 def current(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes a CUDA device the current one inside, where it is not."""
+    """Inside, `device` is the current CUDA device; nothing happens for other kinds of devices."""
     if device.type != "cuda" or device.index in (None, torch.cuda.current_device()):
         return nullcontext()
     return torch.cuda.device(device)
 
 
-def capturing(device: torch.device) -> bool:
-    """Whether the current stream of this device is being captured in a graph."""
+def is_capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured on the current stream of this device."""
     if device.type != "cuda":
         return False
     with current(device):

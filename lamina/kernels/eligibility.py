@@ -1,6 +1,6 @@
-"""What the kernels serve, told before the first token: specs, formats and devices, each with a reason in words.
+"""Which specs, formats and devices the kernels support, decided before the first token.
 
-Every function gives None where kernels can do it. Nothing here imports Triton.
+Every function returns the reason why not, in words, or None if supported. This module does not import Triton.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from functools import cache
 import torch
 
 from lamina.attention.window import Chunked, Full, Sliding
-from lamina.cache.codec.formats import Float8, Form, Grouped
+from lamina.cache.codec.formats import FieldFormat
 from lamina.cache.spec import Attention, Latent
 
-MOST_BYTES = 2048  # of one token's key and value in one head, each padded to a power of two
-MOST_CODED = 256  # values of a head that is kept in codes
-MOST_RANK = 512  # of a latent: a program keeps the mix of all its queries in registers
-BITS = (8, 6, 5, 4)
-OLDEST = (8, 0)  # compute capability: cp.async, bfloat16 and its matrix products
+MOST_BYTES = 2048  # per token and head: key and value, each padded to a power of two
+MOST_CODED = 256  # values of a quantized head
+MOST_RANK = 512  # of a latent: a program holds the weighted sums of all its queries in registers
+LAYOUTS = (8, 6, 5, 4, "fp8")  # of codes: see `FieldFormat.kernel_layout`
+OLDEST = (8, 0)  # compute capability: has cp.async, and bfloat16 in matrix units
 VENDORS = {"xpu": "an Intel GPU", "mps": "an Apple GPU", "hpu": "an Intel Gaudi", "npu": "an NPU", "cpu": "the CPU"}
 
 
@@ -45,41 +45,35 @@ def _why_no_gpu(index: int) -> str | None:
     return f"the {has.name} is sm_{has.major}{has.minor}; the kernels need an NVIDIA GPU of sm_80 or later"
 
 
-def why_no_form(form: Form | None) -> str | None:
-    """Why no kernel reads and writes fields in this format; a kind of one's own has none.
-
-    >>> why_no_form(Float8(64, torch.bfloat16)) is None
-    True
-    """
-    if form is None or type(form) is Float8 or (type(form) is Grouped and form.bits in BITS):
+def why_no_format(chosen: FieldFormat | None) -> str | None:
+    """Why no kernel reads and writes fields in this format, such as one from outside the package; None: unquantized."""
+    if chosen is None or chosen.kernel_layout in LAYOUTS:
         return None
-    bits = f" of {form.bits} bits" if isinstance(form, Grouped) else ""
-    known = "Grouped of 8, 6, 5 and 4 bits and Float8"
-    return f"no kernel reads the format {type(form).__name__}{bits}; there are kernels for {known}"
+    return f"no kernel reads the format {chosen.name!r}; there are kernels for 8, 6, 5 and 4 bits, fp8 and plain"
 
 
 def why_no_attention(
-    spec: Attention | Latent, forms: Mapping[str, Form] | None = None, dtype: torch.dtype = torch.float32
+    spec: Attention | Latent, formats: Mapping[str, FieldFormat] | None = None, dtype: torch.dtype = torch.float32
 ) -> str | None:
-    """Why no kernel of a captured step attends over what this spec keeps, with fields in these formats.
+    """Why no kernel of a captured step attends over entries of this spec, with fields in these formats.
 
-    forms   of the fields that a codec writes, as `Coding.forms` has them
-    dtype   of the model; float32, whose heads take the most room, where it is not known
+    formats   of the fields that a codec quantizes, as in `Coding.formats`
+    dtype     of the model; if not known float32, whose heads need the most room
 
     >>> why_no_attention(Attention(kv_heads=2, key_dim=128, value_dim=128)) is None
     True
     >>> why_no_attention(Attention(kv_heads=2, key_dim=320, value_dim=320))
     'heads of 320 and 320 values; the attention kernels take keys and values of up to 256 in float32'
     """
-    forms = forms or {}
-    reason = next((reason for form in forms.values() if (reason := why_no_form(form))), None)
+    formats = formats or {}
+    reason = next((reason for one in formats.values() if (reason := why_no_format(one))), None)
     if reason is not None:
         return reason
     if not isinstance(spec.window, Full | Sliding | Chunked):
         return f"no kernel for the window {spec.window}; there are kernels for Full, Sliding and Chunked"
     if isinstance(spec, Latent):
         return _why_no_latent(spec)
-    return why_no_heads(spec.key_dim, spec.value_dim, dtype, coded=bool(forms))
+    return why_no_heads(spec.key_dim, spec.value_dim, dtype, coded=bool(formats))
 
 
 def why_no_heads(key_dim: int, value_dim: int, dtype: torch.dtype, *, coded: bool = False) -> str | None:
@@ -87,7 +81,7 @@ def why_no_heads(key_dim: int, value_dim: int, dtype: torch.dtype, *, coded: boo
     most = MOST_CODED if coded else MOST_BYTES // (2 * dtype.itemsize)
     if max(key_dim, value_dim) <= most or (not coded and head_bytes(key_dim, value_dim, dtype.itemsize) <= MOST_BYTES):
         return None
-    how = "in codes" if coded else f"in {str(dtype).removeprefix('torch.')}"
+    how = "when quantized" if coded else f"in {str(dtype).removeprefix('torch.')}"
     takes = f"the attention kernels take keys and values of up to {most} {how}"
     return f"heads of {key_dim} and {value_dim} values; {takes}"
 
@@ -107,7 +101,7 @@ def _padded(dim: int) -> int:
 
 def _why_no_latent(spec: Latent) -> str | None:
     if spec.rank > MOST_RANK:
-        return f"a latent of rank {spec.rank}; the kernels of latent attention take a rank of up to {MOST_RANK}"
+        return f"a latent of rank {spec.rank}; the kernels of latent attention take ranks of up to {MOST_RANK}"
     if spec.rope_dim < 2 or spec.rope_dim % 2:
         return f"a rotary key of {spec.rope_dim} values; the kernels of latent attention take an even number from 2 on"
     if not isinstance(spec.window, Full):

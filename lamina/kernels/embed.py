@@ -1,4 +1,4 @@
-"""The vectors of the tokens that a step is fed: rows of the embedding, times a factor.
+"""Embedding lookup: the rows of the embedding matrix for the tokens of a step, times a factor.
 
 The reference is `lamina.nn.Embedding`.
 """
@@ -12,11 +12,15 @@ from torch import Tensor
 
 from lamina.kernels.launch import begin, launch
 
-BLOCK = 1024  # numbers of a program
+BLOCK = 1024  # values per program
 
 
 @triton.jit
-def _embed(ids, weight, out, W, scale, BLOCK: tl.constexpr, ROUNDED: tl.constexpr, PDL: tl.constexpr):
+def _embed(
+    ids, weight, out, W, scale,  # int64 [N], [V, W], [N, W]
+    BLOCK: tl.constexpr, ROUNDED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (token, i): values i · BLOCK … of the token's row."""
     begin(PDL)
     k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(weight + tl.load(ids + tl.program_id(0)) * W + k, mask=k < W, other=0).to(tl.float32)
@@ -27,7 +31,7 @@ def _embed(ids, weight, out, W, scale, BLOCK: tl.constexpr, ROUNDED: tl.constexp
 
 
 def embed(ids: Tensor, weight: Tensor, scale: float = 1.0, rounded: bool = False) -> Tensor:
-    """ids [...] of int64, weight [V, W], contiguous -> [..., W]; `rounded`: the factor is rounded as the weights are"""
+    """ids int64 [...], weight [V, W] -> [..., W]. `rounded`: the factor is rounded to the weight's dtype."""
     width = weight.shape[1]
     out = weight.new_empty(*ids.shape, width)
     launch(

@@ -1,15 +1,15 @@
-"""How kernels are launched: on the device of their tensors, and from Hopper on before the kernel in front is done.
+"""Launches of kernels: on the device of their tensors, with programmatic dependent launch (PDL) from Hopper on.
 
     launch(kernel, grid, out, x, …, num_warps=4, BLOCK=128)
 
-Programmatic dependent launch (PDL) hides the gap between two kernels. A kernel calls `begin(PDL)` first of all: it
-waits until what it depends on is written, then lets its own successor be launched. `PDL` is a constexpr that `launch`
-gives. Weights, which depend on nobody, may be asked for before; so may what was written before the kernel in front
-began.
+PDL starts a kernel before the one in front has finished, which hides the gap between the two. A kernel calls
+`begin(PDL)` before it reads anything that the kernel in front writes: it waits until that kernel has finished, then
+lets the next kernel start. `PDL` is a constexpr that `launch` passes. A kernel may load weights, and everything that
+was written before the kernel in front started, before `begin`.
 
-A kernel may call `begin_together(PDL)` instead, which lets its successor be launched first and then waits. That one can
-ask for its weights a little sooner, but may then begin while the kernel in front of both still writes: nothing of what
-that writes may it read before its own `begin`.
+A kernel may call `begin_together(PDL)` instead, which lets the next kernel start first and then waits. The next kernel
+can load its weights a little sooner, but may then start while the kernel in front of both still writes. So before its
+own `begin` it must not read what either of them writes.
 """
 
 # mypy: allow-untyped-defs
@@ -28,16 +28,19 @@ from lamina.kernels import INTERPRETED
 from lamina.kernels.device_guard import current
 from lamina.kernels.limits import limits_of
 
-BY_ASSEMBLY = tl.constexpr(not INTERPRETED)  # whether a kernel may use instructions of the device by their names
+BY_ASSEMBLY = tl.constexpr(not INTERPRETED)  # whether kernels may contain PTX
 
 _builds: ContextVar[bool] = ContextVar("builds", default=False)
+_dry: ContextVar[bool] = ContextVar("dry", default=False)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *others: Any, **options: Any) -> None:
-    """Launches a kernel with these arguments on the device of the first one, whichever device is the current one.
+    """Launches a kernel on the device of its first argument, whichever device is the current one.
 
-    Triton takes the current device and its current stream; so the tensors' device is made the current one.
+    Triton uses the current device and its current stream, so the tensors' device is made current.
     """
+    if _dry.get():
+        return
     pdl = limits_of(first.device).pdl
     if pdl:
         options["launch_pdl"] = True
@@ -46,8 +49,8 @@ def launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *others: Any, **op
 
 
 @contextmanager
-def building() -> Iterator[None]:
-    """Inside, in this thread, a launch builds its kernel and does nothing else."""
+def build_only() -> Iterator[None]:
+    """Inside, in this thread, `launch` builds its kernel and does not run it."""
     before = _builds.set(True)
     try:
         yield
@@ -55,9 +58,19 @@ def building() -> Iterator[None]:
         _builds.reset(before)
 
 
+@contextmanager
+def dry() -> Iterator[None]:
+    """Inside, in this thread, a launch does nothing: kernels are neither built nor run."""
+    before = _dry.set(True)
+    try:
+        yield
+    finally:
+        _dry.reset(before)
+
+
 @triton.jit
 def begin(PDL: tl.constexpr):
-    """The first line of a kernel: nothing that the kernel in front wrote may be read before it."""
+    """Waits for the kernel in front, whose output must not be read before; then lets the next kernel start."""
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -65,15 +78,15 @@ def begin(PDL: tl.constexpr):
 
 @triton.jit
 def begin_together(PDL: tl.constexpr):
-    """As `begin`, but the kernel behind may begin at once."""
+    """As `begin`, but lets the next kernel start before it waits."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
-def fetch_ahead(pointer, size):
-    """Asks `size` bytes (a multiple of 16) into the L2 cache; one thread of the program does."""
+def prefetch_l2(pointer, size):
+    """Prefetches `size` bytes (a multiple of 16) to the L2 cache, from one thread of the program."""
     tl.inline_asm_elementwise(
         """{
             .reg .pred first;

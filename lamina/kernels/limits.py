@@ -1,11 +1,11 @@
-"""What a GPU can do, as far as kernel configurations depend on it: shared memory, SMs and compute capability.
+"""The limits of a GPU that kernel configurations depend on: shared memory, SMs and compute capability.
 
-Configurations were chosen on an H200. Elsewhere a configuration is taken that needs no more shared memory than the
-device gives a block: first with fewer stages of loads, then with smaller blocks (`fitted`). Registers need no such
-care: 64 Ki for an SM and 255 for a thread on every device from sm_80 on.
+Configurations were measured on an H200. On other devices a configuration is reduced until its shared memory fits what
+the device gives one program: first fewer pipeline stages, then smaller blocks (`fitted`). Registers need no such care:
+every device from sm_80 on has 64 Ki per SM and 255 per thread.
 
-    limits_of(x.device)                     asked of the driver once for each device
-    with assumed(CARDS[86]): …              builds for a device that is not there
+    limits_of(x.device)                     queried from the driver once per device
+    with assumed(CARDS[86]): …              builds for a device that is not present
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from lamina.errors import InputError
 from lamina.kernels import INTERPRETED
 
 KIB = 1024
-RESERVED = KIB  # bytes of an SM's shared memory that the system takes for each block
+RESERVED = KIB  # bytes of an SM's shared memory that CUDA reserves for each program
 AShape = TypeVar("AShape", bound=Any)  # a dataclass with `block` and `stages`
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What kernels need to know of a device.
+    """The limits of one device.
 
-    shared            bytes of shared memory that one block may ask for
-    multiprocessors   how many blocks run side by side, each on an SM of its own
+    shared            bytes of shared memory that one program may use
+    multiprocessors   number of SMs
     """
 
     capability: tuple[int, int]
@@ -41,24 +41,24 @@ class Limits:
 
     @property
     def pdl(self) -> bool:
-        """Whether a kernel may be launched before the one it depends on has finished."""
+        """Whether the device supports programmatic dependent launch (see `launch.py`)."""
         return self.capability >= (9, 0)
 
     @property
     def tiles_of_64(self) -> bool:
-        """Whether the matrix units read 64 rows at a time from shared memory (wgmma of sm_90, tcgen05 of sm_100)."""
+        """Whether matrix units read tiles of 64 rows from shared memory (wgmma of sm_90, tcgen05 of sm_100)."""
         return self.capability[0] in (9, 10)
 
     def buffers(self, stages: int, rows: int) -> int:
-        """How many blocks of each load of a loop are in shared memory at once, at most, for products of `rows` rows.
+        """The most blocks of each load of a loop that are in shared memory at once, for products of `rows` rows.
 
-        A block that has come is copied to registers before it is used, which frees its place; but products of 64 rows
-        read it where it is, on devices that can.
+        A loaded block is copied to registers before it is used, which frees its buffer. Products of 64 rows read it
+        from shared memory instead, on devices that can, so one more buffer is in use.
         """
         return max(stages if self.tiles_of_64 and rows >= 64 else stages - 1, 1)
 
     def room(self, programs: int) -> int:
-        """Bytes of shared memory for each of `programs` blocks that share an SM.
+        """Bytes of shared memory for each of `programs` programs that share an SM.
 
         >>> CARDS[86].room(1) // KIB, CARDS[86].room(2) // KIB
         (99, 49)
@@ -74,35 +74,35 @@ CARDS = {
     100: Limits((10, 0), 227 * KIB, 148),  # B200
     120: Limits((12, 0), 99 * KIB, 170),  # RTX 5090
 }
-INTERPRETER = Limits((8, 0), CARDS[90].shared, CARDS[90].multiprocessors)  # no launches before their time
+INTERPRETER = Limits((8, 0), CARDS[90].shared, CARDS[90].multiprocessors)  # without PDL
 
 _assumed: ContextVar[Limits | None] = ContextVar("limits", default=None)
 
 
 def limits_of(device: torch.device) -> Limits:
-    """The limits of the device that kernels on tensors of `device` are launched on; those that are `assumed`, if any.
+    """The limits of the device that kernels on tensors of `device` run on; those that are `assumed`, if any.
 
-    Tensors on the meta device are launched nowhere: their kernels are built for the current device.
+    Kernels on tensors of the meta device are not run: they are built for the current device.
     """
     assumed_limits = _assumed.get()
     if assumed_limits is not None:
         return assumed_limits
     if INTERPRETED:
         return INTERPRETER
-    return _asked(torch.cuda.current_device() if device.index is None else device.index)
+    return _queried(torch.cuda.current_device() if device.index is None else device.index)
 
 
 @cache
-def _asked(index: int) -> Limits:
+def _queried(index: int) -> Limits:
     has = torch.cuda.get_device_properties(index)
-    known = CARDS.get(10 * has.major + has.minor)  # where PyTorch is of a build that does not tell
+    known = CARDS.get(10 * has.major + has.minor)  # for builds of PyTorch that do not report shared memory
     shared = getattr(has, "shared_memory_per_block_optin", known.shared if known else has.shared_memory_per_block)
     return Limits((has.major, has.minor), shared, has.multi_processor_count)
 
 
 @contextmanager
 def assumed(limits: Limits) -> Iterator[Limits]:
-    """Inside, and in this thread alone, every device has these limits.
+    """Inside, in this thread only, every device has these limits.
 
     >>> with assumed(CARDS[120]):
     ...     limits_of(torch.device("cuda", 3)).shared // KIB
@@ -116,9 +116,9 @@ def assumed(limits: Limits) -> Iterator[Limits]:
 
 
 def smaller(shape: AShape, least: int = 16) -> Iterator[AShape]:
-    """The shape, then those that need less shared memory, the best first: blocks of `least` or more.
+    """The shape, then variants that need less shared memory, best first, with blocks of `least` or more.
 
-    Three stages keep one load on its way while another is used; a smaller block comes before fewer than that.
+    Three stages keep one load in flight while another is used, so a smaller block is tried before fewer than three.
 
     >>> from lamina.kernels.attention.shape import Shape
     >>> [(one.block, one.stages) for one in smaller(Shape(64, warps=4, stages=4), least=32)]
@@ -131,23 +131,23 @@ def smaller(shape: AShape, least: int = 16) -> Iterator[AShape]:
     return (replace(shape, block=block, stages=stages) for block, stages in pairs)
 
 
-def fitting(shapes: Iterable[AShape], need: Callable[[AShape], int], room: int) -> AShape | None:
-    """The first of the shapes for which `need(shape)` bytes fit the room; None where that is none of them.
+def first_fit(shapes: Iterable[AShape], need: Callable[[AShape], int], room: int) -> AShape | None:
+    """The first of the shapes whose `need(shape)` bytes fit `room`; None if none does.
 
     >>> from lamina.kernels.attention.shape import Shape
-    >>> fitting(smaller(Shape(128, warps=8, stages=4)), lambda one: one.block * one.stages * 512, 99 * KIB)
+    >>> first_fit(smaller(Shape(128, warps=8, stages=4)), lambda one: one.block * one.stages * 512, 99 * KIB)
     Shape(block=64, warps=8, stages=3)
     """
     return next((shape for shape in shapes if need(shape) <= room), None)
 
 
 def fitted(shapes: Iterable[AShape], need: Callable[[AShape], int], room: int) -> AShape:
-    """As `fitting`; where none fits, an error says how much is missing."""
+    """As `first_fit`, but raises InputError if none fits."""
     tried = list(shapes)
-    found = fitting(tried, need, room)
+    found = first_fit(tried, need, room)
     if found is None:
         raise InputError(
             f"a kernel needs {min(map(need, tried))} bytes of shared memory or more, as {tried[-1]}, and the device "
-            f"has {room} for it; decode by plain passes"
+            f"has {room}; decode without captured steps"
         )
     return found

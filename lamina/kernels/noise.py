@@ -1,4 +1,5 @@
-"""The noise of `sampling/noise.py` inside kernels: the same bits for the same (seed, row, position, stream, id)."""
+"""The random numbers of `sampling/noise.py` inside kernels: the same bits for the same (seed, row, position, stream,
+id)."""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
@@ -15,7 +16,7 @@ STEP, BELOW_ONE = tl.constexpr(noise.STEP), tl.constexpr(noise.BELOW_ONE)
 
 @triton.jit
 def uniform(seed, row, position, stream, ids):
-    """Uniform numbers in (0, 1), float32, in the shape that the five integers broadcast to."""
+    """Uniform float32 values in (0, 1), in the shape that the five integers broadcast to."""
     seed = tl.cast(seed, tl.int64)
     left = mix(LEFT + seed.to(tl.uint32))
     right = mix(RIGHT + seed.to(tl.uint32))
@@ -33,7 +34,7 @@ def uniform(seed, row, position, stream, ids):
 
 @triton.jit
 def mix(x):
-    """`_mix` of sampling/noise.py; x uint32."""
+    """`_mix` of sampling/noise.py, on uint32."""
     x = x ^ (x >> 16)
     x = x * FIRST
     x = x ^ (x >> 15)
@@ -43,7 +44,7 @@ def mix(x):
 
 @triton.jit
 def gumbel(u):
-    """Uniform numbers as Gumbel noise. log(1 - u) is taken of the rounded 1 - u and corrected for that rounding."""
+    """Uniform values u to Gumbel noise, -log(-log(1 - u)). 1 - u is rounded; its logarithm is corrected for that."""
     rest = 1.0 - u
     exponential = tl.where(rest == 1.0, u, -tl.log(rest) * (u / tl.where(rest == 1.0, 1.0, 1.0 - rest)))
     return -tl.log(exponential)

@@ -1,7 +1,7 @@
-"""RMS norms of many short vectors or few long ones: one program normalises one vector, read once.
+"""RMS norms: one program normalises one vector, which it reads once and keeps in registers.
 
-rms_norm          x / rms(x) · weight, with an optional residual added after it, as `lamina.nn.RMSNorm`
-rms_norm_twice    the same, and the norm of the sum beside it
+rms_norm          residual + x / rms(x) · weight, as `lamina.nn.RMSNorm`
+rms_norm_twice    the same, and a second norm of that sum in the same launch
 gated_rms_norm    norm(x · silu(gate)) or norm(x) · silu(gate), in groups, as `lamina.nn.GatedRMSNorm`
 sigmoid_gated     x · sigmoid(gate), no norm
 """
@@ -26,9 +26,11 @@ def rms_norm(
     residual: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """residual + norm(x), rounded once, to `dtype` or that of x; with `plus_one` the factor is 1 + weight.
+    """residual + norm(x), rounded once, to `dtype` or that of x.
 
-    x [N, W] or [N, H, W] of any strides with W contiguous, weight [W], residual as x but contiguous -> as x, contiguous
+    x [N, W] or [N, H, W], W contiguous; weight [W]; residual of x's shape, contiguous -> x's shape, contiguous
+
+    plus_one   the factor is 1 + weight
     """
     shape, width = x.shape, x.shape[-1]
     x = x[None] if x.dim() == 2 else x  # [N, H, W]
@@ -46,7 +48,10 @@ def rms_norm(
 def rms_norm_twice(
     x: Tensor, residual: Tensor, weights: tuple[Tensor, Tensor], eps: tuple[float, float], *, plus_one: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """y = residual + norm(x), and another norm of y. x and residual [N, W], contiguous, weights [W] -> [N, W] each"""
+    """y = residual + norm(x), and a second norm, of y as it is stored, both in the residual's dtype.
+
+    x and residual [N, W], contiguous; two weights [W] -> y [N, W], its norm [N, W]
+    """
     rows, width = x.shape
     out, normed = residual.new_empty(residual.shape), residual.new_empty(residual.shape)
     launch(
@@ -59,13 +64,13 @@ def rms_norm_twice(
 
 
 def sigmoid_gated(x: Tensor, gate: Tensor) -> Tensor:
-    """x · sigmoid(gate), both [B, H, T, D] with the numbers of all heads of a token side by side -> as x"""
+    """x · sigmoid(gate). Both [B, H, T, D] with the H · D values of a token contiguous -> [B, H, T, D]"""
     B, H, T, D = x.shape
-    numbers = H * D
+    width = H * D
     out = torch.empty(B, T, H, D, dtype=x.dtype, device=x.device)
     launch(
-        _gate_kernel, (B * T, triton.cdiv(numbers, 1024)),
-        x, gate, out, x.stride(0), x.stride(2), gate.stride(0), gate.stride(2), numbers,
+        _gate_kernel, (B * T, triton.cdiv(width, 1024)),
+        x, gate, out, x.stride(0), x.stride(2), gate.stride(0), gate.stride(2), width,
         T=T, BLOCK=1024, num_warps=4,
     )  # fmt: skip
     return out.transpose(1, 2)
@@ -74,7 +79,10 @@ def sigmoid_gated(x: Tensor, gate: Tensor) -> Tensor:
 def gated_rms_norm(
     x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, groups: int = 1, gate_first: bool = True
 ) -> Tensor:
-    """x [N, W] and gate [N, W] or [N / H, H, W] with W contiguous, weight [W] -> [N, W] in the gate's dtype."""
+    """norm(x · silu(gate)) if `gate_first`, else norm(x) · silu(gate), for each of `groups` equal parts by itself.
+
+    x [N, W] and gate [N, W] or [N / H, H, W], W contiguous; weight [W] -> [N, W] in the gate's dtype
+    """
     rows, width = x.shape
     group = width // groups
     out = gate.new_empty(rows, width)
@@ -89,21 +97,29 @@ def gated_rms_norm(
 
 
 def _warps(width: int) -> int:
-    """Eight numbers for each thread, up to the most threads that pay."""
+    """Eight values per thread, up to 16 warps; more are not faster."""
     return min(16, max(1, triton.next_power_of_2(width) // 256))
 
 
 @triton.jit
 def _norm_kernel(
-    x, weight, residual, out, next_weight, next_out, W, stride_n, stride_h, eps, next_eps, BLOCK: tl.constexpr,
+    x,  # [N, H, W], strides stride_n, stride_h, 1
+    weight, residual,  # [W], [N, H, W]; read if WEIGHT, RESIDUAL
+    out,  # [N, H, W]
+    next_weight, next_out,  # the second norm: [W], [N, H, W]; used if TWICE
+    W, stride_n, stride_h, eps, next_eps,  # width, elements between vectors of x, eps of both norms
+    BLOCK: tl.constexpr,  # W padded to a power of two
     WEIGHT: tl.constexpr, PLUS_ONE: tl.constexpr, RESIDUAL: tl.constexpr, TWICE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """Program (n, h): vector (n, h).
+
+    All loads are issued before the first value is used; those of weights, which no kernel writes, before the wait for
+    the kernel in front. The second norm reads y as rounded for the store, so it is the norm of what others read."""
     n, h = tl.cast(tl.program_id(0), tl.int64), tl.program_id(1)
     k = tl.arange(0, BLOCK)
     inside = k < W
     here = (n * tl.num_programs(1) + h) * W + k
     plus = 1.0 if PLUS_ONE else 0.0
-    # All that is needed is asked for at once, and weights, which no kernel writes, before the wait for the one before.
     if WEIGHT:
         scale = tl.load(weight + k, mask=inside, other=0).to(tl.float32) + plus
     if TWICE:
@@ -127,8 +143,12 @@ def _norm_kernel(
 
 @triton.jit
 def _gate_kernel(
-    x, gate, out, x_row, x_token, gate_row, gate_token, W, T: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+    x, gate,  # [B, T, W], W contiguous
+    out,  # [B, T, W] contiguous
+    x_row, x_token, gate_row, gate_token, W,  # elements between rows and between tokens; width
+    T: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """Program (i, j): values j · BLOCK … + BLOCK of token i = row · T + t."""
     begin(PDL)
     row, t = tl.program_id(0) // T, tl.program_id(0) % T
     k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -139,10 +159,13 @@ def _gate_kernel(
 
 @triton.jit
 def _gated_norm_kernel(
-    x, gate, weight, out, W, x_stride, gate_stride, gate_head, eps, HEADS: tl.constexpr, BLOCK: tl.constexpr,
-    GATE_FIRST: tl.constexpr, PDL: tl.constexpr,
+    x,  # [N, groups · W], x_stride between rows
+    gate,  # [N / HEADS, HEADS, groups · W], strides gate_stride, gate_head, 1
+    weight, out,  # [groups · W], [N, groups · W]
+    W, x_stride, gate_stride, gate_head, eps,  # W: width of a group
+    HEADS: tl.constexpr, BLOCK: tl.constexpr, GATE_FIRST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (n, g): the W numbers of group g of row n."""
+    """Program (n, g): group g of row n, W values."""
     n, groups = tl.cast(tl.program_id(0), tl.int64), tl.num_programs(1)
     k = tl.arange(0, BLOCK)
     inside = k < W

@@ -1,4 +1,4 @@
-"""Gemma 2: layers see a sliding window and the whole text in turn; scores and logits are softly capped.
+"""Gemma 2: sliding-window and full attention in turn; attention scores and logits are soft-capped.
 
     x + norm(attention(norm(x)))        x + norm(mlp(norm(x)))
 
@@ -7,12 +7,8 @@ https://arxiv.org/abs/2408.00118
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import NamedTuple
-
 from torch import Tensor, nn
 
-from lamina import kernels
 from lamina.attention.window import Full, Sliding
 from lamina.cache.memory import Memory
 from lamina.config import Config
@@ -20,18 +16,11 @@ from lamina.errors import InputError
 from lamina.models.decoder import Decoder, mlp_names, qkv_names
 from lamina.nn import GatedMLP, RMSNorm, Rotary, SelfAttention, rope_parameters
 from lamina.nn.attention.rotary import RopeTable
-from lamina.nn.norm import add_and_norm
-
-
-class Shared(NamedTuple):
-    rope: RopeTable
-    normed: list[Tensor]  # the input of the next block after its first norm, where the block before has made that too
 
 
 class Block(nn.Module):
     def __init__(self, c: Config, kind: str) -> None:
         super().__init__()
-        self.following: tuple[RMSNorm, ...] = ()  # the first norm of the next block; in a tuple it is no child of this
         bias = c.get("attention_bias", False)
         self.attention = SelfAttention(
             c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.get("head_dim", 256),
@@ -43,16 +32,11 @@ class Block(nn.Module):
         self.before_mlp, self.after_mlp = norm(c), norm(c)
         self.specs = {"attention": self.attention.spec}
 
-    def forward(self, x: Tensor, memory: Memory, shared: Shared) -> Tensor:
-        y = shared.normed.pop() if shared.normed else self.before_attention(x)
-        y = self.attention(y, memory, shared.rope)
-        x, y = add_and_norm(x, y, self.after_attention, self.before_mlp)
-        y = self.mlp(y)
-        if not (kernels.on() and self.following):
-            return self.after_mlp(y, onto=x)
-        x, y = add_and_norm(x, y, self.after_mlp, *self.following)
-        shared.normed.append(y)
-        return x
+    def forward(self, x: Tensor, memory: Memory, rope: RopeTable) -> Tensor:
+        y = self.attention(self.before_attention(x), memory, rope)
+        x = self.after_attention(y, onto=x)
+        y = self.mlp(self.before_mlp(x))
+        return self.after_mlp(y, onto=x)
 
 
 def norm(c: Config) -> RMSNorm:
@@ -91,15 +75,10 @@ class Gemma2(Decoder):
             rope=Rotary(c.get("head_dim", 256), rope_parameters(c), c.get("max_position_embeddings")),
             tied=c.get("tie_word_embeddings", True),
         )
-        for block, following in pairwise(self.blocks):
-            block.following = (following.before_attention,)  # type: ignore[assignment]
         self.softcap = c.said("final_logit_softcapping", 30.0)
 
     def embed(self, ids: Tensor) -> Tensor:
         return self.embedding(ids, self.embedding.embedding_dim**0.5, rounded=True)  # rounded as it was in training
-
-    def prepare(self, positions: Tensor) -> Shared:
-        return Shared(super().prepare(positions), [])
 
     def unembed(self, x: Tensor) -> Tensor:
         return self.head(self.norm(x), softcap=self.softcap)

@@ -17,7 +17,7 @@ from lamina.errors import InputError
 from lamina.models.decoder import Decoder
 from lamina.nn import Choice, GatedDeltaMixer, GatedMLP, Mixture, RMSNorm, Rotary, SelfAttention, rope_parameters
 from lamina.nn.attention.rotary import RopeTable
-from lamina.nn.recurrent.gated_delta import parts_apart
+from lamina.nn.recurrent.gated_delta import regroup_by_part
 
 
 def mixture(c: Config) -> Mixture:
@@ -78,7 +78,7 @@ def tensor_names(c: Config) -> Names:
     """Stored queries lie beside their gates, head by head, and q, k, v, z likewise by key head: here they are apart."""
     shared = c.linear_num_value_heads // c.linear_num_key_heads  # value heads of a key head
     key, value = c.linear_key_head_dim, shared * c.linear_value_head_dim
-    queries_gates = parts_apart(c.num_attention_heads, c.head_dim, c.head_dim)
+    queries_gates = regroup_by_part(c.num_attention_heads, c.head_dim, c.head_dim)
     layer = "model.layers.{i}"
     return {
         "embedding": "model.embed_tokens",
@@ -92,8 +92,8 @@ def tensor_names(c: Config) -> Names:
         "blocks.{i}.attention.k_norm": f"{layer}.self_attn.k_norm",
         "blocks.{i}.attention.out": f"{layer}.self_attn.o_proj",
         "blocks.{i}.delta.project": (
-            From(f"{layer}.linear_attn.in_proj_qkvz", parts_apart(c.linear_num_key_heads, key, key, value, value)),
-            From(f"{layer}.linear_attn.in_proj_ba", parts_apart(c.linear_num_key_heads, shared, shared)),
+            From(f"{layer}.linear_attn.in_proj_qkvz", regroup_by_part(c.linear_num_key_heads, key, key, value, value)),
+            From(f"{layer}.linear_attn.in_proj_ba", regroup_by_part(c.linear_num_key_heads, shared, shared)),
         ),
         "blocks.{i}.delta.conv.weight": From(f"{layer}.linear_attn.conv1d.weight", lambda t: t.squeeze(1)),
         "blocks.{i}.delta.A": From(f"{layer}.linear_attn.A_log", lambda t: -t.float().exp()),

@@ -1,8 +1,8 @@
-"""`Linear`: a matrix product that stays near the memory limit when there are few tokens.
+"""`Linear`: a matrix product that runs at memory bandwidth when there are few tokens.
 
-A product with few rows costs what reading the weight costs, if every core reads. On a CPU the library's x Wᵀ does not
-do that. The same numbers asked for in another way come two to four times as fast, from the weight as it lies: for one
-row as a batch of products, one for each stretch of the weight's rows, for several as W xᵀ.
+A product with few rows takes as long as reading the weight, if all cores read. MKL's x Wᵀ uses too few of them on a
+CPU. The same product written in another way is two to four times as fast, with the weight in place: for one row a
+batched product with one batch entry per slice of the weight's rows, for several rows W xᵀ.
 """
 
 from __future__ import annotations
@@ -15,20 +15,24 @@ from torch import Tensor, nn
 
 from lamina import kernels
 
-PIECES = 16  # stretches of a weight: enough to give every core some
-MOST_ROWS = 64  # with more, F.linear is good
-MKL = torch.backends.mkl.is_available()  # whose products these are facts about
+PIECES = 16  # slices of a weight: enough to give every core some
+MOST_ROWS = 64  # beyond that F.linear is as fast
+MKL = torch.backends.mkl.is_available()  # the library for which this was measured
 
 
 class Linear(nn.Linear):
-    """y = x Wᵀ + b for x [..., in] and W [out, in], and what stands around it, so that one kernel can do it all.
+    """x [..., in] -> onto + softcap · tanh(((before · x) Wᵀ + b) · scale / softcap), [..., out], with W [out, in].
 
-    onto     [..., out] what y is added to (a residual)
-    before   a factor on x
-    scale    a factor on y, or one for each of its numbers, [out]
-    softcap  holds y between -softcap and softcap
+    onto      [..., out] residual; None: 0
+    before    factor on x
+    scale     factor on the product, or one for each output, [out]
+    softcap   bound of the result's absolute value; None: no tanh
 
-    In a captured step x may come before its norm has divided it.
+    The surrounding operations are arguments so that one kernel computes all of them. In a captured step x may be
+    `Unnormed`, and the kernel prepares the next norm where the model's fusion plan says so (`kernels/gemm/fusion.py`).
+
+    >>> Linear(3, 2)(torch.ones(1, 3), onto=torch.ones(1, 2)).shape
+    torch.Size([1, 2])
     """
 
     def reset_parameters(self) -> None:
@@ -56,24 +60,24 @@ class Linear(nn.Linear):
     def _by_kernel(
         self, x: Tensor, onto: Tensor | None, before: float, scale: float | Tensor, softcap: float | None
     ) -> Tensor:
-        from lamina.kernels.gemm.deferred_norm import follower_of, made, parted
+        from lamina.kernels.gemm.deferred_norm import deferred_norm, made, operand  # which import Triton
         from lamina.kernels.gemm.product import product
 
-        x, squares, eps = parted(x)
+        x, squares, eps = operand(x)
         flat, residual = x.reshape(-1, x.shape[-1]), None if onto is None else onto.reshape(-1, onto.shape[-1])
-        follower = follower_of(self, x, self.out_features, self.weight.nbytes)
+        deferred = deferred_norm(self, x, self.out_features)
         y = product(
             flat, self.weight, bias=self.bias, residual=residual, before=before, scale=scale, softcap=softcap,
-            squares=squares, eps=eps, follower=follower,
+            squares=squares, eps=eps, next_norm=deferred,
         )  # fmt: skip
-        return made(y.view(*x.shape[:-1], -1), self, follower)
+        return made(self, y.view(*x.shape[:-1], -1), deferred, self.weight.nbytes)
 
     def _product(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """F.linear, asked for in the way that is fastest here."""
+    """F.linear, by whichever operation is fastest on this device. x [..., in], weight [out, in] -> [..., out]"""
     if x.device.type == "cpu" and x.dtype == torch.float32 and MKL and not torch.compiler.is_exporting():
         rows = x.numel() // x.shape[-1]
         if 0 < rows <= MOST_ROWS:
@@ -82,7 +86,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """F.linear for few rows. x [..., in], weight [out, in], bias [out] -> [..., out]
+    """F.linear for few rows on a CPU. x [..., in], weight [out, in], bias [out] -> [..., out]
 
     >>> few_rows(torch.ones(1, 3), torch.ones(2, 3))
     tensor([[3., 3.]])
@@ -90,7 +94,7 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     out, width = weight.shape
     if x.numel() == width:
         pieces = math.gcd(out, PIECES)
-        # A transposed row, not a column: the strides of the axis of length 1 decide which kernel is taken.
+        # A transposed row, not a column: MKL chooses its kernel by the stride of the axis of length 1.
         column = x.reshape(1, 1, width).mT.expand(pieces, -1, -1)
         y = torch.bmm(weight.view(pieces, -1, width), column)  # [pieces, out / pieces, 1]
     else:

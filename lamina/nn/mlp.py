@@ -46,10 +46,10 @@ class GatedMLP(nn.Module):
 
     def inner(self, x: Tensor) -> Tensor:
         if kernels.on():
-            from lamina.kernels.gemm.deferred_norm import parted
+            from lamina.kernels.gemm.deferred_norm import operand
             from lamina.kernels.gemm.product import gated_product
 
-            x, squares, eps = parted(x)
+            x, squares, eps = operand(x)
             y = gated_product(
                 x.reshape(-1, x.shape[-1]), self.gate_up.weight, self.act, bias=self.gate_up.bias,
                 scale=self.gate_factor, squares=squares, eps=eps,

@@ -1,4 +1,4 @@
-"""Normalisations, computed in float32 or better."""
+"""RMS norm, computed in float32 or better."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from lamina import kernels
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) · weight, or · (1 + weight) where the checkpoint stores the distance from one."""
+    """x / √(mean(x²) + eps) · weight over the last axis, [..., dim] -> [..., dim].
+
+    plus_one   the factor is 1 + weight: the checkpoint stores the difference from one
+    weight     False: no factor
+
+    >>> RMSNorm(2, eps=0.0)(torch.tensor([1.0, 7.0]))
+    tensor([0.2000, 1.4000])
+    """
 
     def __init__(self, dim: int, eps: float = 1e-6, *, plus_one: bool = False, weight: bool = True) -> None:
         super().__init__()
@@ -19,43 +26,46 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(start) if weight else None
 
     def forward(self, x: Tensor, dtype: torch.dtype | None = None, onto: Tensor | None = None) -> Tensor:
-        """The norm in `dtype`, or in that of x, added onto `onto` where that is given (a residual).
+        """onto + norm(x), in `dtype` or that of x. x and onto [..., dim]; onto is a residual, None: 0
 
-        In a captured step the norm of what a product made may come `Unnormed`: the next product divides it.
+        In a captured step the fusion plan (`kernels/gemm/fusion.py`) may let the module in front compute this norm, and
+        this one the norm behind it. The result is `Unnormed` if the next product divides.
         """
         if kernels.on():
-            from lamina.kernels.gemm.deferred_norm import unnormed
-            from lamina.kernels.norm import rms_norm
-
-            if onto is None and (undivided := unnormed(self, x, dtype or x.dtype)) is not None:
-                return undivided
-            flat, rest = _flat(x), None if onto is None else _flat(onto)
-            y = rms_norm(flat, self.weight, self.eps, plus_one=self.plus_one, residual=rest, dtype=dtype)
-            return y.view(x.shape)
+            return self._by_kernel(x, dtype, onto)
         y = self._plain(x, dtype)
         return y if onto is None else onto + y
 
+    def _by_kernel(self, x: Tensor, dtype: torch.dtype | None, onto: Tensor | None) -> Tensor:
+        from lamina.kernels.norm import rms_norm, rms_norm_twice  # which imports Triton
+        from lamina.kernels.workspace import fusions
+
+        program = fusions(x.device)
+        if onto is None:
+            if (ready := program.take(self, x, dtype or x.dtype)) is not None:
+                return ready
+            return rms_norm(_flat(x), self.weight, self.eps, plus_one=self.plus_one, dtype=dtype).view(x.shape)
+        alike = self.weight is not None and (dtype or x.dtype) == x.dtype == onto.dtype  # as `rms_norm_twice` needs it
+        after = program.norm_after(self) if alike else None
+        if after is None:
+            y = rms_norm(_flat(x), self.weight, self.eps, plus_one=self.plus_one, residual=_flat(onto), dtype=dtype)
+            y = y.view(x.shape)
+            return program.made(self, y, plus_one=self.plus_one) if alike else y
+        assert self.weight is not None and after.norm.weight is not None
+        weights, eps = (self.weight, after.norm.weight), (self.eps, after.norm.eps)
+        y, normed = rms_norm_twice(_flat(x), _flat(onto), weights, eps, plus_one=self.plus_one)
+        return program.made(self, y.view(x.shape), normed.view(x.shape))
+
     def _plain(self, x: Tensor, dtype: torch.dtype | None) -> Tensor:
+        """The norm by PyTorch, in float32 or better and rounded once."""
         dtype, exact = dtype or x.dtype, torch.promote_types(x.dtype, torch.float32)
         weight: Tensor | None = self.weight
         if weight is not None and self.plus_one:
             weight = 1 + weight.to(exact)
         if x.is_cuda and dtype == x.dtype and (weight is None or weight.dtype == dtype):
-            exact = dtype  # one kernel, which computes in float32 whatever it reads
+            exact = dtype  # PyTorch's fused kernel computes in float32 whatever the inputs are
         weight = None if weight is None else weight.to(exact)
         return F.rms_norm(x.to(exact), x.shape[-1:], weight, self.eps).to(dtype)
-
-
-def add_and_norm(x: Tensor, y: Tensor, after: RMSNorm, before: RMSNorm) -> tuple[Tensor, Tensor]:
-    """x + after(y), and `before` of that: between two parts of a block that have a norm on both sides."""
-    if kernels.on() and after.weight is not None and before.weight is not None and after.plus_one == before.plus_one:
-        from lamina.kernels.norm import rms_norm_twice
-
-        weights, eps = (after.weight, before.weight), (after.eps, before.eps)
-        added, normed = rms_norm_twice(_flat(y), _flat(x), weights, eps, plus_one=after.plus_one)
-        return added.view(x.shape), normed.view(x.shape)
-    added = after(y, onto=x)
-    return added, before(added)
 
 
 def _flat(x: Tensor) -> Tensor:

@@ -28,7 +28,6 @@ from lamina.cache.spec import (
     Latent,
     LayerSpecs,
     Recurrent,
-    Shared,
     Spec,
     Tokens,
 )
@@ -80,7 +79,7 @@ def fetched_bytes(
     """What the same step moves between host and device where the cache lives on the host: a layer that reads another's
     keys and values finds them on the device."""
     every = _all_kept(model, rows, context, source, codec)
-    return sum(one.total for spec, one in every if not isinstance(spec, Shared))
+    return sum(one.total for spec, one in every if spec.reads_from is None)
 
 
 def _all_kept(
@@ -144,9 +143,10 @@ def distinct_experts(experts: int, each: int, rows: int) -> float:
 def _kept_bytes(
     spec: Spec, specs: Sequence[LayerSpecs], rows: int, context: int, source: int | None, keeping: Keeping
 ) -> Moved:
-    if isinstance(spec, Shared):  # reads as many tokens as the layer that wrote them, and writes none
-        return replace(moved_by(specs[spec.source][spec.name], rows, context, keeping), new=0)
-    if isinstance(spec, Cross):
+    if spec.reads_from is not None:  # reads as many tokens as the layer that wrote them, and writes none
+        layer, name = spec.reads_from
+        return replace(moved_by(specs[layer][name], rows, context, keeping), new=0)
+    if spec.reads_source:
         if source is None:
             raise InputError("this model reads a source: say how many tokens it has with source=…")
         context = source
@@ -160,13 +160,12 @@ def bytes_of_one(spec: Spec, keeping: Keeping) -> int:
 
 @singledispatch
 def moved_by(spec: Spec, rows: int, context: int, keeping: Keeping) -> Moved:
-    """What one entry of a cache moves in a step."""
-    raise InputError(f"how many bytes a {type(spec).__name__} moves in a decode step is not known")
-
-
-def knows(spec: Spec) -> bool:
-    """Whether `moved_by` has an answer for this kind of entry."""
-    return isinstance(spec, Shared) or moved_by.dispatch(type(spec)) is not moved_by.dispatch(object)
+    """Bytes that one entry of a cache moves in a decode step. A kind from outside the package that does not register
+    here reads and writes all that its layer stores, or reads a slot per token."""
+    layer = spec.layer(replace(keeping, rows=1, capacity=1, slack=0, device=torch.device("meta")))
+    if layer.slots is None:
+        return Moved(states=rows * 2 * layer.nbytes)
+    return Moved(tokens=rows * context * layer.nbytes, new=rows * layer.nbytes)
 
 
 @moved_by.register(Attention)

@@ -20,6 +20,7 @@ from lamina.cache.cache import Cache
 from lamina.cache.codec.codec import Codecs
 from lamina.cache.summary import Line, size
 from lamina.errors import InputError
+from lamina.planning.bytes import decode_bytes, fetched_bytes
 from lamina.planning.held import Rehearsal
 from lamina.planning.search import largest
 from lamina.planning.sizes import parse_rate, parse_size
@@ -226,15 +227,11 @@ class _Planner:
         return kept + max(growing, self.scratch(use, cache) or 0)
 
     def plan(self, use: Use) -> Plan:
-        from lamina.planning.bytes import decode_bytes, fetched_bytes, knows
-
         cache, growing = lay_out(self.model, use)
-        every = [spec for entry in self.model.specs for spec in entry.values()]
-        moved = fetched = None
-        if all(knows(spec) for spec in every):
-            moved = decode_bytes(self.model, use.rows, use.length, source=use.source, codec=use.codec)
-            if use.residence == "host":
-                fetched = fetched_bytes(self.model, use.rows, use.length, source=use.source, codec=use.codec)
+        moved = decode_bytes(self.model, use.rows, use.length, source=use.source, codec=use.codec)
+        fetched = None
+        if use.residence == "host":
+            fetched = fetched_bytes(self.model, use.rows, use.length, source=use.source, codec=use.codec)
         return Plan(
             self.subject.name, self.subject.dtype, use, self.weights, tuple(lines_of(cache)), growing,
             self.scratch(use, cache), self._rooms(use), moved, self.model.context, fetched=fetched,

@@ -95,7 +95,7 @@ class Use:
 def lay_out(model: Model, use: Use) -> tuple[Cache, int]:
     """The cache that holds it all, on the meta device; and the bytes held besides, on the device, while it grew."""
     if use.codec is not None:
-        model.new_cache(codec=use.codec)  # what belongs to the model (centres of keys) is made once
+        model.new_cache(codec=use.codec)  # what belongs to the model (mean keys) is computed once
     pool = None if use.page is None else _pool(model, use, use.page)
     with AllocationMeter() as held:
         cache = model.new_cache(use.rows, use.capacity, use.slack, codec=use.codec, residence=use.residence, pool=pool)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lamina.errors import InputError
+
 
 def causal_convolution(past: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Depthwise convolution of new tokens that follow `past`.
@@ -21,7 +23,7 @@ def causal_convolution(past: Tensor, x: Tensor, weight: Tensor, bias: Tensor | N
     """
     taps = weight.shape[1]
     if past.shape[1] != taps - 1:
-        raise ValueError(f"past holds {past.shape[1]} tokens, a kernel of {taps} taps needs {taps - 1}")
+        raise InputError(f"past holds {past.shape[1]} tokens, a kernel of {taps} taps needs {taps - 1}")
     exact = torch.promote_types(x.dtype, torch.float32)
     tokens = x.shape[1]
     window = torch.cat([past.to(exact), x.to(exact)], 1)  # [B, K-1+T, C]

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lamina.errors import InputError
+
 Tensors = Mapping[str, Tensor]
 
 
@@ -135,16 +137,16 @@ class Rule(ABC):
         """The number of tokens T, after checking every shape."""
         shapes = self.input_shapes
         if set(inputs) != set(shapes):
-            raise ValueError(f"{type(self).__name__} takes the inputs {list(shapes)}, not {list(inputs)}")
+            raise InputError(f"{type(self).__name__} takes the inputs {list(shapes)}, not {list(inputs)}")
         if tuple(state.shape[1:]) != self.state_shape:
-            raise ValueError(
+            raise InputError(
                 f"state has shape {list(state.shape)}, {self} needs [B, *{list(self.state_shape)}]; "
                 "zero_state(rows) makes one"
             )
         rows, tokens = state.shape[0], inputs[self.value].shape[1]
         for name, shape in shapes.items():
             if tuple(inputs[name].shape) != (rows, tokens, *shape):
-                raise ValueError(
+                raise InputError(
                     f"input {name!r} has shape {list(inputs[name].shape)}, {self} needs "
                     f"{[rows, tokens, *shape]} for {rows} rows of {tokens} tokens"
                 )

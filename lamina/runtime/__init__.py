@@ -1,4 +1,5 @@
-"""How passes are run fast: steps and short passes captured once and replayed, and words for when they are not."""
+"""Fast passes: decode steps and short passes captured in CUDA graphs, compiled blocks, and the reasons where neither
+applies."""
 
 from lamina.runtime.eligibility import why_no_passes, why_not_captured
 from lamina.runtime.graphs import Graphs

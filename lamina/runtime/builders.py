@@ -1,4 +1,4 @@
-"""Threads that build kernels, many at a time: building one is mostly waiting for a compiler."""
+"""Threads that build Triton kernels, many at a time: building one is mostly waiting for a compiler."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ if TYPE_CHECKING:
     from lamina.model import Model
 
 builds: WeakKeyDictionary[Model, Thread] = WeakKeyDictionary()
-"""Models whose kernels are being built, and the thread that does it (prebuild.py)."""
+"""Model -> the thread that builds its kernels (prebuild.py)."""
 
 
 def wait_for_kernels(model: Model) -> None:
-    """Waits until the kernels that are being built for this model are there, if any are."""
+    """Waits until the kernels that are being built for this model, if any, are ready."""
     if (thread := builds.get(model)) is not None:
         thread.join()
         builds.pop(model, None)
 
 
 def build_together(*programs: Callable[[], object]) -> None:
-    """Builds every kernel that these programs launch, many at a time."""
-    from triton import AsyncCompileMode  # only where Triton is installed
+    """Builds every kernel that these programs launch, many at a time. Launches inside only request their kernel."""
+    from triton import AsyncCompileMode  # Triton may not be installed
 
-    from lamina.kernels.launch import building
+    from lamina.kernels.launch import build_only
 
-    with Builders() as pool, AsyncCompileMode(pool), building():
-        for program in programs * 2:  # what the first run notes of a step (`kernels.following`), the second uses
+    with Builders() as pool, AsyncCompileMode(pool), build_only():
+        for program in programs:
             program()
 
 
 class Builders(ThreadPoolExecutor):
-    """Threads that build kernels. Where there is a GPU they load them too, and compile what hands them their arguments:
-    both would otherwise be done at the first launch, one kernel after the other.
+    """Threads that build kernels. With a GPU they also load each kernel and compile its launcher; otherwise the first
+    launch would do both, one kernel after the other.
 
-    A kernel is loaded on the device that is current where it is submitted: `launch` makes that the tensors' own."""
+    A kernel is loaded on the device that is current when it is submitted: `launch` makes the tensors' device current.
+    """
 
     def __init__(self) -> None:
         super().__init__(os.cpu_count() or 1)
@@ -53,5 +54,5 @@ class Builders(ThreadPoolExecutor):
         kernel = build(*args, **kwargs)
         if device is not None:
             with torch.cuda.device(device):
-                _ = kernel.run  # the function that launches it, made when asked for
+                _ = kernel.run  # a lazy property: loads the kernel and compiles its launcher
         return kernel

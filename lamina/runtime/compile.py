@@ -1,10 +1,10 @@
-"""`model.compile()`: blocks as compiled programs, one for each kind of block and number of tokens.
+"""`model.compile()`: compiles blocks with torch.compile, one program per kind of block and number of tokens.
 
-What is compiled is one block, with its weights and its stores as inputs, so that all blocks of a kind share a program
-and compiling takes seconds, not minutes. The host gives a block its stores cut to what is used: the program then reads
-just the tokens there are, without a mask, at any length, and growth changes nothing.
+One block is compiled at a time, with its weights and its stores as inputs, so all blocks of a kind share a program and
+compiling takes seconds, not minutes. The host passes stores cut to the slots in use: the program then reads only stored
+tokens, needs no mask, and serves any length, before and after a store grows.
 
-Decoding passes are compiled: few tokens, for all rows of a cache. Everything else, such as a prompt, runs as before.
+Decode passes are compiled: few tokens, all rows of a cache. Everything else, such as a prompt, runs uncompiled.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from lamina.cache.layers.base import Key, Layer
 from lamina.cache.memory import Memory
 from lamina.cache.step import Step
 
-MOST_TOKENS = 8  # of a row in a pass that is compiled
+MOST_TOKENS = 8  # per row in a compiled pass
 
 
 class BlockStep(Step):
-    """A pass as one block sees it: its layer is number 0, and nothing is kept for other layers."""
+    """A pass as one compiled block sees it: its layer has index 0, and it shares no views or keys with other layers."""
 
     def __init__(self, step: Step) -> None:
         self.__dict__.update(step.__dict__)
@@ -40,7 +40,7 @@ class BlockStep(Step):
 
 
 class CompiledBlocks:
-    """Runs the blocks of a model. `options` are those of `torch.compile`."""
+    """Runs the blocks of a model, compiled. `options` are those of `torch.compile`."""
 
     def __init__(self, blocks: Iterable[nn.Module], **options: Any) -> None:
         self.blocks = [(block, kind_of(block)) for block in blocks]
@@ -48,7 +48,7 @@ class CompiledBlocks:
         self.programs: dict[Hashable, dict[Hashable, Callable[..., Tensor]]] = {}
 
     def __call__(self, x: Tensor, step: Step, shared: Any) -> Tensor:
-        """What `block(x, step.memory(i), shared)`, block after block, gives."""
+        """Runs x [R, T, width] through `block(x, step.memory(i), shared)`, block after block."""
         assert step.cache is not None
         for_all, end = BlockStep(step), step.bound
         key = (*x.shape[:2], for_all.cut)
@@ -56,46 +56,46 @@ class CompiledBlocks:
         sources = {i for i, _ in step.cache.shared}
         for i, (block, kind) in enumerate(self.blocks):
             if i in sources or any(layer.spec.reads_from for layer in step.layers[i].values()):
-                x = block(x, step.memory(i), shared)  # keys and values go from block to block
+                x = block(x, step.memory(i), shared)  # uncompiled: keys and values are passed from block to block
                 continue
-            layers = {name: cut(layer, end) for name, layer in step.layers[i].items()}
+            layers = {name: cut_line(layer, end) for name, layer in step.layers[i].items()}
             if first:
-                let_lengths_vary(layers.values())
+                mark_slots_dynamic(layers.values())
             if kind not in programs:
                 programs[kind] = _program(**self.options)
-            for_all._left = {}
+            for_all._pending = {}
             x = programs[kind](block, x, Memory(for_all, 0, layers), shared)
-            for (_, name), left in for_all._left.items():
+            for (_, name), left in for_all._pending.items():
                 step.leave((i, name), left)
         return x
 
 
 def kind_of(block: nn.Module) -> Hashable:
-    """The same for blocks that differ in their numbers alone, as far as is seen here; `torch.compile` looks closer."""
+    """A key that is equal for blocks that differ only in their weights; torch.compile adds guards for the rest."""
     specs: Any = block.specs
     return type(block), tuple(specs.items()), tuple(parameter.shape for parameter in block.parameters())
 
 
 def why_not_compiled(step: Step, x: Tensor) -> str | None:
-    """Why this pass runs block by block as it is; None when it is compiled."""
+    """Why this pass runs uncompiled; None if it is compiled."""
     if step.cache is None:
         return "there is no cache"
     if step.fetched is not None:
-        return "the bytes of its cache live on the host, and come to each layer as it runs"
+        return "its cache is stored on the host, and layers are fetched one by one"
     if step.T > MOST_TOKENS:
-        return f"{step.T} tokens a row; passes of up to {MOST_TOKENS} are compiled"
+        return f"{step.T} tokens per row; passes of up to {MOST_TOKENS} are compiled"
     if step.cache.pages is not None:
-        return "the cache lies in pages of a pool"
+        return "the cache is stored in pages of a pool"
     if step.rows is not None or step.counts is not None or step.spans is not None:
         return "the pass is over some rows only, has padding, or has tokens that see each other both ways"
     if step.attended is not None:
-        return "what is attended to is recorded"
+        return "attention weights are recorded"
     if torch.is_grad_enabled() and x.requires_grad:
-        return "gradients are wanted"
+        return "gradients are required"
     room = [layer.slots or 0 for entry in step.layers for layer in entry.values() if is_line(layer)]
     assert step.bound is not None
     if room and (step.start == 0 or min(room) <= step.bound):
-        return "a store is empty or full, which would be another program"
+        return "a store is empty or full, which would compile another program"
     return None
 
 
@@ -103,31 +103,31 @@ def is_line(layer: Layer) -> bool:
     return layer.layout is not None and layer.layout.ring is None
 
 
-def cut(layer: Layer, end: int | None) -> Layer:
-    """A line with only its first `end` slots, in the same memory; any other layer as it is."""
+def cut_line(layer: Layer, end: int | None) -> Layer:
+    """A view of a line with only its first `end` slots; any other layer unchanged."""
     if not is_line(layer):
         return layer
     return layer._with({name: tensor[..., :end, :] for name, tensor in layer.data.items()})
 
 
-def let_lengths_vary(layers: Iterable[Layer]) -> None:
-    """Says before the first compilation that the number of slots is not a constant."""
+def mark_slots_dynamic(layers: Iterable[Layer]) -> None:
+    """Tells torch.compile, before the first compilation, that the number of slots varies."""
     for layer in layers:
         for tensor in layer.data.values() if layer.layout is not None else ():
             torch._dynamo.maybe_mark_dynamic(tensor, tensor.dim() - 2)
 
 
 def _run(block: nn.Module, x: Tensor, memory: Memory, shared: Any) -> Tensor:
-    # Through two axes and back: an axis of length 1 may come with any stride, and another stride is another program.
+    # Reshaped to 2-D and back: an axis of length 1 may have any stride, and another stride would compile again.
     return block(x, memory, shared).reshape(-1, x.shape[-1]).view(x.shape)
 
 
 def _program(**options: Any) -> Callable[..., Tensor]:
-    """`_run` to be compiled, with a code object and a name of its own: `torch.compile` keeps, and limits, the compiled
-    forms of a code object, and what varied under a name once is never a constant again."""
-    name = f"block_{next(_numbers)}"
+    """Compiles a copy of `_run` with its own code object and name: torch.compile limits the number of compiled variants
+    per code object, and treats a size that once varied under a name as dynamic from then on."""
+    name = f"block_{next(_serial)}"
     own = FunctionType(_run.__code__.replace(co_name=name), globals(), name)
     return torch.compile(own, fullgraph=True, **options)
 
 
-_numbers = itertools.count()
+_serial = itertools.count()

@@ -1,4 +1,4 @@
-"""How a program of kernels becomes a CUDA graph, and how values reach it."""
+"""CUDA graphs: capturing programs of kernels, and copying values into the tensors that a graph reads."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from torch import Tensor
 
 Program = Callable[[], object]
 
-_one_at_a_time = Lock()  # CUDA allows one capture at a time in a process
+_one_at_a_time = Lock()  # CUDA allows one capture at a time per process
 
 
-def recorded(device: torch.device, *programs: Program) -> list[Program]:
-    """A replay of each program; what one of them leaves in its memory, the following may read.
+def capture_graphs(device: torch.device, *programs: Program) -> list[Program]:
+    """Captures each program in a CUDA graph. -> functions that replay them
 
-    The programs are run first, in their order, so that kernels are built and loaded and workspaces allocated, and
-    anything that cannot be launched fails here. The caller takes care that running them changes nothing. Other threads
-    may go on meanwhile: they may launch, and load kernels of another model.
+    The graphs share a memory pool: a program may read tensors that an earlier one allocated. The programs are run twice
+    first, in order, so kernels are built and loaded, workspaces are allocated, and a launch that fails raises here. The
+    caller makes sure that these runs change nothing. Other threads may launch kernels, and load those of another model,
+    during the capture.
     """
     with _one_at_a_time:
         side = torch.cuda.Stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
-            for _ in range(2):
-                for program in programs:
-                    program()
+            for program in programs:
+                program()
         torch.cuda.current_stream(device).wait_stream(side)
         graphs: list[torch.cuda.CUDAGraph] = []
         for program in programs:
@@ -40,11 +40,11 @@ def recorded(device: torch.device, *programs: Program) -> list[Program]:
 
 
 def current_stream(device: torch.device) -> torch.cuda.Stream | None:
-    """The stream that this thread launches on; None without CUDA."""
+    """The stream on which this thread launches; None without CUDA."""
     return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
 def copy_in(tensor: Tensor, values: Sequence[Any]) -> None:
-    """Whole numbers from the host into a tensor, without waiting for the device."""
+    """Copies integers from the host into a tensor, without a synchronization."""
     source = torch.tensor(values, dtype=torch.int64, pin_memory=tensor.is_cuda)
     tensor.copy_(source, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Why a fast path is not taken, in words."""
+"""Eligibility for captured steps and passes: the reason, in words, why one is not used."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from lamina.model import Model
 
 MOST_ROWS = 64
-MOST_TOKENS = 16  # of a row in a captured pass
-ON_THE_HOST = "its bytes live on the host; a captured step reads what is on the device"
+MOST_TOKENS = 16  # per row in a captured pass
+ON_THE_HOST = "its cache is stored on the host; a captured step reads device memory"
 
 
 def why_not_captured(model: Model, cache: Cache | None = None, rows: int = 1) -> str | None:
-    """Why decoding is not captured in one graph; None when it is."""
+    """Why decode steps are not captured in a CUDA graph; None if they are."""
     if cache is not None and cache.recomputes:
-        return "without a cache every pass runs whole rows"
+        return "without a cache every pass recomputes whole rows"
     if model.device.type != "cuda":
         return f"the model is on {model.device.type}; decode steps are captured on a GPU"
     if reason := kernels.why_not(next(model.parameters())):
@@ -38,7 +38,7 @@ def why_not_captured(model: Model, cache: Cache | None = None, rows: int = 1) ->
 
 
 def most_tokens(rows: int) -> int:
-    """How many tokens a row may have in a captured pass of so many rows; a power of two.
+    """The most tokens per row in a captured pass of `rows` rows; a power of two.
 
     >>> most_tokens(1), most_tokens(5), most_tokens(64)
     (16, 8, 1)
@@ -47,16 +47,16 @@ def most_tokens(rows: int) -> int:
 
 
 def why_no_passes(model: Model, cache: Cache) -> str | None:
-    """Why passes of several tokens over this cache are not captured; None when they are."""
+    """Why passes of several tokens over this cache are not captured; None if they are."""
     if reason := why_not_captured(model, cache):
         return reason
     if most_tokens(cache.rows) < 2:
-        return f"{cache.rows} rows; captured passes are of up to {MOST_ROWS} tokens, so of one for each row"
+        return f"{cache.rows} rows; captured passes have up to {MOST_ROWS} tokens in all, so one per row here"
     return why_not_read(cache)
 
 
 def why_not_read(cache: Cache) -> str | None:
-    """The first entry of a cache that no captured pass of several tokens reads, in words; None when all are read."""
+    """Why captured passes of several tokens cannot read this cache; None if they can."""
     if cache.fetcher is not None:
         return ON_THE_HOST
     return why_no_kernels(cache.specs, cache.layers, cache.dtype)
@@ -67,7 +67,7 @@ def why_no_kernels(
     layers: Sequence[Mapping[str, Layer]] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> str | None:
-    """The first layer that no kernel of a captured step serves, in words; None when all are served."""
+    """The first layer that no kernel of a captured step supports, in words; None if all are supported."""
     for i, entry in enumerate(specs):
         for name, spec in entry.items():
             if reason := why_unserved(spec, None if layers is None else layers[i][name], dtype):

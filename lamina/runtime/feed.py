@@ -1,10 +1,10 @@
-"""Tokens into rows of a cache: the one place where a pass over a cache is opened and run.
+"""Feeds tokens to rows of a cache: the one place where a plain pass over a cache is opened and run.
 
     logits, step = read(model, cache, ids, rows=[0, 2])     # the caller ends it: step.commit(accepted) or step.abort()
     logits, _ = feed(model, cache, ids)                     # all tokens are committed
 
-`Model.__call__`, `generate`, beams, drafts and prefix stores all come here. `lamina.generation.feed.Reader` reads by
-captured passes where there are some, and by `read` otherwise.
+`Model.__call__`, `generate`, beams, drafts and prefix stores all call these functions. `lamina.generation.feed.Reader`
+uses captured passes where they are available, and `read` otherwise.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ def read(
     spans: Tensor | None = None,
     hidden: Collection[int] = (),
 ) -> tuple[Tensor | None, Step]:
-    """Opens a pass over these rows (all when None) and runs the model. -> logits as asked for, and the open pass
+    """Opens a pass over these rows (all when None) and runs the model. -> the requested logits, and the open pass
 
-    A pass that fails is aborted: the cache is as it was. Arguments are those of `Cache.step` and `Model.forward`.
+    If the model raises, the pass is aborted and the cache is unchanged. The arguments are those of `Cache.step` and
+    `Model.forward`.
     """
     given = embeds if ids is None else ids
     assert given is not None
     some = None if rows is None or list(rows) == list(range(cache.rows)) else rows
     step = cache.step(given.shape[1], counts, rows=some, spans=spans)
     try:
-        with torch.no_grad():  # or the cache would keep the autograd graph of every pass alive
+        with torch.no_grad():  # otherwise the cache would keep the autograd graph of every pass alive
             return model.forward(ids, step, logits, embeds, hidden), step
     except BaseException:
         step.abort()
@@ -65,7 +66,7 @@ def feed(
     spans: Tensor | None = None,
     hidden: Collection[int] = (),
 ) -> tuple[Tensor | None, Step]:
-    """`read`, and commits every real token. -> logits, and the pass, which holds the hidden states asked for"""
+    """`read`, then commits all real tokens. -> logits, and the closed pass, which has the requested hidden states"""
     found, step = read(
         model, cache, ids, counts=counts, rows=rows, logits=logits, embeds=embeds, spans=spans, hidden=hidden
     )
@@ -102,5 +103,5 @@ def step_alone(
     layers = [{name: spec.layer(None) for name, spec in entry.items()} for entry in model.specs]
     step = Step.alone(layers, (rows, T), model.device, None if real is None else real.tensor, segments, spans)
     if source is not None:
-        step.source = model.crossed(source, rows)
+        step.source = model.cross_inputs(source, rows)
     return step

@@ -78,7 +78,7 @@ class KernelBackend:
         **options: Unpack[AttendOptions],
     ) -> Tensor:  # fmt: skip
         from lamina.kernels.attention.decode import decode_attention
-        from lamina.kernels.attention.decode_fused import attend_token, takes
+        from lamina.kernels.attention.decode_fused import attend_token, supports
         from lamina.kernels.attention.quantized import decode_codes
         from lamina.kernels.attention.rope_append import append, rotate_and_append
         from lamina.kernels.norm import sigmoid_gated
@@ -88,12 +88,12 @@ class KernelBackend:
             raise InputError("attend without keys and values reads another layer's, and no kernel does that")
         if options["bias"] is not None:
             raise InputError("attend(bias=…): no kernel adds a bias to the scores")
-        spec, table, page, gate, forms = entry.spec, entry.table, entry.page, options["gate"], entry.coding.forms
+        spec, table, page, gate, forms = entry.spec, entry.table, entry.page, options["gate"], entry.coding.formats
         given: dict[str, Any] = {**options}
         how = {name: given[name] for name in ("scale", "softcap", "sinks")} | {"page": page}
         before = {name: given[name] for name in BEFORE}
         waits = entry.later is not None and spec.window.span is not None  # a ring, whose old tokens are still read
-        if not waits and not forms and takes(q, k, v):
+        if not waits and not forms and supports(q, k, v):
             return attend_token(q, k, v, table=table, window=spec.window, gate=gate, **how, **before)
         sides = (Side.of(forms.get("k"), spec.key_dim), Side.of(forms.get("v"), spec.value_dim)) if forms else None
         if sides is None or waits or sides[0].form == "plain":  # else `encode` rotates
@@ -122,7 +122,7 @@ class KernelBackend:
 
         if norm.weight is None or norm.plus_one:
             raise InputError("attend_latent: the kernels know a norm with a weight that is not one more than stored")
-        spec, table, page, form = entry.spec, entry.table, entry.page, entry.coding.forms.get("latent")
+        spec, table, page, form = entry.spec, entry.table, entry.page, entry.coding.formats.get("latent")
         up_k, up_v = up.tensor_split([q.shape[-1] - spec.rope_dim], dim=1)
         q, new = into_latent(
             q, kv, up_k, norm.weight, norm.eps, rope, table, neighbours=neighbours, write=form is None, page=page
@@ -161,10 +161,10 @@ class KernelBackend:
         around: Mapping[str, Any],
     ) -> Tensor | None:  # fmt: skip
         """One kernel for the whole mixer where that is faster, and the pass commits itself."""
-        from lamina.kernels.recurrent.mixer import mix_step, pays
+        from lamina.kernels.recurrent.mixer import mix_is_faster, mix_step
 
         rule = entry.spec.rule
-        if entry.later is not None or not pays(rule, *x.shape[:2]):
+        if entry.later is not None or not mix_is_faster(rule, *x.shape[:2]):
             return None
         how = dict(conv=conv, gate=gate, norm=norm, **around)
         return mix_step(rule, x, inputs, constants, ring.table, entry.table, **how)
@@ -222,7 +222,7 @@ def why_unserved(spec: Spec, layer: Layer | None, dtype: torch.dtype) -> str | N
 class _AttentionKernels:
     @staticmethod
     def why_not(spec: Attention | Latent, layer: Layer | None, dtype: torch.dtype) -> str | None:
-        return why_no_attention(spec, None if layer is None else layer.coding.forms, dtype)
+        return why_no_attention(spec, None if layer is None else layer.coding.formats, dtype)
 
 
 @register_kernels(Convolution)

@@ -1,6 +1,6 @@
 """The tables through which kernels find a cache: a row of addresses and sizes for each entry, and a header.
 
-A row has the columns of `lamina.kernels.COLUMNS`; what each layer puts there is `Layer.columns`.
+`lamina.kernels.columns` declares the columns of a row for host and kernels; `Layer.columns` returns the values.
 """
 
 from __future__ import annotations
@@ -13,33 +13,32 @@ from torch import Tensor
 from lamina.cache.cache import Cache
 from lamina.cache.codec.codec import Codec, Coding
 from lamina.cache.layers.base import Layer
-from lamina.kernels import COLUMNS
+from lamina.kernels.columns import entry_row, header_row
 from lamina.runtime.kernel_backend import TableEntry
 
 if TYPE_CHECKING:
     from lamina.model import Model
 
-WIDTH = 16  # of a row; what COLUMNS does not name is 0
 PLAIN = Coding()
 
 
 def tables_of(cache: Cache, counts: Tensor) -> list[list[int]]:
-    """The rows of a cache's entries, in the order of its layers."""
+    """[entries, columns]: a row for each entry of a cache, in the order of its layers."""
     return [_row(layer, cache, counts) for layer in cache.every_layer()]
 
 
 def _row(layer: Layer, cache: Cache, counts: Tensor) -> list[int]:
-    row = {"lengths": cache.clock.lengths.data_ptr(), "counts": counts.data_ptr(), **layer.columns()}
-    return [row.get(name, 0) for name in COLUMNS] + [0] * (WIDTH - len(COLUMNS))
+    lengths, counts_at = cache.clock.lengths.data_ptr(), counts.data_ptr()
+    return entry_row({"lengths": lengths, "counts": counts_at, **layer.columns()})
 
 
 @dataclass(frozen=True)
 class CacheFormat:
-    """How the caches that a captured program serves are stored: those of another format have a program of their own.
+    """How a cache is stored. A captured program is for one format; caches of another format need another program.
 
-    codecs    of each entry, in the order of the tables; empty where all are plain
-    page      slots of a page, 0 where tokens are not in pages
-    codings   of each entry, with what kernels need to know of them
+    codecs    the codec of each entry, in the order of the tables; empty if nothing is quantized
+    page      slots per page; 0 if the cache is not in a pool
+    codings   the `Coding` of each entry, with what kernels need to know of its codec
     """
 
     codecs: tuple[Codec, ...] = ()
@@ -48,11 +47,11 @@ class CacheFormat:
 
     @classmethod
     def of(cls, cache: Cache | None) -> CacheFormat:
-        """That of this cache; plain without one."""
+        """The format of this cache; the plain format if None."""
         if cache is None:
             return cls()
         codings = tuple(layer.coding for layer in cache.every_layer())
-        codecs = tuple(one.codec for one in codings) if any(one.forms for one in codings) else ()
+        codecs = tuple(one.codec for one in codings) if any(one.formats for one in codings) else ()
         return cls(codecs, 0 if cache.pool is None else cache.pool.page, codings)
 
 
@@ -67,19 +66,21 @@ def stores_of(cache: Cache) -> list[tuple[int, int]]:
 
 
 def header_of(cache: Cache) -> list[int]:
-    """The header, in the order of `lamina.kernels.step_ends.HEADER`."""
+    """The row of `lamina.kernels.columns.HEADER` for this cache."""
     assert cache._logits is not None
-    marks = [cache.clock.lengths, cache.clock.written, cache.clock.base, cache.record]
-    return [*(mark.data_ptr() for mark in marks), cache.record.shape[1], cache._logits.data_ptr()]
+    clock, record = cache.clock, cache.record
+    pointers = {"lengths": clock.lengths, "written": clock.written, "base": clock.base, "record": record}
+    row = {name: tensor.data_ptr() for name, tensor in pointers.items()}
+    return header_row(row | {"record_width": record.shape[1], "logits": cache._logits.data_ptr()})
 
 
 def entries_of(
     model: Model, tables: Tensor, later: Tensor | None = None, cache_format: CacheFormat = PLAIN_FORMAT
 ) -> list[dict[str, TableEntry]]:
-    """For each layer of the model, name -> its row of the table.
+    """For each layer of the model, name of the entry -> its row of the table.
 
     tables    [entries, columns]
-    later     the same with the accepted counts, where a second graph commits
+    later     the same with the accepted counts, if a second graph commits
     """
     none = [None] * len(tables)
     rows = zip(tables, none if later is None else later, cache_format.codings or [PLAIN] * len(tables), strict=True)

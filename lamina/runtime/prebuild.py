@@ -1,12 +1,11 @@
-"""Kernels of a decode step, built before they are needed: in threads, while weights are on their way.
+"""Builds the kernels of a decode step before they are needed: in threads, while the weights are being loaded.
 
-The program of a captured step is run once over a model without numbers (on the meta device). Every launch in it then
-asks for its kernel to be built and does nothing else. Building a kernel is mostly waiting for a compiler, so many are
-built at a time.
+The program of a captured step is run once over a model on the meta device, whose tensors have no values. Every launch
+in this run only requests its kernel. Building a kernel is mostly waiting for a compiler, so many are built at a time.
 
-Nobody waits for it before a step is captured: a prompt is read by plain passes, and its first token is there sooner.
-Arithmetic on the meta device would load PyTorch's compiler, which takes as long as building all kernels: a model is
-made without any.
+Only the capture of the first step waits for the kernels: plain passes read the prompt, so the first token does not
+wait. Arithmetic on the meta device would load PyTorch's compiler, which takes as long as building all kernels, so the
+model is made without any.
 """
 
 from __future__ import annotations
@@ -32,40 +31,40 @@ from lamina.sampling.chooser import Chooser
 if TYPE_CHECKING:
     from lamina.model import Model
 
-_rehearsals: WeakSet[Rehearsal] = WeakSet()
+_running: WeakSet[KernelBuild] = WeakSet()
 
 
-class Rehearsal:
-    """The kernels of one-row decoding being built in the background."""
+class KernelBuild:
+    """A thread that builds the kernels of one-row decoding in the background."""
 
     def __init__(self, make: Callable[[], Model], device: torch.device) -> None:
         self.failed: Exception | None = None
         self.thread = Thread(target=self._build, args=(make, device), daemon=True)
-        _rehearsals.add(self)
+        _running.add(self)
         self.thread.start()
 
-    def serves(self, model: Model) -> None:
-        """This model will use them: `wait_for_kernels` waits until they are there."""
+    def register(self, model: Model) -> None:
+        """Registers the model that will use the kernels: `wait_for_kernels(model)` then waits for this build."""
         builds[model] = self.thread
 
     def _build(self, make: Callable[[], Model], device: torch.device) -> None:
         try:
             with torch.cuda.device(device):
                 build_kernels(make())
-        except Exception as problem:  # whoever launches the kernel meets it again, with its own trace
+        except Exception as problem:  # not raised here: launching the kernel raises it again, with a better traceback
             self.failed = problem
 
 
 @atexit.register
 def _end_all() -> None:
-    """Waits for rehearsals when the interpreter exits: a thread that is stopped inside PyTorch aborts the process. The
-    wait is short, since the executors of their builders take no more work by then."""
-    for one in list(_rehearsals):
+    """Waits for running builds when the interpreter exits: a thread that is stopped inside PyTorch aborts the process.
+    The wait is short, since the thread pools accept no more work by then."""
+    for one in list(_running):
         one.thread.join()
 
 
-def rehearsal(make: Callable[[], Model], dtype: torch.dtype, device: torch.device) -> Rehearsal | None:
-    """Starts building the kernels for a model that is about to be loaded; None where it would use none.
+def start_build(make: Callable[[], Model], dtype: torch.dtype, device: torch.device) -> KernelBuild | None:
+    """Starts building the kernels for a model that is about to be loaded; None if it would use none.
 
     make   builds the same model on the meta device, in the thread that builds the kernels
     """
@@ -74,15 +73,15 @@ def rehearsal(make: Callable[[], Model], dtype: torch.dtype, device: torch.devic
     x = torch.empty(0, dtype=dtype, device=device)
     if kernels.why_not(x) is not None:
         return None
-    return Rehearsal(make, x.device)  # with its number: a thread has a current device of its own
+    return KernelBuild(make, x.device)  # with its index: each thread has its own current device
 
 
 @torch.no_grad()
 def build_kernels(
     model: Model, rows: int = 1, tokens: int | None = None, codec: Codecs | None = None, page: int = 0
 ) -> None:
-    """Builds the kernels of a greedy decode step, or of a pass of so many tokens, of a model on the meta device, for
-    caches of this codec, or in pages of so many slots."""
+    """Builds the kernels of a greedy decode step, or of a pass of `tokens` tokens per row, for a model on the meta
+    device and caches with this codec and `page` slots per page (0: not in a pool)."""
     if why_no_kernels(model.specs, dtype=model.dtype) is not None:
         return
     cache_format = replace(CacheFormat.of(model.new_cache(rows, codec=codec)), page=page)
@@ -90,4 +89,4 @@ def build_kernels(
         build_together(CapturedStep(model, rows, Chooser(), cache_format).program)
     else:
         one = CapturedPass(model, rows, tokens, cache_format)
-        build_together(one.reading, one.taking_in)
+        build_together(one.read_program, one.commit_program)

@@ -1,14 +1,14 @@
-"""One decode step in one graph: every kernel of a pass, the choice of the next tokens and the commit, replayed as one.
+"""`CapturedStep`: one decode step in one CUDA graph: every kernel of a pass, sampling of the next tokens, and commit.
 
-A step is captured once for a number of rows, a way of choosing tokens and a way of writing them (codecs, pages), and
-then serves any such cache: kernels find a cache's memory through tables of pointers, and taking up another cache, or
-one that has grown, is copying its tables in.
-Rows that have ended stay in the graph with a count of 0: nothing of theirs is written, and kernels of large launches do
-not read it either. The cache grows between two replays, when the next tokens need room. Nothing is read back while
-steps run, unless a cache must grow or a pool is short of pages.
+A step is captured once per number of rows, sampling settings and cache format (codecs, page size), and then serves any
+such cache: kernels find a cache's memory through tables of addresses, so switching to another cache, or to one that has
+grown, only copies its tables in.
+Rows that have ended stay in the graph with a count of 0: they are not written, and kernels of large launches do not
+read them either. The cache grows between two replays, when the next tokens need room. Nothing is read back while steps
+run, unless a cache must grow or a pool is short of pages.
 
     with graphs.step(cache.rows, chooser, cache) as step:
-        step.take_up(cache, ids, left, ends)
+        step.begin(cache, ids, remaining, ends)
         step.run(n)                                    n tokens for every live row; captured at the first run
 """
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from lamina.cache.cache import Cache
-from lamina.cache.ops.commit import on_device
+from lamina.cache.ops.commit import device_commit
 from lamina.cache.pool.page_table import Span
 from lamina.errors import CapacityError, InputError
 from lamina.kernels.device_guard import current
@@ -39,57 +39,64 @@ MOST_ENDS = 8
 
 
 class CapturedStep(Captured):
-    """A pass of one token a row over whatever cache it has taken up."""
+    """A pass of one token per row over the cache that `begin` was given, which samples and commits on the device."""
 
     def __init__(self, model: Model, rows: int, chooser: Chooser, cache_format: CacheFormat = PLAIN_FORMAT) -> None:
         from lamina.kernels.step_ends import scratch_for
 
         super().__init__(model, rows, 1, cache_format, counts=1)
         self.chooser = chooser
-        self.left, self.ends, self.seed = self._numbers(rows), self._numbers(MOST_ENDS), self._numbers(1)
-        self.numbers, self.prompts = self._numbers(rows), self._numbers(rows)
-        self.seen: Tensor | None = None  # how often each id occurs in each row, for processors
+        self.remaining, self.ends, self.seed = self._int_zeros(rows), self._int_zeros(MOST_ENDS), self._int_zeros(1)
+        self.numbers, self.prompts = self._int_zeros(rows), self._int_zeros(rows)
+        self.seen: Tensor | None = None  # [rows, vocab] how often each id occurs in each row, for processors
         if chooser.processors:
-            self.seen, self.seen_in_prompt = self._numbers(2, rows, model.vocab)
+            self.seen, self.seen_in_prompt = self._int_zeros(2, rows, model.vocab)
         self.scratch = scratch_for(rows, model.vocab, model.device)
-        self._cache: weakref.ref[Cache] | None = None  # its owner may drop it, and what it holds
-        self._most: list[int] = []  # tokens that each row may hold in the end
+        self._cache: weakref.ref[Cache] | None = None  # weak, so that its owner can free it
+        self._most: list[int] = []  # final length of each row, at most
         self._header: list[int] = []
 
     @property
     def cache(self) -> Cache:
-        """The one that was taken up last."""
+        """The cache that `begin` was given last."""
         cache = None if self._cache is None else self._cache()
         if cache is None:
-            raise InputError("this captured step has no cache: give it one with take_up, and keep the cache")
+            raise InputError("this captured step has no cache: give it one with begin, and keep the cache alive")
         return cache
 
-    def take_up(
+    def begin(
         self,
         cache: Cache,
         ids: Tensor,
-        left: Iterable[int],
+        remaining: Iterable[int],
         ends: Iterable[int],
         *,
         seed: int = 0,
         numbers: Sequence[int] | None = None,
         prompts: Sequence[int] | None = None,
     ) -> None:
-        """Makes this cache the one that `run` goes on with: feed `ids` [B] first, make `left` tokens a row at most.
+        """Sets the cache that `run` continues.
 
-        seed, numbers   of the noise, where tokens are drawn; rows have their own numbers
-        prompts         how many tokens of each row are the prompt's, for processors
+        ids        [B] the first token to feed to each row
+        remaining  how many tokens each row is fed at most; 0: the row is not alive
+        ends       ids that end a row
+        seed       of the sampling noise
+        numbers    of the rows, by which rows draw different noise
+        prompts    how many tokens of each row are the prompt's, for processors
         """
-        left, ends = list(left), list(ends)
-        most = [high + more for high, more in zip(cache.clock.sync(), left, strict=True)]
+        remaining, ends = list(remaining), list(ends)
+        most = [high + more for high, more in zip(cache.clock.sync(), remaining, strict=True)]
         if cache.limit is not None and max(most) > cache.limit:
-            raise CapacityError(f"{max(most)} tokens a row were asked for, and the cache has room for {cache.limit}")
+            raise CapacityError(
+                f"{max(most)} tokens per row were requested, and the cache has room for {cache.limit}: give fewer, or "
+                "make a larger cache"
+            )
         cache._abort_open_pass()
         cache._kept_logits(self.model.vocab, self.model.dtype)
         self._cache, self._stores, self._header, self._most = weakref.ref(cache), [], [], most
         self._make_room(cache, 1)
         copy_in(self.ends, ends + [-1] * (MOST_ENDS - len(ends)))
-        copy_in(self.left, left)
+        copy_in(self.remaining, remaining)
         copy_in(self.seed, [seed])
         copy_in(self.numbers, list(numbers or range(self.rows)))
         if self.seen is not None:
@@ -99,10 +106,10 @@ class CapturedStep(Captured):
             self.seen.copy_(history.seen(self.model.vocab))
             self.seen_in_prompt.copy_(history.seen_in_prompt(self.model.vocab))
         self.ids.copy_(ids.reshape(-1, 1))
-        self.counts.copy_(self.left > 0)
+        self.counts.copy_(self.remaining > 0)
 
     def _make_room(self, cache: Cache, steps: int) -> None:
-        """Room for the tokens of these steps, in the cache and in the tables that point at it."""
+        """Makes room for the tokens of the next `steps` steps in the cache, and updates the tables that point at it."""
 
         def needed() -> int:
             return max(min(high + steps, most) for high, most in zip(cache.clock.high, self._most, strict=True))
@@ -114,34 +121,35 @@ class CapturedStep(Captured):
             cache.clock.sync()  # rows that have ended need no more room
             if needed() > room():
                 cache.reserve(min(max(needed(), 2 * room()), max(self._most)))
-        self._point_at(cache)
+        self._update_tables(cache)
         if (header := header_of(cache)) != self._header:
             copy_in(self.header, header)
             self._header = header
 
     def run(self, steps: int, rows: Sequence[int] | None = None) -> None:
-        """Feeds and makes `steps` tokens for every live row; nothing is read back.
+        """Runs `steps` steps: each feeds one token to every live row and samples the next. Nothing is read back.
 
-        rows   those that may be alive as far as the host knows (all when None): no others get pages
-        Where there are no pages for more, it raises PagesError; what was made before is in the cache.
+        rows   those that may be alive as far as the host knows (all when None): only these get pages
+
+        Raises PagesError if the pool has no pages for a step; the steps before it are in the cache.
         """
         cache = self.cache
         with current(self.device):
             self.capture()
             while steps:
                 with cache.steady:
-                    several = steps if cache.pages is None else self._provided(cache, steps, rows)
+                    several = steps if cache.pages is None else self._take_pages(cache, steps, rows)
                     self._make_room(cache, several)
-                    with on_device(cache, [0] * cache.rows, several):
+                    with device_commit(cache, [0] * cache.rows, several):
                         for _ in range(several):
                             self._replay()
                 steps -= several
 
-    def _provided(self, cache: Cache, steps: int, rows: Sequence[int] | None) -> int:
-        """Gives rows the pages that these steps may write, each its own; -> for how many of the steps there are some.
+    def _take_pages(self, cache: Cache, steps: int, rows: Sequence[int] | None) -> int:
+        """Gives each row unshared pages for the slots that these steps may write. -> for how many steps they suffice
 
-        Somebody may have shared pages since the last run. Short of pages, steps are taken one by one, by what the
-        device knows: a row may end before it needs another page.
+        Pages may have become shared since the last run (a fork). If pages are short, the host reads which rows are
+        alive and goes step by step: a row may end before it needs another page.
         """
         pages, clock = cache.pages, cache.clock
         assert pages is not None
@@ -150,11 +158,11 @@ class CapturedStep(Captured):
         def spans() -> list[Span]:
             return [(row, clock.low[row], min(clock.high[row] + steps, self._most[row])) for row in live]
 
-        if pages.pool.tokens is not None and pages.lack(spans()):
+        if pages.pool.tokens is not None and pages.runs_short(spans()):
             clock.sync()
             alive = self.counts.tolist()
             live = [row for row in live if alive[row]]
-            if pages.lack(spans()):
+            if pages.runs_short(spans()):
                 steps = 1
         pages.prepare(spans())
         return steps
@@ -163,7 +171,7 @@ class CapturedStep(Captured):
         return (self.program,)
 
     def program(self) -> None:
-        """One step, kernel by kernel: what is captured."""
+        """The captured graph: one decode step, from the ids in `self.ids` to the next ids, and commit."""
         from lamina.kernels import step_ends
 
         with self._using_kernels():
@@ -177,11 +185,11 @@ class CapturedStep(Captured):
             history = History(lengths, self.prompts, counts=self.seen, prompt_counts=in_prompt)
             scores = self.chooser.scores(logits, history)
         noise = (self.seed, self.numbers) if self.chooser.sample else None
-        marks = (self.header, self.ids, self.counts, self.left, self.ends, self.scratch)
+        marks = (self.header, self.ids, self.counts, self.remaining, self.ends, self.scratch)
         step_ends.finish(logits, scores, noise, *marks)
         if self.chooser.may_exclude_all:  # a row whose new id is excluded ends before that id is fed
             self.counts.masked_fill_(excluded(scores, self.ids[:, 0]), 0)
 
-    def _forget(self) -> None:
-        super()._forget()
+    def _drop_cache(self) -> None:
+        super()._drop_cache()
         self._cache, self._header, self._most = None, [], []

@@ -1,4 +1,4 @@
-"""`Chooser`: from logits to the next token of each row."""
+"""`Chooser`: logits -> processed scores -> the next token of each row."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import cached_property
 
 from torch import Tensor
 
+from lamina.sampling.chain import apply
 from lamina.sampling.exclusion import may_exclude_all
 from lamina.sampling.history import History, Processor
 from lamina.sampling.noise import draw
@@ -14,11 +15,11 @@ from lamina.sampling.noise import draw
 
 @dataclass(frozen=True)
 class Chooser:
-    """How scores become tokens.
+    """Applies processors to logits and chooses a token. Frozen and hashable: captured steps are keyed by it.
 
-    processors  change the scores, in this order; what sampling cuts away included
-    sample      draws from the distribution of the scores; else the best is taken
-    seed        of the draws: a token depends on (seed, the row's number, its position) and nothing else
+    processors  change the scores, in this order; the sampling filters are among them
+    sample      True draws from softmax(scores), False takes the argmax
+    seed        a draw depends on (seed, row number, position) and nothing else
     """
 
     processors: tuple[Processor, ...] = ()
@@ -27,18 +28,15 @@ class Chooser:
 
     def scores(self, logits: Tensor, history: History) -> Tensor:
         """logits [B, V] -> processed scores [B, V] in float32"""
-        scores = logits.float()
-        for process in self.processors:
-            scores = process(scores, history)
-        return scores
+        return apply(logits.float(), history, self.processors)
 
     @cached_property
     def may_exclude_all(self) -> bool:
-        """Whether the processors could leave a row nothing to choose."""
+        """Whether the processors could leave a row without any id to choose."""
         return may_exclude_all(self.processors)
 
     def choose(self, scores: Tensor, numbers: Tensor, positions: Tensor, stream: int = 0) -> Tensor:
-        """The next token of each row [B]. numbers [B]: the rows' own; positions [B]: where the token will be."""
+        """The next token of each row [B]. numbers [B]: row numbers for the noise; positions [B]: of the new tokens."""
         if not self.sample:
             return scores.argmax(dim=-1)
         return draw(scores, self.seed, numbers, positions, stream)

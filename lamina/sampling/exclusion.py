@@ -1,10 +1,12 @@
-"""Rows that nothing may follow.
+"""Rows without any id left to choose.
 
-Bans, grammars and callers' own processors give ids the score -inf. Where together they exclude every id, the best id of
-the row is an excluded one, and instead of returning it generation raises an InputError that names them. What settings
-alone decide is found before the run (`check_exclusions`). What depends on the tokens is found when it happens: plain
-passes read the chosen tokens back anyway, and a captured step ends such a row on the device, before the id is fed.
-Processors that cannot empty a row (`HARMLESS`) cost nothing: without any other, nobody looks.
+Bans, grammars and callers' own processors give ids the score -inf. If together they exclude every id, generation raises
+an InputError that names them instead of returning an excluded id. Settings that always exclude everything are refused
+before the run (`check_exclusions`). Other cases depend on the tokens and are found as they occur: plain passes check
+the chosen tokens when they read them back, and a captured step ends such a row on the device before the id is fed.
+
+Each processor class says in `excludes` which ids of a row it may exclude: "none", "some" or "all". Only with an "all"
+among them is anything checked. A callable without `excludes` counts as "all".
 """
 
 from __future__ import annotations
@@ -16,42 +18,28 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.sampling import bans, filters, forcing, penalties
-from lamina.sampling.chain import RemoveInvalid, Renormalize
-from lamina.sampling.grammar import Grammar
 from lamina.sampling.history import Processor
-from lamina.sampling.watermark import Watermark
 
 if TYPE_CHECKING:
     from lamina.generation.settings.settings import Settings
 
-HARMLESS = (
-    filters.Filter, filters.Temperature, penalties.Repetition, penalties.SourceRepetition, penalties.Occurrence,
-    penalties.LengthDecay, bans.SequenceBias, bans.MinLength, bans.MinNewTokens, forcing.ForcedFirst,
-    forcing.ForcedLast, RemoveInvalid, Renormalize, Watermark,
-)  # fmt: skip
-NAMES = {
-    bans.Suppress: "suppress_tokens", bans.SuppressAtBegin: "begin_suppress_tokens", bans.BadWords: "bad_words_ids",
-    bans.NoRepeatNgram: "no_repeat_ngram_size", bans.NoSourceNgram: "encoder_no_repeat_ngram_size",
-    bans.MinLength: "min_length", bans.MinNewTokens: "min_new_tokens", Grammar: "grammar",
-    forcing.Allowed: "prefix_allowed_tokens_fn",
-}  # fmt: skip
 LEAST = torch.finfo(torch.float32).min
-"""Scores up to this are of excluded ids: -inf, or what `remove_invalid_values` makes of it."""
+"""Ids with at most this score are excluded: -inf, and the value by which `remove_invalid_values` replaces -inf."""
 
 
 def may_exclude_all(processors: Iterable[Processor]) -> bool:
     """Whether these processors could leave a row without any id.
 
+    >>> from lamina.sampling import bans, filters
     >>> may_exclude_all([filters.TopK(5), filters.Temperature(0.5)]), may_exclude_all([bans.NoRepeatNgram(2)])
     (False, True)
     """
-    return any(isinstance(one, bans.BadWords) or not isinstance(one, HARMLESS) for one in processors)
+    return any(_excludes(one) == "all" for one in processors)
 
 
 def excluders(processors: Iterable[Processor]) -> list[Processor]:
-    """Those that give ids the score -inf, whether or not they could do so to all."""
-    return [one for one in processors if type(one) in NAMES or not isinstance(one, HARMLESS)]
+    """The processors that exclude some ids or all."""
+    return [one for one in processors if _excludes(one) != "none"]
 
 
 def excluded(scores: Tensor, chosen: Tensor) -> Tensor:
@@ -60,8 +48,8 @@ def excluded(scores: Tensor, chosen: Tensor) -> Tensor:
 
 
 def nothing_left(processors: Iterable[Processor], row: int) -> InputError:
-    """The error for a row in which no id is left."""
-    names = [NAMES.get(type(one)) or f"logits_processor {_name(one)}" for one in excluders(processors)]
+    """The error for a row without any id left."""
+    names = [getattr(one, "setting", None) or f"logits_processor {_name(one)}" for one in excluders(processors)]
     return InputError(
         f"nothing may follow the tokens of row {row}: {_together(names)} every id. "
         "Let at least one id through, such as an end token"
@@ -69,7 +57,7 @@ def nothing_left(processors: Iterable[Processor], row: int) -> InputError:
 
 
 def check_exclusions(settings: Settings, vocab: int, least_new: int) -> None:
-    """Refuses settings that leave a row nothing at some token, whatever its tokens are.
+    """Refuses settings that leave a row without any id at some token, whatever its tokens are.
 
     least_new   new tokens that some row must get before it may end by eos
     """
@@ -90,6 +78,10 @@ def check_exclusions(settings: Settings, vocab: int, least_new: int) -> None:
         )
     if left <= set(first):
         raise InputError(f"{_together([*names, 'begin_suppress_tokens'])} all {vocab} ids as the first new token")
+
+
+def _excludes(processor: Processor) -> str:
+    return getattr(processor, "excludes", "all")
 
 
 def _together(names: list[str]) -> str:

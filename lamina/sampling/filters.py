@@ -1,8 +1,8 @@
-"""What sampling cuts away: ids that a filter does not keep get the score -inf, the others stay as they are.
+"""Sampling filters: ids that a filter drops get the score -inf, all others keep their score.
 
-Each filter is a processor that looks at one row's scores alone. `keep` is how many of the best ids always stay: one, or
-more in beam sampling, where a beam must not be left with nothing but end tokens. They follow one another in the order
-of `FILTERS`, each seeing what the one before left.
+A filter looks at the scores of each row alone. `keep` is the number of best ids that always stay: one, or with beams
+enough that a beam is never left with end tokens only. Filters run in the order of `SETTINGS` below, each on the scores
+that the one before returned. To add one, write its class and its `Setting`.
 """
 
 from __future__ import annotations
@@ -17,32 +17,37 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.sampling.history import History
+from lamina.sampling.kinds import Number, Whole
+from lamina.sampling.setting import Setting, Stage
 
 LEAST_TEMPERATURE = 1e-6
-"""Below it scores that differ at all are further apart than the noise reaches, and large ones could overflow: the
-settings take such a temperature for 0, which takes the best token."""
-ENTROPY_IDS = 100  # how many of the best ids top-h looks at
+"""Below it any difference of scores exceeds the noise, and large scores could overflow: `generate` treats such a
+temperature as 0, which is greedy."""
+ENTROPY_IDS = 100  # top-h looks at this many of the best ids
 
 
 class Filter(ABC):
-    """Base of the filters that cut ids away; none of them reads tokens."""
+    """Base of the filters that drop ids. Needs no tokens, so it can be part of a captured step."""
 
     needs_tokens: ClassVar[bool] = False
+    excludes: ClassVar[str] = "none"
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         return torch.where(self.cut(scores), -torch.inf, scores)
 
     @abstractmethod
     def cut(self, scores: Tensor) -> Tensor:
-        """Which ids go; never one whose score is NaN, so that a broken model is not hidden. [B, V] bool"""
+        """Which ids are dropped, at most all but one of a row. Never an id whose score is NaN: that would hide a broken
+        model. scores [B, V] -> [B, V] bool"""
 
 
 @dataclass(frozen=True)
 class Temperature:
-    """Divides the scores: below 1 sharper, above 1 flatter."""
+    """Divides the scores: below 1 sharpens the distribution, above 1 flattens it."""
 
     temperature: float
     needs_tokens: ClassVar[bool] = False
+    excludes: ClassVar[str] = "none"
 
     def __post_init__(self) -> None:
         if not LEAST_TEMPERATURE <= self.temperature < math.inf:
@@ -57,7 +62,7 @@ class Temperature:
 
 @dataclass(frozen=True)
 class TopH(Filter):
-    """The best ids whose share of the entropy stays within `top_h` of the whole, both over the best 100."""
+    """Keeps the best ids while their summed entropy is at most `top_h` of the entropy of the best 100."""
 
     top_h: float
 
@@ -75,14 +80,14 @@ class TopH(Filter):
 
 @dataclass(frozen=True)
 class TopK(Filter):
-    """The k best ids, and those that equal the last of them."""
+    """Keeps the k best ids, and ids that score the same as the k-th."""
 
     k: int
     keep: int = 1
 
     def __post_init__(self) -> None:
         if self.k < 1:
-            raise InputError(f"top_k must be at least 1, not {self.k}; 0 or None leaves it out of the settings")
+            raise InputError(f"top_k must be at least 1, not {self.k}; as a setting, 0 turns it off")
 
     def cut(self, scores: Tensor) -> Tensor:
         return below_best(scores, max(self.k, self.keep))
@@ -90,14 +95,14 @@ class TopK(Filter):
 
 @dataclass(frozen=True)
 class TopP(Filter):
-    """The fewest ids whose probabilities add up to p."""
+    """Keeps the fewest ids whose probabilities sum to at least p."""
 
     p: float
     keep: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.p <= 1:
-            raise InputError(f"top_p must lie between 0 and 1, not {self.p}")
+            raise InputError(f"top_p must be from 0 to 1, not {self.p}")
 
     def cut(self, scores: Tensor) -> Tensor:
         rising, ids = scores.sort(dim=-1, stable=True)
@@ -108,14 +113,14 @@ class TopP(Filter):
 
 @dataclass(frozen=True)
 class MinP(Filter):
-    """Ids at least `p` times as likely as the best one."""
+    """Keeps ids whose probability is at least `p` times that of the best id."""
 
     p: float
     keep: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.p <= 1:
-            raise InputError(f"min_p must lie between 0 and 1, not {self.p}")
+            raise InputError(f"min_p must be from 0 to 1, not {self.p}")
 
     def cut(self, scores: Tensor) -> Tensor:
         likely = scores.softmax(dim=-1)
@@ -125,14 +130,14 @@ class MinP(Filter):
 
 @dataclass(frozen=True)
 class Typical(Filter):
-    """Ids whose surprise -log p is nearest to the row's entropy, as many as it takes to add up to `mass`."""
+    """Keeps the ids whose surprise -log p is nearest to the row's entropy, until their probabilities sum to `mass`."""
 
     mass: float
     keep: int = 1
 
     def __post_init__(self) -> None:
         if not 0 < self.mass < 1:
-            raise InputError(f"typical_p must lie between 0 and 1, not {self.mass}; 1 leaves it out of the settings")
+            raise InputError(f"typical_p must be between 0 and 1, not {self.mass}; as a setting, 1 turns it off")
 
     def cut(self, scores: Tensor) -> Tensor:
         surprise = -scores.log_softmax(dim=-1)
@@ -147,14 +152,14 @@ class Typical(Filter):
 
 @dataclass(frozen=True)
 class Epsilon(Filter):
-    """Ids with a probability of at least `cutoff`."""
+    """Keeps ids with a probability of at least `cutoff`."""
 
     cutoff: float
     keep: int = 1
 
     def __post_init__(self) -> None:
         if not 0 < self.cutoff < 1:
-            raise InputError(f"epsilon_cutoff must lie between 0 and 1, not {self.cutoff}")
+            raise InputError(f"epsilon_cutoff must be between 0 and 1, not {self.cutoff}; as a setting, 0 turns it off")
 
     def cut(self, scores: Tensor) -> Tensor:
         return (scores.softmax(dim=-1) < self.cutoff) & below_best(scores, self.keep)
@@ -162,14 +167,14 @@ class Epsilon(Filter):
 
 @dataclass(frozen=True)
 class Eta(Filter):
-    """As `Epsilon`, with a cutoff that sinks where the row is undecided: √cutoff · exp(-entropy) if that is less."""
+    """As `Epsilon`, with a cutoff that falls as the entropy rises: min(cutoff, √cutoff · exp(-entropy))."""
 
     cutoff: float
     keep: int = 1
 
     def __post_init__(self) -> None:
         if not 0 < self.cutoff < 1:
-            raise InputError(f"eta_cutoff must lie between 0 and 1, not {self.cutoff}")
+            raise InputError(f"eta_cutoff must be between 0 and 1, not {self.cutoff}; as a setting, 0 turns it off")
 
     def cut(self, scores: Tensor) -> Tensor:
         likely = scores.softmax(dim=-1)
@@ -178,10 +183,50 @@ class Eta(Filter):
         return (likely < eta) & below_best(scores, self.keep)
 
 
-FILTERS = (Temperature, TopH, TopK, TopP, MinP, Typical, Epsilon, Eta)
-"""The filters, in the order in which they are applied."""
-
-
 def below_best(scores: Tensor, n: int) -> Tensor:
-    """Whether an id is worse than the n-th best of its row. [B, V] bool"""
+    """Whether an id scores less than the n-th best of its row. [B, V] bool"""
     return scores < scores.topk(min(n, scores.shape[-1]), dim=-1).values[:, -1:]
+
+
+SETTINGS = (
+    Setting(
+        "temperature", Number(0), default=1.0, stage=Stage.FILTER,
+        meaning="Divides the scores: below 1 sharpens the distribution, above 1 flattens it, 0 is greedy.",
+        processor=lambda temperature, context: Temperature(temperature),
+    ),
+    Setting(
+        "top_h", Number(0, 1, above=True), default=None, stage=Stage.FILTER,
+        meaning="Keep the best tokens up to this share of the entropy.",
+        processor=lambda share, context: TopH(share),
+    ),
+    Setting(
+        "top_k", Whole(0), default=50, off=0, stage=Stage.FILTER,
+        meaning="Keep this many best tokens (50 as in transformers); 0 keeps all. Contrastive search: candidates.",
+        processor=lambda k, context: TopK(k, context.keep),
+    ),
+    Setting(
+        "top_p", Number(0, 1), default=1.0, stage=Stage.FILTER,
+        meaning="Keep the best tokens whose probabilities sum to this.",
+        processor=lambda p, context: TopP(p, context.keep),
+    ),
+    Setting(
+        "min_p", Number(0, 1), default=None, stage=Stage.FILTER,
+        meaning="Keep tokens with at least this share of the best token's probability.",
+        processor=lambda p, context: MinP(p, context.keep),
+    ),
+    Setting(
+        "typical_p", Number(0, 1, above=True), default=1.0, stage=Stage.FILTER,
+        meaning="Keep the most typical tokens whose probabilities sum to this.",
+        processor=lambda mass, context: Typical(mass, context.keep),
+    ),
+    Setting(
+        "epsilon_cutoff", Number(0, 1), default=0.0, stage=Stage.FILTER,
+        meaning="Keep tokens with at least this probability.",
+        processor=lambda cutoff, context: Epsilon(cutoff, context.keep),
+    ),
+    Setting(
+        "eta_cutoff", Number(0, 1), default=0.0, stage=Stage.FILTER,
+        meaning="As epsilon_cutoff, with a cutoff that falls as the entropy rises.",
+        processor=lambda cutoff, context: Eta(cutoff, context.keep),
+    ),
+)  # fmt: skip

@@ -1,9 +1,9 @@
-r"""Rows that follow a grammar: a JSON schema, a regular expression, a Lark grammar, or one of several texts.
+r"""Constrained decoding: new text follows a JSON schema, a regular expression, a Lark grammar or a list of texts.
 
-The library llguidance (`pip install lamina[grammar]`) compiles the grammar and says, for the new tokens of a row, which
-ids may come next. `Grammar` keeps one of its matchers for each row, and brings it to the tokens that the row holds
-now: it takes back what is not there any more and takes in what is new. So the answer depends on the tokens alone, and
-rows may be ragged, be rewound, change places, or end.
+The library llguidance (`pip install lamina[grammar]`) compiles the grammar into a matcher, which lists the ids that may
+follow a row's new tokens. `Grammar` keeps one matcher per row. Before each question the matcher is brought to the row's
+present tokens: it rolls back tokens that are gone and consumes new ones. So the answer depends on the tokens alone, and
+rows may be ragged, be rewound, be reordered, or end.
 
 In regular expressions, and in those of a Lark grammar, `\d`, `\w` and `\s` (and `\D`, `\W`, `\S`) are ASCII:
 `{"regex": r"\d{4}"}` gives digits from 0 to 9. `{"regex": r"\d{4}", "unicode": True}` allows the digits of every
@@ -24,9 +24,11 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.sampling.bans import inside
-from lamina.sampling.forcing import only
+from lamina.sampling.bans import check_id
+from lamina.sampling.forcing import allow_only
 from lamina.sampling.history import History
+from lamina.sampling.kinds import Custom
+from lamina.sampling.setting import ProcessorContext, Setting, Stage
 
 if TYPE_CHECKING:
     from lamina.checkpoint.tokenizer import Tokenizer
@@ -34,43 +36,45 @@ if TYPE_CHECKING:
 KINDS = ("json", "regex", "lark", "choice")
 ASCII = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\t\n\v\f\r\x20"}  # \x20: a space would be lost in (?x)
 ESCAPE = re.compile(r"\\(.)", re.S)
-LARK = re.compile(r'"(?:\\.|[^"\\\n])*"|(?:#|//)[^\n]*|/((?:\\.|[^/\\\n])+)/')  # a text, a comment, an expression
+LARK = re.compile(r'"(?:\\.|[^"\\\n])*"|(?:#|//)[^\n]*|/((?:\\.|[^/\\\n])+)/')  # string, comment or regex (group 1)
 _vocabularies: WeakKeyDictionary[Tokenizer, dict[Any, Any]] = WeakKeyDictionary()
 
 
 @dataclass
 class _Row:
-    """A matcher and the tokens that it has taken in."""
+    """A matcher and the tokens that it has consumed."""
 
     matcher: Any
-    taken: list[int] = field(default_factory=list)
+    consumed: list[int] = field(default_factory=list)
 
-    def bring_to(self, tokens: list[int]) -> int:
-        """Makes `tokens` the ones taken in; how many of them the grammar allows."""
-        same = len(self.taken)
-        if tokens[:same] != self.taken:
-            same = next((at for at, (a, b) in enumerate(zip(self.taken, tokens, strict=False)) if a != b), len(tokens))
-            self.matcher.rollback(len(self.taken) - same)
-        taken = same + self.matcher.try_consume_tokens(tokens[same:])
-        self.taken = tokens[:taken]
-        return taken
+    def move_to(self, tokens: list[int]) -> int:
+        """Rolls back and consumes until `tokens` are consumed. -> how many of them the grammar allows"""
+        old, same = self.consumed, len(self.consumed)
+        if tokens[:same] != old:
+            same = next((at for at, (a, b) in enumerate(zip(old, tokens, strict=False)) if a != b), len(tokens))
+            self.matcher.rollback(len(old) - same)
+        allowed = same + self.matcher.try_consume_tokens(tokens[same:])
+        self.consumed = tokens[:allowed]
+        return allowed
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """The processor; made by `grammar_of`. The host asks the matchers, so the device waits for it at every token. A row
-    that has ended, or a beam that left the grammar, may only end."""
+    """Bans ids that the grammar does not allow next; made by `grammar_of`. The matchers run on the host, so the device
+    waits for them at every token. A row that has ended, or a beam that left the grammar, may only end."""
 
-    text: str  # as llguidance compiled it
-    vocabulary: Any  # its tokenizer
+    text: str  # the grammar, compiled by llguidance
+    vocabulary: Any  # llguidance's form of the tokenizer
     ends: frozenset[int]
     beams: int = 1
     needs_tokens: ClassVar[bool] = True
+    excludes: ClassVar[str] = "all"
+    setting: ClassVar[str] = "grammar"
     _rows: dict[int, _Row] = field(default_factory=dict, repr=False)
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         allowed = self.allowed(new_tokens(history), history.numbers(), scores.shape[-1])
-        return only(scores, allowed.to(scores.device), self.beams)
+        return allow_only(scores, allowed.to(scores.device), self.beams)
 
     def allowed(self, rows: Sequence[list[int]], numbers: Sequence[int], vocab: int) -> Tensor:
         """Which ids may follow the new tokens of each row. [B, V] bool, on the host"""
@@ -80,50 +84,50 @@ class Grammar:
             if bits is None:
                 allowed[at, list(self.ends)] = True
             else:
-                words = torch.frombuffer(bytearray(bits), dtype=torch.int32)  # a bit for each id
+                words = torch.frombuffer(bytearray(bits), dtype=torch.int32)  # one bit per id
                 allowed[at] = (words[:, None] >> torch.arange(32) & 1).bool().flatten()[:vocab]
         return allowed
 
     def _follow(self, number: int, tokens: list[int]) -> bytes | None:
-        """What llguidance allows after these tokens; None where the row may only end."""
+        """The bitmask of ids that may follow these tokens; None if the row may only end."""
         if not self.ends.isdisjoint(tokens):
             return None
         row = self._rows.get(number)
         if row is None:
             row = self._rows[number] = _Row(_llguidance().LLMatcher(self.vocabulary, self.text, log_level=0))
-        taken = row.bring_to(tokens)
-        if taken < len(tokens):
+        followed = row.move_to(tokens)
+        if followed < len(tokens):
             if self.beams > 1:
-                return None  # a beam of probability 0, kept where there are fewer ways on than beams
+                return None  # a beam of probability 0, kept because fewer continuations than beams are allowed
             raise InputError(
-                f"row {number} has the new token {tokens[taken]} at place {taken}, which the grammar does not allow: "
-                "another processor, or a forced token, let nothing else through"
+                f"row {number}: new token number {followed} is the id {tokens[followed]}, which the grammar does not "
+                "allow: another processor or a forced token left no allowed id"
             )
         bits: bytes = row.matcher.compute_bitmask()
         if row.matcher.is_error():
-            raise InputError(f"the grammar cannot be followed further in row {number}: {row.matcher.get_error()}")
+            raise InputError(f"row {number}: llguidance cannot follow the grammar further: {row.matcher.get_error()}")
         return bits
 
 
 def new_tokens(history: History) -> list[list[int]]:
     """The new tokens of each row, on the host."""
     prompts, lengths = torch.stack([history.prompts, history.lengths]).tolist()
-    first = min(prompts, default=0)  # so many tokens are prompt in every row: they are not copied
+    first = min(prompts, default=0)  # every row has at least this many prompt tokens: they are not copied to the host
     rows = history.ids[:, first:].tolist()
     return [row[prompt - first : length - first] for row, prompt, length in zip(rows, prompts, lengths, strict=True)]
 
 
 def grammar_of(given: Any, tokenizer: Tokenizer | None, ends: Sequence[int], vocab: int, beams: int = 1) -> Grammar:
-    r"""From one of {"json": schema}, {"regex": text}, {"lark": text}, {"choice": [text, …]}; a schema may be a mapping
-    or its JSON text. With "unicode": True beside them, classes such as \d hold the characters of every script. `ends`
-    are the ids that end a row: the grammar allows them where it is satisfied."""
+    r"""The processor for {"json": schema}, {"regex": text}, {"lark": text} or {"choice": [text, …]}; a schema is a
+    mapping or its JSON text. "unicode": True beside regex or lark makes classes such as \d match characters of every
+    script. `ends` are the ids that end a row: they are allowed where the grammar is satisfied."""
     kind, value, unicode = _read(given)
     if tokenizer is None:
         raise InputError("a grammar needs the text of every token, and this checkpoint has no tokenizer")
     if not ends:
-        raise InputError("a grammar needs eos_token_id: without it a row could not end where the grammar does")
+        raise InputError("a grammar needs eos_token_id: without one a row cannot end where the grammar ends")
     for id in ends:
-        inside(id, vocab, "eos_token_id")
+        check_id(id, vocab, "eos_token_id")
     if kind == "choice" and (isinstance(value, str) or not value):
         raise InputError(f"choice must be a list of texts, not {value!r}")
     matcher = _llguidance().LLMatcher
@@ -145,7 +149,7 @@ def grammar_of(given: Any, tokenizer: Tokenizer | None, ends: Sequence[int], voc
 
 
 def _read(given: Any) -> tuple[str, Any, bool]:
-    """The kind of a grammar, what was given for it, and whether its classes are those of Unicode."""
+    """(kind, its value, unicode) of the setting `grammar`."""
     rest = {name: value for name, value in given.items() if name != "unicode"} if isinstance(given, Mapping) else {}
     if len(rest) != 1 or next(iter(rest)) not in KINDS:
         raise InputError(f"grammar must be a mapping with one of {', '.join(KINDS)}, not {given!r}")
@@ -154,28 +158,28 @@ def _read(given: Any) -> tuple[str, Any, bool]:
     if not isinstance(unicode, bool):
         raise InputError(f"grammar has unicode={unicode!r}: it must be True or False")
     if "unicode" in given and kind not in ("regex", "lark"):
-        raise InputError(f"grammar has unicode={unicode}, which is for regex and lark: leave it out beside {kind}")
+        raise InputError(f"grammar has unicode={unicode} beside {kind}: it is for regex and lark only, leave it out")
     return kind, value, unicode
 
 
 def ascii_classes(regex: str) -> str:
-    r"""The expression with \d, \w, \s and their opposites written out in ASCII.
+    r"""The regular expression with \d, \w, \s, \D, \W and \S replaced by their ASCII characters.
 
     >>> print(ascii_classes(r"\d+[\s.]\\d\D"))
     [0-9]+[[\t\n\v\f\r\x20].]\\d[^0-9]
     """
 
-    def written(found: re.Match[str]) -> str:
+    def ascii_class(found: re.Match[str]) -> str:
         letter = found[1]
         if letter.lower() not in ASCII:
             return found[0]
-        return f"[{'^' if letter.isupper() else ''}{ASCII[letter.lower()]}]"  # also right inside another [ ]
+        return f"[{'^' if letter.isupper() else ''}{ASCII[letter.lower()]}]"  # [ ] may be nested
 
-    return ESCAPE.sub(written, regex)
+    return ESCAPE.sub(ascii_class, regex)
 
 
 def ascii_in_lark(lark: str) -> str:
-    r"""The same in every regular expression of a Lark grammar.
+    r"""`ascii_classes` for every regular expression of a Lark grammar.
 
     >>> print(ascii_in_lark('start: "\\d" /\d/  // \d'))
     start: "\d" /[0-9]/  // \d
@@ -184,7 +188,7 @@ def ascii_in_lark(lark: str) -> str:
 
 
 def vocabulary_of(tokenizer: Tokenizer, ends: tuple[int, ...], vocab: int) -> Any:
-    """llguidance's form of a tokenizer, made once; a model may have more ids than its tokenizer."""
+    """llguidance's form of a tokenizer, cached. A model may have more ids than its tokenizer."""
     made = _vocabularies.setdefault(tokenizer, {})
     if (ends, vocab) not in made:
         size = max(vocab, tokenizer.vocab_size)
@@ -197,3 +201,16 @@ def _llguidance() -> Any:
         return import_module("llguidance")
     except ImportError as error:
         raise InputError("grammars need the library llguidance: pip install lamina[grammar]") from error
+
+
+def _grammar(given: Any, context: ProcessorContext) -> Grammar:
+    return grammar_of(given, context.facts.tokenizer, context.end_ids, context.vocab, context.beams)
+
+
+SETTINGS = (
+    Setting(
+        "grammar", Custom("Any", "Mapping[str, Any]"), default=None, stage=Stage.ALLOW, processor=_grammar,
+        needs_tokenizer=True,
+        meaning='New text follows {"json": schema}, {"regex": text}, {"lark": text} or {"choice": [text, …]}.',
+    ),
+)  # fmt: skip

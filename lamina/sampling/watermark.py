@@ -1,12 +1,12 @@
-"""A watermark in the choice of tokens: a part of the vocabulary, the green list, gets a bonus at every step.
+"""Green-list watermark: at every token a part of the vocabulary, the green list, gets a bonus.
 
-Which ids are green follows from the tokens before, through a key. Who knows the key can count: text without the mark
-has green tokens as often as chance has it, marked text more often, and the z-score says by how many standard
-deviations. The lists are those of transformers for the same configuration, so either side finds the other's mark; they
-come from PyTorch's generator on the CPU, so that they do not depend on the device.
+The green list is a hash of the tokens before and a key. A detector that knows the key counts green tokens: unmarked
+text has them at the rate of chance, marked text more often. The z-score is the excess in standard deviations. The lists
+equal those of transformers for the same configuration, so each library detects the other's watermark. They come from
+PyTorch's CPU generator, so they do not depend on the device.
 
     lefthash   the last token is the seed of the list
-    selfhash   so are the candidate itself and the tokens before it; only the 40 best candidates are looked at
+    selfhash   the candidate itself and the tokens before it are; only the 40 best candidates are examined
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.sampling.history import History
+from lamina.sampling.kinds import Custom
+from lamina.sampling.setting import Setting, Stage
 
 SCHEMES = ("lefthash", "selfhash")
-TABLE = 1_000_003  # numbers that selfhash looks ids up in
-CANDIDATES = 40
+TABLE = 1_000_003  # size of selfhash's lookup table
+CANDIDATES = 40  # best ids that selfhash examines
 MOST_BIAS = 1e9
 
 
 @dataclass(frozen=True)
 class Watermark:
-    """The processor, and what a detector needs to know. Reads the last tokens on the host, so the device waits for it
-    at every token. Rows of fewer than `context_width` tokens are left as they are."""
+    """Adds `bias` to the scores of green ids; the detector reads the same configuration. Reads the last tokens on the
+    host, so the device waits for it at every token. Rows of fewer than `context_width` tokens are unchanged."""
 
     vocab: int
     greenlist_ratio: float = 0.25
@@ -43,6 +45,7 @@ class Watermark:
     seeding_scheme: str = "lefthash"
     context_width: int = 1
     needs_tokens: ClassVar[bool] = True
+    excludes: ClassVar[str] = "none"
 
     def __post_init__(self) -> None:
         if self.seeding_scheme not in SCHEMES:
@@ -52,7 +55,7 @@ class Watermark:
         _check("hashing_key", self.hashing_key, Integral, 0, 2**63 - 1)
         _check("context_width", self.context_width, Integral, 1, 2**31 - 1)
         if self.greenlist_ratio in (0, 1):
-            raise InputError(f"greenlist_ratio must lie between 0 and 1, not {self.greenlist_ratio}")
+            raise InputError(f"greenlist_ratio must be between 0 and 1, not {self.greenlist_ratio}")
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         if history.ids.shape[1] < self.context_width:
@@ -71,7 +74,7 @@ class Watermark:
 
     @property
     def _own(self) -> bool:
-        """Whether the token itself takes part in the choice of its list."""
+        """Whether the list depends on the candidate itself."""
         return self.seeding_scheme == "selfhash"
 
     def is_green(self, context: Sequence[int], id: int) -> bool:
@@ -79,11 +82,11 @@ class Watermark:
         return bool(self.green([*context, id] if self._own else context)[id])
 
     def green(self, context: Sequence[int]) -> Tensor:
-        """The green list that the end of a context chooses; with selfhash the candidate is part of it. [V] bool"""
+        """The green list after these tokens; with selfhash the last of them is the candidate. [V] bool"""
         if self._own:
             numbers = _table(self.hashing_key)
             last, *before = (int(numbers[id % TABLE]) + 1 for id in reversed(context[-self.context_width :]))
-            # 64-bit integers that wrap around: the smallest is chosen as they are, with their sign
+            # the least of the products, as signed 64-bit integers that wrap around
             seed = min(_wrapped(self.hashing_key * number * last) for number in (last, *before))
         else:
             seed = self.hashing_key * context[-1]
@@ -92,28 +95,27 @@ class Watermark:
 
 @dataclass(frozen=True)
 class Detection:
-    """What was found in one row of tokens."""
+    """The count of green tokens in one row."""
 
     scored: int
-    """Tokens that were looked at."""
+    """Tokens that were examined."""
     green: int
-    """Of them, green ones."""
+    """How many of them are green."""
     z: float
-    """Standard deviations above what chance gives."""
+    """Standard deviations above the count expected by chance."""
     p: float
-    """The chance of a z at least as large in text without the mark."""
+    """Probability of at least this z in unmarked text."""
 
     def found(self, least: float = 3.0) -> bool:
-        """Whether the mark is there, by the z-score that is asked for."""
+        """Whether the z-score exceeds `least`."""
         return self.z > least
 
 
 def detect(rows: Sequence[Sequence[int]], watermark: Watermark, once: bool = False) -> list[Detection]:
-    """Looks for a watermark in rows of tokens; give new tokens alone, without the prompt and without bos.
+    """Looks for a watermark in rows of new tokens, without prompt and bos.
 
-    watermark  as given to generate: `watermark_of(config, vocab)`
-    once       counts a token with the same context once, however often it occurs: a text that repeats itself would
-               count the same chance many times
+    watermark  the configuration that `generate` was given: `watermark_of(config, vocab)`
+    once       count equal tokens with equal context once, since repetitions are not independent samples
 
     >>> [round(found.z, 2) for found in detect([[1, 2, 3, 4, 5, 6]], Watermark(vocab=50))]
     [0.77]
@@ -121,6 +123,8 @@ def detect(rows: Sequence[Sequence[int]], watermark: Watermark, once: bool = Fal
     n = watermark.context_width + (watermark.seeding_scheme == "lefthash")
     found = []
     for r, row in enumerate(rows):
+        if not all(isinstance(id, Integral) and 0 <= int(id) < watermark.vocab for id in row):
+            raise InputError(f"row {r} must be a list of ids from 0 to {watermark.vocab - 1}, not {row!r}")
         if len(row) <= watermark.context_width:
             raise InputError(f"row {r} has {len(row)} tokens; the watermark needs more than {watermark.context_width}")
         grams = Counter(tuple(row[at : at + n]) for at in range(len(row) - n + 1))
@@ -135,7 +139,7 @@ def detect(rows: Sequence[Sequence[int]], watermark: Watermark, once: bool = Fal
 
 
 def watermark_of(config: Any, vocab: int) -> Watermark:
-    """From a mapping, or an object with `to_dict` (transformers' WatermarkingConfig)."""
+    """The processor for a mapping, or an object with `to_dict` such as transformers' WatermarkingConfig."""
     if not isinstance(config, Mapping) and not hasattr(config, "to_dict"):
         raise InputError(f"watermarking_config must be a mapping, as {{'bias': 2.0}}, not {config!r}")
     given = dict(config if isinstance(config, Mapping) else config.to_dict())
@@ -154,7 +158,7 @@ def _check(name: str, value: Any, kind: Any, low: float, high: float) -> None:
 
 @lru_cache(maxsize=256)
 def _permuted(seed: int, vocab: int, size: int) -> Tensor:
-    """The first `size` ids of a random order, as a mask. [V] bool"""
+    """`size` random ids as a mask. [V] bool"""
     chosen = torch.randperm(vocab, generator=torch.Generator().manual_seed(seed))[:size]
     return torch.zeros(vocab, dtype=torch.bool).index_fill_(0, chosen, True)
 
@@ -166,3 +170,12 @@ def _table(key: int) -> Tensor:
 
 def _wrapped(value: int) -> int:
     return (value + 2**63) % 2**64 - 2**63
+
+
+SETTINGS = (
+    Setting(
+        "watermarking_config", Custom(), default=None, stage=Stage.FINAL,
+        meaning="Green-list watermark: a mapping of greenlist_ratio, bias, hashing_key, seeding_scheme, context_width.",
+        processor=lambda config, context: watermark_of(config, context.vocab),
+    ),
+)  # fmt: skip

@@ -11,7 +11,7 @@ from lamina.bench.random_model import random_model
 from lamina.cache import Codec
 from lamina.cache.spec import Attention, Convolution, Cross, Keeping, Latent, Recurrent, Shared, Tokens
 from lamina.errors import InputError
-from lamina.planning.bytes import Moved, decode_bytes, distinct_experts, knows, moved_by, visible, weight_bytes
+from lamina.planning.bytes import Moved, decode_bytes, distinct_experts, moved_by, visible, weight_bytes
 from lamina.recurrence import SSD
 from tests.bench.small import small
 from tests.laws.outside import Peak
@@ -51,10 +51,8 @@ def test_a_source_in_codes_moves_the_bytes_of_its_codes(codec: str) -> None:
     assert moved.tokens < moved_by(spec, 3, 10, kept(2)).tokens
 
 
-def test_a_kind_that_is_not_known_is_refused_by_name() -> None:
-    assert knows(Cross(1, 2, 2)) and knows(Shared(0)) and not knows(Peak(3))
-    with pytest.raises(InputError, match="how many bytes a Peak moves in a decode step is not known"):
-        moved_by(Peak(3), 1, 1, kept(2))
+def test_a_kind_from_outside_moves_all_that_it_stores() -> None:
+    assert moved_by(Peak(3), 5, 100, kept(2)) == Moved(states=5 * 2 * 2 * 3 * 2)  # two slots of 3 values each
 
 
 def test_a_decoder_reads_its_source_and_none_of_the_encoders_weights() -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lamina import Cache, Codec, InputError
-from lamina.cache.codec.codec import NAMES, codecs_of
-from lamina.cache.codec.key_mean import centres_of
+from lamina.cache.codec.codec import codec_names, codecs_of
+from lamina.cache.codec.key_mean import key_means_of
 from lamina.cache.layers.tokens import TokenLayer
 from lamina.config import Config
 from lamina.models.llama import Llama
@@ -29,7 +29,7 @@ def llama() -> Llama:
 
 
 def test_names_mean_what_they_say() -> None:
-    assert NAMES["int4"] == Codec(4, 4) == Codec.of("k4v4") and str(Codec(4, 4)) == "int4"
+    assert codec_names()["int4"] == Codec(4, 4) == Codec.of("k4v4") and str(Codec(4, 4)) == "int4"
     assert Codec.of("k5v4") == Codec(keys=5, values=4) and str(Codec(5, 4)) == "k5v4"
     assert str(Codec(keys="fp8", values=4)) == "keys fp8, values 4"
 
@@ -41,7 +41,9 @@ def test_an_unknown_name_is_told_with_the_nearest_known_one(llama: Llama, given:
 
 
 def test_bits_that_no_codec_has_are_refused() -> None:
-    with pytest.raises(InputError, match=r"values=7: a codec writes 8, 6, 5 or 4 bits, 'fp8' or 'plain'"):
+    with pytest.raises(
+        InputError, match=r"values=7: there is no such format; the nearest is .* Formats are 8, 6, 5, 4, 'fp8', 'plain'"
+    ):
         Codec(keys=8, values=7)
 
 
@@ -117,7 +119,7 @@ def test_speculation_makes_the_tokens_of_plain_decoding(llama: Llama) -> None:
 
 def test_caches_of_different_codecs_are_not_joined(llama: Llama) -> None:
     one, other = llama.new_cache(codec="int8"), llama.new_cache(codec={"default": "int8", 1: "int4"})
-    with pytest.raises(InputError, match="layer 1 is written as int8 and as int4 cannot be joined"):
+    with pytest.raises(InputError, match="codec int8 and int4 in layer 1 cannot be joined"):
         Cache.join([one, other])
     both = Cache.join([one, llama.new_cache(codec="int8")])
     assert both.rows == 2 and both.codecs == one.codecs
@@ -153,37 +155,35 @@ def test_one_graph_of_a_whole_pass_serves_every_length(kind: str, codec: str) ->
     assert counter.frame_count == 1
 
 
-# -- centres -----------------------------------------------------------------------------------------------------------
+# -- mean keys ---------------------------------------------------------------------------------------------------------
 
 
-def test_centres_belong_to_the_model_and_are_found_once(llama: Llama) -> None:
-    centres = centres_of(llama)
-    assert {key: tuple(centre.shape) for key, centre in centres.items()} == {
-        (i, "attention"): (2, 64) for i in range(3)
-    }
-    assert centres_of(llama) is centres
+def test_mean_keys_belong_to_the_model_and_are_computed_once(llama: Llama) -> None:
+    means = key_means_of(llama)
+    assert {key: tuple(mean.shape) for key, mean in means.items()} == {(i, "attention"): (2, 64) for i in range(3)}
+    assert key_means_of(llama) is means
     a, b = llama.new_cache(codec="int4"), llama.new_cache(rows=3, codec="k8v4")
-    assert a.centres is b.centres is centres
-    assert not llama.new_cache(codec=Codec(values=4)).centres
+    assert a.key_means is b.key_means is means
+    assert not llama.new_cache(codec=Codec(values=4)).key_means
     with torch.inference_mode():
-        del llama.__dict__["_centres"]
-        again = centres_of(llama)
-    assert all(torch.equal(again[key], centres[key]) and not again[key].is_inference() for key in centres)
+        del llama.__dict__["_key_means"]
+        again = key_means_of(llama)
+    assert all(torch.equal(again[key], means[key]) and not again[key].is_inference() for key in means)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_entry_with_keys_has_a_centre(kind: str) -> None:
+def test_every_entry_with_keys_has_a_mean_key(kind: str) -> None:
     model = toy(kind)
     if not any(spec.takes_codec for entry in model.specs for spec in entry.values()):
         return
-    centres = centres_of(model)
+    means = key_means_of(model)
     cache = model.new_cache(codec="int8")
     for i, entry in enumerate(cache.layers):
         for name, layer in entry.items():
             keys = "k.codes" in layer.data
-            assert ((i, name) in centres) == keys or not keys
+            assert ((i, name) in means) == keys or not keys
             if keys:
-                assert layer.coding.forms["k"].centre is not None  # type: ignore[attr-defined]
-                assert layer.coding.forms["v"].centre is None  # type: ignore[attr-defined]
-            elif isinstance(layer, TokenLayer) and layer.coding.forms:
-                assert all(form.centre is None for form in layer.coding.forms.values())  # type: ignore[attr-defined]
+                assert layer.coding.formats["k"].key_mean is not None  # type: ignore[attr-defined]
+                assert layer.coding.formats["v"].key_mean is None  # type: ignore[attr-defined]
+            elif isinstance(layer, TokenLayer) and layer.coding.formats:
+                assert all(one.key_mean is None for one in layer.coding.formats.values())  # type: ignore[attr-defined]

@@ -70,7 +70,7 @@ BAD_CALLS: dict[str, tuple[dict[str, Any], str]] = {
         "packed segments run without a cache; with one, give each sequence a row of its own",
     ),
     "spans of another shape": (
-        {"ids": IDS, "spans": torch.zeros(2, 3)}, "spans must be one number a token, [2, 2], not [2, 3]",
+        {"ids": IDS, "spans": torch.zeros(2, 3)}, "spans must be one number per token, [2, 2], not [2, 3]",
     ),
 }  # fmt: skip
 
@@ -114,7 +114,7 @@ def test_a_row_without_its_source_cannot_run() -> None:
         world.model([[1], [1]], cache=world.cache)
     model = world.model
     assert isinstance(model, EncoderDecoder)
-    with pytest.raises(InputError, match="the source has 3 rows, the cache takes it for 2"):
+    with pytest.raises(InputError, match="the source has 3 rows and is attached to 2 rows"):
         world.cache.attach(model.encode([[1], [2], [3]]))
     with pytest.raises(InputError, match="this model reads a source, and none is attached"):
         model([[1]])
@@ -200,7 +200,7 @@ def test_a_capacity_binds_whatever_the_kind_of_layer(kind: str, residence: str |
 # -- steps ---------------------------------------------------------------------------------------------------------
 
 BAD_STEPS: dict[str, tuple[dict[str, Any], str]] = {
-    "no tokens": ({"T": 0}, "a pass needs at least one token a row, not 0"),
+    "no tokens": ({"T": 0}, "a pass needs at least one token per row, not 0"),
     "no rows": ({"T": 1, "rows": []}, "a pass needs at least one row"),
     "a row that is not there": ({"T": 1, "rows": [0, 2]}, "there is no row 2: the cache has rows 0 to 1"),
     "a row twice": (
@@ -216,7 +216,7 @@ def test_a_step_that_cannot_be_opened_says_why(world: World, what: str) -> None:
         world.cache.step(**given)
 
 
-OVER = "this step is over: it was committed or aborted, or the cache was changed after it was opened"
+OVER = "this step is closed: it was committed or aborted, or the cache was changed after it was opened"
 
 
 def test_accepting_more_than_was_given_can_be_corrected(world: World) -> None:
@@ -297,13 +297,13 @@ def test_a_step_in_which_some_layers_did_not_run_cannot_be_committed() -> None:
 
 
 def test_rewinding_more_than_was_written(world: World) -> None:
-    with refused(world, RewindError, "row 1 holds 5 tokens and cannot be taken back by 6"):
+    with refused(world, RewindError, "row 1 holds 5 tokens and cannot be rewound by 6"):
         world.cache.rewind([0, 6])
 
 
 def test_rewinding_more_than_the_slack_says_what_is_kept_and_how_to_keep_more(world: World) -> None:
     text = (
-        "row 0 cannot be taken back by 3: of its 9 tokens, sliding windows and recurrent states can go back 2 (the "
+        "row 0 cannot be rewound by 3: of its 9 tokens, sliding windows and recurrent states can be rewound by 2 (the "
         "cache's slack is 2). Make the cache with slack=3 or more, fork it before the tokens to be dropped, or reset "
         "the row."
     )
@@ -323,7 +323,7 @@ def test_bad_numbers_for_verbs(world: World) -> None:
         cache.select([-1])
     with refused(world, InputError, "select needs at least one row"):
         cache.select([])
-    with refused(world, InputError, "repeat needs how often for each of the 2 rows, at least 1 in all, not 0"):
+    with refused(world, InputError, "repeat needs a count for each of the 2 rows, with a sum of at least 1, not 0"):
         cache.repeat(0)
     with refused(world, InputError, "join needs at least one cache"):
         Cache.join([])
@@ -378,7 +378,7 @@ WRONG_KIND: dict[str, tuple[Callable[[Any], object], str]] = {
     "select None": (lambda c: c.select(None), "rows=None: it must be a whole number"),
     "reorder by words": (lambda c: c.reorder(["a", "b"]), "rows='a': it must be a whole number"),
     "reorder too few": (
-        lambda c: c.reorder([0]), "reorder needs one number in rows for each of the 2 rows, not 1: [0]",
+        lambda c: c.reorder([0]), "reorder needs one source row for each of the 2 rows, not 1: [0]",
     ),
     "reorder since a word": (
         lambda c: c.reorder([1, 0], "a"), "since='a': it must be whole numbers, in a list or a tensor",
@@ -391,13 +391,13 @@ WRONG_KIND: dict[str, tuple[Callable[[Any], object], str]] = {
     "reserve less than nothing": (lambda c: c.reserve(-1), "cannot reserve -1 tokens: give 0 or more"),
     "a step of half a token": (lambda c: c.step(0.5), "T=0.5: it must be a whole number"),
     "a step of a word": (lambda c: c.step("2"), "T='2': it must be a whole number"),
-    "a step of no tokens": (lambda c: c.step(0), "a pass needs at least one token a row, not 0"),
+    "a step of no tokens": (lambda c: c.step(0), "a pass needs at least one token per row, not 0"),
     "a step with words for counts": (lambda c: c.step(2, ["a", "b"]), "counts='a': it must be a whole number"),
     "a step with half counts": (lambda c: c.step(2, [0.5, 1]), "counts=0.5: it must be a whole number"),
     "a step with a word for rows": (
         lambda c: c.step(2, rows="a"), "rows='a': it must be whole numbers, in a list or a tensor",
     ),
-    "a step with spans of nothing": (lambda c: c.step(2, spans=5), "spans must be one number a token, [2, 2], not 5"),
+    "a step with spans of nothing": (lambda c: c.step(2, spans=5), "spans must be one number per token, [2, 2], not 5"),
     "attach a number": (lambda c: c.attach(5), "source=5: it must be a Source, which model.encode(ids) makes"),
     "join a cache": (lambda c: Cache.join(5), "join needs a list of caches, not 5"),
     "join with room for a word": (lambda c: Cache.join([c], "x"), "room='x': it must be a whole number"),
@@ -405,8 +405,8 @@ WRONG_KIND: dict[str, tuple[Callable[[Any], object], str]] = {
     "save to a number": (lambda c: c.save(5), "path=5: it must be the path of a file"),
     "save in unknown states": (
         lambda c: c.save("x", states=5),
-        "states=5: the nearest that there is is 'float32'. States at rest are kept in bfloat16, float16, float32, or "
-        "exactly with None",
+        "states=5: there is no such dtype of states; the nearest is 'float32'. States may be rounded to bfloat16, "
+        "float16, float32; None keeps them exact",
     ),
 }  # fmt: skip
 
@@ -467,7 +467,7 @@ def test_what_a_new_cache_cannot_be_made_of_is_named(what: str) -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Pool(5), "model=5: a pool is made for a model, as lamina.load gives one"),  # type: ignore[arg-type]
+        (lambda: Pool(5), "model=5: a pool is made for a model, as lamina.load returns one"),  # type: ignore[arg-type]
         (lambda: Pool(toy("full"), tokens="x"), "tokens='x': it must be a whole number"),  # type: ignore[arg-type]
         (lambda: Pool(toy("full"), tokens=2.5), "tokens=2.5: it must be a whole number"),  # type: ignore[arg-type]
         (lambda: Pool(toy("full"), tokens=True), "tokens=True: it must be a whole number"),
@@ -477,15 +477,21 @@ def test_what_a_new_cache_cannot_be_made_of_is_named(what: str) -> None:
         (lambda: Pool(toy("full"), slack=-1), "slack must be 0 or more, not -1"),
         (lambda: Pool(toy("full"), slack="x"), "slack='x': it must be a whole number"),  # type: ignore[arg-type]
         (lambda: Pool(toy("full"), codec="int7"), "there is no codec 'int7'; the nearest is 'int"),
-        (lambda: Codec(keys=8.0), "keys=8.0: a codec writes 8, 6, 5 or 4 bits, 'fp8' or 'plain'"),  # type: ignore[arg-type]
-        (lambda: Codec(values=[8]), "values=[8]: a codec writes 8, 6, 5 or 4 bits, 'fp8' or 'plain'"),  # type: ignore[arg-type]
+        (
+            lambda: Codec(keys=8.0),  # type: ignore[arg-type]
+            "keys=8.0: there is no such format; the nearest is 8. Formats are 8, 6, 5, 4, 'fp8', 'plain'",
+        ),
+        (
+            lambda: Codec(values=[8]),  # type: ignore[arg-type]
+            "values=[8]: there is no such format; the nearest is 8. Formats are 8, 6, 5, 4, 'fp8', 'plain'",
+        ),
         (
             lambda: Source(torch.zeros(2, 3), torch.ones(2, dtype=torch.int64)),
-            "states of a source is [2, 3]: states are numbers [B, S, width], lengths whole numbers [B]",
+            "states of a source is [2, 3]: states are floats [B, S, width], lengths whole numbers [B]",
         ),
         (
             lambda: Source(torch.zeros(2, 3, 4), [1, 2]),  # type: ignore[arg-type]
-            "lengths of a source is [1, 2]: states are numbers [B, S, width], lengths whole numbers [B]",
+            "lengths of a source is [1, 2]: states are floats [B, S, width], lengths whole numbers [B]",
         ),
         (
             lambda: Source(torch.zeros(2, 3, 4), torch.ones(1, dtype=torch.int64)),
@@ -493,7 +499,10 @@ def test_what_a_new_cache_cannot_be_made_of_is_named(what: str) -> None:
         ),
         (lambda: toy("cross").encode([[1]]).select([0.5]), "rows=0.5: it must be a whole number"),
         (lambda: toy("cross").encode([[1]]).select([1]), "there is no row 1: the cache has rows 0 to 0"),
-        (lambda: load_cache("x", 5), "model=5: a file is loaded for the model that saved it, as lamina.load gives it"),  # type: ignore[arg-type]
+        (
+            lambda: load_cache("x", 5),  # type: ignore[arg-type]
+            "model=5: a file is loaded for the model that saved it, as lamina.load returns it",
+        ),
         (lambda: load_cache(5, toy("full")), "path=5: it must be the path of a file"),  # type: ignore[arg-type]
         (lambda: load_cache("x", toy("full"), pool=5), "pool=5: it must be a lamina.Pool"),  # type: ignore[arg-type]
     ],
@@ -511,7 +520,7 @@ def test_what_a_pool_a_codec_a_source_or_a_file_cannot_be_made_of_is_named(
 def test_model_code_that_asks_its_memory_for_something_else_is_told_what_there_is() -> None:
     memory = toy("hybrid").new_cache().step(1).memory(0)
     q = torch.zeros(1, 4, 1, 4)
-    with pytest.raises(InputError, match="layer 0 entry 'attention' keeps its own keys and values"):
+    with pytest.raises(InputError, match="layer 0 entry 'attention' stores its own keys and values"):
         memory.attend(q, scale=1.0)
     with pytest.raises(
         InputError, match=r"layer 0 remembers \['attention', 'convolution', 'state'\], nothing called 'x'"
@@ -532,8 +541,8 @@ def test_a_shared_layer_needs_its_source_before_it() -> None:
 
 
 def test_a_model_that_says_nothing_is_told_what_is_missing() -> None:
-    with pytest.raises(TypeError, match="Model does not say how ids are embedded"):
+    with pytest.raises(InputError, match="Model does not say how ids are embedded"):
         Model().embed(IDS)
-    with pytest.raises(TypeError, match="Model does not say how logits are made"):
+    with pytest.raises(InputError, match="Model does not say how logits are made"):
         Model().unembed(torch.zeros(1))
     assert issubclass(Toy, Model)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import lamina
 from lamina import Cache, CacheFileError, InputError, load_cache
 from lamina.attention.window import Sliding
-from lamina.cache.io import checked_file as sealed
+from lamina.cache.io import checked_file
 from lamina.config import Config
 from lamina.models import family as family_of
 from tests.cache.resume import SLACK, go_on
@@ -240,7 +240,7 @@ def test_files_that_are_something_else_are_refused_by_name(tmp_path: Path) -> No
 
 def test_a_file_of_a_later_version_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as later:
-        later.setattr(sealed, "VERSION", 2)
+        later.setattr(checked_file, "VERSION", 2)
         ragged("full").save(tmp_path / "cache")
     with pytest.raises(CacheFileError, match=r"has the format 'lamina cache' 2, and this version .* reads .* 1: read"):
         load_cache(tmp_path / "cache", toy("full"))
@@ -327,8 +327,18 @@ def test_another_configuration_of_the_same_weights_is_refused(tmp_path: Path) ->
         load_cache(tmp_path / "cache", again(rms_norm_eps=0.5))
 
 
+def test_a_dtype_that_a_file_does_not_hold_and_a_device_that_is_none_are_named(tmp_path: Path) -> None:
+    cache = ragged("full")
+    with pytest.raises(InputError, match=r"^device='gpu' cannot be used: .* such as 'cpu'"):
+        cache.save(tmp_path / "cache")
+        load_cache(tmp_path / "cache", toy("full"), device="gpu")
+    cache.layers[0]["attention"].data["k"] = torch.zeros(2, 1, 8, 3, dtype=torch.complex64)
+    with pytest.raises(CacheFileError, match=r"attention.k is in torch.complex64, which a cache file does not hold"):
+        cache.save(tmp_path / "cache")
+
+
 def test_what_cannot_be_saved_is_told_with_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"belongs to no model, .*: make it with model.new_cache\(\)"):
+    with pytest.raises(InputError, match=r"belongs to no model, .*: make the cache with model.new_cache\(\)"):
         Cache(toy("full").specs).save(tmp_path / "cache")
     with pytest.raises(CacheFileError, match="cannot be written: there is no folder"):
         ragged("full").save(tmp_path / "no" / "cache")
@@ -377,7 +387,7 @@ def test_a_failure_at_any_write_leaves_the_old_file_and_nothing_else(
     right, writes, failed = path.read_bytes(), 0, True
     while failed:
         with monkeypatch.context() as disk:
-            disk.setattr(sealed, "open", lambda path, mode, n=writes: FullDisk(path, mode, n), raising=False)
+            disk.setattr(checked_file, "open", lambda path, mode, n=writes: FullDisk(path, mode, n), raising=False)
             disk.setattr(os, "fdopen", lambda file, mode, n=writes: FullDisk(file, mode, n))
             try:
                 new.save(path)
@@ -464,7 +474,7 @@ def test_a_file_that_somebody_is_writing_is_left_alone(tmp_path: Path, monkeypat
     abandoned, other = (tmp_path / f".{name}.0123abcd.partial" for name in ("cache", "cached"))
     abandoned.write_bytes(b"what a killed process left")
     other.write_bytes(b"of another file")
-    with sealed.replacing(path) as file:
+    with checked_file.replace_file(path) as file:
         assert not abandoned.exists()
         (own,) = tmp_path.glob(".cache.*.partial")
         ragged("full").save(path)

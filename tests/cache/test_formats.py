@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lamina.cache.codec.bitpack import WIDTHS, high_bytes, low_bytes, pack, unpack
-from lamina.cache.codec.formats import Float8, Form, Grouped, hadamard
+from lamina.cache.codec.formats import Field, FieldFormat, Float8, Grouped, hadamard
 
 CPU = torch.device("cpu")
 DIMS = [1, 3, 8, 31, 32, 33, 40, 64, 100, 128]
 
 
-def forms(dim: int, dtype: torch.dtype = torch.float64, centre: Tensor | None = None) -> list[Form]:
-    turn = hadamard(torch.promote_types(dtype, torch.float32), CPU)
-    grouped = [Grouped(dim, bits, dtype, way, centre) for bits in WIDTHS for way in (None, turn)]
-    return [*grouped, Float8(dim, dtype, centre)]
+def formats(dim: int, dtype: torch.dtype = torch.float64, key_mean: Tensor | None = None) -> list[FieldFormat]:
+    fields = [Field(dim, dtype, CPU, rotate, key_mean) for rotate in (False, True)]
+    return [*(Grouped(field, bits) for bits in WIDTHS for field in fields), Float8(fields[0])]
 
 
 def code_by_hand(low: list[int], high: list[int], at: int, size: int, bits: int) -> int:
@@ -35,7 +34,7 @@ def code_by_hand(low: list[int], high: list[int], at: int, size: int, bits: int)
     return code
 
 
-def vector_by_hand(parts: dict[str, list], dim: int, bits: int, turned: bool) -> list[float]:
+def vector_by_hand(parts: dict[str, list], dim: int, bits: int, rotated: bool) -> list[float]:
     numbers: list[float] = []
     low, high, scales = parts["codes"], parts.get("high", []), parts["scales"]
     while len(numbers) < dim:
@@ -43,7 +42,7 @@ def vector_by_hand(parts: dict[str, list], dim: int, bits: int, turned: bool) ->
         a, b = group * low_bytes(32, bits), group * high_bytes(32, bits)
         scale, offset = scales[2 * group : 2 * group + 2]
         found = [scale * code_by_hand(low[a:], high[b:], at, size, bits) + offset for at in range(size)]
-        if turned and size == 32:
+        if rotated and size == 32:
             signs = [[(-1) ** (i & j).bit_count() for i in range(32)] for j in range(32)]
             found = [sum(s * x for s, x in zip(line, found, strict=True)) / math.sqrt(32) for line in signs]
         numbers += found
@@ -53,13 +52,13 @@ def vector_by_hand(parts: dict[str, list], dim: int, bits: int, turned: bool) ->
 @pytest.mark.parametrize("dim", DIMS)
 def test_bytes_read_by_hand_as_the_format_says_are_what_decode_gives(dim: int) -> None:
     x = torch.randn(2, dim, dtype=torch.float64)
-    for form in forms(dim):
-        if isinstance(form, Grouped):
-            parts = form.encode(x)
-            found = form.decode(parts)
+    for chosen in formats(dim):
+        if isinstance(chosen, Grouped):
+            parts = chosen.encode(x)
+            found = chosen.decode(parts)
             for row in range(2):
                 kept = {name: part[row].tolist() for name, part in parts.items()}
-                by_hand = vector_by_hand(kept, dim, form.bits, form.turn is not None)
+                by_hand = vector_by_hand(kept, dim, chosen.bits, chosen.rotation is not None)
                 assert found[row].tolist() == pytest.approx(by_hand, abs=1e-12)
 
 
@@ -76,13 +75,13 @@ def test_packing_loses_nothing_and_takes_the_bytes_it_says(bits: int, numbers: i
     dim=st.sampled_from(DIMS),
     size=st.sampled_from([1e-7, 1e-4, 0.01, 1.0, 300.0, 1500.0]),
     shift=st.sampled_from([0.0, 1.0, 30.0]),
-    centred=st.booleans(),
+    has_mean=st.booleans(),
     double=st.booleans(),
     seed=st.integers(0, 2**16),
 )
 @settings(max_examples=40, deadline=None, derandomize=True)
 def test_what_comes_back_is_within_the_bound(
-    dim: int, size: float, shift: float, centred: bool, double: bool, seed: int
+    dim: int, size: float, shift: float, has_mean: bool, double: bool, seed: int
 ) -> None:
     draw, dtype = torch.Generator().manual_seed(seed), torch.float64 if double else torch.float32
     x = torch.randn(6, 2, 5, dim, generator=draw, dtype=dtype)
@@ -90,13 +89,13 @@ def test_what_comes_back_is_within_the_bound(
     x[1, :, :, 0] *= 20
     x[2] = x[2, :, :, :1]
     x = (x + shift) * size / (1 + shift)
-    centre = torch.randn(2, 1, dim, generator=draw, dtype=dtype) * size if centred else None
-    most = x.norm(dim=-1) + (0 if centre is None else centre.norm(dim=-1))
-    for form in forms(dim, dtype, centre):
-        parts = form.encode(x)
-        assert {name: (part.shape[-1], part.dtype) for name, part in parts.items()} == form.parts
-        error = (form.decode(parts) - x).norm(dim=-1)
-        assert (error <= form.bound(x) + 8 * torch.finfo(dtype).eps * most).all()
+    mean = torch.randn(2, 1, dim, generator=draw, dtype=dtype) * size if has_mean else None
+    most = x.norm(dim=-1) + (0 if mean is None else mean.norm(dim=-1))
+    for chosen in formats(dim, dtype, mean):
+        parts = chosen.encode(x)
+        assert {name: (part.shape[-1], part.dtype) for name, part in parts.items()} == chosen.parts
+        error = (chosen.decode(parts) - x).norm(dim=-1)
+        assert (error <= chosen.bound(x) + 8 * torch.finfo(dtype).eps * most).all()
 
 
 @pytest.mark.parametrize("outlier", [0, 12])
@@ -104,40 +103,40 @@ def test_errors_are_as_small_as_the_bits_allow_even_beside_a_number_that_is_larg
     x = torch.randn(200, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x[:, 5] += outlier
     most = {8: 0.006, 6: 0.024, 5: 0.05, 4: 0.1, "fp8": 0.03}
-    for form in forms(64):
-        share = (form.decode(form.encode(x)) - x).norm(dim=-1) / x.norm(dim=-1)
-        if outlier == 0 or not isinstance(form, Grouped) or form.turn is not None:
-            assert share.mean() < most[getattr(form, "bits", "fp8")]
+    for chosen in formats(64):
+        share = (chosen.decode(chosen.encode(x)) - x).norm(dim=-1) / x.norm(dim=-1)
+        if outlier == 0 or not isinstance(chosen, Grouped) or chosen.rotation is not None:
+            assert share.mean() < most[getattr(chosen, "bits", "fp8")]
 
 
 def test_a_token_is_written_alone() -> None:
     x = torch.randn(3, 2, 7, 72)
-    for form in forms(72, torch.float32):
-        together = form.encode(x)
+    for chosen in formats(72, torch.float32):
+        together = chosen.encode(x)
         for t in range(7):
-            for name, part in form.encode(x[:, :, t : t + 1]).items():
+            for name, part in chosen.encode(x[:, :, t : t + 1]).items():
                 assert torch.equal(part, together[name][:, :, t : t + 1])
 
 
 def test_zeros_come_back_as_zeros_and_what_is_no_number_as_none() -> None:
-    for form in forms(40, torch.float32):
-        assert torch.equal(form.decode(form.encode(torch.zeros(2, 40))), torch.zeros(2, 40))
+    for chosen in formats(40, torch.float32):
+        assert torch.equal(chosen.decode(chosen.encode(torch.zeros(2, 40))), torch.zeros(2, 40))
         bad = torch.zeros(2, 40)
         bad[1, 3] = float("nan")
-        found = form.decode(form.encode(bad))
+        found = chosen.decode(chosen.encode(bad))
         assert torch.equal(found[0], torch.zeros(40)) and found[1, 3].isnan()
 
 
 def test_in_bfloat16_numbers_come_back_in_bfloat16() -> None:
     x = torch.randn(4, 64).bfloat16()
-    for form in forms(64, torch.bfloat16):
-        found = form.decode(form.encode(x))
+    for chosen in formats(64, torch.bfloat16):
+        found = chosen.decode(chosen.encode(x))
         assert found.dtype == torch.bfloat16
         error = (found.float() - x.float()).norm(dim=-1)
-        assert (error <= form.bound(x) + 2**-8 * x.float().norm(dim=-1)).all()
+        assert (error <= chosen.bound(x) + 2**-8 * x.float().norm(dim=-1)).all()
 
 
 def test_the_hadamard_matrix_is_its_own_inverse() -> None:
-    turn = hadamard(torch.float64, CPU)
-    torch.testing.assert_close(turn @ turn, torch.eye(32, dtype=torch.float64))
-    assert torch.equal(turn, turn.T)
+    matrix = hadamard(torch.float64, CPU)
+    torch.testing.assert_close(matrix @ matrix, torch.eye(32, dtype=torch.float64))
+    assert torch.equal(matrix, matrix.T)

@@ -1,4 +1,4 @@
-"""Caches whose bytes live on the host: what moves, what is on the device, and that nothing else is different."""
+"""Caches that are stored on the host: what moves, what is on the device, and that nothing else is different."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from lamina import Cache, InputError, Source
 from lamina.attention.window import Sliding
 from lamina.cache.layers.layout import Layout
 from lamina.cache.layers.recurrent import RecurrentLayer
-from lamina.cache.ops.snapshot import trimmed
-from lamina.cache.storage.prefetch import Fetcher, is_far
+from lamina.cache.ops.snapshot import take_snapshot
+from lamina.cache.storage.prefetch import Prefetcher, on_host
 from lamina.cache.summary import lines
-from lamina.planning.held import RowPages
+from lamina.planning.held import AllocationMeter
 from lamina.runtime.compile import why_not_compiled
 from lamina.runtime.eligibility import why_not_captured, why_not_read
 from tests.cache.pretend import DEVICE, two_devices
@@ -47,7 +47,7 @@ from tests.planning.models import owned
 TOKEN = 2 * 2 * 4 * 8  # bytes of a token in a layer: keys and values, heads, numbers
 
 
-def fetcher(cache: Cache) -> Fetcher:
+def fetcher(cache: Cache) -> Prefetcher:
     assert cache.fetcher is not None
     return cache.fetcher
 
@@ -147,9 +147,9 @@ def test_codes_move_as_codes() -> None:
 def test_there_are_two_windows_of_one_layer_each_however_many_layers_there_are(kind: str) -> None:
     cache = World.fresh(kind, 2, capacity=64, slack=2, residence="host").cache
     feed(cache, 40)
-    layers = [sum(layer.nbytes for layer in entry.values() if is_far(layer)) for entry in cache.layers]
+    layers = [sum(layer.nbytes for layer in entry.values() if on_host(layer)) for entry in cache.layers]
     parts = max(len(layer.data) for layer in cache.every_layer()) * 3
-    assert len(fetcher(cache).windows) == 2
+    assert len(fetcher(cache).buffers) == 2
     assert 2 * max(layers) - 64 <= fetcher(cache).nbytes <= 2 * (max(layers) + parts * 256)  # lengths stay; rounding
     assert {line.kind: line.residence for line in lines(cache)}["fetched"] == "device"
 
@@ -157,10 +157,10 @@ def test_there_are_two_windows_of_one_layer_each_however_many_layers_there_are(k
 def test_windows_grow_with_the_cache_and_are_used_again() -> None:
     cache = toy("full").new_cache(residence="host")
     feed(cache, 20)
-    windows = [window.buffer for window in fetcher(cache).windows]
+    windows = [window.buffer for window in fetcher(cache).buffers]
     assert fetcher(cache).nbytes == 2 * 32 * TOKEN
     feed(cache, 5)
-    assert all(one is two.buffer for one, two in zip(windows, fetcher(cache).windows, strict=True))
+    assert all(one is two.buffer for one, two in zip(windows, fetcher(cache).buffers, strict=True))
     feed(cache, 39)
     assert fetcher(cache).nbytes == 2 * 64 * TOKEN
     feed(cache, 1)
@@ -172,7 +172,7 @@ def test_after_a_pass_nothing_is_held_but_the_cache(kind: str) -> None:
     model = toy(kind)
     gc.disable()  # nothing may wait for it
     try:
-        with RowPages() as held:
+        with AllocationMeter() as held:
             cache = model.new_cache(2, slack=2, residence="host")
             for T in (20, 1, 30, 3, 40):
                 feed(cache, T)
@@ -227,7 +227,7 @@ def test_keys_lie_token_by_token_so_that_a_run_of_a_row_is_one_piece() -> None:
         keys = one.layers[0]["attention"].data["k"]
         assert keys.shape[1:] == (2, max(40, keys.shape[2]), 4)
         assert keys.transpose(1, 2).is_contiguous()
-        assert is_far(one.layers[0]["attention"])
+        assert on_host(one.layers[0]["attention"])
 
 
 # -- nothing else is different -------------------------------------------------------------------------------------
@@ -285,8 +285,8 @@ def test_no_operation_mixes_host_and_device(kind: str) -> None:
         go(other, 6)
         joined = Cache.join([cache, other])
         go(joined, 1)
-        trimmed(joined, 2)
-        for layer in filter(is_far, joined.every_layer()):
+        take_snapshot(joined, 2)
+        for layer in filter(on_host, joined.every_layer()):
             assert {x.device.type for name, x in layer.data.items() if name != "lengths"} == {"cpu"}
 
 
@@ -319,7 +319,7 @@ def test_two_passes_may_be_open_and_the_later_one_counts() -> None:
     stale = world.cache.step(1)
     stale.memory(0)
     world.feed(2)
-    with pytest.raises(InputError, match="this step is over"):
+    with pytest.raises(InputError, match="this step is closed"):
         stale.commit()
     world.feed(1)
 
@@ -381,7 +381,7 @@ def test_a_fork_shares_no_memory_on_the_host_or_in_windows() -> None:
     feed(twin, 1)
     ours, theirs = (
         {x.data_ptr() for one in c.every_layer() for x in one.data.values()}
-        | {w.buffer.data_ptr() for w in fetcher(c).windows if w.buffer is not None}
+        | {w.buffer.data_ptr() for w in fetcher(c).buffers if w.buffer is not None}
         for c in (cache, twin)
     )
     assert ours.isdisjoint(theirs)
@@ -397,7 +397,7 @@ def test_an_unknown_residence_is_refused_with_the_nearest() -> None:
 
 def test_caches_of_two_residences_are_not_joined() -> None:
     near, far = (toy("full").new_cache(residence=where) for where in ("device", "host"))
-    with pytest.raises(InputError, match=r"bytes live on the device and one whose bytes live on the host"):
+    with pytest.raises(InputError, match=r"stored on the device and one that is stored on the host"):
         Cache.join([near, far])
 
 
@@ -416,7 +416,7 @@ def test_a_captured_step_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Toy, "device", torch.device("cuda"))
     model = Toy(Attend())
     far = Cache(model.specs, residence="host")
-    assert why_not_captured(model, far) == "its bytes live on the host; a captured step reads what is on the device"
+    assert why_not_captured(model, far) == "its cache is stored on the host; a captured step reads device memory"
     assert why_not_read(far) == why_not_captured(model, far)
     assert why_not_captured(model, Cache(model.specs)) is None
 

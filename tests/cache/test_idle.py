@@ -11,8 +11,8 @@ from torch import Tensor
 
 import lamina
 from lamina import Cache, InputError, PrefixStore
-from lamina.cache.io.state_dtype import idle, idle_bytes
-from lamina.cache.ops.snapshot import trimmed, trimmed_size
+from lamina.cache.io.state_dtype import round_states, rounded_bytes
+from lamina.cache.ops.snapshot import snapshot_size, take_snapshot
 from tests.laws.toys import random_ids, toy
 from tests.planning.models import model as family
 
@@ -67,9 +67,12 @@ def test_bytes_of_what_is_trimmed_are_known_before(kind: str) -> None:
     cache = toy(kind).new_cache(3, slack=1)
     toy(kind)(random_ids(3, 7), cache=cache)
     for states in (None, torch.bfloat16):
-        own = trimmed(cache, 1, states=states)
-        assert trimmed_size(cache, 1, states).nbytes == own.nbytes + own.record.nbytes + own.logits.nbytes  # type: ignore[union-attr]
-    assert all(idle(layer, torch.bfloat16).nbytes == idle_bytes(layer, torch.bfloat16) for layer in cache.every_layer())
+        own = take_snapshot(cache, 1, states=states)
+        assert snapshot_size(cache, 1, states).nbytes == own.nbytes + own.record.nbytes + own.logits.nbytes  # type: ignore[union-attr]
+    assert all(
+        round_states(layer, torch.bfloat16).nbytes == rounded_bytes(layer, torch.bfloat16)
+        for layer in cache.every_layer()
+    )
 
 
 def test_a_prefix_store_keeps_states_in_half_of_the_bytes_and_goes_on_within_the_tolerance() -> None:
@@ -79,7 +82,7 @@ def test_a_prefix_store_keeps_states_in_half_of_the_bytes_and_goes_on_within_the
     logits = []
     for store in (exact, rounded):
         model.generate([prompt], 1, prefixes=store, eos_token_id=())
-        cache, _ = store.start([np.array([*prompt, 1])])
+        cache, _ = store._start([np.array([*prompt, 1])])
         assert cache.tokens == [prompt]
         states = [layer.data[name] for layer in cache.every_layer() for name in layer.states if name in layer.data]
         assert states and all(state.dtype == torch.float32 for state in states)
@@ -97,7 +100,7 @@ def test_a_prefix_store_keeps_states_in_half_of_the_bytes_and_goes_on_within_the
 
 def test_an_unknown_dtype_is_refused_with_the_nearest(tmp_path: Path) -> None:
     cache = toy("ssd").new_cache()
-    with pytest.raises(InputError, match=r"states='bfloat61': the nearest that there is is 'bfloat16'"):
+    with pytest.raises(InputError, match=r"states='bfloat61': there is no such .*; the nearest is 'bfloat16'"):
         cache.save(tmp_path / "cache", states="bfloat61")
     assert not list(tmp_path.iterdir())
     with pytest.raises(InputError, match="states='int8'"):

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from lamina import Cache
-from lamina.cache.ops.begin import admit
-from lamina.cache.ops.commit import on_device
+from lamina.cache.ops.begin import open_captured
+from lamina.cache.ops.commit import device_commit
 from lamina.cache.ops.journal import Change
 from lamina.model import Model
 from tests.cache.interrupting import interrupted, lines_of
@@ -208,7 +208,7 @@ def test_a_pass_that_was_committed_when_the_interrupt_came_is_not_committed_twic
         model.forward(torch.tensor([[3]]), step)
         interrupted(step.commit, at, "/cache")
         if cache.tokens == [[1, 2, 3]]:
-            with pytest.raises(ValueError, match="this step is over"):
+            with pytest.raises(ValueError, match="this step is closed"):
                 step.commit()
         assert cache.tokens in ([[1, 2]], [[1, 2, 3]])
 
@@ -235,10 +235,10 @@ def test_the_host_knows_the_lengths_whenever_a_pass_is_committed_on_the_device(m
     model = model_of("llama")
     cache, one = model.new_cache(2), Elsewhere()
     model([[1, 2, 3], [4, 5, 6]], cache=cache)
-    taken = admit(cache, one, 2, [2, 1])  # type: ignore[arg-type]
+    taken = open_captured(cache, one, 2, [2, 1])  # type: ignore[arg-type]
 
     def launch() -> None:
-        with on_device(cache, taken.low, taken.high):
+        with device_commit(cache, taken.low, taken.high):
             if moved:
                 cache.clock.lengths.add_(taken.tensor)
             if cut:
@@ -256,8 +256,8 @@ def test_the_host_knows_the_lengths_whenever_a_pass_is_committed_on_the_device(m
 
 def test_the_host_knows_the_lengths_whenever_captured_steps_are_interrupted() -> None:
     cache = model_of("llama").new_cache(2)
-    cache.clock.drift(4)
+    cache.clock.expect_advance(4)
     assert cache.clock.sync() == [0, 0]  # nothing was launched
-    cache.clock.drift(4)
+    cache.clock.expect_advance(4)
     cache.clock.lengths.add_(torch.tensor([3, 1]))
     assert cache.clock.sync() == [3, 1]

@@ -127,7 +127,7 @@ def test_prompts_that_begin_alike_lie_in_a_prefix_store_once() -> None:
     assert pool.check().used == 20 + 6 * 2
     assert pool.copied == 6, "one each: the last page of the prompt, which the snapshot made at its end shares"
     assert len(store) == 6 and store.nbytes < plain.nbytes / 3
-    assert store.nbytes == sum(one.size.own for one in store._kept) + 32 * pool.kinds[Layout()].page_bytes
+    assert store.nbytes == sum(one.size.own for one in store._kept) + 32 * pool.groups[Layout()].page_bytes
     store.bytes = store.nbytes - 1
     made(model, [[5, 6, 7]], prefixes=store)
     assert store.nbytes <= store.bytes and store.sequences[0][80] > 3, "the oldest had to go"
@@ -152,24 +152,24 @@ def test_pages_are_taken_as_tokens_come_and_given_back_as_they_go() -> None:
     assert pages_of(cache) == [0, 0, 0] and pool.used == 0
     model(random_ids(2, 40), cache=cache)
     assert pages_of(cache) == [4, 20, 4]
-    assert cache.nbytes == 28 * pool.kinds[Layout()].page_bytes
+    assert cache.nbytes == 28 * pool.groups[Layout()].page_bytes
     fork = cache.fork()
     assert fork.nbytes == cache.nbytes and pool.used == 28
     assert "(0 B of its own, 14.0 KiB shared with others)" in str(fork)
     cache.release()
     assert "(14.0 KiB of its own, 0 B shared with others)" in str(fork)
     fork.release()
-    assert pool.check().used == 0 and pool.free == sum(kind.pages.count for kind in pool.kinds.values())
+    assert pool.check().used == 0 and pool.free == sum(group.allocator.count for group in pool.groups.values())
 
 
 def test_a_pool_of_so_many_tokens_holds_just_so_many() -> None:
     model = toy("sliding and full")
     pool = Pool(model, tokens=50, page=4)
-    assert [kind.pages.count for kind in pool.kinds.values()] == [13, 13, 13]
+    assert [group.allocator.count for group in pool.groups.values()] == [13, 13, 13]
     pool = Pool(model, tokens=50, page=4, rows=2)
-    assert [kind.pages.count for kind in pool.kinds.values()] == [2, 13, 4]
+    assert [group.allocator.count for group in pool.groups.values()] == [2, 13, 4]
     one = model.new_cache(capacity=4, slack=0).nbytes  # a page of each kind, the rings cut to their size
-    assert one and pool.nbytes == sum((1 + kind.pages.count) * kind.page_bytes for kind in pool.kinds.values())
+    assert one and pool.nbytes == sum((1 + group.allocator.count) * group.page_bytes for group in pool.groups.values())
     cache = model.new_cache(2, pool=pool)
     model(random_ids(2, 26), cache=cache, counts=[26, 24])
     assert pool.free == 0
@@ -182,7 +182,7 @@ def test_bytes_of_a_page_are_those_of_its_tokens(codec: str | None) -> None:
     given = None if codec is None else CODECS[codec]
     pool = Pool(model, page=4, codec=given)
     a_token = model.new_cache(capacity=4, codec=given).nbytes // 4
-    assert sum(kind.page_bytes for kind in pool.kinds.values()) == 4 * a_token
+    assert sum(group.page_bytes for group in pool.groups.values()) == 4 * a_token
 
 
 # -- running out -----------------------------------------------------------------------------------------------------
@@ -321,7 +321,10 @@ def test_a_released_cache_says_so_and_may_be_released_again() -> None:
         cache.release()
         assert str(cache) == "Cache, released"
         for use in (cache.fork, lambda c=cache: model([[1]], cache=c), lambda c=cache: c.rewind(1), cache.reset):
-            with pytest.raises(InputError, match=r"^this cache was released and holds nothing any more: make another$"):
+            with pytest.raises(
+                InputError,
+                match=r"^this cache was released and holds no memory any more: make a new one with model.new_cache$",
+            ):
                 use()
 
 
@@ -337,7 +340,7 @@ def test_what_does_not_fit_a_pool_is_refused_by_name() -> None:
         (lambda: model.new_cache(codec="int4", pool=pool), "codec='int4', but the pool has a codec of its own, 'int8'"),
         (
             lambda: model.new_cache(residence="host", pool=pool),
-            "residence='host' and a pool were given: pages of a pool lie on the device; leave one out",
+            "residence='host' and a pool were given: pages of a pool are on the device; leave one out",
         ),
         (lambda: Pool(model, tokens=0), "tokens=0: it must be at least 1"),
         (lambda: Pool(model, rows=2), "rows=2 without tokens: a pool that grows needs no bounds"),

@@ -14,8 +14,8 @@ from lamina.attention.window import Sliding
 from lamina.cache import Tokens
 from lamina.cache.layers.layout import Layout
 from lamina.cache.layers.tokens import TokenLayer
-from lamina.cache.pool.page_allocator import Pages
-from lamina.cache.pool.page_table import places_of
+from lamina.cache.pool.page_allocator import PageAllocator
+from lamina.cache.pool.page_table import page_columns
 from tests.laws.toys import Toy
 
 
@@ -25,14 +25,14 @@ def test_the_places_of_positions_are_those_of_their_slots() -> None:
             for first in range(24):
                 for end in range(first, first + 16):
                     slots = layout.slots(torch.arange(first, end))
-                    assert places_of(layout, page, first, end).tolist() == sorted({int(s) // page for s in slots})
+                    assert page_columns(layout, page, first, end).tolist() == sorted({int(s) // page for s in slots})
 
 
 def test_a_wrong_book_is_noticed() -> None:
-    def book() -> Pages:
-        pages = Pages()
+    def book() -> PageAllocator:
+        pages = PageAllocator()
         pages.add(4)
-        held = pages.hold(np.zeros((1, 3), dtype=np.int32))
+        held = pages.new_table(np.zeros((1, 3), dtype=np.int32))
         pages.give(held, pages.missing(held, [(0, np.arange(2))]))
         pages.check()
         return pages
@@ -41,8 +41,8 @@ def test_a_wrong_book_is_noticed() -> None:
         lambda pages: pages.free.append(pages.free[0]),
         lambda pages: pages.free.pop(),
         lambda pages: pages.refs.__setitem__(1, 2),
-        lambda pages: next(iter(pages.held)).numbers.__setitem__((0, 2), 1),
-        lambda pages: next(iter(pages.held)).numbers.__setitem__((0, 0), 9),
+        lambda pages: next(iter(pages.tables)).numbers.__setitem__((0, 2), 1),
+        lambda pages: next(iter(pages.tables)).numbers.__setitem__((0, 0), 9),
     ):
         pages = book()
         wrong(pages)

@@ -118,7 +118,7 @@ def test_what_cannot_be_shared_is_refused_and_nothing_is_changed() -> None:
     tokens = cache.tokens
     with pytest.raises(InputError, match=r"since=34 for row 1: rows 1 and 0 hold 33 and 33 tokens, .* 0 to 33"):
         cache.reorder([0, 0, 2, 3], 34)
-    with pytest.raises(InputError, match=r"one number in rows for each of the 4 rows, not 2: \[0, 1\]"):
+    with pytest.raises(InputError, match=r"one source row for each of the 4 rows, not 2: \[0, 1\]"):
         cache.reorder([0, 1])
     with pytest.raises(InputError, match="there is no row 4"):
         cache.reorder([0, 1, 2, 4])

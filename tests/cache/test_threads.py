@@ -49,7 +49,7 @@ class Pausing(dict[str, torch.Tensor]):
 def test_a_token_that_is_written_while_the_pool_grows_is_not_lost() -> None:
     model = toy("full")
     pool = Pool(model, page=2)
-    (kind,) = pool.kinds.values()
+    (kind,) = pool.groups.values()
     kind.data = {key: Pausing(fields) for key, fields in kind.data.items()}  # type: ignore[misc]
     last: Any = list(kind.data.values())[-1]
     last.go_on.set()
@@ -120,7 +120,7 @@ def test_generations_in_two_threads_over_one_growing_pool_give_the_tokens_of_eac
 def test_a_pool_of_fixed_size_locks_nothing_in_a_pass() -> None:
     model = toy("full")
     for pool, locks in ((Pool(model, tokens=32, page=4), False), (Pool(model, page=4), True)):
-        (kind,) = pool.kinds.values()
+        (kind,) = pool.groups.values()
         assert (kind.steady is pool.lock) == locks
         assert kind.reading is not pool.lock  # a CPU reads at once
 
@@ -140,13 +140,13 @@ def test_streams_wait_for_each_other_where_pages_change_hands(monkeypatch: pytes
     streams = Streams(torch.device("cuda"))
     for stream in (other, current):
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device, stream=stream: stream)
-        streams.note()
-        streams.note()
+        streams.add_current()
+        streams.add_current()
     streams.wait_for_others()
     assert (current.waits, other.waits) == (["other"], [])
     streams.hold_others()
     assert (current.waits, other.waits) == (["other"], ["current"])
     alone = Streams(torch.device("cpu"))
-    alone.note()
+    alone.add_current()
     alone.wait_for_others()
     assert alone.seen == []

@@ -53,7 +53,7 @@ def test_every_law_holds_on_the_host() -> None:
 
 
 def test_a_token_that_does_not_reach_the_host_is_caught_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StagedStorage, "_through", lambda *_: None)
+    monkeypatch.setattr(StagedStorage, "_write_through", lambda *_: None)
     report = lamina.verify(first("llama"), laws=["chunking"], tries=1, residence="host")
     assert report.first is not None and report.first.where == "layer 0"
 

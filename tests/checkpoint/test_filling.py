@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from lamina.checkpoint import CheckpointError, From, Stack, fill, open_source
+from lamina import CheckpointError
+from lamina.checkpoint import From, Stack, fill, open_source
 from lamina.checkpoint import progress as progress_module
 from lamina.checkpoint.names import find_recipe
 from lamina.checkpoint.progress import Bar

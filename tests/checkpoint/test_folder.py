@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from lamina.checkpoint import CheckpointError, config_dtype, open_source
+from lamina import CheckpointError
+from lamina.checkpoint import config_dtype, open_source
 
 TENSORS = {
     "a.weight": torch.randn(3, 4),

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from lamina.checkpoint import CheckpointError, config_dtype, fill, open_source, packaged_smollm2
+from lamina import CheckpointError
+from lamina.checkpoint import config_dtype, fill, open_source, packaged_smollm2
 from lamina.checkpoint.gguf.file import llama3_divisors, unpair_rows
 
 Kind = gguf.GGMLQuantizationType

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import Regex
 from tokenizers import pre_tokenizers as pre
 
-from lamina.checkpoint import CheckpointError, open_source, packaged_smollm2
+from lamina import CheckpointError
+from lamina.checkpoint import open_source, packaged_smollm2
 from lamina.checkpoint.gguf.tokenizer import SPLITS, gguf_tokenizer
 
 from .test_tokenizer import BACKEND, SPECIAL, TEXTS

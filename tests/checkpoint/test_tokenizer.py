@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 
-from lamina.checkpoint import CheckpointError, Tokenizer, open_source
+from lamina import CheckpointError
+from lamina.checkpoint import Tokenizer, open_source
 from lamina.checkpoint.tokenizer import folder_tokenizer
 from lamina.errors import InputError
 

@@ -128,7 +128,7 @@ def test_settings_that_cannot_be_are_told_in_one_line(reader: Path, checkpoint: 
     for words, text in (
         (["generate", reader, "the", "-n", "0"], "max_new_tokens=0: it must be a whole number"),
         (["generate", reader, "the", "--top-p", "3"], "top_p=3.0: it must be"),
-        (["generate", reader, "the", "--greedy", "--top-k", "3"], "it changes only what is drawn"),
+        (["generate", reader, "the", "--greedy", "--top-k", "3"], "top_k applies to sampling only"),
         (["generate", checkpoint, "the"], "no tokenizer"),
         (["chat", checkpoint, "the"], "no tokenizer"),
         (["chat", reader, "the", "--temperature", "-1"], "temperature=-1.0: it must be"),

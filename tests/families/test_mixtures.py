@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Llama4Config, Llama4ForConditionalGeneration
 
 import lamina
-from lamina.checkpoint.source import CheckpointError
+from lamina import CheckpointError
 from tests.families.cases import deepseek_v3, llama4
 from tests.families.harness import TOLERANCE, random_ids, relative, truth
 

@@ -407,7 +407,7 @@ def test_errors_say_what_is_wrong_and_change_nothing() -> None:
         ours(ids, cache=cache)
     with pytest.raises(InputError, match="the source has 3 rows, and 2 rows of ids"):
         ours(ids, source=source)
-    with pytest.raises(InputError, match="the source has 3 rows, the cache takes it for 2"):
+    with pytest.raises(InputError, match="the source has 3 rows and is attached to 2 rows"):
         cache.attach(source)
     with pytest.raises(InputError, match="there is no row 7"):
         cache.attach(source, rows=[0, 1, 7])

@@ -9,52 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lamina.generation.settings import declared  # noqa: F401  registers the settings
 from lamina.sampling.history import History
+from lamina.sampling.setting import registered
 
 VOCAB = 23
-
-NAMES = [
-    "max_new_tokens",
-    "max_length",
-    "min_length",
-    "min_new_tokens",
-    "do_sample",
-    "num_beams",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "top_h",
-    "typical_p",
-    "epsilon_cutoff",
-    "eta_cutoff",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "encoder_repetition_penalty",
-    "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size",
-    "bad_words_ids",
-    "sequence_bias",
-    "suppress_tokens",
-    "begin_suppress_tokens",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "exponential_decay_length_penalty",
-    "prefix_allowed_tokens_fn",
-    "remove_invalid_values",
-    "renormalize_logits",
-    "watermarking_config",
-    "grammar",
-    "eos_token_id",
-    "logits_processor",
-]
 
 
 def asked(**given: Any) -> SimpleNamespace:
     """Settings in which only what is given is set."""
-    assert not set(given) - set(NAMES), set(given) - set(NAMES)
-    return SimpleNamespace(**(dict.fromkeys(NAMES) | given))
+    names = [one.name for one in registered()]
+    assert not set(given) - set(names), set(given) - set(names)
+    return SimpleNamespace(**(dict.fromkeys(names) | given))
 
 
 def history_of(prompts: list[list[int]], new: list[list[int]], garbage: int = -1) -> History:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lamina.cache import Cache
+from lamina.errors import InputError
 from lamina.generation.result import Recorder
 from lamina.generation.run import StrategyOutput
 from lamina.generation.strategies.beams import beam_search
@@ -276,7 +277,10 @@ def test_generate_searches_with_beams_and_goes_on_from_their_cache() -> None:
     values: dict[str, Any] = dict(num_beams=3, num_return_sequences=2, eos_token_id=MANY, max_new_tokens=7)
     result = model.generate(PROMPTS, output_scores=True, logprobs=1, **values)
     made = beam_search(run_of(model, PROMPTS, **values))
-    assert result.tokens == made.tokens and result.more == made.more
+    assert result.tokens == made.tokens
+    assert result.sequences_scores == made.more["sequences_scores"] and result.beam_indices == made.more["beam_indices"]
+    with pytest.raises(InputError, match="this result has no speculation: generate with prompt_lookup_num_tokens"):
+        _ = result.speculation
     assert result.prompts == [prompt for prompt in PROMPTS for _ in range(2)]
     assert [len(scores) for scores in result.scores] == [len(tokens) for tokens in result.tokens]
     assert [one.token for one in result.logprobs[3]] == result.tokens[3]

@@ -13,7 +13,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Waterm
 from transformers.generation import logits_process as theirs
 
 from lamina.errors import InputError
-from lamina.sampling.chain import Facts, RemoveInvalid, chain_of, processed
+from lamina.sampling.chain import Facts, RemoveInvalid, apply, chain_of
 from lamina.sampling.history import History
 from lamina.sampling.noise import draw
 from tests.generation.histories import VOCAB, asked, random_history, random_scores, row_by_row
@@ -76,7 +76,7 @@ def test_everything_at_once_is_what_transformers_makes_of_it() -> None:
     given = {**EVERYTHING, "watermarking_config": ours["watermarking_config"]}
     for seed in range(12):
         history, scores = random_history(seed), random_scores(seed)
-        found = processed(scores, history, chain)
+        found = apply(scores, history, chain)
         expected = row_by_row(lambda n, ids: build(copy.deepcopy(given), n, ids, [half]), scores, history)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -91,7 +91,7 @@ def test_each_setting_left_out_is_what_transformers_makes_of_the_rest(leave: str
     chain = chain_of(asked(**given, eos_token_id=ENDS, prefix_allowed_tokens_fn=allowed), FACTS)
     for seed in range(2):
         history, scores = random_history(seed), random_scores(seed)
-        found = processed(scores, history, chain)
+        found = apply(scores, history, chain)
         expected = row_by_row(lambda n, ids: build(given, n, ids, []), scores, history)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -118,11 +118,11 @@ def test_scores_that_are_no_numbers_are_put_right() -> None:
         ({"encoder_repetition_penalty": -1}, "encoder_repetition_penalty must be above 0, not -1; 1 changes nothing"),
         (
             {"no_repeat_ngram_size": -2},
-            "no_repeat_ngram_size must be at least 1, not -2; 0 leaves it out of the settings",
+            "no_repeat_ngram_size must be at least 1, not -2; as a setting, 0 turns it off",
         ),
         (
             {"encoder_no_repeat_ngram_size": -2},
-            "encoder_no_repeat_ngram_size must be at least 1, not -2; 0 leaves it out of the settings",
+            "encoder_no_repeat_ngram_size must be at least 1, not -2; as a setting, 0 turns it off",
         ),
         ({"suppress_tokens": [3, 23]}, "suppress_tokens has the id 23; this model's ids are 0 to 22"),
         ({"min_length": 1, "eos_token_id": 99}, "eos_token_id has the id 99; this model's ids are 0 to 22"),
@@ -151,6 +151,10 @@ def test_a_function_that_allows_nothing_is_refused() -> None:
     (processor,) = chain_of(asked(prefix_allowed_tokens_fn=lambda row, ids: []), FACTS)
     with pytest.raises(InputError, match="lists nothing for prompt 0 after 1 tokens"):
         processor(random_scores(0), random_history(0))
+    for wrong in (None, ["a"], 5):
+        (processor,) = chain_of(asked(prefix_allowed_tokens_fn=lambda row, ids, wrong=wrong: wrong), FACTS)
+        with pytest.raises(InputError, match="prefix_allowed_tokens_fn must return a list of ids, not "):
+            processor(random_scores(0), random_history(0))
     (processor,) = chain_of(asked(prefix_allowed_tokens_fn=lambda row, ids: [40]), FACTS)
     with pytest.raises(InputError, match="the id 40; this model's ids are 0 to 22"):
         processor(random_scores(0), random_history(0))
@@ -170,6 +174,6 @@ def test_the_device_waits_for_nobody() -> None:
     assert history.tokens is not None
     away = History(history.lengths.to("meta"), history.prompts.to("meta"), history.tokens.to("meta"), None)
     chain = chain_of(asked(**given), facts)
-    assert processed(random_scores(0).to("meta"), away, chain).shape == (6, VOCAB)
+    assert apply(random_scores(0).to("meta"), away, chain).shape == (6, VOCAB)
     words = draw(random_scores(0).to("meta"), 1, away.lengths, away.lengths)
     assert words.shape == (6,)

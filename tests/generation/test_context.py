@@ -142,7 +142,7 @@ def test_an_assistant_drafts_no_further_than_its_own_positions(model: Model, mon
         monkeypatch.setattr(assistant, "config", model.config.with_values(max_position_embeddings=positions))
         result = model.generate(PROMPTS, 12, eos_token_id=(), **settings)
         assert (result.tokens, result.reasons) == (expected.tokens, expected.reasons)
-        drafted.append(sum(result.more["speculation"].drafted))
+        drafted.append(sum(result.speculation.drafted))
     assert drafted[0] < drafted[1]
 
 

@@ -9,14 +9,15 @@ import torch
 from transformers.generation import logits_process as theirs
 
 from lamina.errors import InputError
-from lamina.sampling.chain import filters_of, processed
-from lamina.sampling.filters import FILTERS, Epsilon, Eta, MinP, Temperature, TopH, TopK, TopP, Typical
+from lamina.sampling.chain import Facts, apply, filters_of
+from lamina.sampling.filters import Epsilon, Eta, MinP, Temperature, TopH, TopK, TopP, Typical
 from lamina.sampling.history import Processor
 from lamina.sampling.noise import draw
 from tests.generation.histories import asked, history_of, random_scores
 from tests.generation.statistics import chance
 
 HISTORY = history_of([[1]] * 6, [[]] * 6)
+FACTS = Facts(vocab=23)
 
 CASES: list[tuple[Processor, Any]] = [
     (Temperature(0.3), theirs.TemperatureLogitsWarper(0.3)),
@@ -64,8 +65,8 @@ def test_scores_that_are_not_a_number_stay_visible(filter: Processor) -> None:
 def test_all_filters_together_in_the_order_of_transformers_and_draws_follow_what_is_left() -> None:
     settings = asked(do_sample=True, temperature=1.4, top_h=0.95, top_k=18, top_p=0.93, min_p=0.02, typical_p=0.96)
     settings.epsilon_cutoff, settings.eta_cutoff = 0.01, 0.02
-    chain = filters_of(settings)
-    assert tuple(map(type, chain)) == FILTERS
+    chain = filters_of(settings, FACTS)
+    assert tuple(map(type, chain)) == (Temperature, TopH, TopK, TopP, MinP, Typical, Epsilon, Eta)
     others = [theirs.TemperatureLogitsWarper(1.4), theirs.TopHLogitsWarper(0.95), theirs.TopKLogitsWarper(18)]
     others += [theirs.TopPLogitsWarper(0.93), theirs.MinPLogitsWarper(0.02), theirs.TypicalLogitsWarper(0.96)]
     others += [theirs.EpsilonLogitsWarper(0.01), theirs.EtaLogitsWarper(0.02)]
@@ -73,7 +74,7 @@ def test_all_filters_together_in_the_order_of_transformers_and_draws_follow_what
     expected = scores
     for other in others:
         expected = other(None, expected)
-    found = processed(scores, HISTORY, chain)
+    found = apply(scores, HISTORY, chain)
     torch.testing.assert_close(found, expected)
     n = 20_000
     for row in range(6):
@@ -83,17 +84,17 @@ def test_all_filters_together_in_the_order_of_transformers_and_draws_follow_what
 
 
 def test_nothing_is_cut_away_without_sampling_or_by_neutral_settings() -> None:
-    assert filters_of(asked(do_sample=False, top_k=50, temperature=0.5)) == []
+    assert filters_of(asked(do_sample=False, top_k=50, temperature=0.5), FACTS) == []
     neutral = asked(
         do_sample=True, temperature=1.0, top_k=0, top_p=1.0, typical_p=1.0, epsilon_cutoff=0.0, eta_cutoff=0.0
     )
-    assert filters_of(neutral) == []
+    assert filters_of(neutral, FACTS) == []
 
 
 @pytest.mark.parametrize(("ends", "keep"), [(None, 2), (5, 2), ([5, 6, 7], 4)])
 def test_beam_sampling_keeps_an_id_besides_the_end_tokens(ends: Any, keep: int) -> None:
     settings = asked(do_sample=True, num_beams=3, top_k=1, top_p=0.1, min_p=0.9, eos_token_id=ends)
-    assert filters_of(settings) == [TopK(1, keep), TopP(0.1, keep), MinP(0.9, keep)]
+    assert filters_of(settings, FACTS) == [TopK(1, keep), TopP(0.1, keep), MinP(0.9, keep)]
 
 
 @pytest.mark.parametrize(
@@ -108,12 +109,12 @@ def test_beam_sampling_keeps_an_id_besides_the_end_tokens(ends: Any, keep: int) 
             "temperature must be finite and at least 1e-06, not inf; do_sample=False takes the best token",
         ),
         (lambda: TopH(0.0), "top_h must be above 0 and at most 1, not 0.0"),
-        (lambda: TopK(-1), "top_k must be at least 1, not -1; 0 or None leaves it out of the settings"),
-        (lambda: TopP(1.5), "top_p must lie between 0 and 1, not 1.5"),
-        (lambda: MinP(-0.1), "min_p must lie between 0 and 1, not -0.1"),
-        (lambda: Typical(0.0), "typical_p must lie between 0 and 1, not 0.0; 1 leaves it out of the settings"),
-        (lambda: Epsilon(1.0), "epsilon_cutoff must lie between 0 and 1, not 1.0"),
-        (lambda: Eta(2.0), "eta_cutoff must lie between 0 and 1, not 2.0"),
+        (lambda: TopK(-1), "top_k must be at least 1, not -1; as a setting, 0 turns it off"),
+        (lambda: TopP(1.5), "top_p must be from 0 to 1, not 1.5"),
+        (lambda: MinP(-0.1), "min_p must be from 0 to 1, not -0.1"),
+        (lambda: Typical(0.0), "typical_p must be between 0 and 1, not 0.0; as a setting, 1 turns it off"),
+        (lambda: Epsilon(1.0), "epsilon_cutoff must be between 0 and 1, not 1.0; as a setting, 0 turns it off"),
+        (lambda: Eta(2.0), "eta_cutoff must be between 0 and 1, not 2.0; as a setting, 0 turns it off"),
     ],
 )
 def test_values_outside_their_range_are_named(make: Any, message: str) -> None:

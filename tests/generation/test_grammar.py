@@ -16,7 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from lamina.checkpoint.tokenizer import Tokenizer
 from lamina.errors import InputError
 from lamina.sampling import grammar
-from lamina.sampling.chain import Facts, chain_of, processed
+from lamina.sampling.chain import Facts, apply, chain_of
 from lamina.sampling.grammar import Grammar, grammar_of, vocabulary_of
 from lamina.sampling.history import History
 from lamina.sampling.noise import draw
@@ -152,7 +152,7 @@ def test_every_row_drawn_under_a_schema_is_a_document_of_it() -> None:
         history.rows = live
         scores = torch.randn(len(live), VOCAB, generator=generator)
         scores[:, tokenizer().encode("}")] += 2  # documents are to end some day
-        ids = draw(processed(scores, history, chain), 1, torch.tensor(live), history.lengths)
+        ids = draw(apply(scores, history, chain), 1, torch.tensor(live), history.lengths)
         for row, id in zip(live, ids.tolist(), strict=True):
             new[row].append(id)
         live = [row for row in live if new[row][-1] != END]
@@ -192,13 +192,13 @@ def test_the_grammar_has_the_last_word_over_other_bans() -> None:
     """min_new_tokens bans the end where the grammar allows nothing else."""
     settings = asked(grammar={"regex": "12"}, min_new_tokens=9, eos_token_id=END)
     chain = chain_of(settings, Facts(VOCAB, tokenizer=tokenizer()))
-    found = processed(torch.zeros(1, VOCAB), history_of([[1]], [tokenizer().encode("12")]), chain)
+    found = apply(torch.zeros(1, VOCAB), history_of([[1]], [tokenizer().encode("12")]), chain)
     assert found[0].isfinite().nonzero().tolist() == [[END]]
 
 
 def test_a_token_outside_the_grammar_is_an_error_and_a_dead_end_for_a_beam() -> None:
     wrong = tokenizer().encode("1x")
-    with pytest.raises(InputError, match="row 0 has the new token 87 at place 1, which the grammar does not allow"):
+    with pytest.raises(InputError, match="row 0: new token number 1 is the id 87, which the grammar does not allow"):
         made({"regex": "12"}).allowed([wrong], [0], VOCAB)
     beams = made({"regex": "12"}, beams=2)
     assert allowed(beams, wrong) == {"<end>"}
@@ -230,7 +230,10 @@ def test_a_tokenizer_is_taken_over_once() -> None:
         ({"regex": "a", "json": {}}, "grammar must be a mapping with one of"),
         ({"unicode": True}, "grammar must be a mapping with one of"),
         ({"regex": "a", "unicode": 1}, "grammar has unicode=1: it must be True or False"),
-        ({"json": {}, "unicode": True}, "grammar has unicode=True, which is for regex and lark: leave it out"),
+        (
+            {"json": {}, "unicode": True},
+            "grammar has unicode=True beside json: it is for regex and lark only",
+        ),
         ({"regex": 5}, "the regex grammar 5 cannot be"),
         ({"lark": None}, "the lark grammar None cannot be"),
         ({"regex": "(true"}, r"the regex grammar '\(true' cannot be used: .*unclosed group"),

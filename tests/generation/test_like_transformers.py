@@ -205,7 +205,7 @@ REPEATING = [[11, 12, 13, 14, 11, 12, 13, 20, 11, 12], [18, 18, 18], [7]]
 @both
 def test_prompt_lookup_gives_the_same_tokens(family: str) -> None:
     result = same(*models(family), REPEATING, changes=False, prompt_lookup_num_tokens=3, max_matching_ngram_size=2)
-    assert result.more["speculation"].acceptance_rate > 0
+    assert result.speculation.acceptance_rate > 0
     same(*models(family), REPEATING, prompt_lookup_num_tokens=3, repetition_penalty=1.4)
 
 

@@ -89,7 +89,7 @@ def test_a_result_says_how_its_tokens_were_made(model: Model) -> None:
     assert model.generate(PROMPTS, 2, do_sample=True).how == on_cpu
     assert (
         model.generate(PROMPTS, 2, use_cache=False).how
-        == "plain passes, since without a cache every pass runs whole rows"
+        == "plain passes, since without a cache every pass recomputes whole rows"
     )
     several = on_cpu.replace("passes", "passes of several tokens", 1)
     assert model.generate(PROMPTS, 2, prompt_lookup_num_tokens=2).how == several
@@ -218,6 +218,6 @@ def test_a_result_is_shown_in_a_few_words_however_much_it_holds(model: Model) ->
     assert len(repr(text)) < 250
     begins = [re.escape(repr(row[:20])[1:-1]) for row in text.text]
     assert re.fullmatch(rf"Result\(2 rows: 40 tokens, \w+, ['\"]{begins[0]}.*…['\"]; .*{begins[1]}.*\)", repr(text))
-    cut = dataclasses.replace(text, tokens=[row[:6] for row in text.tokens], cuts=[2, 0])
+    cut = dataclasses.replace(text, tokens=[row[:6] for row in text.tokens], _cuts=[2, 0])
     assert repr(cut) == f"Result(2 rows: 6 tokens, length, {cut.text[0]!r}; 6 tokens, length, '')"
     assert repr(Result([], [], [])) == "Result(0 rows)"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import lamina
 from lamina import Cache, InputError, PrefixStore
-from lamina.cache.ops.snapshot import trimmed, trimmed_size
+from lamina.cache.ops.snapshot import snapshot_size, take_snapshot
 from lamina.generation.prompt import from_rows
 from lamina.generation.reuse import Continuation, continuation
 from lamina.model import Model
@@ -36,11 +36,11 @@ def ids(length: int, vocab: int, seed: int) -> list[int]:
 
 def fed(store: PrefixStore, prompts: list[list[int]]) -> tuple[Cache, Tensor, list[int]]:
     """What generate does up to the first token: the cache, the logits after each prompt, and what was reused."""
-    cache, known = store.start([np.array(ids) for ids in prompts])
+    cache, known = store._start([np.array(ids) for ids in prompts])
     plan = continuation(cache, prompts, True)
     assert plan == Continuation.after(prompts, known)
     cache.poison()
-    return cache, store.prefill(from_rows(prompts), plan.rest, cache, None), plan.reused
+    return cache, store._prefill(from_rows(prompts), plan.rest, cache, None), plan.reused
 
 
 def contents(store: PrefixStore) -> list[dict[str, Tensor]]:
@@ -100,7 +100,7 @@ def test_logits_of_every_kind_of_layer_are_those_of_an_uncached_pass(kind: str) 
         for row, prompt in enumerate(prompts):
             assert_close(logits[row], truth(kind, tuple(prompt))[-1])
         model([[3]] * len(prompts), cache=cache)  # a turn, kept too
-        store.keep(cache)
+        store._keep_rows(cache)
         cache.poison()
         assert store.nbytes <= store.bytes
         still = {id(one): now for one, now in zip(store._kept, contents(store), strict=True)}
@@ -204,10 +204,10 @@ def test_bytes_are_counted_exactly_and_never_exceed_the_budget(family: str) -> N
     model(random_ids(2, 30, model.vocab), cache=probe, counts=[30, 5])
     probe.reserve(500)
     for row in (0, 1):
-        own = trimmed(probe, row)
+        own = take_snapshot(probe, row)
         assert own.logits is not None
-        assert trimmed_size(probe, row).nbytes == own.nbytes + own.record.nbytes + own.logits.nbytes < 40_000
-    budget = int(2.5 * trimmed_size(probe, 0).nbytes)
+        assert snapshot_size(probe, row).nbytes == own.nbytes + own.record.nbytes + own.logits.nbytes < 40_000
+    budget = int(2.5 * snapshot_size(probe, 0).nbytes)
     store = PrefixStore(model, budget)
     prompts = [ids(25, model.vocab, seed) for seed in range(5)]
     for prompt in prompts:
@@ -252,11 +252,11 @@ def test_logits_of_a_shorter_prompt_are_kept_where_they_just_fit() -> None:
         store = PrefixStore(model, PLENTY)
         cache, logits, _ = fed(store, [prompt])
         model([[1, 2, 3]], cache=cache)
-        store.bytes = trimmed_size(cache, 0).nbytes + logits.nbytes - short
-        store.keep(cache)
+        store.bytes = snapshot_size(cache, 0).nbytes + logits.nbytes - short
+        store._keep_rows(cache)
         assert [len(one) for one in store.sequences] == [13]
         assert store.nbytes == store.bytes - (logits.nbytes - short if short else 0)
-        assert store.start([np.array(prompt)])[1] == [known]
+        assert store._start([np.array(prompt)])[1] == [known]
 
 
 def test_a_snapshot_of_a_ring_that_had_room_to_spare_grows_again() -> None:
@@ -264,7 +264,7 @@ def test_a_snapshot_of_a_ring_that_had_room_to_spare_grows_again() -> None:
     cache = model.new_cache(2).reserve(50)
     model([[1, 2, 3], [4, 5, 6]], cache=cache)
     for length in (None, 2):
-        again = Cache.join([trimmed(cache, 1, length)])
+        again = Cache.join([take_snapshot(cache, 1, length)])
         rest = random_ids(1, 30, model.vocab)
         found = model(rest, cache=again, logits="last")
         expected = model(torch.cat([torch.tensor([[4, 5, 6][:length]]), rest], dim=1), logits="last")
@@ -295,7 +295,7 @@ def test_explain_says_how_much_is_reused_and_what_differs() -> None:
     model = model_of("llama")
     store = PrefixStore(model, PLENTY)
     assert store.explain([5, 6]) == "0 of 2 tokens would be reused. Nothing is kept."
-    store.keep(fed(store, [[5, 6, 7, 8, 9]])[0])
+    store._keep_rows(fed(store, [[5, 6, 7, 8, 9]])[0])
     nearest = "The nearest of 1 sequence (5 tokens)"
     for prompt, expected in [
         ([4, 6], f"0 of 2 tokens would be reused. {nearest} differs at position 0: wanted 4, held 5."),
@@ -326,7 +326,7 @@ def test_explain_names_the_kind_of_layer_that_limits_a_hit_and_is_right_about_it
     model = model_of(family)
     store = PrefixStore(model, PLENTY)
     prompt = ids(20, model.vocab, 0)
-    store.keep(fed(store, [prompt])[0])
+    store._keep_rows(fed(store, [prompt])[0])
     other = [*prompt[:12], (prompt[12] + 1) % model.vocab]
     assert store.explain(other) == (
         "0 of 13 tokens would be reused. The nearest of 1 sequence (20 tokens) differs at position 12: wanted "

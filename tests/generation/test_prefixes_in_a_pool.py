@@ -79,7 +79,7 @@ def test_caches_without_the_store_take_its_pages_too_and_other_stores_give_their
     assert found.tokens == model.generate([prompt], 9, **ENDLESS).tokens
     assert [len(store) for store in stores] == [0, 0]
     del stores, store
-    assert not pool._living_keepers(), "a pool does not keep stores alive"
+    assert not pool._living_stores(), "a pool does not keep stores alive"
 
 
 def test_nothing_is_dropped_where_it_would_not_help() -> None:
@@ -95,10 +95,10 @@ def test_nothing_is_dropped_where_it_would_not_help() -> None:
     assert (store.sequences, pool.check().used) == (before, used)
     elsewhere = model.new_cache()  # holds nothing of the pool
     model([ids(5, model.vocab, 8)], cache=elsewhere)
-    store.keep(elsewhere)
+    store._keep_rows(elsewhere)
     before = store.sequences
     # A snapshot whose pages a row in use shares is of no help either, and stays; the one that frees pages goes.
-    first, _ = store.start([store._kept[0].ids])
+    first, _ = store._start([store._kept[0].ids])
     model.generate([ids(6, model.vocab, 3)], 1, prefixes=store, **ENDLESS)
     model([ids(8, model.vocab, 4)], cache=model.new_cache(pool=pool))
     assert sorted(store.sequences) == sorted(before)
@@ -113,9 +113,9 @@ def test_asking_for_more_pages_than_there_can_be_drops_nothing() -> None:
     model.generate([ids(6, model.vocab, 0)], 1, prefixes=store, **ENDLESS)
     cache = model.new_cache(pool=pool).reserve(20)
     assert cache.pages is not None
-    assert not cache.pages.lack([(0, 0, 8)]) and len(store) == 1
-    assert cache.pages.lack([(0, 0, 17)]) and len(store) == 1
-    assert not cache.pages.lack([(0, 0, 9)]) and len(store) == 0
+    assert not cache.pages.runs_short([(0, 0, 8)]) and len(store) == 1
+    assert cache.pages.runs_short([(0, 0, 17)]) and len(store) == 1
+    assert not cache.pages.runs_short([(0, 0, 9)]) and len(store) == 0
 
 
 def test_threads_that_keep_snapshots_and_threads_that_need_pages_share_a_pool() -> None:
@@ -156,6 +156,6 @@ def test_a_store_is_never_called_with_the_pools_lock_held() -> None:
         model.generate([ids(11, model.vocab, seed)], 1, prefixes=store, **ENDLESS)
     cache = model.new_cache(pool=pool).reserve(16)
     assert cache.pages is not None
-    assert cache.pages.lack([(0, 0, 20)]) is True
-    assert cache.pages.lack([(0, 0, 16)]) is False
+    assert cache.pages.runs_short([(0, 0, 20)]) is True
+    assert cache.pages.runs_short([(0, 0, 16)]) is False
     assert store.asked >= 5 and len(store) == 0

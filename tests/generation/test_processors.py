@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers.generation import logits_process as theirs
 
 from lamina.sampling import bans
-from lamina.sampling.bans import without_ngrams
+from lamina.sampling.bans import ban_ngrams
 from lamina.sampling.chain import Facts, chain_of, endings_of, need_tokens, processors_of
-from lamina.sampling.guidance import guided
+from lamina.sampling.guidance import guide_scores
 from lamina.sampling.history import History, Processor
 from tests.generation.histories import VOCAB, asked, history_of, random_history, random_scores, row_by_row
 
@@ -265,7 +265,7 @@ def test_guidance_gives_what_transformers_gives() -> None:
     for scale in (1.5, 0.5, -1.0):
         other = theirs.UnbatchedClassifierFreeGuidanceLogitsProcessor(scale, model)
         expected = other(torch.zeros(6, 2, dtype=torch.int64), scores)
-        torch.testing.assert_close(guided(scores, negative, scale), expected, rtol=1e-6, atol=1e-5)
+        torch.testing.assert_close(guide_scores(scores, negative, scale), expected, rtol=1e-6, atol=1e-5)
 
 
 def test_callers_own_come_before_the_filters_and_take_the_place_of_their_kind() -> None:
@@ -307,10 +307,10 @@ def test_long_n_grams_are_found_in_little_memory_as_short_ones_are(monkeypatch: 
         row = [1, 2] * 200
         history = history_of([row, [3, *row[1:]], [4] * 9 + row[:-10]], [[], [], [5]])
         scores = random_scores(1, rows=3)
-        expected = without_ngrams(scores, history.ids, n, history)
+        expected = ban_ngrams(scores, history.ids, n, history)
         assert expected.isneginf().sum() > scores.isneginf().sum()
         with monkeypatch.context() as patch:
             patch.setattr(bans, "COMPARED_AT_ONCE", 0)
-            assert torch.equal(without_ngrams(scores, history.ids, n, history), expected)
+            assert torch.equal(ban_ngrams(scores, history.ids, n, history), expected)
     long = history_of([list(range(20)) * 1000], [[]])  # compared in one piece this would take 100 million places
-    assert int(without_ngrams(torch.zeros(1, VOCAB), long.ids, 10_000, long).isneginf().sum()) == 1
+    assert int(ban_ngrams(torch.zeros(1, VOCAB), long.ids, 10_000, long).isneginf().sum()) == 1

@@ -19,9 +19,12 @@ from transformers import GenerationConfig, LlamaForCausalLM
 import lamina
 from lamina.config import Config
 from lamina.errors import InputError
-from lamina.generation.settings.settings import DEFAULTS, FLAGS, Settings, settings_of
-from lamina.generation.settings.validate import REAL, WHOLE, tidy
+from lamina.generation.settings.settings import Settings, settings_of
+from lamina.generation.settings.validate import defaults, read
 from lamina.model import Model
+from lamina.notices import notice
+from lamina.sampling.kinds import Flag, Number, Whole
+from lamina.sampling.setting import by_name, registered
 from tests.families.cases.llama import make
 
 
@@ -39,10 +42,11 @@ def given(file: dict[str, Any] | None = None, **values: Any) -> Settings:
 
 def test_defaults_are_those_that_transformers_uses() -> None:
     theirs = GenerationConfig._get_default_generation_params()
-    known = {name: value for name, value in theirs.items() if name in DEFAULTS and name != "max_length"}
+    ours = defaults()
+    known = {name: value for name, value in theirs.items() if name in ours and name != "max_length"}
     assert len(known) > 20
     for name, value in known.items():
-        assert DEFAULTS[name] == value, name
+        assert ours[name] == value, name
     assert given().most_new(7) == theirs["max_length"]
 
 
@@ -140,8 +144,10 @@ def test_values_are_brought_to_one_form() -> None:
         ({"prefill_chunk": 2, "prefill_chunk_size": 3}, "are the same setting"),
         ({"do_sample": True, "temperature": -1}, "temperature=-1: it must be a number, at least 0"),
         ({"do_sample": True, "temperature": 1e40}, r"temperature=1e\+40: .* at most 1e\+09"),
-        ({"top_p": 0.9}, "top_p=0.9 and do_sample=False: it changes only what is drawn; add do_sample=True"),
-        ({"top_k": 5, "do_sample": False}, "top_k=5 and do_sample=False: .* add do_sample=True"),
+        ({"top_k": 5, "do_sample": False}, "top_k=5 and do_sample=False: top_k applies to sampling only; leave"),
+        ({"temperature": 0, "top_p": 0.9, "do_sample": False}, "top_p=0.9 and do_sample=False: top_p applies to"),
+        ({"temperature": 0.5, "do_sample": None}, "temperature=0.5 and do_sample=False: temperature applies to"),
+        ({"temperature": 0.5, "penalty_alpha": 0.6}, "temperature=0.5 and penalty_alpha=0.6: contrastive search does"),
         ({"do_sample": True, "top_p": 1.5}, "top_p=1.5: it must be a number, at least 0 and at most 1"),
         ({"do_sample": 1}, "do_sample=1: it must be True or False"),
         ({"do_sample": True, "top_k": 2.5}, "top_k=2.5: it must be a whole number, at least 0"),
@@ -149,18 +155,18 @@ def test_values_are_brought_to_one_form() -> None:
         ({"max_new_tokens": 0}, "max_new_tokens=0: it must be a whole number, at least 1"),
         ({"max_new_tokens": 5, "max_length": 9}, "max_new_tokens=5 and max_length=9 say the same in two ways"),
         ({"min_new_tokens": 5, "min_length": 9}, "min_new_tokens=5 and min_length=9 say the same in two ways"),
-        ({"min_new_tokens": 5, "max_new_tokens": 4}, "min_new_tokens=5 and max_new_tokens=4: the least"),
-        ({"min_length": 5, "max_length": 4}, "min_length=5 and max_length=4: the least must not be more"),
+        ({"min_new_tokens": 5, "max_new_tokens": 4}, "min_new_tokens=5 and max_new_tokens=4: the minimum"),
+        ({"min_length": 5, "max_length": 4}, "min_length=5 and max_length=4: the minimum must not exceed the maximum"),
         ({"num_return_sequences": 3}, "num_return_sequences=3 and do_sample=False .* num_beams=3 or more"),
         ({"num_return_sequences": 3, "do_sample": True, "temperature": 0},
          "num_return_sequences=3 and temperature=0.0 and num_beams=1: .* use a temperature above 0, or num_beams=3"),
         ({"num_return_sequences": 3, "num_beams": 2}, "num_return_sequences=3 and num_beams=2: .* use num_beams=3"),
         ({"num_beams": 2, "prompt_lookup_num_tokens": 3}, "num_beams=2 and prompt_lookup_num_tokens=3 are different"),
         ({"num_beams": 2, "penalty_alpha": 0.5}, "num_beams=2 and penalty_alpha=0.5 are different ways to search"),
-        ({"dola_layers": "low", "assistant_early_exit": 1}, "assistant_early_exit=1 and dola_layers='low' are"),
+        ({"dola_layers": "low", "assistant_early_exit": 1}, "dola_layers='low' and assistant_early_exit=1 are"),
         ({"dola_layers": "middle"}, "dola_layers='middle': it must be \"low\", \"high\" or a list of layer numbers"),
-        ({"penalty_alpha": 0.5, "do_sample": True}, "penalty_alpha=0.5 and do_sample=True: contrastive search draws"),
-        ({"guidance_scale": 2, "num_beams": 2}, "guidance_scale=2.0 and num_beams=2: guidance leads one token after"),
+        ({"penalty_alpha": 0.5, "do_sample": True}, "penalty_alpha=0.5 and do_sample=True: contrastive search does"),
+        ({"guidance_scale": 2, "num_beams": 2}, "guidance_scale=2.0 and num_beams=2: guidance works token by token"),
         ({"length_penalty": 2.0}, "length_penalty=2.0 does nothing without num_beams: add num_beams=4"),
         ({"early_stopping": "always", "num_beams": 2}, "early_stopping='always': it must be one of False, True"),
         ({"num_assistant_tokens": 3}, "num_assistant_tokens=3 does nothing without a draft: add assistant_model"),
@@ -185,10 +191,39 @@ def test_what_contradicts_is_refused_with_both_values_and_the_way_out(values: di
 
 
 def test_what_the_caller_says_is_refused_where_the_file_stands_against_it_and_the_file_is_named() -> None:
-    with pytest.raises(InputError, match=r"top_p=0.5 and do_sample=False \(from generation_config.json\)"):
-        given({"do_sample": False}, top_p=0.5)
+    with pytest.raises(InputError, match=r"num_beams=2 \(from generation_config.json\): each beam gives one"):
+        given({"num_beams": 2}, num_return_sequences=3)
     with pytest.raises(InputError, match=r"the checkpoint's generation_config.json says top_p=2: it must be a number"):
         given({"top_p": 2})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5, "min_p": 0.1}, {"eta_cutoff": 0.1, "num_beams": 2}],
+    ids=str,
+)
+def test_settings_of_sampling_without_do_sample_sample_and_say_so(
+    values: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    notice.cache_clear()
+    assert given(**values) == given(**values, do_sample=True)
+    assert given({"do_sample": False}, **values) == given(**values, do_sample=True)
+    names = " and ".join(name for name in values if name != "num_beams")
+    first, second = (one.getMessage() for one in caplog.records)
+    assert first.startswith(f"lamina: tokens are sampled because of {names}: pass do_sample=True")
+    assert f"{names}, against the do_sample=False of generation_config.json" in second
+
+
+def test_sampling_is_not_turned_on_by_what_does_not_ask_for_it(caplog: pytest.LogCaptureFixture) -> None:
+    notice.cache_clear()
+    assert not given({"temperature": 0.7, "top_p": 0.9}).do_sample
+    assert not given(temperature=1.0, top_k=0, top_p=None).do_sample
+    assert not given(penalty_alpha=0.6, top_k=4).do_sample
+    assert not given({"penalty_alpha": 0.6}, top_k=4).do_sample
+    assert given(temperature=0, top_p=0.9) == given()
+    assert given(do_sample=True, temperature=0.7).do_sample and given({"do_sample": True}, top_p=0.5).do_sample
+    assert caplog.records == []
+    assert given({"penalty_alpha": 0.6}, temperature=0.7) == given(do_sample=True, temperature=0.7)
 
 
 def test_values_that_change_nothing_are_no_contradiction() -> None:
@@ -206,32 +241,35 @@ def test_a_temperature_of_nothing_takes_the_best_token(temperature: float) -> No
     assert given(do_sample=True, temperature=1e-6).do_sample
 
 
-NUMBERS = [*WHOLE, *REAL]
+NUMBERS = {one.name: one.kind for one in registered() if isinstance(one.kind, Whole | Number)}
 
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_are_of_their_kind_and_within_their_bounds(name: str) -> None:
-    low, high = WHOLE[name] if name in WHOLE else REAL[name]
+    setting, kind = by_name()[name], NUMBERS[name]
+    whole = isinstance(kind, Whole)
+    low, high = (kind.least, kind.most) if isinstance(kind, Whole) else (kind.low, kind.high)
     wrong = [high + 1, high * 1e6, 10**400, -(10**400), math.nan, math.inf, -math.inf, "3", b"3", [3], {}, 3j, object()]
-    wrong += [True, np.True_, low - 1, *([1.5, Fraction(3, 2)] if name in WHOLE else [])]
+    wrong += [True, np.True_, low - 1, *([1.5, Fraction(3, 2)] if whole else [])]
     for value in wrong:
         with pytest.raises(InputError, match=rf"{name}=.*: it must be a (whole )?number"):
-            tidy(name, value, FLAGS)
-    inside = (high + max(low, 0)) // 2 + 1 if name in WHOLE else (low + high) / 2
+            read(setting, value)
+    inside = (high + max(low, 0)) // 2 + 1 if whole else (low + high) / 2
     right: list[Any] = [inside, Fraction(inside) if isinstance(inside, int) else np.float64(inside)]
-    right += [np.uint64(inside), np.int64(min(inside, 2**62))] if name in WHOLE and inside < 2**31 else []
+    right += [np.uint64(inside), np.int64(min(inside, 2**62))] if whole and inside < 2**31 else []
     for value in right:
-        found = tidy(name, value, FLAGS)
-        assert found == value and type(found) is (int if name in WHOLE else float)
-    assert tidy(name, None, FLAGS) is None
+        found = read(setting, value)
+        assert found == value and type(found) is (int if whole else float)
+    assert read(setting, None) is None
 
 
-@pytest.mark.parametrize("name", sorted(FLAGS))
+@pytest.mark.parametrize("name", [one.name for one in registered() if isinstance(one.kind, Flag)])
 def test_flags_are_true_or_false(name: str) -> None:
-    assert tidy(name, np.True_, FLAGS) is True and tidy(name, False, FLAGS) is False
+    setting = by_name()[name]
+    assert read(setting, np.True_) is True and read(setting, False) is False
     for value in (1, 0, "True", [], 1.0, torch.tensor(True)):
         with pytest.raises(InputError, match=f"{name}=.*: it must be True or False"):
-            tidy(name, value, FLAGS)
+            read(setting, value)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +292,7 @@ def test_flags_are_true_or_false(name: str) -> None:
 def test_lists_hold_what_they_should(name: str, values: list[Any]) -> None:
     for value in values:
         with pytest.raises(InputError, match=f"{name}=.*: it must be "):
-            tidy(name, value, FLAGS)
+            read(by_name()[name], value)
 
 
 def test_errors_stay_short_whatever_was_given() -> None:
@@ -310,10 +348,9 @@ def test_settings_are_frozen_and_show_what_differs_from_the_defaults() -> None:
     assert eval(repr(given(num_beams=3, max_time=2.5))) == given(num_beams=3, max_time=2.5)
 
 
-def test_every_setting_has_a_line_that_says_what_it_is() -> None:
-    source = (Path(lamina.__file__).parent / "generation" / "settings" / "settings.py").read_text()
-    for name in DEFAULTS:
-        assert re.search(rf"^    {name}: .*  # \S", source, re.M), name
+def test_every_setting_has_a_sentence_that_says_what_it_is() -> None:
+    for setting in registered():
+        assert re.fullmatch(r"\S.{10,}[.]", setting.meaning), setting.name
 
 
 def test_a_loaded_checkpoint_keeps_what_its_file_says(tmp_path: Path) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import re
+from pathlib import Path
 
+import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -11,12 +15,13 @@ import lamina
 from lamina.checkpoint import open_source, packaged_smollm2
 from lamina.model import Model
 
+README = Path(__file__).parent.parent.parent / "README.md"
 PROMPTS = [
     "The capital of France is",
     "Once upon a time, in a village by the sea, there lived an old fisherman who",
     "def fibonacci(n):\n    ",
 ]
-NEW = 64
+NEW, ALONE = 40, 12
 
 
 @functools.cache
@@ -27,35 +32,44 @@ def ours() -> Model:
 
 
 @functools.cache
-def expected() -> list[list[int]]:
-    """What transformers makes of each prompt by itself."""
+def theirs() -> LlamaForCausalLM:
+    """The same weights in transformers."""
     path = packaged_smollm2()
     assert path is not None
     source = open_source(path)
-    theirs = LlamaForCausalLM(LlamaConfig(**source.config)).eval()
-    theirs.load_state_dict({name: source.read(name) for name in source.names}, strict=False)
-    theirs.tie_weights()
-    tokenizer = ours().tokenizer
-    assert tokenizer is not None
-    out = []
-    for prompt in PROMPTS:
-        ids = torch.tensor([tokenizer.encode(prompt)])
-        made = theirs.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False, eos_token_id=None
-        )
-        out.append(made[0, ids.shape[1] :].tolist())
-    return out
+    model = LlamaForCausalLM(LlamaConfig(**source.config)).eval()
+    model.load_state_dict({name: source.read(name) for name in source.names}, strict=False)
+    model.tie_weights()
+    return model
 
 
+@torch.no_grad()
 def test_greedy_text_equals_transformers_one_at_a_time_and_as_one_ragged_batch() -> None:
-    alone = [ours().generate(prompt, NEW, eos_token_id=()).tokens[0] for prompt in PROMPTS]
-    assert alone == expected()
+    """A text is the greedy one if each token is the best after those before it, which one pass over the text shows."""
     together = ours().generate(PROMPTS, NEW, eos_token_id=())
-    assert together.tokens == expected()
+    for prompt, tokens in zip(together.prompts, together.tokens, strict=True):
+        logits = theirs()(torch.tensor([prompt + tokens])).logits[0]
+        assert logits.argmax(dim=-1)[len(prompt) - 1 : -1].tolist() == tokens and len(tokens) == NEW
+    alone = [ours().generate(prompt, ALONE, eos_token_id=()).tokens[0] for prompt in PROMPTS]
+    assert alone == [tokens[:ALONE] for tokens in together.tokens]
     assert all(len(text) > NEW for text in together.text)
 
 
+def test_the_first_example_of_the_readme_prints_what_the_readme_shows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = re.search(r"## A first example\n```python\n(.*?)```\nprints\n```\n(.*?)```", README.read_text(), re.S)
+    assert example is not None
+    monkeypatch.setattr(lamina, "load", lambda name: ours() if name == "smollm2" else None)
+    exec(example[1], {})
+    assert capsys.readouterr().out == example[2]
+
+
 def test_verify_holds_on_it() -> None:
-    """The laws that cut, rewind and save; all of them are tried on small models of every family (tests/checking)."""
-    report = lamina.verify(ours(), rows=2, length=14, tries=1, laws=["chunking", "rewind", "file"])
+    """The laws that cut, rewind and save, on a third of its layers with their real weights; all laws are tried on
+    small models of every family (tests/checking)."""
+    model = copy.copy(ours())
+    model._modules = dict(model._modules)
+    model.blocks = ours().blocks[:10]
+    report = lamina.verify(model, rows=2, length=14, tries=1, laws=["chunking", "rewind", "file"])
     assert report.ok, str(report)

@@ -28,7 +28,7 @@ def test_threads_tasks_and_interleaved_streams_get_the_tokens_of_a_run_alone(fam
 
 def test_caches_in_codes_and_early_exits_may_be_first_used_by_several_threads() -> None:
     model = pair("llama", "grouped")[1]
-    for name in ("_centres", "_exits"):
+    for name in ("_key_means", "_exits"):
         model.__dict__.pop(name, None)
     prompts = [[5, 9, 12, 3], [7, 2]]
 
@@ -39,7 +39,7 @@ def test_caches_in_codes_and_early_exits_may_be_first_used_by_several_threads() 
         return coded.tokens[0], drafted.tokens[0]
 
     alone = [work(number) for number in range(2)]
-    for name in ("_centres", "_exits"):
+    for name in ("_key_means", "_exits"):
         model.__dict__.pop(name, None)
     found: dict[int, tuple[list[int], list[int]]] = {}
     start = threading.Barrier(6)

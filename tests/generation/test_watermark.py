@@ -91,7 +91,7 @@ def test_ragged_rows_are_judged_each_by_itself() -> None:
     ("config", "message"),
     [
         ({"seeding_scheme": "left"}, "seeding_scheme must be one of lefthash, selfhash, not 'left'"),
-        ({"greenlist_ratio": 1.0}, "greenlist_ratio must lie between 0 and 1, not 1.0"),
+        ({"greenlist_ratio": 1.0}, "greenlist_ratio must be between 0 and 1, not 1.0"),
         ({"greenlist_ratio": "a"}, "watermarking_config: greenlist_ratio must be a number from 0 to 1, not 'a'"),
         (
             {"context_width": 0},
@@ -123,5 +123,7 @@ def test_a_context_longer_than_the_rows_marks_nothing_and_costs_nothing() -> Non
 
 
 def test_a_text_too_short_to_judge_is_named() -> None:
+    with pytest.raises(InputError, match="row 0 must be a list of ids from 0 to 22, not "):
+        detect([[1, 2, 999, 3]], Watermark(23))
     with pytest.raises(InputError, match="row 1 has 2 tokens; the watermark needs more than 2"):
         detect([[1, 2, 3], [4, 5]], Watermark(VOCAB, context_width=2))

@@ -1,6 +1,6 @@
 """Builds every kernel of a decode step for a GPU, without one: `python -m tests.kernels.building FAMILY[:HOW] …`
 
-`products` in place of a family: products in forms that only larger models than those of the tests need. `beside` as
+`products` in place of a family: products in configs that only larger models than those of the tests need. `beside` as
 HOW: in a thread, beside plain passes.
 
 HOW is a number of tokens, for a captured pass of so many a row, a codec, for caches that are written by it, p and a
@@ -49,7 +49,7 @@ def build(family: str, hows: list[str], dtype: torch.dtype) -> int:
 
 def build_products() -> int:
     """Sums in parts, with all that may stand around a product."""
-    from lamina.kernels.gemm.deferred_norm import LANES, Follower
+    from lamina.kernels.gemm.deferred_norm import LANES, DeferredNorm
     from lamina.kernels.gemm.product import Rows, Tiles, gated_product, product
     from lamina.nn import RMSNorm
     from lamina.runtime.builders import build_together
@@ -58,11 +58,11 @@ def build_products() -> int:
         for dtype in (torch.bfloat16, torch.float32):
             x, weight, rest = (torch.empty(4, k, dtype=dtype) for k in (4864, 4864, 896))
             weight = weight[:1].expand(2 * 896, -1)
-            follower = Follower(RMSNorm(896), rest[:1], torch.empty(LANES.value * 4, dtype=torch.int64))
-            for form, n in ((Rows(splits=2), 1), (Tiles(64, 64, splits=2), 4)):
-                product(x[:n], weight[:896], residual=rest[:n], form=form)
-                gated_product(x[:n], weight, "silu", form=form)
-            product(x[:1], weight[:896], residual=rest[:1], follower=follower, form=Rows(splits=2))
+            deferred = DeferredNorm(RMSNorm(896), rest[:1], torch.empty(LANES.value * 4, dtype=torch.int64))
+            for config, n in ((Rows(splits=2), 1), (Tiles(64, 64, splits=2), 4)):
+                product(x[:n], weight[:896], residual=rest[:n], config=config)
+                gated_product(x[:n], weight, "silu", config=config)
+            product(x[:1], weight[:896], residual=rest[:1], next_norm=deferred, config=Rows(splits=2))
 
     def run() -> None:
         with torch.device("meta"):

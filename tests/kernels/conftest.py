@@ -2,7 +2,8 @@
 
 What the interpreter of Triton 3.6 gets wrong is put right here: loops over a number that a kernel was given (NumPy 2.4
 turns only arrays of no dimension into an int), bfloat16 rounded towards zero, and products of bfloat16 matrices. And it
-prepares the language in every call of a function inside a kernel; here it is done once, which saves half of all time.
+prepares the language in every call of a function inside a kernel; here it is done once, which saves half of all time
+(`fast_interpreter.py` saves more than half of the rest).
 Kernels are guarded: an address that is in no tensor is an error (`guard.py`).
 """
 
@@ -18,7 +19,7 @@ from triton.runtime import interpreter
 
 from lamina.kernels.limits import INTERPRETER
 from lamina.runtime.eligibility import why_not_read
-from tests.kernels import guard
+from tests.kernels import fast_interpreter, guard
 
 patch_tensor = interpreter._patch_lang_tensor
 convert = interpreter._convert_float
@@ -66,6 +67,7 @@ interpreter._patch_lang_tensor = patch_tensor_with_index
 interpreter._convert_float = convert_to_nearest
 interpreter.InterpreterBuilder.create_dot = dot_in_float32
 guard.watch()
+fast_interpreter.install()
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def pass_launches(model: Model, rows: int, tokens: int) -> tuple[list[str], list
     recorders = Recorder(), Recorder()
     with noted([]):
         one.read(cache, torch.zeros(rows, tokens, dtype=torch.int64))  # makes what is made once
-    for recorder, program in zip(recorders, (one.reading, one.taking_in), strict=True):
+    for recorder, program in zip(recorders, (one.read_program, one.commit_program), strict=True):
         with noted(recorder.launched), recorder:
             program()
     return recorders[0].launched, recorders[1].launched
@@ -60,7 +60,7 @@ def launches(model: Model, rows: int = 1, codec: str | None = None) -> tuple[lis
     """What a step launches before its first block, in each block, and after the last."""
     cache = model.new_cache(rows=rows, capacity=32, codec=codec)
     step = CapturedStep(model, rows, Chooser(), CacheFormat.of(cache))
-    step.take_up(cache, torch.zeros(rows, dtype=torch.int64), [4] * rows, ())
+    step.begin(cache, torch.zeros(rows, dtype=torch.int64), [4] * rows, ())
     recorder = Recorder()
     marks: list[int] = []
     handles = [

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from lamina.attention import View, Window, reference_attention
-from lamina.cache.codec.codec import Codec, unused
-from lamina.cache.codec.formats import Float8, Form, Grouped, hadamard
+from lamina.cache.codec.codec import Codec
+from lamina.cache.codec.formats import Field, FieldFormat, fill_value
+from lamina.cache.codec.registry import make_format
 from lamina.cache.layers.layout import Layout
 from lamina.cache.layers.tokens import layout_for
 from lamina.cache.storage.device import write_slots
-from lamina.kernels import COLUMNS
+from lamina.kernels.columns import entry_row
 
 
 @dataclass
@@ -61,12 +62,12 @@ class Held:
     def table(self) -> Tensor:
         return self.row(dict(zip("kv", self.fields, strict=False)))
 
-    def row(self, parts: dict[str, Tensor]) -> Tensor:
-        """The row of a table with these parts: names of its columns -> stores."""
-        numbers = {name: part.data_ptr() for name, part in parts.items()}
-        numbers |= {"slots": self.slots, "ring": self.layout.ring or 0, "keep": self.layout.keep}
-        numbers |= {"lengths": self.lengths.data_ptr(), "counts": 0 if self.counts is None else self.counts.data_ptr()}
-        return torch.tensor([numbers.get(name, 0) for name in COLUMNS], device=self.lengths.device)
+    def row(self, parts: dict[str, Tensor], **others: int) -> Tensor:
+        """The row of a table with these parts (names of columns -> stores), and with other columns as given."""
+        values = {name: part.data_ptr() for name, part in parts.items()}
+        values |= {"slots": self.slots, "ring": self.layout.ring or 0, "keep": self.layout.keep}
+        values |= {"lengths": self.lengths.data_ptr(), "counts": 0 if self.counts is None else self.counts.data_ptr()}
+        return torch.tensor(entry_row(values | others), device=self.lengths.device)
 
     def real(self, T: int) -> Tensor:
         """Which of the new tokens are no padding, [B, T]."""
@@ -96,38 +97,35 @@ class Held:
 
 
 class Packed:
-    """The fields of `held` as a codec writes them: parts, forms, and the same tokens as they are seen, rounded to the
+    """The fields of `held` as a codec stores them: parts, formats, and the same tokens as they are seen, rounded to the
     dtype of the fields, or exactly."""
 
-    def __init__(self, held: Held, codec: str | Codec, *, turned: bool = True, centred: bool = True) -> None:
+    def __init__(self, held: Held, codec: str | Codec, *, rotated: bool = True, has_mean: bool = True) -> None:
         codec, first = Codec.of(codec), held.fields[0]
         names, how = ("k", "v")[: len(held.fields)], (codec.keys, codec.values)
         self.held, self.parts = held, dict[str, Tensor]()
-        self.forms, self.exact_forms = dict[str, Form](), dict[str, Form]()
+        self.formats, self.exact_formats = dict[str, FieldFormat](), dict[str, FieldFormat]()
         fields, exact_fields = [], []
-        for name, form, field in zip(names, how, held.fields, strict=False):
+        for name, chosen, field in zip(names, how, held.fields, strict=False):
             exact = torch.promote_types(field.dtype, torch.float32)
-            centre = torch.randn(field.shape[1], 1, field.shape[3], dtype=exact, device=field.device)
-            middle = centre if centred and name == "k" else None
-            if form == "plain":
+            mean = torch.randn(field.shape[1], 1, field.shape[3], dtype=exact, device=field.device)
+            key_mean = mean if has_mean and name == "k" else None
+            if chosen == "plain":
                 self.parts[name] = field
                 fields.append(field)
                 exact_fields.append(field.to(exact))
                 continue
-            turn = hadamard(exact, field.device) if turned else None
-            self.forms[name], self.exact_forms[name] = (
-                Float8(field.shape[-1], dtype, middle)
-                if form == "fp8"
-                else Grouped(field.shape[-1], int(form), dtype, turn, middle)
-                for dtype in (field.dtype, exact)
-            )
+            for made, dtype in ((self.formats, field.dtype), (self.exact_formats, exact)):
+                one = make_format(chosen, Field(field.shape[-1], dtype, field.device, rotated, key_mean))
+                assert one is not None
+                made[name] = one
             free = field.isnan().any(dim=-1, keepdim=True)
-            parts = self.forms[name].encode(field.nan_to_num(0))
-            fields.append(self.forms[name].decode(parts))
-            exact_fields.append(self.exact_forms[name].decode(parts))
+            parts = self.formats[name].encode(field.nan_to_num(0))
+            fields.append(self.formats[name].decode(parts))
+            exact_fields.append(self.exact_formats[name].decode(parts))
             for part, numbers in parts.items():
                 column = name if part == "codes" else f"{name}.{part}"
-                self.parts[column] = numbers.masked_fill(free, unused(numbers, float("nan"))).contiguous()
+                self.parts[column] = numbers.masked_fill(free, fill_value(numbers, float("nan"))).contiguous()
         assert first.dtype == held.fields[-1].dtype
         self.seen, self.exact = (
             Held(some, held.layout, held.window, held.lengths, held.counts) for some in (fields, exact_fields)
@@ -138,10 +136,10 @@ class Packed:
 
     def through(self, name: str, x: Tensor, exact: bool = False) -> Tensor:
         """What is seen of x [B, H, T, D], which may have NaN where it is padding."""
-        if name not in self.forms:
+        if name not in self.formats:
             return x.to(torch.promote_types(x.dtype, torch.float32)) if exact else x
-        form = self.exact_forms[name] if exact else self.forms[name]
-        return form.decode(form.encode(x.nan_to_num(0)))
+        chosen = self.exact_formats[name] if exact else self.formats[name]
+        return chosen.decode(chosen.encode(x.nan_to_num(0)))
 
 
 class InPages:
@@ -163,7 +161,7 @@ class InPages:
         for name, part in parts.items():
             _, H, S, width = part.shape
             store = torch.empty(1 + count, H, page, width, dtype=part.dtype)
-            store.fill_(unused(part, float("nan")))
+            store.fill_(fill_value(part, float("nan")))
             padded = torch.nn.functional.pad(part.view(torch.uint8), (0, 0, 0, most * page - S)).view(part.dtype)
             cut = padded.unflatten(2, (most, page)).transpose(1, 2)  # [B, most, H, page, width]
             store[self.pages[there].long()] = cut[there]
@@ -171,9 +169,8 @@ class InPages:
         self.before = {name: store.clone() for name, store in self.stores.items()}
 
     def table(self) -> Tensor:
-        numbers = dict(zip(COLUMNS, self.held.row(self.stores).tolist(), strict=True))
-        numbers |= {"slots": self.page, "pages": self.pages.data_ptr(), "places": self.pages.shape[1]}
-        return torch.tensor(list(numbers.values()))
+        pages = {"pages": self.pages.data_ptr(), "pages_per_row": self.pages.shape[1]}
+        return self.held.row(self.stores, slots=self.page, **pages)
 
     def same(self, parts: dict[str, Tensor]) -> None:
         """Every row's pages hold what the stores do, and all others are as they were."""
@@ -199,9 +196,9 @@ class Ring:
         self.lengths = torch.tensor([len(inputs) for inputs in history])
 
     def table(self, counts: Tensor | None) -> Tensor:
-        pointers = self.lengths.data_ptr(), 0 if counts is None else counts.data_ptr()
-        slots = self.store.shape[1]
-        return torch.tensor([self.store.data_ptr(), 0, slots, slots, 0, *pointers])
+        pointers = {"k": self.store.data_ptr(), "lengths": self.lengths.data_ptr()}
+        pointers["counts"] = 0 if counts is None else counts.data_ptr()
+        return torch.tensor(entry_row(pointers | {"slots": self.store.shape[1], "ring": self.store.shape[1]}))
 
     def past(self, row: int, taps: int) -> Tensor:
         inputs = self.history[row]

@@ -11,7 +11,7 @@ from lamina.attention import Chunked, Full, Sliding, Window
 from lamina.errors import InputError
 from lamina.kernels.attention.decode import decode_attention
 from lamina.kernels.attention.shape import Shape
-from lamina.kernels.attention.split_kv import parts_for
+from lamina.kernels.attention.split_kv import target_splits
 from tests.kernels.stores import Held, error
 
 SMALL = Shape(block=16, warps=4, stages=2)
@@ -150,10 +150,10 @@ def test_the_counters_are_zero_again_after_a_merge() -> None:
 
 
 def test_parts_fill_the_device_without_being_useless() -> None:
-    assert parts_for(1, 8, 128, 256, 132) == 1  # 128 tokens are one part
-    assert parts_for(1, 8, 16_384, 256, 132) == 16  # a program on each of 132 multiprocessors
-    assert parts_for(32, 8, None, 256, 132) == 16  # for the rows that are longer than others
-    assert parts_for(1, 8, None, 256, 132, waves=2) == 33
+    assert target_splits(1, 8, 128, 256, 132) == 1  # 128 tokens are one part
+    assert target_splits(1, 8, 16_384, 256, 132) == 16  # a program on each of 132 multiprocessors
+    assert target_splits(32, 8, None, 256, 132) == 16  # for the rows that are longer than others
+    assert target_splits(1, 8, None, 256, 132, waves=2) == 33
 
 
 def test_more_than_16_tokens_are_refused() -> None:

@@ -41,7 +41,7 @@ def test_one_step_serves_two_live_caches_and_growth() -> None:
     expected = decode_plain(begin(model, max_new_tokens=4)).tokens
     rows = []
     for cache in (a, b):
-        step.take_up(cache, first, [9, 9], ())
+        step.begin(cache, first, [9, 9], ())
         step.run(2)
         cache.reserve(2 * cache.layers[0]["attention"].slots + 1)  # new memory, elsewhere
         rows.append(step.ids[:, 0].clone())
@@ -49,7 +49,7 @@ def test_one_step_serves_two_live_caches_and_growth() -> None:
     for cache, ids in zip((a, b), rows, strict=True):
         with graphs.step(2, Chooser()) as again:
             assert again is step
-            step.take_up(cache, ids, [9, 9], ())
+            step.begin(cache, ids, [9, 9], ())
             step.run(2)
     assert graphs.captures == 1
     assert a.tokens == b.tokens == [p + t for p, t in zip(PROMPTS, expected, strict=True)]
@@ -60,10 +60,10 @@ def test_a_step_has_room_for_what_it_may_make_or_says_that_there_is_none() -> No
     cache = model.new_cache(2, capacity=6)
     model(torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), cache=cache, logits="last")
     step, ids = Graphs(model).step(2, Chooser()), torch.tensor([9, 9])
-    with pytest.raises(CapacityError, match="7 tokens a row were asked for, and the cache has room for 6"):
-        step.take_up(cache, ids, [3, 3], ())
+    with pytest.raises(CapacityError, match="7 tokens per row were requested, and the cache has room for 6"):
+        step.begin(cache, ids, [3, 3], ())
     assert cache.tokens == [[1, 2, 3, 4], [5, 6, 7, 8]]
-    step.take_up(cache, ids, [2, 2], ())
+    step.begin(cache, ids, [2, 2], ())
     step.run(2)
     assert cache.record.shape[1] >= 6 and [len(row) for row in cache.tokens] == [6, 6]
 

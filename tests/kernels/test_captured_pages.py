@@ -33,7 +33,7 @@ def held(cache: lamina.Cache) -> int:
     assert cache.pages is not None
     tables = cache.pages.tables
     slots = {layout: [min(n, layout.most or n) for n in cache.clock.sync()] for layout in tables}
-    return sum(-(-n // tables[layout].kind.page) for layout, rows in slots.items() for n in rows)
+    return sum(-(-n // tables[layout].group.page) for layout, rows in slots.items() for n in rows)
 
 
 CASES = [("llama", None), ("gemma2", None), ("falcon_h1", None), ("deepseek_v3", None), ("gemma2", "int8")]
@@ -85,7 +85,7 @@ def test_captured_steps_get_the_pages_of_snapshots() -> None:
     expected = decode_plain(begin(model, max_new_tokens=12)).tokens
     pool = lamina.Pool(model, tokens=10 * 4, page=4)
     store = lamina.PrefixStore(model, 2**30, pool=pool)
-    store.keep(start(model, pool=pool)[0])  # 4 pages; 6 are left for rows that come to 23 and 13 tokens
+    store._keep_rows(start(model, pool=pool)[0])  # 4 pages; 6 are left for rows that come to 23 and 13 tokens
     assert len(store) == 2 and pool.used == 4
     found = decode_captured(begin(model, pool=pool, max_new_tokens=12))
     assert found.tokens == expected
@@ -109,7 +109,7 @@ def test_no_captured_step_keeps_a_cache_and_its_pages() -> None:
     pool = lamina.Pool(model, page=4)
     cache = start(model, pool=pool)[0]
     step = model.graphs.step(2, Chooser(), cache)
-    step.take_up(cache, torch.tensor([1, 2]), [1, 1], ())
+    step.begin(cache, torch.tensor([1, 2]), [1, 1], ())
     step.run(1)
     one = model.graphs.pass_of(2, 1, cache)
     one.read(cache, torch.tensor([[1], [2]]))

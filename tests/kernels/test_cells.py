@@ -107,7 +107,7 @@ def test_latents_lie_in_pages_too(codec: str | None, T: int, page: int) -> None:
     rank, pairs, heads, nope = 32, 4, 2, 6
     width, counts = rank + 2 * pairs, [T, 0, T]
     held = Held.random(Full(), LENGTHS, 1, (width,), slots=36, counts=counts)
-    packed = None if codec is None else Packed(held, codec, turned=False, centred=False)
+    packed = None if codec is None else Packed(held, codec, rotated=False, has_mean=False)
     parts = fields(held) if packed is None else packed.parts
     paged = InPages(held, parts, page, T)
     q = torch.randn(len(LENGTHS), heads, T, nope + 2 * pairs)
@@ -117,7 +117,7 @@ def test_latents_lie_in_pages_too(codec: str | None, T: int, page: int) -> None:
         q_in, new = into_latent(q, kv, up, torch.ones(rank), 1e-6, rope, table, write=packed is None, page=slots)
         seen: Any = new
         if packed is not None:
-            side = Side.of(packed.forms["k"], width)
+            side = Side.of(packed.formats["k"], width)
             seen = encode(new[:, None], new[:, None], None, table, side, write=True, page=slots)
         mixed = decode_latent(q_in, seen, table, rank=rank, scale=0.3, most_splits=3, shape=SMALL, least=16, page=slots)
         results.append((q_in, new, out_of_latent(mixed, up, table)))

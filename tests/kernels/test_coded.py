@@ -123,7 +123,7 @@ def test_latents_in_codes_equal_the_reference(codec: str, rank: int) -> None:
     torch.manual_seed(0)
     T, H, D = 2, 3, rank + 32 if rank % 32 == 0 else rank + 8
     held = Held.random(Full(), [0, 37], 1, (D,), slots=64, counts=[2, 1])
-    packed = Packed(held, codec, turned=False, centred=False)
+    packed = Packed(held, codec, rotated=False, has_mean=False)
     new = torch.randn(2, 1, T, D).masked_fill(~held.real(T)[:, None, :, None], float("nan"))
     q = torch.randn(2, H, T, D)
     seen = packed.through("k", new)
@@ -131,7 +131,7 @@ def test_latents_in_codes_equal_the_reference(codec: str, rank: int) -> None:
         [packed.seen.fields[0], packed.seen.fields[0][..., :rank]], held.layout, Full(), held.lengths, held.counts
     )
     truth = both.attend(q, [seen, seen[..., :rank]], scale=0.3)
-    coded = encode(new, new, None, packed.table(), Side.of(packed.forms["k"], D), write=True)
+    coded = encode(new, new, None, packed.table(), Side.of(packed.formats["k"], D), write=True)
     parts = decode_latent(q, coded, packed.table(), rank=rank, scale=0.3, most_splits=2, shape=SMALL, least=16)
     up = torch.eye(rank).expand(H, rank, rank).contiguous()
     assert error(out_of_latent(parts, up, packed.table()), truth, held.real(T)) < 1e-5

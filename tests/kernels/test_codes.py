@@ -10,7 +10,6 @@ import torch
 from lamina.attention import Full, Sliding, Window
 from lamina.cache.codec.codec import Codec
 from lamina.cache.codec.formats import hadamard
-from lamina.kernels import COLUMNS
 from lamina.kernels.attention.rope_append import rotate_and_append
 from lamina.kernels.quant.encode import Side, encode
 from tests.kernels.stores import Held, Packed
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "
 
 
 def sides(packed: Packed, dims: tuple[int, int]) -> tuple[Side, Side]:
-    return Side.of(packed.forms.get("k"), dims[0]), Side.of(packed.forms.get("v"), dims[1])
+    return Side.of(packed.formats.get("k"), dims[0]), Side.of(packed.formats.get("v"), dims[1])
 
 
 def new_tokens(
@@ -42,7 +41,7 @@ def test_the_kernel_writes_what_the_formats_write(codec: str, dims: tuple[int, i
     q, k, v = new_tokens(held, 1, (1, 1), dims, torch.float32)
     expected = {name: part.clone() for name, part in packed.parts.items()}
     for name, x in (("k", k), ("v", v)):
-        for part, numbers in packed.forms[name].encode(x.nan_to_num(0)).items():
+        for part, numbers in packed.formats[name].encode(x.nan_to_num(0)).items():
             column = name if part == "codes" else f"{name}.{part}"
             for row in range(2):
                 slot = int(held.layout.slots(held.lengths[row]))
@@ -51,8 +50,8 @@ def test_the_kernel_writes_what_the_formats_write(codec: str, dims: tuple[int, i
     for column, part in packed.parts.items():
         same = (part == expected[column]) | (part.isnan() & expected[column].isnan())
         assert same.float().mean() > 0.99, column  # a sum in another order may round a number to its neighbour
-    for name in packed.forms:
-        form = packed.forms[name]
+    for name in packed.formats:
+        form = packed.formats[name]
         columns = {part: name if part == "codes" else f"{name}.{part}" for part in form.parts}
         seen, kept = (
             form.decode({part: stored[column] for part, column in columns.items()}).nan_to_num(0)
@@ -71,7 +70,7 @@ def test_without_writing_the_parts_are_the_passs_own_and_the_store_stays() -> No
     coded = encode(q, k, v, packed.table(), *sides(packed, dims), write=False)
     for name, part in packed.parts.items():
         assert torch.equal(part.nan_to_num(9), before[name].nan_to_num(9))
-    found = packed.forms["v"].decode({"codes": coded.v.codes, "scales": coded.v.scales})
+    found = packed.formats["v"].decode({"codes": coded.v.codes, "scales": coded.v.scales})
     real = held.real(3)[:, None, :, None]
     torch.testing.assert_close(torch.where(real, found, 0), torch.where(real, packed.through("v", v), 0))
 
@@ -103,7 +102,7 @@ def test_heads_that_are_not_yet_normed_and_rotated_are_so_first(
         else:
             ready = rotate_and_append(q, k, v, table=packed.table(), write=False, **before)
             coded = encode(*ready, packed.table(), *sides(packed, dims), write=True)
-        found.append({"q": coded.q, "marks": coded.marks, **packed.parts})
+        found.append({"q": coded.q, "marks": coded.query_terms, **packed.parts})
     for name, part in found[0].items():
         torch.testing.assert_close(part, found[1][name], equal_nan=True, msg=name)
 
@@ -132,20 +131,14 @@ def test_queries_are_turned_and_their_marks_say_what_was_taken_off(dtype: torch.
     x = (1000 * q).float()
     whole = x[..., :64].unflatten(-1, (2, 32)) @ hadamard(torch.float32, x.device)
     turned = torch.cat([whole.flatten(-2), x[..., 64:]], dim=-1)
-    marks = coded.marks.transpose(1, 2)  # [B, Hq, T, 2 + groups]
+    marks = coded.query_terms.transpose(1, 2)  # [B, Hq, T, 2 + groups]
     largest = turned.abs().amax(-1) if dtype == torch.bfloat16 else torch.ones_like(turned[..., 0])
     tolerance = {"rtol": 2e-3, "atol": 2e-3} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-2}
     torch.testing.assert_close(coded.q.float() * marks[..., :1], turned, rtol=2e-3, atol=2.0)
     torch.testing.assert_close(marks[..., 0], largest, **tolerance)
-    centre = packed.forms["k"].centre
-    assert centre is not None
-    product = (x.unflatten(1, (2, 2)) * centre[:, None].float()).sum(-1).flatten(1, 2)
+    mean = packed.formats["k"].key_mean
+    assert mean is not None
+    product = (x.unflatten(1, (2, 2)) * mean[:, None].float()).sum(-1).flatten(1, 2)
     torch.testing.assert_close(marks[..., 1], product, rtol=1e-3, atol=1e-1)
     sums = torch.stack([coded.q[..., a:b].float().sum(-1) for a, b in ((0, 32), (32, 64), (64, 72))], dim=-1)
     torch.testing.assert_close(marks[..., 2:], sums, rtol=1e-3, atol=1e-2)
-
-
-def test_the_columns_of_a_table_fit_its_rows() -> None:
-    from lamina.runtime.pointers import WIDTH
-
-    assert len(COLUMNS) <= WIDTH and COLUMNS[:7] == ("k", "v", "slots", "ring", "keep", "lengths", "counts")

@@ -10,65 +10,71 @@ from torch import Tensor
 
 from lamina import kernels
 from lamina.attention.window import Full, Sliding
-from lamina.cache.codec.formats import Fields, Float8, Form, Grouped
+from lamina.cache.codec.formats import Field, FieldFormat, Fields, Float8, Grouped
 from lamina.cache.spec import Attention, Latent
 from lamina.errors import InputError
 from lamina.kernels import eligibility as eligible
 from lamina.kernels.attention import decode as attend
 from lamina.kernels.attention import decode_fused as token
 from lamina.kernels.attention import quantized as coded
-from lamina.kernels.eligibility import head_bytes, why_no_attention, why_no_device, why_no_form
+from lamina.kernels.eligibility import head_bytes, why_no_attention, why_no_device, why_no_format
 from lamina.kernels.limits import CARDS
 from lamina.kernels.quant.encode import Side
 
 BF16, F32 = torch.bfloat16, torch.float32
 
 
-class Ternary(Form):
+class Ternary(FieldFormat):
     """A format of one's own."""
 
-    def encode(self, x: Tensor) -> Fields:
+    def quantize(self, x: Tensor) -> Fields:
         return {}
 
-    def decode(self, parts: Fields) -> Tensor:
+    def dequantize(self, parts: Fields) -> Tensor:
         return torch.empty(0)
 
-    def bound(self, x: Tensor) -> Tensor:
+    def error_bound(self, x: Tensor) -> Tensor:
         return x
 
 
 class Finer(Float8):
     """One that only looks like another."""
 
+    def __init__(self, field: Field) -> None:
+        super().__init__(field)
+        self.name = "finer"
+
+
+FIELD = Field(64, BF16)
+
 
 def test_a_format_that_kernels_do_not_know_is_refused_by_its_name() -> None:
-    for form, name in ((Ternary(BF16, None), "Ternary"), (Finer(64, BF16), "Finer"), (Grouped(64, 3, BF16), "Grouped")):
-        reason = why_no_form(form)
-        assert reason is not None and f"no kernel reads the format {name}" in reason
-        with pytest.raises(InputError, match=f"no kernel reads the format {name}"):
-            Side.of(form, 64)
-    assert "of 3 bits" in str(why_no_form(Grouped(64, 3, BF16)))
+    for chosen, name in ((Ternary(FIELD), "Ternary"), (Finer(FIELD), "finer"), (Grouped(FIELD, 3), "3 bits")):
+        reason = why_no_format(chosen)
+        assert reason is not None and f"no kernel reads the format '{name}'" in reason
+        with pytest.raises(InputError, match=f"no kernel reads the format '{name}'"):
+            Side.of(chosen, 64)
 
 
 def test_formats_that_kernels_know_are_what_they_were() -> None:
     assert Side.of(None, 64) == Side("plain", 64)
-    assert Side.of(Float8(64, BF16), 64) == Side("fp8", 64)
+    assert Side.of(Float8(FIELD), 64) == Side("fp8", 64)
     for bits in (8, 6, 5, 4):
-        assert why_no_form(Grouped(64, bits, BF16)) is None
-        assert Side.of(Grouped(64, bits, BF16), 64) == Side(bits, 64)  # type: ignore[arg-type]
+        assert why_no_format(Grouped(FIELD, bits)) is None
+        assert Side.of(Grouped(FIELD, bits), 64) == Side(bits, 64)
 
 
 def test_heads_beyond_what_kernels_take_are_told_with_their_size_and_the_limit() -> None:
     def why(key: int, value: int, dtype: torch.dtype = F32, codec: bool = False) -> str | None:
-        forms: dict[str, Form] = {"k": Float8(key, dtype)} if codec else {}
-        return why_no_attention(Attention(2, key, value, Full()), forms, dtype)
+        formats: dict[str, FieldFormat] = {"k": Float8(Field(key, dtype))} if codec else {}
+        return why_no_attention(Attention(2, key, value, Full()), formats, dtype)
 
     assert why(256, 256) is None and why(512, 512, BF16) is None and why(256, 192, BF16, codec=True) is None
     assert why(320, 256) == (
         "heads of 320 and 256 values; the attention kernels take keys and values of up to 256 in float32"
     )
     assert "up to 512 in bfloat16" in str(why(640, 640, BF16))
-    assert "up to 256 in codes" in str(why(320, 128, BF16, codec=True))
+    assert "up to 256 when quantized" in str(why(320, 128, BF16, codec=True))
 
 
 def test_latents_and_formats_of_a_spec_are_asked_too() -> None:
@@ -76,7 +82,7 @@ def test_latents_and_formats_of_a_spec_are_asked_too() -> None:
     assert "rank 1024" in str(why_no_attention(Latent(1024, 64)))
     assert "3 values" in str(why_no_attention(Latent(512, 3)))
     assert "window Sliding" in str(why_no_attention(Latent(512, 64, Sliding(8))))
-    assert "Ternary" in str(why_no_attention(Attention(2, 64, 64), {"v": Ternary(BF16, None)}))
+    assert "Ternary" in str(why_no_attention(Attention(2, 64, 64), {"v": Ternary(FIELD)}))
 
 
 def test_what_is_told_before_is_what_kernels_would_raise() -> None:

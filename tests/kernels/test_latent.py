@@ -184,7 +184,7 @@ def test_queries_and_new_tokens_are_made_ready_and_stored(seed: int) -> None:
 
 def test_numbers_that_do_not_fit_are_refused() -> None:
     q, kv, up, weight, cos, sin = made(1, 1, 2, 8, 16, 2)
-    with pytest.raises(InputError, match="the way up has 8 x 16"):
+    with pytest.raises(InputError, match="the up projection has 8 x 16"):
         into_latent(q[..., 1:], kv, up, weight, 1e-6, (cos, sin), torch.zeros(8, dtype=torch.int64))
 
 

@@ -55,9 +55,9 @@ def test_attention_over_codes_is_two_launches_and_latents_in_codes_one_more() ->
 def test_a_pass_of_several_tokens_launches_nothing_of_pytorchs(family: str) -> None:
     reading, taking_in = pass_launches(pair(family, CASES[family])[1], rows=2, tokens=4)
     assert not [name for name in reading + taking_in if name.startswith("aten.")]
-    assert taking_in[-1] == "_take_in"
+    assert taking_in[-1] == "_commit_tokens"
 
 
 def test_taking_in_is_a_launch_for_each_ring_and_state_and_one_for_the_rest() -> None:
     for family, expected in (("llama", []), ("gemma2", ["_rotate"] * 2), ("mamba2", ["_convolve", "_ssd"] * 2)):
-        assert pass_launches(pair(family, CASES[family])[1], rows=1, tokens=2)[1] == [*expected, "_take_in"]
+        assert pass_launches(pair(family, CASES[family])[1], rows=1, tokens=2)[1] == [*expected, "_commit_tokens"]

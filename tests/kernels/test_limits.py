@@ -64,9 +64,9 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpus]:
     for name in ("get_device_properties", "current_device", "device", "is_current_stream_capturing"):
         monkeypatch.setattr(torch.cuda, name, getattr(two, name))
     monkeypatch.setattr(limits, "INTERPRETED", False)
-    limits._asked.cache_clear()
+    limits._queried.cache_clear()
     yield two
-    limits._asked.cache_clear()
+    limits._queried.cache_clear()
 
 
 class Launched:
@@ -116,8 +116,8 @@ def test_the_device_is_the_old_one_again_where_a_launch_fails(gpus: Gpus) -> Non
 
 
 def test_whether_a_graph_is_captured_is_asked_of_the_device_that_memory_is_for(gpus: Gpus) -> None:
-    assert current.capturing(torch.device("cuda", 1)) and not current.capturing(torch.device("cuda", 0))
-    assert not current.capturing(torch.device("cpu"))
+    assert current.is_capturing(torch.device("cuda", 1)) and not current.is_capturing(torch.device("cuda", 0))
+    assert not current.is_capturing(torch.device("cpu"))
     with pytest.raises(Exception, match="cannot be made while a graph is captured"):
         _ = workspace.Workspace(torch.device("cuda", 1)).scratch
 
@@ -149,8 +149,8 @@ def test_while_building_a_launch_only_builds_in_this_thread_and_also_inside_anot
 
     thread = Thread(target=beside)
     thread.start()
-    with launch.building():
-        with launch.building():
+    with launch.build_only():
+        with launch.build_only():
             launch.launch(kernel, (1,), torch.empty(0), who="inner")
         launch.launch(kernel, (1,), torch.empty(0), who="outer")
         started.wait(60)

@@ -16,10 +16,11 @@ from lamina import kernels
 from lamina.activation import ACTIVATIONS, activation
 from lamina.cache.memory import Memory
 from lamina.cache.spec import Recurrent
+from lamina.kernels.columns import entry_row
 from lamina.kernels.gemm.deferred_norm import Unnormed
 from lamina.kernels.gemm.product import linear, product
 from lamina.kernels.recurrent import mixer as mix
-from lamina.kernels.recurrent.recur import Tile
+from lamina.kernels.recurrent.state import Tile
 from lamina.kernels.workspace import scratch
 from lamina.nn import GatedRMSNorm, ShortConvolution
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan, causal_convolution_by_steps
@@ -106,7 +107,7 @@ class Mixer:
     def tables(self) -> tuple[Tensor, Tensor]:
         """Of the ring and of the state."""
         counts = self.counts.data_ptr()
-        return self.ring.table(self.counts), torch.tensor([self.state.data_ptr(), 0, 0, 0, 0, 0, counts, 0])
+        return self.ring.table(self.counts), torch.tensor(entry_row({"k": self.state.data_ptr(), "counts": counts}))
 
     def run(self, **more: Any) -> Tensor:
         """The kernel, on this ring and this state."""
@@ -191,7 +192,7 @@ def test_programs_that_share_a_head_or_a_norm_make_it_whole(rule: Rule, norm: st
 
 @each_kind
 def test_a_launch_of_many_states_is_the_same(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mix, "MANY", 1)
+    monkeypatch.setattr("lamina.kernels.recurrent.state.LARGE", 1)
     one = Mixer.random(rule, 5, norm="whole")
     one.counts[:] = torch.tensor([1, 0, 1])
     check(one)
@@ -307,7 +308,7 @@ def test_what_could_leave_the_range_of_float16_is_divided_at_once() -> None:
 
 @each_kind
 def test_many_states_go_the_way_that_is_faster(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mix, "MANY", 1)
+    monkeypatch.setattr("lamina.kernels.recurrent.state.LARGE", 1)
     one = Mixer.random(rule, 9, norm="whole")
     launched: list[str] = []
     with torch.no_grad(), kernels.in_use(), noted(launched):
@@ -325,7 +326,7 @@ def test_a_captured_step_of_one_row_gives_the_logits_of_a_plain_pass() -> None:
     for cache in (plain, replayed):
         model(ids, cache=cache)
     step = CapturedStep(model, 1, Chooser())
-    step.take_up(replayed, torch.tensor([7]), [4], ())
+    step.begin(replayed, torch.tensor([7]), [4], ())
     step.run(1)
     expected = model(torch.tensor([[7]]), cache=plain, logits="last")
     assert replayed.logits is not None
@@ -335,7 +336,7 @@ def test_a_captured_step_of_one_row_gives_the_logits_of_a_plain_pass() -> None:
 def test_what_the_kernel_cannot_do_is_refused() -> None:
     one = Mixer.random(SMALL[0], 0)
     one.norm = GatedRMSNorm(6, 1e-5, groups=3)
-    with pytest.raises(ValueError, match="a norm of 3 groups over 6 numbers does not fit 2 heads of 3"):
+    with pytest.raises(ValueError, match="a norm of 3 groups over 6 values does not fit 2 heads of 3"):
         one.run()
     one.x = one.x.repeat(1, 2, 1)
     with pytest.raises(ValueError, match="one token a row, not 2"):

@@ -45,6 +45,6 @@ def test_a_row_that_ended_at_the_last_learned_position_stays_in_the_step() -> No
     cache = model.new_cache(2)
     model([[1, 2, 3, 4, 5, 6], [7, 8, 0, 0, 0, 0]], cache=cache, counts=[6, 2], logits="last")
     step = Graphs(model).step(2, Chooser())
-    step.take_up(cache, torch.tensor([9, 9]), [0, 3], ())
+    step.begin(cache, torch.tensor([9, 9]), [0, 3], ())
     step.run(3)
     assert [len(row) for row in cache.tokens] == [6, 5]

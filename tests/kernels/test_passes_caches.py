@@ -75,7 +75,7 @@ def test_a_pass_that_is_over_or_does_not_fit_is_refused_in_words() -> None:
     model = small("mamba2")
     cache, graphs, ids = start(model)[0], Graphs(model), torch.tensor([[1], [2]])
     one = graphs.pass_of(2, 1)
-    over = "this pass is over"
+    over = "this pass is closed"
     for end in (one.abort, one.commit, lambda: cache.reset([1]), lambda: cache.step(1), cache._abort_open_pass):
         one.read(cache, ids)
         end()
@@ -90,7 +90,7 @@ def test_a_pass_that_is_over_or_does_not_fit_is_refused_in_words() -> None:
     with pytest.raises(InputError, match="id 67 at row 1, token 0 is not in the vocabulary"):
         one.read(cache, torch.tensor([[1], [67]]))
     one.read(cache, torch.tensor([[1], [-1]]), counts=[1, 0])  # padding
-    with pytest.raises(InputError, match="65 rows of 1 tokens: captured passes are of 1 to 16 tokens"):
+    with pytest.raises(InputError, match="65 rows of 1 tokens: captured passes have 1 to 16 tokens"):
         graphs.pass_of(65, 1)
     with pytest.raises(InputError, match="2 rows of 17 tokens"):
         graphs.pass_of(2, 17)
@@ -99,5 +99,5 @@ def test_a_pass_that_is_over_or_does_not_fit_is_refused_in_words() -> None:
     with pytest.raises(InputError, match="no captured passes: layer 0 entry 'state': its slack is 1"):
         one.read(model.new_cache(2, slack=1), ids)
     coded = small("llama").new_cache(codec="int8")
-    with pytest.raises(InputError, match="no captured passes: this pass reads other codecs or pages"):
+    with pytest.raises(InputError, match="no captured passes: this pass is for other codecs or another page size"):
         Graphs(small("llama")).pass_of(1, 1).read(coded, ids[:1])

@@ -51,7 +51,7 @@ def test_a_recurrent_assistant_reads_by_plain_passes_and_says_why() -> None:
     assert found.tokens == decode_plain(again(run)).tokens
     assert found.how == (
         "captured passes of several tokens; drafts by plain passes, since layer 0 entry 'state': its slack is 1; a "
-        "captured step keeps no log of inputs to go back to"
+        "captured step keeps no log of inputs to rewind to"
     )
 
 

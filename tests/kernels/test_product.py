@@ -10,11 +10,21 @@ from torch import Tensor
 from lamina.activation import ACTIVATIONS
 from lamina.errors import InputError
 from lamina.kernels.gemm.epilogue import act_kind
-from lamina.kernels.gemm.product import Form, Rows, Tiles, choose, gated, gated_product, linear, parts_of, product
+from lamina.kernels.gemm.product import (
+    ProductConfig,
+    Rows,
+    Tiles,
+    choose,
+    gated,
+    gated_product,
+    linear,
+    parts_of,
+    product,
+)
 from lamina.kernels.limits import CARDS
 from lamina.kernels.workspace import COUNTERS, PARTS, scratch
 
-FORMS: dict[str, Form] = {
+CONFIGS: dict[str, ProductConfig] = {
     "rows": Rows(rows=2, block=32),
     "rows, in parts": Rows(rows=4, block=16, splits=2, unroll=2),
     "tiles": Tiles(rows=16, block=16),
@@ -22,9 +32,9 @@ FORMS: dict[str, Form] = {
 }
 
 
-def vectors(form: Form) -> int:
-    """How many a test gives to this form."""
-    return 1 if isinstance(form, Rows) else 3
+def vectors(config: ProductConfig) -> int:
+    """How many a test gives to this config."""
+    return 1 if isinstance(config, Rows) else 3
 
 
 def close(got: Tensor, plain: Tensor, exact: Tensor) -> bool:
@@ -40,27 +50,27 @@ def numbers(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_product_with_all_that_stands_around_it_is_the_linear_map(form: Form, dtype: torch.dtype) -> None:
-    n = vectors(form)
+def test_a_product_with_all_that_stands_around_it_is_the_linear_map(config: ProductConfig, dtype: torch.dtype) -> None:
+    n = vectors(config)
     for m, k in ((8, 64), (7, 40)):
         x, weight = numbers(n, k, dtype=dtype), numbers(m, k, dtype=dtype, seed=1)
         bias, residual = numbers(m, dtype=dtype, seed=2), numbers(n, m, dtype=dtype, seed=3)
         inputs, high = (x, weight, bias, residual), [t.double() for t in (x, weight, bias, residual)]
         around = {"bias": bias, "residual": residual, "before": 0.5}
-        got = product(x, weight, **around, scale=0.3, form=form)  # type: ignore[arg-type]
+        got = product(x, weight, **around, scale=0.3, config=config)  # type: ignore[arg-type]
         assert close(got, linear(*inputs, 0.5, 0.3), linear(*high, 0.5, 0.3))
         each = numbers(m, dtype=torch.float32, seed=4)
-        got = product(x, weight, **around, scale=each, softcap=2.0, form=form)  # type: ignore[arg-type]
+        got = product(x, weight, **around, scale=each, softcap=2.0, config=config)  # type: ignore[arg-type]
         plain = linear(*inputs, 0.5, each.to(dtype), 2.0)
         assert close(got, plain, linear(*high, 0.5, each.double(), 2.0))
-    assert close(product(x, weight, form=form), F.linear(x, weight), F.linear(x.double(), weight.double()))
+    assert close(product(x, weight, config=config), F.linear(x, weight), F.linear(x.double(), weight.double()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("form", [None, FORMS["rows"], FORMS["rows, in parts"]], ids=["chosen", "rows", "in parts"])
-def test_a_product_divides_a_vector_by_its_root_mean_square(form: Form | None, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("config", [None, CONFIGS["rows"], CONFIGS["rows, in parts"]], ids=["chosen", "rows", "parts"])
+def test_a_product_divides_a_vector_by_its_root_mean_square(config: ProductConfig | None, dtype: torch.dtype) -> None:
     for k, parts in ((64, 1), (40, 5), (600, 20)):
         x, weight, bias = (
             numbers(1, k, dtype=dtype),
@@ -72,21 +82,21 @@ def test_a_product_divides_a_vector_by_its_root_mean_square(form: Form | None, d
         plain = linear(*inputs, 0.5, 0.3, squares=squares, eps=0.1)
         exact = linear(*high, 0.5, 0.3, squares=squares.double(), eps=0.1)
         around = {"bias": bias, "residual": residual, "before": 0.5, "scale": 0.3}
-        got = product(x, weight, **around, squares=squares, eps=0.1, form=form)  # type: ignore[arg-type]
+        got = product(x, weight, **around, squares=squares, eps=0.1, config=config)  # type: ignore[arg-type]
         assert close(got, plain, exact)
     normed = x.float() * (x.float().square().mean() + 1e-5).rsqrt()
-    got = product(x, weight, squares=x.float().view(20, -1).square().sum(1), eps=1e-5, form=form)
+    got = product(x, weight, squares=x.float().view(20, -1).square().sum(1), eps=1e-5, config=config)
     assert close(got, F.linear(normed.to(dtype), weight), F.linear(normed.double(), weight.double()))
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_a_gated_product_is_the_activation_of_the_gate_times_up(form: Form) -> None:
-    n = vectors(form)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_gated_product_is_the_activation_of_the_gate_times_up(config: ProductConfig) -> None:
+    n = vectors(config)
     for dtype, inner, with_bias, scale in ((torch.float32, 7, True, 0.7), (torch.bfloat16, 8, False, 1.0)):
         x, weight = numbers(n, 48, dtype=dtype), numbers(2 * inner, 48, dtype=dtype, seed=1) * 0.2
         bias = numbers(2 * inner, dtype=dtype, seed=2) if with_bias else None
         exact = gated(x.double(), weight.double(), "silu", None if bias is None else bias.double(), scale)
-        got = gated_product(x, weight, "silu", bias=bias, scale=scale, form=form)
+        got = gated_product(x, weight, "silu", bias=bias, scale=scale, config=config)
         assert close(got, gated(x, weight, "silu", bias, scale), exact)
 
 
@@ -120,25 +130,25 @@ def test_a_form_is_chosen_for_every_shape_and_its_parts_fit_the_scratch_store() 
         for m in (1, 7, 64, 512, 1024, 4096, 6144, 14336, 18432, 65536, 128256, 256000):
             for k in (1, 32, 512, 2048, 4096, 5120, 14336, 16384, 28672):
                 for itemsize, is_gated in ((2, False), (2, True), (4, False), (4, True)):
-                    form = choose(n, m, k, itemsize, is_gated, CARDS[90])
-                    if form.splits > 1:
-                        counters, parts = parts_of(form, n, m)
-                        assert counters <= COUNTERS and parts <= PARTS, (form, n, m, k)
+                    config = choose(n, m, k, itemsize, is_gated, CARDS[90])
+                    if config.splits > 1:
+                        counters, parts = parts_of(config, n, m)
+                        assert counters <= COUNTERS and parts <= PARTS, (config, n, m, k)
 
 
 def test_views_with_their_own_row_stride_are_read_in_place() -> None:
     weight = numbers(8, 60, dtype=torch.float32, seed=1)[:, :48]
-    for form in FORMS.values():
-        wide = numbers(vectors(form), 100, dtype=torch.float32)
+    for config in CONFIGS.values():
+        wide = numbers(vectors(config), 100, dtype=torch.float32)
         x, residual = wide[:, 4:52], wide[:, 60:68]
-        got = product(x, weight, residual=residual, form=form)
-        assert torch.allclose(got, linear(x, weight, residual=residual), atol=1e-5), form
+        got = product(x, weight, residual=residual, config=config)
+        assert torch.allclose(got, linear(x, weight, residual=residual), atol=1e-5), config
 
 
 def test_counters_are_zero_again_after_sums_in_parts() -> None:
     x, weight = numbers(1, 64, dtype=torch.float32), numbers(8, 64, dtype=torch.float32, seed=1)
-    first = product(x, weight, form=FORMS["rows, in parts"])
-    assert torch.equal(first, product(x, weight, form=FORMS["rows, in parts"]))
+    first = product(x, weight, config=CONFIGS["rows, in parts"])
+    assert torch.equal(first, product(x, weight, config=CONFIGS["rows, in parts"]))
     assert not scratch(x.device)[1].any()
 
 
@@ -151,9 +161,9 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     with pytest.raises(InputError, match=r"rows of the same length and dtype"):
         product(torch.zeros(1, 15), weight)
     with pytest.raises(InputError, match=r"Rows\(.*\) takes one vector, not 2; use Tiles"):
-        product(torch.zeros(2, 16), weight, form=Rows())
-    for n, form in ((1, Tiles()), (2, None)):
-        with pytest.raises(InputError, match=r"Tiles\(.*\) knows nothing of norms in front or behind"):
-            product(torch.zeros(n, 16), weight, squares=torch.ones(3), form=form)
-    with pytest.raises(InputError, match=r"parts of sums and .* counters, but the scratch store has room for"):
-        product(torch.zeros(64, 16), torch.zeros(1 << 15, 16), form=Tiles(splits=2))
+        product(torch.zeros(2, 16), weight, config=Rows())
+    for n, config in ((1, Tiles()), (2, None)):
+        with pytest.raises(InputError, match=r"Tiles\(.*\): norms are deferred for one vector and Rows alone"):
+            product(torch.zeros(n, 16), weight, squares=torch.ones(3), config=config)
+    with pytest.raises(InputError, match=r"partial sums and .* counters, but the workspace has room for"):
+        product(torch.zeros(64, 16), torch.zeros(1 << 15, 16), config=Tiles(splits=2))

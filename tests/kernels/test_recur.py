@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lamina.kernels.columns import entry_row
 from lamina.kernels.recurrent import recur
+from lamina.kernels.recurrent.state import Tile
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
 from lamina.recurrence.gated_delta import unit_length as unit
 from tests.recurrence.inputs import RULES, Case, error
@@ -25,7 +27,7 @@ each_kind = pytest.mark.parametrize("rule", LARGER, ids=lambda rule: type(rule).
 
 
 def table_of(state: Tensor, counts: Tensor | None) -> Tensor:
-    return torch.tensor([state.data_ptr(), 0, 0, 0, 0, 0, 0 if counts is None else counts.data_ptr(), 0])
+    return torch.tensor(entry_row({"k": state.data_ptr(), "counts": 0 if counts is None else counts.data_ptr()}))
 
 
 def valid_of(counts: Tensor | None, tokens: int) -> Tensor | None:
@@ -49,7 +51,7 @@ def test_tokens_through_the_kernel_are_the_rules_scan(rule: Rule, tokens: int) -
 
 @each_kind
 def test_a_launch_of_many_states_is_the_same(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recur, "MANY", 1)
+    monkeypatch.setattr("lamina.kernels.recurrent.state.LARGE", 1)
     check(Case(rule, rows=3, tokens=2).to(torch.float32), torch.tensor([2, 0, 1]))
 
 
@@ -136,7 +138,7 @@ def test_inputs_may_be_slices_of_one_projection_and_tiles_of_any_size(rule: Rule
     step = {SSD: recur.ssd_step, SelectiveScan: recur.selective_scan_step, GatedDelta: recur.gated_delta_step}
     for numbers in (512, 2**20):
         state = case.state.clone()
-        out = step[type(rule)](views, case.constants, table_of(state, None), tile=recur.Tile(numbers, 4))
+        out = step[type(rule)](views, case.constants, table_of(state, None), tile=Tile(numbers, 4))
         assert error(out, expected) < 3e-6
         assert error(state, final) < 2e-6
 

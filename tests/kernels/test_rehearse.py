@@ -17,7 +17,7 @@ import torch
 from lamina import kernels
 from lamina.runtime import prebuild as rehearse
 from lamina.runtime.builders import Builders, builds
-from lamina.runtime.prebuild import Rehearsal
+from lamina.runtime.prebuild import KernelBuild
 from tests.families.cases import FIRST, cases
 from tests.kernels.runs import NEW, begin, decode_captured, decode_plain, tiny
 
@@ -41,8 +41,8 @@ def test_kernels_are_in_use_in_the_thread_that_says_so() -> None:
 def under_way(model: Any, monkeypatch: pytest.MonkeyPatch) -> Event:
     """Kernels are being built for this model until the event is set."""
     built = Event()
-    monkeypatch.setattr(Rehearsal, "_build", lambda self, *given: built.wait(60))
-    Rehearsal(lambda: model, torch.device("cpu")).serves(model)
+    monkeypatch.setattr(KernelBuild, "_build", lambda self, *given: built.wait(60))
+    KernelBuild(lambda: model, torch.device("cpu")).register(model)
     return built
 
 
@@ -84,6 +84,8 @@ LIGHTLY = """
 import json, sys
 import torch
 from triton.runtime.jit import JITFunction
+from lamina import models
+from lamina.config import Config
 from lamina.kernels.limits import CARDS, assumed
 from lamina.loading import on_meta
 from lamina.runtime.prebuild import build_kernels
@@ -92,11 +94,12 @@ JITFunction.run = lambda *given, **named: None
 with assumed(CARDS[90]):
     for config in json.load(sys.stdin):
         build_kernels(on_meta(config, torch.bfloat16))
+        assert models.family(config["model_type"]).build(Config(config)).fusion_plan.fusions
 print([name for name in ("sympy", "torch._dynamo") if name in sys.modules])
 """
 
 
-def test_building_kernels_does_not_load_the_compiler_of_pytorch() -> None:
+def test_neither_building_kernels_nor_tracing_a_step_loads_the_compiler_of_pytorch() -> None:
     """Which takes seconds, and any arithmetic without numbers would load it: so first tokens come late."""
     families = [(family, cases(family)[name]) for family, name in FIRST if family not in ARITHMETIC]
     configs = json.dumps([make().to_dict() for _, make in families], default=str)
@@ -143,7 +146,7 @@ def test_kernels_are_built_for_the_device_of_the_model(monkeypatch: pytest.Monke
     monkeypatch.setattr(rehearse.torch, "empty", lambda *shape, **how: second)
     monkeypatch.setattr(rehearse.kernels, "why_not", lambda x: None)
     monkeypatch.setattr(rehearse, "build_kernels", lambda model: None)
-    under_way = rehearse.rehearsal(lambda: None, torch.float32, torch.device("cuda"))
+    under_way = rehearse.start_build(lambda: None, torch.float32, torch.device("cuda"))
     assert under_way is not None
     under_way.thread.join(60)
     assert under_way.failed is None and built == [1]

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+import lamina
 from lamina.errors import InputError
 from lamina.generation.settings.settings import settings_of
 from lamina.generation.stopping import Reason, Stopping
@@ -16,6 +17,7 @@ from lamina.generation.strategies.plain import decode_plain
 from lamina.sampling.chain import Facts, chain_of
 from lamina.sampling.chooser import Chooser
 from lamina.sampling.history import History
+from tests.generation.test_outside_filter import NEAR_BEST
 from tests.generation.text import tokenizer, unreadable
 from tests.kernels.runs import NEW, PROMPTS, begin, both, tiny
 
@@ -41,6 +43,18 @@ def test_processors_and_draws_in_a_captured_step_give_the_tokens_of_plain_passes
     made, _ = both(model, **settings)
     if settings.get("do_sample"):
         assert made.tokens != decode_plain(begin(model, **settings | {"seed": 1})).tokens
+
+
+def test_a_filter_from_outside_the_package_is_part_of_a_captured_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, given = tiny(), dict(do_sample=True, top_k=0, near_best=0.1)
+    lamina.register_setting(NEAR_BEST)
+    try:
+        made, _ = both(model, **given)
+        assert made.tokens != decode_plain(begin(model, **given | {"near_best": 1.0})).tokens
+        monkeypatch.setattr("lamina.generation.strategies.captured.why_not_captured", lambda model, cache: None)
+        assert why_plain(begin(model, **given)) is None
+    finally:
+        lamina.unregister_setting("near_best")
 
 
 def test_ends_that_processors_move_are_those_of_plain_passes() -> None:

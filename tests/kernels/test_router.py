@@ -92,5 +92,5 @@ def test_what_cannot_be_chosen_is_refused_by_name() -> None:
         route(torch.zeros(1, 3), torch.zeros(5, 3), Choice(5), opens=True)
     with pytest.raises(InputError, match=r"groups=3, .*cannot choose from 4 experts"):
         route(torch.zeros(1, 3), torch.zeros(4, 3), Choice(1, groups=3))
-    with pytest.raises(InputError, match=r"100000 tokens × 4 logits, but the scratch store has room for"):
+    with pytest.raises(InputError, match=r"100000 tokens × 4 logits, but the workspace has room for"):
         route(torch.zeros(100_000, 3), torch.zeros(4, 3), Choice(1))

@@ -25,7 +25,7 @@ def alternating(model: Model, caches: list[lamina.Cache]) -> tuple[list[list[lis
     for _ in range(2):
         for number, cache in enumerate(caches):
             with graphs.step(2, Chooser(), cache) as step:
-                step.take_up(cache, ids[number], [2, 2], ())
+                step.begin(cache, ids[number], [2, 2], ())
                 step.run(2)
                 ids[number] = step.ids[:, 0].clone()
     return [cache.tokens for cache in caches], graphs.captures

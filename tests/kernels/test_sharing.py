@@ -199,7 +199,7 @@ def test_a_program_runs_on_the_stream_that_it_was_borrowed_on(monkeypatch: pytes
     model = copy.deepcopy(tiny())
     run = begin(model)
     with model.graphs.step(2, Chooser()) as step:
-        step.take_up(run.cache, torch.tensor([1, 2]), [2, 2], ())
+        step.begin(run.cache, torch.tensor([1, 2]), [2, 2], ())
         step.run(1)
         current[0] = there
         with pytest.raises(LaminaError, match=r"was borrowed on CUDA stream .* and nothing orders the two"):

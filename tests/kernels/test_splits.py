@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lamina.kernels.attention.split_kv import COUNTERS, TAIL, Division, bunch_for, gathered, part_of
+from lamina.kernels.attention.online_softmax import TAIL, merge_splits
+from lamina.kernels.attention.split_kv import COUNTERS, Division, assigned_split, bunch_for
+from lamina.kernels.columns import entry_row
 
 ROWS, VALUES = 3, 20
 
@@ -28,7 +30,7 @@ def arriving(
     mix = tl.load(at[:, None] + d[None, :], mask=inside, other=0.0)
     top, total = tl.load(at + DV, mask=n < ROWS, other=0.0), tl.load(at + DV + 1, mask=n < ROWS, other=0.0)
     if split < used:
-        last, top, total, mix = gathered(
+        last, top, total, mix = merge_splits(
             parts, counters, top, total, mix, tl.program_id(0), 0, split, used, n, n, d,
             ROWS, DV, 4, 32, BUNCH, True, CHUNK,
         )  # fmt: skip
@@ -77,7 +79,7 @@ def test_few_bytes_are_one_bunch_and_many_are_bunches_of_bunches() -> None:
 @triton.jit
 def parting(found, table, rows, wanted, least, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """found [programs, 5]: row, split, used, base and each of every program that has a part."""
-    row, split, used, base, each, _length, _count, _kept, _first, _many, _ring = part_of(
+    row, split, used, base, each, _length, _count, _kept, _first, _many, _ring = assigned_split(
         table, rows, wanted, 1, 0, least, 1, ROWS, "full", BLOCK
     )
     if split < used:
@@ -102,7 +104,7 @@ def test_every_token_is_in_one_part_and_no_part_is_without_a_program(
     rows, block = len(lengths), 16
     counts = torch.tensor([int(row not in absent) for row in range(rows)])
     kept = torch.tensor(lengths)
-    table = torch.tensor([0, 0, 0, 0, 0, kept.data_ptr(), counts.data_ptr(), 0])
+    table = torch.tensor(entry_row({"lengths": kept.data_ptr(), "counts": counts.data_ptr()}))
     items = Division.of(rows, 1, 4, 32, wanted, torch.empty(0)).items
     found = torch.full((items, 5), -1, dtype=torch.int32)
     parting[(1, items)](found, table, rows, wanted, least, ROWS=triton.next_power_of_2(rows), BLOCK=block)

@@ -7,11 +7,20 @@ import copy
 import pytest
 import torch
 
-from lamina.kernels.step_ends import STRETCH, finish, positions, scratch_for, take_in
+from lamina.kernels.columns import header_row
+from lamina.kernels.step_ends import STRETCH, commit_tokens, finish, positions, scratch_for
 from lamina.runtime import Graphs
 from lamina.sampling.chooser import Chooser
 from lamina.sampling.noise import draw
 from tests.families.harness import pair
+
+
+def header_of(
+    lengths: torch.Tensor, written: torch.Tensor, base: torch.Tensor, record: torch.Tensor, logits: torch.Tensor
+) -> torch.Tensor:
+    tensors = {"lengths": lengths, "written": written, "base": base, "record": record, "logits": logits}
+    pointers = {name: one.data_ptr() for name, one in tensors.items()}
+    return torch.tensor(header_row(pointers | {"record_width": record.shape[1]}))
 
 
 @pytest.mark.parametrize("sample", [False, True])
@@ -20,7 +29,7 @@ def test_finish_chooses_commits_and_ends_rows(rows: int, vocab: int, sample: boo
     torch.manual_seed(rows)
     lengths, written, base = (torch.randint(0, 9, (rows,)) for _ in range(3))
     record, kept = torch.full((rows, 16), -1), torch.full((rows, vocab), -7.0)
-    header = torch.tensor([t.data_ptr() for t in (lengths, written, base, record)] + [16, kept.data_ptr()])
+    header = header_of(lengths, written, base, record, kept)
     ids = torch.randint(0, 6, (rows, 1))
     counts, left = torch.ones(rows, dtype=torch.int64), torch.arange(1, rows + 1)
     counts[-1:] = rows == 1  # with several rows, the last one has ended before
@@ -51,19 +60,19 @@ def test_finish_chooses_commits_and_ends_rows(rows: int, vocab: int, sample: boo
 
 
 @pytest.mark.parametrize(("T", "vocab"), [(1, 7), (5, STRETCH), (8, STRETCH + 13)])
-def test_take_in_records_the_accepted_tokens_and_leaves_other_rows_alone(T: int, vocab: int) -> None:
+def test_commit_tokens_records_the_accepted_tokens_and_leaves_other_rows_alone(T: int, vocab: int) -> None:
     torch.manual_seed(T)
     rows = 4
     lengths, written, base = (torch.randint(0, 9, (rows,)) for _ in range(3))
     record, kept = torch.full((rows, 20), -1), torch.full((rows, vocab), -7.0)
-    header = torch.tensor([t.data_ptr() for t in (lengths, written, base, record)] + [20, kept.data_ptr()])
+    header = header_of(lengths, written, base, record, kept)
     ids, logits = torch.randint(0, 60, (rows, T)), torch.randn(rows, T, vocab)
     accepted = torch.tensor([0, 1, T // 2, T])
     before = {name: t.clone() for name, t in locals().items() if isinstance(t, torch.Tensor)}
     at = torch.zeros(rows, T, dtype=torch.int64)
     positions(header, at)
     assert torch.equal(at, lengths[:, None] + torch.arange(T))
-    take_in(logits, header, ids, accepted)
+    commit_tokens(logits, header, ids, accepted)
     for r, count in enumerate(accepted.tolist()):
         start = int(before["lengths"][r])
         after = start + count

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lamina.attention import Chunked, Full, Sliding, Window
 from lamina.cache.step import Step
-from lamina.kernels.attention.decode_fused import attend_token, takes
+from lamina.kernels.attention.decode_fused import attend_token, supports
 from lamina.kernels.attention.shape import Shape
 from lamina.nn import RMSNorm
 from tests.kernels.stores import Held, error
@@ -76,7 +76,7 @@ def run(
         q, k, v, table=held.table(), window=window, norms=norms, factor=by, gate=gate, most_parts=splits, shape=SMALL,
         least=16, **turn, **how,
     )  # fmt: skip
-    assert takes(q, k, v) and out.shape == (B, Hq, 1, Dv)
+    assert supports(q, k, v) and out.shape == (B, Hq, 1, Dv)
     assert out.isfinite().all(), "padding and unused slots never reach an output"
     same(held, stores)
     return error(out, truth, real), error(plain, truth, real)
@@ -135,5 +135,5 @@ def test_low_precision_is_within_twice_the_error_of_the_plain_computation() -> N
 
 
 def test_several_tokens_are_for_another_kernel() -> None:
-    assert not takes(torch.zeros(1, 4, 2, 8), torch.zeros(1, 2, 2, 8), torch.zeros(1, 2, 2, 8))
-    assert not takes(torch.zeros(1, 32, 1, 8), torch.zeros(1, 1, 1, 8), torch.zeros(1, 1, 1, 8))
+    assert not supports(torch.zeros(1, 4, 2, 8), torch.zeros(1, 2, 2, 8), torch.zeros(1, 2, 2, 8))
+    assert not supports(torch.zeros(1, 32, 1, 8), torch.zeros(1, 1, 1, 8), torch.zeros(1, 1, 1, 8))

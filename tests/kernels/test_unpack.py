@@ -10,7 +10,7 @@ import torch
 
 from lamina.cache.codec.bitpack import pack
 from lamina.kernels.quant import unpack
-from lamina.kernels.quant.layout import weight_of
+from lamina.kernels.quant.layout import plane_factor
 
 WORD = 0xFFFFFFFF
 
@@ -71,7 +71,7 @@ def test_four_planes_of_a_group(bits: int) -> None:
         after = run(text, r4=pair, r5=together(scales), **more)
         for plane, number in enumerate((0, 16, 1, 17)):
             ours = np.array([int(codes[2 * (w + j) + number]) for j in (0, 1)])
-            expected = (ours * weight_of(plane, bits) * scales.astype(float)).astype(np.float16)
+            expected = (ours * plane_factor(plane, bits) * scales.astype(float)).astype(np.float16)
             assert (halves(after[f"${plane}"]) == expected).all()
 
 
@@ -82,11 +82,11 @@ def test_two_planes_of_bytes_and_of_floats() -> None:
         both = word | word << 16
         after = run(unpack.EIGHT.value, r2=both, r3=together(scales))
         for plane, code in enumerate((byte, 255 - byte)):
-            expected = (code * weight_of(plane, 8) * scales.astype(float)).astype(np.float16)
+            expected = (code * plane_factor(plane, 8) * scales.astype(float)).astype(np.float16)
             assert (halves(after[f"${plane}"]) == expected).all()
         if byte in (0, 127, 128, 255):  # no number, or the other one of the word is none
             continue
-        after = run(unpack.FLOATS.value, r2=both)
+        after = run(unpack.FP8.value, r2=both)
         for plane, code in enumerate((byte, 255 - byte)):
             number = torch.tensor([code], dtype=torch.uint8).view(torch.float8_e4m3fn).float().item()
             assert (halves(after[f"${plane}"]).astype(float) * 256 == number).all()

@@ -18,8 +18,8 @@ from tests.laws.toys import CODECS, codec_for, random_ids
 def assert_within_bound(coding: Coding, kept: dict[str, torch.Tensor], given: dict[str, torch.Tensor]) -> None:
     """kept, given: [N, D] each, tokens as they are kept and as they were given."""
     for name, x in given.items():
-        if name in coding.forms:
-            assert ((kept[name] - x).norm(dim=-1) <= coding.forms[name].bound(x) * (1 + 1e-9) + 1e-12).all(), name
+        if name in coding.formats:
+            assert ((kept[name] - x).norm(dim=-1) <= coding.formats[name].bound(x) * (1 + 1e-9) + 1e-12).all(), name
         else:
             torch.testing.assert_close(kept[name], x, rtol=1e-9, atol=1e-9)
 

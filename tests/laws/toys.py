@@ -337,7 +337,7 @@ def written(model: Toy, tokens: int, source: Source | None, codec: Codecs) -> St
     step = Step.alone(layers, (1, tokens), model.device)
     if source is not None:
         step.source = {}
-        for (i, name), held in model.crossed(source, 1).items():
+        for (i, name), held in model.cross_inputs(source, 1).items():
             kept: Coding = cached[i][name].coding  # type: ignore[attr-defined]
             numbers = {part: held[part] for part in ("k", "v")}
             step.source[i, name] = kept.decode(kept.encode(numbers)) | {"lengths": held["lengths"]}

@@ -98,7 +98,7 @@ def test_a_cache_on_the_host_is_the_plans_to_the_byte_too(family: str, way: str)
     assert list(plan.lines) == lines(cache)
     assert plan.host == cache.nbytes
     assert plan.cache + plan.host == owned(cache)
-    assert cache.fetcher is not None and len(cache.fetcher.windows) == 2
+    assert cache.fetcher is not None and len(cache.fetcher.buffers) == 2
     near = lamina.plan(config(family), **given | {"residence": "device"})
     assert near.host == 0 and near.fetched is None
     assert plan.growing <= near.growing and (plan.scratch or 0) <= (near.scratch or 0)
@@ -134,7 +134,7 @@ def test_models_of_ones_own_are_planned_too(kind: str) -> None:
     plan = lamina.plan(toy(kind), source=4 if kind == "cross" else None, **WAYS["grown"])
     assert list(plan.lines) == lines(run(toy(kind), plan))
     assert plan.scratch is not None
-    assert (plan.moved is None) == ("outside" in kind)
+    assert plan.moved is not None and (plan.moved.total > 0 or kind == "nothing to remember")
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mamba2"])

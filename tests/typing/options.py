@@ -3,85 +3,14 @@ each line marked as an error is one. Nothing here is run."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 import lamina
 from lamina.generation import Chat, Event, History, Result, Settings, Stream, generate, stream
-from lamina.generation.settings.options import AllOptions
 from lamina.model import Model
-
-
-def as_options(settings: Settings) -> AllOptions:
-    """Every setting, as `Settings` keeps it, may be passed as an option."""
-    return AllOptions(
-        max_new_tokens=settings.max_new_tokens,
-        max_length=settings.max_length,
-        min_length=settings.min_length,
-        min_new_tokens=settings.min_new_tokens,
-        max_time=settings.max_time,
-        beyond_context=settings.beyond_context,
-        stop_strings=settings.stop_strings,
-        stop=settings.stop,
-        do_sample=settings.do_sample,
-        num_beams=settings.num_beams,
-        num_return_sequences=settings.num_return_sequences,
-        early_stopping=settings.early_stopping,
-        length_penalty=settings.length_penalty,
-        seed=settings.seed,
-        penalty_alpha=settings.penalty_alpha,
-        dola_layers=settings.dola_layers,
-        assistant_model=settings.assistant_model,
-        prompt_lookup_num_tokens=settings.prompt_lookup_num_tokens,
-        max_matching_ngram_size=settings.max_matching_ngram_size,
-        assistant_early_exit=settings.assistant_early_exit,
-        num_assistant_tokens=settings.num_assistant_tokens,
-        num_assistant_tokens_schedule=settings.num_assistant_tokens_schedule,
-        assistant_confidence_threshold=settings.assistant_confidence_threshold,
-        target_lookbehind=settings.target_lookbehind,
-        assistant_lookbehind=settings.assistant_lookbehind,
-        temperature=settings.temperature,
-        top_k=settings.top_k,
-        top_p=settings.top_p,
-        min_p=settings.min_p,
-        top_h=settings.top_h,
-        typical_p=settings.typical_p,
-        epsilon_cutoff=settings.epsilon_cutoff,
-        eta_cutoff=settings.eta_cutoff,
-        repetition_penalty=settings.repetition_penalty,
-        presence_penalty=settings.presence_penalty,
-        frequency_penalty=settings.frequency_penalty,
-        encoder_repetition_penalty=settings.encoder_repetition_penalty,
-        no_repeat_ngram_size=settings.no_repeat_ngram_size,
-        encoder_no_repeat_ngram_size=settings.encoder_no_repeat_ngram_size,
-        bad_words_ids=settings.bad_words_ids,
-        sequence_bias=settings.sequence_bias,
-        suppress_tokens=settings.suppress_tokens,
-        begin_suppress_tokens=settings.begin_suppress_tokens,
-        forced_bos_token_id=settings.forced_bos_token_id,
-        forced_eos_token_id=settings.forced_eos_token_id,
-        exponential_decay_length_penalty=settings.exponential_decay_length_penalty,
-        prefix_allowed_tokens_fn=settings.prefix_allowed_tokens_fn,
-        remove_invalid_values=settings.remove_invalid_values,
-        renormalize_logits=settings.renormalize_logits,
-        guidance_scale=settings.guidance_scale,
-        negative_prompt=settings.negative_prompt,
-        watermarking_config=settings.watermarking_config,
-        grammar=settings.grammar,
-        token_healing=settings.token_healing,
-        logits_processor=settings.logits_processor,
-        bos_token_id=settings.bos_token_id,
-        eos_token_id=settings.eos_token_id,
-        pad_token_id=settings.pad_token_id,
-        decoder_start_token_id=settings.decoder_start_token_id,
-        use_cache=settings.use_cache,
-        prefill_chunk=settings.prefill_chunk,
-        output_scores=settings.output_scores,
-        output_logits=settings.output_logits,
-        output_hidden_states=settings.output_hidden_states,
-        output_attentions=settings.output_attentions,
-        logprobs=settings.logprobs,
-    )
 
 
 def right(model: Model, cache: lamina.Cache, store: lamina.PrefixStore, ids: Tensor) -> None:
@@ -101,7 +30,8 @@ def right(model: Model, cache: lamina.Cache, store: lamina.PrefixStore, ids: Ten
     events: Stream[Result] = model.stream("The sky is", temperature=0.7)
     again: Stream[Result] = stream(model, "The sky is", cache=result.cache)
     chat = Chat(model, system="Be short.", max_new_tokens=20, do_sample=True)
-    print(events, again, chat)
+    added: dict[str, Any] = {"my_filter": 0.3}  # of register_setting
+    print(events, again, chat, model.generate("The sky is", do_sample=True, **added))
 
 
 def wrong(model: Model) -> None:
@@ -120,3 +50,5 @@ def wrong(model: Model) -> None:
     Chat(model, maximal_new_tokens=20)  # type: ignore[call-arg]
     Chat(model, cache=None, whole=True)  # type: ignore[call-arg]
     Chat(model, top_k=0.5)  # type: ignore[arg-type]
+    print(Settings(do_sample=True).top_pp)  # type: ignore[attr-defined]
+    Settings(top_pp=0.5)  # type: ignore[call-arg]

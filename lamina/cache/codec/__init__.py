@@ -1,1 +1,1 @@
-"""Codecs: how the vectors of a token are quantized."""
+"""Codecs: in which formats a cache stores the vectors of a token."""

@@ -1,8 +1,8 @@
-"""What keys have in common: one vector for each layer and head of a model, its *centre*.
+"""The mean key: one vector for each layer and key head of a model.
 
-Keys of a head lie far from zero in the same direction. Codes need not carry what all of them share, so it is taken off
-before keys are written. Any constant would be right; this one makes the rest small. It is the mean over one pass of
-fixed ids, so it belongs to the model and to no row: rows can be joined, forked and rewound whatever they hold.
+The keys of a head share a large component. Subtracting it before quantizing leaves smaller values, and so smaller
+errors. Any constant would be correct; the mean makes the rest small. It is computed from one pass over fixed random
+ids, so it belongs to the model and not to a row: rows with any contents can be joined, forked and rewound.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 TOKENS = 512
 
 
-def centres_of(model: Model) -> dict[Key, Tensor]:
-    """The mean key [H, D] of each entry that has keys: found at the first call, and kept with the model."""
-    kept: dict[Key, Tensor] | None = model.__dict__.get("_centres")
+def key_means_of(model: Model) -> dict[Key, Tensor]:
+    """The mean key [H, D] of each entry that has keys: computed at the first call, then kept with the model."""
+    kept: dict[Key, Tensor] | None = model.__dict__.get("_key_means")
     if kept is None:
         with torch.inference_mode(False), torch.no_grad():
-            kept = model.__dict__["_centres"] = _mean_keys(model)
+            kept = model.__dict__["_key_means"] = _compute_key_means(model)
     return kept
 
 
-def _mean_keys(model: Model) -> dict[Key, Tensor]:
+def _compute_key_means(model: Model) -> dict[Key, Tensor]:
     ids = torch.randint(model.vocab, (1, TOKENS), generator=torch.Generator().manual_seed(0)).to(model.device)
     tokens = min(TOKENS, model.max_positions or TOKENS)
     specs = model.specs
@@ -38,7 +38,7 @@ def _mean_keys(model: Model) -> dict[Key, Tensor]:
     step, keys = Step.alone(layers, (1, tokens), model.device), {}
     if any(spec.reads_source for entry in specs for spec in entry.values()):
         source = model.encode(ids)
-        step.source = model.crossed(source, 1)
+        step.source = model.cross_inputs(source, 1)
         keys = {key: k for key, (k, _) in model.cross_states(source).items()}
     model.forward(ids[:, :tokens], step, logits=None)
     keys.update({key: k for key, (k, _, _) in step._shared.items()})

@@ -1,15 +1,15 @@
-"""Sealed files: a text and named tensors in one safetensors file that is read back whole, or refused.
+"""Checked files: a text and named tensors in one safetensors file, with checksums of every byte.
 
-    8 bytes   how long the header is
-    header    JSON as safetensors has it; its metadata begins with a checksum of the header and one of the data
-    data      the tensors' bytes, one after the other
+    8 bytes   length of the header
+    header    JSON as in safetensors; its metadata begins with a checksum of the header and one of the data
+    data      the bytes of the tensors, one after the other
 
-Every byte of the file is under one of the two checksums, so a file that was cut short or altered anywhere is refused.
-Tensors are written and read one at a time and hashed on the way: no second copy of them all is held. A file grows
-beside the old one and takes its place when all of it is on the disk. Whatever fails before, a killed process included,
-leaves the old file as it was. Until it is complete it has no name, where the system has such files (O_TMPFILE), so
-nothing is left of it. Elsewhere a killed process leaves a `.partial` file. Its writer held a lock on it, so the next
-save to the same path sees that nobody does any more, and removes it.
+Every byte is under one of the two checksums, so a file that was cut short or altered anywhere is refused. Tensors are
+written, read and hashed one at a time, so there is never a second copy of all of them. A new file is written beside the
+old one and replaces it once it is on the disk. If anything fails before that, even if the process is killed, the old
+file stays as it was. On systems with O_TMPFILE an incomplete file has no name, so nothing of it remains. On others a
+killed process leaves a `.partial` file. Its writer held a lock on it, so the next save to the same path finds it
+unlocked and removes it.
 """
 
 from __future__ import annotations
@@ -44,32 +44,35 @@ DTYPES = {
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
-UNKNOWN = "0" * 64  # stands where a checksum will
+UNKNOWN = "0" * 64  # placeholder of a checksum
 OPENING = b'{"__metadata__":{"checksum":"'
-OWN = slice(8 + len(OPENING), 8 + len(OPENING) + len(UNKNOWN))  # where the header's checksum is, in the file
+OWN = slice(8 + len(OPENING), 8 + len(OPENING) + len(UNKNOWN))  # bytes of the file that hold the header's checksum
 
 
 # -- writing -------------------------------------------------------------------------------------------------------
 
 
 def write(path: str | os.PathLike[str], text: str, like: Mapping[str, Tensor], tensors: Iterable[Tensor]) -> None:
-    """Writes a file, or leaves the one that is there.
+    """Writes a file. If that fails, a file that was there before is unchanged.
 
-    like      name -> a tensor of that dtype and shape, whose numbers are not looked at
-    tensors   the numbers of each, in the same order; each is asked for when the one before it is written
+    like      name -> a tensor with the dtype and shape to write; its values are not read
+    tensors   the tensors, in the same order; each is requested after the one before it is written
     """
     table: dict[str, Any] = {}
     end = 0
     for name, one in like.items():
+        if one.dtype not in DTYPES:
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+            raise CacheFileError(f"{name} is in {one.dtype}, which a cache file does not hold; it holds {known}")
         table[name] = {
             "dtype": DTYPES[one.dtype], "shape": list(one.shape), "data_offsets": [end, end := end + one.nbytes],
         }  # fmt: skip
-    with replacing(path) as file:
+    with replace_file(path) as file:
         file.write(_header(text, table))
         data = blake2b(digest_size=32)
-        for one, numbers in zip(like.values(), tensors, strict=True):
-            assert (numbers.dtype, numbers.shape) == (one.dtype, one.shape)
-            piece = numbers.cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+        for one, tensor in zip(like.values(), tensors, strict=True):
+            assert (tensor.dtype, tensor.shape) == (one.dtype, one.shape)
+            piece = tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data
             data.update(piece)
             file.write(piece)
         header = _header(text, table, data.hexdigest())
@@ -78,7 +81,7 @@ def write(path: str | os.PathLike[str], text: str, like: Mapping[str, Tensor], t
 
 
 def _header(text: str, table: dict[str, Any], data: str = UNKNOWN, own: str = UNKNOWN) -> bytes:
-    """The header with its length in front; always as long, whatever the checksums are."""
+    """The header, preceded by its length; checksums do not change its size."""
     metadata = {"checksum": own, "data_checksum": data, "format": FORMAT, "version": str(VERSION), "text": text}
     header = json.dumps({"__metadata__": metadata, **table}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
@@ -86,20 +89,20 @@ def _header(text: str, table: dict[str, Any], data: str = UNKNOWN, own: str = UN
 
 
 def _sum(header: bytes) -> str:
-    """The checksum of a header, its own place in it not counted."""
+    """The checksum of a header, computed with the placeholder in place of itself."""
     return blake2b(header[: OWN.start] + UNKNOWN.encode() + header[OWN.stop :], digest_size=32).hexdigest()
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A file to write that takes the place of `path` at the end, or leaves no trace."""
-    target = Path(os.path.realpath(_path(path).expanduser()))  # a link stays one
+def replace_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A new file that replaces `path` at the end, or disappears if an exception is raised."""
+    target = Path(os.path.realpath(_path(path).expanduser()))  # writes through a symbolic link
     if not target.parent.is_dir():
         raise CacheFileError(f"{path} cannot be written: there is no folder {target.parent}")
     if target.is_dir():
         raise CacheFileError(f"{path} cannot be written: it is a folder; give the path of a file")
     _remove_abandoned(target)
-    file, draft = _begin(target)
+    file, draft = _new_draft(target)
     try:
         with file:
             yield file
@@ -114,7 +117,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    if os.name == "posix":  # the new name, too, is to be on the disk
+    if os.name == "posix":  # the new name must be on the disk too
         folder = os.open(target.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -128,16 +131,16 @@ def _path(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def _begin(target: Path) -> tuple[IO[bytes], Path]:
-    """A new file in the folder of `target`, locked, and the name that it has or is to have."""
+def _new_draft(target: Path) -> tuple[IO[bytes], Path]:
+    """A new locked file in the folder of `target`, and the name that it has or will get."""
     while True:
         draft = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.partial")
-        try:  # without a name, so that it goes with whoever writes it
+        try:  # without a name: it disappears with the process that writes it
             return os.fdopen(os.open(target.parent, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b"), draft
-        except (AttributeError, OSError):  # another system, or a file system that has no such files
+        except (AttributeError, OSError):  # no O_TMPFILE on this system or file system
             file = open(draft, "xb")  # noqa: SIM115
         _lock(file)
-        if draft.exists():  # else taken for abandoned before it was locked
+        if draft.exists():  # otherwise removed as abandoned before it was locked
             return file, draft
         file.close()
 
@@ -145,8 +148,8 @@ def _begin(target: Path) -> tuple[IO[bytes], Path]:
 def _give_name(file: IO[bytes], name: Path) -> None:
     _lock(file)
     try:
-        os.link(f"/proc/self/fd/{file.fileno()}", name, src_dir_fd=file.fileno())  # as linkat, which follows the link
-    except OSError:  # no /proc, say
+        os.link(f"/proc/self/fd/{file.fileno()}", name, src_dir_fd=file.fileno())  # like linkat, which follows the link
+    except OSError:  # for example, no /proc
         file.seek(0)
         with open(name, "xb") as copy:
             _lock(copy)
@@ -156,7 +159,7 @@ def _give_name(file: IO[bytes], name: Path) -> None:
 
 
 def _lock(file: IO[bytes]) -> bool:
-    """Marks a file as being written, for as long as its writer lives; False where somebody else has marked it."""
+    """Locks a file until it is closed or its process ends; False if another process has locked it."""
     if fcntl is None:
         return True
     try:
@@ -167,9 +170,9 @@ def _lock(file: IO[bytes]) -> bool:
 
 
 def _remove_abandoned(target: Path) -> None:
-    """Removes what writers of this file left that were killed."""
+    """Removes drafts of this file whose writers were killed."""
     for draft in target.parent.glob(f".{glob.escape(target.name[:200])}.????????.partial"):
-        with suppress(OSError), open(draft, "rb+") as file:  # gone meanwhile, or (Windows) open elsewhere
+        with suppress(OSError), open(draft, "rb+") as file:  # removed meanwhile, or (on Windows) open elsewhere
             if _lock(file):
                 draft.unlink()
 
@@ -178,17 +181,17 @@ def _remove_abandoned(target: Path) -> None:
 
 
 @contextmanager
-def opened(path: str | os.PathLike[str]) -> Iterator[Sealed]:
-    """A file to read, its header proved."""
-    place = _path(path).expanduser()
-    if not place.is_file():
-        raise CacheFileError(f"{path} is a folder, not a cache file" if place.is_dir() else f"{path} does not exist")
-    with open(place, "rb") as file:
-        yield Sealed(place, file)
+def open_file(path: str | os.PathLike[str]) -> Iterator[CheckedFile]:
+    """Opens a file to read, and checks its header."""
+    source = _path(path).expanduser()
+    if not source.is_file():
+        raise CacheFileError(f"{path} is a folder, not a cache file" if source.is_dir() else f"{path} does not exist")
+    with open(source, "rb") as file:
+        yield CheckedFile(source, file)
 
 
-class Sealed:
-    """An open file: its `text`, and its tensors in the order they were written."""
+class CheckedFile:
+    """An open file: its `text`, and its tensors in the order in which they were written."""
 
     def __init__(self, path: Path, file: BufferedReader) -> None:
         self.path, self._file = path, file
@@ -219,14 +222,14 @@ class Sealed:
 
     @property
     def like(self) -> dict[str, Tensor]:
-        """Name -> a tensor of that dtype and shape without numbers."""
+        """Name -> a tensor of that dtype and shape on the meta device."""
         return {
             name: torch.empty(entry["shape"], dtype=BY_NAME[entry["dtype"]], device="meta")
             for name, entry in self._table.items()
         }
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Each name and tensor, on the CPU. Only when the last one has been given is it sure that all are right."""
+        """Each name and tensor, on the CPU. Raises CacheFileError after the last one if the checksum differs."""
         data = blake2b(digest_size=32)
         for name, entry in self._table.items():
             dtype, shape = BY_NAME[entry["dtype"]], entry["shape"]

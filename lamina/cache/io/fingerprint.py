@@ -1,11 +1,11 @@
-"""What tells one model from another, cheaply: is this the model that a cache was made by?
+"""Fingerprints: a cheap test of whether a cache file was saved by this model.
 
-A fingerprint is the family, what each layer remembers, the configuration (but for what changes no number), how many
-parameters there are, and a few numbers of each of them, evenly spread. Reading it costs a few thousand numbers, however
-large the model is. Two models with the same fingerprint could still differ, but not by training, merging or another
-configuration: those touch some of the numbers looked at.
+A fingerprint has the family, the specs of each layer, the configuration (without settings that do not affect a cache),
+the number of parameters, and 16 evenly spaced values of each parameter. It reads a few thousand values, however large
+the model is. Two models with the same fingerprint could still differ, but not by training, merging or configuration,
+which change some of the sampled values.
 
-A model may be loaded in another dtype than it was saved in: then numbers need only be as near as rounding explains.
+If the model is loaded in another dtype than it was saved in, sampled values may differ by rounding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lamina.config import config_of
 if TYPE_CHECKING:
     from lamina.model import Model
 
-SAMPLE = 16  # numbers looked at in each parameter
+SAMPLE = 16  # values of each parameter
 NEUTRAL = {
     "_name_or_path", "architectures", "attention_dropout", "attention_probs_dropout_prob", "attn_implementation",
     "auto_map", "bos_token_id", "chunk_size_feed_forward", "classifier_dropout", "decoder_start_token_id", "dropout",
@@ -33,12 +33,12 @@ NEUTRAL = {
     "output_hidden_states", "pad_token_id", "problem_type", "resid_pdrop", "return_dict", "router_aux_loss_coef",
     "task_specific_params", "torch_dtype", "transformers_version", "use_cache",
 }  # fmt: skip
-"""What a configuration says that changes no number a cache holds."""
+"""Settings of a configuration that do not affect what a cache holds."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Plain values only, so that it can be written down as JSON."""
+    """Plain values only, so that it can be stored as JSON."""
 
     family: str
     vocab: int
@@ -51,22 +51,22 @@ class Fingerprint:
     @staticmethod
     def of(model: Model) -> Fingerprint:
         known = {name: value for name, value in config_of(model).values.items() if name not in NEUTRAL}
-        taken = [_spread(parameter) for parameter in model.parameters()]
+        sampled = [_sample(parameter) for parameter in model.parameters()]
         return Fingerprint(
             type(model).__name__,
             model.vocab,
-            [{name: described(spec) for name, spec in entry.items()} for entry in model.specs],
+            [{name: describe(spec) for name, spec in entry.items()} for entry in model.specs],
             json.loads(json.dumps(known, default=str)),
             sum(parameter.numel() for parameter in model.parameters()),
             dtype_name(model.dtype),
-            base64.b64encode(torch.stack(taken).cpu().numpy().tobytes()).decode(),
+            base64.b64encode(torch.stack(sampled).cpu().numpy().tobytes()).decode(),
         )
 
     def as_values(self) -> dict[str, Any]:
         return asdict(self)
 
     def difference(self, model: Model) -> str | None:
-        """The first thing in which the model with this fingerprint differs from `model`, in words; None: nothing.
+        """The first difference between the model with this fingerprint and `model`, in words; None if there is none.
 
         >>> Fingerprint.of(model).difference(other)                    # doctest: +SKIP
         'with 30 layers, this one has 32'
@@ -87,26 +87,26 @@ class Fingerprint:
                 return f"with {name}={said!r} in its configuration, this one has {says!r}"
         if self.parameters != own.parameters:
             return f"with {self.parameters:,} parameters, this one has {own.parameters:,}"
-        near = self._near(own)
-        for same, (name, _) in zip(near.tolist(), model.named_parameters(), strict=True):
+        for same, (name, _) in zip(self._same_values(own).tolist(), model.named_parameters(), strict=True):
             if not same:
                 return f"with other weights, of which {name} is the first that differs"
         return None
 
-    def _near(self, own: Fingerprint) -> Tensor:
-        """[parameters] whether the numbers looked at are the same, or as near as the coarser dtype rounds."""
-        a, b = (torch.from_numpy(one._numbers()) for one in (self, own))
+    def _same_values(self, own: Fingerprint) -> Tensor:
+        """[parameters] True where the sampled values are equal, or within the rounding of the coarser dtype."""
+        a, b = (torch.from_numpy(one._values()) for one in (self, own))
         if self.dtype == own.dtype:
             return (a.view(torch.int32) == b.view(torch.int32)).all(1)
         info = max((torch.finfo(getattr(torch, one.dtype)) for one in (self, own)), key=lambda info: info.eps)
         return ((a - b).abs() <= info.eps * torch.maximum(a.abs(), b.abs()) + info.smallest_normal).all(1)
 
-    def _numbers(self) -> np.ndarray:
+    def _values(self) -> np.ndarray:
+        """[parameters, SAMPLE]"""
         return np.frombuffer(base64.b64decode(self.sample), np.float32).reshape(-1, SAMPLE).copy()
 
 
-def _spread(parameter: Tensor) -> Tensor:
-    """[SAMPLE] float32, evenly spread from the first number to the last"""
+def _sample(parameter: Tensor) -> Tensor:
+    """[SAMPLE] float32, evenly spaced from the first value to the last"""
     index = torch.linspace(0, parameter.numel() - 1, SAMPLE, dtype=torch.float64).long()
     return parameter.detach().take(index.to(parameter.device)).float()
 
@@ -119,15 +119,15 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def described(value: Any) -> str:
-    """A spec, and what is in it, the same in every process.
+def describe(value: Any) -> str:
+    """A spec and its fields as text that is the same in every process.
 
     >>> from lamina.cache.spec import Attention
-    >>> described(Attention(2, 8, 8))
+    >>> describe(Attention(2, 8, 8))
     'Attention(kv_heads=2, key_dim=8, value_dim=8, window=Full())'
     """
     if is_dataclass(value):
-        inside = ", ".join(f"{field.name}={described(getattr(value, field.name))}" for field in fields(value))
+        inside = ", ".join(f"{field.name}={describe(getattr(value, field.name))}" for field in fields(value))
         return f"{type(value).__name__}({inside})"
     text = repr(value)
     return type(value).__name__ if " at 0x" in text else text

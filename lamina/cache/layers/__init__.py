@@ -1,1 +1,1 @@
-"""The kinds of layers: keys and values, latents, token vectors, recurrent states, encoder outputs."""
+"""The kinds of cache layers: keys and values, latents, token vectors, recurrent states, encoder outputs."""

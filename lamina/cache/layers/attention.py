@@ -1,7 +1,7 @@
 """The layers that attention reads: keys and values, latents, plain token vectors, another layer's keys and values.
 
-They store; the arithmetic is in `lamina.cache.plain_backend`. A layer of the call `attend` has `keys_values`, which
-stores this pass's keys and values and returns all that the queries may look at.
+These layers store tokens; `lamina.cache.plain_backend` computes attention. A layer for the call `attend` has
+`keys_values`, which stores the keys and values of this pass and returns all keys and values that its queries may see.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class AttentionLayer(TokenLayer):
     roles = {"k": KEY, "v": VALUE}
 
     def keys_values(self, step: Step, key: Key, k: Tensor | None, v: Tensor | None) -> KeysValues:
-        """Stores k and v [B, H, T, D] of this pass."""
+        """Stores k [B, H, T, D] and v [B, H, T, Dv] of this pass, and returns those that its queries may see."""
         if k is None or v is None:
             raise InputError(
-                f"layer {key[0]} entry {key[1]!r} keeps its own keys and values: attend(q, k, v) needs both"
+                f"layer {key[0]} entry {key[1]!r} stores its own keys and values: attend(q, k, v) needs both"
             )
         tokens, view = self.extend(step, key, {"k": k, "v": v})
         step.share(key, tokens["k"], tokens["v"], view)
@@ -41,7 +41,7 @@ class AttentionLayer(TokenLayer):
 
 
 class SharedLayer(Layer):
-    """Reads what another layer holds after its part of this pass."""
+    """Stores nothing: reads the keys and values that another layer returned earlier in the same pass."""
 
     spec: Shared
 
@@ -57,6 +57,6 @@ class LatentLayer(TokenLayer):
 
 
 class TokensLayer(TokenLayer):
-    """Plain vectors [B, S, D], read back as they are."""
+    """One vector per token [B, S, D], read back unchanged."""
 
     roles = {"x": VECTOR}

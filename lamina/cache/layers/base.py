@@ -1,9 +1,9 @@
 """`Layer`: the protocol of every kind of layer, and the verbs that all kinds share.
 
-A layer stores one thing that one layer of the model remembers, for every row. All of it is in `data`, named tensors
-[B, ...], so select, repeat, join, fork, move and save are the same few lines for every kind. A kind adds how a pass
-reads and writes it, what commit writes, and how far it can be rewound. What is computed from it is the business of a
-backend (`lamina.cache.backend`). A layer without data is *bare*: it serves a pass without a cache, and stores nothing.
+A layer stores one entry that one layer of the model remembers, for every row. Its tensors are all in `data`, by name,
+[B, ...] each, so select, repeat, join, fork, move and save are the same few lines for every kind. A kind adds how a
+pass reads and writes the tensors, what commit writes, and how far they can be rewound. Layers only store; backends
+(`lamina.cache.backend`) compute. A layer without data is *bare*: passes without a cache use it, and it stores nothing.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from lamina.cache.spec import Spec
     from lamina.cache.step import Step
     from lamina.cache.storage.paged import PagedPart
-    from lamina.cache.storage.prefetch import Fetched, SlotRuns
+    from lamina.cache.storage.prefetch import SlotRuns, StagedPass
 
 Key = tuple[int, str]  # (index of the model's layer, name of the entry)
 
 
 def grown(have: int, needed: int, expected: int | None) -> int:
-    """Slots of a store that has `have` and needs `needed`: twice as many as before, or those expected in the end.
+    """New size of a store that has `have` slots and needs `needed`: doubled, but not beyond the `expected` final size.
 
     >>> grown(512, 513, None), grown(512, 513, 600), grown(512, 601, 600)
     (1024, 600, 1024)
@@ -41,35 +41,35 @@ def grown(have: int, needed: int, expected: int | None) -> int:
 
 
 class Layer:
-    """The interface of a layer, with the defaults of a kind that stores nothing by token. A verb that returns a layer
-    returns one that shares no memory with it that is ever written."""
+    """The interface of a layer, with defaults for a kind without one slot per token. A method that returns a layer
+    shares no memory with it that is ever written, unless it says so."""
 
     constants: Mapping[str, Tensor] | None = None
-    """Tensors of the model, as the last pass gave them, that a rewind needs."""
+    """Tensors of the model that a rewind needs (such as A in Mamba), from the last pass."""
 
     states: tuple[str, ...] = ()
-    """Names of the data that hold recurrent states, which files may round: see io/state_dtype.py."""
+    """Names in `data` that are recurrent states, which files may round: see io/state_dtype.py."""
 
     expected: int | None = None
-    """Tokens that a row will hold in the end, if known: growth stops there (`Cache.reserve`)."""
+    """Final length of the rows, if known: growth stops there (`Cache.reserve`)."""
 
     storage: Storage = Storage()
     """Where the tensors are stored; on the device unless a kind chooses otherwise."""
 
     coding: Coding = Coding()
-    """How a codec quantizes its fields; plain by default."""
+    """How a codec quantizes the fields; not at all by default."""
 
     layout: Layout | None = None
     """Position -> slot, for kinds that have one slot per token."""
 
     grows = False
-    """True if `reserve` may still enlarge it."""
+    """True if `reserve` may still enlarge the store."""
 
     pageable = False
-    """True if a pool stores its tokens in pages, where a cache has one."""
+    """True if a cache with a pool stores the tokens of this layer in pages."""
 
     slack = 0
-    """How many committed tokens it can be rewound by."""
+    """How many committed tokens the layer can be rewound by."""
 
     by_pass = False
     """True if every pass must store its tokens here (`Step.wrote`, `Step.leave`) before it can be committed."""
@@ -84,7 +84,7 @@ class Layer:
 
     @property
     def kind(self) -> str:
-        """The word for this kind in tables."""
+        """The name of this kind in `print(cache)`."""
         return type(self.spec).__name__.lower()
 
     @property
@@ -93,23 +93,23 @@ class Layer:
         return False
 
     def columns(self) -> dict[str, int]:
-        """Addresses and sizes for the row of a kernel table, by column name (`lamina.kernels.columns`); by default the
-        address of the first tensor, as "k", and of the second, as "v"."""
+        """Column name (`lamina.kernels.columns`) -> address or size, for this layer's row of a kernel table; by default
+        the addresses of the first tensor, as "k", and of the second, as "v"."""
         return {name: x.data_ptr() for name, x in zip(("k", "v"), self.data.values(), strict=False)}
 
     @property
     def limit(self) -> int | None:
-        """The most tokens a row may hold here; None when there is no end."""
+        """The most tokens a row may hold in this layer; None if there is no limit."""
         return None
 
     @property
     def slots(self) -> int | None:
-        """Token slots a row has room for; None for what is not kept by token."""
+        """Token slots per row; None for kinds without one slot per token."""
         return None
 
     @property
     def format(self) -> str:
-        """How numbers are kept, for tables."""
+        """The dtype or codec of the stored values, for `print(cache)`."""
         dtypes = {str(tensor.dtype) for tensor in self.data.values() if tensor.is_floating_point()}
         return ", ".join(sorted(dtype.removeprefix("torch.") for dtype in dtypes))
 
@@ -118,71 +118,71 @@ class Layer:
         return sum(tensor.nbytes for tensor in self.data.values())
 
     def reserve(self, tokens: int) -> None:
-        """Makes room for rows of this many tokens. Called on the host, before a pass."""
+        """Makes room for `tokens` tokens per row. Called on the host, before a pass."""
 
     def widen(self, slots: int) -> None:
-        """Makes room for just this many slots, where there are fewer."""
+        """Enlarges the store to `slots` slots per row, if it has fewer."""
 
     def used(self, longest: int, written: int) -> Self:
-        """The same layer, sharing its memory, without slots that no row needs: what a file keeps.
+        """A view of the layer without slots that no row needs, which shares its memory: what a file stores.
 
         longest   tokens in the longest row
         written   one past the highest position ever written in any row
         """
         return self
 
-    # Commit, rewind, reset and reorder may be interrupted, and are then carried on with by whoever uses the cache next
-    # (journal.py). So they may be called again with the same arguments, and must then write the same.
+    # Commit, rewind, reset and reorder may be interrupted, and the next use of the cache then finishes them
+    # (ops/journal.py). So they must be idempotent: called again with the same arguments, they write the same values.
 
-    def fold(self, step: Step, left: Any, accepted: Tensor) -> Any:
-        """What `commit` is given in place of what the pass left. For layers that overwrite what they compute from: it
-        reads what is kept, and changes nothing."""
-        return left
+    def fold(self, step: Step, pending: Any, accepted: Tensor) -> Any:
+        """Computes what `commit` writes from `pending`, what the pass left with `Step.leave`, and changes nothing.
+        For layers whose commit overwrites its own input, such as a recurrent state; others return `pending` itself."""
+        return pending
 
-    def commit(self, step: Step, left: Any, accepted: Tensor) -> None:
-        """Stores what the pass left behind: each row's first `accepted` tokens."""
+    def commit(self, step: Step, pending: Any, accepted: Tensor) -> None:
+        """Stores each row's first `accepted` tokens. `pending`: what `fold` returned."""
 
-    # What a layer whose bytes live on the host says; a kind that is always on the device is never asked.
+    # For layers whose bytes are stored on the host; never called for a kind that is always on the device.
 
     def needed(self, lengths: list[int]) -> SlotRuns:
-        """What a pass over rows of these lengths reads."""
+        """Slot ranges that a pass over rows of these lengths reads."""
         return {}
 
     def written(self, lengths: list[int], new: list[int]) -> SlotRuns:
-        """What so many new tokens of rows of these lengths are written into, in a pass."""
+        """Slot ranges that appending `new[i]` tokens to a row of `lengths[i]` writes."""
         return {}
 
-    def unload(self, left: Any, far: Fetched) -> Any:
-        """What the pass leaves, with what is large on its way to the host."""
-        return left
+    def offload(self, pending: Any, far: StagedPass) -> Any:
+        """Starts copying the large tensors of `pending` to the host, and returns it with the copies in their place."""
+        return pending
 
-    def fold_far(self, far: Fetched, step: Step, left: Any, accepted: Tensor) -> Any:
-        """`fold`, reading from the host what it needs."""
-        return left
+    def fold_from_host(self, far: StagedPass, step: Step, pending: Any, accepted: Tensor) -> Any:
+        """`fold`, which fetches from the host the tensors that it reads."""
+        return pending
 
-    def commit_far(self, far: Fetched, step: Step, left: Any, accepted: Tensor) -> None:
-        """`commit`, writing only what changes."""
+    def commit_to_host(self, far: StagedPass, step: Step, pending: Any, accepted: Tensor) -> None:
+        """`commit`, which copies only changed slots and states to the host."""
 
     def rewindable(self, clock: Clock) -> Tensor | None:
-        """How far each row can be taken back; None when nothing here stands in the way."""
+        """[B] how many tokens each row can be rewound by; None if this layer sets no limit."""
         return None
 
     def rewind(self, clock: Clock, changed: Tensor) -> None:
-        """The clock was turned back for the rows that are True in `changed` [B]: restores what depends on it."""
+        """Restores what depends on the lengths, after the clock was rewound for the rows that `changed` [B] marks."""
 
     def reset(self, index: Tensor) -> None:
-        """These rows hold nothing any more."""
+        """Empties these rows."""
 
     def poison(self, clock: Clock, value: float = float("nan")) -> None:
-        """Fills every number that no later pass may depend on."""
+        """Fills every slot and state that no later pass may depend on."""
 
     def fit(self, like: Self, clock: Clock) -> Self:
-        """The same contents in the shape of `like`, so that the two can be joined."""
+        """The same contents in the shape and layout of `like`, so that the two can be joined."""
         return self
 
     def reorder(self, moves: Moves) -> None:
-        """Rows become others, in place; the moves say which, and how much they have in common. They note what is to be
-        copied, and copy it when all is noted."""
+        """Replaces rows by other rows in place. `moves` says which, and how many tokens they have in common; it notes
+        the copies of all layers first, and makes them afterwards."""
         self.storage.settle()
         for tensor in self.data.values():
             moves.on(tensor.device).rows(tensor)
@@ -194,15 +194,15 @@ class Layer:
 
     @property
     def like(self) -> dict[str, Tensor]:
-        """What `copied` gives of all rows: tensors of those shapes, whose numbers nobody looks at."""
+        """Tensors of the shapes that `copied` returns for all rows; their values are not read."""
         return self.data
 
     def copied(self, index: Tensor) -> Self:
-        """These rows in memory of their own, whole tensors each."""
+        """A copy of these rows, in contiguous tensors without pages."""
         return self.select(index)
 
     def part(self, name: str, shape: Sequence[int]) -> Tensor | PagedPart:
-        """Where a tensor of that name and shape, out of `copied.data`, is copied to."""
+        """The part of the store that a tensor of this name and shape, out of `copied.data`, is loaded into."""
         return self.data[name][tuple(slice(size) for size in shape)]
 
     @classmethod
@@ -211,16 +211,16 @@ class Layer:
         return first._with({name: first.storage.join([one.data[name] for one in layers]) for name in first.data})
 
     def _with(self, data: dict[str, Tensor]) -> Self:
-        new = object.__new__(type(self))  # as `copy.copy` does, in less time, which counts with many layers
+        new = object.__new__(type(self))  # like `copy.copy` and faster, which matters with many layers
         new.__dict__.update(self.__dict__, data=data)
         return new
 
 
 class Released(Sequence[Any]):
-    """Stands for the layers of a cache that was released: whoever wants one is told."""
+    """In place of the layers of a released cache: any access raises."""
 
     def __getitem__(self, index: Any) -> Any:
-        raise InputError("this cache was released and holds nothing any more: make another")
+        raise InputError("this cache was released and holds no memory any more: make a new one with model.new_cache")
 
     def __len__(self) -> int:
         return self[0]

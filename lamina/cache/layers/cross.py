@@ -1,6 +1,6 @@
-"""Cross attention: keys and values of a source, written once for all passes, with lengths of their own.
+"""Cross-attention: keys and values of a source (encoder output), written once when it is attached.
 
-Passes read the whole store under a mask, without a copy. So slots past a source's end, which are read too, are zero:
+Passes read the whole store under a mask, without a copy. Slots past a source's end are read too, so they are zero:
 `attach` clears them, and nothing else writes there.
 """
 
@@ -17,7 +17,7 @@ from lamina.attention.view import View
 from lamina.attention.window import Full
 from lamina.cache.clock import Clock, allocate, on_device
 from lamina.cache.codec.codec import KEY, VALUE, Coding
-from lamina.cache.counts import row_numbers
+from lamina.cache.counts import row_indices
 from lamina.cache.layers.attention import KeysValues
 from lamina.cache.layers.base import Key, Layer
 from lamina.cache.layers.layout import Layout
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Source:
-    """What an encoder made of its input: states [B, S, width] and how many of the S are real."""
+    """The output of an encoder: states [B, S, width], and lengths [B], how many of the S are real."""
 
     states: Tensor
     lengths: Tensor
@@ -43,19 +43,19 @@ class Source:
             if not isinstance(given, Tensor) or given.dim() != axes or given.is_floating_point() != (name == "states"):
                 what = list(given.shape) if isinstance(given, Tensor) else repr(given)
                 raise InputError(
-                    f"{name} of a source is {what}: states are numbers [B, S, width], lengths whole numbers [B]"
+                    f"{name} of a source is {what}: states are floats [B, S, width], lengths whole numbers [B]"
                 )
         if len(self.states) != len(self.lengths):
             raise InputError(f"a source has states of {len(self.states)} rows and lengths of {len(self.lengths)}")
 
     def select(self, rows: int | Sequence[int] | Tensor) -> Source:
         """The given rows, in that order; a row may be named more than once."""
-        index = on_device(row_numbers(rows, len(self.lengths)), self.states.device)
+        index = on_device(row_indices(rows, len(self.lengths)), self.states.device)
         return Source(self.states[index], self.lengths[index])
 
 
 class CrossLayer(Layer):
-    """Keys and values [B, H, S, D] of the source, plain or as a codec writes them; `lengths` [B], 0 for no source."""
+    """Keys and values [B, H, S, D] of the source, plain or quantized; `lengths` [B], 0 for rows without a source."""
 
     spec: Cross
 
@@ -77,14 +77,14 @@ class CrossLayer(Layer):
 
     @property
     def format(self) -> str:
-        return str(self.coding.codec) if self.coding.forms else super().format
+        return str(self.coding.codec) if self.coding.formats else super().format
 
     def attach(self, k: Tensor, v: Tensor, lengths: Tensor, rows: Tensor) -> None:
-        """k, v: [R, H, S, D] of these rows' source."""
+        """Stores the keys and values k, v [R, H, S, D] of a source with `lengths` [R] for the rows [R]."""
         self.widen(k.shape[-2])
         self.storage.settle()
         slots = k.shape[-2]
-        beyond = torch.arange(slots, device=lengths.device) >= lengths[:, None]  # [R, S]: padding, whatever it holds
+        beyond = torch.arange(slots, device=lengths.device) >= lengths[:, None]  # [R, S]: padding, with any values
         for name, new in self.coding.encode({"k": k, "v": v}).items():
             part = self.data[name]
             at = rows.to(part.device)
@@ -94,7 +94,7 @@ class CrossLayer(Layer):
 
     @property
     def parts(self) -> dict[str, Tensor]:
-        """Keys and values as they are kept, [B, H, S, width] each."""
+        """Keys and values as stored, [B, H, S, width] each; a codec stores several parts per field."""
         return {name: tensor for name, tensor in self.data.items() if name != "lengths"}
 
     def widen(self, slots: int) -> None:
@@ -129,14 +129,14 @@ class CrossLayer(Layer):
         self.data["lengths"].index_fill_(0, index, 0)
 
     def poison(self, clock: Clock, value: float = float("nan")) -> None:
-        """Passes depend on slots past a source's end being zero, and so they are; of a row without a source too."""
+        """Fills slots past a source's end with zeros whatever `value` is: passes depend on them being zero."""
         if self.slots:
             unused = Layout().positions(self.slots, self.data["lengths"]) < 0
             for part in self.parts.values():
                 part.masked_fill_(unused.to(part.device)[:, None, :, None], 0)
 
     def reorder(self, moves: Moves) -> None:
-        super().reorder(moves.unrelated)  # rows that share tokens share their source
+        super().reorder(moves.unrelated)  # rows with tokens in common have the same source
 
     def fit(self, like: Self, clock: Clock) -> Self:
         new = self._with(dict(self.data))

@@ -1,8 +1,8 @@
-"""Where a token sits: a pure function from position to slot and back.
+"""The slot of a token: a pure function from position to slot and back.
 
-Two layouts cover every kind of store. In a *line* the token at position p sits in slot p. In a *ring* of R slots it
-sits in slot p % R, so the newest R tokens are kept and each one overwrites the token R positions before it. A ring may
-keep its first tokens for ever (attention sinks): those sit in slots of their own in front of the ring.
+Two layouts cover every kind of store. In a *line* the token at position p is in slot p. In a *ring* of R slots it is in
+slot p % R, so the ring holds the newest R tokens and each token overwrites the one R positions before it. A ring may
+keep the first tokens for ever (attention sinks): those have slots of their own in front of the ring.
 
     ring of 4, one kept, after 7 tokens:   slot      0 | 1 2 3 4
                                            position  0 | 5 6 3 4
@@ -29,7 +29,7 @@ class Layout:
 
     @property
     def most(self) -> int | None:
-        """How many slots this layout can ever use; None when it goes on for ever."""
+        """How many slots this layout can ever use; None if there is no limit."""
         return None if self.ring is None else self.keep + self.ring
 
     def slots(self, positions: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ class Layout:
         return torch.where(positions < self.keep, positions, around) if self.keep else around
 
     def runs(self, first: int, end: int) -> list[tuple[int, int]]:
-        """The slots of positions first … end - 1, of those that are still there, as runs from a slot up to another.
+        """The slots of those positions first … end - 1 that are not overwritten, as ranges (first slot, end slot).
 
         >>> Layout(ring=4, keep=1).runs(0, 7)
         [(0, 1), (3, 5), (1, 3)]
@@ -55,7 +55,7 @@ class Layout:
         return [(a, b) for a, b in found if a < b]
 
     def positions(self, slots: int, lengths: Tensor) -> Tensor:
-        """The position that each of the first `slots` slots holds in rows of these lengths, -1 where there is none.
+        """The position that each of the first `slots` slots holds in rows of these lengths, -1 if none.
 
         lengths: [B] -> [B, slots]
         """

@@ -1,17 +1,18 @@
-"""The layers that fold their past into a state: causal convolutions and recurrences.
+"""The layers that summarize the past in a state: causal convolutions and recurrences.
 
-A convolution remembers its last inputs, which is a ring like any other.
+A convolution stores its last inputs, in a ring like that of a sliding window.
 
-A recurrence remembers its state at the row's head. To be able to go back `slack` tokens it also keeps a *base*, an
-older state at most 2·slack tokens behind, and the inputs of every token since: going back is folding the base forward
-again over fewer tokens. That is two states and 2·slack inputs, never slack states.
+A recurrence stores the *head*, its state after the row's last token. To be rewound by up to `slack` tokens it also
+stores a *base*, an older state at most 2·slack tokens behind the head, and a *log* of the inputs since the base. A
+rewind folds: it runs the recurrence from the base over fewer of the logged inputs. That takes two states and 2·slack
+inputs instead of `slack` states.
 
     tokens    0 1 2 3 4 5 6 7 8 9
-                    ^base       ^head            slack 3: rows can go back to position 4
-              inputs of 4 … 9 are in the log
+                    ^base       ^head            slack 3: rows can be rewound to position 4
+              the log holds the inputs of 4 … 9
 
-When the log is full the base moves up to `slack` tokens behind the head. A pass leaves the committed state alone:
-commit puts the new one in its place, folding again over the accepted tokens where some were refused.
+When the log is full the base moves to `slack` tokens behind the head. A pass does not change the committed state:
+commit replaces it, and if only some tokens were accepted it first folds the old state over those.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from lamina.attention.window import Sliding
 from lamina.cache.clock import Clock
 from lamina.cache.layers.base import Key, Layer
 from lamina.cache.layers.layout import Layout
-from lamina.cache.layers.tokens import TokenLayer, pick_tokens
+from lamina.cache.layers.tokens import TokenLayer, gather_tokens
 from lamina.cache.storage.device import read_slots, write_slots
 from lamina.cache.storage.host import storage_for
 from lamina.recurrence.rule import Rule
@@ -35,7 +36,7 @@ from lamina.recurrence.rule import Rule
 if TYPE_CHECKING:
     from lamina.cache.spec import Convolution, Keeping, Recurrent
     from lamina.cache.step import Step
-    from lamina.cache.storage.prefetch import Fetched, SlotRuns
+    from lamina.cache.storage.prefetch import SlotRuns, StagedPass
 
 Inputs = Mapping[str, Tensor]
 
@@ -44,11 +45,11 @@ class ConvolutionLayer(TokenLayer):
     """The last `kernel` inputs [B, S, C] of a causal depthwise convolution."""
 
     spec: Convolution
-    pageable = False  # a few slots, which every pass reads
+    pageable = False  # it has a few slots only, and every pass reads them
 
     def __init__(self, spec: Convolution, keeping: Keeping | None) -> None:
         super().__init__(spec, {"x": (spec.channels,)}, Sliding(spec.kernel), keeping)
-        if keeping is not None:  # small and always needed whole: no growth
+        if keeping is not None:  # small, and every pass reads all of it: allocated whole, never grown
             assert self.layout.ring is not None
             self.grows = False
             self.storage.widen(self.data, self.layout.ring)
@@ -58,7 +59,7 @@ class ConvolutionLayer(TokenLayer):
         return f"convolution {self.spec.kernel}"
 
     def past(self, step: Step, key: Key, x: Tensor) -> Tensor:
-        """The K - 1 inputs [B, K - 1, C] in front of this pass's inputs x [B, T, C], which commit will store."""
+        """The K - 1 inputs [B, K - 1, C] before this pass's inputs x [B, T, C]; commit will store x."""
         back = self.spec.kernel - 1
         if self.bare:
             return x.new_zeros(x.shape[0], back, x.shape[2])
@@ -70,29 +71,29 @@ class ConvolutionLayer(TokenLayer):
 
 
 @dataclass
-class Recurred:
-    """What a pass leaves behind for commit."""
+class PendingUpdate:
+    """What a pass leaves for commit."""
 
-    inputs: Inputs
+    inputs: Inputs  # name -> [R, T, *shape]
     constants: Inputs
-    state: Tensor  # after every real token of the pass
+    state: Tensor  # [R, *state] after all real tokens of the pass
 
 
 @dataclass
-class Folded:
+class StateUpdate:
     """What commit writes."""
 
-    left: Recurred
-    head: Tensor
-    base: Tensor | None  # None: it stays
+    pending: PendingUpdate
+    head: Tensor  # [R, *state] after the accepted tokens
+    base: Tensor | None  # [R, *state]; None: unchanged
 
 
 @dataclass
-class FoldedFar:
-    """The same where the layer lives on the host: what changes is in a window on the device, if anything was folded."""
+class HostStateUpdate:
+    """What commit writes to a layer that is stored on the host."""
 
-    left: Recurred
-    near: RecurrentLayer | None
+    pending: PendingUpdate
+    near: RecurrentLayer | None  # the layer in a staging buffer, with new states and log; None if nothing was folded
 
 
 class RecurrentLayer(Layer):
@@ -130,7 +131,7 @@ class RecurrentLayer(Layer):
         return {"k": self.data["head"].data_ptr()}
 
     def state(self, step: Step, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The state [B, *state] in front of this pass's inputs [B, T, *shape]."""
+        """The state [B, *state] before this pass's inputs [B, T, *shape]."""
         if not self.bare:
             return self.storage.take(step, self.data["head"])
         like = next(iter(inputs.values()))
@@ -138,28 +139,28 @@ class RecurrentLayer(Layer):
         return like.new_zeros((like.shape[0], *self.rule.state_shape), dtype=exact)
 
     def leave(self, step: Step, key: Key, inputs: Inputs, constants: Inputs, state: Tensor) -> None:
-        """Leaves for commit what this pass read, and the state after its real tokens."""
+        """Hands the inputs of this pass, and the state after its real tokens, over to commit."""
         if not self.bare:
-            step.leave(key, Recurred(inputs, constants, state))
+            step.leave(key, PendingUpdate(inputs, constants, state))
 
     # -- commit and rewind -----------------------------------------------------------------------------------------
 
-    def fold(self, step: Step, left: Recurred, accepted: Tensor) -> Folded:
+    def fold(self, step: Step, pending: PendingUpdate, accepted: Tensor) -> StateUpdate:
         old, base = self.storage.take(step, self.data["head"]), None
-        head = left.state
+        head = pending.state
         if accepted is not step.all_counts:
-            head = self._fold(old, left.inputs, accepted, left.constants)
+            head = self._fold(old, pending.inputs, accepted, pending.constants)
         if self.slack and step.folds:
-            base = self._moved_base(step, left, old, accepted)
-        return Folded(left, head, base)
+            base = self._moved_base(step, pending, old, accepted)
+        return StateUpdate(pending, head, base)
 
-    def commit(self, step: Step, left: Folded, accepted: Tensor) -> None:
-        self.constants = left.left.constants
-        if left.base is not None:
-            self.storage.put(step, self.data["base"], left.base)
+    def commit(self, step: Step, update: StateUpdate, accepted: Tensor) -> None:
+        self.constants = update.pending.constants
+        if update.base is not None:
+            self.storage.put(step, self.data["base"], update.base)
         if self.slack:
-            self._write_log(step, left.left.inputs, accepted)
-        self.storage.put(step, self.data["head"], left.head)
+            self._write_log(step, update.pending.inputs, accepted)
+        self.storage.put(step, self.data["head"], update.head)
 
     def _fold(self, state: Tensor, inputs: Inputs, counts: Tensor, constants: Inputs) -> Tensor:
         """The state after the first `counts` [B] of the inputs [B, N, *shape]."""
@@ -167,22 +168,22 @@ class RecurrentLayer(Layer):
         valid = torch.arange(tokens, device=counts.device) < counts[:, None]
         return self.rule.chunk(state, inputs, constants, valid)[1]
 
-    def _moved_base(self, step: Step, left: Recurred, head: Tensor, accepted: Tensor) -> Tensor:
-        """The base of each row, `slack` tokens behind its new head where its log would overflow."""
+    def _moved_base(self, step: Step, pending: PendingUpdate, head: Tensor, accepted: Tensor) -> Tensor:
+        """The new base [R, *state] of each row: `slack` tokens behind the new head if its log would overflow."""
         base_at, target = step.base, step.base_after(accepted)  # [R]
         logged = torch.minimum(target, step.before) - base_at
         base = self.storage.take(step, self.data["base"])
-        from_log = self._fold(base, self._logged(base_at, self.storage.rows(step)), logged, left.constants)
-        from_pass = self._fold(head, left.inputs, (target - step.before).clamp(min=0), left.constants)
+        from_log = self._fold(base, self._logged(base_at, self.storage.rows(step)), logged, pending.constants)
+        from_pass = self._fold(head, pending.inputs, (target - step.before).clamp(min=0), pending.constants)
         beyond = (target > step.before).reshape(-1, *(1,) * (base.dim() - 1))
         return torch.where(beyond, from_pass, from_log)
 
     def _logged(self, base: Tensor, rows: Tensor) -> Inputs:
-        """The log in order of position, from each row's base on."""
+        """The log in order of position, from each row's base on: name -> [R, 2·slack, *shape]."""
         positions = base[:, None] + torch.arange(2 * self.slack, device=base.device)
         slots = self.log.slots(positions)
         return {
-            name: self.storage.near(self._read_log(name, rows, slots)).reshape(*slots.shape, *shape)
+            name: self.storage.to_device(self._read_log(name, rows, slots)).reshape(*slots.shape, *shape)
             for name, shape in self.rule.input_shapes.items()
         }
 
@@ -202,7 +203,7 @@ class RecurrentLayer(Layer):
         slots = self.log.slots(step.positions.gather(1, tokens))
         for name in self.rule.input_shapes:
             flat = self._flat(name)
-            new = pick_tokens(inputs[name].reshape(*inputs[name].shape[:2], -1), tokens)
+            new = gather_tokens(inputs[name].reshape(*inputs[name].shape[:2], -1), tokens)
             rows = self.storage.rows(step)
             kept = read_slots(flat, rows, slots)
             write_slots(flat, rows, slots, torch.where((accepted > 0)[:, None, None], new.to(kept.dtype), kept))
@@ -215,31 +216,31 @@ class RecurrentLayer(Layer):
     def _whole(self, name: str, rows: int) -> SlotRuns:
         return {name: [(row, 0, self.data[name].shape[1]) for row in range(rows)]}
 
-    def unload(self, left: Recurred, far: Fetched) -> Recurred:
+    def offload(self, pending: PendingUpdate, far: StagedPass) -> PendingUpdate:
         if not far.all_rows:
-            return left
-        return replace(left, state=far.sent(left.state, self.data["head"].dtype))
+            return pending
+        return replace(pending, state=far.copy_to_host(pending.state, self.data["head"].dtype))
 
-    def fold_far(self, far: Fetched, step: Step, left: Recurred, accepted: Tensor) -> FoldedFar:
+    def fold_from_host(self, far: StagedPass, step: Step, pending: PendingUpdate, accepted: Tensor) -> HostStateUpdate:
         rows, whole = len(far.rows), far.taken == far.counts
         if not self.slack and whole:
-            return FoldedFar(left, None)
+            return HostStateUpdate(pending, None)
         reads: SlotRuns = self._whole("head", rows) if step.folds or not whole else {}
         for name in self.data if step.folds else ():
             reads |= self._whole(name, rows)
-        near = far.window(self, step, reads)
+        near = far.stage(self, step, reads)
         head = near.data["head"]
         if self.slack:
             if step.folds:
-                near.data["base"].copy_(near._moved_base(step, left, head, accepted))
-            near._write_log(step, left.inputs, accepted)
+                near.data["base"].copy_(near._moved_base(step, pending, head, accepted))
+            near._write_log(step, pending.inputs, accepted)
         if not whole:
-            head.copy_(near._fold(head, left.inputs, accepted, left.constants))
-        return FoldedFar(left, near)
+            head.copy_(near._fold(head, pending.inputs, accepted, pending.constants))
+        return HostStateUpdate(pending, near)
 
-    def commit_far(self, far: Fetched, step: Step, left: FoldedFar, accepted: Tensor) -> None:
-        rows, whole, near = len(far.rows), far.taken == far.counts, left.near
-        self.constants = left.left.constants
+    def commit_to_host(self, far: StagedPass, step: Step, update: HostStateUpdate, accepted: Tensor) -> None:
+        rows, whole, near = len(far.rows), far.taken == far.counts, update.near
+        self.constants = update.pending.constants
         if near is not None:
             changed: SlotRuns = {} if whole else self._whole("head", rows)
             if self.slack:
@@ -247,12 +248,12 @@ class RecurrentLayer(Layer):
                 for name in self.rule.input_shapes:
                     starts = enumerate(zip(far.lengths, far.taken, strict=True))
                     changed[f"log.{name}"] = [(r, *run) for r, (at, n) in starts for run in self.log.runs(at, at + n)]
-            far.back(self, near.data, changed)
+            far.write_back(self, near.data, changed)
         if whole and far.all_rows:
-            self.data["head"] = left.left.state  # is on its way there since the pass made it
+            self.data["head"] = update.pending.state  # in host memory: its copy started in the pass (`offload`)
         elif whole:
-            state = left.left.state.to(self.data["head"].dtype).contiguous()
-            far.back(self, {"head": state}, self._whole("head", rows))
+            state = update.pending.state.to(self.data["head"].dtype).contiguous()
+            far.write_back(self, {"head": state}, self._whole("head", rows))
 
     # -- verbs -----------------------------------------------------------------------------------------------------
 
@@ -264,8 +265,8 @@ class RecurrentLayer(Layer):
             self.storage.settle()
             rows = torch.arange(clock.rows, device=changed.device)
             logged = self._logged(clock.base, rows)
-            base, kept = self.storage.near(self.data["base"]), self.data["head"]
-            exact = torch.promote_types(base.dtype, torch.float32)  # states at rest may be less
+            base, kept = self.storage.to_device(self.data["base"]), self.data["head"]
+            exact = torch.promote_types(base.dtype, torch.float32)  # a snapshot may store states in a smaller dtype
             head = self._fold(base.to(exact), logged, clock.lengths - clock.base, self.constants).to(kept.dtype)
             changed = changed.to(kept.device).reshape(-1, *(1,) * (kept.dim() - 1))
             kept.copy_(torch.where(changed, head.to(kept.device), kept))
@@ -286,7 +287,7 @@ class RecurrentLayer(Layer):
 
     def fit(self, like: Self, clock: Clock) -> Self:
         self.storage.settle()
-        exact = like.data["head"].dtype  # again, for states that were at rest
+        exact = like.data["head"].dtype  # a snapshot may store states in a smaller dtype
         states = {name: x.to(exact) if name in self.states else x for name, x in self.data.items()}
         if self.slack == like.slack:
             return self._with(states)

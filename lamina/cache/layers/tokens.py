@@ -1,15 +1,15 @@
 """Token stores: tensors with one slot per token, laid out as a line or a ring.
 
-A field is numbers [B, *lead, S, D], slots on the second last axis. A codec keeps a field as several such parts: they
-are written and read by slot like fields, and only what a pass looks at is decoded. Where the parts lie is the business
-of a `Storage`.
+A field is a tensor [B, *lead, S, D] with slots on the second last axis. A codec stores a field as several such parts
+(codes, scales …); parts are written and read by slot like fields, and only the slots that a pass reads are dequantized.
+A `Storage` says where the parts are: on the device, on the host, or in pages.
 
-A line is written in place, since slots past a row's length are unused. A ring is written in place when one token comes
-in: the slot it takes holds a token that neither this query nor any rewind within the slack can see. Several tokens at
-once attend over the ring and themselves, and only the accepted ones are written, at commit.
+A line is written in place, since slots past a row's length are unused. A ring is written in place by a pass of one
+token: the slot it overwrites holds a token that neither this query nor any rewind within the slack can see. In a pass
+of several tokens, these attend over the ring and over each other, and commit writes those that are accepted.
 
-Padding is never written. Where a pass has some, the writes of a row's padding are pointed at its last real token, with
-that token's numbers: a slot written twice receives the same numbers twice.
+Padding is never stored. In a pass with padding, each padding token writes the values of the row's last real token to
+that token's slot: the slot is written several times with the same values.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from lamina.cache.spec import Keeping, Spec
     from lamina.cache.step import Step
     from lamina.cache.storage.paged import PagedPart
-    from lamina.cache.storage.prefetch import Fetched, SlotRuns
+    from lamina.cache.storage.prefetch import SlotRuns, StagedPass
 
 SMALLEST = 32  # slots a growing store starts with
 
 
 def layout_for(window: Window, slack: int) -> Layout:
-    """The layout that keeps what a window can see, and `slack` tokens more to go back to.
+    """The layout that holds the tokens that a window can see, and `slack` more to rewind to.
 
     >>> layout_for(Sliding(4), slack=2)
     Layout(ring=6, keep=0)
@@ -52,14 +52,14 @@ def layout_for(window: Window, slack: int) -> Layout:
     return Layout(ring=window.span + slack, keep=keep)
 
 
-def pick_tokens(new: Tensor, index: Tensor) -> Tensor:
-    """new [R, *lead, T, D], index [R, N] -> the tokens of that index [R, *lead, N, D]"""
+def gather_tokens(new: Tensor, index: Tensor) -> Tensor:
+    """Gathers tokens by their index in the pass. new [R, *lead, T, D], index [R, N] -> [R, *lead, N, D]"""
     shape = (index.shape[0], *(1,) * (new.dim() - 3), index.shape[1], 1)
     return torch.take_along_dim(new, index.reshape(shape), dim=-2)
 
 
 def _column(part: str) -> str:
-    """The column of a kernel table that holds the address of a part.
+    """The kernel-table column for the address of a part.
 
     >>> _column("v"), _column("latent.codes"), _column("latent.scales")
     ('v', 'k', 'k.scales')
@@ -75,12 +75,11 @@ class TokenLayer(Layer):
     layout: Layout
 
     roles: Mapping[str, Role] = {}
-    """What each field is to a codec; one without a role is kept as it is."""
+    """Field -> its role for the codec (key, value …); a field without a role is stored unquantized."""
 
     by_pass = True
 
     pageable = True
-    """Whether a pool keeps its tokens, where a cache has one."""
 
     def __init__(
         self, spec: Spec, fields: Mapping[str, tuple[int, ...]], window: Window, keeping: Keeping | None
@@ -130,7 +129,7 @@ class TokenLayer(Layer):
 
     @property
     def format(self) -> str:
-        return str(self.coding.codec) if self.coding.forms else super().format
+        return str(self.coding.codec) if self.coding.formats else super().format
 
     def columns(self) -> dict[str, int]:
         columns = {_column(name): part.data_ptr() for name, part in self.data.items()}
@@ -153,16 +152,15 @@ class TokenLayer(Layer):
 
     def used(self, longest: int, written: int) -> Self:
         wrapped = self.layout.most is not None and written > self.layout.most
-        end = self.slots if wrapped else longest  # until a ring goes round, slot and position are the same
+        end = self.slots if wrapped else longest  # slot == position until the ring wraps
         new = self._with(self.storage.cut(self.data, end))
         new.storage = self.storage.first(end)
         if end < self.slots == self.layout.most:
-            new.grows = True  # a whole ring that was cut may be whole again
+            new.grows = True  # a full ring that was cut may grow to its full size again
         return new
 
-    def line_of(self, parts: Sequence[Layer], rows: int, capacity: int | None, longest: int, slack: int) -> Self:
-        """The rows of all parts, which are in line as this layer is, with room for the longest: each token is copied
-        once."""
+    def join_lines(self, parts: Sequence[Layer], rows: int, capacity: int | None, longest: int, slack: int) -> Self:
+        """Joins the rows of layers that are all `in_line`, with room for the longest row. Each token is copied once."""
         slots = max(longest, SMALLEST, *(part.slots or 0 for part in parts)) if capacity is None else capacity
         new = self._with({})
         new.slack, new.grows = slack, capacity is None
@@ -177,14 +175,14 @@ class TokenLayer(Layer):
             new.data[name] = store
         return new
 
-    def line(self, row: int, tokens: int) -> Self:
-        """The first tokens of one row of a layer in line, sharing memory."""
+    def row_line(self, row: int, tokens: int) -> Self:
+        """The first tokens of one row of a layer that is `in_line`, as a view."""
         return self._with({name: store[row : row + 1, ..., :tokens, :] for name, store in self.data.items()})
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 
     def extend(self, step: Step, key: Key, new: Fields) -> tuple[Fields, View]:
-        """Adds this pass's tokens; returns all that its queries may look at, and what each of them sees of it."""
+        """Stores this pass's tokens. -> the fields [R, *lead, S, D] that its queries read, and the View over them"""
         if self.bare:
             return new, step.view(("new", self.window), lambda: step.view_of_new(self.window))
         parts, view = self._extend(step, key, self.coding.encode(new))
@@ -192,7 +190,7 @@ class TokenLayer(Layer):
         return self.coding.decode(parts), view
 
     def _extend(self, step: Step, key: Key, new: Fields) -> tuple[Fields, View]:
-        """The same with parts as they are kept."""
+        """The same with parts as the codec stores them."""
         if self.layout.ring is None:
             return self._extend_line(step, new)
         if step.T == 1:
@@ -204,10 +202,10 @@ class TokenLayer(Layer):
         start = self.slots - step.T if step.cut else step.start
         if start is not None:
             end = start + step.T
-            self.storage.put_run(self.data, step, start, new)
+            self.storage.write_run(self.data, step, start, new)
             if start == 0:
                 return new, step.view(("new", self.window), lambda: step.view_of_new(self.window))
-            tokens = self.storage.run(self.data, step, 0, end)
+            tokens = self.storage.read_run(self.data, step, 0, end)
             return tokens, step.view(("line", self.window), lambda: step.view_of_run(self.window, 0, end))
         self._write(step, new, step.real_tokens, step.counts)
         return self._read(step, step.bound)
@@ -219,16 +217,16 @@ class TokenLayer(Layer):
             return self._read(step, step.bound)
         wrapped = start >= self.slots
         slot = layout.keep + (start - layout.keep) % layout.ring if wrapped else start
-        self.storage.put_run(self.data, step, slot, new)
+        self.storage.write_run(self.data, step, slot, new)
         if not wrapped:
             first, end = self._first_seen(start), start + 1
             if first is None:
                 return self._read(step, end)
-            tokens = self.storage.run(self.data, step, first, end)
+            tokens = self.storage.read_run(self.data, step, first, end)
             return tokens, step.view(("line", self.window), lambda: step.view_of_run(self.window, first, end))
         if isinstance(self.window, Sliding) and layout.ring == self.window.size:
-            # Every slot is visible, in whatever order: nothing to mask.
-            tokens = self.storage.run(self.data, step, 0, self.slots)
+            # Every slot is visible, and their order does not matter: no mask is needed.
+            tokens = self.storage.read_run(self.data, step, 0, self.slots)
             return tokens, step.view(("whole ring", self.window), lambda: self._view_of_all(step))
         return self._read(step, None)
 
@@ -238,12 +236,12 @@ class TokenLayer(Layer):
             return new, step.view(("new", self.window), lambda: step.view_of_new(self.window))
         first = None if start is None or start > self.slots else self._first_seen(start)
         if start is not None and first is not None:  # not wrapped: slot = position
-            held = self.storage.run(self.data, step, first, start)
+            held = self.storage.read_run(self.data, step, first, start)
             tokens = {name: torch.cat([held[name], new[name]], dim=-2) for name in held}
             end = start + step.T
             return tokens, step.view(("line", self.window), lambda: step.view_of_run(self.window, first, end))
         slots = self.slots
-        held = self.storage.run(self.data, step, 0, slots)
+        held = self.storage.read_run(self.data, step, 0, slots)
         tokens = {name: torch.cat([held[name], new[name]], dim=-2) for name in held}
 
         def make() -> View:
@@ -253,9 +251,9 @@ class TokenLayer(Layer):
         return tokens, step.view(("ring and new", self.window, self.layout, slots), make)
 
     def _read(self, step: Step, bound: int | None) -> tuple[Fields, View]:
-        """Everything stored, this pass's tokens included."""
+        """All stored tokens, including those of this pass, up to slot `bound`."""
         slots = self.slots if bound is None else min(bound, self.slots)
-        tokens = self.storage.run(self.data, step, 0, slots)
+        tokens = self.storage.read_run(self.data, step, 0, slots)
 
         def make() -> View:
             return step.view_of(self.window, self._within_reach(step, self.layout.positions(slots, step.after)))
@@ -263,7 +261,8 @@ class TokenLayer(Layer):
         return tokens, step.view(("stored", self.window, self.layout, slots), make)
 
     def _first_seen(self, start: int) -> int | None:
-        """Where a run of positions may begin that holds all a query at `start` or later can see; None: in two parts."""
+        """First position of a contiguous range that holds all that queries at `start` or later can see; None if kept
+        first tokens make that two ranges."""
         assert self.window.span is not None
         first = max(0, start + 1 - self.window.span)
         if not self.layout.keep:
@@ -271,9 +270,9 @@ class TokenLayer(Layer):
         return 0 if first <= self.layout.keep else None
 
     def _within_reach(self, step: Step, held: Tensor) -> Tensor:
-        """The positions held [R, S], -1 for those behind the window of every query of this pass.
+        """The positions `held` [R, S], with -1 for those that no query of this pass can see.
 
-        Such a slot may have been given to a token that was refused or taken back, whatever its numbers were.
+        A token that was rejected or rewound may have overwritten such a slot, with any values.
         """
         if self.window.span is None:
             return held
@@ -284,46 +283,47 @@ class TokenLayer(Layer):
         return View(step.positions, self.layout.positions(self.slots, step.after), self.window, full=True)
 
     def _write(self, step: Step, new: Fields, tokens: Tensor | None, counts: Tensor | None) -> None:
-        """Writes the tokens of that index [R, N] (all of them when None); rows with a count of 0 stay as they are."""
+        """Writes the tokens with these indices in the pass [R, N] (all when None); rows with a count of 0 are not
+        changed."""
         positions = step.positions
         if tokens is not None:
             tokens = tokens.clamp(min=0)
             positions = positions.gather(1, tokens)
         slots = self.layout.slots(positions).clamp(max=self.slots - 1)
-        numbers = {name: new[name] if tokens is None else pick_tokens(new[name], tokens) for name in self.data}
+        values = {name: new[name] if tokens is None else gather_tokens(new[name], tokens) for name in self.data}
         if counts is not None:
             for name, old in self.storage.read(self.data, step.row_index, slots).items():
                 some = (counts > 0).reshape(-1, *(1,) * (old.dim() - 1))
-                numbers[name] = torch.where(some, numbers[name].to(old.dtype), old)
-        self.storage.write(self.data, step.row_index, slots, numbers)
+                values[name] = torch.where(some, values[name].to(old.dtype), old)
+        self.storage.write(self.data, step.row_index, slots, values)
 
-    def commit(self, step: Step, left: Fields, accepted: Tensor) -> None:
+    def commit(self, step: Step, pending: Fields, accepted: Tensor) -> None:
         layout = self.layout
         assert layout.ring is not None
         last = accepted[:, None] - 1
-        # The newest tokens, as many as the ring holds: no slot is written twice.
+        # Only the newest tokens, at most as many as the ring has slots: no slot gets two different tokens.
         newest = last - torch.arange(min(layout.ring, step.T), device=last.device)
-        self._write(step, left, torch.where(newest >= 0, newest, last), accepted)
+        self._write(step, pending, torch.where(newest >= 0, newest, last), accepted)
         if layout.keep:
             first = torch.arange(layout.keep, device=last.device) - step.before[:, None]
             inside = (first >= 0) & (first <= last)
-            self._write(step, left, torch.where(inside, first, last), accepted)
+            self._write(step, pending, torch.where(inside, first, last), accepted)
 
     # -- on the host -----------------------------------------------------------------------------------------------
 
     def needed(self, lengths: list[int]) -> SlotRuns:
         span, layout, pieces = self.window.span, self.layout, []
         for row, length in enumerate(lengths):
-            first = 0 if span is None else max(0, length + 1 - span)  # what the first new token can see
+            first = 0 if span is None else max(0, length + 1 - span)  # first position that the first new token sees
             if first:
                 pieces += [(row, 0, min(layout.keep, first))]
             pieces += [(row, *run) for run in layout.runs(first, length)]
         return {name: pieces for name in self.data}
 
-    def commit_far(self, far: Fetched, step: Step, left: Fields, accepted: Tensor) -> None:
-        near = far.window(self, step, {})
-        near.commit(step, left, accepted)
-        far.back(self, near.data, self.written(far.lengths, far.taken))
+    def commit_to_host(self, far: StagedPass, step: Step, pending: Fields, accepted: Tensor) -> None:
+        near = far.stage(self, step, {})
+        near.commit(step, pending, accepted)
+        far.write_back(self, near.data, self.written(far.lengths, far.taken))
 
     def written(self, lengths: list[int], new: list[int]) -> SlotRuns:
         runs = [(row, *run) for row, n in enumerate(new) for run in self.layout.runs(lengths[row], lengths[row] + n)]
@@ -343,7 +343,7 @@ class TokenLayer(Layer):
             return
         held = self.layout.positions(self.slots, clock.lengths)  # [B, S]
         free = held < 0
-        if self.layout.ring is not None:  # a slot that a token has taken which was refused or taken back
+        if self.layout.ring is not None:  # slots that a token overwrote which was then rejected or rewound
             free |= (held >= self.layout.keep) & (held + self.layout.ring < clock.written[:, None])
         self.storage.fill(self.data, free, value)
 

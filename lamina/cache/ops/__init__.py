@@ -1,1 +1,1 @@
-"""What is done to a cache: begin and commit a pass, join, reorder, snapshot."""
+"""The operations on a cache: open and commit a pass, rewind, select, join, reorder, attach, snapshot."""

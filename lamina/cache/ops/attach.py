@@ -1,4 +1,4 @@
-"""Attach: rows of a cache get the keys and values of an encoder's output."""
+"""Attach: computes and stores the keys and values of an encoder output for rows of a cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from lamina.cache.clock import on_device
-from lamina.cache.counts import row_numbers
+from lamina.cache.counts import row_indices
 from lamina.cache.layers.cross import CrossLayer, Source
 from lamina.cache.ops.journal import Change
 from lamina.errors import InputError
@@ -23,18 +23,21 @@ def attach(cache: Cache, source: Source, rows: Sequence[int] | Tensor | None) ->
     if not isinstance(source, Source):
         raise InputError(f"source={source!r}: it must be a Source, which model.encode(ids) makes")
     clock = cache.clock
-    numbers = list(range(cache.rows)) if rows is None else row_numbers(rows, cache.rows)
+    targets = list(range(cache.rows)) if rows is None else row_indices(rows, cache.rows)
     if cache.model is None or not cache.reads_source:
         raise InputError("this model reads no source: only encoder–decoder models do")
-    if len(source.lengths) not in (1, len(numbers)):
-        raise InputError(f"the source has {len(source.lengths)} rows, the cache takes it for {len(numbers)}")
-    states, lengths = cache.model.cross_states(source), source.lengths.expand(len(numbers))
+    if len(source.lengths) not in (1, len(targets)):
+        raise InputError(
+            f"the source has {len(source.lengths)} rows and is attached to {len(targets)} rows: give one row, or one "
+            "for each"
+        )
+    states, lengths = cache.model.cross_states(source), source.lengths.expand(len(targets))
     cache._abort_open_pass()
-    index, change = on_device(numbers, cache.device), Change()
+    index, change = on_device(targets, cache.device), Change()
     for (i, name), (k, v) in states.items():
         layer = cache.layers[i][name]
         assert isinstance(layer, CrossLayer)
-        size = (len(numbers), -1, -1, -1)
+        size = (len(targets), -1, -1, -1)
         change.write(partial(layer.attach, k.expand(size), v.expand(size), lengths, index))
-    change.write(partial(clock.note_sources, numbers))
+    change.write(partial(clock.note_sources, targets))
     cache.carry_out(change)

@@ -1,14 +1,14 @@
-"""Commit: how the tokens of a pass become part of a cache, whoever ran the pass.
+"""Commit: stores the accepted tokens of a pass in the cache, for plain and for captured passes.
 
-    host      `accepted_counts`: how many tokens of each row, checked; pages for rings; bounds on the new lengths
-    layers    what a layer could not write before (rings, convolutions, recurrent states); lines have theirs already
+    host      `accepted_counts` checks how many tokens of each row are stored, and gets pages for rings
+    layers    write what they could not write during the pass (rings, convolutions, recurrent states); lines are written
     record    the ids of the tokens
     logits    those after each row's last accepted token
-    clock     `base`, `written` and the lengths, last
+    clock     `base` and `written`, and the lengths last
 
-`commit` does all of it for a `Step`, with PyTorch operations, as one `Change`: an interrupt leaves the cache before the
-pass or after it. A captured pass does layers to clock in a CUDA graph (`lamina.kernels.step_ends` has the kernels), and
-the host's half around its launch is `on_device`.
+`commit` does all of this for a `Step` with PyTorch operations, as one `Change`: after an interrupt the cache is as
+before the commit or as after it. A captured pass does everything from layers to clock in a CUDA graph (the kernels are
+in `lamina.kernels.step_ends`), and `device_commit` is the host's part around the launch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lamina.cache.counts import Counts, Numbers
 from lamina.cache.layers.base import Layer
 from lamina.cache.ops.journal import Change
 from lamina.cache.step import Step
-from lamina.cache.storage.prefetch import is_far
+from lamina.cache.storage.prefetch import on_host
 from lamina.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,36 +35,37 @@ if TYPE_CHECKING:
 def accepted_counts(
     cache: Cache, rows: Sequence[int], given: Counts, accepted: Numbers | None, *, rings: bool
 ) -> Counts:
-    """How many tokens of each of these rows are stored: `accepted`, or all that were given when None.
+    """Checks how many tokens of each of these rows are stored: `accepted`, or all that were given when None.
 
-    rings   True if rings are written at commit: they get pages again, since pages may have been shared in between
+    rings   True if rings are written at commit. Their pages are prepared again, since a fork during the pass may have
+            made them shared
     """
     taken = given
     if accepted is not None:
         taken = Counts.of(accepted, len(rows), given.high, cache.device, "accepted", given.tensor)
         if taken.out_of_range is not None:
-            cache.clock.doubt(taken.out_of_range)
+            cache.clock.note_out_of_range(taken.out_of_range)
         if cache.fetcher is not None:
             taken.read()
     if cache.pages is not None and rings:
-        cache.pages.take_rings(cache.clock, rows, taken.high)
+        cache.pages.prepare_rings(cache.clock, rows, taken.high)
     return taken
 
 
 @contextmanager
-def on_device(cache: Cache, low: Sequence[int], high: int | Sequence[int]) -> Iterator[None]:
-    """Around the launches that commit on the device: each row goes on by `low` to `high` tokens.
+def device_commit(cache: Cache, low: Sequence[int], high: int | Sequence[int]) -> Iterator[None]:
+    """Wraps the launches that commit on the device, which advance each row by `low` to `high` tokens.
 
-        with on_device(cache, taken.low, taken.high):
+        with device_commit(cache, taken.low, taken.high):
             graph.replay()
 
-    An admitted pass is over from here on, so it cannot be committed twice. The host's bounds on the lengths hold
-    before, inside and after, also if an interrupt comes.
+    The open pass is released first, so it cannot be committed twice. The host's bounds on the lengths hold before,
+    inside and after the block, also if an interrupt comes.
     """
     one = cache._release_open_pass()
-    cache.clock.drift(high)
+    cache.clock.expect_advance(high)
     yield
-    cache.clock.drifted(low)
+    cache.clock.confirm_advance(low)
     if one is not None:
         one.close()
 
@@ -73,42 +74,42 @@ def commit(cache: Cache, step: Step, accepted: Numbers | None) -> None:
     """See `Step.commit`."""
     _check_ran(cache, step)
     slack, clock = cache.slack, cache.clock
-    numbers = list(range(cache.rows)) if step.rows is None else step.rows
-    counts = accepted_counts(cache, numbers, step.given, accepted, rings=step.T > 1)
+    rows = list(range(cache.rows)) if step.rows is None else step.rows
+    counts = accepted_counts(cache, rows, step.given, accepted, rings=step.T > 1)
     if step.fetched is not None:
         step.fetched.taken = counts.high
     taken, whole = counts.tensor, accepted is None
-    least = [clock.low[row] + n for row, n in zip(numbers, counts.low, strict=True)]
-    most = [clock.high[row] + n for row, n in zip(numbers, counts.high, strict=True)]
-    bases = [clock.base_low[row] for row in numbers]
+    least = [clock.low[row] + n for row, n in zip(rows, counts.low, strict=True)]
+    most = [clock.high[row] + n for row, n in zip(rows, counts.high, strict=True)]
+    bases = [clock.base_low[row] for row in rows]
     step.folds = slack > 0 and any(end - base > 2 * slack for end, base in zip(most, bases, strict=True))
     bases = [_base_low(*ends, slack) for ends in zip(bases, least, most, strict=True)]
     after = step.after if whole else step.before + taken
 
     def publish() -> None:
         step.put(clock.base, step.base_after(taken) if slack else after)
-        for row, base in zip(numbers, bases, strict=True):
+        for row, base in zip(rows, bases, strict=True):
             clock.base_low[row] = base
-        _keep_tokens(cache, step)
-        _keep_logits(cache, step, taken)
-        clock.move(numbers, None if step.rows is None else step.row_index, after, least, most)
+        _store_ids(cache, step)
+        _store_logits(cache, step, taken)
+        clock.move(rows, None if step.rows is None else step.row_index, after, least, most)
 
     change = Change()
-    for (i, name), left in step._left.items():
-        _add(change, cache.layers[i][name], step, left, taken)
+    for (i, name), pending in step._pending.items():
+        _add_layer(change, cache.layers[i][name], step, pending, taken)
     change.write(publish)
     step.closed = True  # before the change is noted: a pass is never committed twice
     cache.carry_out(change)
 
 
-def _add(change: Change, layer: Layer, step: Step, left: Any, taken: Tensor) -> None:
-    """Adds what a layer computes and writes."""
+def _add_layer(change: Change, layer: Layer, step: Step, pending: Any, taken: Tensor) -> None:
+    """Adds what a layer computes (`fold`) and writes (`commit`) to the change."""
     far = step.fetched
-    if far is not None and is_far(layer):
-        write = partial(layer.commit_far, far, step)
-        change.add(partial(layer.fold_far, far, step, left, taken), lambda folded: write(folded, taken))
+    if far is not None and on_host(layer):
+        write = partial(layer.commit_to_host, far, step)
+        change.add(partial(layer.fold_from_host, far, step, pending, taken), lambda folded: write(folded, taken))
     else:
-        change.add(partial(layer.fold, step, left, taken), lambda folded: layer.commit(step, folded, taken))
+        change.add(partial(layer.fold, step, pending, taken), lambda folded: layer.commit(step, folded, taken))
 
 
 def _base_low(base: int, least: int, most: int, slack: int) -> int:
@@ -118,7 +119,7 @@ def _base_low(base: int, least: int, most: int, slack: int) -> int:
 
 
 def _check_ran(cache: Cache, step: Step) -> None:
-    """Refuses a pass that has not run through the model: it would advance over slots that nobody wrote."""
+    """Refuses a pass that has not run through every layer: the row would advance over slots that were not written."""
     if step.ran:
         return
     missing = [
@@ -135,16 +136,16 @@ def _check_ran(cache: Cache, step: Step) -> None:
         )
 
 
-def _keep_tokens(cache: Cache, step: Step) -> None:
+def _store_ids(cache: Cache, step: Step) -> None:
     ids = step.ids if step.ids is not None else torch.full_like(step.positions, -1)
     if step.start is not None:
         step.take(cache.record)[:, step.start : step.start + step.T] = ids
         return
-    places = step.before[:, None] + torch.arange(step.T, device=cache.device)  # padding's lie past the row's end
-    cache.record[step.row_index[:, None], places] = ids.to(cache.record)
+    positions = step.before[:, None] + torch.arange(step.T, device=cache.device)  # padding's are past the row's end
+    cache.record[step.row_index[:, None], positions] = ids.to(cache.record)
 
 
-def _keep_logits(cache: Cache, step: Step, taken: Tensor) -> None:
+def _store_logits(cache: Cache, step: Step, taken: Tensor) -> None:
     logits = step.logits
     if logits is None:
         if cache._logits is not None:

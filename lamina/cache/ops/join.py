@@ -1,6 +1,8 @@
-"""Joining caches: every layer is laid out anew in the largest shape of them, then put side by side.
+"""Join: makes one cache of the rows of several. Every layer is fitted to the largest shape among them, then all are
+concatenated.
 
-If one of them lies in a pool, so does what is made of them: pages of that pool are shared, others' tokens copied in.
+If one of the caches is in a pool, so is the result: pages of that pool are shared, tokens of other caches are copied
+into new pages.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from lamina.cache.clock import Clock
 from lamina.cache.counts import whole
 from lamina.cache.layers.base import Key, Layer
 from lamina.cache.layers.tokens import TokenLayer
-from lamina.cache.ops.select import made
+from lamina.cache.ops.select import cache_like
 from lamina.cache.pool.page_table import PageTables
 from lamina.cache.pool.pool import Pool
-from lamina.cache.storage.paged import copy_in
+from lamina.cache.storage.paged import copy_into_pages
 from lamina.errors import InputError
 
 if TYPE_CHECKING:
@@ -54,17 +56,17 @@ def join(caches: Sequence[Cache], room: int = 0) -> Cache:
         for name, own in entry.items():
             parts = [cache.layers[i][name] for cache in caches]
             if pages is not None and own.pageable:
-                same = own.slack == slack  # and so are its slots
+                same = own.slack == slack  # then the ring size is the same too
                 layers[i][name] = own._with({}) if same else own.spec.layer(first._keeping((i, name), 1, None, slack))
                 continue
             if isinstance(own, TokenLayer) and own.in_line:
-                layers[i][name] = own.line_of(parts, rows, capacity, longest, slack)
+                layers[i][name] = own.join_lines(parts, rows, capacity, longest, slack)
                 continue
             like = own.spec.layer(first._keeping((i, name), 1, capacity, slack))
             like.reserve(max(longest, *(part.slots or 0 for part in parts)))
             widest = max(parts, key=lambda part: part.slots or 0)
             if like.slots is not None and (widest.slots or 0) > like.slots:
-                like = widest  # such as a source, whose width no capacity tells
+                like = widest  # a source, for example, whose slots do not depend on the capacity
             fitted = [part.fit(like, clock) for part, clock in zip(parts, clocks, strict=True)]
             layers[i][name] = type(fitted[0]).join(fitted)
 
@@ -81,7 +83,7 @@ def join(caches: Sequence[Cache], room: int = 0) -> Cache:
         logits = torch.cat(
             [known.new_full((c.rows, known.shape[1]), nothing) if c._logits is None else c._logits for c in caches]
         )
-    new = made(first, layers, Clock.join(clocks), record, logits, pages)
+    new = cache_like(first, layers, Clock.join(clocks), record, logits, pages)
     new.slack, new.capacity = slack, capacity
     return new
 
@@ -102,7 +104,7 @@ def _pages(
 
 
 def _copy_tokens(layers: Sequence[Mapping[str, Layer]], caches: Sequence[Cache], clocks: Sequence[Clock]) -> None:
-    """Copies the tokens of caches that do not lie in the pool into the pages that were taken for them."""
+    """Copies the tokens of caches that are not in the pool into the pages that were allocated for them."""
     for first, cache, clock in _rows(caches, clocks):
         for entry, old in zip(layers, cache.layers, strict=True):
             for name, layer in entry.items():
@@ -110,11 +112,11 @@ def _copy_tokens(layers: Sequence[Mapping[str, Layer]], caches: Sequence[Cache],
                 if not isinstance(layer, TokenLayer) or not isinstance(part, TokenLayer):
                     continue
                 if layer.storage.paged and part.data is not layer.data:
-                    copy_in(layer, range(first, first + cache.rows), part, clock)
+                    copy_into_pages(layer, range(first, first + cache.rows), part, clock)
 
 
 def _rows(caches: Sequence[Cache], clocks: Sequence[Clock]) -> Iterator[tuple[int, Cache, Clock]]:
-    """Each cache, after the number of its first row among all."""
+    """Yields (index of the cache's first row in the result, cache, clock)."""
     first = 0
     for cache, clock in zip(caches, clocks, strict=True):
         yield first, cache, clock
@@ -133,14 +135,16 @@ def _same_kind(a: Cache, b: Cache) -> None:
         raise InputError(f"caches in {a.dtype} on {a.device} and in {b.dtype} on {b.device} cannot be joined")
     if a.residence != b.residence:
         raise InputError(
-            f"a cache whose bytes live on the {a.residence} and one whose bytes live on the {b.residence} cannot be "
+            f"a cache that is stored on the {a.residence} and one that is stored on the {b.residence} cannot be "
             "joined: make both with the same residence"
         )
     for i, (one, other) in enumerate(zip(a.codecs, b.codecs, strict=True)):
         if one != other:
-            raise InputError(f"caches whose layer {i} is written as {one} and as {other} cannot be joined")
-    if a.centres is not b.centres and not _same(a.centres, b.centres):
-        raise InputError("caches whose keys are written around different centres cannot be joined")
+            raise InputError(
+                f"caches with codec {one} and {other} in layer {i} cannot be joined: make both with the same codec"
+            )
+    if a.key_means is not b.key_means and not _same(a.key_means, b.key_means):
+        raise InputError("caches whose keys were quantized around different mean keys cannot be joined")
 
 
 def _same(a: Mapping[Key, Tensor], b: Mapping[Key, Tensor]) -> bool:
@@ -148,7 +152,8 @@ def _same(a: Mapping[Key, Tensor], b: Mapping[Key, Tensor]) -> bool:
 
 
 def _with_slack(cache: Cache, slack: int) -> Clock:
-    """The cache's clock for a larger slack: a row that has lost tokens cannot go back further than before."""
+    """A copy of the cache's clock for a larger slack. A row whose ring has overwritten tokens cannot be rewound further
+    than before, so its `written` mark grows with the slack."""
     clock = cache.clock.select(list(range(cache.rows)), torch.arange(cache.rows, device=cache.device))
     if slack > cache.slack:
         lost = cache.rewindable < clock.lengths

@@ -1,13 +1,12 @@
-"""Changes that are carried out whole, wherever an interrupt (Ctrl-C, out of memory) cuts them.
+"""A journal: changes to a cache are carried out as a whole, even if an interrupt (Ctrl-C, out of memory) comes halfway.
 
-A verb checks everything first and describes what it will write as a `Change`. The cache notes the change in one
-assignment and then runs it. If an exception arrives in between, the note is still there, and whoever uses the cache
-next finishes the change before it looks at anything (`Cache.settle`). So a cache is always as it was before a verb,
-or as it is after it.
+A verb checks everything first and describes what it will write as a `Change`. The cache stores the change in one
+assignment and then runs it. If an exception comes in between, the change is still stored, and the next use of the cache
+finishes it before it reads anything (`Cache.settle`). So a cache is always as before a verb, or as after it.
 
-A change is a list of actions. Each is a pair: `compute` reads and changes nothing, `write` stores what was computed and
-may be repeated with the same value. What was computed is kept until the write is known to be complete, so an action
-that overwrites its own input (folding a state, permuting rows) is still done exactly once.
+A change is a list of actions. Each is a pair: `compute` reads and changes nothing, `write` stores the computed value
+and is idempotent. The computed value is kept until the write is complete, so the effect of an action that overwrites
+its own input (folding a state, permuting rows) is applied exactly once.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ class Change:
     def __init__(self) -> None:
         self._actions: list[Action] = []
         self._complete = 0
-        self._computed: tuple[int, Any] | None = None  # number of the action, and what it is to write
+        self._computed: tuple[int, Any] | None = None  # index of the action in progress, and the value it writes
 
     def write(self, write: Callable[[], object]) -> None:
-        """Adds something that may be done more than once with the same outcome."""
+        """Adds an idempotent write that computes nothing first."""
         self._actions.append((None, write))
 
     def add(self, compute: Callable[[], Any], write: Callable[[Any], object]) -> None:
-        """Adds a write whose value is computed from what there is by then."""
+        """Adds a write whose value is computed when its turn comes."""
         self._actions.append((compute, write))
 
     def finish(self) -> None:
-        """Does what is not complete yet."""
+        """Runs the actions that are not complete yet."""
         while self._complete < len(self._actions):
             at = self._complete
             compute, write = self._actions[at]
@@ -53,4 +52,4 @@ class Change:
                 write(self._computed[1])
             self._complete = at + 1
             self._computed = None
-        self._actions = []  # they refer to the change, and so what they refer to would wait for the garbage collector
+        self._actions = []  # breaks their cycle with the change, so that their tensors are freed immediately

@@ -1,7 +1,7 @@
-"""Reordering rows in place: what beam search does after every token, copying no more than differs.
+"""Reorder: replaces rows by other rows in place, as beam search does after every token, and copies only what differs.
 
-Beams of one prompt share it, and often many tokens after it. A row that becomes another one needs only the tokens that
-the two do not have in common: their slots in lines and rings, and the whole of what is folded into a state.
+Beams of one prompt have the prompt in common, and often many tokens after it. If row `to` becomes row `source`, only
+tokens that the two do not have in common are copied (slots of lines and rings); recurrent states are copied whole.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lamina.cache.clock import on_device
-from lamina.cache.counts import Counts, row_numbers
+from lamina.cache.counts import Counts, row_indices
 from lamina.cache.layers.layout import Layout
 from lamina.cache.ops.journal import Change
 from lamina.errors import InputError
@@ -23,8 +23,8 @@ from lamina.errors import InputError
 if TYPE_CHECKING:
     from lamina.cache.cache import Cache
 
-Places = tuple[Tensor, Tensor, Tensor]
-"""Of each slot to be copied: the row it goes to, the row it comes from, the slot. [N] each"""
+SlotCopies = tuple[Tensor, Tensor, Tensor]
+"""Slots to copy, as index tensors [N] each: the row copied to, the row copied from, the slot."""
 
 
 @dataclass(frozen=True)
@@ -34,20 +34,20 @@ class Move:
     to: int
     source: int
     since: int
-    length: int  # of the source
-    alike: bool  # both have the same length and the same marks, so a slot holds the same position in both
-    reached: int  # one past the highest position that either of them ever wrote
+    length: int  # of row `source`
+    alike: bool  # True if both have the same length and marks: a slot then holds the same position in both
+    reached: int  # one past the highest position ever written in either row
 
 
 @dataclass(frozen=True)
 class Moves:
-    """All moves of one reordering. Copies are noted in `change`, tensor by tensor, and made when it is carried out: all
+    """All moves of one reorder. Copies are added to `change`, tensor by tensor, and made when it is carried out; all
     rows of a tensor are read before any is written."""
 
     moves: list[Move]
     device: torch.device
     change: Change
-    _places: dict[tuple[Layout, int], Places] = field(default_factory=dict)
+    _copies: dict[tuple[Layout, int], SlotCopies] = field(default_factory=dict)
     _elsewhere: dict[torch.device, Moves] = field(default_factory=dict)
 
     @cached_property
@@ -60,46 +60,46 @@ class Moves:
 
     @cached_property
     def unrelated(self) -> Moves:
-        """Those between rows that have nothing in common, not even what was there before the first token."""
+        """The moves between rows with no tokens in common, whose sources may differ too."""
         return Moves([move for move in self.moves if move.since == 0], self.device, self.change)
 
     def on(self, device: torch.device) -> Moves:
-        """The same for tensors there."""
+        """The same moves for tensors on that device."""
         if device == self.device:
             return self
         return self._elsewhere.setdefault(device, Moves(self.moves, device, self.change))
 
     def rows(self, tensor: Tensor) -> None:
-        """Copies whole rows."""
+        """Adds copies of whole rows of a tensor [B, ...]."""
         if self.moves:
             self.change.add(
                 lambda: tensor.index_select(0, self.source), lambda rows: tensor.index_copy_(0, self.to, rows)
             )
 
     def slots(self, store: Tensor, layout: Layout) -> None:
-        """Copies the slots that may differ. store [B, *lead, S, D], laid out as said"""
-        to, source, slots = self.places(layout, store.shape[-2])
+        """Adds copies of the slots that may differ. store [B, *lead, S, D], with this layout"""
+        to, source, slots = self.copies(layout, store.shape[-2])
         if len(slots):
             by_slot = store if store.dim() == 3 else store.transpose(1, 2)
             self.change.add(lambda: by_slot[source, slots], lambda tokens: by_slot.__setitem__((to, slots), tokens))
 
-    def places(self, layout: Layout, slots: int) -> Places:
-        """The slots that may differ, in stores of so many; layers of one layout share them."""
+    def copies(self, layout: Layout, slots: int) -> SlotCopies:
+        """The slots that may differ, for stores with this layout and number of slots; computed once for all layers."""
         key = (layout, slots)
-        if key not in self._places:
-            found = [(move.to, move.source, slot) for move in self.moves for slot in differing(move, layout, slots)]
+        if key not in self._copies:
+            found = [(one.to, one.source, slot) for one in self.moves for slot in differing_slots(one, layout, slots)]
             to, source, slot = (on_device([one[i] for one in found], self.device) for i in range(3))
-            self._places[key] = to, source, slot
-        return self._places[key]
+            self._copies[key] = to, source, slot
+        return self._copies[key]
 
 
-def differing(move: Move, layout: Layout, slots: int) -> Sequence[int]:
-    """The slots of row `to` that may hold something else than those of `source`.
+def differing_slots(move: Move, layout: Layout, slots: int) -> Sequence[int]:
+    """The slots whose contents may differ between rows `to` and `source`.
 
-    >>> differing(Move(to=1, source=0, since=5, length=8, alike=True, reached=8), Layout(ring=6), slots=6)
+    >>> differing_slots(Move(to=1, source=0, since=5, length=8, alike=True, reached=8), Layout(ring=6), slots=6)
     [5, 0, 1]
     """
-    if layout.most is None or move.reached <= layout.most:  # a slot is a position
+    if layout.most is None or move.reached <= layout.most:  # slot == position
         return range(move.since, move.length)
     if not move.alike:
         return range(slots)
@@ -112,11 +112,11 @@ def differing(move: Move, layout: Layout, slots: int) -> Sequence[int]:
 def reorder(cache: Cache, rows: Sequence[int] | Tensor, since: int | Sequence[int]) -> None:
     """See `Cache.reorder`."""
     clock = cache.clock
-    sources = row_numbers(rows, cache.rows)
+    sources = row_indices(rows, cache.rows)
     shared = Counts.known(since, cache.rows, cache.device, "since").low
     if len(sources) != cache.rows:
         raise InputError(
-            f"reorder needs one number in rows for each of the {cache.rows} rows, not {len(sources)}: {sources}"
+            f"reorder needs one source row for each of the {cache.rows} rows, not {len(sources)}: {sources}"
         )
     marks = clock.read_marks()
     moves = []
@@ -135,7 +135,7 @@ def reorder(cache: Cache, rows: Sequence[int] | Tensor, since: int | Sequence[in
     change, index = Change(), on_device(sources, cache.device)
     if cache._logits is not None:
         Moves(moves, cache.device, change).rows(cache._logits)
-    # Rows without a token have nothing in common, not even a source.
+    # Rows without tokens have nothing in common: they may have different sources.
     different = [move for move in moves if not (move.alike and move.since == move.length > 0)]
     these = Moves(different, cache.device, change)
     if cache.pages is not None:

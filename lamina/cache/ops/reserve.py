@@ -1,4 +1,4 @@
-"""Reserve: room for more tokens in every layer of a cache, and in the record of ids."""
+"""Reserve: makes room for more tokens in every layer of a cache, and in the record of ids."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def reserve(cache: Cache, n: int, most: int | None) -> None:
 
 
 def grow(cache: Cache, tokens: int, record: int) -> None:
-    """Makes room for rows of `tokens` tokens in every layer, and for `record` ids."""
+    """Makes room for `tokens` tokens per row in every layer, and for `record` ids per row."""
     for layer in cache.every_layer():
         layer.reserve(tokens)
     cache._room = max(cache._room, tokens)

@@ -1,4 +1,4 @@
-"""Rewind and reset: rows of a cache lose their last tokens, or all of them."""
+"""Rewind and reset: drop the last tokens of rows of a cache, or all of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from lamina.cache.clock import on_device
-from lamina.cache.counts import Counts, Numbers, row_numbers
+from lamina.cache.counts import Counts, Numbers, row_indices
 from lamina.cache.ops.journal import Change
 from lamina.errors import RewindError
 
@@ -22,21 +22,21 @@ def rewind(cache: Cache, n: Numbers) -> None:
     clock = cache.clock
     lengths = clock.sync()
     amounts = Counts.known(n, cache.rows, cache.device, "rewind")
-    host = amounts.low
+    counts = amounts.low
     possible = cache.rewindable.tolist()
-    for row, (back, length, most) in enumerate(zip(host, lengths, possible, strict=True)):
+    for row, (back, length, most) in enumerate(zip(counts, lengths, possible, strict=True)):
         if back > length:
-            raise RewindError(f"row {row} holds {length} tokens and cannot be taken back by {back}")
+            raise RewindError(f"row {row} holds {length} tokens and cannot be rewound by {back}")
         if back > most:
             raise RewindError(
-                f"row {row} cannot be taken back by {back}: of its {length} tokens, sliding windows and recurrent "
-                f"states can go back {most} (the cache's slack is {cache.slack}). Make the cache with "
+                f"row {row} cannot be rewound by {back}: of its {length} tokens, sliding windows and recurrent states "
+                f"can be rewound by {most} (the cache's slack is {cache.slack}). Make the cache with "
                 f"slack={back} or more, fork it before the tokens to be dropped, or reset the row."
             )
     cache._abort_open_pass()
-    changed, kept = amounts.tensor > 0, [length - back for length, back in zip(lengths, host, strict=True)]
+    changed, kept = amounts.tensor > 0, [length - back for length, back in zip(lengths, counts, strict=True)]
     change = Change()
-    change.write(partial(clock.put_back, on_device(kept, cache.device), kept))
+    change.write(partial(clock.set_lengths, on_device(kept, cache.device), kept))
     for layer in cache.every_layer():
         change.write(partial(layer.rewind, clock, changed))
     if cache.pages is not None:
@@ -49,15 +49,15 @@ def rewind(cache: Cache, n: Numbers) -> None:
 def reset(cache: Cache, rows: Sequence[int] | Tensor | None) -> None:
     """See `Cache.reset`."""
     clock = cache.clock
-    numbers = list(range(cache.rows)) if rows is None else row_numbers(rows, cache.rows)
+    indices = list(range(cache.rows)) if rows is None else row_indices(rows, cache.rows)
     cache._abort_open_pass()
-    index = on_device(numbers, cache.device)
+    index = on_device(indices, cache.device)
     change = Change()
-    change.write(partial(clock.set_zero, numbers, index))
+    change.write(partial(clock.clear, indices, index))
     for layer in cache.every_layer():
         change.write(partial(layer.reset, index))
     if cache.pages is not None:
-        change.write(partial(cache.pages.reset, numbers))
+        change.write(partial(cache.pages.reset, indices))
     if cache._logits is not None:
         change.write(partial(cache._logits.index_fill_, 0, index, float("nan")))
     cache.carry_out(change)

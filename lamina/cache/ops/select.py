@@ -1,4 +1,4 @@
-"""Select: rows of a cache as a cache of their own."""
+"""Select: makes a new cache of some rows of a cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lamina.cache.clock import Clock, allocate, on_device
-from lamina.cache.counts import row_numbers
+from lamina.cache.counts import row_indices
 from lamina.cache.layers.base import Layer
 from lamina.errors import InputError
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 def select(cache: Cache, rows: Sequence[int] | Tensor) -> Cache:
     """See `Cache.select`."""
     clock = cache.clock
-    numbers = row_numbers(rows, cache.rows)
-    if not numbers:
+    indices = row_indices(rows, cache.rows)
+    if not indices:
         raise InputError("select needs at least one row")
-    index = on_device(numbers, cache.device)
+    index = on_device(indices, cache.device)
     layers = [{name: layer.select(index) for name, layer in entry.items()} for entry in cache.layers]
-    return made(
+    return cache_like(
         cache,
         layers,
-        clock.select(numbers, index),
+        clock.select(indices, index),
         cache.record.index_select(0, index),
         None if cache._logits is None else cache._logits.index_select(0, index),
-        None if cache.pages is None else cache.pages.select(numbers),
+        None if cache.pages is None else cache.pages.select(indices),
     )
 
 
-def made(
+def cache_like(
     cache: Cache,
     layers: list[dict[str, Layer]],
     clock: Clock,
@@ -44,7 +44,7 @@ def made(
     logits: Tensor | None,
     pages: PageTables | None,
 ) -> Cache:
-    """A cache like this one with other layers, clock, ids and logits."""
+    """A new cache with the settings of this one and the given layers, clock, ids and logits."""
     new = object.__new__(type(cache))
     new.__dict__.update(cache.__dict__)
     new.layers, new._clock, new._opened, new._room, new.pages = layers, clock, None, 0, pages
@@ -53,7 +53,7 @@ def made(
     new.fetcher = new._new_fetcher()
     new.record = allocate(record.shape, torch.int64, cache.device)
     new.record.copy_(record)
-    new._change, new._logits, new._used = None, None, False
+    new._change, new._logits, new._in_use = None, None, False
     if logits is not None:
         new._logits = allocate(logits.shape, logits.dtype, cache.device)
         new._logits.copy_(logits)

@@ -1,19 +1,18 @@
-"""Bookkeeping of pages: which are free, and how many rows refer to each. No tensor is touched here.
+"""Reference counts of pages, and the list of free ones. Host memory alone; no tensor is touched here.
 
-Rows of a cache know their pages by number, in a table [B, width] with 0 where there is none: page 0 is nobody's, and is
-never written. A page that several rows refer to is shared, and nobody writes it; whoever wants to gets a page of its
-own first.
+Each cache has a table [B, width] of page numbers, with 0 where a row has no page: page 0 belongs to nobody and is never
+written. A page that several rows refer to is shared and read-only; a row that wants to write gets a copy first.
 
     table of one cache    3 1 4 0            refs   page 1  2
     table of its fork     3 1 5 0                   page 3  2
                                                     page 4  1      each goes on in a page of its own
                                                     page 5  1
 
-A table that nobody holds any more is only put on a list, by whichever thread and in the middle of whatever (that is how
-Python drops things); its pages are taken back by the next one who looks (`settle`).
+A cache may be garbage collected in any thread, in the middle of any operation here. So a dropped table is only put on a
+list (`dropped`), and the next `settle` takes its pages back.
 
-What tables say is the truth; counts and the list of free pages follow from it. Every method marks the counts as unsure
-while it changes them, so if an interrupt cuts it short, the next one who looks counts again.
+The tables are the truth; reference counts and the free list follow from them. Every method sets `unsure` while it
+changes the counts. If an interrupt (Ctrl-C) cuts it short, the next method counts again from the tables.
 """
 
 from __future__ import annotations
@@ -25,40 +24,41 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Numbers = NDArray[np.int32]
+PageNumbers = NDArray[np.int32]
 
 
 class RowPages:
-    """The pages of one cache's rows: numbers [B, width], 0 where there is none."""
+    """The page numbers [B, width] of one cache's rows, 0 where there is no page."""
 
-    def __init__(self, numbers: Numbers) -> None:
+    def __init__(self, numbers: PageNumbers) -> None:
         self.numbers = numbers
 
 
-class Missing(NamedTuple):
-    """A row needs a page of its own at this place of its table; `page` is what it shares there, 0 for nothing."""
+class MissingPage(NamedTuple):
+    """A row needs a page of its own in column `at` of its table; `page` is the shared page that is there, or 0."""
 
     row: int
     at: int
     page: int
 
 
-class Pages:
-    """The pages of one kind of layer. Whoever calls holds the pool's lock."""
+class PageAllocator:
+    """The pages of one layer group. Callers hold the pool's lock."""
 
     def __init__(self) -> None:
-        self.refs: Numbers = np.zeros(1, dtype=np.int32)
-        self.free: list[int] = []  # the next one to be given out last
-        self.held: set[RowPages] = set()
+        self.refs: PageNumbers = np.zeros(1, dtype=np.int32)  # [1 + pages]
+        self.free: list[int] = []  # the last one is given out next
+        self.tables: set[RowPages] = set()
         self.dropped: deque[RowPages] = deque()
-        self.unsure = False  # counts may differ from what tables say
+        self.unsure = False  # refs and free may differ from the tables
 
     @property
     def count(self) -> int:
-        """How many there are, page 0 apart."""
+        """Number of pages, without page 0."""
         return len(self.refs) - 1
 
     def add(self, more: int) -> None:
+        """Adds this many free pages."""
         self._begin()
         first = len(self.refs)
         self.refs = np.concatenate([self.refs, np.zeros(more, dtype=np.int32)])
@@ -66,7 +66,7 @@ class Pages:
         self.unsure = False
 
     def settle(self) -> None:
-        """Makes the counts right: after an interrupt, and for tables that are gone."""
+        """Makes the counts right after an interrupt, and takes back the pages of dropped tables."""
         if self.unsure:
             self._recount()
         while self.dropped:
@@ -74,90 +74,90 @@ class Pages:
             self.dropped.popleft()
 
     def _begin(self) -> None:
-        """Counts are about to change; they are right up to here."""
+        """Marks the counts as about to change; makes them right first."""
         if self.unsure:
             self._recount()
         self.unsure = True
 
     def _recount(self) -> None:
         refs = np.zeros_like(self.refs)
-        for held in self.held:
-            np.add.at(refs, held.numbers[held.numbers > 0], 1)
+        for table in self.tables:
+            np.add.at(refs, table.numbers[table.numbers > 0], 1)
         self.refs = refs
         self.free = ((refs[1:] == 0).nonzero()[0] + 1)[::-1].tolist()
         self.unsure = False
 
     # -- tables ----------------------------------------------------------------------------------------------------
 
-    def hold(self, numbers: Numbers) -> RowPages:
-        """A table with these pages, shared with whoever has them already."""
-        held = RowPages(numbers)
-        self.enter(held)
-        return held
+    def new_table(self, numbers: PageNumbers) -> RowPages:
+        """A table that shares these pages with the rows that have them already."""
+        table = RowPages(numbers)
+        self.enter(table)
+        return table
 
-    def enter(self, held: RowPages) -> None:
+    def enter(self, table: RowPages) -> None:
         """Counts the pages of a new table."""
         self._begin()
-        self.held.add(held)
-        self._refer(held.numbers)
+        self.tables.add(table)
+        self._add_refs(table.numbers)
         self.unsure = False
 
-    def put(self, held: RowPages, rows: Sequence[int], numbers: Numbers) -> None:
-        """Gives these rows other pages [R, width], shared with whoever has them already; theirs are given back."""
-        old = held.numbers[list(rows)]
+    def put(self, table: RowPages, rows: Sequence[int], numbers: PageNumbers) -> None:
+        """Replaces the pages of these rows by numbers [R, width], shared with the rows that have them already."""
+        old = table.numbers[list(rows)]
         self._begin()
-        self._refer(numbers)
-        held.numbers[list(rows)] = numbers
-        self._unrefer(old)
+        self._add_refs(numbers)
+        table.numbers[list(rows)] = numbers
+        self._drop_refs(old)
         self.unsure = False
 
-    def widen(self, held: RowPages, width: int) -> None:
-        held.numbers = np.pad(held.numbers, ((0, 0), (0, width - held.numbers.shape[1])))
+    def widen(self, table: RowPages, width: int) -> None:
+        table.numbers = np.pad(table.numbers, ((0, 0), (0, width - table.numbers.shape[1])))
 
-    def release(self, held: RowPages) -> None:
-        """Gives back all of it. A second time does nothing."""
-        if held in self.held:
+    def release(self, table: RowPages) -> None:
+        """Gives back all pages of a table. A second call does nothing."""
+        if table in self.tables:
             self._begin()
-            self.held.remove(held)
-            self._unrefer(held.numbers)
+            self.tables.remove(table)
+            self._drop_refs(table.numbers)
             self.unsure = False
 
     # -- before a pass ---------------------------------------------------------------------------------------------
 
-    def missing(self, held: RowPages, wanted: Iterable[tuple[int, NDArray[np.intp]]]) -> list[Missing]:
-        """What must be given before rows can write at these places of their tables. (row, places [N]) each."""
-        found: list[Missing] = []
+    def missing(self, table: RowPages, wanted: Iterable[tuple[int, NDArray[np.intp]]]) -> list[MissingPage]:
+        """The pages to allocate or copy before rows may write at (row, columns [N]) of their table."""
+        found: list[MissingPage] = []
         given_up: dict[int, int] = {}
-        for row, places in wanted:
-            pages = held.numbers[row, places]
+        for row, columns in wanted:
+            pages = table.numbers[row, columns]
             for i in (self.refs[pages] != 1).nonzero()[0].tolist():
                 page = int(pages[i])
                 if page:
                     left = int(self.refs[page]) - given_up.get(page, 0)
                     if left == 1:
-                        continue  # all others are going to have copies
+                        continue  # every other row that refers to it gets a copy
                     given_up[page] = given_up.get(page, 0) + 1
-                found.append(Missing(row, int(places[i]), page))
+                found.append(MissingPage(row, int(columns[i]), page))
         return found
 
     def next_free(self, count: int) -> list[int]:
-        """The pages that `give` gives for so many missing ones."""
+        """The pages that `give` takes for this many missing ones."""
         return self.free[: -count - 1 : -1] if count else []
 
-    def give(self, held: RowPages, missing: Sequence[Missing]) -> None:
-        """Gives a free page for each; there must be enough."""
+    def give(self, table: RowPages, missing: Sequence[MissingPage]) -> None:
+        """Puts a free page in each place; there must be enough."""
         self._begin()
         for (row, at, old), page in zip(missing, self.next_free(len(missing)), strict=True):
-            held.numbers[row, at] = page
+            table.numbers[row, at] = page
             self.refs[page] = 1
             if old:
                 self.refs[old] -= 1
         del self.free[len(self.free) - len(missing) :]
         self.unsure = False
 
-    def gained_without(self, tables: Sequence[Numbers], missing: Sequence[Missing]) -> set[int]:
-        """Pages that nobody refers to but these tables and the rows that miss pages. Without the tables such a page is
-        free, or needs no copy: one page is gained either way."""
+    def gained_without(self, tables: Sequence[PageNumbers], missing: Sequence[MissingPage]) -> set[int]:
+        """Pages that only these tables and the rows with missing pages refer to. If the tables are dropped, such a page
+        becomes free or needs no copy: either way one page is gained."""
         found = np.zeros_like(self.refs)
         for numbers in tables:
             np.add.at(found, numbers[numbers > 0], 1)
@@ -165,24 +165,24 @@ class Pages:
         np.add.at(found, [one.page for one in missing if one.page], 1)
         return set(np.flatnonzero(held & (found == self.refs)).tolist())
 
-    # -- truth -----------------------------------------------------------------------------------------------------
+    # -- integrity -------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Every page is free, or referred to just as often as is written down."""
+        """Raises unless every page is free, or has exactly as many references as the tables hold."""
         found = np.zeros_like(self.refs)
-        for held in self.held:
-            assert held.numbers.min(initial=0) >= 0 and held.numbers.max(initial=0) < len(found), "no such page"
-            np.add.at(found, held.numbers[held.numbers > 0], 1)
+        for table in self.tables:
+            assert table.numbers.min(initial=0) >= 0 and table.numbers.max(initial=0) < len(found), "no such page"
+            np.add.at(found, table.numbers[table.numbers > 0], 1)
         assert (found == self.refs).all(), f"pages {(found != self.refs).nonzero()[0].tolist()} are counted wrongly"
         free = set(self.free)
         assert len(free) == len(self.free), "a page is free twice"
         unused = set((self.refs[1:] == 0).nonzero()[0] + 1)
         assert free == unused, f"pages {sorted(free ^ unused)} are both free and used, or neither"
 
-    def _refer(self, numbers: Numbers) -> None:
+    def _add_refs(self, numbers: PageNumbers) -> None:
         np.add.at(self.refs, numbers[numbers > 0], 1)
 
-    def _unrefer(self, numbers: Numbers) -> None:
+    def _drop_refs(self, numbers: PageNumbers) -> None:
         pages = numbers[numbers > 0]
         np.subtract.at(self.refs, pages, 1)
         gone = np.unique(pages[self.refs[pages] == 0])

@@ -1,8 +1,8 @@
-"""The CUDA streams that use one pool: who gets a page waits for work on it that other streams have queued.
+"""The CUDA streams that use one pool: before a stream writes a page, it waits for the work of others on that page.
 
-Threads may run passes over one pool on streams of their own. Books are kept on the host under a lock, but what a stream
-has queued runs later. Where a page changes hands, and where pages move, streams therefore wait for each other; the host
-does not wait. With one stream, or on a CPU, nothing is done.
+Threads may run passes over one pool, each on its own stream. Page tables are updated on the host under a lock, but work
+that a stream has queued runs later. So streams wait for each other whenever a page changes hands or pages move; the
+host does not wait. With one stream, or on a CPU, nothing is done.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ import torch
 
 
 class Streams:
-    """The streams that were seen so far. The caller holds the pool's lock."""
+    """The streams that have used the pool. Callers hold the pool's lock."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.seen: list[torch.cuda.Stream] = []
 
-    def note(self) -> None:
-        """The current stream uses the pool."""
+    def add_current(self) -> None:
+        """Records that the current stream uses the pool."""
         if self.device.type == "cuda":
             current = torch.cuda.current_stream(self.device)
             if current not in self.seen:
                 self.seen.append(current)
 
     def wait_for_others(self) -> None:
-        """What the current stream does from now on comes after all that others have queued."""
+        """The current stream waits for the work that the others have queued."""
         for current, other in self._pairs():
             current.wait_stream(other)
 
     def hold_others(self) -> None:
-        """What others do from now on comes after all that the current stream has queued."""
+        """The other streams wait for the work that the current one has queued."""
         for current, other in self._pairs():
             other.wait_stream(current)
 

@@ -1,8 +1,9 @@
-"""Where the numbers of a layer lie, and how they are read and written.
+"""Storage: reads and writes the tensors of a layer by row and slot.
 
-A layer thinks in rows, slots and positions; its place knows what memory these are. `Storage` is the plain one: each
-part is a tensor [B, *lead, S, width] on the device, so keys [B, H, S, D] feed attention as they are, and flat parts [B,
-S, width] need no head axis. Whatever the place, what is read comes in that shape. `host.py` has the other one.
+A layer works with rows, slots and positions; its storage knows which memory they are in. `Storage` is the plain one:
+each part is a tensor [B, *lead, S, width] on the device, where *lead is the heads axis or nothing. So keys [B, H, S, D]
+go to attention without a copy. `HostStorage` (host.py), `StagedStorage` (prefetch.py) and `PagedStorage` (paged.py)
+return the same shapes from other memory.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ import torch
 from torch import Tensor
 
 from lamina.cache.clock import allocate
-from lamina.cache.codec.codec import unused
-from lamina.cache.codec.formats import Fields
+from lamina.cache.codec.formats import Fields, fill_value
 from lamina.cache.layers.layout import Layout
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def write_slots(store: Tensor, rows: Tensor, slots: Tensor, new: Tensor) -> None
 
 
 def owned(tensor: Tensor) -> Tensor:
-    """The tensor itself, or a copy that may be written outside `torch.inference_mode` too."""
+    """The tensor itself, or a copy if it was made in `torch.inference_mode`, which forbids writing it outside."""
     if not tensor.is_inference():
         return tensor
     with torch.inference_mode(False):
@@ -49,7 +49,7 @@ def owned(tensor: Tensor) -> Tensor:
 
 
 class Storage:
-    """On the device, every row with as many slots as the others. `data` is the layer's: name of a part -> tensor."""
+    """On the device, with the same number of slots for every row. `data` is `Layer.data`: part -> tensor."""
 
     residence = "device"
     paged = False
@@ -61,18 +61,19 @@ class Storage:
     def make(
         self, rows: int, lead: Sequence[int], slots: int, width: int, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
+        """A new part [rows, *lead, slots, width] of zeros."""
         return allocate((rows, *lead, slots, width), dtype, device)
 
     def make_state(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Room for what is not kept by token, rows in front."""
+        """A new state [rows, …] of zeros: what is not stored by token."""
         return allocate(shape, dtype, device)
 
     def slots(self, data: Fields) -> int:
-        """How many slots a row has."""
+        """Slots of a row."""
         return next(iter(data.values())).shape[-2]
 
     def widen(self, data: Fields, slots: int) -> None:
-        """More slots, in all parts at once: the peak is one layer's copy, and no interrupt leaves parts that differ."""
+        """Grows to this many slots, all parts at once: an interrupt cannot leave parts of different sizes."""
         new: Fields = {}
         for name, old in data.items():
             new[name] = allocate((*old.shape[:-2], slots, old.shape[-1]), old.dtype, old.device)
@@ -80,11 +81,11 @@ class Storage:
         data.update(new)
 
     def cut(self, data: Fields, slots: int) -> Fields:
-        """The first slots of each row, sharing memory."""
+        """The first slots of each row, as views."""
         return {name: store[..., :slots, :] for name, store in data.items()}
 
     def first(self, slots: int) -> Storage:
-        """The place of what `cut` gives."""
+        """The storage of what `cut` returns."""
         return self
 
     def nbytes(self, data: Fields) -> int:
@@ -93,71 +94,73 @@ class Storage:
     # -- a pass ----------------------------------------------------------------------------------------------------
 
     def take(self, step: Step, tensor: Tensor) -> Tensor:
-        """The pass's rows of it."""
+        """The rows of the pass."""
         return step.take(tensor)
 
     def put(self, step: Step, tensor: Tensor, new: Tensor) -> None:
-        """Writes the pass's rows of it."""
+        """Writes the rows of the pass."""
         step.put(tensor, new)
 
     def rows(self, step: Step) -> Tensor:
-        """[R] where the pass's rows are."""
+        """[R] row numbers of the pass in these tensors."""
         return step.row_index
 
-    def run(self, data: Fields, step: Step, first: int, end: int) -> Fields:
-        """Slots first … end - 1 of the pass's rows."""
+    def read_run(self, data: Fields, step: Step, first: int, end: int) -> Fields:
+        """Slots first … end - 1 of the rows of the pass: [R, *lead, end - first, width] each."""
         return {name: step.take(store)[..., first:end, :] for name, store in data.items()}
 
-    def put_run(self, data: Fields, step: Step, start: int, new: Fields) -> None:
-        """Writes into the slots from `start` on, the same in each of the pass's rows."""
+    def write_run(self, data: Fields, step: Step, start: int, new: Fields) -> None:
+        """Writes new [R, *lead, T, width] into slots start … start + T - 1 of the rows of the pass."""
         for name, store in data.items():
-            numbers = new[name]
-            step.take(store)[..., start : start + numbers.shape[-2], :].copy_(numbers)
+            tokens = new[name]
+            step.take(store)[..., start : start + tokens.shape[-2], :].copy_(tokens)
 
     def read(self, data: Fields, rows: Tensor, slots: Tensor) -> Fields:
         """rows [R], slots [R, N] -> [R, *lead, N, width]"""
         return {name: read_slots(store, rows, slots) for name, store in data.items()}
 
     def write(self, data: Fields, rows: Tensor, slots: Tensor, new: Fields) -> None:
+        """Writes new [R, *lead, N, width] into slots [R, N] of rows [R]."""
         for name, store in data.items():
             write_slots(store, rows, slots, new[name])
 
     # -- verbs -----------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Waits for copies that are under way."""
+        """Waits for copies between host and device."""
 
-    def near(self, tensor: Tensor) -> Tensor:
-        """It, on the device."""
+    def to_device(self, tensor: Tensor) -> Tensor:
+        """The tensor on the device."""
         return tensor
 
     def select(self, tensor: Tensor, index: Tensor) -> Tensor:
-        """These rows of it, in memory of their own."""
+        """A copy of these rows."""
         return owned(tensor.index_select(0, index))
 
     def join(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Their rows one after the other, in memory of their own."""
+        """The rows of all tensors, concatenated into new memory."""
         return owned(torch.cat(list(tensors)))
 
     def fill(self, data: Fields, free: Tensor, value: float) -> None:
         """Fills the slots that are True in `free` [B, S]."""
         for store in data.values():
-            store.masked_fill_(free.reshape(len(free), *(1,) * (store.dim() - 3), -1, 1), unused(store, value))
+            store.masked_fill_(free.reshape(len(free), *(1,) * (store.dim() - 3), -1, 1), fill_value(store, value))
 
     def reorder(self, data: Fields, moves: Moves, layout: Layout) -> None:
+        """Copies the tokens that `moves` names from row to row."""
         for store in data.values():
             moves.slots(store, layout)
 
     # -- as plain tensors ------------------------------------------------------------------------------------------
 
     def like(self, data: Fields) -> Fields:
-        """Tensors in the shape of `copied` for all rows, whose numbers nobody looks at."""
+        """Tensors with the shapes and dtypes of `copied` for all rows; their values do not matter."""
         return data
 
     def copied(self, data: Fields, index: Tensor) -> Fields:
-        """These rows in plain memory that nobody shares: [R, *lead, S, width] each."""
+        """These rows as new tensors [R, *lead, S, width]."""
         return {name: self.select(store, index) for name, store in data.items()}
 
     def part(self, data: Fields, name: str, shape: Sequence[int]) -> Tensor | PagedPart:
-        """Where a tensor of that shape, which `copied` gave elsewhere, is copied to."""
+        """The target of `copy_` for a tensor of this shape that `copied` returned, such as one from a file."""
         return data[name][tuple(slice(size) for size in shape)]

@@ -1,9 +1,9 @@
-"""Residence on the host: a layer's numbers in pinned host memory, token after token.
+"""Residence on the host: the tensors of a layer in pinned host memory, stored token by token.
 
-A part keeps its shape [B, *lead, S, width], but in memory a token's heads lie side by side: [B, S, *lead, width]. So a
-run of a row's tokens is one piece, and moving it is one copy that neither is staged nor waits. Passes never touch these
-numbers: they get copies in windows on the device, and what is new goes back (`storage/prefetch.py`). Verbs work on them
-where they are, on the host's processor, when all copies that are under way have arrived.
+A part keeps its shape [B, *lead, S, width], but its memory is laid out as [B, S, *lead, width]: the heads of a token
+are contiguous. So a run of a row's tokens is contiguous too, and moving it is one asynchronous copy. Passes do not read
+these tensors. They read copies in staging buffers on the device, and new tokens are copied back (`prefetch.py`). Verbs
+(select, join, rewind …) work on the host's tensors, after all copies have finished.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RESIDENCES = ("device", "host")
 
 
 def checked_residence(residence: str) -> str:
-    """The name itself, if there is such a residence."""
+    """The residence, if it is "device" or "host"; raises InputError otherwise."""
     if isinstance(residence, str) and residence in RESIDENCES:
         return residence
     near = difflib.get_close_matches(str(residence), RESIDENCES, n=1, cutoff=0.0)
@@ -42,9 +42,9 @@ def checked_residence(residence: str) -> str:
 
 
 def storage_for(keeping: Keeping | None, by_token: bool = True) -> Storage:
-    """Where a layer that is kept so has its data.
+    """The storage of a layer with these settings; on the device if None.
 
-    by_token   parts are [B, *lead, S, width], with a slot for each token; else they are states, or logs by slot
+    by_token   True if parts are [B, *lead, S, width], with a slot for each token; False for states and logs of inputs
     """
     if keeping is None or keeping.residence == "device":
         return Storage()
@@ -53,13 +53,13 @@ def storage_for(keeping: Keeping | None, by_token: bool = True) -> Storage:
 
 @cache
 def copy_stream(device: torch.device) -> torch.cuda.Stream | None:
-    """Where all copies between host and this device are made, in order; None where copies are made at once."""
+    """The stream of all copies between host and device; None if the device has no streams, and copies are immediate."""
     return torch.cuda.Stream(device) if device.type == "cuda" else None
 
 
 @contextmanager
-def on_the_host(device: torch.device) -> Iterator[None]:
-    """Tensors made inside are not the device's: a plan, whose tensors have no memory anywhere, does not count them."""
+def not_counted(device: torch.device) -> Iterator[None]:
+    """A plan counts tensors made on the meta device as the GPU's, but not those made inside, which are the host's."""
     if device.type != "meta":
         yield
         return
@@ -68,14 +68,14 @@ def on_the_host(device: torch.device) -> Iterator[None]:
 
 
 def host_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device, fill: float | None = None) -> Tensor:
-    """Room on the host for numbers of this device."""
-    with on_the_host(device):
+    """An empty tensor in host memory, pinned if the device is a GPU; on the meta device for a plan."""
+    with not_counted(device):
         home = device if device.type == "meta" else torch.device("cpu")
         return allocate(shape, dtype, home, fill, pinned=device.type == "cuda")
 
 
 class HostStorage(Storage):
-    """In pinned memory of the host. Index tensors come from the device and are taken over."""
+    """In pinned host memory. Index tensors on the device are copied to the host."""
 
     residence = "host"
 
@@ -83,7 +83,7 @@ class HostStorage(Storage):
         self.device, self.by_token = device, by_token
 
     def by_slot(self, tensor: Tensor) -> Tensor:
-        """A part [B, *lead, S, width] as it lies in memory, [B, S, *lead, width]; and back again."""
+        """A view of a part [B, *lead, S, width] in the order of its memory, [B, S, *lead, width]; and the reverse."""
         return tensor.transpose(1, 2) if self.by_token and tensor.dim() == 4 else tensor
 
     def make(
@@ -96,7 +96,7 @@ class HostStorage(Storage):
 
     def widen(self, data: Fields, slots: int) -> None:
         self.settle()
-        with on_the_host(self.device):
+        with not_counted(self.device):
             new: Fields = {}
             for name, old in data.items():
                 rows, *lead, have, width = old.shape
@@ -125,26 +125,26 @@ class HostStorage(Storage):
         if stream is not None:
             stream.synchronize()
 
-    def near(self, tensor: Tensor) -> Tensor:
+    def to_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device)
 
     def select(self, tensor: Tensor, index: Tensor) -> Tensor:
-        if self._elsewhere(tensor):
+        if self._on_device(tensor):
             return super().select(tensor, index)
         self.settle()
-        lies = self.by_slot(tensor)
-        new = host_tensor((len(index), *lies.shape[1:]), tensor.dtype, self.device)
-        torch.index_select(lies, 0, index.to(tensor.device), out=new)
+        memory = self.by_slot(tensor)
+        new = host_tensor((len(index), *memory.shape[1:]), tensor.dtype, self.device)
+        torch.index_select(memory, 0, index.to(tensor.device), out=new)
         return self.by_slot(new)
 
     def join(self, tensors: Sequence[Tensor]) -> Tensor:
-        if self._elsewhere(tensors[0]):
+        if self._on_device(tensors[0]):
             return super().join(tensors)
         self.settle()
-        lie = [self.by_slot(tensor) for tensor in tensors]
-        rows = sum(len(one) for one in lie)
-        new = host_tensor((rows, *lie[0].shape[1:]), tensors[0].dtype, self.device)
-        torch.cat(lie, out=new)
+        memory = [self.by_slot(tensor) for tensor in tensors]
+        rows = sum(len(one) for one in memory)
+        new = host_tensor((rows, *memory[0].shape[1:]), tensors[0].dtype, self.device)
+        torch.cat(memory, out=new)
         return self.by_slot(new)
 
     def fill(self, data: Fields, free: Tensor, value: float) -> None:
@@ -156,6 +156,6 @@ class HostStorage(Storage):
         for store in data.values():
             moves.on(store.device).slots(store, layout)
 
-    def _elsewhere(self, tensor: Tensor) -> bool:
-        """Whether it is one of the small tensors (how long a source is) that stay on the device."""
+    def _on_device(self, tensor: Tensor) -> bool:
+        """True for the small tensors that stay on the device, such as the lengths [B] of sources."""
         return tensor.dim() == 1

@@ -1,7 +1,7 @@
-"""The place of tokens in pages of a pool: slot s of row b lies in page table[b, s // page] at s % page.
+"""Storage in pages of a pool: slot s of row b is slot s % page of page table[b, s // page].
 
-What a pass reads is put side by side by a gather, so it looks like what any other place gives. Which pages a row has is
-said by its table (`page_table.py`), on the device too: nothing here waits for it.
+Reads gather the pages of a row into one tensor, in the shape that every storage returns. The page table
+(`page_table.py`) is on the device too, so nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from lamina.cache.clock import Clock, on_device
-from lamina.cache.codec.codec import unused
-from lamina.cache.codec.formats import Fields
+from lamina.cache.codec.formats import Fields, fill_value
 from lamina.cache.layers.layout import Layout
 from lamina.cache.storage.device import Storage
 
@@ -26,11 +25,11 @@ if TYPE_CHECKING:
 
 
 def by_slot(store: Tensor) -> Tensor:
-    """[P, *lead, page, D] or [R, *lead, T, D] with rows and slots in front."""
+    """[P, *lead, page, D] -> [P, page, *lead, D], and [R, *lead, T, D] -> [R, T, *lead, D]; its own inverse"""
     return store if store.dim() == 3 else store.transpose(1, 2)
 
 
-def side_by_side(store: Tensor, pages: Tensor) -> Tensor:
+def gather_pages(store: Tensor, pages: Tensor) -> Tensor:
     """store [P, *lead, page, D], pages [R, N] -> [R, *lead, N · page, D]"""
     if store.dim() == 3:
         return store[pages].flatten(1, 2)
@@ -39,17 +38,20 @@ def side_by_side(store: Tensor, pages: Tensor) -> Tensor:
 
 
 class PagedStorage(Storage):
-    """Slots that lie in pages of a pool. `data` is the pool's: name of a part -> [P, *lead, page, width]."""
+    """Slots in pages of a pool. `data` belongs to the pool: part -> [P, *lead, page, width].
+
+    end   slots of a row, where a layer is cut to fewer than the table has
+    """
 
     paged = True
 
     def __init__(self, table: PageTable, end: int | None = None) -> None:
         self.table, self.end = table, end
-        self.page = table.kind.page
+        self.page = table.group.page
 
     def columns(self) -> dict[str, int]:
         pages = self.table.tensor
-        return {"slots": self.page, "pages": pages.data_ptr(), "places": pages.shape[1]}
+        return {"slots": self.page, "pages": pages.data_ptr(), "pages_per_row": pages.shape[1]}
 
     def slots(self, data: Fields) -> int:
         return self.table.slots if self.end is None else self.end
@@ -68,61 +70,61 @@ class PagedStorage(Storage):
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 
-    def run(self, data: Fields, step: Step, first: int, end: int) -> Fields:
+    def read_run(self, data: Fields, step: Step, first: int, end: int) -> Fields:
         at = first // self.page
         pages = step.take(self.table.tensor)[:, at : -(-end // self.page)]
         start, stop = first - at * self.page, end - at * self.page
-        with self.table.kind.reading:
-            return {name: side_by_side(store, pages)[..., start:stop, :] for name, store in data.items()}
+        with self.table.group.reading:
+            return {name: gather_pages(store, pages)[..., start:stop, :] for name, store in data.items()}
 
-    def put_run(self, data: Fields, step: Step, start: int, new: Fields) -> None:
+    def write_run(self, data: Fields, step: Step, start: int, new: Fields) -> None:
         tokens = next(iter(new.values())).shape[-2]
         slots = torch.arange(start, start + tokens, device=self.table.tensor.device)
         self._write(data, step.take(self.table.tensor)[:, slots // self.page], slots % self.page, new)
 
     def read(self, data: Fields, rows: Tensor, slots: Tensor) -> Fields:
         pages = self.table.tensor[rows[:, None], slots // self.page]
-        with self.table.kind.reading:
+        with self.table.group.reading:
             return {name: by_slot(by_slot(store)[pages, slots % self.page]) for name, store in data.items()}
 
     def write(self, data: Fields, rows: Tensor, slots: Tensor, new: Fields) -> None:
         self._write(data, self.table.tensor[rows[:, None], slots // self.page], slots % self.page, new)
 
     def _write(self, data: Fields, pages: Tensor, at: Tensor, new: Fields) -> None:
-        """Writes new [R, *lead, T, D] into places `at` of these pages [R, T]."""
+        """Writes new [R, *lead, T, D] into pages [R, T] at slots `at`, [T] or [R, T]."""
         tokens = {name: by_slot(new[name]).to(store.dtype) for name, store in data.items()}
-        with self.table.kind.steady:
+        with self.table.group.steady:
             for name, store in data.items():
                 by_slot(store)[pages, at] = tokens[name]
 
     def scatter(self, data: Fields, name: str, rows: Tensor, there: Tensor, new: Tensor) -> None:
-        """Writes the slots of these rows that are True in `there` [R, S] into a part. new [R, *lead, S, D]"""
+        """Writes the slots of new [R, *lead, S, D] that are True in `there` [R, S] into a part of these rows."""
         row, slot = there.nonzero(as_tuple=True)
         pages, tokens = self.table.tensor[rows[row], slot // self.page], by_slot(new)[row, slot]
-        with self.table.kind.steady:
+        with self.table.group.steady:
             by_slot(data[name])[pages, slot % self.page] = tokens.to(data[name].dtype)
 
     # -- verbs -----------------------------------------------------------------------------------------------------
 
     def fill(self, data: Fields, free: Tensor, value: float) -> None:
-        """Where a page is shared, someone else may use what is free here."""
-        pages = self.table.kind.pages
-        with self.table.kind.lock:  # pages that are free now stay so until they are filled
-            pages.settle()
-            own = torch.from_numpy(pages.refs[self.table.numbers] == 1).to(free.device)
+        """Fills free slots of pages that one row alone refers to, and free pages. Other rows may use the rest."""
+        group = self.table.group
+        with group.lock:  # pages that are free now must stay so until they are filled
+            allocator = group.settled()
+            own = torch.from_numpy(allocator.refs[self.table.numbers] == 1).to(free.device)
             own = own.repeat_interleave(self.page, dim=1)[:, : free.shape[1]]
-            nobody = on_device([0, *pages.free], free.device)
+            nobody = on_device([0, *allocator.free], free.device)
             row, slot = (free & own).nonzero(as_tuple=True)
             at = self.table.tensor[row, slot // self.page], slot % self.page
             for store in data.values():
-                by_slot(store)[at] = unused(store, value)
-                store.index_fill_(0, nobody, unused(store, value))
+                by_slot(store)[at] = fill_value(store, value)
+                store.index_fill_(0, nobody, fill_value(store, value))
 
     def reorder(self, data: Fields, moves: Moves, layout: Layout) -> None:
-        return  # rows take over others' pages, once for all layers: see `PageTables.reorder`
+        return  # rows share pages, in all layers at once: see `PageTables.reorder`
 
     def select(self, tensor: Tensor, index: Tensor) -> Tensor:
-        return tensor  # the new cache's tables say which rows these are
+        return tensor  # the page table of the new cache has the rows
 
     # -- as plain tensors ------------------------------------------------------------------------------------------
 
@@ -136,19 +138,20 @@ class PagedStorage(Storage):
     def copied(self, data: Fields, index: Tensor) -> Fields:
         slots = self.slots(data)
         pages = self.table.tensor[index, : -(-slots // self.page)]
-        with self.table.kind.reading:
-            return {name: side_by_side(store, pages)[..., :slots, :].clone() for name, store in data.items()}
+        with self.table.group.reading:
+            return {name: gather_pages(store, pages)[..., :slots, :].clone() for name, store in data.items()}
 
     def part(self, data: Fields, name: str, shape: Sequence[int]) -> PagedPart:
         return PagedPart(self, data, name, shape)
 
 
 class PagedPart:
-    """A part of all rows, written as if it were one tensor [B, *lead, S, D]; slots without a page are left out."""
+    """The target of `copy_` for a part of all rows, as if it were one tensor [B, *lead, S, D]; slots without a page are
+    left out."""
 
-    def __init__(self, place: PagedStorage, data: Fields, name: str, shape: Sequence[int]) -> None:
-        self.storage, self.data, self.name = place, data, name
-        rows, *rest, slots, _ = place.like(data)[name].shape
+    def __init__(self, storage: PagedStorage, data: Fields, name: str, shape: Sequence[int]) -> None:
+        self.storage, self.data, self.name = storage, data, name
+        rows, *rest, slots, _ = storage.like(data)[name].shape
         self.shape = torch.Size((rows, *rest, min(shape[-2], slots), data[name].shape[-1]))
 
     def copy_(self, new: Tensor) -> None:
@@ -160,14 +163,14 @@ class PagedPart:
         self.storage.scatter(self.data, self.name, rows, there, new.to(device))
 
 
-def copy_in(layer: TokenLayer, rows: Sequence[int], other: TokenLayer, clock: Clock) -> None:
-    """Copies what another layer holds into these rows of a paged one, which have the pages for it."""
+def copy_into_pages(layer: TokenLayer, rows: Sequence[int], other: TokenLayer, clock: Clock) -> None:
+    """Copies the tokens of an unpaged layer into these rows of a paged one, which have the pages for them."""
     assert isinstance(layer.storage, PagedStorage)
     if not other.slots or not layer.slots:
         return
     held = layer.layout.positions(layer.slots, clock.lengths)  # [R, S]
     source = other.layout.slots(held.clamp(min=0)).clamp(max=other.slots - 1)
-    numbers = other.storage.read(other.data, torch.arange(len(held), device=held.device), source)
+    tokens = other.storage.read(other.data, torch.arange(len(held), device=held.device), source)
     index = on_device(list(rows), held.device)
     for name in layer.data:
-        layer.storage.scatter(layer.data, name, index, held >= 0, numbers[name])
+        layer.storage.scatter(layer.data, name, index, held >= 0, tokens[name])

@@ -10,8 +10,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from lamina.checkpoint.folder import read_json
-from lamina.checkpoint.source import CheckpointError
-from lamina.errors import InputError
+from lamina.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
     from lamina.checkpoint.chat.literal import Literal

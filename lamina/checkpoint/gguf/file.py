@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lamina.checkpoint.gguf.header import GGUFHeader, StoredTensor
-from lamina.checkpoint.source import Checkpoint, CheckpointError
+from lamina.checkpoint.source import Checkpoint
+from lamina.errors import CheckpointError
 
 if TYPE_CHECKING:
     from lamina.checkpoint.tokenizer import Tokenizer

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lamina.checkpoint.chat.template import gguf_templates
-from lamina.checkpoint.source import CheckpointError
 from lamina.checkpoint.tokenizer import Tokenizer
+from lamina.errors import CheckpointError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend

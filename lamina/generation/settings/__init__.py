@@ -1,1 +1,1 @@
-"""The settings of `generate`: what each may be, and what contradicts what."""
+"""The settings of `generate`: declarations, types for editors, checks of each value and of all together."""

@@ -1,4 +1,4 @@
-"""What `generate` and `stream` are given besides prompts and settings: each is of its kind, or refused by name."""
+"""Checks of the arguments of `generate` and `stream` that are not settings: cache, attention_mask, prefixes …"""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from lamina.generation.settings.validate import short
 if TYPE_CHECKING:
     from lamina.model import Model
 
+# name: (check, what the value must be)
 KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "attention_mask": (lambda given: isinstance(given, Tensor | np.ndarray | list), "a tensor of 0 and 1"),
     "decoder_attention_mask": (lambda given: isinstance(given, Tensor | np.ndarray | list), "a tensor of 0 and 1"),
@@ -23,7 +24,7 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda given: isinstance(given, Tensor | Sequence) and not isinstance(given, str),
         "a tensor [B, T, width] or a list of tensors [T, width]",
     ),
-    "chat_options": (lambda given: isinstance(given, Mapping), "a mapping of names to what the chat template gets"),
+    "chat_options": (lambda given: isinstance(given, Mapping), "a mapping of variables for the chat template"),
     "cache": (lambda given: isinstance(given, Cache), "a cache, as model.new_cache() and result.cache are"),
     "whole": (lambda given: isinstance(given, bool), "True, False or None"),
     "prefixes": (lambda given: isinstance(given, PrefixStore), "a lamina.PrefixStore"),
@@ -32,7 +33,7 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_arguments(model: Model, given: Mapping[str, Any]) -> None:
-    """Refuses what is of the wrong kind, and a cache of another model; None stands for nothing given."""
+    """Refuses arguments of the wrong type, and a cache of another model. None counts as not given."""
     for name, value in given.items():
         if name in KINDS and value is not None and not KINDS[name][0](value):
             raise InputError(f"{name}={short(value)}: it must be {KINDS[name][1]}")

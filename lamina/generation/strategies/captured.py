@@ -56,7 +56,7 @@ def decode_captured(run: Run) -> StrategyOutput:
         _put_tokens(run, range(run.rows), tokens)  # first, so that a stream does not wait for kernels to be built
     try:
         with current(cache.device), run.model.graphs.step(cache.rows, run.chooser, cache) as step:
-            step.take_up(
+            step.begin(
                 cache, first, run.stopping.most, run.stopping.eos,
                 seed=run.chooser.seed, numbers=run.row_ids, prompts=run.prompt_lengths,
             )  # fmt: skip
@@ -106,7 +106,7 @@ def _replay_watched(run: Run, step: CapturedStep) -> None:
         reasons = run.stopping.reasons
         for row in live:
             if reasons[row] in ("stop", "time"):
-                step.left[row] = 1  # the next step feeds the row's last token and ends it
+                step.remaining[row] = 1  # the next step feeds the row's last token and ends it
         step.run(1, live)
         live = [row for row in live if reasons[row] is None]
         if not run.chooser.may_exclude_all:

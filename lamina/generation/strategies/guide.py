@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
-from lamina.cache.recompute import forgetful
+from lamina.cache.recompute import recompute_cache
 from lamina.errors import InputError
 from lamina.generation.feed import prefill
 from lamina.generation.prompt import Prompt, from_rows, prompt_of
 from lamina.generation.room import make_room
 from lamina.runtime.feed import feed_one
-from lamina.sampling.guidance import guided
+from lamina.sampling.guidance import guide_scores
 
 if TYPE_CHECKING:
     from lamina.generation.settings.settings import Settings
@@ -39,7 +39,7 @@ class Guide:
         remembers   False if the call has use_cache=False
         """
         rows = len(prompt.counts)
-        cache = model.new_cache(rows) if remembers else forgetful(model, rows)
+        cache = model.new_cache(rows) if remembers else recompute_cache(model, rows)
         make_room(cache, prompt.counts, [most] * rows)
         logits = prefill(model, prompt, cache, chunk)
         self.model, self.scale = model, scale
@@ -47,7 +47,7 @@ class Guide:
 
     def apply(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
         """Logits [R, V] of these rows -> scores [R, V], moved away from those after the negative prompt."""
-        return guided(logits.float(), self.logits[list(rows)].float(), self.scale)
+        return guide_scores(logits.float(), self.logits[list(rows)].float(), self.scale)
 
     def feed(self, ids: Tensor, rows: Sequence[int]) -> None:
         """Feeds the new tokens ids [R] of these rows to the second cache."""

@@ -1,1 +1,1 @@
-"""Decode attention, and what runs around it."""
+"""Decode attention kernels: plain, fused with RoPE, quantized and MLA; RoPE and the projections around them."""

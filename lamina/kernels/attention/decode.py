@@ -1,11 +1,10 @@
-"""Decode attention: up to 16 new tokens a row over a cache's keys and values, each key and value read once.
+"""Decode attention: up to 16 new tokens per row over a cache's keys and values, each key and value read once.
 
-A program takes one key head of one row and a part of its visible tokens (`splits`). The G query heads of that key head
-times the T new tokens are the rows of a matrix product, so grouped heads share one read. New keys and values come from
-this pass's tensors, committed ones from the store; what the store is (a line, a ring, where, how long each row) is read
-on the device from the cache's table, so one captured launch serves every cache and length.
-
-The parts of a long row are merged by the programs that complete them: there is no second launch.
+One program takes one key head of one row and one split of its visible tokens (`split_kv.py`). The G query heads of that
+key head times the T new tokens are the rows of a matrix product, so grouped heads (GQA) share one read. New keys and
+values come from this pass's tensors, committed ones from the store. Whether the store is a line or a ring, its address
+and each row's length are read on the device from the cache's entry table, so one captured launch serves every cache and
+length.
 
 The reference is `lamina.attention.reference_attention`.
 """
@@ -22,31 +21,25 @@ from torch import Tensor
 
 from lamina.attention.window import Window
 from lamina.errors import InputError
+from lamina.kernels.attention.online_softmax import LOWEST, accumulate, merge_splits, store_output, to_scores
 from lamina.kernels.attention.shape import Shape
-from lamina.kernels.attention.split_kv import (
-    NEW,
-    NOTHING,
-    Division,
+from lamina.kernels.attention.split_kv import Division, assigned_split, shortest_split, target_splits
+from lamina.kernels.attention.visible import (
+    MOST_NEW,
     first_seen,
-    fold,
-    gathered,
-    least_tokens,
-    part_of,
-    parts_for,
+    most_visible,
     position_of,
-    reach,
-    rule_of,
-    scored,
     slot_of,
-    write,
+    window_arguments,
 )
 from lamina.kernels.eligibility import head_bytes, why_no_heads
+from lamina.kernels.entry import K_STORE, V_STORE, store_pointer
 from lamina.kernels.launch import begin, launch
-from lamina.kernels.limits import KIB, Limits, fitting, limits_of, smaller
+from lamina.kernels.limits import KIB, Limits, first_fit, limits_of, smaller
 from lamina.kernels.slots import cells_in, first_cell, pages_of, stages_for
 from lamina.kernels.workspace import arrivals
 
-# By bytes of one token's padded key and value in one head.
+# By bytes of one token's key and value in one head, each padded to a power of two.
 SHAPES = {
     128: Shape(128, 4, 4),
     256: Shape(128, 4, 3),
@@ -54,87 +47,93 @@ SHAPES = {
     1024: Shape(32, 8, 3),
     2048: Shape(16, 4, 3),
 }
-# Rows of a product, by bytes of a number; more queries of one key head are several programs. Matrix units do not do the
-# products of float32, which need the registers.
+# Queries per program, by bytes per value; more queries of one key head are several programs. Products in float32 run
+# without matrix units and need the registers.
 MOST_QUERIES = {2: 64, 4: 16}
 
 
 @cache
 def plan_for(key_dim: int, value_dim: int, dtype: torch.dtype, queries: int, limits: Limits) -> tuple[int, Shape]:
-    """How many of a key head's queries a program has, and the shape of the launch."""
+    """-> (queries of a key head per program, the shape of the launch)."""
     if reason := why_no_heads(key_dim, value_dim, dtype):
         raise InputError(reason)
     most = min(max(16, triton.next_power_of_2(queries)), MOST_QUERIES[dtype.itemsize])
     for M in (most, most // 2, most // 4):
         shape = shape_for(key_dim, value_dim, dtype, M)
-        found = with_room(shape, key_dim, value_dim, dtype, M, NEW.value, limits.shared, limits)
+        found = with_room(shape, key_dim, value_dim, dtype, M, MOST_NEW.value, limits.shared, limits)
         if found is not None and M >= 16:
             return M, found
     raise InputError(f"{limits.shared} bytes of shared memory are too few for heads of {key_dim} and {value_dim}")
 
 
 def shape_for(key_dim: int, value_dim: int, dtype: torch.dtype, queries: int) -> Shape:
-    """The shape of a launch with so many queries in a program, where there is room for it."""
+    """The shape for `queries` queries per program, where shared memory has room for it."""
     size = head_bytes(key_dim, value_dim, dtype.itemsize)
     shape = next(SHAPES[most] for most in sorted(SHAPES) if size <= most)
-    wide = queries * triton.next_power_of_2(value_dim) > 4096  # more numbers to keep than 4 warps have room for
+    wide = queries * triton.next_power_of_2(value_dim) > 4096  # an accumulator larger than the registers of 4 warps
     return replace(shape, warps=8) if wide else shape
 
 
 def with_room(
     shape: Shape, key_dim: int, value_dim: int, dtype: torch.dtype, queries: int, new: int, room: int, limits: Limits
 ) -> Shape | None:
-    """The shape, or a smaller one, with which a program of so many queries and new tokens has room; None where none
-    does."""
+    """The shape, or the first smaller one, whose shared memory fits `room` bytes with `queries` queries and `new` new
+    tokens; None if none does."""
     size, rows = head_bytes(key_dim, value_dim, dtype.itemsize), max(16, triton.next_power_of_2(queries))
     row = max(16, triton.next_power_of_2(key_dim))
 
     def need(one: Shape) -> int:
-        """Beside the blocks: queries, new tokens, and shares on their way to the product with values."""
+        """Blocks of keys and values; beside them queries, new tokens, and probabilities for the product with values."""
         beside = new * size + rows * (row + one.block) * dtype.itemsize
         return one.block * size * limits.buffers(one.stages, rows) + beside + 2 * KIB
 
-    return fitting(smaller(shape), need, room)
+    return first_fit(smaller(shape), need, room)
 
 
 @triton.jit(do_not_specialize=["rows", "wanted"])  # one kernel for many numbers of rows
 def _attend(
-    out, q, k, v, sinks, parts, counters, table, rows, wanted, size, keep, least, scale, softcap,
-    q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token,
-    T: tl.constexpr, G: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    D_PAD: tl.constexpr, DV_PAD: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr,
-    QUERIES: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, B: tl.constexpr,
-    MERGES: tl.constexpr, BLOCK: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr, CHUNK: tl.constexpr,
-    PAGE: tl.constexpr, PDL: tl.constexpr,
+    out, q, k, v, sinks,  # [B, T, Hq, DV], [B, Hq, T, D], [B, Hk, T, D], [B, Hk, T, DV], [Hq]
+    parts, counters, table,  # partial results and their counters (`merge_splits`); the entry's table row
+    rows, wanted, size, keep, least,  # B; target number of splits; the window; shortest split
+    scale, softcap,
+    q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token,  # strides
+    T: tl.constexpr, G: tl.constexpr, HEADS: tl.constexpr,  # G = Hq // Hk, HEADS = Hk
+    D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr,
+    M: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr,  # queries per program: padded, stored, stored and padded
+    QUERIES: tl.constexpr, KIND: tl.constexpr,  # blocks of M queries per key head; kind of window
+    SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
+    B: tl.constexpr, MERGES: tl.constexpr, BLOCK: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr,
+    CHUNK: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """Program (head · QUERIES + block, item): M queries of one key head over one split of one row."""
     group = tl.program_id(0)
     head, block = group // QUERIES, group % QUERIES
-    row, split, used, item, each, length, count, kept, first, many, ring = part_of(
+    row, split, n_splits, base, split_tokens, length, count, kept, first, n_visible, ring = assigned_split(
         table, rows, wanted, size, keep, least, T, B, KIND, BLOCK
     )
-    if split >= used:
+    if split >= n_splits:
         return
-    base, pages = first_cell(table, row * HEADS + head, PAGE), pages_of(table, row, PAGE)
-    stored = k.dtype
-    k_store = tl.multiple_of(tl.multiple_of(tl.load(table), 16).to(stored), 16) + base * D
-    v_store = tl.multiple_of(tl.multiple_of(tl.load(table + 1), 16).to(stored), 16) + base * DV
-    begins = split * each
-    ends = tl.minimum(begins + each, many)
+    origin, pages = first_cell(table, row * HEADS + head, PAGE), pages_of(table, row, PAGE)
+    k_store = store_pointer(table, K_STORE, k.dtype) + origin * D
+    v_store = store_pointer(table, V_STORE, k.dtype) + origin * DV
+    begins = split * split_tokens
+    ends = tl.minimum(begins + split_tokens, n_visible)
     begin(PDL)
 
     d, dv = tl.arange(0, D_PAD), tl.arange(0, DV_PAD)
-    inner = tl.arange(0, M)  # this program's queries: token t of the head's query head r // T
+    inner = tl.arange(0, M)  # this program's queries: r = g · T + t is token t of query head head · G + g
     r = block * M + inner
     t, g = r % T, r // T
     low = first_seen(length + t, size, KIND)  # [M]
     at = row * q_row + (head * G + g) * q_head + t * q_token
     queries = tl.load(q + at[:, None] + d[None, :], mask=(r < G * T)[:, None] & (d < D)[None, :], other=0.0)
-    top, total = tl.full([M], NOTHING, tl.float32), tl.zeros([M], tl.float32)
+    top, total = tl.full([M], LOWEST, tl.float32), tl.zeros([M], tl.float32)
     mix = tl.zeros([M, DV_PAD], tl.float32)
 
-    # The shortest part takes the new tokens too: fetched now, while the first blocks are, and used at the end.
-    takes_new = split == used - 1
-    u = tl.arange(0, NEW)
+    # The last split of a row is the shortest, so it takes the new tokens too: loaded now, together with the first
+    # blocks, and used after the loop.
+    takes_new = split == n_splits - 1
+    u = tl.arange(0, MOST_NEW)
     is_new = ((u < count) & takes_new)[:, None]
     at_k, at_v = row * k_row + head * k_head + u * k_token, row * v_row + head * v_head + u * v_token
     new_keys = tl.load(k + at_k[:, None] + d[None, :], mask=is_new & (d < D)[None, :], other=0.0)
@@ -144,40 +143,40 @@ def _attend(
         j = start + tl.arange(0, BLOCK)
         there = (j < ends)[:, None]
         slot = slot_of(j, kept, first, ring, keep, KIND)
-        slot = cells_in(pages, head, slot, start, ends, HEADS, PAGE, KIND, BLOCK)
-        keys = tl.load(k_store + slot[:, None] * D + d[None, :], mask=there & (d < D)[None, :], other=0.0)
-        scores = scored(tl.dot(queries, tl.trans(keys), input_precision="ieee"), scale, softcap, SOFTCAP)
+        cell = cells_in(pages, head, slot, start, ends, HEADS, PAGE, KIND, BLOCK)
+        keys = tl.load(k_store + cell[:, None] * D + d[None, :], mask=there & (d < D)[None, :], other=0.0)
+        scores = to_scores(tl.dot(queries, tl.trans(keys), input_precision="ieee"), scale, softcap, SOFTCAP)
         seen = (j < ends)[None, :]
-        if KIND != "full" and T > 1:
+        if KIND != "full" and T > 1:  # later queries see fewer of the earlier tokens
             p = position_of(j, kept, first)[None, :]
             seen = seen & ((p >= low[:, None]) | (p < keep))
-        values = tl.load(v_store + slot[:, None] * DV + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0)
-        top, total, mix = fold(top, total, mix, scores, seen, values)
+        values = tl.load(v_store + cell[:, None] * DV + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0)
+        top, total, mix = accumulate(top, total, mix, scores, seen, values)
 
     if takes_new:
-        new_scores = scored(tl.dot(queries, tl.trans(new_keys), input_precision="ieee"), scale, softcap, SOFTCAP)
+        new_scores = to_scores(tl.dot(queries, tl.trans(new_keys), input_precision="ieee"), scale, softcap, SOFTCAP)
         sees_new = (u < count)[None, :] & (u[None, :] <= t[:, None])
         if KIND != "full":
             new_position = (length + u)[None, :]
             sees_new = sees_new & ((new_position >= low[:, None]) | (new_position < keep))
-        top, total, mix = fold(top, total, mix, new_scores, sees_new, new_values)
+        top, total, mix = accumulate(top, total, mix, new_scores, sees_new, new_values)
 
-    if used == 1:
-        write(out, top, total, mix, sinks, out, 0, row, head, r, dv, count, T, G, HEADS, DV, SINKS, False)
+    if n_splits == 1:
+        store_output(out, top, total, mix, sinks, out, 0, row, head, r, dv, count, T, G, HEADS, DV, SINKS, False)
     elif MERGES:
         n = tl.arange(0, R)
-        whole, best, sums, mixed = gathered(
-            parts, counters, top, total, mix, group, item, split, used, inner, n, dv,
+        whole, best, sums, mixed = merge_splits(
+            parts, counters, top, total, mix, group, base, split, n_splits, inner, n, dv,
             ROWS, DV, R, DV_PAD, BUNCH, TREE, CHUNK,
         )  # fmt: skip
         if whole:
-            write(out, best, sums, mixed, sinks, out, 0, row, head, block * M + n, dv, count,
-                  T, G, HEADS, DV, SINKS, False)  # fmt: skip
+            store_output(out, best, sums, mixed, sinks, out, 0, row, head, block * M + n, dv, count,
+                         T, G, HEADS, DV, SINKS, False)  # fmt: skip
 
 
 def decode_attention(
     q: Tensor,  # [B, Hq, T, D]
-    k: Tensor,  # [B, Hk, T, D]: this pass's own
+    k: Tensor,  # [B, Hk, T, D]: of this pass's own tokens
     v: Tensor,  # [B, Hk, T, Dv]
     table: Tensor,  # the row of the cache's table for this entry
     window: Window,
@@ -188,40 +187,40 @@ def decode_attention(
     most_parts: int | None = None,
     shape: Shape | None = None,
     least: int | None = None,
-    page: int = 0,  # slots of a page, where the store is in pages
+    page: int = 0,  # slots per page; 0 without pages
 ) -> Tensor:
-    """Attention of up to 16 new tokens over what the cache's rows hold and themselves: [B, Hq, T, Dv].
+    """Attention of up to 16 new tokens per row over the row's committed tokens and themselves -> [B, Hq, T, Dv].
 
-    Only visible slots of the store are read, whatever its capacity. Padding gives zeros. The last axis of q, k and v is
-    contiguous. The output lies as [B, T, Hq, Dv], so putting the heads side by side afterwards costs nothing.
-    `most_parts` (into how many all that the rows see is divided), `shape` and `least` are for measuring other
-    configurations.
+    Only visible slots are read, whatever the store's capacity. Padding gives zeros. The last axis of q, k and v is
+    contiguous. The output's memory is [B, T, Hq, Dv], so concatenating the heads afterwards copies nothing.
+    `most_parts` (target number of splits), `shape` and `least` are for measuring other configurations.
     """
     B, Hq, T, D = q.shape
     Hk, Dv = k.shape[1], v.shape[3]
-    if not 1 <= T <= NEW.value:
+    if not 1 <= T <= MOST_NEW.value:
         raise InputError(
-            f"{T} new tokens a row: decode attention takes 1 to {NEW.value}, use lamina.attention for more"
+            f"{T} new tokens a row: decode attention takes 1 to {MOST_NEW.value}, use lamina.attention for more"
         )
     queries = Hq // Hk * T
     limits = limits_of(q.device)
     M, own = plan_for(D, Dv, k.dtype, queries, limits)
     blocks = triton.cdiv(queries, M)
     rows = M if blocks > 1 else queries
-    least = least or least_tokens((shape or shape_for(D, Dv, k.dtype, M)).block)
+    least = least or shortest_split((shape or shape_for(D, Dv, k.dtype, M)).block)
     shape = shape or own
-    kind, size, keep = rule_of(window)
-    most = most_parts or parts_for(B, Hk * blocks, reach(window), least, limits.multiprocessors)
+    kind, size, keep = window_arguments(window)
+    most = most_parts or target_splits(B, Hk * blocks, most_visible(window), least, limits.multiprocessors)
     out = torch.empty(B, T, Hq, Dv, dtype=q.dtype, device=q.device)
-    cuts = Division.of(B, Hk * blocks, rows, Dv, most, out)
+    division = Division.of(B, Hk * blocks, rows, Dv, most, out)
     R, values = triton.next_power_of_2(rows), max(16, triton.next_power_of_2(Dv))
     launch(
-        _attend, (Hk * blocks, cuts.items),
-        out, q, k, v, out if sinks is None else sinks, cuts.parts, arrivals(q.device), table, B, cuts.wanted, size,
-        keep, least, scale, 1.0 if softcap is None else softcap, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        _attend, (Hk * blocks, division.items),
+        out, q, k, v, out if sinks is None else sinks, division.parts, arrivals(q.device), table,
+        B, division.wanted, size, keep, least, scale, 1.0 if softcap is None else softcap,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         T=T, G=Hq // Hk, HEADS=Hk, D=D, DV=Dv, D_PAD=max(16, triton.next_power_of_2(D)), DV_PAD=values,
         M=M, ROWS=rows, R=R, QUERIES=blocks, KIND=kind, SOFTCAP=softcap is not None, SINKS=sinks is not None,
-        BLOCK=shape.block, **cuts.constants(R, values, shape.warps),
+        BLOCK=shape.block, **division.constants(R, values, shape.warps),
         PAGE=page, num_warps=shape.warps, num_stages=stages_for(shape.stages, page),
     )  # fmt: skip
     return out.transpose(1, 2)

@@ -1,12 +1,13 @@
-"""One new token a row: norms, rotary embedding, the slot and attention in one launch.
+"""Decode attention for one new token per row: norm, RoPE, storing the token, and attention in one launch.
 
-`rope` and `attend` are two launches, with most of the time of a short context between them: nothing is read while a
-program waits for queries that were just turned. Here a program turns the queries of its key head itself; the one that
-takes the last part of a row also turns the new key and stores it with its value, and adds both from registers.
+`rope_append` and `decode` are two launches, and with a short context most of the time is between them: a program reads
+nothing while it waits for queries that were just rotated. Here a program rotates the queries of its key head itself.
+The program of the last split of a row also rotates the new key, stores it with its value, and attends to both from
+registers.
 
-What a cache held before this pass nobody writes now, so the first blocks of a part, one for each stage of the loop, are
-on their way before the kernel in front has finished; not in float32, where queries alone take what registers there are.
-The rest is as in `attend`. A slot that the new token takes is one that no query can see.
+No launch of this pass writes committed tokens, so the first blocks of a split, one per pipeline stage, are loaded
+before the launch in front has finished. Not in float32: there the queries alone fill the registers of the loop. The
+rest is as in `decode.py`. The slot that the new token takes is one that no query of this pass sees.
 
 The references are `lamina.cache.step.Step.ready` and `lamina.attention.reference_attention`.
 """
@@ -23,23 +24,13 @@ from torch import Tensor
 from lamina.attention.window import Window
 from lamina.errors import InputError
 from lamina.kernels.attention.decode import MOST_QUERIES, with_room
-from lamina.kernels.attention.rope_append import rotated, weights_of
+from lamina.kernels.attention.online_softmax import LOWEST, accumulate, merge_splits, store_output, to_scores
+from lamina.kernels.attention.rope_append import norm_and_rotate, norm_arguments
 from lamina.kernels.attention.shape import Shape
-from lamina.kernels.attention.split_kv import (
-    NOTHING,
-    Division,
-    fold,
-    gathered,
-    least_tokens,
-    part_of,
-    parts_for,
-    reach,
-    rule_of,
-    scored,
-    slot_of,
-    write,
-)
+from lamina.kernels.attention.split_kv import Division, assigned_split, shortest_split, target_splits
+from lamina.kernels.attention.visible import most_visible, slot_of, window_arguments
 from lamina.kernels.eligibility import head_bytes, why_no_heads
+from lamina.kernels.entry import K_STORE, V_STORE, store_pointer
 from lamina.kernels.launch import begin, launch
 from lamina.kernels.limits import Limits, limits_of
 from lamina.kernels.slots import cell_of, cells_in, first_cell, pages_of, stages_for
@@ -48,7 +39,7 @@ from lamina.kernels.workspace import arrivals
 if TYPE_CHECKING:
     from lamina.nn.norm import RMSNorm
 
-# By bytes of one token's padded key and value in one head.
+# By bytes of one token's key and value in one head, each padded to a power of two.
 SHAPES = {
     128: Shape(128, 4, 4),
     256: Shape(128, 4, 3),
@@ -56,13 +47,12 @@ SHAPES = {
     1024: Shape(32, 8, 3),
     2048: Shape(16, 4, 3),
 }
-# Two of these share a multiprocessor, for rows so many that one for each is few. With a stage less three would fit, and
-# where three lie the others wait for them.
+# Many rows: a smaller tile, so two programs fit per SM. One stage fewer would fit three, which unbalances the SMs.
 CROWDED = {512: Shape(64, 4, 4)}
 
 
-def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether the kernel is for these queries, keys and values: one token a row, and heads that fit its registers."""
+def supports(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the kernel takes these queries, keys and values: one token per row, and heads that fit its registers."""
     (Hq, T, D), (Hk, Dv) = q.shape[1:], (k.shape[1], v.shape[3])
     if T > 1 or Hq // Hk > MOST_QUERIES[q.element_size()] or why_no_heads(D, Dv, k.dtype) is not None:
         return False
@@ -79,65 +69,74 @@ def _shape(key_dim: int, value_dim: int, dtype: torch.dtype, crowded: bool) -> S
 def plan_for(
     key_dim: int, value_dim: int, dtype: torch.dtype, queries: int, groups: int, limits: Limits
 ) -> tuple[Shape, int, int]:
-    """For so many queries of each of `groups` key heads of all rows: the shape of the launch, how many programs share a
-    multiprocessor, and the tokens that a part has at least."""
+    """For `queries` queries of each of `groups` key heads of all rows: -> (the shape of the launch, programs per SM,
+    tokens that a split has at least)."""
     plain, crowded = (_shape(key_dim, value_dim, dtype, some) for some in (False, True))
     own, programs = (crowded, 2) if 2 * groups > limits.multiprocessors and crowded != plain else (plain, 1)
-    room = limits.room(programs if queries <= 32 else 1)  # two of more queries have no room on any device
+    room = limits.room(programs if queries <= 32 else 1)  # with more queries, two programs fit on no device
     shape = with_room(own, key_dim, value_dim, dtype, queries, 0, room, limits)
     if shape is None:
         raise InputError(
             f"{queries} queries of {key_dim} and {value_dim} values do not fit {limits.shared} bytes of shared memory; "
             "use decode_attention"
         )
-    return shape, programs, least_tokens(own.block)
+    return shape, programs, shortest_split(own.block)
 
 
 @triton.jit
-def given(
-    q, k, v, q_head, q_weight, k_weight, q_eps, k_eps, q_plus, k_plus, cos, sin, factor, takes_new, r, d, dv,
+def load_new(
+    q, k, v, q_head,  # this key head's queries [G, D], new key [D] and value [DV]; stride of query heads
+    q_weight, k_weight, q_eps, k_eps, q_plus, k_plus, cos, sin, factor,  # as for `_attend_token`, of this row
+    takes_new, r, d, dv,
     G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PAIRS: tl.constexpr, NEIGHBOURS: tl.constexpr,
     NORMS: tl.constexpr, WEIGHTS: tl.constexpr, FACTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """What the kernel in front has made, once it has: the queries and the new key, turned, and the new value."""
+    """Waits for the launch in front, then -> (queries [M, D_PAD] and new key [1, D_PAD] after norm and RoPE, new value
+    [1, DV_PAD])."""
     begin(PDL)
     x = q + r[:, None] * q_head
-    queries = rotated(x, (r < G)[:, None], q_weight, q_eps, q_plus, cos, sin, d, D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS)
+    queries = norm_and_rotate(x, (r < G)[:, None], q_weight, q_eps, q_plus, cos, sin, d,
+                              D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS)  # fmt: skip
     if FACTOR:
         queries *= tl.load(factor)
     one = tl.arange(0, 1)[:, None]
-    new_key = rotated(k + one, (one == 0) & takes_new, k_weight, k_eps, k_plus, cos, sin, d,
-                      D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS)  # fmt: skip
+    new_key = norm_and_rotate(k + one, (one == 0) & takes_new, k_weight, k_eps, k_plus, cos, sin, d,
+                              D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS)  # fmt: skip
     new_value = tl.load(v + dv, mask=(dv < DV) & takes_new, other=0.0)[None, :]
     return queries.to(k.dtype.element_ty), new_key.to(k.dtype.element_ty), new_value
 
 
 @triton.jit(do_not_specialize=["rows", "wanted"])  # one kernel for many numbers of rows
 def _attend_token(
-    out, q, k, v, cos, sin, q_weight, k_weight, factor, gate, sinks, parts, counters, table, rows, wanted, size, keep,
-    least, scale, softcap, q_row, q_head, k_row, k_head, v_row, v_head, rope_row, factor_row, gate_row, gate_head,
-    q_eps, k_eps, q_plus, k_plus,
-    G: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PAIRS: tl.constexpr,
-    D_PAD: tl.constexpr, DV_PAD: tl.constexpr, M: tl.constexpr, R: tl.constexpr, KIND: tl.constexpr,
-    NEIGHBOURS: tl.constexpr, NORMS: tl.constexpr, WEIGHTS: tl.constexpr, FACTOR: tl.constexpr, GATE: tl.constexpr,
-    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, B: tl.constexpr, MERGES: tl.constexpr,
-    BLOCK: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr, CHUNK: tl.constexpr, PAGE: tl.constexpr,
-    PDL: tl.constexpr,
+    out, q, k, v,  # [B, 1, Hq, DV], [B, Hq, 1, D], [B, Hk, 1, D], [B, Hk, 1, DV]
+    cos, sin, q_weight, k_weight, factor, gate, sinks,  # [B, 1, PAIRS] twice, [D] twice, [B, 1], [B, Hq, 1, DV], [Hq]
+    parts, counters, table,  # partial results and their counters (`merge_splits`); the entry's table row
+    rows, wanted, size, keep, least,  # B; target number of splits; the window; shortest split
+    scale, softcap,
+    q_row, q_head, k_row, k_head, v_row, v_head, rope_row, factor_row, gate_row, gate_head,  # strides
+    q_eps, k_eps, q_plus, k_plus,  # of the norms: `plus` is added to the weight
+    G: tl.constexpr, HEADS: tl.constexpr,  # G = Hq // Hk, HEADS = Hk
+    D: tl.constexpr, DV: tl.constexpr, PAIRS: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr,
+    M: tl.constexpr, R: tl.constexpr,  # M, R: G, padded
+    KIND: tl.constexpr, NEIGHBOURS: tl.constexpr, NORMS: tl.constexpr, WEIGHTS: tl.constexpr,
+    FACTOR: tl.constexpr, GATE: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
+    B: tl.constexpr, MERGES: tl.constexpr, BLOCK: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr,
+    CHUNK: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """Program (head, item): the G queries of one key head over one split of one row."""
     head = tl.program_id(0)
-    row, split, used, item, each, length, count, kept, first, many, ring = part_of(
+    row, split, n_splits, base, split_tokens, length, count, kept, first, n_visible, ring = assigned_split(
         table, rows, wanted, size, keep, least, 1, B, KIND, BLOCK
     )
-    if split >= used:
+    if split >= n_splits:
         return
-    base, pages = first_cell(table, row * HEADS + head, PAGE), pages_of(table, row, PAGE)
-    stored = k.dtype
-    k_store = tl.multiple_of(tl.multiple_of(tl.load(table), 16).to(stored), 16) + base * D
-    v_store = tl.multiple_of(tl.multiple_of(tl.load(table + 1), 16).to(stored), 16) + base * DV
-    begins = split * each
-    ends = tl.minimum(begins + each, many)
+    origin, pages = first_cell(table, row * HEADS + head, PAGE), pages_of(table, row, PAGE)
+    k_store = store_pointer(table, K_STORE, k.dtype) + origin * D
+    v_store = store_pointer(table, V_STORE, k.dtype) + origin * DV
+    begins = split * split_tokens
+    ends = tl.minimum(begins + split_tokens, n_visible)
     d, dv, r = tl.arange(0, D_PAD), tl.arange(0, DV_PAD), tl.arange(0, M)
-    takes_new = (split == used - 1) & (count > 0)
+    takes_new = (split == n_splits - 1) & (count > 0)  # the last split of a row is the shortest
     own = tl.where(length < keep, length, keep + (length - keep) % ring)  # the slot of the new token
     own = cell_of(pages, head, own, takes_new, HEADS, PAGE)
     cos += row * rope_row
@@ -149,57 +148,60 @@ def _attend_token(
         factor += row * factor_row
     queries = tl.zeros([M, D_PAD], k.dtype.element_ty)
     new_key, new_value = tl.zeros([1, D_PAD], k.dtype.element_ty), tl.zeros([1, DV_PAD], k.dtype.element_ty)
-    LATE: tl.constexpr = k.dtype.element_ty != tl.float32  # queries in float32 would take all registers of the loop
+    LATE: tl.constexpr = k.dtype.element_ty != tl.float32  # queries in float32 would fill the registers of the loop
     if not LATE:
-        queries, new_key, new_value = given(q, k, v, q_head, q_weight, k_weight, q_eps, k_eps, q_plus, k_plus, cos, sin,
-                                            factor, takes_new, r, d, dv, G, D, DV, PAIRS, NEIGHBOURS, NORMS, WEIGHTS,
-                                            FACTOR, PDL)  # fmt: skip
-    top, total = tl.full([M], NOTHING, tl.float32), tl.zeros([M], tl.float32)
+        queries, new_key, new_value = load_new(
+            q, k, v, q_head, q_weight, k_weight, q_eps, k_eps, q_plus, k_plus, cos, sin, factor, takes_new, r, d, dv,
+            G, D, DV, PAIRS, NEIGHBOURS, NORMS, WEIGHTS, FACTOR, PDL,
+        )  # fmt: skip
+    top, total = tl.full([M], LOWEST, tl.float32), tl.zeros([M], tl.float32)
     mix = tl.zeros([M, DV_PAD], tl.float32)
     for start in range(begins, tl.maximum(ends, begins + 1), BLOCK):
         j = start + tl.arange(0, BLOCK)
         slot = slot_of(j, kept, first, ring, keep, KIND)
-        slot = cells_in(pages, head, slot, start, ends, HEADS, PAGE, KIND, BLOCK)
+        cell = cells_in(pages, head, slot, start, ends, HEADS, PAGE, KIND, BLOCK)
         there = (j < ends)[:, None]
-        keys = tl.load(k_store + slot[:, None] * D + d[None, :], mask=there & (d < D)[None, :], other=0.0)
-        values = tl.load(v_store + slot[:, None] * DV + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0)
-        if LATE and start == begins:  # the first blocks are on their way, and nobody has waited yet
-            queries, new_key, new_value = given(q, k, v, q_head, q_weight, k_weight, q_eps, k_eps, q_plus, k_plus, cos,
-                                                sin, factor, takes_new, r, d, dv, G, D, DV, PAIRS, NEIGHBOURS, NORMS,
-                                                WEIGHTS, FACTOR, PDL)  # fmt: skip
-        scores = scored(tl.dot(queries, tl.trans(keys), input_precision="ieee"), scale, softcap, SOFTCAP)
-        top, total, mix = fold(top, total, mix, scores, (j < ends)[None, :], values)
+        keys = tl.load(k_store + cell[:, None] * D + d[None, :], mask=there & (d < D)[None, :], other=0.0)
+        values = tl.load(v_store + cell[:, None] * DV + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0)
+        if LATE and start == begins:  # the loads of the first blocks are issued before this waits
+            queries, new_key, new_value = load_new(
+                q, k, v, q_head, q_weight, k_weight, q_eps, k_eps, q_plus, k_plus, cos, sin, factor, takes_new,
+                r, d, dv, G, D, DV, PAIRS, NEIGHBOURS, NORMS, WEIGHTS, FACTOR, PDL,
+            )  # fmt: skip
+        scores = to_scores(tl.dot(queries, tl.trans(keys), input_precision="ieee"), scale, softcap, SOFTCAP)
+        top, total, mix = accumulate(top, total, mix, scores, (j < ends)[None, :], values)
 
     if takes_new:
         score = tl.sum(queries.to(tl.float32) * new_key.to(tl.float32), 1)
-        score = scored(score, scale, softcap, SOFTCAP)
+        score = to_scores(score, scale, softcap, SOFTCAP)
         higher = tl.maximum(top, score)
-        fade, share = tl.exp2(top - higher), tl.exp2(score - higher)
-        total = total * fade + share
-        mix = mix * fade[:, None] + share.to(v.dtype.element_ty).to(tl.float32)[:, None] * new_value.to(tl.float32)
+        rescale, prob = tl.exp2(top - higher), tl.exp2(score - higher)
+        total = total * rescale + prob
+        mix = mix * rescale[:, None] + prob.to(v.dtype.element_ty).to(tl.float32)[:, None] * new_value.to(tl.float32)
         top = higher
         tl.store(k_store + own * D + d[None, :], new_key, mask=(d < D)[None, :])
         tl.store(v_store + own * DV + dv[None, :], new_value, mask=(dv < DV)[None, :])
 
-    if used == 1:
-        write(out, top, total, mix, sinks, gate + row * gate_row, gate_head, row, head, r, dv, count,
-              1, G, HEADS, DV, SINKS, GATE)  # fmt: skip
+    if n_splits == 1:
+        store_output(out, top, total, mix, sinks, gate + row * gate_row, gate_head, row, head, r, dv, count,
+                     1, G, HEADS, DV, SINKS, GATE)  # fmt: skip
     elif MERGES:
         n = tl.arange(0, R)
-        whole, best, sums, mixed = gathered(
-            parts, counters, top, total, mix, head, item, split, used, r, n, dv, G, DV, R, DV_PAD, BUNCH, TREE, CHUNK
-        )
+        whole, best, sums, mixed = merge_splits(
+            parts, counters, top, total, mix, head, base, split, n_splits, r, n, dv,
+            G, DV, R, DV_PAD, BUNCH, TREE, CHUNK,
+        )  # fmt: skip
         if whole:
-            write(out, best, sums, mixed, sinks, gate + row * gate_row, gate_head, row, head, n, dv, count,
-                  1, G, HEADS, DV, SINKS, GATE)  # fmt: skip
+            store_output(out, best, sums, mixed, sinks, gate + row * gate_row, gate_head, row, head, n, dv, count,
+                         1, G, HEADS, DV, SINKS, GATE)  # fmt: skip
 
 
 def attend_token(
     q: Tensor,  # [B, Hq, 1, D]
     k: Tensor,  # [B, Hk, 1, D]
     v: Tensor,  # [B, Hk, 1, Dv]
-    rope: tuple[Tensor, Tensor] | None,  # as `rotate_and_append` takes them, up to `factor`
-    table: Tensor,
+    rope: tuple[Tensor, Tensor] | None,  # this, and neighbours to factor, as `rotate_and_append` takes them
+    table: Tensor,  # the row of the cache's table for this entry
     window: Window,
     *,
     neighbours: bool = False,
@@ -209,42 +211,43 @@ def attend_token(
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,  # [Hq]
-    gate: Tensor | None = None,  # [B, Hq, 1, Dv]: what comes out is multiplied by its sigmoid
+    gate: Tensor | None = None,  # [B, Hq, 1, Dv]: the output is multiplied by its sigmoid
     most_parts: int | None = None,
     shape: Shape | None = None,
     least: int | None = None,
-    page: int = 0,  # slots of a page, where the store is in pages
+    page: int = 0,  # slots per page; 0 without pages
 ) -> Tensor:
-    """Puts the new token into its slot and attends from it over all that it sees. -> [B, Hq, 1, Dv]
+    """Stores the new token in its slot and attends from it over all that it sees -> [B, Hq, 1, Dv].
 
-    The last axis of q, k, v and gate is contiguous. A row whose count is 0 stays as it is and gives zeros.
-    `most_parts`, `shape` and `least` are for measuring other configurations.
+    The last axis of q, k, v and gate is contiguous. A row with count 0 is not changed and gives zeros. `most_parts`
+    (target number of splits), `shape` and `least` are for measuring other configurations.
     """
     (B, Hq, _, D), (Hk, Dv) = q.shape, (k.shape[1], v.shape[3])
     G = Hq // Hk
     limits = limits_of(q.device)
     own, waves, least_of_own = plan_for(D, Dv, k.dtype, G, B * Hk, limits)
-    least = least or (least_of_own if shape is None else least_tokens(shape.block))
+    least = least or (least_of_own if shape is None else shortest_split(shape.block))
     shape = shape or own
-    kind, span, keep = rule_of(window)
-    most = most_parts or parts_for(B, Hk, reach(window), least, limits.multiprocessors, waves=waves)
+    kind, span, keep = window_arguments(window)
+    most = most_parts or target_splits(B, Hk, most_visible(window), least, limits.multiprocessors, waves=waves)
     out = torch.empty(B, 1, Hq, Dv, dtype=q.dtype, device=q.device)
-    cuts = Division.of(B, Hk, G, Dv, most, out)
+    division = Division.of(B, Hk, G, Dv, most, out)
     R, values = triton.next_power_of_2(G), max(16, triton.next_power_of_2(Dv))
     cos, sin = (q, q) if rope is None else rope
-    weights, numbers = weights_of(norms, q)
+    weights, scalars = norm_arguments(norms, q)
     launch(
-        _attend_token, (Hk, cuts.items),
-        out, q, k, v, cos, sin, *weights, *(q if one is None else one for one in (factor, gate, sinks)), cuts.parts,
-        arrivals(q.device), table, B, cuts.wanted, span, keep, least, scale, 1.0 if softcap is None else softcap,
+        _attend_token, (Hk, division.items),
+        out, q, k, v, cos, sin, *weights, *(q if one is None else one for one in (factor, gate, sinks)),
+        division.parts, arrivals(q.device), table,
+        B, division.wanted, span, keep, least, scale, 1.0 if softcap is None else softcap,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], cos.stride(0), 0 if factor is None else factor.stride(0),
-        *((0, 0) if gate is None else gate.stride()[:2]), *numbers,
+        *((0, 0) if gate is None else gate.stride()[:2]), *scalars,
         G=G, HEADS=Hk, D=D, DV=Dv, PAIRS=0 if rope is None else cos.shape[-1],
         D_PAD=max(16, triton.next_power_of_2(D)), DV_PAD=values, M=max(16, R), R=R, KIND=kind, NEIGHBOURS=neighbours,
         NORMS="" if norms is None else "last" if norms_last else "first",
         WEIGHTS=norms is not None and norms[0].weight is not None, FACTOR=factor is not None, GATE=gate is not None,
         SOFTCAP=softcap is not None, SINKS=sinks is not None, BLOCK=shape.block,
-        **cuts.constants(R, values, shape.warps), PAGE=page,
+        **division.constants(R, values, shape.warps), PAGE=page,
         num_warps=shape.warps, num_stages=stages_for(shape.stages, page),
     )  # fmt: skip
     return out.transpose(1, 2)

@@ -1,4 +1,4 @@
-"""How an attention kernel is launched: tokens a step of its loop, warps, and stages of loads on their way."""
+"""The launch configuration of an attention kernel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Shape:
-    """How the kernel is launched: tokens a step, and the loads kept in flight ahead of it."""
+    """Tokens per iteration of the kernel's loop, warps per program, and pipeline stages of the loop's loads."""
 
     block: int
     warps: int

@@ -1,1 +1,1 @@
-"""Products with weight matrices for few tokens, experts included."""
+"""Matrix products for few tokens (GEMV and skinny GEMM), mixtures of experts, and the norms fused with them."""

@@ -1,20 +1,18 @@
-"""A product that knows the norm behind it, so that a norm between two products is no launch of its own.
+"""An RMS norm between two products without a launch of its own: the division is deferred to the product behind it.
 
-An RMS norm needs all of a vector before it can divide any of it. But what it divides by is one number, which may as
-well divide the sums of the product behind it. So the product in front writes its numbers twice, as they are and with
-the norm's weight on them, and adds their squares to a sum; the product behind gets the second ones, `Unnormed`.
+An RMS norm needs the whole vector before it can divide any element. But the divisor is a single number, so it may
+divide the sums of the next product instead of their inputs. The product in front writes its result twice, plain and
+multiplied by the norm's weight, and adds Σ y² to counters. The product behind reads the second copy, `Unnormed`.
 
     y = x + o(…)                  product in front: y, weight · y, and Σ y²
     qkv(norm(y))                  product behind:   qkv(weight · y) / √(Σ y² / W + eps)
 
-Which norm stands behind which product is seen by running a step: the first run notes it, the next ones use it. Model
-code knows nothing of it. Large products are left alone: while a norm waits for one of them, the weights of the next are
-already on their way, and its launch costs nothing.
+Which norm is deferred is in the model's fusion plan (`fusion.py`).
 
-The sum is of whole numbers, whose order of adding does not matter: results repeat bit for bit. It is kept in three
-counters, for small terms (below 2^8, in units of 2^-42), middle ones (below 2^30, of 2^-20) and large ones (of 4), so
-that it is exact to rounding for numbers from 10^-4 to 10^8. Of those there are LANES, since additions to one place wait
-for each other.
+Σ y² is a sum of integers, so the order in which programs add does not matter and results repeat bit for bit. There are
+three counters by size of the term: below 2^8 in units of 2^-42, below 2^30 in units of 2^-20, above in units of 4. So
+the sum is exact to rounding for values from 10^-4 to 10^8. Each counter exists LANES times, since atomic additions to
+one address wait for each other.
 """
 
 # mypy: allow-untyped-defs
@@ -22,7 +20,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 import triton
@@ -30,12 +27,11 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from lamina.kernels.workspace import NORM_COUNTERS, sums
+from lamina.kernels.workspace import NORM_COUNTERS, fusions, sums
 
 if TYPE_CHECKING:
     from lamina.nn.norm import RMSNorm
 
-MOST_BYTES = 30_000_000  # of a weight, in front of a norm that is worth it
 LANES = tl.constexpr(NORM_COUNTERS // 4)
 
 UNITS = (2.0**-42, 2.0**-20, 2.0**2)
@@ -43,12 +39,14 @@ SMALL, MIDDLE, LARGE = tl.constexpr(UNITS[0]), tl.constexpr(UNITS[1]), tl.conste
 
 
 class Unnormed(Tensor):
-    """One vector that its RMS norm has not divided yet, so that whoever wrote parts of it did not wait for each other.
+    """One vector that its RMS norm has multiplied by the weight and not divided yet.
 
-    x        [..., W] with the norm's weight on it
-    squares  the sum of squares of what the norm divides, in parts: [P] float32, or int64 as `add_squares` counts
+    x         [..., W] multiplied by the norm's weight
+    squares   sums of squares of the norm's input that add up to the whole: [P] float32, one for each program that wrote
+              x, or [LANES * 4] int64 counters of `add_squares`
 
-    Products of `lamina.nn` divide as they go. To anybody else it is the tensor that the norm gives: it is divided then.
+    Products of `lamina.nn` divide their sums. For any other operation it is the tensor that the norm returns: it is
+    divided first, by PyTorch.
     """
 
     x: Tensor
@@ -63,7 +61,7 @@ class Unnormed(Tensor):
         self.x, self.squares, self.eps = x, squares, eps
 
     def divided(self) -> Tensor:
-        """x as the norm gives it, by plain operations."""
+        """The norm's result, [..., W], by PyTorch operations."""
         total = self.squares.sum()
         if self.squares.dtype == torch.int64:
             kinds = self.squares.view(LANES.value, 4).sum(0).double()
@@ -84,59 +82,48 @@ class Unnormed(Tensor):
 
 
 @dataclass(frozen=True)
-class Follower:
-    """The norm that stands behind a product, and where the product leaves what it has done of it."""
+class DeferredNorm:
+    """The norm behind a product, and the memory where the product leaves its part of that norm."""
 
     norm: RMSNorm
-    x: Tensor  # [1, W] the result with the norm's weight on it
-    squares: Tensor  # [LANES * 4] int64
+    x: Tensor  # [1, W] the product's result multiplied by the norm's weight
+    squares: Tensor  # [LANES * 4] int64 counters
+
+    def of(self, y: Tensor) -> Unnormed:
+        """The norm of the product's result y [..., W], before the division."""
+        return Unnormed(self.x.view(y.shape), self.squares, self.norm.eps)
 
 
-def parted(x: Tensor) -> tuple[Tensor, Tensor | None, float]:
-    """What a product is given: the vector, the squares of its norm and the norm's eps, if it has not divided yet."""
+def operand(x: Tensor) -> tuple[Tensor, Tensor | None, float]:
+    """What a product reads: a vector, and if the norm of that vector is `Unnormed`, its squares and eps."""
     return (x.x, x.squares, x.eps) if isinstance(x, Unnormed) else (x, None, 0.0)
 
 
-# -- who follows whom ------------------------------------------------------------------------------------------------
+def deferred_norm(product: nn.Module, x: Tensor, width: int) -> DeferredNorm | None:
+    """The norm that a product of x with `width` outputs prepares, by the fusion plan of the program in use.
 
-_known: WeakKeyDictionary[nn.Module, tuple[RMSNorm, torch.dtype]] = WeakKeyDictionary()
-
-
-def follower_of(product: nn.Module, x: Tensor, width: int, nbytes: int) -> Follower | None:
-    """The norm behind this product of x with `width` outputs, as earlier runs have seen it; None where none was seen,
-    or x is several vectors, or the product reads so many bytes that it does not pay."""
-    known = _known.get(product)
-    if known is None or x.numel() != x.shape[-1] or nbytes > MOST_BYTES:
+    None without such a norm, for several vectors, and where the step has more norms than there are counters.
+    """
+    after = fusions(x.device).norm_after(product)
+    if after is None or x.numel() != x.shape[-1]:
         return None
-    norm, dtype = known
     counters = sums(x.device).take()
-    if counters is None:
-        return None
-    return Follower(norm, x.new_empty(1, width, dtype=dtype), counters)
+    return None if counters is None else DeferredNorm(after.norm, x.new_empty(1, width, dtype=after.dtype), counters)
 
 
-def behind(follower: Follower | None) -> tuple[Any, ...]:
-    """What a kernel is given of a follower: the norm's weight, where numbers and squares go, what is added to the
-    weight."""
-    if follower is None:
+def made(product: nn.Module, y: Tensor, deferred: DeferredNorm | None, nbytes: int) -> Tensor:
+    """Hands what the product prepared of the next norm to that norm; -> y
+
+    nbytes   of weights that the product reads
+    """
+    return fusions(y.device).made(product, y, None if deferred is None else deferred.of(y), nbytes=nbytes)
+
+
+def norm_arguments(deferred: DeferredNorm | None) -> tuple[Any, ...]:
+    """next_weight, next_out, next_squares and next_plus of a kernel."""
+    if deferred is None:
         return None, None, None, 0.0
-    return follower.norm.weight, follower.x, follower.squares, float(follower.norm.plus_one)
-
-
-def made(y: Tensor, product: nn.Module, follower: Follower | None) -> Tensor:
-    """Marks y as what the product has made."""
-    y._made_by, y._follower = product, follower  # type: ignore[attr-defined]
-    return y
-
-
-def unnormed(norm: RMSNorm, x: Tensor, dtype: torch.dtype) -> Unnormed | None:
-    """The norm of x as far as the product that made x has done it; else None, and the next run's product will."""
-    product, follower = getattr(x, "_made_by", None), getattr(x, "_follower", None)
-    if follower is not None and follower.norm is norm and follower.x.dtype == dtype:
-        return Unnormed(follower.x.view(x.shape), follower.squares, norm.eps)
-    if product is not None and norm.weight is not None:
-        _known[product] = (norm, dtype)
-    return None
+    return deferred.norm.weight, deferred.x, deferred.squares, float(deferred.norm.plus_one)
 
 
 # -- in kernels ------------------------------------------------------------------------------------------------------
@@ -144,7 +131,7 @@ def unnormed(norm: RMSNorm, x: Tensor, dtype: torch.dtype) -> Unnormed | None:
 
 @triton.jit
 def add_squares(squares, total):
-    """Adds a sum of squares, float32, to the counters."""
+    """Adds a sum of squares, a float32 scalar, to the counters squares [LANES, 4] int64 (column 3 is unused)."""
     counter = tl.where(total < 256.0, 0, tl.where(total < 1073741824.0, 1, 2))
     units = tl.where(counter == 0, total / SMALL, tl.where(counter == 1, total / MIDDLE, total / LARGE))
     lane = tl.program_id(0) % LANES
@@ -152,16 +139,21 @@ def add_squares(squares, total):
 
 
 @triton.jit
-def follow(y, factor, out, squares, keep):
-    """Leaves a norm behind what it needs of numbers y: the numbers with its weight on them, and their squares."""
+def prepare_norm(y, factor, out, squares, keep):
+    """Leaves the next norm its part: y · factor at the pointers `out`, and Σ y² in the counters `squares` [LANES, 4].
+
+    y, factor, out and keep are [ROWS]; factor is the norm's weight. y is rounded as it was stored, since that is what
+    the norm would read."""
     y = y.to(tl.float32)
     tl.store(out, (y * factor).to(out.dtype.element_ty), mask=keep)
     add_squares(squares, tl.sum(tl.where(keep, y * y, 0.0), 0))
 
 
 @triton.jit
-def parts_of_squares(squares, COUNT: tl.constexpr):
-    """What adds up to the sum, float32, from COUNT parts or from counters."""
+def partial_squares(squares, COUNT: tl.constexpr):
+    """squares [COUNT], float32 sums or int64 counters -> float32 terms that add up to Σ y², padded to a power of two.
+
+    Loaded apart from their sum, so that a kernel can issue other loads in between."""
     part = tl.arange(0, triton.next_power_of_2(COUNT))
     terms = tl.load(squares + part, mask=part < COUNT, other=0).to(tl.float32)
     if squares.dtype.element_ty == tl.int64:
@@ -172,8 +164,8 @@ def parts_of_squares(squares, COUNT: tl.constexpr):
 
 @triton.jit
 def norm_factor(squares, width, eps, COUNT: tl.constexpr):
-    """What a norm of `width` numbers multiplies by; 1 where COUNT is 0 and there is no norm."""
+    """1 / √(Σ y² / width + eps) from squares [COUNT]; 1 if COUNT is 0, which means that there is no deferred norm."""
     if COUNT == 0:
         return 1.0
     else:
-        return tl.rsqrt(tl.sum(parts_of_squares(squares, COUNT), 0) / width + eps)
+        return tl.rsqrt(tl.sum(partial_squares(squares, COUNT), 0) / width + eps)

@@ -1,8 +1,8 @@
-"""What a product does with its sums before they are stored, and how parts of a sum meet; shared by the product kernels.
+"""The epilogue of product kernels, and how programs that share a sum combine their partial sums (split-K).
 
-A sum over a long row may be cut into parts that different programs compute. Each writes its part to a scratch store and
-counts itself; the last to arrive adds the parts, always in the same order, and sets the counter back to zero. So a
-captured graph can be replayed, results repeat bit for bit, and no kernel of its own is needed to clear or to add.
+With split-K several programs compute parts of one sum. Each stores its partial sum in the workspace and increments a
+counter. The last to arrive adds all parts, always in the same order, and resets the counter to zero. So a captured
+graph can be replayed, results repeat bit for bit, and neither adding nor clearing needs a launch.
 """
 
 # mypy: allow-untyped-defs
@@ -26,7 +26,7 @@ Act = str | Callable[[Tensor], Tensor]
 
 @cache
 def act_kind(act: Act) -> str:
-    """Which formula `activate` uses for an activation, given by its name or as the function of `lamina.nn`.
+    """The formula of `activate` for an activation, given by its name or as the function of `lamina.activation`.
 
     >>> act_kind("swish"), act_kind(torch.nn.functional.silu)
     ('silu', 'silu')
@@ -39,7 +39,7 @@ def act_kind(act: Act) -> str:
 
 @triton.jit
 def activate(x, ACT: tl.constexpr):
-    """The activation of float32 numbers."""
+    """The activation of float32 values."""
     if ACT == "silu":
         y = x * tl.sigmoid(x)
     elif ACT == "relu":
@@ -55,8 +55,12 @@ def activate(x, ACT: tl.constexpr):
 @triton.jit
 def wanted(m, at, keep, M, bias, factors, residual,
            GATED: tl.constexpr, BIAS: tl.constexpr, FACTORS: tl.constexpr, RESIDUAL: tl.constexpr):  # fmt: skip
-    """What `finish` needs for outputs m beside their sums: bias, the partner's bias, factor, and residual (which lies
-    `at` there). Loaded early, so that nobody waits for it."""
+    """Loads what `finish` needs beside the sums: bias of the gate or product, bias of the up row, factor, residual.
+
+    m, at, keep       output indices, offsets into the residual, and which of them exist; one shape
+    bias, factors     [M] ([2M] if GATED), [M]; residual any shape, read at `at`
+
+    Apart from `finish`, so that a kernel can issue these loads before its sums are complete."""
     first, second, factor, rest = 0.0, 0.0, 1.0, 0.0
     if BIAS:
         first = tl.load(bias + m, mask=keep, other=0).to(tl.float32)
@@ -72,8 +76,12 @@ def wanted(m, at, keep, M, bias, factors, residual,
 @triton.jit
 def finish(a, b, first, second, factor, rest, before, scale, softcap, out, keep,
            GATED: tl.constexpr, ACT: tl.constexpr, SOFTCAP: tl.constexpr):  # fmt: skip
-    """Stores y + residual with y = (before · a + bias) · scale · factor, softly capped, or act(y) · (before · b + bias)
-    when gated, at `out` where `keep`; returns what it stores."""
+    """Stores y + rest at the pointers `out` where `keep`; -> the stored values, rounded to the dtype of out.
+
+    y = (before · a + first) · scale · factor, if GATED act(y) · (before · b + second), then soft-capped. a and b are
+    the sums (b of the up rows) in float32, of the shape of out and keep; first, second, factor and rest come from
+    `wanted`.
+    """
     y = (a * before + first) * scale * factor
     if GATED:
         y = activate(y, ACT) * (b * before + second)
@@ -86,8 +94,10 @@ def finish(a, b, first, second, factor, rest, before, scale, softcap, out, keep,
 
 @triton.jit
 def arrive(arrived, group, SPLITS: tl.constexpr):
-    """Counts this program's part as written; whether it was the last of its group."""
-    tl.debug_barrier()  # every thread's part is written before one thread counts
+    """Counts this program's partial sum as stored; -> True for the last of the SPLITS programs of a group.
+
+    arrived [groups] int32. The atomic releases what this program stored and acquires what the others did."""
+    tl.debug_barrier()  # all threads of the program have stored before one of them counts
     last = tl.atomic_add(arrived + group, 1, sem="acq_rel") == SPLITS - 1
     if last:
         tl.store(arrived + group, 0)
@@ -96,8 +106,8 @@ def arrive(arrived, group, SPLITS: tl.constexpr):
 
 @triton.jit
 def plus(total, lost, more):
-    """total + more, and what the rounding of it has lost; the next sum makes up for that (Kahan's way)."""
-    if BY_ASSEMBLY:  # else the compiler would make this sum one with the product that gives `more`
+    """Kahan summation: total + more, and the rounding error of that sum, which the next call subtracts."""
+    if BY_ASSEMBLY:  # hides `more` from the compiler, which would fuse this sum into the tensor core product
         more = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [more], dtype=tl.float32, is_pure=True, pack=1)
     more -= lost
     after = total + more

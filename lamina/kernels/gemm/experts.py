@@ -1,18 +1,17 @@
-"""Mixtures of experts for few tokens: each (token, expert) pair reads its expert's rows where they are, unsorted.
+"""Mixture of experts for few tokens: each (token, expert) pair reads its expert's weights in place, without sorting.
 
-    expert_gated    act(gate(x)) · up(x) of each chosen expert, weighed
-    expert_down     what the chosen experts give, added up, with an optional residual
+    expert_gated    act(gate(x)) · up(x) of each chosen expert, times the router's weight
+    expert_down     the sum of the chosen experts' down products, plus an optional residual
 
-A shared expert, which every token visits, takes part in both launches; its size may be another. The weight of an expert
-is a factor on what its down matrix reads, which is the same as one on what it gives. The reference is
-`lamina.nn.Mixture`.
+A shared expert, which every token visits, is part of both launches; its size may differ. The router's weight multiplies
+the input of the down matrix, which is the same as multiplying its output. The reference is `lamina.nn.Mixture`.
 
-Pairs are the fast dimension of the grid, so tokens that chose the same expert read its rows at about the same time,
-from L2; rows of the shared expert are held in registers while token after token passes. All sizes are constants of a
-kernel: what a program reads of a weight is asked for at once, before the first of it is used.
+Pairs are the fast dimension of the grid, so tokens that chose the same expert read its rows at about the same time and
+share them in L2. Rows of the shared expert stay in registers while a program loops over tokens. All sizes are
+constexpr: a program issues all loads of a weight before it uses the first.
 
-Rows of which it is known where they lie need not wait for the kernel in front to finish. For the shared expert that is
-always so. For `expert_down` all rows are known, since the choice was made before `expert_gated` began.
+Rows whose address is known are loaded before the kernel in front has finished. For the shared expert that is always so.
+For `expert_down` it holds for all rows, since the router ran before `expert_gated` began.
 """
 
 # mypy: allow-untyped-defs, disable-error-code=assignment
@@ -24,19 +23,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lamina.kernels.gemm.deferred_norm import Follower, behind, follow, norm_factor
+from lamina.kernels.gemm.deferred_norm import DeferredNorm, norm_arguments, norm_factor, prepare_norm
 from lamina.kernels.gemm.epilogue import Act, act_kind, activate
 from lamina.kernels.launch import begin, launch
 
-TOGETHER = 8  # tokens that one program takes on, at most, where they all read the same rows
-PIECES = 24  # of weights, that a program for one token can hold
+TOGETHER = 8  # most tokens that one program loops over, where all of them read the same rows
+PIECES = 24  # [rows, block] pieces of weights that fit the registers of a program for one token
 
 
 @dataclass(frozen=True)
 class Share:
-    """A program's share: `rows` outputs, `block` numbers of their sums at a time.
+    """What one program computes: `rows` outputs, whose sums are loaded in pieces of `block`.
 
-    early   rows that are known are asked for before the kernel in front has finished
+    early   rows with a known address are loaded before the kernel in front has finished
     """
 
     rows: int = 1
@@ -61,9 +60,10 @@ def expert_gated(
 ) -> Tensor:
     """x [N, K], gate_up [E, 2I, K], chosen and weights [N, k] -> [N, k · I + S]
 
-    weigh_input   weights are factors on what experts read; being factors of its products too, they are applied there
-    shared        [2S, K], the matrix of an expert for all tokens; opening [N, 1], its weights (1 where there are none)
-    squares       x is one vector that is still to be divided, as for `product`
+    weigh_input   weights multiply the experts' input: they are applied to the gate and up products, which is the same
+    shared        [2S, K] gate and up of the shared expert
+    opening       [N, 1] weight of the shared expert; None: 1
+    squares       [P] x is one vector, still to be divided, as for `product`
     """
     (tokens, width), k, inner = x.shape, chosen.shape[1], gate_up.shape[1] // 2
     size = 0 if shared is None else shared.shape[0] // 2
@@ -89,13 +89,14 @@ def expert_down(
     *,
     shared: Tensor | None = None,
     residual: Tensor | None = None,
-    follower: Follower | None = None,
+    next_norm: DeferredNorm | None = None,
     share: Share | None = None,
 ) -> Tensor:
     """h [N, k · I + S], down [E, W, I], chosen [N, k], shared [W, S], residual [N, W] -> [N, W]
 
-    `chosen` must be there before the launch in front of this one begins, as it is where that is `expert_gated`. With a
-    `follower` what comes out of one token is also put there.
+    `chosen` must be written before the launch in front of this one begins, as it is if that is `expert_gated`.
+
+    next_norm   the norm of the result, for one token, is prepared there
     """
     tokens, k, (_, width, inner) = h.shape[0], chosen.shape[1], down.shape
     size = 0 if shared is None else shared.shape[1]
@@ -106,16 +107,19 @@ def expert_down(
     launch(
         _down_kernel, (triton.cdiv(width, share.rows), triton.cdiv(tokens, together)),
         h, down, h if shared is None else shared, chosen.contiguous(), h if residual is None else residual, out,
-        *behind(follower), tokens, 0 if residual is None else residual.stride(0), CHOICES=k, INNER=inner, SHARED=size,
-        W=width, ROWS=share.rows, BLOCK=share.block, TOGETHER=together, RESIDUAL=residual is not None,
-        FOLLOWED=follower is not None, EARLY=share.early, num_warps=share.warps,
+        *norm_arguments(next_norm), tokens, 0 if residual is None else residual.stride(0),
+        CHOICES=k, INNER=inner, SHARED=size, W=width,
+        ROWS=share.rows, BLOCK=share.block, TOGETHER=together, RESIDUAL=residual is not None,
+        NEXT_NORM=next_norm is not None, EARLY=share.early, num_warps=share.warps,
     )  # fmt: skip
     return out
 
 
 def _share(rows: int, block: int, x: Tensor, held: list[int]) -> Share:
-    """A program holds rows of these sizes: blocks are wider where they would be more pieces than registers can hold,
-    and warps no more than fill a block with 16 bytes a thread: beyond that, threads would exchange what they hold."""
+    """The share of a program that holds rows of these sizes in registers.
+
+    Blocks double until the rows are few enough pieces. Warps are no more than fill a block with 16 bytes per thread:
+    beyond that, the layout of the loads would have threads exchange values."""
     block, most = min(block, triton.next_power_of_2(max(held))), PIECES if x.shape[0] == 1 else PIECES * 2 // 3
     while sum(triton.cdiv(size, block) for size in held) > most:
         block *= 2
@@ -124,7 +128,7 @@ def _share(rows: int, block: int, x: Tensor, held: list[int]) -> Share:
 
 @triton.jit
 def pieces(rows, SIZE: tl.constexpr, BLOCK: tl.constexpr, POLICY: tl.constexpr):
-    """Rows [ROWS, 1] of SIZE numbers as a tuple of [ROWS, BLOCK], zeros beyond the end."""
+    """Loads rows of SIZE elements, pointers [ROWS, 1], as a tuple of pieces [ROWS, BLOCK], zero beyond the end."""
     found = ()
     for start in tl.static_range(0, SIZE, BLOCK):
         k = start + tl.arange(0, BLOCK)[None, :]
@@ -137,7 +141,9 @@ def pieces(rows, SIZE: tl.constexpr, BLOCK: tl.constexpr, POLICY: tl.constexpr):
 
 @triton.jit
 def products(acc, rows, x, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """acc [ROWS, BLOCK] + the products of pieces of rows and of a vector, number by number."""
+    """acc [ROWS, BLOCK] + rows · x element by element; rows and x are tuples of pieces, [ROWS, BLOCK] and [1, BLOCK].
+
+    Summed over BLOCK only once, by the caller."""
     for i in tl.static_range((SIZE + BLOCK - 1) // BLOCK):
         acc += rows[i].to(tl.float32) * x[i].to(tl.float32)
     return acc
@@ -145,13 +151,21 @@ def products(acc, rows, x, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _gated_kernel(
-    x, gate_up, shared, chosen, weights, opening, squares, out, N, x_stride, for_all, eps,
-    SQUARES: tl.constexpr, CHOICES: tl.constexpr, INNER: tl.constexpr, SHARED: tl.constexpr, K: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, ACT: tl.constexpr, WEIGH_INPUT: tl.constexpr,
-    OPENING: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    x,  # [N, K]
+    gate_up, shared,  # [E, 2 · INNER, K], [2 · SHARED, K]: gate rows, then up rows
+    chosen, weights, opening,  # [N, CHOICES] expert ids, [N, CHOICES], [N, 1]; opening is read if OPENING
+    squares,  # [SQUARES] of the norm in front, float32 or int64
+    out,  # [N, CHOICES · INNER + SHARED]
+    N, x_stride, for_all, eps,  # tokens, elements between rows of x, programs of the shared expert, eps of the norm
+    SQUARES: tl.constexpr,  # 0: x is divided already
+    CHOICES: tl.constexpr, INNER: tl.constexpr, SHARED: tl.constexpr, K: tl.constexpr,  # sizes
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, EARLY: tl.constexpr,  # `Share`
+    ACT: tl.constexpr, WEIGH_INPUT: tl.constexpr, OPENING: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The first `for_all` programs are those of the shared expert: (i, t) does outputs i · ROWS and on of the tokens
-    t · TOGETHER and on. Then (i, p): the same outputs of the pair p = token · CHOICES + choice."""
+    """The first `for_all` programs are (i, t) of the shared expert: outputs i · ROWS … + ROWS for the tokens
+    t · TOGETHER … + TOGETHER. The others are (i, p): such outputs of the pair p = token · CHOICES + choice.
+
+    The shared expert first: its weights can be loaded before the kernel in front, the router, has finished."""
     program = tl.program_id(0)
     HIDDEN: tl.constexpr = CHOICES * INNER + SHARED
     if program < for_all:
@@ -191,7 +205,9 @@ def _gated(
     gate, up, x, division, factor, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, ACT: tl.constexpr,
     WEIGH_INPUT: tl.constexpr,
 ):  # fmt: skip
-    """act(gate x) · up x, weighed, for one token x [K] that `division` divides -> [ROWS]"""
+    """act(gate x) · up x for one token, times the router's weight `factor` -> [ROWS] float32
+
+    gate and up are tuples of pieces [ROWS, BLOCK], x points at [K], `division` is the factor of a deferred norm or 1"""
     zeros = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     v = pieces(x, K, BLOCK, "evict_last")
     y, z = tl.sum(products(zeros, gate, v, K, BLOCK), 1), tl.sum(products(zeros, up, v, K, BLOCK), 1)
@@ -201,12 +217,19 @@ def _gated(
 
 @triton.jit
 def _down_kernel(
-    h, down, shared, chosen, residual, out, next_weight, next_out, next_squares, next_plus, N, residual_stride,
-    CHOICES: tl.constexpr, INNER: tl.constexpr, SHARED: tl.constexpr, W: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, TOGETHER: tl.constexpr, RESIDUAL: tl.constexpr, FOLLOWED: tl.constexpr, EARLY: tl.constexpr,
-    PDL: tl.constexpr,
+    h,  # [N, CHOICES · INNER + SHARED], from `_gated_kernel`
+    down, shared,  # [E, W, INNER], [W, SHARED]
+    chosen,  # [N, CHOICES] expert ids
+    residual, out,  # [N, W] each; residual is read if RESIDUAL
+    next_weight, next_out, next_squares, next_plus,  # the norm behind: [W], [W], [LANES, 4] int64, 0.0 or 1.0
+    N, residual_stride,  # tokens, elements between rows of the residual
+    CHOICES: tl.constexpr, INNER: tl.constexpr, SHARED: tl.constexpr, W: tl.constexpr,  # sizes
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, EARLY: tl.constexpr,  # `Share`
+    RESIDUAL: tl.constexpr, NEXT_NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (w, t): outputs w · ROWS and on of the tokens t · TOGETHER and on, over all their experts."""
+    """Program (w, t): outputs w · ROWS … + ROWS of the tokens t · TOGETHER … + TOGETHER, summed over all their experts.
+
+    EARLY, for one token: weights are loaded before the wait for `_gated_kernel`, which writes h and not `chosen`."""
     if not EARLY:
         begin(PDL)
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -216,7 +239,7 @@ def _down_kernel(
         n = (tl.program_id(1) * TOGETHER + t).to(tl.int64)
         if n < N:
             experts, own = (), ()
-            for j in tl.static_range(CHOICES):  # past the first-level cache, which may be older than the choice
+            for j in tl.static_range(CHOICES):  # past the L1 cache, which may hold values from before the choice
                 experts += (tl.load(chosen + n * CHOICES + j, cache_modifier=".cg").to(tl.int64),)
             for j in tl.static_range(CHOICES):
                 own += (pieces(down + experts[j] * (W * INNER) + row * INNER, INNER, BLOCK, "evict_first"),)
@@ -233,6 +256,6 @@ def _down_kernel(
             v = pieces(inside + CHOICES * INNER, SHARED, BLOCK, "evict_last")
             y = (tl.sum(products(acc, for_all, v, SHARED, BLOCK), 1) + rest).to(out.dtype.element_ty)
             tl.store(out + n * W + m, y, mask=m < W)
-            if FOLLOWED:
+            if NEXT_NORM:
                 factor = tl.load(next_weight + m, mask=m < W, other=0).to(tl.float32) + next_plus
-                follow(y, factor, next_out + m, next_squares, m < W)
+                prepare_norm(y, factor, next_out + m, next_squares, m < W)

@@ -1,12 +1,11 @@
-"""Products of a weight matrix and one vector, where all the time is that of reading the matrix.
+"""GEMV: a weight matrix times one vector, bound by the bandwidth of reading the matrix.
 
-A program owns a few rows of the weight, or a part of them when there are too few rows to keep the memory busy, and
-walks along them. The first HELD blocks of its rows are asked for before the kernel in front has finished: weights
-depend on nobody.
+A program reads a few rows of the weight, or with SPLITS every SPLITS-th block of them where the rows alone would be too
+few programs. Its first HELD blocks are loaded before the kernel in front has finished, since no kernel writes weights.
 
-An RMS norm in front divides the whole vector by one number, so that number may as well divide the outputs: the vector
-comes before it is divided, with the sums of squares of its parts, which every program adds up. For a norm behind, the
-outputs go out with its weight on them too, and their squares into a sum (`deferred_norm.py`).
+A deferred norm in front: x comes undivided, with sums of squares; every program adds these up and divides its own
+outputs. A deferred norm behind: outputs are also stored times that norm's weight, and their squares are added to
+counters (`deferred_norm.py`).
 """
 
 # mypy: allow-untyped-defs, disable-error-code="assignment, var-annotated"
@@ -15,21 +14,32 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lamina.kernels.gemm.deferred_norm import follow, parts_of_squares
+from lamina.kernels.gemm.deferred_norm import partial_squares, prepare_norm
 from lamina.kernels.gemm.epilogue import arrive, finish, wanted
 from lamina.kernels.launch import begin
 
 
 @triton.jit
 def rows_kernel(
-    x, weight, bias, factors, residual, out, parts, arrived, squares, next_weight, next_out, next_squares, next_plus,
-    M, K, weight_stride, before, scale, softcap, eps, SQUARES: tl.constexpr,
-    FOLLOWED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, HELD: tl.constexpr,
-    UNROLL: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr,
-    FACTORS: tl.constexpr, RESIDUAL: tl.constexpr, SOFTCAP: tl.constexpr, PDL: tl.constexpr,
+    x,  # [K]
+    weight,  # [M, K], [2M, K] if GATED: gate rows, then up rows
+    bias, factors, residual,  # [M] ([2M] if GATED), [M], [M]; read if BIAS, FACTORS, RESIDUAL
+    out,  # [M]
+    parts, arrived,  # [2 or 1, SPLITS, M] float32 partial sums, [M / ROWS] int32 counters, zero between launches
+    squares,  # [SQUARES] of the norm in front, float32 or int64
+    next_weight, next_out, next_squares, next_plus,  # the norm behind: [M], [M], [LANES, 4] int64, 0.0 or 1.0
+    M, K, weight_stride,  # outputs, length of a sum, elements between rows of the weight
+    before, scale, softcap, eps,  # factors on x and on the product, bound of the result, eps of the norm in front
+    SQUARES: tl.constexpr, NEXT_NORM: tl.constexpr,  # 0: x is divided already; whether a norm behind is prepared
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, HELD: tl.constexpr, UNROLL: tl.constexpr,  # `Rows`
+    EVEN: tl.constexpr,  # BLOCK divides K: no masks
+    GATED: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr, FACTORS: tl.constexpr, RESIDUAL: tl.constexpr,
+    SOFTCAP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, s): outputs i · ROWS and on, part s of their sums. M outputs; a gated weight has 2M rows. SQUARES:
-    how many sums of squares there are; 0 where the vector is divided. FOLLOWED: there is a norm behind."""
+    """Program (i, s): outputs i · ROWS … + ROWS, summed over the blocks s, s + SPLITS, s + 2 · SPLITS … of K.
+
+    Order: loads of weights first, which do not depend on the kernel in front; then the wait for that kernel; then the
+    small inputs of the epilogue and the squares, whose latency the first products hide."""
     group, split = tl.program_id(0), tl.program_id(1)
     m = group * ROWS + tl.arange(0, ROWS)
     keep = m < M
@@ -42,16 +52,16 @@ def rows_kernel(
         if GATED:
             partners += (tl.load(partner + ahead + i * SPLITS * BLOCK, eviction_policy="evict_first"),)
     next_factor = 1.0
-    if FOLLOWED:
+    if NEXT_NORM:
         next_factor = tl.load(next_weight + m, mask=keep, other=0).to(tl.float32) + next_plus
     begin(PDL)
     first, second, factor, rest = wanted(m, m, keep, M, bias, factors, residual, GATED, BIAS, FACTORS, RESIDUAL)
     if SQUARES:
-        squared = parts_of_squares(squares, SQUARES)
+        squared = partial_squares(squares, SQUARES)
     read = ()
     for i in tl.static_range(HELD):
         read += (tl.load(x + ahead + i * SPLITS * BLOCK, eviction_policy="evict_last").to(tl.float32),)
-    if SQUARES:  # now, while the blocks that are held may be on their way
+    if SQUARES:  # here, where the loads of the held blocks may still be in flight
         before *= tl.rsqrt(tl.sum(squared, 0) / K + eps)
     a = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     b = a
@@ -78,18 +88,19 @@ def rows_kernel(
     y, z = tl.sum(a, 1), tl.sum(b, 1)  # [ROWS]
     if SPLITS == 1:
         done = finish(y, z, first, second, factor, rest, before, scale, softcap, out + m, keep, GATED, ACT, SOFTCAP)
-        if FOLLOWED:
-            follow(done, next_factor, next_out + m, next_squares, keep)
+        if NEXT_NORM:
+            prepare_norm(done, next_factor, next_out + m, next_squares, keep)
     else:
-        tl.store(parts + split * M + m, y, mask=keep)  # parts: [2 or 1, SPLITS, M]
+        tl.store(parts + split * M + m, y, mask=keep)
         if GATED:
             tl.store(parts + (SPLITS + split) * M + m, z, mask=keep)
         if arrive(arrived, group, SPLITS):
-            every = tl.arange(0, SPLITS)[:, None] * M + m[None, :]
+            # Other programs wrote these: read past the L1 cache. Always in the same order, so results repeat.
+            every = tl.arange(0, SPLITS)[:, None] * M + m[None, :]  # [SPLITS, ROWS]
             y = tl.sum(tl.load(parts + every, mask=keep[None, :], other=0, cache_modifier=".cg"), 0)
             z = y
             if GATED:
                 z = tl.sum(tl.load(parts + SPLITS * M + every, mask=keep[None, :], other=0, cache_modifier=".cg"), 0)
             done = finish(y, z, first, second, factor, rest, before, scale, softcap, out + m, keep, GATED, ACT, SOFTCAP)
-            if FOLLOWED:
-                follow(done, next_factor, next_out + m, next_squares, keep)
+            if NEXT_NORM:
+                prepare_norm(done, next_factor, next_out + m, next_squares, keep)

@@ -1,9 +1,8 @@
-"""The router of a mixture of experts in one launch: from a token to its experts and their weights.
+"""The router of a mixture of experts in one launch: token -> chosen experts and their weights.
 
-Programs compute the logits, each those of a few experts for some tokens. The last of these tokens' programs to arrive
-has all their logits to choose from (see `epilogue.py` for how programs meet). The best experts are found one after the
-other: a logit and its place are packed into one integer, so that the highest of all is one reduction, and where two are
-equal the lower place wins.
+Each program computes the logits of a few experts for some tokens. The last program of these tokens to arrive chooses
+(`epilogue.arrive`). It finds the best experts one after the other: a logit and its index are packed into one integer,
+so the best is one max reduction, and of equal logits the lower index wins.
 
 The reference is `lamina.nn.Router`. Logits stay in float32 here, whatever the dtype of the weight.
 """
@@ -28,7 +27,7 @@ from lamina.kernels.workspace import COUNTERS, PARTS, scratch
 if TYPE_CHECKING:
     from lamina.nn.moe.router import Choice
 
-CHOOSERS = 8  # programs that choose, at most: beyond that, some choose for several tokens
+CHOOSERS = 8  # most programs that choose; with more tokens each chooses for several
 LOWEST = tl.constexpr(-(1 << 63))
 
 
@@ -44,8 +43,8 @@ def route(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """x [N, K], weight [E, K], bias [E] -> chosen [N, each] int32, weights [N, each] float32, the best first
 
-    With `opens` the weight has one row more, and the third result is the sigmoid of its logit, [N, 1]. With `squares` x
-    is one vector that is still to be divided, as for `product`.
+    opens     the weight has one more row; the third result is the sigmoid of its logit, [N, 1]
+    squares   [P] x is one vector, still to be divided, as for `product`
     """
     (tokens, width), outputs = x.shape, weight.shape[0]
     experts = outputs - opens
@@ -53,7 +52,7 @@ def route(
         raise InputError(f"{choice} cannot choose from {experts} experts")
     if tokens > COUNTERS or tokens * outputs > PARTS:
         raise InputError(
-            f"{tokens} tokens × {outputs} logits, but the scratch store has room for {PARTS}; use fewer tokens"
+            f"{tokens} tokens × {outputs} logits, but the workspace has room for {PARTS}; use fewer tokens"
         )
     logits, arrived = scratch(x.device)
     chosen = torch.empty(tokens, choice.each, dtype=torch.int32, device=x.device)
@@ -80,15 +79,22 @@ def route(
 
 @triton.jit
 def _route_kernel(
-    x, weight, bias, logits, arrived, chosen, weights, opening, squares, N, x_stride, factor, eps,
-    K: tl.constexpr, OUTPUTS: tl.constexpr, SQUARES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    TOKENS: tl.constexpr, STRETCHES: tl.constexpr, EACH: tl.constexpr, EACH_BLOCK: tl.constexpr, SOFTMAX: tl.constexpr,
-    NORMED: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr, GROUPS_EACH: tl.constexpr,
-    GROUPS_BLOCK: tl.constexpr, SIZE: tl.constexpr, SIZE_BLOCK: tl.constexpr, OPENS: tl.constexpr, PDL: tl.constexpr,
+    x, weight, bias,  # [N, K], [OUTPUTS, K], [GROUPS · SIZE]; bias is read if BIAS
+    logits, arrived,  # workspace: [N, OUTPUTS] float32, [N / TOKENS] int32 counters, zero between launches
+    chosen, weights, opening,  # [N, EACH] int32, [N, EACH] float32, [N, 1] float32, written if OPENS
+    squares,  # [SQUARES] of the norm in front, float32 or int64
+    N, x_stride, factor, eps,  # tokens, elements between rows of x, factor on the weights, eps of the norm in front
+    K: tl.constexpr, OUTPUTS: tl.constexpr, SQUARES: tl.constexpr,  # sizes; SQUARES 0: x is divided already
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,  # of one program
+    STRETCHES: tl.constexpr,  # programs of one group of tokens
+    EACH: tl.constexpr, EACH_BLOCK: tl.constexpr, SOFTMAX: tl.constexpr, NORMED: tl.constexpr, BIAS: tl.constexpr,
+    GROUPS: tl.constexpr, GROUPS_EACH: tl.constexpr, GROUPS_BLOCK: tl.constexpr, SIZE: tl.constexpr,
+    SIZE_BLOCK: tl.constexpr, OPENS: tl.constexpr, PDL: tl.constexpr,  # the rule, as in `Choice`
 ):  # fmt: skip
-    """Program (s, t): logits s · ROWS and on of the tokens t · TOKENS and on. logits: [N, OUTPUTS]
+    """Program (s, t): the logits s · ROWS … + ROWS of the tokens t · TOKENS … + TOKENS; the last of the STRETCHES
+    programs of these tokens chooses their experts.
 
-    Weights depend on nobody: they are on their way before the kernel in front has finished."""
+    Weights are loaded first, before the kernel in front has finished, since no kernel writes them."""
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     w = pieces(weight + tl.minimum(m, OUTPUTS - 1)[:, None] * K, K, BLOCK, "evict_first")
     begin(PDL)
@@ -118,11 +124,11 @@ def _choose(
     NORMED: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr, GROUPS_EACH: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr, SIZE: tl.constexpr, SIZE_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`Choice.of` for one token: logits [GROUPS · SIZE] -> chosen and weights [EACH]"""
+    """`Choice.of` for one token: logits [GROUPS · SIZE], bias [GROUPS · SIZE] -> chosen and weights [EACH]"""
     g, s = tl.arange(0, GROUPS_BLOCK), tl.arange(0, SIZE_BLOCK)
     inside = (g < GROUPS)[:, None] & (s < SIZE)[None, :]
     expert = g[:, None] * SIZE + s[None, :]
-    # Written by other programs of this launch: read past the first-level cache.
+    # Other programs of this launch wrote these: read past the L1 cache.
     merit = tl.load(logits + expert, mask=inside, other=float("-inf"), cache_modifier=".cg")
     top, total = 0.0, 1.0
     if SOFTMAX:
@@ -159,19 +165,19 @@ def _choose(
 
 @triton.jit
 def _score(logits, top, total, SOFTMAX: tl.constexpr):
-    """Of a softmax whose highest logit is `top` and whose sum is `total`, or sigmoids."""
+    """Scores of logits: softmax with maximum `top` and sum `total`, or sigmoid."""
     return tl.exp(logits - top) / total if SOFTMAX else tl.sigmoid(logits)
 
 
 @triton.jit
 def _ranked(values, places, inside):
-    """Integers in the order of the values, a lower place above a higher one where these are equal; what is not inside
-    comes last."""
+    """int64 keys that sort like the float32 values, and for equal values by descending index; LOWEST if not inside."""
     bits = values.to(tl.int32, bitcast=True)
-    bits ^= (bits >> 31) & 0x7FFFFFFF  # those below zero count backwards
+    bits ^= (bits >> 31) & 0x7FFFFFFF  # the bits of negative floats sort in reverse
     return tl.where(inside, (bits.to(tl.int64) << 32) | (0x7FFFFFFF - places).to(tl.int64), LOWEST)
 
 
 @triton.jit
 def _place(ranked):
+    """The index in a key of `_ranked`."""
     return 0x7FFFFFFF - (ranked & 0x7FFFFFFF).to(tl.int32)

@@ -1,11 +1,12 @@
-"""Products of a weight matrix and up to 64 vectors with the matrix units: still the time of reading the matrix once.
+"""Skinny GEMM: a weight matrix times up to 64 vectors on tensor cores, still in the time of reading the matrix once.
 
-A program owns a tile of outputs: ROWS rows of the weight (with their partners when gated) times all vectors. Tiles of
-the weight stream through shared memory, several on their way at a time. Every program reads the vectors again, from L2:
-wide tiles keep that small against the weight, and cutting the sums into parts keeps enough programs at work.
+A program computes a tile of outputs: ROWS rows of the weight (gate and up rows if gated) times all vectors. Tiles of
+the weight stream through shared memory, STAGES of them in flight. Every program reads the vectors again, from L2: tall
+tiles keep that small against the weight, and splitting K keeps enough programs busy.
 
-A dot product adds to its sum number by number, so rounding grows with the length of the sum. For bfloat16 that is far
-below the rounding of the result. For float32 the sums of tiles are taken apart, and added with what rounding loses.
+A dot product adds one term after the other, so rounding grows with the length of a sum. For bfloat16 that is far below
+the rounding of the result. For float32 each tile has a sum of its own (APART), and these are added with Kahan's
+compensation.
 """
 
 # mypy: allow-untyped-defs
@@ -20,22 +21,30 @@ from lamina.kernels.launch import begin
 
 @triton.jit
 def tiles_kernel(
-    x, weight, bias, factors, residual, out, parts, arrived, M, K, N, x_stride, weight_stride, residual_stride,
-    before, scale, softcap,
-    N_BLOCK: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
-    APART: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr,
-    FACTORS: tl.constexpr, RESIDUAL: tl.constexpr, SOFTCAP: tl.constexpr, PDL: tl.constexpr,
+    x,  # [N, K]
+    weight,  # [M, K], [2M, K] if GATED: gate rows, then up rows
+    bias, factors, residual,  # [M] ([2M] if GATED), [M], [N, M]; read if BIAS, FACTORS, RESIDUAL
+    out,  # [N, M]
+    parts, arrived,  # [2 or 1, SPLITS, M, N_BLOCK] float32 partial sums, [M / ROWS] int32, zero between launches
+    M, K, N, x_stride, weight_stride, residual_stride,  # outputs, length of a sum, vectors; elements between rows
+    before, scale, softcap,  # factors on x and on the product, bound of the result
+    N_BLOCK: tl.constexpr,  # N padded to a power of two, at least 16
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,  # `Tiles`
+    APART: tl.constexpr, EVEN: tl.constexpr,  # whether tiles have sums of their own; BLOCK divides K: no masks
+    GATED: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr, FACTORS: tl.constexpr, RESIDUAL: tl.constexpr,
+    SOFTCAP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, s): outputs i · ROWS and on for all N vectors, part s of their sums. APART: the sums of tiles are
-    taken apart."""
+    """Program (i, s): outputs i · ROWS … + ROWS of all N vectors, summed over the s-th of SPLITS contiguous parts of K.
+
+    The inputs of the epilogue are loaded after the loop, by the program that stores the outputs."""
     begin(PDL)
     group, split = tl.program_id(0), tl.program_id(1)
     m, n, k = group * ROWS + tl.arange(0, ROWS), tl.arange(0, N_BLOCK), tl.arange(0, BLOCK)
-    share = tl.cdiv(tl.cdiv(K, BLOCK), SPLITS) * BLOCK  # a part is one stretch of K
+    share = tl.cdiv(tl.cdiv(K, BLOCK), SPLITS) * BLOCK  # contiguous: tiles stream in order
     start, stop = split * share, tl.minimum((split + 1) * share, K)
-    row = weight + tl.minimum(m, M - 1).to(tl.int64)[:, None] * weight_stride + k[None, :]
+    row = weight + tl.minimum(m, M - 1).to(tl.int64)[:, None] * weight_stride + k[None, :]  # [ROWS, BLOCK]
     partner = row + tl.cast(M, tl.int64) * weight_stride
-    column = x + tl.minimum(n, N - 1)[None, :] * x_stride + k[:, None]
+    column = x + tl.minimum(n, N - 1)[None, :] * x_stride + k[:, None]  # [BLOCK, N_BLOCK]
     a, b = tl.zeros([ROWS, N_BLOCK], tl.float32), tl.zeros([ROWS, N_BLOCK], tl.float32)
     a_lost, b_lost = a, b
     for at in tl.range(start, stop, BLOCK, num_stages=STAGES):
@@ -57,7 +66,7 @@ def tiles_kernel(
     at = n[None, :] * residual_stride + m[:, None]
     out += n[None, :] * M + m[:, None]
     if SPLITS > 1:
-        here = m[:, None] * N_BLOCK + n[None, :]  # parts: [2 or 1, SPLITS, M, N_BLOCK]
+        here = m[:, None] * N_BLOCK + n[None, :]  # [ROWS, N_BLOCK]
         step = M * N_BLOCK
         inside = (m < M)[:, None]
         tl.store(parts + split * step + here, a, mask=inside)
@@ -66,7 +75,7 @@ def tiles_kernel(
         if arrive(arrived, group, SPLITS):
             a = tl.zeros([ROWS, N_BLOCK], dtype=tl.float32)
             b = tl.zeros([ROWS, N_BLOCK], dtype=tl.float32)
-            for s in tl.static_range(SPLITS):
+            for s in tl.static_range(SPLITS):  # written by other programs: past the L1 cache, in a fixed order
                 a += tl.load(parts + s * step + here, mask=inside, other=0, cache_modifier=".cg")
                 if GATED:
                     b += tl.load(parts + (SPLITS + s) * step + here, mask=inside, other=0, cache_modifier=".cg")

@@ -1,19 +1,19 @@
-"""New tokens into codes, and queries made ready for codes: one launch in front of attention over codes.
+"""Quantizes new tokens and prepares queries: one launch before attention over codes.
 
-A program takes one head of one token. A query or a key head is normed and rotated as in `rope`, unless that is done. A
-key or a value head is centred, turned and encoded as `lamina.cache.codec.formats` does it; its parts go to its slot,
-from which attention reads the new tokens too: they are seen as they are kept. A query head is turned as the keys are.
-In 16 bits it is divided by its largest number, so that float16 holds it whatever its size. Beside it go (`marks`) that
-number, its product with the keys' centre, and its sum over each group, which the groups' offsets are multiplied by.
+One program takes one head of one token. It applies norm and RoPE to a query or key head (as `rope_append` does), unless
+that is done already. A key or value head has the key mean subtracted, is Hadamard-rotated and quantized, exactly as
+`lamina.cache.codec.formats` does it, and goes to its slot. Attention reads new tokens from there too: they are seen as
+they are stored. A query head is rotated as the keys are. With 16-bit queries it is divided by its largest magnitude, so
+that float16 holds it. `query_terms` get that magnitude, the product of the query with the key mean, and the query's sum
+over each group, which the groups' offsets are multiplied by.
 
-Padding is not stored. Without `write` nothing is: several tokens at once go into a ring only when they are accepted.
-Then the parts go to a small store of this pass alone.
+Padding is not stored. Without `write` nothing is stored in slots, because several tokens at once go into a ring only
+when they are accepted: the quantized tokens go to tensors of this pass instead (`Parts`).
 """
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,114 +21,51 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lamina.cache.codec.codec import Format
-from lamina.cache.codec.formats import Form, Grouped
-from lamina.errors import InputError
-from lamina.kernels import COLUMNS
-from lamina.kernels.attention.rope_append import cell_at, rotated, slot_at, stays, weights_of
-from lamina.kernels.attention.split_kv import row_of
-from lamina.kernels.eligibility import why_no_form
+from lamina.kernels.attention.rope_append import cell_at, keeps_slot, norm_and_rotate, norm_arguments, slot_at
+from lamina.kernels.entry import K_HIGH, K_SCALES, K_STORE, V_HIGH, V_SCALES, V_STORE, row_of
 from lamina.kernels.launch import begin, launch
+from lamina.kernels.quant.dequantize import hadamard32
+from lamina.kernels.quant.field import Coded, Side
 from lamina.kernels.quant.layout import (
     GROUP,
     code_bytes,
     groups_of,
     high_bytes,
-    number_at,
     padded_groups,
-    scale_numbers,
-    turned,
+    scale_values,
+    value_at,
 )
 
 if TYPE_CHECKING:
     from lamina.nn.norm import RMSNorm
 
-CODES = {"k": COLUMNS.index("k"), "v": COLUMNS.index("v")}
-SCALES = {"k": COLUMNS.index("k.scales"), "v": COLUMNS.index("v.scales")}
-HIGH = {"k": COLUMNS.index("k.high"), "v": COLUMNS.index("v.high")}
-K_CODES, V_CODES = tl.constexpr(CODES["k"]), tl.constexpr(CODES["v"])
-K_SCALES, V_SCALES = tl.constexpr(SCALES["k"]), tl.constexpr(SCALES["v"])
-K_HIGH, V_HIGH = tl.constexpr(HIGH["k"]), tl.constexpr(HIGH["v"])
-SMALLEST = tl.constexpr(2.0**-24)  # of the numbers above 0 that float16 has
-HALFWAY = tl.constexpr(1.5 * 2**23)  # added and taken off, it rounds to the nearest whole number, halves to even ones
+SMALLEST = tl.constexpr(2.0**-24)  # positive float16
+HALFWAY = tl.constexpr(1.5 * 2**23)  # added and subtracted, it rounds to the nearest integer, halves to even
 
 
-@dataclass(frozen=True)
-class Side:
-    """How the numbers of one field are written, as kernels need to know it."""
-
-    form: Format
-    dim: int
-    turned: bool = False
-    centre: Tensor | None = None  # [H, D] float32
-
-    @classmethod
-    def of(cls, form: Form | None, dim: int) -> Side:
-        if form is None:
-            return cls("plain", dim)
-        if reason := why_no_form(form):
-            raise InputError(reason)
-        centre = None if form.centre is None else form.centre.float().reshape(-1, dim).contiguous()
-        if isinstance(form, Grouped):
-            return cls(form.bits, dim, form.turn is not None, centre)
-        return cls("fp8", dim, False, centre)
-
-    def new(self, like: Tensor, heads: int, tokens: int) -> Parts:
-        """Room for the parts of new tokens, as in a store with a slot for each."""
-        lead = like.shape[0], heads, tokens
-
-        def room(width: int, dtype: torch.dtype) -> Tensor:
-            return torch.empty(*lead, max(width, 1), dtype=dtype, device=like.device)
-
-        if self.form == "plain":
-            codes = room(self.dim, like.dtype)
-            return Parts(codes, codes, codes)
-        codes, high = room(code_bytes(self.dim, self.form), torch.uint8), high_bytes(self.dim, self.form)
-        scales = room(scale_numbers(self.dim, self.form), torch.float16)
-        return Parts(codes, scales, room(high, torch.uint8) if high else codes)
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The parts of the new tokens of one field, [B, H, T, width] each."""
-
-    codes: Tensor
-    scales: Tensor
-    high: Tensor
-
-
-@dataclass(frozen=True)
-class Coded:
-    """What attention over codes takes of a pass: queries made ready, and the new tokens in their parts."""
-
-    q: Tensor  # [B, Hq, T, D]
-    marks: Tensor  # [B, T, Hq, 2 + groups] float32: the largest number, the centre's product, sums over groups
-    k: Parts
-    v: Parts
-    keys: Side
-    values: Side
-    stored: bool  # whether the parts are in their slots; else they are in k and v
+# -- rounding --------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def half(x):
-    """Rounded to what float16 has."""
+def round_to_half(x):
+    """The nearest float16, as a float32."""
     return tl.minimum(tl.maximum(x, -65504.0), 65504.0).to(tl.float16).to(tl.float32)
 
 
 @triton.jit
-def half_above(x):
-    """A number that float16 has and that is no less than x >= 0."""
-    return half(x * (1 + 2.0**-10) + SMALLEST / 2)
+def half_at_least(x):
+    """A float16 value that is no less than x >= 0, as a float32."""
+    return round_to_half(x * (1 + 2.0**-10) + SMALLEST / 2)
 
 
 @triton.jit
 def inverse(scale):
+    """1 / scale, and 0 where the scale is 0."""
     return tl.where(scale > 0, tl.math.div_rn(1.0, tl.where(scale > 0, scale, 1.0)), 0.0)
 
 
 @triton.jit
-def to_float8(x):
+def to_fp8(x):
     """The code of the float8 e4m3 nearest to x, |x| <= 448."""
     size = tl.abs(x)
     exponent = tl.maximum((size.to(tl.int32, bitcast=True) >> 23) - 127, -6)
@@ -137,50 +74,54 @@ def to_float8(x):
     return tl.where(x < 0, 128, 0) + (exponent + 6) * 8 + steps.to(tl.int32)
 
 
+# -- one head --------------------------------------------------------------------------------------------------------
+
+
 @triton.jit
 def in_groups(centre, D: tl.constexpr, FORM: tl.constexpr, CENTRED: tl.constexpr):
-    """A head's numbers as rows of groups: the groups, which number is where, whether there is one, and its centre."""
+    """A head as rows of groups -> (group [G, 1]; index of each value, whether it exists, its key mean [G, 32] each)."""
     G: tl.constexpr = padded_groups(D)
     group, e = tl.arange(0, G)[:, None], tl.arange(0, GROUP)[None, :]
-    d, there = number_at(group * GROUP + e, D, FORM)
-    middle = tl.zeros([G, GROUP], tl.float32)
+    d, there = value_at(group * GROUP + e, D, FORM)
+    mean = tl.zeros([G, GROUP], tl.float32)
     if CENTRED:
-        middle = tl.load(centre + d, mask=there, other=0.0)
-    return group, d, there, middle
+        mean = tl.load(centre + d, mask=there, other=0.0)
+    return group, d, there, mean
 
 
 @triton.jit
-def head_at(
+def load_head(
     x, d, there, weight, eps, plus, factor, cos, sin,
     D: tl.constexpr, PAIRS: tl.constexpr, NEIGHBOURS: tl.constexpr, NORMS: tl.constexpr, WEIGHTS: tl.constexpr,
 ):  # fmt: skip
-    """The numbers d [groups, 32] of the head at x, normed, rotated and times a factor, as a tensor would hold them."""
+    """Values d [groups, 32] of the head at x, after norm, RoPE and `factor`, rounded to the dtype of x -> float32."""
     if PAIRS == 0 and NORMS == "":
-        numbers = tl.load(x + d, mask=there, other=0.0).to(tl.float32)
+        values = tl.load(x + d, mask=there, other=0.0).to(tl.float32)
     else:
         N: tl.constexpr = d.shape[0] * d.shape[1]
         one = tl.zeros([1, 1], tl.int32)
-        place = tl.reshape(tl.where(there, d, D), [N])
-        numbers = rotated(x + one, one == 0, weight, eps, plus, cos, sin, place, D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS)
-        numbers = tl.reshape(numbers, d.shape)
-    return (numbers * factor).to(x.dtype.element_ty).to(tl.float32)
+        at = tl.reshape(tl.where(there, d, D), [N])
+        values = norm_and_rotate(
+            x + one, one == 0, weight, eps, plus, cos, sin, at, D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS
+        )
+        values = tl.reshape(values, d.shape)
+    return (values * factor).to(x.dtype.element_ty).to(tl.float32)
 
 
 @triton.jit
-def keep(
-    x, weight, eps, plus, cos, sin, centre, codes, scales, high, table, place, cell, stores,
-    CODES: tl.constexpr, SCALES: tl.constexpr, HIGH: tl.constexpr,
-    D: tl.constexpr, FORM: tl.constexpr, TURNED: tl.constexpr, CENTRED: tl.constexpr,
+def encode_head(
+    x, weight, eps, plus, cos, sin, centre,  # pointers to the head [D], norm weight [D], angles [PAIRS], key mean [D]
+    codes, scales, high, table,  # this pass's parts [B, H, T, width]; the entry's table row
+    place, cell, stores,  # where the token is among the parts, or in the store; whether it is stored
+    CODES: tl.constexpr, SCALES: tl.constexpr, HIGH: tl.constexpr,  # columns of the table
+    D: tl.constexpr, FORM: tl.constexpr, HADAMARD: tl.constexpr, CENTRED: tl.constexpr,
     PAIRS: tl.constexpr, NEIGHBOURS: tl.constexpr, NORMS: tl.constexpr, WEIGHTS: tl.constexpr, WRITE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """The head at x, encoded, in its slot's `cell` where it `stores`, or else at `place` of this pass's parts.
-
-    centre: that of the head
-    """
+    """Quantizes the head at x: into `cell` of the store with WRITE, else to `place` of this pass's parts."""
     G: tl.constexpr = padded_groups(D)
     CODE_BYTES: tl.constexpr = code_bytes(D, FORM)
-    SCALE_NUMBERS: tl.constexpr = scale_numbers(D, FORM)
+    SCALE_VALUES: tl.constexpr = scale_values(D, FORM)
     HIGH_BYTES: tl.constexpr = high_bytes(D, FORM)
     if WRITE:
         place = cell
@@ -188,33 +129,33 @@ def keep(
         scales = tl.load(table + SCALES).to(scales.dtype)
         high = tl.load(table + HIGH).to(high.dtype)
     codes += place * CODE_BYTES
-    scales += place * SCALE_NUMBERS
+    scales += place * SCALE_VALUES
     high += place * HIGH_BYTES
-    group, d, there, middle = in_groups(centre, D, FORM, CENTRED)
+    group, d, there, mean = in_groups(centre, D, FORM, CENTRED)
     begin(PDL)
-    numbers = head_at(x, d, there, weight, eps, plus, 1.0, cos, sin, D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS)
+    values = load_head(x, d, there, weight, eps, plus, 1.0, cos, sin, D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS)
     if FORM == "plain":
-        tl.store(codes + d, numbers.to(codes.dtype.element_ty), mask=there & stores)
+        tl.store(codes + d, values.to(codes.dtype.element_ty), mask=there & stores)
     else:
-        numbers -= middle
+        values -= mean
         if FORM == "fp8":
-            scale = half_above(tl.math.div_rn(tl.max(tl.abs(numbers)), 448.0))
-            close = tl.minimum(tl.maximum(numbers * inverse(scale), -448.0), 448.0)
-            tl.store(codes + d, to_float8(close).to(tl.uint8), mask=there & stores)
+            scale = half_at_least(tl.math.div_rn(tl.max(tl.abs(values)), 448.0))
+            scaled = tl.minimum(tl.maximum(values * inverse(scale), -448.0), 448.0)
+            tl.store(codes + d, to_fp8(scaled).to(tl.uint8), mask=there & stores)
             tl.store(scales, scale.to(tl.float16), mask=stores)
         else:
             MOST: tl.constexpr = 2**FORM - 1
-            if TURNED:
-                whole = (group + 1) * GROUP <= D
-                numbers = tl.where(whole, turned(numbers, G), numbers)
+            if HADAMARD:
+                whole = (group + 1) * GROUP <= D  # a smaller last group is not rotated
+                values = tl.where(whole, hadamard32(values, G), values)
             real = group * GROUP < D
-            least = tl.min(tl.where(there, numbers, tl.where(real, float("inf"), 0.0)), axis=1, keep_dims=True)
-            most = tl.max(tl.where(there, numbers, tl.where(real, float("-inf"), 0.0)), axis=1, keep_dims=True)
-            # Offsets are rounded down and scales up, so that nothing falls off either end.
-            offset = half(least - tl.abs(least) * 2.0**-10)
-            scale = half_above(tl.math.div_rn(most - offset, MOST * 1.0))
-            close = (numbers - offset) * inverse(scale) + HALFWAY - HALFWAY
-            code = tl.minimum(tl.maximum(close, 0.0), MOST * 1.0).to(tl.int32)
+            least = tl.min(tl.where(there, values, tl.where(real, float("inf"), 0.0)), axis=1, keep_dims=True)
+            most = tl.max(tl.where(there, values, tl.where(real, float("-inf"), 0.0)), axis=1, keep_dims=True)
+            # Offsets are rounded down and scales up, so that the codes cover the whole range of the group.
+            offset = round_to_half(least - tl.abs(least) * 2.0**-10)
+            scale = half_at_least(tl.math.div_rn(most - offset, MOST * 1.0))
+            nearest = (values - offset) * inverse(scale) + HALFWAY - HALFWAY
+            code = tl.minimum(tl.maximum(nearest, 0.0), MOST * 1.0).to(tl.int32)
             tl.store(scales + 2 * group, scale.to(tl.float16), mask=real & stores)
             tl.store(scales + 2 * group + 1, offset.to(tl.float16), mask=real & stores)
             if FORM == 8:
@@ -226,7 +167,7 @@ def keep(
                 i = tl.arange(0, 16)[None, :]
                 packed = (low | up << 4).to(tl.uint8)
                 tl.store(codes + group * 16 + i, packed, mask=(i < (size + 1) // 2) & stores)
-                bytes = (size + 7) // 8
+                bytes = (size + 7) // 8  # that hold one bit of every code of the group
                 n = d % GROUP
                 for plane in tl.static_range(FORM - 4):
                     flags = (code >> 4 + plane & 1) << n % 8
@@ -237,136 +178,145 @@ def keep(
 
 
 @triton.jit
-def ask(
-    x, weight, eps, plus, factor, cos, sin, y, marks, centre,
-    D: tl.constexpr, FORM: tl.constexpr, TURNED: tl.constexpr, CENTRED: tl.constexpr, PAIRS: tl.constexpr,
+def prepare_query(
+    x, weight, eps, plus, factor, cos, sin, y, query_terms, centre,  # y [D], query_terms [2 + groups], of this head
+    D: tl.constexpr, FORM: tl.constexpr, HADAMARD: tl.constexpr, CENTRED: tl.constexpr, PAIRS: tl.constexpr,
     NEIGHBOURS: tl.constexpr, NORMS: tl.constexpr, WEIGHTS: tl.constexpr, FACTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The query head at x, made ready, at y and marks."""
+    """The query head at x: after norm and RoPE, Hadamard-rotated and scaled, to y; its terms to `query_terms`."""
     G: tl.constexpr = padded_groups(D)
-    group, d, there, middle = in_groups(centre, D, FORM, CENTRED)
+    group, d, there, mean = in_groups(centre, D, FORM, CENTRED)
     begin(PDL)
     by = 1.0
     if FACTOR:
         by = tl.load(factor)
-    numbers = head_at(x, d, there, weight, eps, plus, by, cos, sin, D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS)
-    product = tl.sum(numbers * middle)
-    if TURNED:
-        numbers = tl.where((group + 1) * GROUP <= D, turned(numbers, G), numbers)
+    values = load_head(x, d, there, weight, eps, plus, by, cos, sin, D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS)
+    product = tl.sum(values * mean)
+    if HADAMARD:
+        values = tl.where((group + 1) * GROUP <= D, hadamard32(values, G), values)
     largest = 1.0
     if y.dtype.element_ty == tl.float16:
-        largest = tl.max(tl.abs(numbers))
-        numbers = numbers * inverse(largest)
-    numbers = numbers.to(y.dtype.element_ty)
-    tl.store(y + d, numbers, mask=there)
-    tl.store(marks, largest)
-    tl.store(marks + 1, product)
-    tl.store(marks + 2 + group, tl.sum(numbers.to(tl.float32), axis=1, keep_dims=True), mask=group * GROUP < D)
+        largest = tl.max(tl.abs(values))
+        values = values * inverse(largest)
+    values = values.to(y.dtype.element_ty)
+    tl.store(y + d, values, mask=there)
+    tl.store(query_terms, largest)
+    tl.store(query_terms + 1, product)
+    # Sums of the rounded values: the products with the codes see these too.
+    tl.store(query_terms + 2 + group, tl.sum(values.to(tl.float32), axis=1, keep_dims=True), mask=group * GROUP < D)
+
+
+# -- the launch ------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def _encode(
-    q, k, v, cos, sin, q_weight, k_weight, factor, q_out, marks, centre,
-    k_codes, k_scales, k_high, v_codes, v_scales, v_high, table,
-    q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token, rope_row, rope_token, factor_row,
-    factor_token, q_eps, k_eps, q_plus, k_plus,
+    q, k, v,  # [B, Hq, T, D], [B, Hk, T, D], [B, Hk, T, DV]
+    cos, sin, q_weight, k_weight, factor,  # [B, T, PAIRS] twice, [D] twice, [B, T]
+    q_out, query_terms, centre,  # [B, T, Hq, D], [B, T, Hq, 2 + groups], [Hk, D]
+    k_codes, k_scales, k_high, v_codes, v_scales, v_high,  # this pass's parts, [B, Hk, T, width] each
+    table,  # the entry's table row
+    q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token,  # strides
+    rope_row, rope_token, factor_row, factor_token,
+    q_eps, k_eps, q_plus, k_plus,  # of the norms: `plus` is added to the weight
     T: tl.constexpr, Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    KEYS: tl.constexpr, VALUES: tl.constexpr, K_TURNED: tl.constexpr, V_TURNED: tl.constexpr, CENTRED: tl.constexpr,
+    KEYS: tl.constexpr, VALUES: tl.constexpr,  # formats
+    K_HADAMARD: tl.constexpr, V_HADAMARD: tl.constexpr, CENTRED: tl.constexpr,
     PAIRS: tl.constexpr, NEIGHBOURS: tl.constexpr, NORMS: tl.constexpr, WEIGHTS: tl.constexpr, FACTOR: tl.constexpr,
     WRITE: tl.constexpr, FIRST: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Programs (token, head): heads of queries, then of keys, then of values."""
+    """Program (token, head): query heads from FIRST on, then key heads, then value heads."""
     row, t, head = tl.program_id(0) // T, tl.program_id(0) % T, tl.program_id(1) + FIRST
     cos += row * rope_row + t * rope_token
     sin += row * rope_row + t * rope_token
     if head < Q_HEADS:
         if FIRST == 0:
             mine = (row * T + t) * Q_HEADS + head
-            ask(
+            prepare_query(
                 q + row * q_row + head * q_head + t * q_token, q_weight, q_eps, q_plus,
                 factor + row * factor_row + t * factor_token, cos, sin, q_out + mine * D,
-                marks + mine * (2 + groups_of(D)), centre + head // (Q_HEADS // K_HEADS) * D,
-                D, KEYS, K_TURNED, CENTRED, PAIRS, NEIGHBOURS, NORMS, WEIGHTS, FACTOR, PDL,
+                query_terms + mine * (2 + groups_of(D)), centre + head // (Q_HEADS // K_HEADS) * D,
+                D, KEYS, K_HADAMARD, CENTRED, PAIRS, NEIGHBOURS, NORMS, WEIGHTS, FACTOR, PDL,
             )  # fmt: skip
     else:
         length, count = row_of(table, row, T)
         real = t < count
         stores = real
         if WRITE:
-            stores = real & stays(table, length + t, length + count)
+            stores = real & keeps_slot(table, length + t, length + count)
         h = (head - Q_HEADS) % K_HEADS
         place = (row * K_HEADS + h) * T + t
         cell = tl.where(real, slot_at(table, length + t), 0)
         if WRITE:
             cell = cell_at(table, row, h, cell, stores, K_HEADS, PAGE)
         if head < Q_HEADS + K_HEADS:
-            keep(
+            encode_head(
                 k + row * k_row + h * k_head + t * k_token, k_weight, k_eps, k_plus, cos, sin, centre + h * D,
-                k_codes, k_scales, k_high, table, place, cell, stores, K_CODES, K_SCALES, K_HIGH,
-                D, KEYS, K_TURNED, CENTRED, PAIRS, NEIGHBOURS, NORMS, WEIGHTS, WRITE, PDL,
+                k_codes, k_scales, k_high, table, place, cell, stores, K_STORE, K_SCALES, K_HIGH,
+                D, KEYS, K_HADAMARD, CENTRED, PAIRS, NEIGHBOURS, NORMS, WEIGHTS, WRITE, PDL,
             )  # fmt: skip
         else:
-            keep(
+            encode_head(
                 v + row * v_row + h * v_head + t * v_token, k_weight, k_eps, k_plus, cos, sin, centre,
-                v_codes, v_scales, v_high, table, place, cell, stores, V_CODES, V_SCALES, V_HIGH,
-                DV, VALUES, V_TURNED, False, 0, False, "", False, WRITE, PDL,
+                v_codes, v_scales, v_high, table, place, cell, stores, V_STORE, V_SCALES, V_HIGH,
+                DV, VALUES, V_HADAMARD, False, 0, False, "", False, WRITE, PDL,
             )  # fmt: skip
 
 
 def encode(
     q: Tensor,  # [B, Hq, T, D]
     k: Tensor,  # [B, Hk, T, D]
-    v: Tensor | None,  # [B, Hk, T, Dv]; None for latents, which are all there is
+    v: Tensor | None,  # [B, Hk, T, Dv]; None for latents, which are one field
     table: Tensor,  # the row of the cache's table for this entry
     keys: Side,
     values: Side | None = None,
     *,
     write: bool,
-    asks: bool = True,
-    rope: tuple[Tensor, Tensor] | None = None,  # as `rotate_and_append` takes them, up to `factor`
+    with_queries: bool = True,
+    rope: tuple[Tensor, Tensor] | None = None,  # this and the next four as `rotate_and_append` takes them
     neighbours: bool = False,
     norms: tuple[RMSNorm, RMSNorm] | None = None,
     norms_last: bool = False,
     factor: Tensor | None = None,
-    page: int = 0,  # slots of a page, where the store is in pages
+    page: int = 0,  # slots per page; 0 without pages
 ) -> Coded:
-    """The new tokens in codes: with `write` the real ones in their slots, else in parts of this pass.
+    """Quantizes the new tokens: with `write` the real ones into their slots, else into tensors of this pass.
 
-    A ring that tokens are read from after writing takes one at a time. The last axis of q, k and v is contiguous.
-    Queries are made ready only where keys are codes of heads: those of latents, and of keys that are plain, are what
-    they are, and come normed and rotated. `asks`: whether there are any.
+    A ring whose tokens are read in the same pass takes one token at a time. The last axis of q, k and v is contiguous.
+    Queries are prepared where the keys of heads are quantized. Queries of latents, and of plain keys, are returned as
+    given, after norm and RoPE. `with_queries` is False where there are none: q is then ignored.
     """
     B, Hq, T, D = q.shape
     Hk = k.shape[1]
     side = values or keys
     field = k if v is None else v
-    parts = keys.new(k, Hk, T)
-    more = parts if values is None else values.new(field, Hk, T)
-    ready = values is None or keys.form == "plain" or not asks
-    q_out, marks = q, parts.codes
+    parts = keys.empty(k, Hk, T)
+    more = parts if values is None else values.empty(field, Hk, T)
+    ready = values is None or keys.form == "plain" or not with_queries
+    q_out, query_terms = q, parts.codes
     if not ready:
         exact = q.dtype == torch.float32
         q_out = torch.empty(B, T, Hq, D, dtype=torch.float32 if exact else torch.float16, device=q.device)
-        marks = torch.empty(B, T, Hq, 2 + groups_of(D), device=q.device)
+        query_terms = torch.empty(B, T, Hq, 2 + groups_of(D), device=q.device)
     first = Hq if ready else 0
     cos, sin = (q, q) if rope is None else rope
-    weights, numbers = weights_of(norms, q)
+    weights, scalars = norm_arguments(norms, q)
     launch(
         _encode, (B * T, Hq - first + (Hk if v is None else 2 * Hk)),
-        q, k, field, cos, sin, *weights, q if factor is None else factor, q_out, marks,
-        marks if keys.centre is None else keys.centre,
+        q, k, field, cos, sin, *weights, q if factor is None else factor, q_out, query_terms,
+        query_terms if keys.centre is None else keys.centre,
         parts.codes, parts.scales, parts.high, more.codes, more.scales, more.high, table,
         *q.stride()[:3], *k.stride()[:3], *field.stride()[:3], *cos.stride()[:2],
-        *((0, 0) if factor is None else factor.stride()), *numbers,
-        T=T, Q_HEADS=Hq, K_HEADS=Hk, D=D, DV=side.dim, KEYS=keys.form, VALUES=side.form, K_TURNED=keys.turned,
-        V_TURNED=side.turned, CENTRED=keys.centre is not None, PAIRS=0 if rope is None else cos.shape[-1],
+        *((0, 0) if factor is None else factor.stride()), *scalars,
+        T=T, Q_HEADS=Hq, K_HEADS=Hk, D=D, DV=side.dim, KEYS=keys.form, VALUES=side.form, K_HADAMARD=keys.hadamard,
+        V_HADAMARD=side.hadamard, CENTRED=keys.centre is not None, PAIRS=0 if rope is None else cos.shape[-1],
         NEIGHBOURS=neighbours, NORMS="" if norms is None else "last" if norms_last else "first",
         WEIGHTS=norms is not None and norms[0].weight is not None, FACTOR=factor is not None,
         WRITE=write, FIRST=first, PAGE=page, num_warps=1,
     )  # fmt: skip
-    return Coded(q if ready else q_out.transpose(1, 2), marks, parts, more, keys, side, write)
+    return Coded(q if ready else q_out.transpose(1, 2), query_terms, parts, more, keys, side, write)
 
 
 def append_codes(k: Tensor, v: Tensor, table: Tensor, keys: Side, values: Side, page: int = 0) -> None:
-    """Keys and values [B, H, T, D] into their slots, in codes: the first `counts` tokens of each row."""
-    encode(k, k, v, table, keys, values, write=True, asks=False, page=page)
+    """Quantizes keys and values [B, H, T, D] into their slots: the first `counts` tokens of each row."""
+    encode(k, k, v, table, keys, values, write=True, with_queries=False, page=page)

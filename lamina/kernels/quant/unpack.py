@@ -1,10 +1,12 @@
-"""Words of codes into numbers of 16 bits, two words at a time, in the few instructions that it takes on a GPU.
+"""Words of codes to float16 values in PTX, two words at a time (`pack=2`), with few instructions.
 
-A code c is made a number by its bits alone: 0x5C00 | c is the float16 256 + c / 4, and one fma with the group's scale s
-takes the 256 off again and gives s · c / 4, rounded once. What stands in the upper half of a byte is not shifted down:
-it comes out as 4 · s · c. A float8 becomes 1/256 of it as a float16 by moving its bits to their places.
+The bits of a code c make a float16 without a conversion: 0x5C00 | c is the float16 256 + c / 4. One fma with the
+group's scale s subtracts 256 · s and gives s · c / 4, rounded once. The upper half of a byte is not shifted down, so
+its code gives 4 · s · c. `layout.plane_factor` has these factors. A float8 e4m3 gives 1/256 of its value as a float16
+by moving its bits.
 
-The reference is the other branch of `packed.planes_of` and `packed.float_planes`, which the interpreter runs.
+The reference is the other branch of `dequantize.dequantize_planes` and `dequantize.fp8_planes`, which the interpreter
+runs.
 """
 
 # mypy: allow-untyped-defs
@@ -13,7 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# $0 to $3 are the planes, $4 the words and $5 their scales; of a word: numbers a, b in its low byte, c, d in the other.
+# $0 to $3 are the planes, $4 the words and $5 their scales. Codes a and b are in the low byte of a word, c and d in the
+# high byte. lop3 with 0xEA is (x & mask) | bits.
 FIRST = """{
     .reg .b32 upper, less, low, high, at, a, b, c, d;
     mov.b32 less, 0xDC00DC00;
@@ -33,7 +36,7 @@ LAST = """
 
 
 def _above(bit: int, one: str, other: str) -> str:
-    """Puts one more bit into a to d, from a register for each of the two words: their bits 0, 16, 1 and 17."""
+    """Adds one more bit to the codes a, b, c, d: bits 0, 16, 1 and 17 of a register per word, `one` and `other`."""
     lower, upper = f"0x{0x00010001 << bit:08X}", f"0x{0x00100010 << bit:08X}"
     return f"""
     prmt.b32 low, {one}, {other}, 0x5410;
@@ -62,7 +65,7 @@ EIGHT = tl.constexpr("""{
     fma.rn.f16x2 $0, a, $3, less;
     fma.rn.f16x2 $1, b, $3, less;
 }""")
-FLOATS = tl.constexpr("""{
+FP8 = tl.constexpr("""{
     .reg .b32 a, b, sign;
     shl.b32 a, $2, 7;
     and.b32 a, a, 0x3F803F80;
@@ -72,34 +75,38 @@ FLOATS = tl.constexpr("""{
     and.b32 b, b, 0x3F803F80;
     lop3.b32 $1, $2, 0x80008000, b, 0xEA;
 }""")
-TWO = tl.constexpr((tl.float16, tl.float16))
-PLANES = tl.constexpr((tl.float16, tl.float16, tl.float16, tl.float16))
+TWO_PLANES = tl.constexpr((tl.float16, tl.float16))
+FOUR_PLANES = tl.constexpr((tl.float16, tl.float16, tl.float16, tl.float16))
 
 
 @triton.jit
 def four_bits(words, scales):
-    return tl.inline_asm_elementwise(FOUR, "=r,=r,=r,=r,r,r", [words, scales], dtype=PLANES, is_pure=True, pack=2)
+    """words and scales [M, words] -> planes 0 to 3, float16 [M, words] each; the same for the functions below."""
+    return tl.inline_asm_elementwise(FOUR, "=r,=r,=r,=r,r,r", [words, scales], dtype=FOUR_PLANES, is_pure=True, pack=2)
 
 
 @triton.jit
 def five_bits(words, scales, fifth):
+    """fifth: uint32 [M, words], the fifth bits of each word's codes at bits 0, 16, 1 and 17."""
     return tl.inline_asm_elementwise(
-        FIVE, "=r,=r,=r,=r,r,r,r,r", [words, scales, fifth], dtype=PLANES, is_pure=True, pack=2
+        FIVE, "=r,=r,=r,=r,r,r,r,r", [words, scales, fifth], dtype=FOUR_PLANES, is_pure=True, pack=2
     )
 
 
 @triton.jit
 def six_bits(words, scales, fifth, sixth):
     return tl.inline_asm_elementwise(
-        SIX, "=r,=r,=r,=r,r,r,r,r,r,r", [words, scales, fifth, sixth], dtype=PLANES, is_pure=True, pack=2
+        SIX, "=r,=r,=r,=r,r,r,r,r,r,r", [words, scales, fifth, sixth], dtype=FOUR_PLANES, is_pure=True, pack=2
     )
 
 
 @triton.jit
 def eight_bits(words, scales):
-    return tl.inline_asm_elementwise(EIGHT, "=r,=r,r,r", [words, scales], dtype=TWO, is_pure=True, pack=2)
+    """-> planes 0 and 1."""
+    return tl.inline_asm_elementwise(EIGHT, "=r,=r,r,r", [words, scales], dtype=TWO_PLANES, is_pure=True, pack=2)
 
 
 @triton.jit
-def floats(words):
-    return tl.inline_asm_elementwise(FLOATS, "=r,=r,r", [words], dtype=TWO, is_pure=True, pack=2)
+def fp8_words(words):
+    """-> planes 0 and 1 of float8 codes, times 1/256."""
+    return tl.inline_asm_elementwise(FP8, "=r,=r,r", [words], dtype=TWO_PLANES, is_pure=True, pack=2)

@@ -64,23 +64,21 @@ class Experts(nn.Module):
 
         shared: its gate and up as one, [2S, W], and its down [W, S]; opening [..., 1]; onto [..., W]
         """
-        from lamina.kernels.gemm.deferred_norm import follower_of, made, parted
+        from lamina.kernels.gemm.deferred_norm import deferred_norm, made, operand
         from lamina.kernels.gemm.experts import expert_down, expert_gated
 
-        x, squares, eps = parted(x)
+        x, squares, eps = operand(x)
         tokens, chosen, weights = x.flatten(0, -2), chosen.flatten(0, -2), weights.flatten(0, -2)
         gate_up, down = (None, None) if shared is None else shared
         h = expert_gated(
             tokens, self.gate_up, chosen, weights, self.act, weigh_input=self.weigh_input, shared=gate_up,
             opening=opening, squares=squares, eps=eps,
         )  # fmt: skip
-        residual, read = (
-            None if onto is None else onto.flatten(0, -2),
-            self.down.nbytes // len(self.down) * chosen.shape[-1],
-        )
-        follower = follower_of(self, x, x.shape[-1], read)
-        y = expert_down(h, self.down, chosen, shared=down, residual=residual, follower=follower)
-        return made(y.view(x.shape), self, follower)
+        residual = None if onto is None else onto.flatten(0, -2)
+        deferred = deferred_norm(self, x, x.shape[-1])
+        y = expert_down(h, self.down, chosen, shared=down, residual=residual, next_norm=deferred)
+        read = self.down.nbytes // len(self.down) * chosen.shape[-1]
+        return made(self, y.view(x.shape), deferred, read)
 
     def by_expert(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """x [N, W], chosen and weights [N, K] -> [N, W]: (token, expert) pairs in the order of their experts."""

@@ -93,10 +93,10 @@ class Router(nn.Module):
         return *self.choice.of(logits, self.bias), last.sigmoid()
 
     def _by_kernel(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        from lamina.kernels.gemm.deferred_norm import parted
+        from lamina.kernels.gemm.deferred_norm import operand
         from lamina.kernels.gemm.router import route
 
-        x, squares, eps = parted(x)
+        x, squares, eps = operand(x)
         flat = x.reshape(-1, x.shape[-1])
         found = route(flat, self.weight, self.choice, self.bias, opens=self.opens, squares=squares, eps=eps)
         chosen, weights, opening = (None if one is None else one.view(*x.shape[:-1], -1) for one in found)

@@ -53,10 +53,10 @@ class GatedDeltaMixer(nn.Module):
         return self.out(y, onto)
 
 
-def parts_apart(heads: int, *sizes: int) -> Callable[[Tensor], Tensor]:
+def regroup_by_part(heads: int, *sizes: int) -> Callable[[Tensor], Tensor]:
     """Reorders stored rows that lie head by head, the parts of a head side by side: all of a part come together.
 
-    >>> parts_apart(2, 1, 2)(torch.tensor([10, 11, 12, 20, 21, 22])).tolist()
+    >>> regroup_by_part(2, 1, 2)(torch.tensor([10, 11, 12, 20, 21, 22])).tolist()
     [10, 20, 11, 12, 21, 22]
     """
 

@@ -1,0 +1,65 @@
+"""The columns of the int64 tables through which kernels find a cache, declared once for the host and for the kernels.
+
+A captured launch cannot take pointers into a cache as arguments: they would be fixed at capture. Its kernels take a
+pointer to one row of a table on the device instead, and the host rewrites the table when it serves another cache.
+
+    ENTRY     one row per cache entry (one spec of one layer): pointers to its stores, their sizes, lengths and counts
+    HEADER    one row per cache: its clock, its token record and its last logits
+
+The host builds rows by name (`entry_row`, `header_row`). Kernels read columns by constants that are derived from the
+same tuples (`entry.py`, `step_ends.py`). This module does not import Triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lamina.errors import InputError
+
+ENTRY = (
+    "k",  # pointer: keys [B, H, S, D] or their codes; for entries with one field: the latents, inputs or states
+    "v",  # pointer: values [B, H, S, Dv] or their codes
+    "slots",  # slots per row, S; slots per page for a paged entry
+    "ring",  # slots of the ring, 0 for a line
+    "keep",  # first tokens that a ring never overwrites
+    "lengths",  # pointer: committed tokens per row, int64 [B]
+    "counts",  # pointer: new tokens per row, int64 [B]; 0: every row has all of them
+    "pages",  # pointer: page table, int32 [B, pages_per_row]
+    "pages_per_row",
+    "k.scales",  # pointer: scales (and offsets) of the key codes, float16
+    "v.scales",
+    "k.high",  # pointer: bits above the fourth of 5- and 6-bit key codes, uint8
+    "v.high",
+)
+WIDTH = 16  # int64 values per row of the entry table; those past the named columns are 0
+
+HEADER = (
+    "lengths",  # pointer: committed tokens per row, int64 [B]
+    "written",  # pointer: highest position ever written per row, int64 [B]
+    "base",  # pointer: position of each row's base state, int64 [B]
+    "record",  # pointer: the token ids of each row, int64 [B, record_width]
+    "record_width",
+    "logits",  # pointer: logits after each row's last token [B, V]
+)
+
+
+def entry_row(values: Mapping[str, int]) -> list[int]:
+    """One row of the entry table, [WIDTH]; columns without a value are 0.
+
+    >>> entry_row({"slots": 64, "ring": 8})[:4]
+    [0, 0, 64, 8]
+    """
+    return _ordered(ENTRY, values) + [0] * (WIDTH - len(ENTRY))
+
+
+def header_row(values: Mapping[str, int]) -> list[int]:
+    """The header of one cache, [len(HEADER)]; every column needs a value."""
+    if missing := [name for name in HEADER if name not in values]:
+        raise InputError(f"a header without {', '.join(missing)}: it needs {', '.join(HEADER)}")
+    return _ordered(HEADER, values)
+
+
+def _ordered(columns: tuple[str, ...], values: Mapping[str, int]) -> list[int]:
+    if unknown := [name for name in values if name not in columns]:
+        raise InputError(f"no column {', '.join(unknown)}; the columns are {', '.join(columns)}")
+    return [values.get(name, 0) for name in columns]

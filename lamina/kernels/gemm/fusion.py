@@ -1,0 +1,130 @@
+"""The fusion plan: which norms of a model are computed by the launch in front of them.
+
+    deferred   product → norm          the product also writes weight · y and Σ y²; the product behind the norm divides
+                                       its own sums (`deferred_norm.py`)
+    twice      norm + residual → norm  one launch writes the sum and the second norm of it (`rms_norm_twice`)
+
+A plan is a list of module paths, made once per model (`fusion_trace.py`) and shown by `print(model.fusion_plan)`:
+
+    blocks.0.attention.out → blocks.0.mlp_norm        deferred
+    blocks.0.mlp.down      → blocks.1.attention_norm  deferred
+
+`plan.bind(model)` gives the `Fusions` that modules consult inside a captured program. It belongs to the workspace of
+that program, and so do the results that wait for their norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from lamina.nn.norm import RMSNorm
+
+
+class Fusion(NamedTuple):
+    """`norm` has no launch of its own where it reads what `first` returned."""
+
+    first: str  # path of a product, or of a norm that adds a residual
+    norm: str  # path of the norm that reads its result
+    kind: Literal["deferred", "twice"]
+    dtype: torch.dtype  # of the norm's result
+
+
+@dataclass(frozen=True)
+class FusionPlan:
+    """All fusions of a model, in the order of a decode step.
+
+    reason   why there are none, where the step could not be traced
+    """
+
+    fusions: tuple[Fusion, ...] = ()
+    reason: str | None = None
+
+    def bind(self, model: nn.Module) -> Fusions:
+        """The plan for the modules that `model` has at these paths now; a fusion whose modules are gone is left out."""
+        modules = dict(model.named_modules())
+        bound: dict[nn.Module, NextNorm] = {}
+        for one in self.fusions:
+            first, norm = modules.get(one.first), modules.get(one.norm)
+            if first is not None and isinstance(getattr(norm, "weight", None), Tensor) and hasattr(norm, "plus_one"):
+                bound[first] = NextNorm(norm, one.dtype)  # type: ignore[arg-type]
+        return Fusions(bound)
+
+    def __str__(self) -> str:
+        """
+        >>> print(FusionPlan((Fusion("out", "norm", "deferred", torch.float32),)))
+        out → norm  deferred
+        >>> print(FusionPlan())
+        no fused norms
+        """
+        if not self.fusions:
+            return "no fused norms" + ("" if self.reason is None else f": {self.reason}")
+        first, norm = max(len(one.first) for one in self.fusions), max(len(one.norm) for one in self.fusions)
+        return "\n".join(f"{one.first:{first}} → {one.norm:{norm}}  {one.kind}" for one in self.fusions)
+
+
+class NextNorm(NamedTuple):
+    """The norm that reads a module's result, and the dtype it returns."""
+
+    norm: RMSNorm
+    dtype: torch.dtype
+
+
+class _Ready(NamedTuple):
+    """A norm's result that exists before the norm is called.
+
+    y         the tensor that the norm will be given; kept, so that no other tensor gets its id
+    version   of y when it was written: an in-place operation since then makes the result stale
+    """
+
+    norm: RMSNorm
+    y: Tensor
+    version: int
+    result: Tensor
+
+
+class Fusions:
+    """A plan bound to modules, and the results of the step under way that wait for their norm.
+
+    A module that can compute the next norm asks `norm_after`, and hands the result to `made`. The norm asks `take`,
+    which answers for the very tensor that the module returned and for no other: where a hook replaced it, or other
+    code runs than in the step that was traced, the norm is launched.
+    """
+
+    def __init__(self, bound: Mapping[nn.Module, NextNorm] | None = None) -> None:
+        self._next = dict(bound or {})
+        self._ready: list[_Ready] = []
+
+    def begin(self) -> None:
+        """A step begins: results that no norm took are dropped."""
+        self._ready.clear()
+
+    def norm_after(self, module: nn.Module) -> NextNorm | None:
+        """The norm whose work this module does too, by the plan."""
+        return self._next.get(module)
+
+    def made(self, module: nn.Module, y: Tensor, normed: Tensor | None = None, **facts: Any) -> Tensor:
+        """The module has computed y, and `normed`, the next norm of y, where it did that too; -> y
+
+        facts   what decides whether a module is in the plan; read while tracing alone
+        """
+        if normed is not None:
+            self._ready.append(_Ready(self._next[module].norm, y, version_of(y), normed))
+        return y
+
+    def take(self, norm: RMSNorm, x: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """norm(x) in this dtype, if the module that returned x has computed it; it may be `Unnormed`."""
+        for i, one in enumerate(self._ready):
+            if one.norm is norm and one.y is x and one.version == version_of(x) and one.result.dtype == dtype:
+                return self._ready.pop(i).result
+        return None
+
+
+def version_of(x: Tensor) -> int:
+    """How many in-place operations x has seen; inference tensors do not count them."""
+    return 0 if x.is_inference() else x._version

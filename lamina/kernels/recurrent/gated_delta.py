@@ -1,0 +1,141 @@
+"""The gated delta rule for a few tokens per row, on the states that a cache keeps; see `state.py`.
+
+    S = exp(g) · S
+    S = S + k ⊗ beta · (v - Sᵀ k)             S [K, V] per value head, in float32
+    y = Sᵀ q
+
+Reference: `lamina.recurrence.GatedDelta`.
+"""
+
+# Kernels gather tensors in tuples that grow:
+# mypy: disable-error-code="assignment, var-annotated"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lamina.kernels.entry import COUNTS, count_of
+from lamina.kernels.launch import begin, launch
+from lamina.kernels.recurrent.state import (
+    Tile,
+    contiguous_tokens,
+    output_dtype,
+    row_and_token_strides,
+    softplus,
+    state_of,
+    tile_for,
+    tokens_together,
+)
+from lamina.recurrence import GatedDelta
+from lamina.recurrence.rule import Tensors
+
+
+@triton.jit
+def delta_token(s, q, k, v, g, beta, a, dt_bias, scale, UNIT: tl.constexpr):
+    """One token of one head: s [K, V], q and k [K], v [V], log decay g and strength beta -> (new s, y [V]).
+
+    With a dt_bias, g and beta are as projected. UNIT: q and k are normalized to length one, and q times `scale`.
+    """
+    if UNIT:
+        k *= tl.rsqrt(tl.sum(k * k, axis=0) + 1e-6)
+        q *= tl.rsqrt(tl.sum(q * q, axis=0) + 1e-6) * scale
+    if dt_bias is not None:
+        g = a * softplus(g + dt_bias)
+        beta = tl.sigmoid(beta)
+    # With u = beta · (v - decay · Sᵀk), the new S is decay · S + k ⊗ u, and y = decay · Sᵀq + (k·q) u: both products
+    # with the old S can run at once.
+    decay = tl.exp(g)
+    s_k = tl.sum(k[:, None] * s, axis=0)  # [V]
+    s_q = tl.sum(q[:, None] * s, axis=0)  # [V]
+    u = beta * (v - decay * s_k)
+    return decay * s + k[:, None] * u[None, :], decay * s_q + tl.sum(k * q, axis=0) * u
+
+
+@triton.jit
+def _gated_delta(
+    q, k, v, g, beta,  # inputs: [R, T, H // SHARED, K] twice, [R, T, H, V], [R, T, H] twice, for R rows
+    A, bias, gate, scale,  # [H] or None, [H] or None, [R, T, H, V] or None, of UNIT queries
+    out, table,  # [R, T, H, V]; the entry's table row, whose store is the states, float32 [R, H, K, V]
+    q_row, q_token, k_row, k_token, v_row, v_token, g_row, g_token, beta_row, beta_token, gate_row, gate_token,
+    T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    SHARED: tl.constexpr, UNIT: tl.constexpr,  # SHARED: value heads per key head
+    BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, GROUP: tl.constexpr,  # GROUP: tokens loaded together
+    LIVE_ONLY: tl.constexpr, WRITE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (i, head, row): columns i · BLOCK … of the head's state [K, V], over all T tokens."""
+    head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    d, e = tl.arange(0, K_BLOCK), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    e_mask, tile_mask = e < V, (d < K)[:, None] & (e < V)[None, :]
+    state = state_of(table) + (row * H + head) * (K * V) + d[:, None] * V + e[None, :]
+    count = count_of(tl.load(table + COUNTS), row, T)
+    s = tl.load(state, mask=tile_mask & (count > 0) if LIVE_ONLY else tile_mask, other=0.0)  # [K, V]
+    a = None if A is None else tl.load(A + head).to(tl.float32)
+    dt_bias = None if bias is None else tl.load(bias + head).to(tl.float32)
+    begin(PDL)
+    q += row * q_row + head // SHARED * K + d
+    k += row * k_row + head // SHARED * K + d
+    v += row * v_row + head * V + e
+    g += row * g_row + head
+    beta += row * beta_row + head
+    out += row * T * H * V + head * V + e
+    for first in range(0, T, GROUP):
+        qs, ks, vs, gs, betas, zs = (), (), (), (), (), ()
+        for i in tl.static_range(GROUP):
+            t, exists = first + i, first + i < T
+            qs += (tl.load(q + t * q_token, mask=(d < K) & exists, other=0.0).to(tl.float32),)
+            ks += (tl.load(k + t * k_token, mask=(d < K) & exists, other=0.0).to(tl.float32),)
+            vs += (tl.load(v + t * v_token, mask=e_mask & exists, other=0.0).to(tl.float32),)
+            gs += (tl.load(g + t * g_token, mask=exists, other=0.0).to(tl.float32),)
+            betas += (tl.load(beta + t * beta_token, mask=exists, other=0.0).to(tl.float32),)
+            if gate is not None:
+                z = gate + row * gate_row + t * gate_token + head * V + e
+                zs += (tl.load(z, mask=e_mask & exists, other=0.0).to(tl.float32),)
+        for i in tl.static_range(GROUP):
+            t, real = first + i, first + i < count
+            new, y = delta_token(s, qs[i], ks[i], vs[i], gs[i], betas[i], a, dt_bias, scale, UNIT)
+            s = tl.where(real, new, s)
+            if gate is not None:
+                y *= zs[i] * tl.sigmoid(zs[i])
+            tl.store(out + t * H * V, tl.where(real, y, 0.0), mask=e_mask & (t < T))
+    if WRITE:
+        tl.store(state, s, mask=tile_mask & (count > 0))
+
+
+def gated_delta_step(
+    inputs: Tensors,
+    constants: Tensors,
+    table: Tensor,
+    *,
+    unit: bool = False,
+    gates: tuple[Tensor, Tensor] | None = None,
+    gate: Tensor | None = None,
+    write: bool = True,
+    tile: Tile | None = None,
+) -> Tensor:
+    """Gated delta: q, k [B, T, Hk, K], v [B, T, H, V], g, beta [B, T, H]; the state is [B, H, K, V] -> [B, T, H, V].
+
+    unit   q and k are normalized to length one, and q is then divided by √K
+    gates  (A [H], dt_bias [H]): g and beta are as projected; the rule takes A · softplus(g + dt_bias) and sigmoid(beta)
+    gate   z [B, T, H, V]: multiplies by silu(z), in the dtype of z
+    """
+    q, k, v, g, beta = (contiguous_tokens(inputs[name]) for name in ("q", "k", "v", "g", "beta"))
+    rows, tokens, heads, value = v.shape
+    key_heads, key = k.shape[2:]
+    A, bias = gates or (None, None)
+    z = None if gate is None else contiguous_tokens(gate)
+    out = torch.empty(rows, tokens, heads, value, dtype=output_dtype(v, None, gate), device=v.device)
+    tile, live_only = tile_for(GatedDelta, rows * heads * key * value, tile)
+    tall = triton.next_power_of_2(key)
+    block = min(max(tile.values // tall, 1), triton.next_power_of_2(value))
+    launch(
+        _gated_delta, (triton.cdiv(value, block), heads, rows),
+        q, k, v, g, beta, A, bias, z, key**-0.5, out, table,
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *g.stride()[:2], *beta.stride()[:2],
+        *row_and_token_strides(z), tokens,
+        heads, key, value, heads // key_heads, unit, block, tall, tokens_together(tokens), live_only, write,
+        num_warps=tile.warps,
+    )  # fmt: skip
+    return out
