@@ -79,6 +79,8 @@ class Chat:
             )
         if model.start_ids:
             raise InputError(f"{type(model).__name__} reads a source and cannot chat; give its prompts to generate")
+        if cache is not None and not isinstance(cache, Cache):
+            raise InputError(f"cache must be a cache of one row, as model.new_cache() makes, not {cache!r}")
         if cache is not None and cache.rows != 1:
             raise InputError(f"a chat has one row, and the cache has {cache.rows}: give cache.select([row])")
         if system is not None:

@@ -29,6 +29,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -149,10 +150,10 @@ class PrefixStore:
     def __init__(
         self, model: Model, bytes: int, worth: int = 8, states: str | None = None, pool: Pool | None = None
     ) -> None:
-        if bytes < 1:
-            raise InputError(f"bytes={bytes}: a prefix store needs room to keep anything, such as bytes=2 * 2**30")
-        if worth < 1:
-            raise InputError(f"worth={worth}: it is a number of tokens, at least 1")
+        if not isinstance(bytes, Real) or bytes < 1:
+            raise InputError(f"bytes={bytes!r}: it must be a number of bytes, at least 1, such as bytes=2 * 2**30")
+        if not isinstance(worth, Real) or worth < 1:
+            raise InputError(f"worth={worth!r}: it must be a number of tokens, at least 1")
         if any(spec.reads_source for entry in model.specs for spec in entry.values()):
             raise InputError(
                 f"{type(model).__name__} reads a source, on which its cache depends: prefixes are for decoder-only "

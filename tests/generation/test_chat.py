@@ -369,6 +369,8 @@ def test_chats_refuse_what_cannot_be() -> None:
             Chat(t5)
         finally:
             t5.tokenizer = None
+    with pytest.raises(InputError, match=r"cache must be a cache of one row, .*, not 5"):
+        Chat(model, cache=5)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"a chat has one row, and the cache has 2: give cache.select\(\[row\]\)"):
         Chat(model, cache=model.new_cache(2))
     with pytest.raises(InputError, match="there is no parameter 'max_tokens'; the nearest known one is"):

@@ -10,7 +10,7 @@ import torch
 
 import lamina
 from lamina.errors import PagesError
-from lamina.generation.out_of_room import cut_short
+from lamina.generation.out_of_room import output_so_far
 from lamina.generation.stopping import Stopping
 from lamina.generation.strategies.captured import decode_captured
 from lamina.generation.strategies.plain import decode_plain
@@ -72,7 +72,7 @@ def test_running_out_of_pages_in_the_middle_loses_nothing() -> None:
         decode_captured(run)
     made = [row[len(prompt) :] for row, prompt in zip(run.cache.tokens, PROMPTS, strict=True)]
     assert made == [row[:5] for row in expected]  # 16 and 6 tokens: the next one of row 0 needs another page
-    partial = cut_short(run, PagesError("none"))  # as generate gives it with the error
+    partial = output_so_far(run, PagesError("none"))  # as generate gives it with the error
     assert (partial.tokens, partial.reasons) == (made, ["pages", "pages"])
     other.release()
     assert pool.check().used == held(run.cache) and run.cache.logits is not None

@@ -39,7 +39,7 @@ def within(outer: Run, inner: Run) -> tuple[StrategyOutput, StrategyOutput]:
         run_outer.append(event)
 
     run_outer: list[object] = []
-    outer.told = told
+    outer.on_token = told
     return decode_captured(outer), made[0]
 
 

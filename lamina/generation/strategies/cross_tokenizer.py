@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 class _Row:
     """A row's text in the assistant's ids.
 
-    spelling   the row's text, by the model's tokens
-    ids        the text in the assistant's ids
-    spelt      tokens of the model's row that `ids` stand for
+    spelling     the row's text, by the model's tokens
+    ids          the text in the assistant's ids
+    spelt        tokens of the model's row that `ids` stand for
     held, more   the cache holds ids[:held] and then `more`: draft tokens, or ids that were replaced since
     """
 
@@ -140,14 +140,14 @@ class CrossTokenizerAssistant:
     def _read(self, rows: Sequence[int], possible: Sequence[int]) -> Tensor:
         """Rewinds and feeds the assistant's cache until it holds these rows' ids. -> logits after the last [R, V]"""
         back, restart, unread = [0] * self.cache.rows, [], []
-        for number in rows:
-            row = self.rows[number]
+        for index in rows:
+            row = self.rows[index]
             kept = row.shared
-            if row.cached - kept > possible[number]:  # states or windows cannot be rewound that far
-                restart.append(number)
+            if row.cached - kept > possible[index]:  # states or windows cannot be rewound that far
+                restart.append(index)
                 kept = 0
             else:
-                back[number] = row.cached - kept
+                back[index] = row.cached - kept
             unread.append(row.ids[kept:])
             row.held, row.more = len(row.ids), []
         if restart:
