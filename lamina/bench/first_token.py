@@ -63,11 +63,11 @@ def make_subject(shape: str, dtype: str, device: str, subject: str) -> Contestan
 
     config, kind, place = find_shape(shape).config, getattr(torch, dtype), torch.device(device)
     if subject == "lamina":
-        from lamina.bench.random_model import random_model
+        from lamina.bench.random_model import random_model  # imports are part of what is timed
         from lamina.bench.subjects import Lamina
 
         return Lamina(random_model(config, kind, place))
-    from lamina.bench.peers import Dynamic, Static, peer_model
+    from lamina.bench.peers import Dynamic, Static, peer_model  # imports are part of what is timed
 
     return next(peer for peer in (Dynamic, Static) if peer.name == subject)(peer_model(config, kind, place))
 

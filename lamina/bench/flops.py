@@ -12,7 +12,7 @@ from functools import cache
 from torch import nn
 
 from lamina.attention.window import Window
-from lamina.cache.spec import Attention, Latent, Recurrent, Shared, Spec
+from lamina.cache.spec import Attention, Latent, Recurrent, Spec
 from lamina.config import Config
 from lamina.model import Model
 from lamina.nn import Experts
@@ -39,7 +39,10 @@ def _weights_a_token(module: nn.Module, model: Model) -> float:
 
 
 def _source(spec: Spec, model: Model) -> Spec:
-    return model.specs[spec.source][spec.name] if isinstance(spec, Shared) else spec
+    if spec.reads_from is None:
+        return spec
+    layer, name = spec.reads_from
+    return model.specs[layer][name]
 
 
 def _of_spec(spec: Spec, c: Config, tokens: int) -> float:

@@ -51,7 +51,7 @@ def read_bandwidth(device: torch.device, nbytes: int) -> dict[str, float]:
     x = torch.empty(nbytes // 4, device=device).uniform_()
     ways: dict[str, Callable[[], object]] = {"sum": x.sum, "dot": lambda: torch.dot(x, x), "amax": x.amax}
     if x.is_cuda and kernels.usable(x):
-        from lamina.bench.read_kernel import read
+        from lamina.bench.read_kernel import read  # imports Triton
 
         ways["triton"] = lambda: read(x)
     return {name: x.nbytes / steady_seconds(way, device) for name, way in ways.items()}

@@ -148,7 +148,7 @@ class Report:
 
     def write(self, folder: Path) -> list[Path]:
         """Writes the files; without matplotlib there is no picture."""
-        from lamina.bench.plot import draw
+        from lamina.bench.plot import draw  # matplotlib is optional
 
         folder.mkdir(parents=True, exist_ok=True)
         path = {kind: folder / f"{self.stem}.{kind}" for kind in ("json", "md", "png")}

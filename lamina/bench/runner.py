@@ -182,7 +182,7 @@ class _Run:
     def _peers(self) -> Sequence[Contestant]:
         if not self.s.peers:
             return []
-        from lamina.bench.peers import Dynamic, Static, peer_model
+        from lamina.bench.peers import Dynamic, Static, peer_model  # transformers is optional
 
         model = peer_model(self.s.shape.config, self.s.dtype, self.s.device)
         return [Dynamic(model), Static(model)][: len(self.s.peers)]

@@ -62,7 +62,7 @@ class FolderCheckpoint(Checkpoint):
         return tensor
 
     def tokenizer(self) -> Tokenizer | None:
-        from lamina.checkpoint.tokenizer import folder_tokenizer
+        from lamina.checkpoint.tokenizer import folder_tokenizer  # tokenizers is slow to import
 
         return folder_tokenizer(self.path, self.eos_ids)
 

@@ -69,7 +69,7 @@ def open_source(path: str | os.PathLike[str]) -> Checkpoint:
     lamina.errors.CheckpointError: /nowhere does not exist; expected a folder with config.json \
 and *.safetensors, a .gguf file, or a known name: smollm2
     """
-    from lamina.checkpoint.folder import FolderCheckpoint
+    from lamina.checkpoint.folder import FolderCheckpoint  # which import this module
     from lamina.checkpoint.gguf.file import GGUFCheckpoint
 
     path = named_checkpoint(path)
@@ -78,7 +78,7 @@ and *.safetensors, a .gguf file, or a known name: smollm2
     if path.is_dir():
         return FolderCheckpoint(path)
     if not path.exists():
-        from lamina.checkpoint.shapes import SHAPES
+        from lamina.checkpoint.shapes import SHAPES  # which import this module
 
         shape = " (as a shape without weights it can be planned and benchmarked)" if str(path) in SHAPES else ""
         raise CheckpointError(f"{path} does not exist{shape}; {expected}")

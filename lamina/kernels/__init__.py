@@ -72,7 +72,7 @@ def why_not(x: Tensor) -> str | None:
     if not installed():
         return "Triton is not installed"
     if not INTERPRETED:
-        from lamina.kernels.eligibility import why_no_device
+        from lamina.kernels.eligibility import why_no_device  # which imports this package
 
         if reason := why_no_device(x.device):
             return reason

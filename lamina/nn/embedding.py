@@ -15,7 +15,7 @@ class Embedding(nn.Embedding):
     def forward(self, ids: Tensor, scale: float = 1.0, rounded: bool = False) -> Tensor:
         """ids [...] -> [..., width]; `rounded`: the factor itself is rounded to the dtype of the vectors first."""
         if kernels.on():
-            from lamina.kernels.embed import embed
+            from lamina.kernels.embed import embed  # imports Triton
 
             return embed(ids, self.weight, scale, rounded)
         x = super().forward(ids)

@@ -46,7 +46,7 @@ class GatedMLP(nn.Module):
 
     def inner(self, x: Tensor) -> Tensor:
         if kernels.on():
-            from lamina.kernels.gemm.deferred_norm import operand
+            from lamina.kernels.gemm.deferred_norm import operand  # imports Triton
             from lamina.kernels.gemm.product import gated_product
 
             x, squares, eps = operand(x)

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from lamina.cache.spec import Recurrent, Shared
+from lamina.cache.spec import Recurrent
 from lamina.model import Model
 from lamina.runtime.compile import kind_of
 
@@ -132,7 +132,7 @@ class Rehearsal:
         specs = [spec for entry in model.specs for spec in entry.values()]
         stacks = [getattr(module, "blocks", None) for module in model.modules()]  # of the model, and of its encoder
         blocks = {id(block): block for stack in stacks if isinstance(stack, nn.ModuleList) for block in stack}
-        sources = {id(model.blocks[spec.source]) for spec in specs if isinstance(spec, Shared)}
+        sources = {id(model.blocks[spec.reads_from[0]]) for spec in specs if spec.reads_from is not None}
         for key in blocks.keys() - sources:  # those keep tokens for others
             blocks[key].forward = self._block(blocks[key].forward, _kind(blocks[key]))
         for rule in {id(spec.rule): spec.rule for spec in specs if isinstance(spec, Recurrent)}.values():

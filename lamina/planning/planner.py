@@ -23,6 +23,7 @@ from lamina.errors import InputError
 from lamina.planning.bytes import decode_bytes, fetched_bytes
 from lamina.planning.held import Rehearsal
 from lamina.planning.search import largest
+from lamina.planning.show import text
 from lamina.planning.sizes import parse_rate, parse_size
 from lamina.planning.subject import MetaModel, What, subject_of
 from lamina.planning.use import PIECES, Use, lay_out, lines_of, scratch_of
@@ -116,8 +117,6 @@ class Plan:
         return found | {"moved": None if self.moved is None else asdict(self.moved) | {"total": self.moved.total}}
 
     def __repr__(self) -> str:
-        from lamina.planning.show import text
-
         return text(self)
 
 

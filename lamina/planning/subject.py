@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lamina.checkpoint.shapes import SHAPES, find_shape
 from lamina.checkpoint.source import config_dtype
 from lamina.config import Config
 from lamina.dtypes import float_dtype
@@ -62,8 +63,6 @@ def find_config(what: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     >>> find_config("llama-3.1-8b")[1]["hidden_size"]
     4096
     """
-    from lamina.checkpoint.shapes import SHAPES, find_shape
-
     shape = find_shape(what)
     if shape.name in SHAPES and shape is SHAPES[shape.name]:
         return shape.name, {"dtype": "bfloat16", **shape.config}  # as benchmarks run it on a GPU

@@ -22,6 +22,7 @@ from lamina.cache.summary import Line, lines
 from lamina.errors import CapacityError, InputError
 from lamina.generation.room import initial_room
 from lamina.model import Model
+from lamina.planning.context import set_clock
 from lamina.planning.held import AllocationMeter, Rehearsal
 
 PIECES = 1024  # tokens of a pass, in what is said about reading a prompt in pieces
@@ -161,8 +162,6 @@ def scratch_of(model: Model, rehearsal: Rehearsal, use: Use, cache: Cache) -> in
 
 
 def _pass(model: Model, cache: Cache, start: int, tokens: int) -> None:
-    from lamina.planning.context import set_clock
-
     set_clock(cache, start)
     cache.clock.sourced = [True] * cache.rows
     model(_ids(cache.rows, tokens), cache=cache, logits="last")

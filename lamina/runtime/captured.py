@@ -44,7 +44,7 @@ class Captured:
     logits_of: Literal["last", "all"] = "last"  # the tokens whose logits a program computes
 
     def __init__(self, model: Model, rows: int, T: int, cache_format: CacheFormat, counts: int) -> None:
-        from lamina.kernels.workspace import Workspace
+        from lamina.kernels.workspace import Workspace  # imports Triton
 
         entries = sum(len(entry) for entry in model.specs)
         self.model, self.rows, self.T, self.format = model, rows, T, cache_format

@@ -157,7 +157,7 @@ class CapturedPass(Captured):
 
     def read_program(self) -> None:
         """The first graph: from ids to logits."""
-        from lamina.kernels.step_ends import positions
+        from lamina.kernels.step_ends import positions  # imports Triton
 
         with self._using_kernels():
             positions(self.header, self.positions)
@@ -165,7 +165,7 @@ class CapturedPass(Captured):
 
     def commit_program(self) -> None:
         """The second graph: the device's part of commit. The lengths are written last, since all kernels read them."""
-        from lamina.kernels.step_ends import commit_tokens
+        from lamina.kernels.step_ends import commit_tokens  # imports Triton
 
         assert self.logits is not None
         with self._using_kernels():

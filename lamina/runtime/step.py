@@ -42,7 +42,7 @@ class CapturedStep(Captured):
     """A pass of one token per row over the cache that `begin` was given, which samples and commits on the device."""
 
     def __init__(self, model: Model, rows: int, chooser: Chooser, cache_format: CacheFormat = PLAIN_FORMAT) -> None:
-        from lamina.kernels.step_ends import scratch_for
+        from lamina.kernels.step_ends import scratch_for  # imports Triton
 
         super().__init__(model, rows, 1, cache_format, counts=1)
         self.chooser = chooser
@@ -172,7 +172,7 @@ class CapturedStep(Captured):
 
     def program(self) -> None:
         """The captured graph: one decode step, from the ids in `self.ids` to the next ids, and commit."""
-        from lamina.kernels import step_ends
+        from lamina.kernels import step_ends  # imports Triton
 
         with self._using_kernels():
             step_ends.positions(self.header, self.positions)

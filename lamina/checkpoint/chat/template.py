@@ -56,7 +56,7 @@ def render(name: str, source: str, variables: Mapping[str, Any], literal: Litera
 @lru_cache(maxsize=64)
 def compiled(source: str) -> CodeType:
     """The code of a template. It runs in any sandbox."""
-    from lamina.checkpoint.chat.sandbox import Sandbox
+    from lamina.checkpoint.chat.sandbox import Sandbox  # jinja2 is slow to import
     from lamina.checkpoint.chat.template_syntax import Limited
 
     sandbox = Sandbox()

@@ -108,7 +108,7 @@ class GGUFCheckpoint(Checkpoint):
         return result.view(shape)
 
     def tokenizer(self) -> Tokenizer | None:
-        from lamina.checkpoint.gguf.tokenizer import gguf_tokenizer
+        from lamina.checkpoint.gguf.tokenizer import gguf_tokenizer  # tokenizers is slow to import
 
         return gguf_tokenizer(self.metadata, self.eos_ids)
 

@@ -82,7 +82,7 @@ class Rotary(nn.Module):
 
     def forward(self, positions: Tensor) -> RopeTable:
         if kernels.on():
-            from lamina.kernels.attention.rope_append import rotary_table
+            from lamina.kernels.attention.rope_append import rotary_table  # imports Triton
 
             return rotary_table(positions, self.frequencies, self.scale)
         angles = positions[..., None].float() * self.frequencies

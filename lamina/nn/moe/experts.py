@@ -64,7 +64,7 @@ class Experts(nn.Module):
 
         shared: its gate and up as one, [2S, W], and its down [W, S]; opening [..., 1]; onto [..., W]
         """
-        from lamina.kernels.gemm.deferred_norm import deferred_norm, made, operand
+        from lamina.kernels.gemm.deferred_norm import deferred_norm, made, operand  # imports Triton
         from lamina.kernels.gemm.experts import expert_down, expert_gated
 
         x, squares, eps = operand(x)

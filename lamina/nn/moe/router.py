@@ -93,7 +93,7 @@ class Router(nn.Module):
         return *self.choice.of(logits, self.bias), last.sigmoid()
 
     def _by_kernel(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        from lamina.kernels.gemm.deferred_norm import operand
+        from lamina.kernels.gemm.deferred_norm import operand  # imports Triton
         from lamina.kernels.gemm.router import route
 
         x, squares, eps = operand(x)

@@ -23,7 +23,7 @@ class GatedRMSNorm(nn.Module):
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         if kernels.on():
-            from lamina.kernels.norm import gated_rms_norm
+            from lamina.kernels.norm import gated_rms_norm  # imports Triton
 
             flat, gates = x.reshape(-1, x.shape[-1]), gate.reshape(-1, *gate.shape[-2:])  # as it lies: not copied
             groups, first = self.groups, self.gate_first
