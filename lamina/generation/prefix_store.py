@@ -150,9 +150,9 @@ class PrefixStore:
     def __init__(
         self, model: Model, bytes: int, worth: int = 8, states: str | None = None, pool: Pool | None = None
     ) -> None:
-        if not isinstance(bytes, Real) or bytes < 1:
+        if not _at_least_one(bytes):
             raise InputError(f"bytes={bytes!r}: it must be a number of bytes, at least 1, such as bytes=2 * 2**30")
-        if not isinstance(worth, Real) or worth < 1:
+        if not _at_least_one(worth):
             raise InputError(f"worth={worth!r}: it must be a number of tokens, at least 1")
         if any(spec.reads_source for entry in model.specs for spec in entry.values()):
             raise InputError(
@@ -371,6 +371,10 @@ class PrefixStore:
         elif tokens == shared - 1 == len(ids) - 1:
             said.append("The last token is fed for its logits.")
         return said
+
+
+def _at_least_one(given: Any) -> bool:
+    return isinstance(given, Real) and float(given) >= 1
 
 
 def _sequences(number: int) -> str:
