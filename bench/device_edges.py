@@ -93,7 +93,7 @@ def universal(model: Model) -> bool:
     target = llama("bytes").to(model.device)
     found = target.generate(PROMPTS[:1], 16, eos_token_id=None, assistant_model=with_permuted_ids(target))
     plain = target.generate(PROMPTS[:1], 16, eos_token_id=None, output_logits=True)
-    return found.how.startswith("captured") and "by way of text" in found.how and found.tokens == plain.tokens
+    return found.how.startswith("captured") and "through text" in found.how and found.tokens == plain.tokens
 
 
 SCRIPT = """

@@ -1,4 +1,4 @@
-"""Generation: prompts in, tokens out."""
+"""Generation: prompts, prefill, decoding strategies, stopping, streams, chats and prefix stores."""
 
 from lamina.generation.chat import Chat
 from lamina.generation.entry import generate, stream

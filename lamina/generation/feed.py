@@ -1,7 +1,7 @@
-"""Prompts, drafts and whole sequences into a cache: ragged rows, in pieces, by captured passes where there are some.
+"""Feeds tokens to a cache: `prefill` for prompts, in chunks; `Reader` for drafts and other short inputs.
 
-Every plain pass is opened and run by `lamina.runtime.feed`. Captured passes (`lamina.runtime.multi_token`) give the
-same values up to rounding; they are used wherever they are possible and the tokens are few.
+`lamina.runtime.feed` opens and runs every plain pass. Captured passes (`lamina.runtime.multi_token`) compute the same
+values up to rounding; `Reader` uses them for few tokens, if the model and the cache allow it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from lamina.runtime.multi_token import CapturedPass, width_for
 if TYPE_CHECKING:
     from lamina.model import Logits, Model
 
-FEW = 4  # captured passes that take less time than one plain pass, whose kernels the host launches one by one
+FEW = 4  # captured passes that are faster than one plain pass, whose kernels the host launches one by one
 
 
 def prefill(model: Model, prompt: Prompt, cache: Cache, chunk: int | None = None) -> Tensor:
-    """Feeds the prompt, at most `chunk` tokens of a row at a time; -> each row's logits after it [B, V].
+    """Feeds the prompt in passes of up to `chunk` tokens per row (None: one pass). -> logits after each row [B, V]
 
-    A row may have no token, where the cache knows the logits after what it holds.
+    A row may be empty if the cache knows the logits after its last token.
     """
     ids, embeds, counts = prompt.ids, prompt.embeds, prompt.counts
     longest = max(counts)
@@ -57,7 +57,7 @@ def prefill(model: Model, prompt: Prompt, cache: Cache, chunk: int | None = None
 
 
 def feed_rest(model: Model, rest: Sequence[Sequence[int]], cache: Cache, chunk: int | None = None) -> Tensor:
-    """`prefill` of what is left of each row: by captured passes where that is little, if there are any."""
+    """`prefill` of the ids that are left of each row: by captured passes if there are few ids, else by plain ones."""
     reader, longest = Reader(model, cache), max(map(len, rest))
     most = reader.most
     if most is None or not 0 < longest <= FEW * most:
@@ -72,7 +72,7 @@ def feed_rest(model: Model, rest: Sequence[Sequence[int]], cache: Cache, chunk: 
 
 
 def feed_rows(model: Model, cache: Cache, tokens: Sequence[Sequence[int]]) -> Cache:
-    """Feeds each row its tokens, all in one pass."""
+    """Feeds each row its list of ids, all rows in one pass."""
     if any(tokens):
         ids, counts = padded(tokens, cache.device)
         feed(model, cache, ids, counts=counts)
@@ -80,11 +80,12 @@ def feed_rows(model: Model, cache: Cache, tokens: Sequence[Sequence[int]]) -> Ca
 
 
 class Reader:
-    """Reads tokens of some rows, and then commits as many of each row as it is told to.
+    """Runs passes over some rows of a cache; the caller then commits a number of tokens per row.
 
-    Captured passes are borrowed at the first read of their width, and given back when nobody has the reader any more.
+    A captured pass is borrowed at the first read of its width, and released when the reader is garbage collected.
 
-    reason   why no pass of it is captured; None where passes of up to `most` tokens are
+    most     captured passes have up to this many tokens per row; None if all passes are plain
+    reason   why all passes are plain; None if captured ones are used
     """
 
     def __init__(self, model: Model, cache: Cache) -> None:
@@ -97,17 +98,17 @@ class Reader:
         weakref.finalize(self, _give_back, self.passes)
 
     def read(self, ids: Tensor, rows: Sequence[int], counts: list[int] | None = None) -> Tensor:
-        """ids [R, T] -> the logits after each [R, T, V]"""
+        """Opens a pass: ids [R, T] -> the logits after every token [R, T, V]. `commit` or `abort` ends the pass."""
         return self._read(ids, rows, counts, "all")
 
     def read_all(self, ids: Tensor, rows: Sequence[int], counts: list[int] | None = None) -> Tensor:
-        """Reads and commits every token: ids [R, T] -> the logits after each row's last [R, V]"""
+        """Reads and commits every token: ids [R, T] -> the logits after each row's last token [R, V]"""
         logits = self._read(ids, rows, counts, "last")
         self.commit(self.counts)
         return logits
 
     def read_rows(self, tokens: Sequence[Sequence[int]], rows: Sequence[int], most: int | None = None) -> Tensor:
-        """The same for rows of any lengths, a list of ids each, in passes of up to `most` tokens (None: one pass)."""
+        """`read_all` for lists of ids of different lengths, in passes of up to `most` tokens (None: one pass)."""
         unread = [list(one) for one in tokens]
         piece = most or max(map(len, unread))
         while long := [i for i, one in enumerate(unread) if len(one) > piece]:
@@ -119,12 +120,12 @@ class Reader:
         return self.read_all(ids, rows, counts)
 
     def commit(self, accepted: list[int]) -> None:
-        """Stores this many of each row's tokens."""
+        """Commits the first accepted[row] tokens of each row of the open pass."""
         assert self.open is not None
         self.open.commit(None if accepted == self.counts else accepted)
 
     def abort(self) -> None:
-        """Drops a pass that is not committed yet."""
+        """Drops the open pass, if there is one."""
         if self.open is not None:
             self.open.abort()
             self.open = None
@@ -135,7 +136,7 @@ class Reader:
         if self.most is not None and self.most >= T:
             try:
                 return self._captured(ids, rows, counts, wanted)
-            except CaptureError as problem:  # nothing was read
+            except CaptureError as problem:  # raised before any token is fed
                 self.reason, self.most = str(problem), None
                 notice(f"reading by plain passes, since {self.reason}", unexpected=True)
         logits, self.open = read(self.model, self.cache, ids, counts=counts, rows=rows, logits=wanted)
@@ -161,7 +162,7 @@ def _give_back(passes: dict[int, CapturedPass]) -> None:
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, list[int] | None]:
-    """Ids [R, T], padded on the right, and how many of each row are real; None: all."""
+    """Ids [R, T], padded on the right, and the number of real ids per row; None if no row is padded."""
     counts = [len(row) for row in rows]
     longest = max(counts)
     flat = [id for row in rows for id in (*row, *[0] * (longest - len(row)))]

@@ -1,7 +1,7 @@
-"""What happens inside a model, for those who ask: hidden states, and what attention looks at.
+"""Hidden states and attention weights of the rows of a cache.
 
-Decoding keeps none of this. It is made afterwards by one pass over whole rows, so it is there for every strategy, in
-ragged rows, and costs nothing where nobody asks.
+Decoding does not keep them. `introspect` recomputes them afterwards in one pass over the whole rows, so they work with
+every strategy and with ragged rows, and cost nothing unless asked for.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from lamina.cache.recompute import cross_inputs_of, uncached_pass
 
 
 @dataclass(frozen=True)
-class Inside:
-    """For each row:
+class Introspection:
+    """Per row:
 
-    hidden       what the first block reads, what each block but the last gives, and the last hidden state after the
-                 model's own norm: [tokens, width] each
-    attentions   for each (layer, entry) that attends, how much each token takes of each: [heads, tokens, keys]
+    hidden       [tokens, width] for each layer: the input of the first block, the output of each block but the last,
+                 and the output of the last block after the model's final norm
+    attentions   [heads, tokens, keys] attention weights, for each (layer, entry) that attends
     """
 
     hidden: list[list[Tensor]]
@@ -31,10 +31,10 @@ class Inside:
 
 
 @torch.no_grad()
-def look_inside(cache: Cache, *, hidden: bool = True, attentions: bool = False) -> Inside:
-    """Runs all that the rows of a cache hold once more, and keeps what is asked for.
+def introspect(cache: Cache, *, hidden: bool = True, attentions: bool = False) -> Introspection:
+    """Runs one pass over all tokens of a cache's rows, and returns the hidden states and attention weights asked for.
 
-    >>> look_inside(model.generate("The sky is").cache).hidden[0][-1].shape     # doctest: +SKIP
+    >>> introspect(model.generate("The sky is").cache).hidden[0][-1].shape     # doctest: +SKIP
     torch.Size([24, 576])
     """
     model, rows = cache.model, cache.tokens
@@ -44,20 +44,20 @@ def look_inside(cache: Cache, *, hidden: bool = True, attentions: bool = False) 
     model.forward(ids, step, logits=None, hidden=range(depth + 1) if hidden else ())
     if hidden:
         step.hidden[depth] = model.finish(step.hidden[depth])
-    found = Inside([], [])
+    found = Introspection([], [])
     for r, row in enumerate(rows):
         n = len(row)
         if hidden:
             found.hidden.append([step.hidden[layer][r, :n] for layer in range(depth + 1)])
         if attentions:
             keys = {key: int((at[r] >= 0).sum()) for key, (_, at) in attended.items()}
-            found.attentions.append({key: shares[r, :, :n, : keys[key]] for key, (shares, _) in attended.items()})
+            found.attentions.append({key: weights[r, :, :n, : keys[key]] for key, (weights, _) in attended.items()})
     return found
 
 
 def hidden_states(cache: Cache, layers: Collection[int]) -> dict[int, Tensor]:
-    """The hidden states of all that the rows hold, by layer as `Model.forward` counts them. [B, S, width] each; past a
-    row's end they mean nothing"""
+    """Hidden states [B, S, width] of all tokens of the rows, by layer as `Model.forward` counts them. Values past a
+    row's end are undefined."""
     assert cache.model is not None
     ids, step = uncached_pass(cache.model, cache.tokens, cross_inputs_of(cache))
     cache.model.forward(ids, step, logits=None, hidden=layers)

@@ -1,7 +1,7 @@
-"""Running out of room in the middle of a call: no page of a pool is free, or a fixed capacity is reached.
+"""Running out of memory during a call of `generate`: a pool has no free page, or a fixed capacity is reached.
 
-The error that leaves `generate` says how far it got and carries a Result (`error.result`) with the tokens that the
-cache holds, which can be continued. A token that was chosen, and perhaps streamed, but could not be fed is not there.
+`generate` raises an error that says how far it got. `error.result` is a Result with the tokens that the cache holds; it
+can be continued. A token that was chosen (and perhaps streamed) but could not be fed is not part of it.
 
     try:
         result = model.generate(prompts, 500, cache=cache)
@@ -15,39 +15,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lamina.errors import CapacityError, PagesError
-from lamina.generation.run import Made, Run
+from lamina.generation.run import Run, StrategyOutput
 from lamina.generation.stopping import Reason
 
 
 def reason_of(error: CapacityError) -> Reason:
-    """Why rows end that this error cuts."""
+    """The reason of rows that end by this error."""
     return "pages" if isinstance(error, PagesError) else "capacity"
 
 
-def cut_short(run: Run, error: CapacityError) -> Made:
-    """What the run's cache holds of new tokens, after a strategy raised. Rows that had ended keep their reasons."""
+def output_so_far(run: Run, error: CapacityError) -> StrategyOutput:
+    """The new tokens that the run's cache holds after a strategy raised. Rows that had ended keep their reasons."""
     run.cache._abort_open_pass()
-    tokens = [row[start:] for row, start in zip(run.cache.tokens, run.prompts, strict=True)]
+    tokens = [row[start:] for row, start in zip(run.cache.tokens, run.prompt_lengths, strict=True)]
     for row, (new, state) in enumerate(zip(tokens, run.stopping.rows, strict=True)):
-        for token in new[len(state.tokens) :]:  # by captured steps, which the host had not looked at yet
+        for token in new[len(state.tokens) :]:  # captured steps fed them, and the host has not read them yet
             run.stopping.put(row, token)
         if len(new) < len(state.tokens):
             state.shorten(len(new))
-    if run.kept is not None:
-        run.kept.shorten([len(new) for new in tokens])
+    if run.recorder is not None:
+        run.recorder.shorten([len(new) for new in tokens])
     reasons = [state.reason or reason_of(error) for state in run.stopping.rows]
-    return Made(tokens, list(reasons), run.cache, "stopped in the middle: there was no room")
+    return StrategyOutput(tokens, list(reasons), run.cache, "stopped in the middle: there was no room")
 
 
-def explained(error: CapacityError, made: int | None, lengths: Sequence[int]) -> CapacityError:
-    """The error that the caller gets: of the same kind, with what happened.
+def explain_error(error: CapacityError, new: int | None, lengths: Sequence[int]) -> CapacityError:
+    """The error for the caller of `generate`: of the same class, and its text says how far the call got.
 
-    made      how many new tokens there are; None where prompts were not read to their end
-    lengths   what the rows hold now
+    new       new tokens of all rows; None if prefill did not finish
+    lengths   tokens that the rows hold now
     """
     lack = str(error).replace("Nothing was changed: ", "To go on: ")  # true of the pass that failed, not of the call
-    when = "for the prompts" if made is None else f"after {made} new token{'s' * (made != 1)}"
-    has = "" if made is None else "error.result has the new ones, and "
+    when = "for the prompts" if new is None else f"after {new} new token{'s' * (new != 1)}"
+    has = "" if new is None else "error.result has the new ones, and "
     return type(error)(
         f"There was no room {when}: {lack} The rows hold {list(lengths)} tokens now: {has}error.result.cache can be "
         "continued."

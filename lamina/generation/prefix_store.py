@@ -1,25 +1,25 @@
-"""`PrefixStore`: what prompts begin with is computed once.
+"""`PrefixStore`: keeps KV caches of earlier prompts, so that a prefix that prompts share is computed once.
 
     store = lamina.PrefixStore(model, bytes=2 * 2**30)
-    model.generate(prompts, prefixes=store)      # reuses what is known of each prompt, remembers prompts and answers
-    print(store.explain(prompt))                 # how much would be reused, and why not more
+    model.generate(prompts, prefixes=store)      # reuses known prefixes, and stores prompts and answers
+    print(store.explain(prompt))                 # how many tokens would be reused, and why not more
 
-The store keeps *snapshots*: caches of one row, without a slot to spare, that nobody changes any more. One is made at
-the end of each prompt and of each answer. A snapshot of attention alone can be taken back to any of its tokens, so it
-serves everything that begins like it, and a shorter one that it covers is dropped. Windows that have gone round and
-recurrent states cannot be taken back. For them a state is also kept at *branch points*: where a prompt leaves what is
-known, and no snapshot can be taken back to there, prefill stops, keeps the state and goes on. The next prompt that
-leaves there finds it.
+The store keeps *snapshots*: caches of one row, trimmed to their tokens and never changed. One is made at the end of
+each prompt and each answer. A snapshot with attention layers only can be rewound to any of its tokens, so it serves
+every prompt that shares a prefix with it, and shorter snapshots of the same sequence are dropped. Sliding windows that
+have wrapped and recurrent states cannot be rewound. Models with such layers also get snapshots at *branch points*: if
+a prompt diverges from known sequences and no snapshot can be rewound to that token, prefill stops there, stores a
+snapshot and goes on. The next prompt that diverges there reuses it.
 
-    kept   a b c d e f g             the state after g; recurrent, so it cannot go back to d
-    fed    a b c d | x y             leaves after d: the state there is kept on the way
+    kept   a b c d e f g             the state after g; recurrent, so it cannot be rewound to d
+    fed    a b c d | x y             diverges after d: a snapshot is stored there during prefill
     next   a b c d   z               reuses four tokens
 
-Logits at the ends of prompts are kept too, so a prompt that is asked again is not fed at all.
+Logits at the ends of prompts are stored too, so a prompt that is repeated is not fed at all.
 
-Snapshots share no memory: each holds all of its tokens. In pages of a pool (`PrefixStore(model, bytes, pool=pool)`)
-they do: what begins alike lies there once, and starting from a snapshot copies no tokens. The least recently used ones
-go when there is no room: in the store's bytes, or in a pool of a fixed size whose pages a generation needs.
+Snapshots share no memory: each stores all of its tokens. In a pool (`PrefixStore(model, bytes, pool=pool)`) they share
+the pages of common prefixes, and starting from a snapshot copies no tokens. The least recently used snapshots are
+dropped when the store's bytes are full, or when a generation needs pages of a pool of a fixed size.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,15 +49,15 @@ if TYPE_CHECKING:
     from lamina.cache.pool.pool import LayerGroup, Pool
     from lamina.model import Model
 
-LOST = 64  # sequences that are remembered, as ids, for having gone or not been kept
+LOST = 64  # dropped or refused sequences whose ids `explain` still knows
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """A cache of one row at some point of a sequence, which is never changed.
+    """A cache of one row after some tokens of a sequence. It is never changed.
 
-    ends    for each kind of layer that limits it, the fewest tokens that it can be taken back to
-    after   logits [1, V] by the number of tokens they come after: at ends of prompts that it covers
+    ends    the fewest tokens that it can be rewound to, for each kind of layer that limits rewinding
+    after   logits [1, V] after n tokens, by n: at the ends of prompts that are prefixes of it
     """
 
     ids: np.ndarray
@@ -68,6 +69,7 @@ class Snapshot:
     def of(
         cache: Cache, row: int, ids: np.ndarray, after: dict[int, Tensor], states: torch.dtype | None = None
     ) -> Snapshot:
+        """A snapshot of this row of a cache. states: the dtype to round recurrent states to"""
         own = take_snapshot(cache, row, states=states)
         ends: dict[str, int] = {}
         for layer in own.every_layer():
@@ -79,14 +81,14 @@ class Snapshot:
 
     @property
     def size(self) -> SnapshotSize:
-        """What it takes, pages that it shares with others included."""
+        """Its memory, including pages that it shares with others."""
         own = self._cache_size
         covered = sum(logits.nbytes for n, logits in self.after.items() if n != len(self.ids))
         return replace(own, own=own.own + covered)
 
     @property
     def tables(self) -> dict[LayerGroup, PageNumbers]:
-        """Copies of its page tables, none where it is in no pool."""
+        """Copies of its page tables; empty without a pool."""
         pages = self.cache.pages
         return {} if pages is None else {table.group: table.numbers.copy() for table in pages.tables.values()}
 
@@ -95,25 +97,27 @@ class Snapshot:
         return snapshot_size(self.cache, 0)
 
     def knows(self, tokens: int) -> bool:
-        """Whether it holds the logits after so many tokens. The device knows, and is asked when somebody wants it."""
+        """Whether it holds the logits after the first `tokens` tokens. NaN marks missing logits; reading that waits for
+        the device, so it is checked here and not when the snapshot is made."""
         if tokens in self.after and bool(self.after[tokens][0, 0].isnan()):
             del self.after[tokens]
         return tokens in self.after
 
     @property
     def least(self) -> int:
-        """The fewest tokens that it can be taken back to."""
+        """The fewest tokens that it can be rewound to."""
         return max(self.ends.values(), default=0)
 
     def usable(self, ids: np.ndarray) -> int:
-        """How many of these tokens need not be fed: the last one must be, unless its logits are known."""
+        """How many of these tokens need not be fed. The last one must be, unless the logits after it are known."""
         shared = common(ids, self.ids)
         if shared == len(ids) and not self.knows(shared):
             shared -= 1
         return shared if shared >= self.least else 0
 
     def first(self, tokens: int) -> Cache:
-        """Its first tokens, to be joined with other rows, which copies them or shares their pages."""
+        """A cache of its first `tokens` tokens, to be joined with other rows: `join` copies them, or shares their
+        pages."""
         if tokens == len(self.ids):
             return self.cache
         first = take_snapshot(self.cache, 0, tokens, borrow=True)
@@ -121,39 +125,39 @@ class Snapshot:
         return first
 
     def covers(self, ids: np.ndarray) -> bool:
-        """Whether it can be taken back to just these tokens."""
+        """Whether rewinding it can give exactly these tokens."""
         return common(ids, self.ids) == len(ids) >= self.least
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A sequence that is not kept, and why."""
+    """A sequence that is not stored, and why."""
 
     ids: np.ndarray
     why: str
 
 
 class PrefixStore:
-    """Remembers prompts and answers of one model, for `generate(..., prefixes=store)`. Threads may share it.
+    """Stores the caches of prompts and answers of one model, for `generate(..., prefixes=store)`. Threads may share it.
 
-    bytes   the most that snapshots take
-    worth   a branch point is kept if it saves at least so many tokens of prefill
-    states  "bfloat16" or "float16" rounds the recurrent states of snapshots to half of their bytes; when a prompt goes
-            on from one, they are in the exact dtype again. None keeps them exactly
-    pool    where the caches that start here keep their tokens: snapshots, and what goes on from them, share its pages
+    bytes   the most memory that snapshots may take
+    worth   a branch point is stored if it saves at least this many tokens of prefill
+    states  "bfloat16" or "float16" rounds the recurrent states of snapshots to half of their bytes; a cache that starts
+            from one has the exact dtype again. None stores them exactly
+    pool    memory of the snapshots and of the caches that start from them, which then share its pages
     """
 
     def __init__(
         self, model: Model, bytes: int, worth: int = 8, states: str | None = None, pool: Pool | None = None
     ) -> None:
-        if bytes < 1:
-            raise InputError(f"bytes={bytes}: a prefix store needs room to keep anything, such as bytes=2 * 2**30")
-        if worth < 1:
-            raise InputError(f"worth={worth}: it is a number of tokens, at least 1")
+        if not _at_least_one(bytes):
+            raise InputError(f"bytes={bytes!r}: it must be a number of bytes, at least 1, such as bytes=2 * 2**30")
+        if not _at_least_one(worth):
+            raise InputError(f"worth={worth!r}: it must be a number of tokens, at least 1")
         if any(spec.reads_source for entry in model.specs for spec in entry.values()):
             raise InputError(
-                f"{type(model).__name__} reads a source, on which all it remembers depends: prefixes are for "
-                "decoder-only models"
+                f"{type(model).__name__} reads a source, on which its cache depends: prefixes are for decoder-only "
+                "models"
             )
         self.model, self.bytes, self.worth, self.pool = model, bytes, worth, pool
         self.states = state_dtype(states)
@@ -168,7 +172,7 @@ class PrefixStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all snapshots: their layers, ids and logits; a page of a pool counts once."""
+        """Bytes of all snapshots: layers, ids and logits; a shared page of a pool counts once."""
         with self._lock:
             return total_bytes(one.size for one in self._kept)
 
@@ -186,17 +190,17 @@ class PrefixStore:
             return [one.ids.tolist() for one in self._kept]
 
     def clear(self) -> None:
-        """Forgets everything, as is needed after weights were changed."""
+        """Drops all snapshots. Needed after the model's weights were changed."""
         with self._lock:
             self._kept.clear()
             self._lost.clear()
 
-    # -- what generate calls -------------------------------------------------------------------------------------------
+    # -- called by generate --------------------------------------------------------------------------------------------
 
     def _check(self, model: Model, prompt: Prompt, cache: Cache | None, use_cache: bool) -> None:
-        """Refuses a call of generate that this store cannot serve."""
+        """Raises if this store cannot serve a call of generate."""
         if cache is not None:
-            raise InputError("a cache and prefixes were given, and both say what is known: leave one out")
+            raise InputError("a cache and prefixes were given, and both hold known tokens: leave one out")
         if not use_cache:
             raise InputError("use_cache=False and prefixes were given: leave one out")
         if model is not self.model:
@@ -211,8 +215,8 @@ class PrefixStore:
             raise InputError("prefixes are found by ids: give ids instead of inputs_embeds, or leave prefixes out")
 
     def _start(self, prompts: Sequence[np.ndarray], room: int = 0) -> tuple[Cache, list[int]]:
-        """A new cache with a row for each prompt, which holds what is known of it and has room for so many tokens; and
-        how many tokens of each are known."""
+        """-> a new cache with one row per prompt that holds its known prefix and has room for `room` tokens, and the
+        length of each known prefix"""
         with self._lock:
             found = [self._find(ids) for ids in prompts]
             for one, _ in found:
@@ -225,8 +229,8 @@ class PrefixStore:
         return Cache.join(firsts, room), reused
 
     def _prefill(self, prompt: Prompt, rest: Sequence[Sequence[int]], cache: Cache, chunk: int | None) -> Tensor:
-        """Feeds each row of the prompt the rest that the cache does not hold, as the function of that name does, and
-        keeps branch points and ends."""
+        """Feeds each row the ids that the cache does not hold (`rest`), in chunks as `feed.prefill` does, and stores
+        snapshots at branch points and at the ends of prompts. -> logits after each row [B, V]"""
         held, whole = cache.clock.sync(), prompt.arrays
         points = self._branches(whole, held)
         if any(points):
@@ -241,7 +245,7 @@ class PrefixStore:
         return logits
 
     def _keep_rows(self, cache: Cache, tokens: Mapping[int, np.ndarray] | None = None) -> None:
-        """Remembers these rows as they are now, each with the tokens that it holds. None: all, as the cache tells."""
+        """Stores snapshots of rows as they are now. tokens: row -> the ids that it holds; None: all rows"""
         if tokens is None:
             record = cache.record.cpu().numpy()
             tokens = {row: record[row, :length] for row, length in enumerate(cache.clock.sync())}
@@ -249,7 +253,7 @@ class PrefixStore:
             with self._lock:
                 self._keep_row(cache, row, ids.copy())
 
-    # -- what the pool calls when it runs out of pages -----------------------------------------------------------------
+    # -- called by the pool when it runs out of pages ------------------------------------------------------------------
 
     def tables(self) -> list[Mapping[LayerGroup, PageNumbers]]:
         """Copies of the snapshots' page tables."""
@@ -257,8 +261,8 @@ class PrefixStore:
             return [one.tables for one in self._kept]
 
     def drop(self, pages: Mapping[LayerGroup, set[int]]) -> bool:
-        """Drops the least recently used snapshot that holds one of these pages; False if none does. A prompt that is
-        just going on from it keeps what it needs of it."""
+        """Drops the least recently used snapshot that holds one of these pages; False if none does. A cache that was
+        joined from the snapshot keeps its pages."""
         with self._lock:
             for at, one in enumerate(self._kept):
                 held = one.tables
@@ -267,10 +271,10 @@ class PrefixStore:
                     return True
         return False
 
-    # -- inside the lock -----------------------------------------------------------------------------------------------
+    # -- called with the lock held -------------------------------------------------------------------------------------
 
     def _find(self, ids: np.ndarray) -> tuple[Snapshot | None, int]:
-        """The snapshot that saves most tokens of a prompt, and how many."""
+        """The snapshot that saves most tokens of a prompt, and how many it saves; (None, 0) if there is none."""
         usable = [one.usable(ids) for one in self._kept]
         most = max(usable, default=0)
         return (self._kept[usable.index(most)], most) if most else (None, 0)
@@ -280,7 +284,8 @@ class PrefixStore:
         self._kept.append(one)
 
     def _branches(self, fed: Sequence[np.ndarray], held: Sequence[int]) -> list[int]:
-        """For each prompt, where it leaves what is kept or fed beside it, and a snapshot is worth it; 0 for none."""
+        """Per prompt, the length of the longest prefix that it shares with a stored sequence or another prompt of the
+        call, if a snapshot there is worth it; else 0."""
         if not self._limited:
             return [0] * len(fed)
         with self._lock:
@@ -318,7 +323,7 @@ class PrefixStore:
     # -- why -----------------------------------------------------------------------------------------------------------
 
     def explain(self, prompts: Any) -> str:
-        """In words, for each prompt: how many tokens would be reused, and why not more. Nothing is changed by asking.
+        """Says for each prompt how many tokens would be reused, and why not more. Changes nothing.
 
         >>> print(store.explain([5, 6, 7, 8]))                         # doctest: +SKIP
         2 of 4 tokens would be reused. The nearest of 3 sequences (6 tokens) differs at position 2: wanted 7, held 9.
@@ -358,7 +363,7 @@ class PrefixStore:
         if tokens < shared and nearest.usable(ids) == 0:
             kinds = [kind for kind, end in nearest.ends.items() if end == nearest.least]
             said.append(
-                f"It cannot be taken back to {shared - (shared == len(ids))} tokens, only to {nearest.least} or more: "
+                f"It cannot be rewound to {shared - (shared == len(ids))} tokens, only to {nearest.least} or more: "
                 f"{' and '.join(kinds)} {'limits' if len(kinds) == 1 else 'limit'} that."
             )
             if shared == len(ids) or shared - tokens >= self.worth:
@@ -368,12 +373,16 @@ class PrefixStore:
         return said
 
 
+def _at_least_one(given: Any) -> bool:
+    return isinstance(given, Real) and float(given) >= 1
+
+
 def _sequences(number: int) -> str:
     return "1 sequence" if number == 1 else f"{number} sequences"
 
 
 def common(a: np.ndarray, b: np.ndarray) -> int:
-    """How many ids two sequences begin with in common.
+    """Length of the common prefix of two id arrays.
 
     >>> common(np.array([5, 6, 7]), np.array([5, 6, 8, 9]))
     2

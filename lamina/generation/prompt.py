@@ -1,8 +1,8 @@
-"""Prompts in any form become ragged rows: ids or embeddings padded on the right, and how many of them are real.
+"""`Prompt`: the rows of a call, as ids or embeddings padded on the right, made from any form that `generate` accepts.
 
 The forms: a text or texts, ids of one row or of several, a tensor padded on either side with its mask, embeddings, a
-chat or chats (lists of messages), and nothing, which is the id that texts begin with. For a model that reads a source,
-these are the source; what its decoder begins with is its start id and what is given for it.
+chat or chats (lists of messages), and None, which stands for the BOS id. For an encoder–decoder model these are the
+source; the decoder's row is the decoder start id followed by `decoder_input_ids`.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ FORMS = (
 
 @dataclass(frozen=True)
 class Prompt:
-    """Rows of which the first `counts` tokens are real, as ids [B, T] or as embeddings [B, T, width]."""
+    """Ids [B, T] or embeddings [B, T, width], of which the first `counts[row]` tokens of each row are real."""
 
     ids: Tensor | None
     counts: list[int]
     embeds: Tensor | None = None
     known: list[list[int]] | None = None
-    """The ids of embedded rows, where they were given too. They are never fed."""
+    """The ids of embedded rows, if they were given too. The embeddings are fed, not these."""
     source: Prompt | None = None
-    """What the encoder reads, for a model that has one; the rest is then what its decoder begins with."""
+    """The encoder's input, for an encoder–decoder model; the other fields then describe the decoder's row."""
     is_text: bool = False
-    """Whether the rows were given as text, which continues the row of a cache unless `whole=True`."""
+    """Whether the prompts were given as text, which continues the row of a cache unless `whole=True`."""
 
     @cached_property
     def rows(self) -> list[list[int]]:
-        """Each row's ids as far as they are known: of embeddings alone, none."""
+        """Each row's ids; empty for embeddings without ids."""
         if self.ids is not None:
             return [row.tolist() for row in self.arrays]
         return [[] for _ in self.counts] if self.known is None else self.known
 
     @property
     def arrays(self) -> list[np.ndarray]:
-        """Each row's ids, where the prompt is ids."""
+        """Each row's ids as an array; the prompt must be ids."""
         assert self.ids is not None
         ids = self.ids.cpu().numpy()
         return [row[:count] for row, count in zip(ids, self.counts, strict=True)]
@@ -73,18 +73,19 @@ def prompt_of(
     held: Sequence[int] = (),
     whole: bool | None = None,
 ) -> Prompt:
-    """The prompt that any of the forms stands for.
+    """The `Prompt` for any form of prompts.
 
-    attention_mask         of a tensor of ids or embeddings: 1 where it is real; padding on the left or the right
-    inputs_embeds          [B, T, width] or a list of [T, width], as `model.embed` gives them; `prompts` may name ids
-    decoder_input_ids      what follows the start id of a decoder that reads a source
-    add_generation_prompt  whether a chat's prompt ends with the beginning of the model's answer
-    chat_options           what else a chat template is given (tools=, enable_thinking= …); template="name" picks one
-                           of several; allow_special=True lets messages spell special tokens (`Tokenizer.chat_ids`)
-    held                   tokens in each row of the cache that the prompts go to; empty without a cache. With a cache
-                           a prompt may be empty, and no prompt at all is an empty one for each row. Text for a row
-                           that holds tokens is encoded without special tokens, unless `whole` is True. What a decoder
-                           goes on with, where no source is given, is taken as it is
+    attention_mask         for a tensor of ids or embeddings: 1 for real tokens; padding on the left or the right
+    inputs_embeds          [B, T, width] or a list of [T, width], as `model.embed` computes them; `prompts` may name
+                           their ids
+    decoder_input_ids      ids that follow the start id of an encoder–decoder model's decoder
+    add_generation_prompt  whether a chat's prompt ends with the header of the model's answer
+    chat_options           further variables of the chat template (tools=, enable_thinking= …); template="name" picks
+                           one of several; allow_special=True lets messages spell special tokens (`Tokenizer.chat_ids`)
+    held                   tokens in each row of the cache that the prompts continue; empty without a cache. With a
+                           cache a prompt may be empty, and prompts=None is an empty prompt for each row. Text for a row
+                           that holds tokens is encoded without special tokens, unless `whole` is True. If a cache is
+                           given and no source, decoder_input_ids get no start id
     whole                  as in `generate`
 
     >>> prompt_of(model, [[5, 6], [7]]).counts                       # doctest: +SKIP
@@ -92,50 +93,50 @@ def prompt_of(
     """
     settings = settings_of(model, {}) if settings is None else settings
     bare = () if whole else tuple(n > 0 for n in held)
-    read = _Reader(model.tokenizer, add_generation_prompt, chat_options or {}, allow_empty=len(held) > 0, bare=bare)
+    parser = _Parser(model.tokenizer, add_generation_prompt, chat_options or {}, allow_empty=len(held) > 0, bare=bare)
     given = prompts is not None or inputs_embeds is not None
     if model.start_ids:
-        source = _first(model, replace(read, bare=()), prompts, attention_mask, inputs_embeds) if given else None
+        source = (
+            _model_input(model, replace(parser, bare=()), prompts, attention_mask, inputs_embeds) if given else None
+        )
         begun = (
-            None if decoder_input_ids is None else read.ids(decoder_input_ids, decoder_attention_mask, special=False)
+            None if decoder_input_ids is None else parser.ids(decoder_input_ids, decoder_attention_mask, special=False)
         )
         if held and source is None:
-            return begun or nothing(len(held))
-        return replace(_begin(source, begun, settings.decoder_start_token_id), source=source)
+            return begun or empty_rows(len(held))
+        return replace(_decoder_rows(source, begun, settings.decoder_start_token_id), source=source)
     if decoder_input_ids is not None or decoder_attention_mask is not None:
         raise InputError(
-            f"decoder_input_ids are for models that read a source, and {type(model).__name__} does not: "
+            f"decoder_input_ids are for encoder–decoder models, and {type(model).__name__} is decoder-only: "
             "put those ids at the end of the prompt"
         )
     if not given:
         if attention_mask is not None:
-            raise InputError("an attention_mask was given, and no prompt that it belongs to")
+            raise InputError("an attention_mask was given without a prompt: give the prompt too, or leave it out")
         if held:
-            return nothing(len(held))
+            return empty_rows(len(held))
         if settings.bos_token_id is None:
-            raise InputError(
-                "no prompt was given, and the checkpoint names no id that texts begin with: "
-                "give a prompt, or bos_token_id"
-            )
+            raise InputError("no prompt was given, and the checkpoint has no BOS id: give a prompt, or bos_token_id")
         return from_rows([[settings.bos_token_id]])
-    return _first(model, read, prompts, attention_mask, inputs_embeds)
+    return _model_input(model, parser, prompts, attention_mask, inputs_embeds)
 
 
-def _first(model: Model, read: _Reader, prompts: Any, mask: Tensor | None, embeds: Any) -> Prompt:
-    """What the model reads first: its prompt or its source."""
+def _model_input(model: Model, parser: _Parser, prompts: Any, mask: Tensor | None, embeds: Any) -> Prompt:
+    """The prompt of a decoder-only model, or the source of an encoder–decoder model."""
     if embeds is None:
-        return read.ids(prompts, mask)
+        return parser.ids(prompts, mask)
     prompt = _embedded(embeds, mask)
-    first = getattr(model, "encoder", model)
-    width = first.embed(torch.zeros(1, 1, dtype=torch.int64, device=model.device)).shape[-1]
+    reads = getattr(model, "encoder", model)
+    width = reads.embed(torch.zeros(1, 1, dtype=torch.int64, device=model.device)).shape[-1]
     assert prompt.embeds is not None
     if prompt.embeds.shape[-1] != width:
         raise InputError(
-            f"inputs_embeds are {prompt.embeds.shape[-1]} wide, and the model's embeddings are {width} wide"
+            f"inputs_embeds are {prompt.embeds.shape[-1]} wide, and the model's embeddings are {width} wide: "
+            "compute them with model.embed(ids)"
         )
     if prompts is None:
         return prompt
-    named = read.ids(prompts, mask if isinstance(prompts, Tensor) else None)
+    named = parser.ids(prompts, mask if isinstance(prompts, Tensor) else None)
     if named.counts != prompt.counts:
         raise InputError(
             f"the prompts name {named.counts} ids and inputs_embeds hold {prompt.counts} tokens: "
@@ -144,8 +145,8 @@ def _first(model: Model, read: _Reader, prompts: Any, mask: Tensor | None, embed
     return replace(prompt, known=named.rows)
 
 
-def _begin(source: Prompt | None, begun: Prompt | None, start: int | tuple[int, ...] | None) -> Prompt:
-    """The decoder's rows: each begins with the start id, whether or not that was given."""
+def _decoder_rows(source: Prompt | None, begun: Prompt | None, start: int | tuple[int, ...] | None) -> Prompt:
+    """The decoder's rows: the ids in `begun`, with the start id in front unless they begin with it."""
     if source is None and begun is None:
         raise InputError(
             "this model reads a source: give a prompt, or decoder_input_ids and a cache that holds its source"
@@ -165,13 +166,13 @@ def _begin(source: Prompt | None, begun: Prompt | None, start: int | tuple[int, 
 
 
 def from_rows(rows: Sequence[Sequence[int] | Tensor], allow_empty: bool = False) -> Prompt:
-    """Id lists of different lengths.
+    """The prompt of id lists of different lengths.
 
     >>> from_rows([[5, 6], [7]]).ids.tolist()
     [[5, 6], [7, 0]]
     """
     if not rows:
-        raise InputError("there are no prompts")
+        raise InputError("there are no prompts: give at least one")
     counts = [len(row) for row in rows]
     if 0 in counts and not allow_empty:
         raise InputError(f"prompt {counts.index(0)} is empty: give at least one token")
@@ -188,15 +189,15 @@ def from_rows(rows: Sequence[Sequence[int] | Tensor], allow_empty: bool = False)
     return Prompt(ids, counts)
 
 
-def nothing(rows: int) -> Prompt:
-    """So many rows without a token."""
+def empty_rows(rows: int) -> Prompt:
+    """A prompt of `rows` rows without tokens."""
     return from_rows([[]] * rows, allow_empty=True)
 
 
-def ragged(ids: Tensor, attention_mask: Tensor | None = None, allow_empty: bool = False) -> Prompt:
-    """A tensor padded on the left or the right, with its mask (1 = real).
+def from_padded(ids: Tensor, attention_mask: Tensor | None = None, allow_empty: bool = False) -> Prompt:
+    """The prompt of an id tensor [B, T] that is padded on the left or the right, with its mask (1 = real).
 
-    >>> ragged(torch.tensor([[0, 5], [6, 7]]), torch.tensor([[0, 1], [1, 1]])).rows
+    >>> from_padded(torch.tensor([[0, 5], [6, 7]]), torch.tensor([[0, 1], [1, 1]])).rows
     [[5], [6, 7]]
     """
     ids = ids[None] if ids.dim() == 1 else ids
@@ -207,16 +208,16 @@ def ragged(ids: Tensor, attention_mask: Tensor | None = None, allow_empty: bool 
     rows = ids.cpu()
     if attention_mask is None:
         return from_rows(list(rows), allow_empty)
-    real = _real(attention_mask, ids.shape, "ids")
+    real = _real_ranges(attention_mask, ids.shape, "ids")
     return from_rows([row[first:end] for row, (first, end) in zip(rows, real, strict=True)], allow_empty)
 
 
-def _real(mask: Tensor, shape: torch.Size, what: str) -> list[tuple[int, int]]:
-    """Where the real tokens of each row begin and end."""
+def _real_ranges(mask: Tensor, shape: torch.Size, what: str) -> list[tuple[int, int]]:
+    """The range (start, end) of real tokens in each row of a mask [B, T]."""
     mask = torch.as_tensor(mask)
     mask = mask[None] if mask.dim() == 1 else mask
     if mask.shape != shape[:2]:
-        raise InputError(f"attention_mask is {list(mask.shape)}, the {what} are {list(shape[:2])}")
+        raise InputError(f"attention_mask is {list(mask.shape)}, the {what} are {list(shape[:2])}: give the same shape")
     found = []
     for r, row in enumerate(mask.cpu().bool()):
         real = row.nonzero()[:, 0].tolist()
@@ -227,21 +228,22 @@ def _real(mask: Tensor, shape: torch.Size, what: str) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class _Reader:
-    """Turns what was given into ids."""
+class _Parser:
+    """Converts prompts in any form but embeddings into ids."""
 
     tokenizer: Tokenizer | None
     add_generation_prompt: bool
     chat_options: Mapping[str, Any]
     allow_empty: bool
     bare: tuple[bool, ...] = ()
-    """For each row of the cache, whether its text gets no special tokens; one entry is for all rows. None: all get."""
+    """Per row of the cache, True if its text is encoded without special tokens; one entry stands for all rows. Empty:
+    every text gets special tokens."""
 
     def ids(self, prompts: Any, mask: Tensor | None = None, special: bool = True) -> Prompt:
         if isinstance(prompts, np.ndarray):
             prompts = torch.as_tensor(prompts)
         if isinstance(prompts, Tensor):
-            return ragged(prompts, mask, self.allow_empty)
+            return from_padded(prompts, mask, self.allow_empty)
         if mask is not None:
             raise InputError("an attention_mask belongs to a tensor of ids; lists of ids and texts need none")
         if isinstance(prompts, str):
@@ -254,7 +256,9 @@ class _Reader:
         match kinds[0]:
             case "text":
                 bare = self.bare * len(prompts) if len(self.bare) == 1 else self.bare
-                bare = bare if len(bare) == len(prompts) else (False,) * len(prompts)  # a wrong number is told later
+                bare = (
+                    bare if len(bare) == len(prompts) else (False,) * len(prompts)
+                )  # a wrong number of prompts is refused later
                 rows = [
                     self._tokens(n, text or "", special and not none)
                     for n, (text, none) in enumerate(zip(prompts, bare, strict=True))
@@ -292,7 +296,7 @@ class _Reader:
 
 
 def _kind(one: Any) -> str:
-    """What one element of a list of prompts is, in words."""
+    """The form of one element of a list of prompts, in words."""
     if isinstance(one, str):
         return "text"
     if isinstance(one, Mapping):
@@ -317,14 +321,14 @@ def _short(value: Any) -> str:
 
 
 def _embedded(embeds: Tensor | Sequence[Tensor], mask: Tensor | None) -> Prompt:
-    """Embedded rows, zero where they are padded."""
+    """The prompt of embeddings, padded with zeros. mask: for a tensor"""
     if isinstance(embeds, Tensor):
         embeds = embeds[None] if embeds.dim() == 2 else embeds
         if embeds.dim() != 3 or 0 in embeds.shape:
             raise InputError(f"inputs_embeds must be [B, T, width] with at least one token, not {list(embeds.shape)}")
         if mask is None:
             return Prompt(None, [embeds.shape[1]] * embeds.shape[0], embeds)
-        real = _real(mask, embeds.shape, "inputs_embeds")
+        real = _real_ranges(mask, embeds.shape, "inputs_embeds")
         rows = [row[first:end] for row, (first, end) in zip(embeds, real, strict=True)]
     else:
         if mask is not None:

@@ -1,4 +1,5 @@
-"""What a call of generate returns."""
+"""`Result`: what a call of `generate` returns. Also the recorder of optional per-token outputs, and trimming of stop
+strings."""
 
 from __future__ import annotations
 
@@ -12,22 +13,27 @@ from torch import Tensor
 from lamina.cache.cache import Cache
 from lamina.checkpoint.tokenizer import Tokenizer
 from lamina.errors import InputError
-from lamina.generation.introspect import Inside
-from lamina.generation.kept import Kept, Logprob
+from lamina.generation.feed import prefill
+from lamina.generation.introspect import Introspection
+from lamina.generation.prompt import Prompt, from_rows
+from lamina.generation.reuse import continuation
 
 if TYPE_CHECKING:
-    from lamina.generation.prompt import Prompt
-    from lamina.generation.run import Made, Run
+    from lamina.generation.run import Run, StrategyOutput
     from lamina.generation.settings.settings import Settings
-    from lamina.generation.strategies.speculation import Speculated
+    from lamina.generation.strategies.speculation import SpeculationStats
     from lamina.model import Model
 
-SHOWN_ROWS, SHOWN_TOKENS, SHOWN_LETTERS = 3, 8, 60  # what `print(result)` shows at most
+SHOWN_ROWS, SHOWN_TOKENS, SHOWN_LETTERS = 3, 8, 60  # limits of `repr(result)`
+NOT_TRIMMABLE = (
+    "the rows cannot be rewound to before their stop strings, and cannot be recomputed from their ids, since {why}: "
+    "generate with cache=model.new_cache(rows, slack=…), with a slack of the tokens of a stop string and one more"
+)
 
 
 @dataclass
 class Timing:
-    """Seconds and tokens of the two phases."""
+    """Tokens and seconds of prefill (prompt) and decoding (new)."""
 
     prompt_tokens: int = 0
     prompt_seconds: float = 0.0
@@ -36,55 +42,57 @@ class Timing:
 
     @property
     def tokens_per_second(self) -> float:
-        """New tokens of all rows a second, the prompt's time apart."""
+        """New tokens of all rows per second of decoding; prefill is not counted."""
         return self.new_tokens / self.new_seconds if self.new_seconds else 0.0
 
 
 @dataclass(repr=False)
 class Result:
-    """A row for each sequence: `num_return_sequences` rows for each prompt, one after the other."""
+    """One row per generated sequence: `num_return_sequences` adjacent rows for each prompt."""
 
     prompts: list[list[int]]
-    """The ids of each row's prompt, as far as they are known."""
+    """The ids of each row's prompt; empty if it was given as embeddings without ids."""
     tokens: list[list[int]]
-    """The new ids of each row, the one that ended it included."""
+    """The new ids of each row, including the one that ended it."""
     reasons: list[str]
-    """Why each row ended: "eos", "length", "context" (it holds as many tokens as the model has positions), "stop" or
-    "time"; in `error.result` also "pages" or "capacity" where there was no room."""
+    """Why each row ended: "eos", "length", "context" (the row fills the model's context), "stop" or "time"; in
+    `error.result` also "pages" or "capacity", if the cache had no room."""
     reused: list[int] = field(default_factory=list)
-    """How many tokens of each prompt the given cache or the prefix store already held."""
+    """Tokens of each prompt that the given cache or the prefix store already held, so they were not fed."""
     how: str = ""
-    """How tokens were decoded, and where a fast path was not taken, why."""
+    """How the tokens were decoded, and why a faster way was not used."""
     timing: Timing = field(default_factory=Timing)
     tokenizer: Tokenizer | None = None
     pad_id: int = 0
     before: list[int | None] = field(default_factory=list)
-    """How many of each row's new tokens end before the stop string that ended it."""
+    """New tokens of each row before the stop string that ended it; None without one."""
     row_ids: list[int] = field(default_factory=list)
-    """The numbers that draws depended on: with `cache=result.cache, row_ids=result.row_ids` and the same seed, sampling
-    goes on as if it had never stopped. Without them, a continued row draws as its whole text would as a prompt."""
-    _cuts: list[int | None] = field(default_factory=list)  # where in each row's text its stop string begins
+    """The row ids that the sampling draws depended on. A call with `cache=result.cache, row_ids=result.row_ids` and the
+    same seed samples the tokens that one longer call would have. Without row_ids, a continued row draws as its whole
+    text would as a prompt."""
+    _cuts: list[int | None] = field(default_factory=list)  # index in each row's text of the stop string that ended it
     _cache: Cache | None = None
-    _recorded: Kept | None = None  # logits, scores and log-probabilities that were asked for
-    _inside: Inside | None = None  # hidden states and attentions that were asked for
-    _extra: dict[str, Any] = field(default_factory=dict)  # results of one strategy, by name: see `Made.more`
+    _recorded: Recorder | None = None  # logits, scores and log-probabilities that were asked for
+    _inside: Introspection | None = None  # hidden states and attention weights that were asked for
+    _extra: dict[str, Any] = field(default_factory=dict)  # values of one strategy, by name: see `StrategyOutput.more`
 
     @classmethod
     def of(
-        cls, model: Model, settings: Settings, prompt: Prompt, made: Made, run: Run, reused: Sequence[int],
+        cls, model: Model, settings: Settings, prompt: Prompt, made: StrategyOutput, run: Run, reused: Sequence[int],
         timing: Timing,
     ) -> Result:  # fmt: skip
+        """The result of a run. reused: per prompt"""
         times = len(made.tokens) // len(prompt.counts)
         each = [row for row in range(len(prompt.counts)) for _ in range(times)]
         rows, stopping = prompt.rows, run.stopping
         return cls(
             [rows[row] for row in each], made.tokens, made.reasons, [reused[row] for row in each], made.how, timing,
-            model.tokenizer, settings.pad_token_id, stopping.before, run.numbers, stopping.cuts,
-            made.cache if settings.use_cache else None, run.kept, _extra=made.more,
+            model.tokenizer, settings.pad_token_id, stopping.stop_tokens, run.row_ids, stopping.stop_chars,
+            made.cache if settings.use_cache else None, run.recorder, _extra=made.more,
         )  # fmt: skip
 
     def __repr__(self) -> str:
-        """How many rows, and of the first few how many new tokens, why each ended and how it begins.
+        """The number of rows, and for the first few: the number of new tokens, the reason, and the beginning.
 
         >>> Result([[1]], [[5, 6]], ["eos"])
         Result(1 row: 2 tokens, eos, [5, 6])
@@ -107,29 +115,27 @@ class Result:
 
     @property
     def cache(self) -> Cache:
-        """Holds every row's prompt and new tokens, ready to be continued. The tokens of a stop string are among them,
-        though `text` ends before it: `trimmed()` is without them."""
+        """The cache that holds every row's prompt and new tokens, ready to be continued. It includes the tokens of stop
+        strings, which `text` leaves out; `trimmed()` returns a cache without them."""
         if self._cache is None:
-            raise InputError("use_cache=False keeps nothing: generate with a cache to have one to continue")
+            raise InputError("use_cache=False keeps nothing: generate without it to get a cache that can be continued")
         return self._cache
 
     def trimmed(self) -> Cache:
-        """A copy of the cache whose rows end before the stop string that ended them, as `text` does. A token that holds
-        the end of the text and the beginning of the stop string goes whole.
+        """A copy of the cache whose rows end before the stop string that ended them, as `text` does. A token that spans
+        the end of the text and the beginning of the stop string is removed whole.
 
-        A row that cannot be taken back so far (sliding windows and recurrent states, without slack) is read anew from
-        its ids. The copy costs the memory of the rows, in a pool none.
+        A row that cannot be rewound that far (sliding windows and recurrent states without slack) is recomputed from
+        its ids. The copy takes the memory of the rows; in a pool it shares their pages and takes none.
 
         >>> result = model.generate("Q: Why?\\nA:", stop_strings="\\nQ:")         # doctest: +SKIP
         >>> model.generate("\\nThanks!", cache=result.trimmed())                 # doctest: +SKIP
         """
-        from lamina.generation.trim import trimmed
-
-        return trimmed(self)
+        return _without_stop_strings(self)
 
     @property
     def text(self) -> list[str]:
-        """The new text of each row, up to the stop string where one ended it."""
+        """The new text of each row, without a stop string that ended it."""
         if self.tokenizer is None:
             raise InputError("this checkpoint has no tokenizer: read result.tokens instead")
         texts = [self.tokenizer.decode(row) for row in self.tokens]
@@ -143,46 +149,47 @@ class Result:
 
     @property
     def scores(self) -> list[Tensor]:
-        """Of each row, what its tokens were chosen from [n, V]; with output_scores=True."""
+        """Per row, the processed scores [n, V] that its tokens were chosen from; with output_scores=True."""
         return self._stacked("scores")
 
     @property
     def logits(self) -> list[Tensor]:
-        """Of each row, what the model gave [n, V]; with output_logits=True."""
+        """Per row, the model's logits [n, V] before processors; with output_logits=True."""
         return self._stacked("logits")
 
     @property
     def logprobs(self) -> list[list[Logprob]]:
-        """Of each row, the log-probabilities of its tokens; with logprobs=n."""
+        """Per row, the log-probability of each new token and of the n most likely ones; with logprobs=n."""
         if self._recorded is None or self._recorded.logprobs is None:
-            raise InputError("log-probabilities were not kept: generate with logprobs=0, or =5 for the five best too")
+            raise InputError(
+                "log-probabilities were not kept: generate with logprobs=0, or with logprobs=5 for the five best too"
+            )
         return self._recorded.logprobs
 
     @property
     def hidden_states(self) -> list[list[Tensor]]:
-        """Of each row, the hidden states of prompt and new tokens, layer by layer [tokens, width]; with
+        """Per row, the hidden states of prompt and new tokens, [tokens, width] for each layer; with
         output_hidden_states=True."""
         return self._states("hidden")
 
     @property
     def attentions(self) -> list[dict[tuple[int, str], Tensor]]:
-        """Of each row, how much each token takes of each, by layer and entry [heads, tokens, keys]; with
-        output_attentions=True."""
+        """Per row, the attention weights [heads, tokens, keys] by (layer, entry); with output_attentions=True."""
         return self._states("attentions")
 
     @property
-    def speculation(self) -> Speculated:
-        """How many tokens were drafted and accepted, by row; with drafts (`prompt_lookup_num_tokens=` or others)."""
+    def speculation(self) -> SpeculationStats:
+        """Counts of drafted and accepted tokens, per row; with speculation (`prompt_lookup_num_tokens=` and others)."""
         return self._of_strategy("speculation", "generate with prompt_lookup_num_tokens=8 or an assistant_model")
 
     @property
     def sequences_scores(self) -> list[float]:
-        """Of each row, the sum of its log-probabilities, divided as `length_penalty` says; with num_beams."""
+        """Per row, the sum of its log-probabilities / length ** length_penalty; with num_beams."""
         return self._of_strategy("sequences_scores", "generate with num_beams=4 or another number of beams")
 
     @property
     def beam_indices(self) -> list[list[int]]:
-        """Of each row, the beam that each token continued: prompt · num_beams + rank; with num_beams."""
+        """Per row, the beam that each token continued: prompt · num_beams + rank; with num_beams."""
         return self._of_strategy("beam_indices", "generate with num_beams=4 or another number of beams")
 
     def _of_strategy(self, name: str, way: str) -> Any:
@@ -202,3 +209,96 @@ class Result:
         if rows is None:
             raise InputError(f"{name} were not kept: generate with output_{name}=True")
         return [torch.stack(row) for row in rows]
+
+
+# -- optional outputs --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """The log-probability of a new token by the model's logits, and the `top` most likely tokens with theirs."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass
+class Recorder:
+    """Records logits, scores and log-probabilities of new tokens: per row, one entry per token. None if not asked for.
+
+    logits     [V] as the model computed them
+    scores     [V] after guidance and processors: what the token was chosen from
+    logprobs   of the chosen token and of the `top` most likely ones, by the logits
+    """
+
+    logits: list[list[Tensor]] | None = None
+    scores: list[list[Tensor]] | None = None
+    logprobs: list[list[Logprob]] | None = None
+    top: int = 0
+
+    @classmethod
+    def of(cls, settings: Settings, rows: int) -> Recorder | None:
+        """A recorder of the outputs that the settings ask for; None if they ask for none."""
+
+        def lists(asked: bool) -> list[list[Any]] | None:
+            return [[] for _ in range(rows)] if asked else None
+
+        recorder = cls(
+            lists(settings.output_logits), lists(settings.output_scores), lists(settings.logprobs is not None)
+        )
+        recorder.top = settings.logprobs or 0
+        return None if recorder == cls() else recorder
+
+    def add(self, rows: Sequence[int], logits: Tensor, scores: Tensor, chosen: Tensor) -> None:
+        """Records one token of each of these rows [R]: logits and scores [R, V], chosen tokens [R]"""
+        for recorded, now in ((self.logits, logits), (self.scores, scores)):
+            if recorded is not None:
+                for row, one in zip(rows, now.clone(), strict=True):
+                    recorded[row].append(one)
+        if self.logprobs is not None:
+            for row, logprob in zip(rows, logprobs_of(logits, chosen, self.top), strict=True):
+                self.logprobs[row].append(logprob)
+
+    def shorten(self, lengths: Sequence[int]) -> None:
+        """Keeps the entries of each row's first `lengths[row]` tokens and drops the rest."""
+        everything: list[list[list[Any]] | None] = [self.logits, self.scores, self.logprobs]
+        for recorded in everything:
+            for row, length in zip(recorded or (), lengths, strict=recorded is not None):
+                del row[length:]
+
+
+def logprobs_of(logits: Tensor, chosen: Tensor, top: int) -> list[Logprob]:
+    """The `Logprob` of each chosen token [R] by the logits [R, V], with the `top` most likely tokens."""
+    logprobs = logits.float().log_softmax(dim=-1)
+    own = logprobs.gather(1, chosen[:, None])[:, 0].tolist()
+    best = logprobs.topk(min(top, logprobs.shape[-1]), dim=-1)
+    tops = [tuple(zip(*row, strict=True)) for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+    return [Logprob(*one) for one in zip(chosen.tolist(), own, tops, strict=True)]
+
+
+# -- trimming ----------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _without_stop_strings(result: Result) -> Cache:
+    """See `Result.trimmed`."""
+    given, rows = result.cache, []
+    before = result.before or [None] * len(result.tokens)
+    for row, (held, new, kept) in enumerate(zip(given.tokens, result.tokens, before, strict=True)):
+        start = len(held) - len(new)
+        if held[max(start, 0) :] != new:
+            raise InputError(f"row {row} of the cache was changed since: it does not end with this result's tokens")
+        rows.append(held[: start + (len(new) if kept is None else kept)])
+    cache = given.fork()
+    try:
+        plan = continuation(cache, rows, whole=[True] * len(rows))
+    except InputError as error:
+        raise InputError(NOT_TRIMMABLE.format(why="tokens were given as embeddings")) from error
+    if any(cache.clock.sourced[row] for row in plan.restart):
+        raise InputError(NOT_TRIMMABLE.format(why="their source is not kept"))
+    plan.apply(cache)
+    if any(plan.rest):
+        assert cache.model is not None
+        prefill(cache.model, from_rows(plan.rest, allow_empty=True), cache)
+    return cache

@@ -1,7 +1,7 @@
-"""What every strategy works with: rows of a cache after their prompts, how tokens are chosen, and when rows end.
+"""`Run`: the input of every decoding strategy. It holds the cache after prefill, the chooser and the stopping rules.
 
-A strategy is a function `Run -> Made`. It feeds every token it makes, the last one of a row too, so that the cache
-holds prompt and new tokens and can be continued by giving only what comes next.
+A strategy is a function `Run -> StrategyOutput`. It feeds every token it chooses, including the last one of each row.
+The cache then holds prompt and new tokens, so a later call continues it by feeding only the text that follows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.errors import InputError
-from lamina.generation.kept import Kept
+from lamina.generation.result import Recorder
 from lamina.generation.stopping import Reason, Stopping
 from lamina.runtime.feed import feed_one
 from lamina.sampling.chooser import Chooser
@@ -27,22 +27,23 @@ if TYPE_CHECKING:
     from lamina.generation.strategies.guide import Guide
     from lamina.model import Model
 
-Told = Callable[[int, int, Reason | None], None]
-"""told(row, token, reason): called for each new token, in order; the reason why the row ends is given with its last."""
+OnToken = Callable[[int, int, Reason | None], None]
+"""on_token(row, token, reason): called for each new token, in order; reason: why the row ends, None if it goes on."""
 
 
 @dataclass
 class Run:
-    """A call of `generate` once the prompts are in.
+    """The state of a call of `generate` after prefill.
 
-    cache     holds the prompts, one row for each sequence that is made
-    logits    [B, V] after each row's prompt
-    prompts   how many tokens each row held before the first new one
-    numbers   what draws depend on besides the seed and the position (row_ids.py)
-    places    which row of the call each row is, as processors count them; None: 0, 1, 2 …
-    source    [B, E] the encoder's ids, padded with -1, for models that have one
-    guide     leads scores away from a negative prompt
-    kept      what is written down of every token
+    cache            one row for each sequence to generate; holds the prompts
+    logits           [B, V] after each row's prompt
+    prompt_lengths   tokens that each row held before the first new one
+    row_ids          per row; sampling draws depend on (seed, row id, position), see row_ids.py
+    on_token         called for each new token, if the caller streams
+    source_ids       [B, E] the encoder's ids, padded with -1; None for decoder-only models
+    guide            classifier-free guidance; None without
+    recorder         stores logits, scores and log-probabilities of new tokens; None if none were asked for
+    call_rows        index of each row in the call of `generate`, which processors see; None: 0, 1, 2 …
     """
 
     model: Model
@@ -50,33 +51,33 @@ class Run:
     logits: Tensor
     chooser: Chooser
     stopping: Stopping
-    prompts: list[int]
-    numbers: list[int]
+    prompt_lengths: list[int]
+    row_ids: list[int]
     settings: Settings
-    told: Told | None = None
-    source: Tensor | None = None
+    on_token: OnToken | None = None
+    source_ids: Tensor | None = None
     guide: Guide | None = None
-    kept: Kept | None = None
-    places: list[int] | None = None
+    recorder: Recorder | None = None
+    call_rows: list[int] | None = None
 
     @property
     def rows(self) -> int:
-        return len(self.prompts)
+        return len(self.prompt_lengths)
 
     def history(self, rows: Sequence[int] | None = None) -> History:
-        """Of all rows, or of some; as the cache holds them now."""
+        """The history that processors read, of these rows (all when None), as the cache holds them now."""
         some = range(self.rows) if rows is None else rows
-        history = history_of(self.cache, [self.prompts[row] for row in some], rows)
-        history.rows = list(some) if self.places is None else [self.places[row] for row in some]
-        if self.source is not None:
-            history.sources = self.source if rows is None else self.source[list(rows)]
+        history = history_of(self.cache, [self.prompt_lengths[row] for row in some], rows)
+        history.rows = list(some) if self.call_rows is None else [self.call_rows[row] for row in some]
+        if self.source_ids is not None:
+            history.sources = self.source_ids if rows is None else self.source_ids[list(rows)]
         return history
 
-    def take(
+    def add_tokens(
         self, live: Sequence[int], chosen: Sequence[int], tokens: list[list[int]], reasons: list[str]
     ) -> list[int]:
-        """Adds the chosen token of each live row to `tokens`, and why the row ends, if it does, to `reasons`. -> which
-        of the live rows go on, as indices into `live`"""
+        """Appends each live row's chosen token to `tokens` and checks whether the row ends; if so, writes the reason
+        to `reasons`. -> indices into `live` of the rows that go on"""
         going = []
         for at, (row, token) in enumerate(zip(live, chosen, strict=True)):
             tokens[row].append(token)
@@ -85,34 +86,34 @@ class Run:
                 going.append(at)
             else:
                 reasons[row] = reason
-            if self.told:
-                self.told(row, token, reason)
+            if self.on_token:
+                self.on_token(row, token, reason)
         return going
 
-    def read(self, chosen: Tensor, scores: Tensor, rows: Sequence[int]) -> list[int]:
-        """The chosen tokens [R] of these rows on the host; an error where `scores` [R, V] leave one nothing."""
+    def to_host(self, chosen: Tensor, scores: Tensor, rows: Sequence[int]) -> list[int]:
+        """The chosen tokens [R] of these rows as a list. Raises if `scores` [R, V] exclude every id of a row."""
         if not self.chooser.may_exclude_all:
             return chosen.tolist()
         tokens, out = torch.stack([chosen, excluded(scores, chosen).long()]).tolist()
         for row, is_out in zip(rows, out, strict=True):
             if is_out:
-                raise self.nothing_left(row)
+                raise self.no_token_error(row)
         return tokens
 
-    def nothing_left(self, row: int) -> InputError:
-        """The error for a row in which every id is excluded."""
+    def no_token_error(self, row: int) -> InputError:
+        """The error for a row in which processors exclude every id."""
         return nothing_left(self.chooser.processors, row)
 
-    def spread(self, cache: Cache, rows: Sequence[int], times: int) -> Run:
-        """The run over a cache in which each of these rows stands `times` times, side by side."""
+    def repeat(self, cache: Cache, rows: Sequence[int], times: int) -> Run:
+        """The same run over a cache that holds `times` adjacent copies of each of these rows."""
         each = [row for row in rows for _ in range(times)]
         return replace(
             self,
             cache=cache,
-            prompts=[self.prompts[row] for row in each],
-            numbers=[self.numbers[row] for row in each],
-            places=each if self.places is None else [self.places[row] for row in each],
-            source=None if self.source is None else self.source[each],
+            prompt_lengths=[self.prompt_lengths[row] for row in each],
+            row_ids=[self.row_ids[row] for row in each],
+            call_rows=each if self.call_rows is None else [self.call_rows[row] for row in each],
+            source_ids=None if self.source_ids is None else self.source_ids[each],
         )
 
     def feed(self, ids: Tensor, rows: Sequence[int]) -> Tensor:
@@ -121,11 +122,11 @@ class Run:
 
 
 @dataclass
-class Made:
-    """What a strategy made: new tokens of each row, why each ended, and the cache that holds prompts and new tokens.
+class StrategyOutput:
+    """The new tokens of each row, why each row ended, and the cache that holds prompts and new tokens.
 
-    how    the way it was decoded, in words
-    more   what else is known, by name: sequence scores, beam indices, acceptance statistics …
+    how    how the tokens were decoded, in words; becomes `Result.how`
+    more   values that only one strategy has, by name: sequence scores, beam indices, acceptance statistics
     """
 
     tokens: list[list[int]]
@@ -133,33 +134,3 @@ class Made:
     cache: Cache
     how: str = "plain passes"
     more: dict[str, Any] = field(default_factory=dict)
-
-
-@torch.no_grad()
-def one_by_one(run: Run, first: Tensor | None = None) -> Made:
-    """Greedy or sampled, one pass a token over the rows that go on.
-
-    first   [B] the first tokens, where they are chosen and told already
-    """
-    tokens: list[list[int]] = [[] for _ in range(run.rows)]
-    reasons = [""] * run.rows
-    live, logits = list(range(run.rows)), run.logits
-    numbers = torch.tensor(run.numbers, device=logits.device)
-    if first is not None:
-        tokens = [[token] for token in first.tolist()]
-        reasons = [reason or "" for reason in run.stopping.reasons]
-        live = [row for row, reason in enumerate(reasons) if not reason]
-        logits = run.feed(first, range(run.rows))[live]
-    while live:
-        history = run.history(live)
-        led = logits if run.guide is None else run.guide.lead(logits, live)
-        scores = run.chooser.scores(led, history)
-        chosen = run.chooser.choose(scores, numbers[live], history.lengths)
-        going = run.take(live, run.read(chosen, scores, live), tokens, reasons)
-        if run.kept is not None:
-            run.kept.add(live, logits, scores, chosen)
-        logits = run.feed(chosen, live)[going]
-        live = [live[at] for at in going]
-        if run.guide is not None and live:
-            run.guide.feed(chosen[going], live)
-    return Made(tokens, reasons, run.cache)

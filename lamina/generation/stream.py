@@ -1,13 +1,13 @@
-"""Streams: the events of a generation that runs in a thread of its own, to be read one by one.
+"""`Stream`: an iterator over the events of a generation that runs in its own thread, the producer.
 
     for event in stream:                 # or: async for event in stream
         print(event.text, end="")
-    stream.result                        # what generate would have returned
+    stream.result                        # the Result that generate would have returned
 
-Nothing runs before the first event is asked for, and never more than `buffer` events ahead of the reader. Leaving the
-loop, an error in it, `cancel()` and dropping the stream all end the producer between two of its steps; when the loop is
-left or `cancel()` returns, the producer is over, its cache can be used, and events that were not read are gone. When
-the interpreter exits, every running producer is cancelled and waited for.
+The producer starts when the first event is asked for, and stays at most `buffer` events ahead of the reader. Leaving
+the loop, an error inside it, `cancel()` and dropping the stream all end the producer between two of its steps. Once the
+loop is left or `cancel()` has returned, the producer has ended, its cache can be used, and unread events are dropped.
+At interpreter exit, every running producer is cancelled and joined.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Event:
-    """A new token of a row; `text` is what became whole characters with it, `reason` is why the row ends here."""
+    """A new token of a row. `text`: the characters that the token completed; `reason`: why the row ends with it."""
 
     row: int
     token: int
@@ -43,47 +43,50 @@ class Event:
     reason: Reason | None = None
 
 
-class Pieces:
-    """Makes events of tokens: the texts of a row's events joined are the text of its tokens, up to the stop string that
-    ended it. What may become a stop string is held back until it is known whether it does."""
+class EventBuilder:
+    """Builds events from tokens. The joined texts of a row's events are the row's text up to the stop string that ended
+    it. Text that may be the beginning of a stop string is held back until later tokens decide."""
 
     def __init__(self, tokenizer: Tokenizer | None, rows: int, stop_strings: Sequence[str] = ()) -> None:
         self._texts = None if tokenizer is None else [tokenizer.stream() for _ in range(rows)]
         self._stop_strings = stop_strings
-        self._told, self._waiting = [0] * rows, [""] * rows
+        self._sent = [0] * rows  # characters in the row's events so far
+        self._held = [""] * rows  # text held back, which may begin a stop string
 
-    def event(self, row: int, token: int, reason: Reason | None = None, cut: int | None = None) -> Event:
-        """cut: where in the row's text the stop string begins that ends it, where that is known."""
+    def event(self, row: int, token: int, reason: Reason | None = None, stop_char: int | None = None) -> Event:
+        """stop_char: index in the row's text of the stop string that ends it, if one does"""
         if self._texts is None:
             return Event(row, token, "", reason)
-        text = self._texts[row]
-        waiting = self._waiting[row] + text.put(token) + ("" if reason is None else text.end())
-        if cut is not None:
-            sure = min(max(cut - self._told[row], 0), len(waiting))
+        stream = self._texts[row]
+        text = self._held[row] + stream.put(token) + ("" if reason is None else stream.end())
+        if stop_char is not None:
+            sure = min(max(stop_char - self._sent[row], 0), len(text))
         else:
-            sure = len(waiting) - (0 if reason is not None else begun(waiting, self._stop_strings))
-        self._told[row] += sure
-        self._waiting[row] = waiting[sure:]
-        return Event(row, token, waiting[:sure], reason)
+            sure = len(text) - (0 if reason is not None else partial_match(text, self._stop_strings))
+        self._sent[row] += sure
+        self._held[row] = text[sure:]
+        return Event(row, token, text[:sure], reason)
 
 
-def begun(text: str, strings: Sequence[str]) -> int:
-    """How many last letters of a text are the beginning of one of these strings, at most.
+def partial_match(text: str, strings: Sequence[str]) -> int:
+    """Length of the longest suffix of `text` that is a proper prefix of one of these strings.
 
-    >>> begun("once upon", ["on the"]), begun("once upon", ["one", "upon a"]), begun("once", ["x"])
-    (2, 4, 0)
+    >>> partial_match("once upon", ["on the"]), partial_match("once upon", ["one", "upon a"])
+    (2, 4)
+    >>> partial_match("once", ["x"])
+    0
     """
     longest = min(len(text), max((len(one) - 1 for one in strings), default=0))
     return next((n for n in range(longest, 0, -1) if any(one.startswith(text[-n:]) for one in strings)), 0)
 
 
 class Cancelled(Exception):
-    """Raised in a producer when nobody wants its events any more."""
+    """Raised in a producer whose stream was cancelled or dropped."""
 
 
 class Emit:
-    """What a producer is given: called with each event, it waits while the reader is far behind. `check` is for steps
-    that have no event. Both raise `Cancelled` when it is time to clean up and leave."""
+    """The producer calls `emit(event)`, which waits while `buffer` events are unread, and `emit.check()` in a step
+    without an event. Both raise `Cancelled` once the stream is cancelled."""
 
     def __init__(self, channel: _Channel) -> None:
         self._channel = channel
@@ -97,11 +100,11 @@ class Emit:
 
 
 class Stream(Generic[R]):
-    """Reads what `produce(emit)` emits; `result` is what it returned.
+    """Iterates over the events that `produce(emit)` emits; `result` is its return value.
 
-    buffer   how many events the producer may be ahead of the reader
-    settled  called once, when the producer has ended and no event is left to read: settled(n, left) with the number of
-             events that were read, and whether the reader left before the end (cancelled, or dropped the stream)
+    buffer   events that the producer may be ahead of the reader
+    settled  called once as settled(n, left), after the producer has ended and no event is left to read. n: events that
+             were read; left: whether the reader left early (cancelled or dropped the stream)
 
     >>> def produce(emit):
     ...     for token in (5, 6):
@@ -136,27 +139,27 @@ class Stream(Generic[R]):
 
     @property
     def over(self) -> bool:
-        """Whether the producer has ended, one way or another; events may be left to read."""
+        """Whether the producer has ended, by finishing, failing or cancelling; unread events may be left."""
         return self._channel.over
 
     @property
     def read(self) -> int:
-        """How many events were read."""
+        """Number of events that were read."""
         return self._channel.read
 
     @property
     def result(self) -> R:
-        """What the producer returned, after the end."""
+        """The producer's return value, once it has finished; its error, if it failed, is raised here."""
         if not self.over:
             raise InputError("the stream is not over: read it to its end before asking for the result")
         if self._channel.error is not None:
             raise self._channel.error
         if not self._channel.finished:
-            raise InputError("the stream was cancelled, so there is no result")
+            raise InputError("the stream was cancelled, so there is no result: read a stream to its end to get one")
         return self._channel.result
 
     def cancel(self) -> None:
-        """Ends the producer and waits until it is over. Events that were not read are dropped."""
+        """Ends the producer and waits for it. Unread events are dropped."""
         with self._channel.changed:
             self._channel.cancel(started=self._thread.ident is not None)
         if self._thread.ident is not None and self._thread is not threading.current_thread():
@@ -181,18 +184,18 @@ class Stream(Generic[R]):
         try:
             while (event := self._channel.take()) is not None:
                 yield event
-        finally:  # also when the loop is left
+        finally:  # also when the caller leaves the loop
             self.cancel()
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        loop, there = asyncio.get_running_loop(), asyncio.Event()
-        self._channel.wake = lambda: loop.call_soon_threadsafe(there.set)
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+        self._channel.wake = lambda: loop.call_soon_threadsafe(arrived.set)
         self._start()
         try:
             while True:
-                there.clear()
+                arrived.clear()
                 if not self._channel.ready:
-                    await there.wait()
+                    await arrived.wait()
                 elif (event := self._channel.take()) is not None:
                     yield event
                 else:
@@ -201,7 +204,7 @@ class Stream(Generic[R]):
             if self._channel.over:
                 self.cancel()
             else:
-                await asyncio.to_thread(self.cancel)  # a step may be under way
+                await asyncio.to_thread(self.cancel)  # waits for the step that is running
 
     def __enter__(self) -> Self:
         return self
@@ -216,25 +219,26 @@ class Stream(Generic[R]):
         await asyncio.to_thread(self.cancel)
 
     def __del__(self) -> None:
-        self._channel.cancel(started=self._thread.ident is not None)  # without waiting: the thread leaves by itself
+        self._channel.cancel(started=self._thread.ident is not None)  # does not wait: the thread ends by itself
 
 
 class _Channel:
-    """What the two sides share. The producer's thread knows this and not the stream, so a dropped stream is noticed."""
+    """The queue and state that producer and reader share. The producer's thread holds the channel and not the stream,
+    so that `Stream.__del__` runs when the reader drops the stream."""
 
     def __init__(self, buffer: int, settled: Callable[[int, bool], object] | None) -> None:
         self.buffer, self.settled = buffer, settled
         self.changed = threading.Condition(threading.RLock())
         self.events: deque[Event] = deque()
-        self.read = 0  # events that the reader took
+        self.read = 0  # events that were read
         self.over = self.finished = self.cancelled = self.left = False
         self.result: Any = None
         self.error: BaseException | None = None
-        self.wake: Callable[[], object] = lambda: None  # tells an event loop that something is there
+        self.wake: Callable[[], object] = lambda: None  # tells an asyncio reader that `ready` may have changed
 
     @property
     def ready(self) -> bool:
-        """Whether `take` would not wait."""
+        """Whether `take` returns without waiting."""
         return bool(self.events) or self.over
 
     def put(self, event: Event) -> None:
@@ -243,10 +247,10 @@ class _Channel:
             if self.cancelled:
                 raise Cancelled
             self.events.append(event)
-            self._tell()
+            self._notify()
 
     def take(self) -> Event | None:
-        """The next event, waiting for it; None at the end."""
+        """Waits for the next event; None at the end."""
         with self.changed:
             self.changed.wait_for(lambda: self.ready)
             if self.events:
@@ -266,19 +270,19 @@ class _Channel:
             if not self.over:
                 self.cancelled = True
                 self.over = not started
-            self._tell()
+            self._notify()
 
     def end(self, result: Any = None, error: BaseException | None = None, finished: bool = False) -> None:
         with self.changed:
             self.result, self.error, self.finished, self.over = result, error, finished, True
-            self._tell()
+            self._notify()
 
     def _settle(self) -> None:
         if self.over and not self.events and self.settled is not None:
             settled, self.settled = self.settled, None
             settled(self.read, self.left)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._settle()
         self.changed.notify_all()
         with suppress(RuntimeError):  # the event loop of the reader is closed
@@ -286,20 +290,20 @@ class _Channel:
 
 
 class _Producer(threading.Thread):
-    """The thread that runs `produce`. It is a daemon, so that a script may end while a stream is open: `_end_all` ends
-    it then. Otherwise Python would stop the thread wherever it is, and inside PyTorch that aborts the process."""
+    """The thread that runs `produce`. It is a daemon, so that a script may exit while a stream is open. `_cancel_all`
+    then ends it in order: Python would kill a daemon thread anywhere, and inside PyTorch that aborts the process."""
 
     def __init__(self, produce: Callable[[Emit], Any], channel: _Channel) -> None:
         super().__init__(name="lamina-stream", daemon=True)
         self.channel = channel
         self._produce: Callable[[Emit], Any] | None = produce
-        self._place = _place()
+        self._run_like_caller = _run_like_caller()
 
     def run(self) -> None:
-        produce, self._produce = self._produce, None  # kept no longer than it runs
+        produce, self._produce = self._produce, None  # or the thread object would keep its closure alive
         assert produce is not None
         try:
-            result = self._place(lambda: produce(Emit(self.channel)))
+            result = self._run_like_caller(lambda: produce(Emit(self.channel)))
         except Cancelled:
             self.channel.end()
         except BaseException as error:
@@ -309,8 +313,8 @@ class _Producer(threading.Thread):
 
 
 @atexit.register
-def _end_all() -> None:
-    """Cancels every running producer and waits for it."""
+def _cancel_all() -> None:
+    """Cancels and joins every running producer."""
     producers = [thread for thread in threading.enumerate() if isinstance(thread, _Producer)]
     for producer in producers:
         producer.channel.cancel(started=True)
@@ -318,9 +322,9 @@ def _end_all() -> None:
         producer.join()
 
 
-def _place() -> Callable[[Callable[[], Any]], Any]:
-    """Runs something with the context and the current CUDA stream (so also device) of the thread that asked for it:
-    what that thread has launched before, on a cache say, comes first."""
+def _run_like_caller() -> Callable[[Callable[[], Any]], Any]:
+    """A function that runs its argument in another thread with this thread's context variables and current CUDA stream
+    (which implies the device), so that it is ordered after kernels that this thread has launched on a cache."""
     context = contextvars.copy_context()
     stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
 

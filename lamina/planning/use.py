@@ -20,7 +20,7 @@ from lamina.cache.ops.reserve import grow
 from lamina.cache.pool.pool import Pool
 from lamina.cache.summary import Line, lines
 from lamina.errors import CapacityError, InputError
-from lamina.generation.room import soon
+from lamina.generation.room import initial_room
 from lamina.model import Model
 from lamina.planning.context import set_clock
 from lamina.planning.held import AllocationMeter, Rehearsal
@@ -103,7 +103,7 @@ def lay_out(model: Model, use: Use) -> tuple[Cache, int]:
         if use.source is not None:
             _attach(cache, use.source)
         if use.reserve:
-            cache.reserve(soon(use.read, use.length - use.read), most=use.length)
+            cache.reserve(initial_room(use.read, use.length - use.read), most=use.length)
         _grow(cache, use)
         cache._kept_logits(model.vocab, model.dtype)
         if cache.pages is not None:

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from lamina.generation.prompt import ragged
+from lamina.generation.prompt import from_padded
 from tests.families.cases import ALL, FIRST
 from tests.families.harness import (
     TOLERANCE,
@@ -65,7 +65,7 @@ def test_a_left_padded_batch_with_its_mask_equals_each_row_alone(family: str, na
     mask = torch.ones_like(ids)
     for row, padding in enumerate([0, 4, 17]):
         mask[row, :padding] = 0
-    prompt = ragged(ids, mask)
+    prompt = from_padded(ids, mask)
     cache = ours.new_cache(rows=3)
     last = ours(prompt.ids, cache=cache, counts=prompt.counts, logits="last")
     for row in range(3):

@@ -19,7 +19,7 @@ import lamina
 from lamina.attention import Full
 from lamina.cache import Source, Step
 from lamina.errors import InputError
-from lamina.generation.prompt import from_rows, ragged
+from lamina.generation.prompt import from_padded, from_rows
 from lamina.models.t5 import LARGEST, T5
 from lamina.nn import RelativeBias
 from tests.families.harness import TOLERANCE, random_cuts, random_ids, relative, run_in_pieces, run_ragged
@@ -154,7 +154,7 @@ def test_a_left_padded_source_with_its_mask_equals_each_row_alone() -> None:
     mask = torch.ones_like(ids)
     for row, padding in enumerate([0, 4, 17]):
         mask[row, :padding] = 0
-    prompt = ragged(ids, mask)
+    prompt = from_padded(ids, mask)
     found = ours(torch.stack(targets), cache=ours.new_cache(3, source=ours.encode(prompt.ids, prompt.counts)))
     check(theirs, found, [row[keep.bool()] for row, keep in zip(ids, mask, strict=True)], targets)
 

@@ -15,9 +15,9 @@ from transformers import LlamaConfig
 
 from lamina.config import Config
 from lamina.generation.prompt import from_rows
-from lamina.generation.run import Made, Run
+from lamina.generation.run import Run, StrategyOutput
 from lamina.generation.stopping import Stopping
-from lamina.generation.strategies.drafts import Guess
+from lamina.generation.strategies.drafts import Draft
 from lamina.model import Model
 from lamina.models.llama import Llama
 from lamina.sampling.chooser import Chooser
@@ -56,7 +56,7 @@ def begin(model: Model, prompts: list[list[int]], new: int, eos: tuple[int, ...]
     assert logits is not None
     return Run(
         model, cache, logits, chooser, Stopping([new] * len(prompts), eos), prompt.counts, list(range(len(prompts))),
-        settings(max_new_tokens=new, **more), source=source,
+        settings(max_new_tokens=new, **more), source_ids=source,
     )  # fmt: skip
 
 
@@ -93,21 +93,21 @@ class Oracle:
     """Knows what comes, and says it with probability `luck` (by row: the first again after the last); else something
     else."""
 
-    def __init__(self, run: Run, truth: Made, *luck: float) -> None:
+    def __init__(self, run: Run, truth: StrategyOutput, *luck: float) -> None:
         self.texts = [text + new for text, new in zip(run.cache.tokens, truth.tokens, strict=True)]
         self.luck, self.rng = luck, random.Random(0)
 
-    def __call__(self, rows: Sequence[int], texts: Sequence[Sequence[int]], most: Sequence[int]) -> Guess:
+    def __call__(self, rows: Sequence[int], texts: Sequence[Sequence[int]], most: Sequence[int]) -> Draft:
         guesses = []
         for row, text, n in zip(rows, texts, most, strict=True):
             n = self.rng.randint(min(n, 1), n)  # ragged, as a draft may be
             coming = self.texts[row][len(text) : len(text) + n]
             luck = self.luck[row % len(self.luck)]
             guesses.append([t if self.rng.random() < luck else (t + 1) % 67 for t in coming])
-        return Guess(guesses)
+        return Draft(guesses)
 
 
-def same(found: Made, truth: Made, run: Run) -> None:
+def same(found: StrategyOutput, truth: StrategyOutput, run: Run) -> None:
     """The same tokens, reasons and caches, which go on in the same way."""
     assert found.tokens == truth.tokens
     assert found.reasons == truth.reasons

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
-from lamina.generation.kept import Kept
 from lamina.generation.prompt import from_rows
-from lamina.generation.run import Made, Run
+from lamina.generation.result import Recorder
+from lamina.generation.run import Run, StrategyOutput
 from lamina.generation.settings.settings import Settings
 from lamina.generation.stopping import Stopping
 from lamina.model import Model
@@ -22,8 +22,8 @@ PROMPTS = [[5, 9, 12, 3, 44, 8, 21, 60, 2, 17], [7], [30, 31, 32]]
 
 
 def run_of(
-    model: Model, prompts: Sequence[Sequence[int]], cache: Cache | None = None, told: Any = None,
-    numbers: Sequence[int] | None = None, **values: Any,
+    model: Model, prompts: Sequence[Sequence[int]], cache: Cache | None = None, on_token: Any = None,
+    row_ids: Sequence[int] | None = None, **values: Any,
 ) -> Run:  # fmt: skip
     """A run with these settings, and the processors that they ask for."""
     settings, prompt = Settings(**values), from_rows(prompts)
@@ -34,12 +34,12 @@ def run_of(
     lengths = cache.clock.sync()
     return Run(
         model, cache, logits, Chooser(chain, settings.do_sample, settings.seed or 0),
-        Stopping.of(settings, lengths, None), lengths, list(numbers or range(len(prompts))), settings, told,
-        kept=Kept.of(settings, len(prompts)),
+        Stopping.of(settings, lengths, None), lengths, list(row_ids or range(len(prompts))), settings, on_token,
+        recorder=Recorder.of(settings, len(prompts)),
     )  # fmt: skip
 
 
-def assert_can_be_continued(model: Model, made: Made, prompts: Sequence[Sequence[int]]) -> None:
+def assert_can_be_continued(model: Model, made: StrategyOutput, prompts: Sequence[Sequence[int]]) -> None:
     """The cache holds each sequence, and goes on from it as an uncached pass does."""
     each = len(made.tokens) // len(prompts)
     whole = [[*prompts[i // each], *tokens] for i, tokens in enumerate(made.tokens)]

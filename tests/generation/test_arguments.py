@@ -25,7 +25,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (dict(whole=1), "whole=1: it must be True, False or None"),
     (dict(prefixes=5), "prefixes=5: it must be a lamina.PrefixStore"),
     (dict(row_ids=5), "row_ids=5: it must be a list of whole numbers, one for each sequence"),
-    (dict(row_ids=[1, 2, 3]), "row_ids has 3 numbers for 2 sequences"),
+    (dict(row_ids=[1, 2, 3]), "row_ids has 3 ids for 2 sequences"),
     (dict(chat_options=5), "chat_options=5: it must be a mapping"),
     (dict(attention_mask="x"), "attention_mask='x': it must be a tensor of 0 and 1"),
     (dict(decoder_attention_mask=5), "decoder_attention_mask=5: it must be a tensor of 0 and 1"),

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lamina.cache import Cache
 from lamina.errors import InputError
-from lamina.generation.kept import Kept
-from lamina.generation.run import Made
+from lamina.generation.result import Recorder
+from lamina.generation.run import StrategyOutput
 from lamina.generation.strategies.beams import beam_search
 from lamina.model import Model
 from tests.families import test_t5
@@ -54,7 +54,9 @@ def theirs_of(theirs: Any, prompt: Sequence[int], **values: Any) -> Any:
     )  # fmt: skip
 
 
-def assert_same(made: Made, kept: Kept | None, row: int, expected: Any, start: int, each: int, beams: int) -> None:
+def assert_same(
+    made: StrategyOutput, kept: Recorder | None, row: int, expected: Any, start: int, each: int, beams: int
+) -> None:
     """The sequences of one prompt are transformers', with their scores, beams, and what they were chosen from."""
     for i in range(each):
         path = [beam for beam in expected.beam_indices[i].tolist() if beam >= 0]
@@ -76,7 +78,9 @@ def test_ragged_prompts_give_what_transformers_gives_for_each_alone(family: str,
     made = beam_search(run)
     each = values.get("num_return_sequences", 1)
     for row, prompt in enumerate(PROMPTS):
-        assert_same(made, run.kept, row, theirs_of(theirs, prompt, **values), len(prompt), each, values["num_beams"])
+        assert_same(
+            made, run.recorder, row, theirs_of(theirs, prompt, **values), len(prompt), each, values["num_beams"]
+        )
     assert_can_be_continued(ours, made, PROMPTS)
 
 
@@ -88,7 +92,7 @@ def test_a_decoder_with_a_source_gives_what_transformers_gives() -> None:
     run = run_of(ours, [[0]] * 3, cache, output_scores=True, output_logits=True, **values)
     made = beam_search(run)
     for row, source in enumerate(rows):
-        assert_same(made, run.kept, row, theirs_of(theirs, source.tolist(), **values), 1, 2, 3)
+        assert_same(made, run.recorder, row, theirs_of(theirs, source.tolist(), **values), 1, 2, 3)
     assert made.cache.tokens == [[0, *tokens] for tokens in made.tokens]
 
 
@@ -159,10 +163,10 @@ def test_beam_sampling_draws_without_replacement_by_probability() -> None:
 def test_a_prompt_draws_the_same_beams_alone_and_in_a_batch() -> None:
     model = pair("llama", "grouped")[1]
     values: dict[str, Any] = dict(num_beams=3, num_return_sequences=2, do_sample=True, max_new_tokens=8, seed=3)
-    together = beam_search(run_of(model, PROMPTS, numbers=[4, 2, 7], **values))
-    alone = beam_search(run_of(model, PROMPTS[1:2], numbers=[2], **values))
+    together = beam_search(run_of(model, PROMPTS, row_ids=[4, 2, 7], **values))
+    alone = beam_search(run_of(model, PROMPTS[1:2], row_ids=[2], **values))
     assert together.tokens[2:4] == alone.tokens
-    assert together.tokens[:2] != beam_search(run_of(model, PROMPTS[:1], numbers=[5], **values)).tokens
+    assert together.tokens[:2] != beam_search(run_of(model, PROMPTS[:1], row_ids=[5], **values)).tokens
 
 
 # -- how it is done ----------------------------------------------------------------------------------------------------
@@ -209,17 +213,17 @@ def test_the_scores_along_a_sequence_add_up_to_its_own() -> None:
     values: dict[str, Any] = dict(num_beams=4, num_return_sequences=4, eos_token_id=(11, 40), max_new_tokens=9)
     run = run_of(model, PROMPTS, output_scores=True, logprobs=2, length_penalty=0.7, **values)
     made = beam_search(run)
-    assert run.kept is not None and run.kept.scores is not None
+    assert run.recorder is not None and run.recorder.scores is not None
     for row, (tokens, score) in enumerate(zip(made.tokens, made.more["sequences_scores"], strict=True)):
-        total = float(torch.stack(run.kept.scores[row])[range(len(tokens)), tokens].sum())
-        assert total == pytest.approx(sum(one.logprob for one in run.kept.logprobs[row]), abs=1e-4)
+        total = float(torch.stack(run.recorder.scores[row])[range(len(tokens)), tokens].sum())
+        assert total == pytest.approx(sum(one.logprob for one in run.recorder.logprobs[row]), abs=1e-4)
         assert score == pytest.approx(total / len(tokens) ** 0.7, abs=1e-4)
 
 
 def test_reasons_and_listeners_hear_of_the_returned_sequences() -> None:
     model, heard = pair("llama", "grouped")[1], []
     values: dict[str, Any] = dict(num_beams=3, num_return_sequences=2, eos_token_id=MANY, max_new_tokens=6)
-    run = run_of(model, PROMPTS, told=lambda *event: heard.append(event), **values)
+    run = run_of(model, PROMPTS, on_token=lambda *event: heard.append(event), **values)
     made = beam_search(run)
     assert made.reasons == ["eos" if tokens[-1] in values["eos_token_id"] else "length" for tokens in made.tokens]
     assert set(made.reasons) == {"eos", "length"}

@@ -36,7 +36,7 @@ def fed(model: Model, rows: list[list[int]], slack: int) -> Any:
 def begun(cache: Cache, prompts: list[list[int]], whole: bool | None = True) -> tuple[list[int], list[list[int]]]:
     """Makes the cache ready; how much of each prompt it holds, and what is left to feed."""
     plan = continuation(cache, prompts, whole)
-    plan.begin(cache)
+    plan.apply(cache)
     return plan.reused, plan.rest
 
 
@@ -360,7 +360,7 @@ def test_a_failed_turn_leaves_the_conversation_as_it_was() -> None:
 
 def test_chats_refuse_what_cannot_be() -> None:
     model = reader()
-    with pytest.raises(InputError, match="no tokenizer, so there is nothing to chat with"):
+    with pytest.raises(InputError, match="no tokenizer, which a chat needs"):
         Chat(pair("llama", "grouped")[1])
     with pytest.raises(InputError, match="T5 reads a source and cannot chat"):
         t5 = t5_pair(T5_FIRST)[1]
@@ -369,13 +369,15 @@ def test_chats_refuse_what_cannot_be() -> None:
             Chat(t5)
         finally:
             t5.tokenizer = None
+    with pytest.raises(InputError, match=r"cache must be a cache of one row, .*, not 5"):
+        Chat(model, cache=5)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"a chat has one row, and the cache has 2: give cache.select\(\[row\]\)"):
         Chat(model, cache=model.new_cache(2))
     with pytest.raises(InputError, match="there is no parameter 'max_tokens'; the nearest known one is"):
         Chat(model, max_tokens=3)
-    with pytest.raises(InputError, match="num_return_sequences=2: a chat goes on from one answer"):
+    with pytest.raises(InputError, match="num_return_sequences=2: a chat continues one answer"):
         Chat(model, num_return_sequences=2, do_sample=True)
-    with pytest.raises(InputError, match="use_cache=False: a chat goes on from its cache"):
+    with pytest.raises(InputError, match="use_cache=False: a chat continues its cache"):
         Chat(model, use_cache=False)
     chat = Chat(model)
     open_stream = chat.stream("a")

@@ -192,7 +192,7 @@ def test_embedded_prompts_equal_ids_and_go_on(family: str) -> None:
     assert made(model, None, cache=result.cache.fork()).tokens == scratch(model, expected.cache.tokens)
     more = [model.embed(torch.tensor([row]))[0] for row in MORE]
     assert made(model, None, inputs_embeds=more, cache=result.cache).tokens == scratch(model, rows)
-    with pytest.raises(InputError, match="embeddings cannot be compared with what the cache holds"):
+    with pytest.raises(InputError, match="embeddings cannot be compared with the tokens of the cache"):
         made(model, None, inputs_embeds=more, cache=result.cache, whole=True)
 
 
@@ -212,7 +212,7 @@ def test_drafts_and_guidance_continue_a_cache_as_from_scratch() -> None:
 def test_guidance_says_what_it_cannot_lead_away_from() -> None:
     model = model_of("llama")
     embeds = [model.embed(torch.tensor([row]))[0] for row in PROMPTS]
-    with pytest.raises(InputError, match="the last token, and that was embedded: give a negative_prompt"):
+    with pytest.raises(InputError, match="the prompt's last token, and that was embedded: give a negative_prompt"):
         made(model, None, inputs_embeds=embeds, guidance_scale=2.0)
     led = made(model, None, inputs_embeds=embeds, guidance_scale=2.0, negative_prompt=[[4]])
     assert led.tokens == scratch(model, PROMPTS, guidance_scale=2.0, negative_prompt=((4,),))
@@ -239,9 +239,7 @@ def test_a_decoder_goes_on_with_its_source_and_starts_anew_with_another() -> Non
         assert result.tokens == alone(sources, added(begun, MORE))
         assert result.reused == [len(row) if whole is not False else 0 for row in begun]
     assert made(model, None, cache=first.cache.fork()).tokens == alone(sources, begun)
-    with pytest.raises(
-        InputError, match="encoder_no_repeat_ngram_size=2 looks at the source's ids, and none were given"
-    ):
+    with pytest.raises(InputError, match="encoder_no_repeat_ngram_size=2 reads the source's ids, and none were given"):
         made(model, None, cache=first.cache, encoder_no_repeat_ngram_size=2)
     anew = made(model, others, decoder_input_ids=begun, cache=first.cache)
     assert anew.tokens == alone(others, begun) and anew.reused == [0, 0, 0]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lamina.errors import InputError
-from lamina.generation.introspect import look_inside
+from lamina.generation.introspect import introspect
 from lamina.generation.strategies.contrastive import contrastive_search
 from tests.families.cases import FIRST
 from tests.families.harness import pair
@@ -69,7 +69,7 @@ def test_every_kind_of_layer_gives_what_whole_passes_give(kind: str) -> None:
             own = model.new_cache(1, source=None if source is None else model.encode(sources[row : row + 1]))
             logits = model([ids], cache=own, logits="last")
             assert logits is not None
-            return logits[0], look_inside(own).hidden[0][-1].float()
+            return logits[0], introspect(own).hidden[0][-1].float()
 
         assert made.tokens[row] == by_definition(run, prompt, 6, 3, 0.7)
 
@@ -101,7 +101,7 @@ def test_rows_end_by_themselves_and_are_told_of() -> None:
     whole = contrastive_search(run_of(model, PROMPTS, **values)).tokens
     ends = (whole[1][2],)
     made = contrastive_search(
-        run_of(model, PROMPTS, told=lambda *event: heard.append(event), eos_token_id=ends, **values)
+        run_of(model, PROMPTS, on_token=lambda *event: heard.append(event), eos_token_id=ends, **values)
     )
     for row, tokens in enumerate(whole):
         cut = tokens.index(ends[0]) + 1 if ends[0] in tokens else len(tokens)

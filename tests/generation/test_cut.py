@@ -11,8 +11,7 @@ import torch
 import lamina
 from lamina.cache import Cache
 from lamina.errors import CapacityError, PagesError
-from lamina.generation import Event, Result
-from lamina.generation import entry as loop
+from lamina.generation import Event, Result, call
 from lamina.generation.chat import Chat
 from lamina.model import Model
 from tests.generation.rows import PROMPTS, added, held, made, model_of
@@ -189,7 +188,7 @@ def test_a_chat_whose_pool_runs_dry_stays_as_it_was_and_goes_on() -> None:
 def test_a_capacity_that_is_reached_in_the_middle_gives_what_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused before the first token; here somebody was wrong about that."""
     model = model_of("llama")
-    monkeypatch.setattr(loop, "make_room", lambda *given: None)
+    monkeypatch.setattr(call, "make_room", lambda *given: None)
     cache = model.new_cache(3, capacity=15)
     with pytest.raises(CapacityError, match=r"There was no room after 12 new tokens: row 0 holds 15 tokens") as error:
         made(model, PROMPTS, NEW, cache=cache)

@@ -90,7 +90,7 @@ def test_rows_end_by_themselves_and_sampling_draws_from_the_contrast() -> None:
     values: dict[str, Any] = dict(dola_layers="low", max_new_tokens=8, do_sample=True, seed=4)
     drawn = dola(run_of(model, PROMPTS, **values)).tokens
     assert drawn != whole
-    assert drawn[1:2] == dola(run_of(model, PROMPTS[1:2], numbers=[1], **values)).tokens
+    assert drawn[1:2] == dola(run_of(model, PROMPTS[1:2], row_ids=[1], **values)).tokens
 
 
 class Depth:
@@ -124,7 +124,7 @@ def test_low_and_high_name_every_second_layer_of_a_half(depth: int, tied: bool, 
 
 def test_layers_that_are_not_there_are_refused() -> None:
     for wrong in ((2,), (-1,), (), "middle"):
-        with pytest.raises(InputError, match=r"dola_layers=.* layers from 0 .* to 1, the last layer 2"):
+        with pytest.raises(InputError, match=r"dola_layers=.* layers from 0 .* to 1; .* with the last layer 2"):
             premature_layers(toy("full"), wrong)
 
 

@@ -30,7 +30,7 @@ def goes_on(model: Model, cache: Cache) -> None:
 WRONG: list[tuple[dict[str, Any], str]] = [
     (dict(prompts=[[1], [67], [2]]), "id 67 at row 1"),
     (dict(prompts=[[1], [2]]), "2 prompts were given, the cache has 3 rows"),
-    (dict(row_ids=[1]), "row_ids has 1 numbers for 3 sequences"),
+    (dict(row_ids=[1]), "row_ids has 1 ids for 3 sequences"),
     (dict(sequence_bias={(99,): 1.0}), "sequence_bias has the id 99"),
     (dict(bad_words_ids=[[99]]), "bad_words_ids has the id 99"),
     (dict(temperature=0.5), "it changes only what is drawn"),

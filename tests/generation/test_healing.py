@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.tokenization_python import ExtensionsTrie
 
 from lamina.checkpoint import Tokenizer, open_source, packaged_smollm2
-from lamina.generation.strategies.healing import heal, only_healing
+from lamina.generation.strategies.healing import heal, mask_to_healing
 from tests.generation.text import tokenizer
 
 PROMPTS = [
@@ -67,7 +67,7 @@ def test_half_a_character_is_completed() -> None:
 def test_only_healed_rows_are_bound() -> None:
     rows = [heal(tokenizer(), tokenizer().encode("the th")), heal(tokenizer(), tokenizer().encode("<|im_end|>"))]
     scores = torch.randn(2, tokenizer().vocab_size + 5)
-    found = only_healing(scores, rows)
+    found = mask_to_healing(scores, rows)
     assert found[0].isfinite().nonzero()[:, 0].tolist() == rows[0].allowed
     assert torch.equal(found[0, rows[0].allowed], scores[0, rows[0].allowed])
     assert torch.equal(found[1], scores[1])
@@ -108,7 +108,7 @@ def test_the_healed_token_is_that_of_transformers_apart_from_its_favour_for_the_
         with torch.no_grad():
             scores = theirs(torch.tensor([found.ids])).logits[:, -1]
         assert expected[:-1] == found.ids
-        bound = only_healing(scores, [found])
+        bound = mask_to_healing(scores, [found])
         bound[0, ids[-1]] += 1
         assert expected[-1] == int(bound.argmax())
         changed += expected[-1] != ids[-1]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.generation.introspect import look_inside
+from lamina.generation.introspect import introspect
 from tests.families import test_t5
 from tests.families.cases import FIRST
 from tests.families.harness import TOLERANCE, pair, relative
@@ -35,7 +35,7 @@ def theirs_on(theirs: Any, ids: list[int]) -> Any:
 @every_family
 def test_hidden_states_of_ragged_rows_are_transformers(family: str, name: str) -> None:
     theirs, ours = pair(family, name)
-    found = look_inside(filled(ours)).hidden
+    found = introspect(filled(ours)).hidden
     for states, prompt in zip(found, PROMPTS, strict=True):
         expected = theirs_on(theirs, prompt).hidden_states
         if "Mamba" in type(theirs).__name__:  # whose list begins after the first block
@@ -48,7 +48,7 @@ def test_hidden_states_of_ragged_rows_are_transformers(family: str, name: str) -
 @every_family
 def test_attentions_of_ragged_rows_are_transformers(family: str, name: str) -> None:
     theirs, ours = pair(family, name)
-    found = look_inside(filled(ours), hidden=False, attentions=True).attentions
+    found = introspect(filled(ours), hidden=False, attentions=True).attentions
     for attended, prompt in zip(found, PROMPTS, strict=True):
         expected = [one for one in getattr(theirs_on(theirs, prompt), "attentions", ()) if one is not None]
         assert len(attended) == len(expected)
@@ -62,7 +62,7 @@ def test_a_decoder_with_a_source_has_hidden_states_and_both_attentions() -> None
     sources, targets = test_t5.random_rows([9, 2], seed=3), test_t5.random_rows([4, 7], seed=5)
     cache = ours.new_cache(2, source=test_t5.encode_rows(ours, sources))
     ours(torch.nn.utils.rnn.pad_sequence(targets, batch_first=True), cache=cache, counts=[4, 7])
-    found = look_inside(cache, attentions=True)
+    found = introspect(cache, attentions=True)
     for row, (source, target) in enumerate(zip(sources, targets, strict=True)):
         with torch.no_grad():
             out = theirs(
@@ -98,7 +98,7 @@ def test_a_pass_with_a_cache_records_what_the_whole_pass_does(kind: str) -> None
         model.forward(piece, step, hidden=range(len(model.blocks) + 1))
         step.commit()
         steps.append((step, attended))
-    whole = look_inside(cache, attentions=True)
+    whole = introspect(cache, attentions=True)
     for row in range(2):
         for layer in range(len(model.blocks) + 1):
             found = torch.cat([step.hidden[layer][row] for step, _ in steps])
@@ -146,7 +146,7 @@ def test_rows_that_were_given_embeddings_are_refused() -> None:
     model(random_ids(2, 3), cache=cache)
     model(embeds=model.embed(random_ids(2, 1)), cache=cache, counts=[0, 1])
     with pytest.raises(InputError, match=r"token 3 of row 1 was given as an embedding, and whole rows .* give ids"):
-        look_inside(cache)
+        introspect(cache)
 
 
 @pytest.mark.parametrize("way", [{}, {"num_beams": 2, "num_return_sequences": 2}, {"use_cache": False}])

@@ -58,7 +58,7 @@ def test_the_types_of_settings_are_those_of_their_declarations(file: str) -> Non
 
 
 def test_what_belongs_to_one_call_is_what_generate_takes_besides() -> None:
-    own = inspect.signature(loop._prepared).parameters
+    own = inspect.signature(loop._prepare).parameters
     assert set(CALL) == set(CallOptions.__annotations__) - set(Options.__annotations__)
     assert {"model", "prompts", "max_new_tokens", *CALL, "options"} == set(own)
     for name in CALL:

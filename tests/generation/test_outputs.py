@@ -73,7 +73,7 @@ def test_what_was_not_asked_for_says_how_to_ask(model: Model) -> None:
     for name, text in (
         ("scores", "output_scores=True"),
         ("logits", "output_logits=True"),
-        ("logprobs", "logprobs=0, or =5"),
+        ("logprobs", "logprobs=0, or with logprobs=5"),
         ("text", "no tokenizer: read result.tokens"),
     ):
         with pytest.raises(InputError, match=text):

@@ -330,7 +330,7 @@ def test_explain_names_the_kind_of_layer_that_limits_a_hit_and_is_right_about_it
     other = [*prompt[:12], (prompt[12] + 1) % model.vocab]
     assert store.explain(other) == (
         "0 of 13 tokens would be reused. The nearest of 1 sequence (20 tokens) differs at position 12: wanted "
-        f"{other[12]}, held {prompt[12]}. It cannot be taken back to 12 tokens, only to 20 or more: {kinds} When this "
+        f"{other[12]}, held {prompt[12]}. It cannot be rewound to 12 tokens, only to 20 or more: {kinds} When this "
         "prompt is fed, the state after 12 tokens is kept."
     )
     fed(store, [other])
@@ -363,8 +363,10 @@ def test_what_a_store_cannot_serve_is_refused() -> None:
         model.generate(inputs_embeds=model.embed(torch.tensor([[1, 2]])), max_new_tokens=2, prefixes=store)
     with pytest.raises(InputError, match="T5 reads a source"):
         PrefixStore(test_t5.pair(test_t5.FIRST)[1], PLENTY)
-    with pytest.raises(InputError, match="bytes=0"):
-        lamina.PrefixStore(model, bytes=0)
-    with pytest.raises(InputError, match="worth=0"):
-        lamina.PrefixStore(model, bytes=1, worth=0)
+    for bytes in (0, "2 GiB"):
+        with pytest.raises(InputError, match=f"bytes={bytes!r}: it must be a number of bytes, at least 1"):
+            lamina.PrefixStore(model, bytes=bytes)  # type: ignore[arg-type]
+    for worth in (0, None):
+        with pytest.raises(InputError, match=f"worth={worth}: it must be a number of tokens, at least 1"):
+            lamina.PrefixStore(model, bytes=1, worth=worth)  # type: ignore[arg-type]
     assert len(store) == 0

@@ -181,7 +181,7 @@ def test_a_padded_source_may_hold_anything_where_it_is_padded(t5: Model) -> None
         ({"prompts": torch.zeros(2, 3, 4).long()}, r"prompt ids must be \[B, T\] or \[T\], not \[2, 3, 4\]"),
         ({"prompts": [{"content": "a"}]}, "message 0 of a chat must be like"),
         ({"prompts": [[1]], "attention_mask": torch.ones(1, 1)}, "an attention_mask belongs to a tensor of ids"),
-        ({"attention_mask": torch.ones(1, 1)}, "no prompt that it belongs to"),
+        ({"attention_mask": torch.ones(1, 1)}, "an attention_mask was given without a prompt"),
         (
             {"prompts": torch.ones(1, 3).long(), "attention_mask": torch.ones(1, 2)},
             r"attention_mask is \[1, 2\], the ids are \[1, 3\]",
@@ -196,7 +196,7 @@ def test_a_padded_source_may_hold_anything_where_it_is_padded(t5: Model) -> None
             {"inputs_embeds": torch.ones(1, 3, 32), "prompts": [[1, 2]]},
             r"the prompts name \[2\] ids and inputs_embeds hold \[3\] tokens",
         ),
-        ({"prompts": [[1]], "decoder_input_ids": [[1]]}, "decoder_input_ids are for models that read a source"),
+        ({"prompts": [[1]], "decoder_input_ids": [[1]]}, "decoder_input_ids are for encoder–decoder models"),
     ],
 )
 def test_bad_prompts_are_refused(model: Model, given: dict[str, Any], text: str) -> None:

@@ -12,9 +12,9 @@ from lamina.cache.layers.base import grown
 from lamina.cache.summary import lines
 from lamina.errors import CapacityError
 from lamina.generation import room
-from lamina.generation.room import SOON
+from lamina.generation.room import INITIAL_NEW
 from lamina.generation.strategies import contrastive
-from lamina.planning.held import Held
+from lamina.planning.held import AllocationMeter
 from tests.generation.rows import PROMPTS, every_family, held, made, model_of
 from tests.generation.test_context import STRATEGIES
 from tests.laws.toys import toy
@@ -27,12 +27,12 @@ MOST = 2_000_000
 def test_tokens_that_are_never_made_take_no_memory(name: str) -> None:
     model, settings = model_of("llama"), STRATEGIES[name] | dict(beyond_context=True)
     taken = {}
-    for most in (SOON, MOST):
-        with Held() as counted:
+    for most in (INITIAL_NEW, MOST):
+        with AllocationMeter() as counted:
             result = made(model, PROMPTS, most, stop=lambda row, tokens, text: len(tokens) == 3, **settings)
         assert result.reasons == ["stop"] * len(result.tokens) and len(result.tokens[0]) == 3
         taken[most] = counted.most
-    assert taken[MOST] < 1.05 * taken[SOON]  # garbage that Python has not collected yet aside
+    assert taken[MOST] < 1.05 * taken[INITIAL_NEW]  # garbage that Python has not collected yet aside
 
 
 def test_a_prefix_store_a_pool_and_a_continued_cache_take_none_either() -> None:
@@ -48,8 +48,8 @@ def test_a_prefix_store_a_pool_and_a_continued_cache_take_none_either() -> None:
         lambda: dict(cache=held("llama")), lambda: dict(cache=model.new_cache(3, residence="host")),
     ):  # fmt: skip
         taken = []
-        for most in (SOON, MOST):
-            with Held() as counted:
+        for most in (INITIAL_NEW, MOST):
+            with AllocationMeter() as counted:
                 run(most, **given())
             taken.append(counted.most)
         assert taken[1] < 1.05 * taken[0]
@@ -58,7 +58,7 @@ def test_a_prefix_store_a_pool_and_a_continued_cache_take_none_either() -> None:
 @every_family
 def test_a_cache_that_grows_in_the_middle_gives_the_same_tokens(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, expected = model_of(family), made(model_of(family), PROMPTS, 30)
-    monkeypatch.setattr(room, "SOON", 5)
+    monkeypatch.setattr(room, "INITIAL_NEW", 5)
     result = made(model, PROMPTS, 30)
     assert result.tokens == expected.tokens and result.cache.tokens == expected.cache.tokens
     assert lines(result.cache) == lines(expected.cache)  # it grew to what was asked for, and no further
@@ -68,7 +68,7 @@ def test_a_cache_that_grows_in_the_middle_gives_the_same_tokens(family: str, mon
 def test_every_strategy_grows_its_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, settings = model_of("llama"), STRATEGIES[name]
     expected = made(model, PROMPTS, 28, **settings)
-    monkeypatch.setattr(room, "SOON", 3)
+    monkeypatch.setattr(room, "INITIAL_NEW", 3)
     assert made(model, PROMPTS, 28, **settings).tokens == expected.tokens
 
 
@@ -86,17 +86,17 @@ def test_growth_doubles_and_stops_at_what_is_expected() -> None:
 
 
 def test_contrastive_search_keeps_as_many_directions_as_there_are_tokens() -> None:
-    context = contrastive.Context(torch.randn(2, 3, 4), [3, 1])
+    context = contrastive.PastStates(torch.randn(2, 3, 4), [3, 1])
     for n in range(9):
         context.add(torch.randn(2, 4))
-        assert context.lengths.tolist() == [4 + n, 2 + n] and context.room.shape[1] <= 2 * (4 + n)
+        assert context.lengths.tolist() == [4 + n, 2 + n] and context.states.shape[1] <= 2 * (4 + n)
 
 
 @pytest.mark.parametrize(("family", "prompt", "new"), [("llama", 5, 40), ("gemma2", 5, 40), ("falcon_h1", 20, 3)])
 def test_a_plan_is_what_generate_leaves(family: str, prompt: int, new: int, monkeypatch: pytest.MonkeyPatch) -> None:
     subject, ids = model(family), [[7] * prompt] * 2
-    for soon in (8, SOON):
-        monkeypatch.setattr(room, "SOON", soon)
+    for soon in (8, INITIAL_NEW):
+        monkeypatch.setattr(room, "INITIAL_NEW", soon)
         for where in ("device", "host"):
             cache = subject.generate(ids, new, eos_token_id=(), cache=subject.new_cache(2, residence=where)).cache
             plan = lamina.plan(

@@ -118,7 +118,7 @@ def test_several_sequences_of_a_prompt_are_rows_of_their_own(model: Model) -> No
     found = sampled(model, PROMPTS[:2], num_return_sequences=3, row_ids=numbers)
     assert found.tokens == [one.tokens[0] for one in alone]
     assert found.tokens[4] == found.tokens[5]
-    with pytest.raises(InputError, match="row_ids has 2 numbers for 6 sequences: give one for each"):
+    with pytest.raises(InputError, match="row_ids has 2 ids for 6 sequences: give one for each"):
         sampled(model, PROMPTS[:2], num_return_sequences=3, row_ids=[1, 2])
 
 

@@ -16,10 +16,11 @@ from torch import Tensor
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from lamina.errors import InputError
-from lamina.generation.run import Run, one_by_one
+from lamina.generation.run import Run
 from lamina.generation.stopping import Stopping
-from lamina.generation.strategies.drafts import Assistant, Draft, Guess, Lookup, Schedule, draft_of, early_exit
-from lamina.generation.strategies.speculation import speculate
+from lamina.generation.strategies.drafts import Assistant, Draft, Drafter, DraftLengths, PromptLookup, early_exit
+from lamina.generation.strategies.plain import decode_plain
+from lamina.generation.strategies.speculation import drafter_of, speculate
 from lamina.model import Model
 from lamina.sampling.chooser import Chooser
 from lamina.sampling.history import History
@@ -33,7 +34,7 @@ from tests.generation.drafted import FAMILIES, PROMPTS, Oracle, again, begin, li
 def test_every_family_gives_the_greedy_tokens_with_drafts_right_never_sometimes_and_always(family: str) -> None:
     for rows in (1, 8):
         run = begin(model_of(family), ragged(rows, seed=rows), 18)
-        truth = one_by_one(again(run))
+        truth = decode_plain(again(run))
         found = speculate(again(run), Oracle(run, truth, 0.7, 1, 0, 0.5))
         same(found, truth, run)
         stats = found.more["speculation"]
@@ -47,11 +48,11 @@ def test_every_family_gives_the_greedy_tokens_with_drafts_right_never_sometimes_
 def test_an_assistant_of_every_family_stays_in_step_and_the_tokens_are_the_greedy_ones(family: str) -> None:
     model = model_of(family)
     run = begin(model, PROMPTS, 14, prefill_chunk=4)
-    truth = one_by_one(again(run))
+    truth = decode_plain(again(run))
     assistant = like(model, 0.3)
     run_with = again(run, assistant_model=assistant)
-    draft, schedule = draft_of(run_with)
-    found = speculate(run_with, checked(draft, assistant, run), schedule)
+    draft, lengths = drafter_of(run_with)
+    found = speculate(run_with, checked(draft, assistant, run), lengths)
     same(found, truth, run)
     assert 0 < found.more["speculation"].acceptance_rate < 1
 
@@ -60,25 +61,25 @@ def test_an_assistant_of_every_family_stays_in_step_and_the_tokens_are_the_greed
 def test_an_early_exit_of_every_family_stays_in_step_and_the_tokens_are_the_greedy_ones(family: str) -> None:
     model = model_of(family)
     run = begin(model, PROMPTS, 12)
-    truth = one_by_one(again(run))
+    truth = decode_plain(again(run))
     run_with = again(run, assistant_early_exit=1, num_assistant_tokens=3)
-    draft, schedule = draft_of(run_with)
+    draft, lengths = drafter_of(run_with)
     assert isinstance(draft, Assistant)
     assert len(draft.cache.layers) == 1 and len(model.blocks) > 1
-    found = speculate(run_with, checked(draft, draft.model, run), schedule)
+    found = speculate(run_with, checked(draft, draft.model, run), lengths)
     same(found, truth, run)
 
 
-def checked(draft: Draft, assistant: Model, run: Run) -> Draft:
+def checked(draft: Drafter, assistant: Model, run: Run) -> Drafter:
     """The draft, if it guesses what the assistant says in uncached passes over the whole text."""
 
-    def ask(rows: Sequence[int], texts: Sequence[Sequence[int]], most: Sequence[int]) -> Guess:
+    def ask(rows: Sequence[int], texts: Sequence[Sequence[int]], most: Sequence[int]) -> Draft:
         guess = draft(rows, texts, most)
         for row, text, n, tokens in zip(rows, texts, most, guess.tokens, strict=True):
             assert len(tokens) == n
             source = None
-            if run.source is not None:
-                source = assistant.encode(run.source[row, run.source[row] >= 0][None])
+            if run.source_ids is not None:
+                source = assistant.encode(run.source_ids[row, run.source_ids[row] >= 0][None])
             logits = assistant(torch.tensor([[*text, *tokens]]), source=source)
             assert logits is not None
             assert logits[0, len(text) - 1 : -1].argmax(dim=-1).tolist() == tokens
@@ -97,12 +98,12 @@ def test_the_model_as_its_own_assistant_is_always_right() -> None:
 
 def test_rows_that_end_inside_accepted_guesses_hold_only_what_comes_before_that() -> None:
     run = begin(model_of("gemma2"), ragged(6), 30)
-    free = one_by_one(again(run))
+    free = decode_plain(again(run))
     run.stopping = Stopping([30] * 6, {free.tokens[0][7], free.tokens[3][11], free.tokens[4][0]})
-    truth = one_by_one(again(run))
+    truth = decode_plain(again(run))
     assert "eos" in truth.reasons
     told: list[tuple[int, int, str | None]] = []
-    run.told = lambda *event: told.append(event)
+    run.on_token = lambda *event: told.append(event)
     for luck in (1.0, 0.7):
         told.clear()
         same(speculate(again(run, num_assistant_tokens=6), Oracle(run, free, luck)), truth, run)
@@ -114,7 +115,7 @@ def test_rows_that_end_inside_accepted_guesses_hold_only_what_comes_before_that(
 def test_a_cache_with_just_enough_room_is_enough() -> None:
     prompts = [row[:9] for row in PROMPTS]
     run = begin(model_of("llama"), prompts, 16, capacity=9 + 16)
-    truth = one_by_one(again(run))
+    truth = decode_plain(again(run))
     found = speculate(again(run, max_new_tokens=None), Oracle(run, truth, 1.0))
     assert found.tokens == truth.tokens and found.cache.tokens == truth.cache.tokens
     assert max(found.cache.lengths) == found.cache.limit
@@ -125,7 +126,7 @@ def test_an_assistant_with_fewer_positions_drafts_as_far_as_they_go() -> None:
     assistant = like(run.model, 0.0)
     assistant.max_positions = 14
     found = speculate(again(run, assistant_model=assistant))
-    same(found, one_by_one(again(run)), run)
+    same(found, decode_plain(again(run)), run)
     assert found.more["speculation"].drafted == [4, 4 + 4 + 3, 4 + 4 + 1]  # the last guess is made of 14 tokens
 
 
@@ -146,7 +147,7 @@ def test_lookup_guesses_what_transformers_guesses() -> None:
     rng = random.Random(0)
     for _ in range(60):
         longest, most, text = rng.randint(1, 4), rng.randint(1, 6), [rng.randrange(4) for _ in range(2)]
-        ours = Lookup(longest)
+        ours = PromptLookup(longest)
         theirs = PromptLookupCandidateGenerator(
             num_output_tokens=most, max_matching_ngram_size=longest, max_length=1000
         )
@@ -188,7 +189,7 @@ def test_processors_at_every_place_see_the_tokens_before_it_and_no_wrong_ones() 
     run = begin(model_of("llama"), ragged(5, seed=3), 20)
     for processors in ((NoRecent([]),), (Penalty(),), (Penalty(), lambda scores, history: scores.roll(1, dims=1))):
         run.chooser = Chooser(processors)
-        truth = one_by_one(again(run))
+        truth = decode_plain(again(run))
         if isinstance(processors[0], NoRecent):
             processors[0].texts.extend(p + t for p, t in zip(run.cache.tokens, truth.tokens, strict=True))
         same(speculate(again(run), Oracle(run, truth, 0.7)), truth, run)
@@ -203,25 +204,25 @@ def test_processors_at_every_place_see_the_tokens_before_it_and_no_wrong_ones() 
 
 
 def test_a_schedule_learns_for_each_row_by_itself() -> None:
-    schedule = Schedule(2, 5, "heuristic")
-    schedule.learn(0, 5, 5)
-    schedule.learn(1, 5, 4)
-    assert schedule.lengths == [7, 4]
+    lengths = DraftLengths(2, 5, "heuristic")
+    lengths.update(0, 5, 5)
+    lengths.update(1, 5, 4)
+    assert lengths.lengths == [7, 4]
     for _ in range(40):
-        schedule.learn(0, 7, 7)
-        schedule.learn(1, 4, 0)
-    assert schedule.lengths == [schedule.most, 1]
-    schedule.learn(1, 0, 0)
-    assert schedule.lengths[1] == 1
-    constant = Schedule(1, 5)
-    constant.learn(0, 5, 5)
+        lengths.update(0, 7, 7)
+        lengths.update(1, 4, 0)
+    assert lengths.lengths == [lengths.most, 1]
+    lengths.update(1, 0, 0)
+    assert lengths.lengths[1] == 1
+    constant = DraftLengths(1, 5)
+    constant.update(0, 5, 5)
     assert constant.lengths == [5] and constant.most == 5
 
 
 def test_a_learning_schedule_gives_the_greedy_tokens_with_few_passes() -> None:
     model = model_of("mamba2")
     run = begin(model, PROMPTS, 40)
-    truth = one_by_one(again(run))
+    truth = decode_plain(again(run))
     changes = dict(assistant_model=model, num_assistant_tokens=1)
     found = speculate(again(run, num_assistant_tokens_schedule="heuristic", **changes))
     same(found, truth, run)
@@ -244,7 +245,7 @@ def test_a_threshold_ends_a_draft_after_the_token_that_is_below_it() -> None:
 @pytest.mark.parametrize("family", ["llama", "gemma2", "falcon_h1"])
 def test_after_an_error_the_cache_holds_its_committed_tokens_and_can_be_continued(family: str) -> None:
     run = begin(model_of(family), PROMPTS, 20)
-    truth = one_by_one(again(run))
+    truth = decode_plain(again(run))
 
     def fails_at(n: int, call: Callable[..., Any]) -> Callable[..., Any]:
         calls = iter(range(n))
@@ -262,7 +263,7 @@ def test_after_an_error_the_cache_holds_its_committed_tokens_and_can_be_continue
         (again(run), fails_at(3, oracle)),
         (replace(again(run), chooser=Chooser((fails_at(7, lambda scores, history: scores),))), oracle),
         (replace(again(run), stopping=SimpleNamespace(put=fails_at(17, stopping.put), rows=stopping.rows)), oracle),
-        (replace(again(run), told=fails_at(15, lambda *event: None)), oracle),
+        (replace(again(run), on_token=fails_at(15, lambda *event: None)), oracle),
     ]
     for one, draft in broken:
         with pytest.raises(KeyError, match="in the middle"):
@@ -270,7 +271,7 @@ def test_after_an_error_the_cache_holds_its_committed_tokens_and_can_be_continue
         held = one.cache.tokens
         whole = [p + t for p, t in zip(run.cache.tokens, truth.tokens, strict=True)]
         assert held == [text[: len(part)] for text, part in zip(whole, held, strict=True)]
-        assert any(len(part) > count for part, count in zip(held, run.prompts, strict=True))
+        assert any(len(part) > count for part, count in zip(held, run.prompt_lengths, strict=True))
         following = [text[len(part) : len(part) + 2] for text, part in zip(whole, held, strict=True)]
         logits = one.model([pair[:1] for pair in following], cache=one.cache, logits="last")
         assert logits is not None
@@ -289,20 +290,20 @@ def test_what_cannot_be_used_is_refused_in_words() -> None:
     with pytest.raises(InputError, match="needs assistant_model, prompt_lookup_num_tokens or assistant_early_exit"):
         speculate(again(run))
     with pytest.raises(InputError, match="must be one of constant, heuristic, heuristic_transient, not 'often'"):
-        Schedule(1, 4, "often")
+        DraftLengths(1, 4, "often")
     with pytest.raises(InputError, match="at least 1 token long, not 0"):
-        Schedule(1, 0)
+        DraftLengths(1, 0)
     with pytest.raises(InputError, match="max_matching_ngram_size must be at least 1, not 0"):
-        Lookup(0)
+        PromptLookup(0)
     with pytest.raises(InputError, match="T5, which reads a source, and there are no source ids"):
         speculate(again(run, assistant_model=model_of("t5")))
     cache = model.new_cache(1)
     logits = model(embeds=torch.zeros(1, 3, 32), cache=cache, logits="last")
     assert logits is not None
-    fed = replace(run, cache=cache, logits=logits, prompts=[3], numbers=[0])
+    fed = replace(run, cache=cache, logits=logits, prompt_lengths=[3], row_ids=[0])
     with pytest.raises(InputError, match="row 0 holds embeddings"):
         speculate(again(fed, assistant_model=model))
-    same(speculate(again(fed, prompt_lookup_num_tokens=3)), one_by_one(again(fed)), fed)
+    same(speculate(again(fed, prompt_lookup_num_tokens=3)), decode_plain(again(fed)), fed)
 
 
 def test_an_early_exit_shares_the_weights_and_leaves_the_model_as_it_is() -> None:

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lamina.generation.run import one_by_one
 from lamina.generation.stopping import Stopping
-from lamina.generation.strategies.speculation import settle, speculate
+from lamina.generation.strategies.plain import decode_plain
+from lamina.generation.strategies.speculation import accept_or_replace, speculate
 from lamina.model import Model
 from lamina.sampling.chooser import Chooser
 from lamina.sampling.history import History
@@ -26,7 +26,7 @@ from tests.generation.drafted import PROMPTS, Oracle, again, begin, like, model_
 def test_guesses_without_chance_leave_every_draw_as_it_is(family: str) -> None:
     warm = lambda scores, history: scores * 2  # noqa: E731
     run = begin(model_of(family), PROMPTS, 20, chooser=Chooser((warm,), sample=True, seed=3))
-    truth = one_by_one(again(run))
+    truth = decode_plain(again(run))
     same(speculate(again(run, prompt_lookup_num_tokens=3, max_matching_ngram_size=1)), truth, run)
     found = speculate(again(run), Oracle(run, truth, 0.8))
     same(found, truth, run)
@@ -69,8 +69,8 @@ def test_tokens_drawn_with_an_assistant_have_the_models_distribution(changes: di
     model, assistant, prompt, rows, n = tiny(0), tiny(1), [1, 3, 0], 3000, 4
     one = begin(model, [prompt], n)
     run = replace(
-        one, cache=one.cache.repeat(rows), logits=one.logits.expand(rows, -1), prompts=[len(prompt)] * rows,
-        numbers=list(range(rows)), chooser=Chooser((scaled,), sample=True, seed=11), stopping=Stopping([n] * rows),
+        one, cache=one.cache.repeat(rows), logits=one.logits.expand(rows, -1), prompt_lengths=[len(prompt)] * rows,
+        row_ids=list(range(rows)), chooser=Chooser((scaled,), sample=True, seed=11), stopping=Stopping([n] * rows),
         settings=settings(max_new_tokens=n, assistant_model=assistant, **{"num_assistant_tokens": 3} | changes),
     )  # fmt: skip
     made = speculate(run)
@@ -94,14 +94,18 @@ def test_a_place_is_settled_by_the_models_distribution_whatever_the_guess_was_dr
         scores, drawn = p.expand(N, V), q.expand(N, V)
         guesses = chooser.choose(drawn, numbers, positions, 1)
         for given in (guesses, torch.where(numbers % 2 == 0, guesses, -1)):
-            found, right = settle(chooser, scores, given, drawn, numbers, positions)
+            found, right = accept_or_replace(chooser, scores, given, drawn, numbers, positions)
             assert bool((found == given)[right].all())
             there = p.exp() > 0
             expected = {(id,): float(p.softmax(-1)[id]) for id in range(V) if there[id]}
             assert fits([(id,) for id in found.tolist()], expected)
         overlap = float(torch.minimum(p.softmax(-1), q.softmax(-1)).sum())
         assert (
-            abs(float(settle(chooser, scores, guesses, drawn, numbers, positions)[1].float().mean()) - overlap) < 0.02
+            abs(
+                float(accept_or_replace(chooser, scores, guesses, drawn, numbers, positions)[1].float().mean())
+                - overlap
+            )
+            < 0.02
         )
 
 
@@ -112,6 +116,6 @@ def test_a_row_alone_draws_what_it_draws_in_a_batch() -> None:
     together = speculate(again(run, num_assistant_tokens_schedule="heuristic", **changes))
     for row, prompt in enumerate(PROMPTS):
         alone = begin(model, [prompt], 14, chooser=run.chooser, num_assistant_tokens_schedule="heuristic", **changes)
-        made = speculate(replace(alone, numbers=[row]))
+        made = speculate(replace(alone, row_ids=[row]))
         assert made.tokens[0] == together.tokens[row]
         assert made.more["speculation"] == together.more["speculation"].row(row)

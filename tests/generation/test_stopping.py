@@ -58,7 +58,7 @@ def test_functions_of_the_caller_see_row_tokens_and_text() -> None:
     stopping = Stopping([99, 99], stop=[lambda row, tokens, text: False, stop], tokenizer=tokenizer())
     assert not stopping.on_device
     assert run(stopping, ids, 1) == (len(ids) - 1, "stop")
-    assert stopping.cuts == [None, None]
+    assert stopping.stop_chars == [None, None]
     assert seen[-1] == (1, ids[:-1], "the thing")
     assert run(Stopping([9], stop=[lambda row, tokens, text: text == ""]), [5]) == (1, "stop")
 
@@ -93,7 +93,7 @@ def test_stop_strings_are_found_with_the_token_that_completes_them(text: str, st
     taken, reason = run(stopping, ids)
     if reason is not None:
         whole = tokenizer().decode(ids[:taken])
-        assert stopping.cuts[0] == min(whole.find(one) for one in strings if one in whole)
+        assert stopping.stop_chars[0] == min(whole.find(one) for one in strings if one in whole)
 
 
 def test_a_stop_string_may_be_a_special_token_and_the_text_is_cut_before_it() -> None:
@@ -102,7 +102,7 @@ def test_a_stop_string_may_be_a_special_token_and_the_text_is_cut_before_it() ->
     for strings, cut in ((["<|im_end|>"], 8), (["thing<"], 3), (["ing<|im"], 5), (["|im_start|>th"], 3)):
         stopping = Stopping([99], stop_strings=strings, tokenizer=tokenizer())
         assert run(stopping, ids)[1] == "stop"
-        assert stopping.cuts == [cut]
+        assert stopping.stop_chars == [cut]
 
 
 def test_a_stop_string_is_found_before_the_character_after_it_is_whole() -> None:
@@ -118,7 +118,7 @@ def test_a_stop_string_is_found_before_the_character_after_it_is_whole() -> None
     for string, taken, cut in (("END", 3, 0), ("D", 3, 2), ("ND😀", 6, 1), ("😀", 6, 3)):
         stopping = Stopping([99], stop_strings=[string], tokenizer=small)
         assert run(stopping, ids) == (taken, "stop")
-        assert stopping.cuts == [cut]
+        assert stopping.stop_chars == [cut]
 
 
 def test_selected_rows_go_their_own_ways() -> None:
@@ -128,7 +128,7 @@ def test_selected_rows_go_their_own_ways() -> None:
     both = stopping.select([0, 1, 0])
     assert both.put(0, ids[-1]) == "stop"
     assert both.put(2, 5) is None
-    assert both.cuts == [4, None, None]
+    assert both.stop_chars == [4, None, None]
     assert stopping.put(0, ids[-1]) == "stop"
     assert stopping.reasons == ["stop", None]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from lamina.errors import InputError
-from lamina.generation.stream import Cancelled, Emit, Event, Pieces, Stream
+from lamina.generation.stream import Cancelled, Emit, Event, EventBuilder, Stream
 from tests.generation.text import tokenizer
 
 TIMEOUT = 10.0
@@ -272,11 +272,11 @@ def test_a_stream_tells_where_it_is() -> None:
 def test_pieces_are_whole_characters_and_join_to_the_text_of_the_tokens() -> None:
     text = "naïve 日本語 😀👩 the thing"
     ids = tokenizer().encode(text)
-    pieces = Pieces(tokenizer(), rows=2)
+    pieces = EventBuilder(tokenizer(), rows=2)
     events = [pieces.event(1, token, "length" if n == len(ids) - 1 else None) for n, token in enumerate(ids)]
     assert "".join(event.text for event in events) == text
     assert all("\N{REPLACEMENT CHARACTER}" not in event.text for event in events)
     assert [event.token for event in events] == ids and events[-1].reason == "length"
     half = tokenizer().encode("😀")[0]
     assert pieces.event(0, half, "eos").text == "\N{REPLACEMENT CHARACTER}"
-    assert Pieces(None, 1).event(0, 5) == Event(0, 5, "", None)
+    assert EventBuilder(None, 1).event(0, 5) == Event(0, 5, "", None)

@@ -72,9 +72,9 @@ def test_a_token_that_spans_the_boundary_goes_whole() -> None:
         for token in ids:
             if stopping.put(0, token) is not None:
                 break
-        assert stopping.cuts == [1 + cut] and stopping.before == [1]
+        assert stopping.stop_chars == [1 + cut] and stopping.stop_tokens == [1]
     stopping = Stopping([99], stop_strings=[second], tokenizer=tokenizer())
-    assert [stopping.put(0, token) for token in ids[:2]] == [None, "stop"] and stopping.before == [1]
+    assert [stopping.put(0, token) for token in ids[:2]] == [None, "stop"] and stopping.stop_tokens == [1]
 
 
 def test_the_first_bytes_of_a_stop_strings_character_go_with_it() -> None:
@@ -89,7 +89,7 @@ def test_the_first_bytes_of_a_stop_strings_character_go_with_it() -> None:
         reason = None
         while reason is None:
             reason = stopping.put(0, ids[len(stopping.rows[0].tokens)])
-        before = stopping.before[0]
+        before = stopping.stop_tokens[0]
         assert before is not None
         assert tokenizer().decode(ids[:before], skip_special=False) == ("<|im_end|>" if kept is None else kept)
 

@@ -10,10 +10,10 @@ import torch
 
 from lamina.checkpoint import Tokenizer
 from lamina.errors import InputError
-from lamina.generation.run import one_by_one
-from lamina.generation.strategies.drafts import Assistant, Draft, Guess, draft_of
-from lamina.generation.strategies.speculation import speculate
-from lamina.generation.strategies.universal import UniversalAssistant
+from lamina.generation.strategies.cross_tokenizer import CrossTokenizerAssistant
+from lamina.generation.strategies.drafts import Assistant, Draft, Drafter
+from lamina.generation.strategies.plain import decode_plain
+from lamina.generation.strategies.speculation import drafter_of, speculate
 from lamina.model import Model
 from lamina.sampling.chooser import Chooser
 from tests.generation.drafted import FAMILIES, again, begin, like, model_of, same
@@ -26,11 +26,11 @@ PROMPTS = [[5, 9, 12, 3, 44, 8, 21, 9, 12], [7], [30, 31, 32]]
 ENDLESS: dict[str, Any] = {"eos_token_id": []}
 
 
-def checked(draft: Draft) -> Draft:
+def checked(draft: Drafter) -> Drafter:
     """The draft, if the assistant's cache holds what it should, and it guesses what it says in uncached passes."""
-    assert isinstance(draft, UniversalAssistant)
+    assert isinstance(draft, CrossTokenizerAssistant)
 
-    def ask(rows: Sequence[int], texts: Sequence[Sequence[int]], most: Sequence[int]) -> Guess:
+    def ask(rows: Sequence[int], texts: Sequence[Sequence[int]], most: Sequence[int]) -> Draft:
         guess = draft(rows, texts, most)
         for number, text, n, tokens in zip(rows, texts, most, guess.tokens, strict=True):
             row = draft.rows[number]
@@ -57,9 +57,9 @@ def test_an_assistant_of_every_family_stays_in_step_and_the_tokens_are_the_greed
     model = reads(model_of("llama"), few(ENGLISH))
     run = begin(model, PROMPTS, 12, prefill_chunk=4)
     run_with = again(run, assistant_model=reads(model_of(family), few(GERMAN)), num_assistant_tokens=3)
-    draft, schedule = draft_of(run_with)
-    found = speculate(run_with, checked(draft), schedule)
-    same(found, one_by_one(again(run)), run)
+    draft, lengths = drafter_of(run_with)
+    found = speculate(run_with, checked(draft), lengths)
+    same(found, decode_plain(again(run)), run)
     assert sum(found.more["speculation"].drafted) > 12
 
 
@@ -67,10 +67,10 @@ def test_an_assistant_of_every_family_stays_in_step_and_the_tokens_are_the_greed
 def test_the_model_itself_with_other_ids_for_its_tokens_is_always_right(family: str) -> None:
     model = reads(model_of(family), few())
     run = begin(model, PROMPTS, 20)
-    truth = one_by_one(again(run))
+    truth = decode_plain(again(run))
     run_with = again(run, assistant_model=with_permuted_ids(model))
-    draft, schedule = draft_of(run_with)
-    found = speculate(run_with, checked(draft), schedule)
+    draft, lengths = drafter_of(run_with)
+    found = speculate(run_with, checked(draft), lengths)
     same(found, truth, run)
     stats = found.more["speculation"]
     assert stats.acceptance_rate == 1
@@ -83,10 +83,10 @@ def test_where_the_assistant_cannot_go_back_far_enough_it_reads_on_or_anew(famil
     run = begin(model, PROMPTS, 14)
     assistant = reads(model_of(family), few(GERMAN))
     run_with = again(run, assistant_model=assistant, num_assistant_tokens=2, assistant_lookbehind=0)
-    draft, schedule = draft_of(run_with)
-    same(speculate(run_with, checked(draft), schedule), one_by_one(again(run)), run)
-    draft, _ = draft_of(again(run, assistant_model=assistant))
-    assert isinstance(draft, UniversalAssistant)
+    draft, lengths = drafter_of(run_with)
+    same(speculate(run_with, checked(draft), lengths), decode_plain(again(run)), run)
+    draft, _ = drafter_of(again(run, assistant_model=assistant))
+    assert isinstance(draft, CrossTokenizerAssistant)
     text = run.cache.tokens[0]
     first = draft([0], [text], [2]).tokens
     row = draft.rows[0]
@@ -113,7 +113,7 @@ def test_texts_of_many_kinds_go_on_as_without_an_assistant(
         assert sum(found.more["speculation"].drafted) > 10
     if target == "bytes" and not settings:
         assert found.more["speculation"].acceptance_rate > 0.1
-    assert found.how.endswith("; drafts by way of text, since the assistant has another tokenizer")
+    assert found.how.endswith("; drafts converted through text, since the assistant has another tokenizer")
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_only_what_is_new_is_read_by_the_assistant(family: str) -> None:
     model = reads(model_of("llama"), few(ENGLISH))
     prompts = [[(7 * n + row) % 67 for n in range(60)] for row in range(2)]
     run = begin(model, prompts, 14, assistant_model=reads(model_of(family), few(GERMAN)))
-    draft, schedule = draft_of(run)
-    assert isinstance(draft, UniversalAssistant)
+    draft, lengths = drafter_of(run)
+    assert isinstance(draft, CrossTokenizerAssistant)
     read, read_rows = [], draft.reader.read_rows
 
     def counted(tokens: Sequence[Sequence[int]], *more: Any) -> torch.Tensor:
@@ -170,7 +170,7 @@ def test_only_what_is_new_is_read_by_the_assistant(family: str) -> None:
         return read_rows(tokens, *more)
 
     draft.reader.read_rows = counted  # type: ignore[method-assign]
-    speculate(run, checked(draft), schedule)
+    speculate(run, checked(draft), lengths)
     assert read[0] > 60 and len(read) > 8
     assert max(read[1:]) <= 6
 
@@ -181,7 +181,7 @@ def test_only_what_is_new_is_read_by_the_assistant(family: str) -> None:
 class Says:
     """Stands for an assistant's scores: whatever it has read, it goes on with these tokens."""
 
-    def __init__(self, draft: UniversalAssistant, tokens: list[int]) -> None:
+    def __init__(self, draft: CrossTokenizerAssistant, tokens: list[int]) -> None:
         self.tokens, self.vocab = iter(tokens), draft.model.vocab
         draft.reader.read_rows = self.read  # type: ignore[method-assign]
         draft.reader.read_all = self.read  # type: ignore[method-assign]
@@ -193,8 +193,8 @@ class Says:
 def guess(text: list[int], said: list[int], target: str = "bytes", assistant: str = "other bytes") -> list[int]:
     """What the model is told when its row holds `text` and the assistant says these tokens of its own."""
     model = llama(target)
-    draft, _ = draft_of(begin(model, [text], 9, assistant_model=llama(assistant), num_assistant_tokens=len(said)))
-    assert isinstance(draft, UniversalAssistant)
+    draft, _ = drafter_of(begin(model, [text], 9, assistant_model=llama(assistant), num_assistant_tokens=len(said)))
+    assert isinstance(draft, CrossTokenizerAssistant)
     Says(draft, said)
     return draft([0], [text], [len(said)]).tokens[0]
 
@@ -226,9 +226,9 @@ def test_the_token_that_ends_the_assistants_texts_becomes_the_models() -> None:
     said = theirs.encode(" of", special=False)
     assert guess(ours.encode("the"), [*said, *theirs.eos_ids, 5]) == [*ours.encode(" of"), *ours.eos_ids]
     row = [ours.bos_id, *ours.encode("the")]  # <|im_start|>, which the assistant does not know, is left out in front
-    draft, _ = draft_of(begin(llama("bytes"), [row], 9, assistant_model=llama("other bytes")))
+    draft, _ = drafter_of(begin(llama("bytes"), [row], 9, assistant_model=llama("other bytes")))
     draft([0], [row], [1])
-    assert isinstance(draft, UniversalAssistant)
+    assert isinstance(draft, CrossTokenizerAssistant)
     assert draft.rows[0].ids == theirs.encode("the") and theirs.decode(draft.rows[0].ids) == "the"
 
 
@@ -237,18 +237,18 @@ def test_a_guess_ends_where_the_assistant_is_less_sure_or_has_no_more_positions(
     other = with_permuted_ids(other)
     run = begin(model, PROMPTS, 16)
     texts = [[*text, 1] for text in run.cache.tokens]
-    draft, _ = draft_of(again(run, assistant_model=other, assistant_confidence_threshold=1.0))
+    draft, _ = drafter_of(again(run, assistant_model=other, assistant_confidence_threshold=1.0))
     assert [len(one) for one in draft([0, 1, 2], texts, [4, 4, 4]).tokens] == [1, 1, 1]
     other.max_positions = 14
     found = speculate(again(run, assistant_model=other))
-    same(found, one_by_one(again(run)), run)
+    same(found, decode_plain(again(run)), run)
     assert found.more["speculation"].drafted == [4, 4 + 4 + 3, 4 + 4 + 1]  # the last guess is made of 14 tokens
 
 
 def test_an_assistant_that_reads_a_source_reads_its_text() -> None:
     model = reads(model_of("t5"), few())
     run = begin(model, PROMPTS, 12)
-    truth = one_by_one(again(run))
+    truth = decode_plain(again(run))
     found = speculate(again(run, assistant_model=with_permuted_ids(model)))
     same(found, truth, run)
     assert found.more["speculation"].acceptance_rate > 0.9
@@ -266,16 +266,16 @@ def test_the_vocabulary_decides_whether_guesses_go_by_way_of_text() -> None:
         (reads(model_of("gemma2"), few(ENGLISH)), Assistant),
         (reads(model_of("gemma2"), Tokenizer(few(ENGLISH).backend)), Assistant),
         (model_of("gemma2"), Assistant),  # without a tokenizer, and with as many ids
-        (reads(model_of("gemma2"), few(GERMAN)), UniversalAssistant),  # as many ids, and others
+        (reads(model_of("gemma2"), few(GERMAN)), CrossTokenizerAssistant),  # as many ids, and others
     ]:
-        draft, _ = draft_of(begin(model, PROMPTS, 3, assistant_model=other))
+        draft, _ = drafter_of(begin(model, PROMPTS, 3, assistant_model=other))
         assert type(draft) is kind
 
 
 def test_without_two_tokenizers_vocabularies_of_other_sizes_are_refused_in_words() -> None:
     model, other = model_of("llama"), llama("bytes")
     with pytest.raises(
-        InputError, match="vocabulary of 316 ids and the model one of 67, and without a tokenizer of the model guesses"
+        InputError, match="vocabulary of 316 ids and the model one of 67, and without a tokenizer of the model drafts"
     ):
         model.generate([[1]], 2, assistant_model=other)
     with pytest.raises(
@@ -299,7 +299,7 @@ def test_tables_of_other_sizes_over_one_vocabulary_share_ids(sample: bool) -> No
     """As the sizes of one family often have: rows that no token uses are padding."""
     model = reads(model_of("llama"), few())
     run = begin(model, PROMPTS, 12, chooser=Chooser(sample=sample, seed=4))
-    truth = one_by_one(again(run))
+    truth = decode_plain(again(run))
     for rows in (60, 80):
         other = with_rows(model, rows)
         assert other.vocab == rows

@@ -13,10 +13,11 @@ from lamina import models
 from lamina.cache.codec.codec import Codecs
 from lamina.config import Config
 from lamina.generation.prompt import from_rows
-from lamina.generation.run import Made, Run, one_by_one
+from lamina.generation.run import Run, StrategyOutput
 from lamina.generation.settings.settings import settings_of
 from lamina.generation.stopping import Stopping
-from lamina.generation.strategies.captured import replayed
+from lamina.generation.strategies.captured import decode_captured
+from lamina.generation.strategies.plain import decode_plain
 from lamina.model import Model
 from lamina.models.llama import Llama
 from lamina.sampling.chain import Facts, chain_of
@@ -49,9 +50,9 @@ def begin(model: Model, codec: Codecs | None = None, pool: lamina.Pool | None = 
     return Run(model, cache, logits, chooser, stopping, counts, [4, 2**32 - 11], settings)
 
 
-def both(model: Model, **given: Any) -> tuple[Made, Made]:
+def both(model: Model, **given: Any) -> tuple[StrategyOutput, StrategyOutput]:
     """What a captured step and plain passes make; the same."""
-    captured, plain = replayed(begin(model, **given)), one_by_one(begin(model, **given))
+    captured, plain = decode_captured(begin(model, **given)), decode_plain(begin(model, **given))
     assert (captured.tokens, captured.reasons) == (plain.tokens, plain.reasons)
     assert captured.cache.tokens == plain.cache.tokens
     return captured, plain

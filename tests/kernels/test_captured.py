@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lamina.errors import CapacityError
-from lamina.generation.run import one_by_one
+from lamina.generation.strategies.plain import decode_plain
 from lamina.runtime import Graphs, why_not_captured
 from lamina.runtime.graphs import MOST_SHAPES
 from lamina.sampling.chooser import Chooser
@@ -38,7 +38,7 @@ def test_one_step_serves_two_live_caches_and_growth() -> None:
     step = graphs.step(2, Chooser())
     (a, logits), (b, _) = start(model), start(model)
     first = logits.argmax(-1)
-    expected = one_by_one(begin(model, max_new_tokens=4)).tokens
+    expected = decode_plain(begin(model, max_new_tokens=4)).tokens
     rows = []
     for cache in (a, b):
         step.begin(cache, first, [9, 9], ())

@@ -9,8 +9,8 @@ import torch
 
 from lamina.cache.codec.codec import Codecs
 from lamina.config import Config
-from lamina.generation.run import one_by_one
-from lamina.generation.strategies.captured import replayed
+from lamina.generation.strategies.captured import decode_captured
+from lamina.generation.strategies.plain import decode_plain
 from lamina.models.llama import Llama
 from lamina.runtime.eligibility import why_no_kernels
 from tests.families.cases import FIRST
@@ -52,9 +52,9 @@ def test_heads_of_whole_groups_are_turned_and_back() -> None:
 def test_each_codec_has_a_captured_step_of_its_own_and_caches_share_it() -> None:
     model = tiny()
     model.__dict__.pop("_graphs", None)
-    expected = {codec: one_by_one(begin(model, codec=codec, max_new_tokens=1)).tokens for codec in ("int8", "int4")}
+    expected = {codec: decode_plain(begin(model, codec=codec, max_new_tokens=1)).tokens for codec in ("int8", "int4")}
     for codec in ("int8", "int4", "int8", "int4"):
-        assert replayed(begin(model, codec=codec, max_new_tokens=1)).tokens == expected[codec]
+        assert decode_captured(begin(model, codec=codec, max_new_tokens=1)).tokens == expected[codec]
     assert model.graphs.captures == 2
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import lamina
 from lamina.cache.layers.base import Layer
 from lamina.cache.memory import Memory
-from lamina.generation.run import one_by_one
+from lamina.generation.strategies.plain import decode_plain
 from lamina.generation.strategies.speculation import speculate
 from lamina.kernels.entry import STORE, row_of
 from lamina.kernels.launch import begin as begin_kernel
@@ -122,7 +122,7 @@ def test_captured_steps_and_plain_passes_make_the_same() -> None:
 @pytest.mark.usefixtures("kernels_for_peaks")
 def test_captured_speculation_commits_what_is_accepted() -> None:
     run = begin(peaks(), [[5, 9, 12, 3], [7]], 5)
-    truth = one_by_one(again(run))
+    truth = decode_plain(again(run))
     found = speculate(again(run, num_assistant_tokens=3), Oracle(run, truth, 0.5, 0))
     same(found, truth, run)
     assert found.how == "captured passes of several tokens"

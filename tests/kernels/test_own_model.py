@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from docs.own_model import Mine
-from lamina.generation.run import one_by_one
+from lamina.generation.strategies.plain import decode_plain
 from lamina.generation.strategies.speculation import speculate
 from lamina.runtime import Graphs
 from lamina.sampling.chooser import Chooser
@@ -31,7 +31,7 @@ def test_captured_steps_and_plain_passes_make_the_same() -> None:
 
 def test_captured_speculation_makes_the_greedy_tokens() -> None:
     run = begin(mine(), [[5, 9, 12, 3], [7]], 4)
-    truth = one_by_one(again(run))
+    truth = decode_plain(again(run))
     found = speculate(again(run, num_assistant_tokens=3), Oracle(run, truth, 0.7, 0))
     same(found, truth, run)
     assert found.how == "captured passes of several tokens"

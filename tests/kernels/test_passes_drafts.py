@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from lamina.generation.run import one_by_one
-from lamina.generation.strategies.drafts import Assistant, draft_of
-from lamina.generation.strategies.speculation import speculate
+from lamina.generation.strategies.drafts import Assistant
+from lamina.generation.strategies.plain import decode_plain
+from lamina.generation.strategies.speculation import drafter_of, speculate
 from lamina.sampling.chooser import Chooser
 from tests.generation.drafted import again, begin
 from tests.generation.vocabularies import few, reads, with_permuted_ids
@@ -34,13 +34,13 @@ def test_tokens_drawn_are_those_of_plain_passes_with_the_same_seed(
 
 def test_an_assistants_passes_are_captured_too_and_an_exit_keeps_its_graphs() -> None:
     run = begin(small("gemma2"), PROMPTS[1:], 3)
-    truth = one_by_one(again(run))
+    truth = decode_plain(again(run))
     captures = []
     for _ in range(2):
         run_with = again(run, assistant_early_exit=1, num_assistant_tokens=2)
-        draft, schedule = draft_of(run_with)
+        draft, lengths = drafter_of(run_with)
         assert isinstance(draft, Assistant)
-        assert speculate(run_with, draft, schedule).tokens == truth.tokens
+        assert speculate(run_with, draft, lengths).tokens == truth.tokens
         captures.append(draft.model.graphs.captures)
     assert captures[0] == captures[1] > 0
 
@@ -48,7 +48,7 @@ def test_an_assistants_passes_are_captured_too_and_an_exit_keeps_its_graphs() ->
 def test_a_recurrent_assistant_reads_by_plain_passes_and_says_why() -> None:
     run = begin(small("llama"), PROMPTS, 4)
     found = speculate(again(run, assistant_model=small("mamba2"), num_assistant_tokens=2))
-    assert found.tokens == one_by_one(again(run)).tokens
+    assert found.tokens == decode_plain(again(run)).tokens
     assert found.how == (
         "captured passes of several tokens; drafts by plain passes, since layer 0 entry 'state': its slack is 1; a "
         "captured step keeps no log of inputs to rewind to"
@@ -59,8 +59,8 @@ def test_an_assistant_with_another_tokenizer_is_read_by_captured_passes() -> Non
     model = reads(small("llama"), few())
     run = begin(model, PROMPTS, 6)
     found = speculate(again(run, assistant_model=with_permuted_ids(model), num_assistant_tokens=2))
-    assert found.tokens == one_by_one(again(run)).tokens
+    assert found.tokens == decode_plain(again(run)).tokens
     assert found.more["speculation"].acceptance_rate == 1
     assert found.how == (
-        "captured passes of several tokens; drafts by way of text, since the assistant has another tokenizer"
+        "captured passes of several tokens; drafts converted through text, since the assistant has another tokenizer"
     )

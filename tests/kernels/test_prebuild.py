@@ -19,7 +19,7 @@ from lamina.runtime import prebuild
 from lamina.runtime.builders import Builders, builds
 from lamina.runtime.prebuild import KernelBuild
 from tests.families.cases import FIRST, cases
-from tests.kernels.runs import NEW, begin, one_by_one, replayed, tiny
+from tests.kernels.runs import NEW, begin, decode_captured, decode_plain, tiny
 
 pytestmark = pytest.mark.usefixtures("few_programs")
 
@@ -59,8 +59,8 @@ def test_the_first_token_is_told_before_kernels_are_there_and_a_captured_step_wa
             assert run.model in builds
             built.set()
 
-    run.told = tell
-    assert replayed(run).tokens == one_by_one(begin(run.model)).tokens
+    run.on_token = tell
+    assert decode_captured(run).tokens == decode_plain(begin(run.model)).tokens
     assert told == [False] * run.rows + [True] * (NEW - 1) * run.rows
     assert run.model not in builds
 

@@ -10,10 +10,10 @@ import torch
 
 import lamina
 from lamina.errors import InputError
-from lamina.generation.run import one_by_one
 from lamina.generation.settings.settings import settings_of
 from lamina.generation.stopping import Reason, Stopping
-from lamina.generation.strategies.captured import replayed, why_not_replayed
+from lamina.generation.strategies.captured import decode_captured, why_plain
+from lamina.generation.strategies.plain import decode_plain
 from lamina.sampling.chain import Facts, chain_of
 from lamina.sampling.chooser import Chooser
 from lamina.sampling.history import History
@@ -42,7 +42,7 @@ def test_processors_and_draws_in_a_captured_step_give_the_tokens_of_plain_passes
     model = tiny()
     made, _ = both(model, **settings)
     if settings.get("do_sample"):
-        assert made.tokens != one_by_one(begin(model, **settings | {"seed": 1})).tokens
+        assert made.tokens != decode_plain(begin(model, **settings | {"seed": 1})).tokens
 
 
 def test_a_filter_from_outside_the_package_is_part_of_a_captured_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,16 +50,16 @@ def test_a_filter_from_outside_the_package_is_part_of_a_captured_step(monkeypatc
     lamina.register_setting(NEAR_BEST)
     try:
         made, _ = both(model, **given)
-        assert made.tokens != one_by_one(begin(model, **given | {"near_best": 1.0})).tokens
+        assert made.tokens != decode_plain(begin(model, **given | {"near_best": 1.0})).tokens
         monkeypatch.setattr("lamina.generation.strategies.captured.why_not_captured", lambda model, cache: None)
-        assert why_not_replayed(begin(model, **given)) is None
+        assert why_plain(begin(model, **given)) is None
     finally:
         lamina.unregister_setting("near_best")
 
 
 def test_ends_that_processors_move_are_those_of_plain_passes() -> None:
     model = tiny()
-    free = one_by_one(begin(model)).tokens
+    free = decode_plain(begin(model)).tokens
     made, _ = both(model, eos_token_id=[row[0] for row in free], min_new_tokens=2)
     assert min(len(row) for row in made.tokens) >= 2
     made, _ = both(model, exponential_decay_length_penalty=(1, 50.0), eos_token_id=9, forced_eos_token_id=9)
@@ -72,11 +72,11 @@ def test_seeds_share_a_captured_step_and_other_settings_have_their_own() -> None
     first: dict[str, Any] = dict(do_sample=True, top_k=7, suppress_tokens=[4, 5], eos_token_id=[60], min_new_tokens=1)
     first["max_new_tokens"] = 2
     one, other = (both(model, **first, seed=seed)[0].tokens for seed in (1, 2**40))
-    replayed(begin(model, **first | {"suppress_tokens": [5, 4], "max_new_tokens": 1}))
+    decode_captured(begin(model, **first | {"suppress_tokens": [5, 4], "max_new_tokens": 1}))
     assert one != other and model.graphs.captures == 1
     first["max_new_tokens"] = 1
     for changes in ({"suppress_tokens": [4, 6]}, {"top_k": 8}, {"sequence_bias": {(3,): 1.0}}) * 2:
-        replayed(begin(model, **first | changes))
+        decode_captured(begin(model, **first | changes))
     assert model.graphs.captures == 4
 
 
@@ -112,11 +112,11 @@ def test_a_row_that_nothing_may_follow_ends_before_an_excluded_id_is_fed(setting
     model = tiny()
     given: dict[str, Any] = dict(logits_processor=[Dries()], **settings)
     both(model, **given, max_new_tokens=2)
-    for way in (replayed, one_by_one):
+    for way in (decode_captured, decode_plain):
         run = begin(model, **given, max_new_tokens=4)
         told: list[tuple[int, int, Reason | None]] = []
         if settings:
-            run.told = lambda *event, told=told: told.append(event)  # type: ignore[misc]
+            run.on_token = lambda *event, told=told: told.append(event)  # type: ignore[misc]
         with pytest.raises(InputError, match="nothing may follow the tokens of row 0: logits_processor Dries"):
             way(run)
         assert [len(row) for row in run.cache.tokens] == [len(prompt) + 2 for prompt in PROMPTS]
@@ -128,14 +128,14 @@ def test_a_row_that_nothing_may_follow_ends_before_an_excluded_id_is_fed(setting
 
 def test_rows_end_on_the_device_and_are_told_in_order() -> None:
     model = tiny()
-    free = one_by_one(begin(model)).tokens
+    free = decode_plain(begin(model)).tokens
     ends = [free[1][0], 66]
     made, _ = both(model, eos_token_id=ends)
     assert made.reasons == ["length", "eos"]
     told: list[tuple[int, int, Reason | None]] = []
     run = begin(model, eos_token_id=ends)
-    run.told = lambda *event: told.append(event)
-    assert replayed(run).tokens == made.tokens
+    run.on_token = lambda *event: told.append(event)
+    assert decode_captured(run).tokens == made.tokens
     for row, (tokens, reason) in enumerate(zip(made.tokens, made.reasons, strict=True)):
         reasons = [None] * (len(tokens) - 1) + [reason]
         assert [event[1:] for event in told if event[0] == row] == list(zip(tokens, reasons, strict=True))
@@ -149,7 +149,7 @@ def test_rows_of_different_greatest_lengths_end_each_at_its_own() -> None:
 def test_stop_strings_and_functions_end_rows_of_a_captured_step() -> None:
     model = tiny()
     words = dict(suppress_tokens=unreadable(), repetition_penalty=1.4, max_new_tokens=4)
-    free = one_by_one(begin(model, **words)).tokens
+    free = decode_plain(begin(model, **words)).tokens
     text = tokenizer().decode(free[0])
     made, _ = both(model, stop_strings=text[1:3], **words)
     assert made.reasons[0] == "stop" and len(made.tokens[0]) < 4
@@ -161,19 +161,19 @@ def test_stop_strings_and_functions_end_rows_of_a_captured_step() -> None:
 
 def test_rows_of_a_captured_step_end_by_the_context() -> None:
     model = tiny()
-    expected = one_by_one(begin(model, max_new_tokens=5))
+    expected = decode_plain(begin(model, max_new_tokens=5))
     for told in (None, lambda row, token, reason: None):
         run = begin(model, max_new_tokens=5)
-        run.stopping = Stopping.of(run.settings, run.prompts, None, left=[2, 9])
-        run.told = told
-        made = replayed(run)
+        run.stopping = Stopping.of(run.settings, run.prompt_lengths, None, left=[2, 9])
+        run.on_token = told
+        made = decode_captured(run)
         assert made.reasons == ["context", "length"]
         assert made.tokens == [expected.tokens[0][:2], expected.tokens[1]]
 
 
 def test_a_listener_that_fails_leaves_whole_tokens_and_the_step_goes_on_with_others() -> None:
     model = tiny()
-    expected = one_by_one(begin(model)).tokens
+    expected = decode_plain(begin(model)).tokens
     run = begin(model)
     calls: list[int] = []
 
@@ -182,9 +182,9 @@ def test_a_listener_that_fails_leaves_whole_tokens_and_the_step_goes_on_with_oth
         if len(calls) == 4:
             raise KeyboardInterrupt
 
-    run.told = told
+    run.on_token = told
     with pytest.raises(KeyboardInterrupt):
-        replayed(run)
+        decode_captured(run)
     assert run.cache.tokens == [prompt + new[:1] for prompt, new in zip(PROMPTS, expected, strict=True)]
     both(model)
     rest = model.generate([[], []], NEW - 1, cache=run.cache, eos_token_id=())
@@ -204,12 +204,12 @@ class Unhashable:
 def test_what_is_not_replayed_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny()
     monkeypatch.setattr("lamina.generation.strategies.captured.why_not_captured", lambda model, cache: None)
-    assert why_not_replayed(begin(model, repetition_penalty=1.2, do_sample=True)) is None
+    assert why_plain(begin(model, repetition_penalty=1.2, do_sample=True)) is None
     for given, text in (
         (dict(no_repeat_ngram_size=2), "NoRepeatNgram reads the tokens so far"),
         (dict(logits_processor=lambda scores, history: scores), "function reads the tokens so far"),
         (dict(logits_processor=Unhashable()), "Unhashable cannot be hashed"),
-        (dict(eos_token_id=list(range(9))), "9 ids end a row; a captured step knows up to 8"),
+        (dict(eos_token_id=list(range(9))), "9 ids end a row, and a captured step compares up to 8"),
     ):
-        reason = why_not_replayed(begin(model, **given))
+        reason = why_plain(begin(model, **given))
         assert reason is not None and text in reason

@@ -7,8 +7,8 @@ import torch
 
 import lamina
 from lamina.generation.prompt import from_rows
-from lamina.generation.run import one_by_one
-from lamina.generation.strategies.captured import replayed
+from lamina.generation.strategies.captured import decode_captured
+from lamina.generation.strategies.plain import decode_plain
 from lamina.model import Model
 from lamina.runtime import Graphs
 from lamina.sampling.chooser import Chooser
@@ -50,8 +50,8 @@ def test_a_fork_in_the_middle_of_a_run_stays_what_it_was() -> None:
     model = small("gemma2")
     pool, forks, ids = lamina.Pool(model, page=4), list[lamina.Cache](), torch.tensor([[8, 1], [9, 2]])
     run = begin(model, pool=pool)
-    run.told = lambda row, token, reason: forks.append(run.cache.fork())
-    assert replayed(run).tokens == one_by_one(begin(model)).tokens
+    run.on_token = lambda row, token, reason: forks.append(run.cache.fork())
+    assert decode_captured(run).tokens == decode_plain(begin(model)).tokens
     for fork in forks[::2]:
         prompt, apart = from_rows(fork.tokens), model.new_cache(2)
         logits = model(prompt.ids, cache=apart, counts=prompt.counts, logits="last")

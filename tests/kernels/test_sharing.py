@@ -17,8 +17,9 @@ import lamina
 from lamina.cache.spec import Attention
 from lamina.config import Config
 from lamina.errors import CaptureError, LaminaError
-from lamina.generation.run import Made, Run, one_by_one
-from lamina.generation.strategies.captured import replayed
+from lamina.generation.run import Run, StrategyOutput
+from lamina.generation.strategies.captured import decode_captured
+from lamina.generation.strategies.plain import decode_plain
 from lamina.runtime import Graphs
 from lamina.sampling.chooser import Chooser
 from tests.kernels.runs import PROMPTS, begin, small, tiny
@@ -28,33 +29,33 @@ pytestmark = pytest.mark.usefixtures("few_programs")
 PLAIN = "plain passes, since "
 
 
-def within(outer: Run, inner: Run) -> tuple[Made, Made]:
+def within(outer: Run, inner: Run) -> tuple[StrategyOutput, StrategyOutput]:
     """Runs `inner` as a whole while `outer` is between two of its tokens."""
-    made: list[Made] = []
+    made: list[StrategyOutput] = []
 
     def told(*event: object) -> None:
         if len(run_outer) == 2 * outer.rows:
-            made.append(replayed(inner))
+            made.append(decode_captured(inner))
         run_outer.append(event)
 
     run_outer: list[object] = []
-    outer.told = told
-    return replayed(outer), made[0]
+    outer.on_token = told
+    return decode_captured(outer), made[0]
 
 
 @pytest.mark.parametrize("family", ["llama", "mamba2"])
 def test_generations_that_take_turns_give_the_tokens_of_each_alone(family: str) -> None:
     model = copy.deepcopy(small(family))
     settings: list[dict[str, Any]] = [dict(max_new_tokens=3), dict(max_new_tokens=2, eos_token_id=[5])]
-    alone = [one_by_one(begin(model, **one)) for one in settings]
+    alone = [decode_plain(begin(model, **one)) for one in settings]
     runs = [begin(model, **one) for one in settings]
     runs[1].logits = runs[1].logits.flip(0)  # other tokens than the first run's
-    alone[1] = one_by_one(run_like(runs[1]))
+    alone[1] = decode_plain(run_like(runs[1]))
     outer, inner = within(runs[0], runs[1])
     assert "captured" in outer.how and "captured" in inner.how
     assert (outer.tokens, inner.tokens) == (alone[0].tokens, alone[1].tokens)
     assert model.graphs.captures == 2
-    again = replayed(begin(model, **settings[0]))
+    again = decode_captured(begin(model, **settings[0]))
     assert again.tokens == alone[0].tokens and model.graphs.captures == 2
 
 
@@ -80,7 +81,7 @@ def test_two_programs_share_no_memory() -> None:
 def test_beyond_the_limit_a_generation_uses_plain_passes_and_says_why() -> None:
     model = copy.deepcopy(tiny())
     model.graphs.limit = 1
-    expected = one_by_one(begin(model)).tokens
+    expected = decode_plain(begin(model)).tokens
     outer, inner = within(begin(model), begin(model))
     assert outer.tokens == inner.tokens == expected
     assert "captured" in outer.how
@@ -154,13 +155,13 @@ class Sloped(lamina.Model):
 def test_what_cannot_be_captured_is_decoded_by_plain_passes_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
     model = Sloped().requires_grad_(False).eval()
-    expected = one_by_one(begin(model)).tokens
+    expected = decode_plain(begin(model)).tokens
     told: list[tuple[int, int]] = []
     for watched in (False, True):
         run = begin(model)
         if watched:
-            run.told = lambda row, token, reason: told.append((row, token))
-        made = replayed(run)
+            run.on_token = lambda row, token, reason: told.append((row, token))
+        made = decode_captured(run)
         assert made.tokens == expected
         assert made.how == PLAIN + "its capture failed: InputError: attend(bias=…): no kernel adds a bias to the scores"
         assert made.cache.tokens == [p + t for p, t in zip(PROMPTS, expected, strict=True)]
@@ -226,7 +227,7 @@ def test_everything_is_launched_on_the_device_of_the_model(monkeypatch: pytest.M
 
     monkeypatch.setattr(GridExecutor, "__call__", checked)
     model = copy.deepcopy(tiny())
-    replayed(begin(model))
+    decode_captured(begin(model))
     cache = model.new_cache()
     with model.graphs.pass_of(1, 1, cache) as one:
         one.read(cache, torch.tensor([[1]]))
@@ -239,13 +240,13 @@ def test_everything_is_launched_on_the_device_of_the_model(monkeypatch: pytest.M
 
 def test_room_is_made_for_tokens_as_they_come() -> None:
     model = copy.deepcopy(tiny())
-    free = one_by_one(begin(model, max_new_tokens=7)).tokens
+    free = decode_plain(begin(model, max_new_tokens=7)).tokens
     ends = [row[6] for row in free]
-    expected = one_by_one(begin(model, max_new_tokens=8, eos_token_id=ends))
+    expected = decode_plain(begin(model, max_new_tokens=8, eos_token_id=ends))
     run = begin(model, max_new_tokens=1_000_000, eos_token_id=ends)
     run.cache = run.cache.select([0, 1])  # without room for more
     stores = {layer.data["k"].data_ptr() for layer in run.cache.layers[0].values()}
-    made = replayed(run)
+    made = decode_captured(run)
     assert made.tokens == expected.tokens
     assert {layer.data["k"].data_ptr() for layer in run.cache.layers[0].values()} != stores  # it has grown
     assert run.cache.record.shape[1] < 200 and run.cache.nbytes < 4 * expected.cache.nbytes

@@ -1,1 +1,1 @@
-"""The ways to search for tokens: captured decoding, beams, speculative decoding, contrastive search, DoLa."""
+"""Decoding strategies: plain, captured, beams, speculation, contrastive search, DoLa; guidance and token healing."""

@@ -1,7 +1,8 @@
-"""The same tokens as `one_by_one` through one captured step, replayed (see `lamina.runtime`).
+"""The captured strategy: the tokens of `decode_plain`, by replaying one captured decode step (see `lamina.runtime`).
 
-The device decides which rows go on by their length and their last token, and the host looks at that late. Where the
-host has a say of its own (stop strings, a listener), it looks after every token.
+The step itself decides on the device which rows go on, by their length and their last token. The host queues several
+steps and reads the live rows one round late, so the device never waits. If the host must see every token (stop strings,
+a time limit, a stream), it reads after each step.
 """
 
 from __future__ import annotations
@@ -12,104 +13,100 @@ import torch
 from torch import Tensor
 
 from lamina.errors import CaptureError
-from lamina.generation.run import Made, Run, one_by_one
+from lamina.generation.run import Run, StrategyOutput
+from lamina.generation.strategies.plain import decode_plain
 from lamina.kernels.device_guard import current
-from lamina.notices import notice
 from lamina.runtime.eligibility import why_not_captured
 from lamina.runtime.step import MOST_ENDS, CapturedStep
 from lamina.sampling.chain import need_tokens
 
-AHEAD = 8  # captured steps that are queued before the last ones are looked at
+AHEAD = 8  # captured steps queued in one round, before the live rows are read
 
 
-def why_not_replayed(run: Run) -> str | None:
-    """Why tokens are made by plain passes; None where they need not be."""
+def why_plain(run: Run) -> str | None:
+    """Why this run must decode by plain passes; None if a captured step can."""
     if reason := why_not_captured(run.model, run.cache):
         return reason
     if need_tokens(run.chooser.processors):
         names = [type(one).__name__ for one in run.chooser.processors if getattr(one, "needs_tokens", True)]
-        return f"{', '.join(names)} reads the tokens so far, which a captured step does not know"
-    if fickle := [type(one).__name__ for one in run.chooser.processors if type(one).__hash__ is None]:
-        return f"{', '.join(fickle)} cannot be hashed, and a captured step is kept for what it does"
+        return f"{', '.join(names)} reads the tokens so far, which a captured step does not have"
+    if unhashable := [type(one).__name__ for one in run.chooser.processors if type(one).__hash__ is None]:
+        return f"{', '.join(unhashable)} cannot be hashed, and captured steps are looked up by their processors"
     if len(run.stopping.eos) > MOST_ENDS:
-        return f"{len(run.stopping.eos)} ids end a row; a captured step knows up to {MOST_ENDS}"
+        return f"{len(run.stopping.eos)} ids end a row, and a captured step compares up to {MOST_ENDS}"
     if run.guide is not None:
         return "guidance runs a second cache"
-    if run.kept is not None:
-        return "scores or log-probabilities are written down"
+    if run.recorder is not None:
+        return "logits, scores or log-probabilities are recorded"
     return None
 
 
 @torch.no_grad()
-def replayed(run: Run) -> Made:
-    """Greedy or sampled, through one captured step that is this run's alone. Where none is to be had, by plain passes,
-    and `how` says why."""
+def decode_captured(run: Run) -> StrategyOutput:
+    """Greedy or sampled decoding by a captured step that this run borrows. If no step can be borrowed or captured, the
+    run decodes by plain passes and `how` says why."""
     cache, start = run.cache, run.cache.clock.sync()
     history = run.history()
-    numbers = torch.tensor(run.numbers, device=run.logits.device)
+    row_ids = torch.tensor(run.row_ids, device=run.logits.device)
     scores = run.chooser.scores(run.logits, history)
-    first = run.chooser.choose(scores, numbers, history.lengths)
-    watched = run.told is not None or not run.stopping.on_device
-    tokens = run.read(first, scores, range(run.rows)) if watched or run.chooser.may_exclude_all else []
+    first = run.chooser.choose(scores, row_ids, history.lengths)
+    watched = run.on_token is not None or not run.stopping.on_device
+    tokens = run.to_host(first, scores, range(run.rows)) if watched or run.chooser.may_exclude_all else []
     if watched:
-        _tell(run, range(run.rows), tokens)  # before anybody waits for kernels
+        _put_tokens(run, range(run.rows), tokens)  # first, so that a stream does not wait for kernels to be built
     try:
         with current(cache.device), run.model.graphs.step(cache.rows, run.chooser, cache) as step:
             step.begin(
                 cache, first, run.stopping.most, run.stopping.eos,
-                seed=run.chooser.seed, numbers=run.numbers, prompts=run.prompts,
+                seed=run.chooser.seed, numbers=run.row_ids, prompts=run.prompt_lengths,
             )  # fmt: skip
             step.capture()
-            return _decoded(run, step, watched, start)
-    except CaptureError as problem:  # raised before the first token is fed
-        return plainly(run, str(problem), unexpected=True, first=first if watched else None)
+            return _replay(run, step, watched, start)
+    except CaptureError as problem:  # raised before any token is fed
+        return decode_plain(run, str(problem), unexpected=True, first=first if watched else None)
 
 
-def plainly(run: Run, reason: str, unexpected: bool = False, first: Tensor | None = None) -> Made:
-    """By plain passes, and says why. first: the first tokens, where they are told already"""
-    notice(f"decoding by plain passes, since {reason}", unexpected)
-    made = one_by_one(run, first)
-    made.how = f"plain passes, since {reason}"
-    return made
+def _replay(run: Run, step: CapturedStep, watched: bool, start: list[int]) -> StrategyOutput:
+    """Replays the step until every row has ended.
 
-
-def _decoded(run: Run, step: CapturedStep, watched: bool, start: list[int]) -> Made:
-    """start: how many tokens each row held before"""
+    watched   the host reads every token, and the first tokens are already in `run.stopping`
+    start     tokens that each row held before the first new one
+    """
     cache, stopping = run.cache, run.stopping
     try:
         if watched:
-            _watch(run, step)
+            _replay_watched(run, step)
         else:
-            _run_ahead(step, max(stopping.most))
+            _replay_ahead(step, max(stopping.most))
     finally:
         lengths = cache.clock.sync()
         if cache.pages is not None:
-            cache.pages.shrink(lengths)  # pages are given a few steps ahead
+            cache.pages.shrink(lengths)  # pages were allocated a few steps ahead
     tokens = [row[a:b] for row, a, b in zip(cache.record.tolist(), start, lengths, strict=True)]
     for row, new in enumerate(tokens if not watched else ()):
         for token in new:
             stopping.put(row, token)
         if run.chooser.may_exclude_all and stopping.rows[row].reason is None:
-            raise run.nothing_left(row)
-    return Made(tokens, [reason or "" for reason in stopping.reasons], cache, "one captured graph a step")
+            raise run.no_token_error(row)
+    return StrategyOutput(tokens, [reason or "" for reason in stopping.reasons], cache, "one captured graph a step")
 
 
-def _tell(run: Run, rows: Iterable[int], tokens: Sequence[int]) -> None:
-    """The next token of each of these rows (of `tokens`, which are of all rows): does it end, and who listens?"""
+def _put_tokens(run: Run, rows: Iterable[int], tokens: Sequence[int]) -> None:
+    """Passes the next token of each of these rows to `stopping` and `on_token`. tokens: of all rows of the run"""
     for row in rows:
         reason = run.stopping.put(row, tokens[row])
-        if run.told:
-            run.told(row, tokens[row], reason)
+        if run.on_token:
+            run.on_token(row, tokens[row], reason)
 
 
-def _watch(run: Run, step: CapturedStep) -> None:
-    """Looks at every token: some rows end by what the host knows, or someone listens. The first tokens are told."""
+def _replay_watched(run: Run, step: CapturedStep) -> None:
+    """Replays one step at a time and reads its tokens: rows may end for reasons that only the host knows."""
     live = list(range(run.rows))
     while live:
         reasons = run.stopping.reasons
         for row in live:
             if reasons[row] in ("stop", "time"):
-                step.remaining[row] = 1  # ends with the token that is fed next
+                step.remaining[row] = 1  # the next step feeds the row's last token and ends it
         step.run(1, live)
         live = [row for row in live if reasons[row] is None]
         if not run.chooser.may_exclude_all:
@@ -117,35 +114,36 @@ def _watch(run: Run, step: CapturedStep) -> None:
         else:
             tokens, alive = torch.stack([step.ids[:, 0], step.counts]).tolist()
             if out := [row for row in live if not alive[row]]:
-                raise run.nothing_left(out[0])
-        _tell(run, live, tokens)
+                raise run.no_token_error(out[0])
+        _put_tokens(run, live, tokens)
 
 
-def _run_ahead(step: CapturedStep, most: int) -> None:
-    """Queues steps, and looks late whether any row goes on."""
-    flags, live = _Flags(step.counts), list(range(step.rows))
+def _replay_ahead(step: CapturedStep, most: int) -> None:
+    """Queues up to `most` steps in rounds of AHEAD, until no row is live."""
+    live_rows, live = _LiveRows(step.counts), list(range(step.rows))
     for done in range(0, most, AHEAD):
         step.run(min(AHEAD, most - done), live)
-        live = flags.left()
+        live = live_rows.poll()
         if not live:
             break
 
 
-class _Flags:
-    """Which rows go on, as it was one look before: the device never waits for the host."""
+class _LiveRows:
+    """Reads which rows are live without making the device wait: each poll starts an asynchronous copy of counts [B] and
+    returns the copy that the poll before started."""
 
     def __init__(self, counts: Tensor) -> None:
-        self.counts = counts
-        self.seen = torch.ones(counts.shape, dtype=counts.dtype, pin_memory=counts.is_cuda)
+        self.counts = counts  # on the device: 0 for a row that has ended
+        self.copied = torch.ones(counts.shape, dtype=counts.dtype, pin_memory=counts.is_cuda)
         self.event = torch.cuda.Event() if counts.is_cuda else None
-        self.looked = False
+        self.polled = False
 
-    def left(self) -> list[int]:
-        if self.looked and self.event is not None:
+    def poll(self) -> list[int]:
+        if self.polled and self.event is not None:
             self.event.synchronize()
-        left = [row for row, count in enumerate(self.seen.tolist()) if count]
-        self.seen.copy_(self.counts, non_blocking=True)
+        live = [row for row, count in enumerate(self.copied.tolist()) if count]
+        self.copied.copy_(self.counts, non_blocking=True)
         if self.event is not None:
             self.event.record()
-        self.looked = True
-        return left
+        self.polled = True
+        return live

@@ -1,4 +1,7 @@
-"""Classifier-free guidance: a second cache follows the rows with a negative prompt, and scores are led away from it."""
+"""`Guide`: classifier-free guidance with a second cache, which holds a negative prompt and the same new tokens.
+
+The rows' scores are moved away from the scores of that cache; lamina/sampling/guidance.py has the arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,18 @@ if TYPE_CHECKING:
 
 
 class Guide:
-    """The rows' other selves, which read the negative prompt instead of the prompt and then the same new tokens."""
+    """A second cache, whose rows hold the negative prompt instead of the prompt, and then the same new tokens."""
 
     def __init__(
         self, model: Model, prompt: Prompt, scale: float, times: int, most: int, chunk: int | None, remembers: bool
     ) -> None:
-        """times: how many sequences each row of the prompt becomes; most: how many new tokens they get"""
+        """
+        prompt      the negative prompt
+        times       sequences per row of the negative prompt
+        most        new tokens that each sequence may get
+        chunk       tokens per prefill pass; None: one pass
+        remembers   False if the call has use_cache=False
+        """
         rows = len(prompt.counts)
         cache = model.new_cache(rows) if remembers else recompute_cache(model, rows)
         make_room(cache, prompt.counts, [most] * rows)
@@ -36,35 +45,35 @@ class Guide:
         self.model, self.scale = model, scale
         self.cache, self.logits = cache.repeat(times), logits.repeat_interleave(times, dim=0)
 
-    def lead(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
-        """Scores [R, V] of these rows, led away from what the negative prompt would give."""
+    def apply(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
+        """Logits [R, V] of these rows -> scores [R, V], moved away from those after the negative prompt."""
         return guide_scores(logits.float(), self.logits[list(rows)].float(), self.scale)
 
     def feed(self, ids: Tensor, rows: Sequence[int]) -> None:
-        """Feeds the tokens ids [R] that these rows got."""
+        """Feeds the new tokens ids [R] of these rows to the second cache."""
         logits, _ = feed_one(self.model, self.cache, ids, rows)
         self.logits = self.logits.index_copy(0, torch.tensor(list(rows), device=logits.device), logits)
 
 
-def negative_of(model: Model, settings: Settings, cache: Cache, rest: Sequence[list[int]]) -> Prompt | None:
-    """What the settings ask guidance to lead away from: the negative prompt, or each prompt's last token alone.
+def negative_prompt_of(model: Model, settings: Settings, cache: Cache, rest: Sequence[list[int]]) -> Prompt | None:
+    """The negative prompt of guidance: `negative_prompt`, or each prompt's last token. None without guidance.
 
-    rest    what each row of the cache is still to be fed of its prompt
+    rest    ids of each prompt that the cache does not hold yet
     """
     scale, rows = settings.guidance_scale, cache.rows
     if scale is None or scale == 1:
         return None
     if model.start_ids:
         raise InputError(
-            f"guidance_scale={scale}: {type(model).__name__} reads a source, and guidance leads away from what the "
-            "decoder alone begins with; leave it out"
+            f"guidance_scale={scale}: {type(model).__name__} reads a source, and guidance is for decoder-only models; "
+            "leave it out"
         )
     if settings.negative_prompt is not None:
         negative = prompt_of(model, settings.negative_prompt, settings=settings)
     else:
         lasts = [(new or held)[-1:] for new, held in zip(rest, cache.tokens, strict=True)]
         if [-1] in lasts:
-            raise InputError("guidance leads away from the last token, and that was embedded: give a negative_prompt")
+            raise InputError("guidance uses the prompt's last token, and that was embedded: give a negative_prompt")
         negative = from_rows(lasts)
     if len(negative.counts) not in (1, rows):
         raise InputError(
@@ -74,8 +83,7 @@ def negative_of(model: Model, settings: Settings, cache: Cache, rest: Sequence[l
 
 
 def guide_of(model: Model, settings: Settings, negative: Prompt | None, rows: int, most: int) -> Guide | None:
-    """The guide for so many sequences, of which each gets `most` new tokens at most; none without something to lead
-    away from."""
+    """The guide for `rows` sequences that may get `most` new tokens each; None without a negative prompt."""
     if negative is None or settings.guidance_scale is None:
         return None
     times = rows // len(negative.counts)

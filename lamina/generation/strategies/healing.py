@@ -1,9 +1,9 @@
-"""Token healing: a prompt that ends inside a word goes on as if it had been cut elsewhere.
+"""Token healing: removes the last token of a prompt, and restricts the first new token to those that begin with it.
 
-A tokenizer gives "http:" its own last token ":", after which a model has never seen "//": in its texts "://" was one
-token. So the last token is taken back, and the first new token must be one that begins with what was taken back, itself
-included. Tokens are compared as the vocabulary spells them, which is exact where a token holds half a character. Added
-tokens (special ones among them) and those that stand for one byte are spelt otherwise and take no part.
+A tokenizer ends "http:" with the token ":", after which the model has never seen "//": in its training texts "://" was
+one token. So the last token is removed, and the first new token must begin with its text; the token itself is allowed
+too. Tokens are compared by their spelling in the vocabulary, which is exact even for a token that holds part of a
+character. Added tokens (special ones among them) and single-byte tokens are spelt differently and are not healed.
 """
 
 from __future__ import annotations
@@ -23,32 +23,33 @@ ONE_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 LAST_LETTER = chr(0x10FFFF)
 
 
-class Healed(NamedTuple):
-    """ids: the prompt without what was taken back; text: that; allowed: the ids that may come first, none for any."""
+class HealedPrompt(NamedTuple):
+    """ids: the prompt without the removed token; text: of that token; allowed: ids that the first new token may be,
+    empty for all."""
 
     ids: list[int]
     text: str
     allowed: list[int]
 
 
-def heal(tokenizer: Tokenizer, ids: Sequence[int], follows: bool = False) -> Healed:
-    """Takes the last token of a prompt back, where a longer one could stand in its place.
+def heal(tokenizer: Tokenizer, ids: Sequence[int], follows: bool = False) -> HealedPrompt:
+    """Removes the last token of a prompt, if a longer token begins with it.
 
-    follows   whether the prompt continues a row that holds tokens; then its only token may be taken back too
+    follows   whether the prompt follows tokens of a cache row; only then may its only token be removed
 
     >>> heal(tokenizer, tokenizer.encode("see http:"))                 # doctest: +SKIP
-    Healed(ids=[2967, 4096], text=':', allowed=[42, 1232, …])
+    HealedPrompt(ids=[2967, 4096], text=':', allowed=[42, 1232, …])
     """
     whole = list(ids)
-    allowed = _vocabulary(tokenizer).longer(whole[-1]) if len(whole) > (0 if follows else 1) else []
+    allowed = _vocabulary(tokenizer).extensions(whole[-1]) if len(whole) > (0 if follows else 1) else []
     if len(allowed) < 2:
-        return Healed(whole, "", [])
+        return HealedPrompt(whole, "", [])
     before = tokenizer.decode(whole[:-1], skip_special=False)
-    return Healed(whole[:-1], tokenizer.decode(whole, skip_special=False)[len(before) :], allowed)
+    return HealedPrompt(whole[:-1], tokenizer.decode(whole, skip_special=False)[len(before) :], allowed)
 
 
-def only_healing(logits: Tensor, rows: Sequence[Healed]) -> Tensor:
-    """The logits of the first new tokens, without those that would not heal. [B, V]"""
+def mask_to_healing(logits: Tensor, rows: Sequence[HealedPrompt]) -> Tensor:
+    """Logits [B, V] of the first new tokens, -inf for ids that a row's healing does not allow."""
     vocab = logits.shape[-1]
     allowed = torch.zeros(len(rows), vocab, dtype=torch.bool)
     for r, row in enumerate(rows):
@@ -57,7 +58,7 @@ def only_healing(logits: Tensor, rows: Sequence[Healed]) -> Tensor:
 
 
 class _Vocabulary:
-    """The tokens of a tokenizer in the order of their spelling, so that all with one beginning lie together."""
+    """The tokens of a tokenizer sorted by spelling, so that all tokens with a common prefix are adjacent."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         added = set(tokenizer.backend.get_added_tokens_decoder())
@@ -69,8 +70,8 @@ class _Vocabulary:
         self.texts, self.ids = [text for text, _ in tokens], [i for _, i in tokens]
         self.text_of = {i: text for text, i in tokens}
 
-    def longer(self, token: int) -> list[int]:
-        """Ids of all tokens that begin with this one's spelling, in order; none for one that takes no part."""
+    def extensions(self, token: int) -> list[int]:
+        """Sorted ids of all tokens that begin with this one's spelling, itself included; empty if it is not healed."""
         text = self.text_of.get(token)
         if text is None:
             return []

@@ -1,14 +1,14 @@
-"""Ids of one tokenizer into ids of another, by way of text, while the row grows.
+"""Converts the ids of a growing row from one tokenizer to another, through text.
 
-Two tokenizers split the same text at different places, and text that goes on may be split differently than before:
+Two tokenizers split the same text at different places, and text that is continued may be split differently than before:
 
     the model's tokens      |The| un|believ|          text so far  "The unbeliev"
     the assistant's         |The| unb|elie|v|
     the model goes on       |The| un|believ|able|     text now     "The unbelievable"
     the assistant's         |The| unb|eliev|able|     two tokens are replaced by two others
 
-So the last few tokens are tokenized again, without the new text and with it, and what both results begin with stays
-(`retokenize`). A character that several tokens make up counts once its last token is there (`Spelling`).
+So the last few tokens are tokenized twice, without the new text and with it, and the common prefix of both stays
+(`retokenize`). A character that takes several tokens counts once its last token is there (`Spelling`).
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from lamina.checkpoint.tokenizer import UNFINISHED, TextStream, Tokenizer
+from lamina.generation.reuse import common
 
 Encode = Callable[[str], list[int]]
-WINDOW = 64  # the last tokens of a prompt, which are decoded one by one; those before, all at once
-NEUTRAL = "\n.0\N{REPLACEMENT CHARACTER}"  # characters that few tokens begin with and go on from
-LONGEST = 8  # tokens that the last character before a stream may take
+WINDOW = 64  # tokens at the end of a prompt that are decoded one by one; those before are decoded at once
+NEUTRAL = "\n.0\N{REPLACEMENT CHARACTER}"  # characters that rarely merge with a following one into a token
+LONGEST = 8  # tokens that one character may take
 
 
 class Spelling:
-    """The text of a growing row, token by token. Special tokens are spelt out, except the first `skipped` ones.
+    """The text of a growing row, token by token. Special tokens are spelt out; the first `skipped` tokens have no text.
 
-    pieces   what each token adds, in whole characters: empty for a token that ends inside a character
+    pieces   the whole characters that each token completes: empty for a token that ends inside a character
 
     >>> spelling = Spelling(tokenizer)                                 # doctest: +SKIP
     >>> spelling.read(tokenizer.encode("naïve")); spelling.pieces      # doctest: +SKIP
@@ -40,7 +41,7 @@ class Spelling:
         self.pieces: list[str] = []
 
     def read(self, ids: Sequence[int]) -> None:
-        """Reads the tokens that are new. ids: the whole row, from its first token on."""
+        """Decodes the tokens that are new. ids: the whole row"""
         if len(self.pieces) < self.skipped:
             self.pieces = [""] * min(self.skipped, len(ids))
         if len(ids) - len(self.pieces) > 2 * WINDOW:
@@ -53,7 +54,7 @@ class Spelling:
 
     @property
     def unfinished(self) -> int:
-        """How many of the last tokens are part of a character that is not whole yet."""
+        """Tokens at the end of the row that belong to an incomplete character."""
         return sum(1 for _ in takewhile(lambda piece: not piece, reversed(self.pieces))) if self.stream.held else 0
 
     def _read_at_once(self, ids: Sequence[int]) -> None:
@@ -67,8 +68,8 @@ class Spelling:
 
 
 def stream_after(tokenizer: Tokenizer, ids: Sequence[int]) -> TextStream:
-    """A decoder of what follows these ids, which end with a whole character. It is shown the last ones, from the start
-    of a character on: a decoder may write a token differently at the beginning, such as without its space."""
+    """A text stream for the tokens after these ids, which end with a whole character. It has read the ids of the last
+    character already: a decoder may treat its first token differently, for example drop its space."""
     stream = tokenizer.stream(skip_special=False)
     for count in range(1, min(LONGEST, len(ids)) + 1):
         if UNFINISHED not in tokenizer.decode(ids[-count:], skip_special=False):
@@ -79,11 +80,13 @@ def stream_after(tokenizer: Tokenizer, ids: Sequence[int]) -> TextStream:
 
 
 def retokenize(encode: Encode, ids: Sequence[int], old: str, new: str) -> tuple[int, list[int]]:
-    """How the ids of a text change when it goes on: how many of the last ones are replaced, and by which.
+    """How the ids of a text change when the text is continued. -> the number of last ids to replace, and the new ids
 
-    The text ended with `old`, and its ids are `ids`. Now it ends with `new` instead, which begins with `old`. Where the
-    ids do not end as `old` is tokenized by itself, they all stay, and those of the new text are added. An empty `old`
-    does not mean that there was no text before.
+    ids   of the text so far, which ends with `old`
+    new   replaces `old` at the end of the text, and begins with it
+
+    If the last ids differ from the tokens of `old` by itself, all ids stay and those of the new text are appended. An
+    empty `old` does not mean that the text so far is empty.
 
     >>> bpe = {"a": [1], "abb": [2, 3]}
     >>> retokenize(bpe.__getitem__, [7, 1], "a", "abb")
@@ -98,10 +101,10 @@ def retokenize(encode: Encode, ids: Sequence[int], old: str, new: str) -> tuple[
 
 
 def ids_after(encode: Encode, before: str, text: str) -> list[int]:
-    """The ids of a text behind another one whose own ids are fixed.
+    """The ids of `text` after the text `before`, whose ids are fixed.
 
-    A token across the border is not possible. Where the tokenizer wants one, the text is tokenized behind a neutral
-    character: by itself some tokenizers would put a space in front of it.
+    No token may span the border. If the tokenizer would make one, `text` is tokenized after a neutral character
+    instead, because some tokenizers put a space in front of a text by itself.
     """
     for context in (before or NEUTRAL[0], *NEUTRAL):
         fixed, whole = encode(context), encode(context + text)
@@ -119,12 +122,3 @@ def beginning(tokenizer: Tokenizer) -> list[int]:
     """
     text, whole = tokenizer.encode("a", special=False), tokenizer.encode("a")
     return whole[: whole.index(text[0])] if text and text[0] in whole else []
-
-
-def common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many ids two sequences begin with in common.
-
-    >>> common([5, 6, 7], [5, 6, 8])
-    2
-    """
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))

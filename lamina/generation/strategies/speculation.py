@@ -1,17 +1,17 @@
-"""Speculation: several tokens a row in one pass, guessed by a draft (drafts.py) and checked by the model.
+"""Speculative decoding: a drafter (drafts.py) proposes several tokens per row, and one pass of the model verifies them.
 
-A pass reads each row's newest token and the guesses after it, and so gives the scores after every one of them.
+A pass is fed each row's newest token and its draft, and so computes the scores after every one of them.
 
-    text            … a b c          the model has read … a b
-    guessed                 d e f
-    read                  c d e f    scores after c say d: right; after d say x: e is wrong
-    new                     d x      c d is committed, x is read in the next pass
+    text            … a b c          the cache holds … a b
+    draft                   d e f
+    fed                   c d e f    the scores after c choose d: accepted; after d they choose x: e is rejected
+    new                     d x      c d is committed, x is fed in the next pass
 
-Every row has its own number of guesses and of right ones; `commit` takes in that many of its tokens, whatever kind its
-layers are. Without sampling, a guess is right when it is the token that the scores give. With sampling it is the same
-rule for guesses that no chance was involved in, so the tokens are those of the same run without a draft. A guess that
-was drawn with probability q is right with probability min(1, p / q), where p is the model's, and is else replaced by a
-draw from what p has more than q: together that is a draw from p (https://arxiv.org/abs/2211.17192).
+Each row has its own draft length and number of accepted tokens; `commit` stores that many for every kind of layer.
+Greedy: a draft token is accepted if the scores choose it. Sampling: the same rule for draft tokens that were not drawn,
+so the tokens are those of the same run without a draft. A draft token that was drawn with probability q is accepted
+with probability min(1, p / q), where p is its probability by the model; a rejected one is replaced by a draw from
+max(p - q, 0), normalized. The result is distributed as p (https://arxiv.org/abs/2211.17192).
 """
 
 from __future__ import annotations
@@ -24,24 +24,32 @@ from torch import Tensor
 
 from lamina.cache.clock import on_device
 from lamina.generation.feed import Reader, padded
-from lamina.generation.run import Made, Run
+from lamina.generation.run import Run, StrategyOutput
 from lamina.generation.stopping import Reason
-from lamina.generation.strategies.drafts import Assistant, Draft, Guess, Schedule, draft_of
-from lamina.generation.strategies.universal import UniversalAssistant
+from lamina.generation.strategies.cross_tokenizer import CrossTokenizerAssistant
+from lamina.generation.strategies.drafts import (
+    Assistant,
+    Draft,
+    Drafter,
+    DraftLengths,
+    PromptLookup,
+    assistant_of,
+    same_ids,
+)  # fmt: skip
 from lamina.notices import notice
 from lamina.sampling.chooser import Chooser
 from lamina.sampling.exclusion import excluded
 from lamina.sampling.history import History
 
-NOTHING_LEFT = -1  # in place of a token where every id is excluded; an error only if the row gets that far
-ACCEPTING = 2  # the stream of the noise that decides whether a drawn guess is right
+NO_TOKEN = -1  # stands for a token if every id is excluded; an error only if the row gets that far
+ACCEPT_STREAM = 2  # the noise stream that decides whether a drawn draft token is accepted
 
 
 @dataclass
-class Speculated:
-    """How well guesses did, by row.
+class SpeculationStats:
+    """Counts of drafted and accepted tokens, per row.
 
-    >>> one = Speculated(drafted=[8, 2], accepted=[6, 0], passes=[3, 4], made=[9, 4])
+    >>> one = SpeculationStats(drafted=[8, 2], accepted=[6, 0], passes=[3, 4], made=[9, 4])
     >>> one.acceptance_rate, one.row(1).acceptance_rate, one.row(0).tokens_per_pass
     (0.6, 0.0, 3.0)
     """
@@ -53,120 +61,133 @@ class Speculated:
 
     @property
     def acceptance_rate(self) -> float:
-        """Guesses that were right, of all."""
+        """Accepted draft tokens / all draft tokens."""
         return sum(self.accepted) / max(sum(self.drafted), 1)
 
     @property
     def tokens_per_pass(self) -> float:
-        """New tokens for each pass that a row took part in; 1 without speculation."""
+        """New tokens per pass that a row took part in; 1 without speculation."""
         return sum(self.made) / max(sum(self.passes), 1)
 
-    def row(self, row: int) -> Speculated:
-        """One row by itself."""
-        return Speculated([self.drafted[row]], [self.accepted[row]], [self.passes[row]], [self.made[row]])
+    def row(self, row: int) -> SpeculationStats:
+        """The counts of one row."""
+        return SpeculationStats([self.drafted[row]], [self.accepted[row]], [self.passes[row]], [self.made[row]])
 
 
 @torch.no_grad()
-def speculate(run: Run, draft: Draft | None = None, schedule: Schedule | None = None) -> Made:
-    """Greedy or sampled, with the draft that the settings ask for, or a given one and its schedule."""
+def speculate(run: Run, drafter: Drafter | None = None, draft_lengths: DraftLengths | None = None) -> StrategyOutput:
+    """Greedy or sampled speculative decoding. drafter, draft_lengths: None for those that the settings ask for"""
     cache = run.cache
-    if draft is None:
-        draft, schedule = draft_of(run)
-    if schedule is None:
-        schedule = Schedule(cache.rows, run.settings.num_assistant_tokens)
+    if drafter is None:
+        drafter, draft_lengths = drafter_of(run)
+    if draft_lengths is None:
+        draft_lengths = DraftLengths(cache.rows, run.settings.num_assistant_tokens)
     reader = Reader(run.model, cache)
     rows = _Rows(run, reader.most)
     drafted, accepted, passes = ([0] * cache.rows for _ in range(3))
     history = run.history()
-    numbers = torch.tensor(run.numbers, device=run.logits.device)
+    row_ids = torch.tensor(run.row_ids, device=run.logits.device)
     scores = run.chooser.scores(run.logits, history)
-    first = run.chooser.choose(scores, numbers, history.lengths)
-    if run.kept is not None:
-        run.kept.add(range(cache.rows), run.logits, scores, first)
-    for row, token in enumerate(run.read(first, scores, range(cache.rows))):
-        rows.take(row, [token])
-    rows.tell()
+    first = run.chooser.choose(scores, row_ids, history.lengths)
+    if run.recorder is not None:
+        run.recorder.add(range(cache.rows), run.logits, scores, first)
+    for row, token in enumerate(run.to_host(first, scores, range(cache.rows))):
+        rows.add(row, [token])
+    rows.notify()
 
-    live = list(range(cache.rows))  # rows whose newest token is still to be read
+    live = list(range(cache.rows))  # rows whose newest token is still to be fed
     while live:
         going = [row for row in live if not rows.reasons[row]]
-        guess = rows.draft(draft, schedule, going)
-        guessed = dict(zip(going, guess.tokens, strict=True))
-        ids, counts = padded([[rows.texts[row][-1], *guessed.get(row, ())] for row in live], cache.device)
+        draft = rows.draft(drafter, draft_lengths, going)
+        drafts = dict(zip(going, draft.tokens, strict=True))
+        ids, counts = padded([[rows.texts[row][-1], *drafts.get(row, ())] for row in live], cache.device)
         try:
             logits = reader.read(ids, live, counts)
-            new = dict(zip(going, _check(run, logits, ids, live, going, guess), strict=True))
-            taken = {row: rows.take(row, tokens) for row, tokens in new.items()}
-            # The last new token of a row was not read in this pass, the ones before it were.
-            read = [1 + min(taken[row], len(new[row]) - 1) if row in new else 1 for row in live]
-            reader.commit(read)
+            new = dict(zip(going, _verify(run, logits, ids, live, going, draft), strict=True))
+            added = {row: rows.add(row, tokens) for row, tokens in new.items()}
+            # Of a row's new tokens, this pass has fed all but the last one.
+            fed = [1 + min(added[row], len(new[row]) - 1) if row in new else 1 for row in live]
+            reader.commit(fed)
         except BaseException:
             reader.abort()
             raise
         for row in live:
             passes[row] += 1
         for row, tokens in new.items():
-            drafted[row] += len(guessed[row])
-            accepted[row] += min(taken[row], len(tokens) - 1)
-            schedule.learn(row, len(guessed[row]), len(tokens) - 1)
-        live = [row for row, tokens in new.items() if taken[row] == len(tokens)]
-        rows.tell()
+            drafted[row] += len(drafts[row])
+            accepted[row] += min(added[row], len(tokens) - 1)
+            draft_lengths.update(row, len(drafts[row]), len(tokens) - 1)
+        live = [row for row, tokens in new.items() if added[row] == len(tokens)]
+        rows.notify()
     made = [len(tokens) for tokens in rows.tokens]
-    if run.kept is not None:
-        run.kept.shorten(made)
-    more = {"speculation": Speculated(drafted, accepted, passes, made)}
-    return Made(rows.tokens, rows.reasons, cache, _how(reader, draft), more)
+    if run.recorder is not None:
+        run.recorder.shorten(made)
+    more = {"speculation": SpeculationStats(drafted, accepted, passes, made)}
+    return StrategyOutput(rows.tokens, rows.reasons, cache, _how(reader, drafter), more)
 
 
-def _how(reader: Reader, draft: Draft) -> str:
-    """In words."""
+def drafter_of(run: Run) -> tuple[Drafter, DraftLengths]:
+    """The drafter that the settings ask for, and the lengths of its drafts."""
+    s, rows = run.settings, run.cache.rows
+    if s.prompt_lookup_num_tokens is not None:
+        return PromptLookup(s.max_matching_ngram_size), DraftLengths(rows, s.prompt_lookup_num_tokens)
+    lengths = DraftLengths(rows, s.num_assistant_tokens, s.num_assistant_tokens_schedule)
+    assistant, threshold = assistant_of(run.model, s), s.assistant_confidence_threshold
+    kind = Assistant if same_ids(run.model, assistant) else CrossTokenizerAssistant
+    return kind(run, assistant, lengths.most, threshold), lengths
+
+
+def _how(reader: Reader, drafter: Drafter) -> str:
+    """The text of `Result.how`."""
     how = "captured passes of several tokens"
     if reader.reason is not None:
         notice(f"speculating by plain passes, since {reader.reason}")
         how = f"plain passes of several tokens, since {reader.reason}"
-    elif isinstance(draft, Assistant | UniversalAssistant) and draft.reader.reason is not None:
-        how += f"; drafts by plain passes, since {draft.reader.reason}"
-    if isinstance(draft, UniversalAssistant):
-        how += "; drafts by way of text, since the assistant has another tokenizer"
+    elif isinstance(drafter, Assistant | CrossTokenizerAssistant) and drafter.reader.reason is not None:
+        how += f"; drafts by plain passes, since {drafter.reader.reason}"
+    if isinstance(drafter, CrossTokenizerAssistant):
+        how += "; drafts converted through text, since the assistant has another tokenizer"
     return how
 
 
 class _Rows:
-    """What the rows hold and why they ended. texts: prompt and new tokens; tokens: the new ones."""
+    """The ids of the rows and why they ended. texts: prompt and new tokens; tokens: new tokens only"""
 
     def __init__(self, run: Run, most: int | None) -> None:
-        self.run, self.most, self.limit = run, most, run.cache.limit  # tokens of a pass, and of a row
+        self.run, self.most, self.limit = run, most, run.cache.limit  # max tokens of a pass, of a row
         self.texts = run.cache.tokens
         self.tokens: list[list[int]] = [[] for _ in self.texts]
         self.reasons = [""] * len(self.texts)
-        self.untold: list[tuple[int, int, Reason | None]] = []
+        self.unsent: list[tuple[int, int, Reason | None]] = []
 
-    def take(self, row: int, new: Sequence[int]) -> int:
-        """Takes in new tokens up to one that ends the row; how many that were."""
+    def add(self, row: int, new: Sequence[int]) -> int:
+        """Adds new tokens up to the first that ends the row. -> the number of tokens added"""
         for n, token in enumerate(new, 1):
-            if token == NOTHING_LEFT:
-                raise self.run.nothing_left(row)
+            if token == NO_TOKEN:
+                raise self.run.no_token_error(row)
             self.texts[row].append(token)
             self.tokens[row].append(token)
             reason = self.run.stopping.put(row, token)
-            self.untold.append((row, token, reason))
+            self.unsent.append((row, token, reason))
             if reason is not None:
                 self.reasons[row] = reason
                 return n
         return len(new)
 
-    def tell(self) -> None:
-        untold, self.untold = self.untold, []
-        if self.run.told:
-            for event in untold:
-                self.run.told(*event)
+    def notify(self) -> None:
+        """Passes tokens to `on_token` once their pass is committed."""
+        unsent, self.unsent = self.unsent, []
+        if self.run.on_token:
+            for event in unsent:
+                self.run.on_token(*event)
 
-    def draft(self, draft: Draft, schedule: Schedule, rows: Sequence[int]) -> Guess:
-        most = [self._most(row, schedule.lengths[row]) for row in rows]
-        return draft(rows, [self.texts[row] for row in rows], most) if any(most) else Guess([[] for _ in rows])
+    def draft(self, drafter: Drafter, draft_lengths: DraftLengths, rows: Sequence[int]) -> Draft:
+        most = [self._most(row, draft_lengths.lengths[row]) for row in rows]
+        return drafter(rows, [self.texts[row] for row in rows], most) if any(most) else Draft([[] for _ in rows])
 
     def _most(self, row: int, most: int) -> int:
-        """How many guesses can be of use. A row whose last token was guessed needs no pass more to read it."""
+        """The draft length of a row, limited by the tokens that it may still get, the width of captured passes and the
+        cache's capacity. The draft may include the row's last token, so that no further pass has to feed it."""
         most = min(most, self.run.stopping.rows[row].most - len(self.tokens[row]))
         if self.most is not None:
             most = min(most, self.most - 1)
@@ -175,80 +196,83 @@ class _Rows:
         return max(most, 0)
 
 
-def _check(
-    run: Run, logits: Tensor, ids: Tensor, live: Sequence[int], going: Sequence[int], guess: Guess
+def _verify(
+    run: Run, logits: Tensor, ids: Tensor, live: Sequence[int], going: Sequence[int], draft: Draft
 ) -> list[list[int]]:
-    """The new tokens of the rows that go on: their guesses up to the first wrong one, and the token in its place.
+    """The new tokens of the rows in `going`: the accepted draft tokens, and one token of the model's after them.
 
-    logits [L, T, V] and ids [L, T] are of the live rows.
+    ids [L, T] and logits [L, T, V] are of the rows in `live`; `draft` is of those in `going`.
     """
     if not going:
         return []
     device, chooser, T = ids.device, run.chooser, ids.shape[1]
-    places_of = {row: place for place, row in enumerate(live)}
-    lies = [places_of[row] for row in going]  # in ids and logits
+    index_of = {row: index for index, row in enumerate(live)}
+    at = [index_of[row] for row in going]  # rows of ids and logits
     lengths = run.cache.clock.lengths[on_device(going, device)]
-    after = run.history(going).and_then(ids[on_device(lies, device)]) if chooser.processors else None
-    # Processors that read tokens may rely on those they allowed, so they are shown none that follow a wrong one.
+    after = run.history(going).and_then(ids[on_device(at, device)]) if chooser.processors else None
+    # Processors that read tokens may rely on having allowed them, so none may see tokens after a rejected one: such
+    # processors verify one position at a time, others all T at once.
     width = 1 if any(getattr(process, "needs_tokens", True) for process in chooser.processors) else T
     new: list[list[int]] = [[] for _ in going]
-    unsettled = list(range(len(going)))
+    open_rows = list(range(len(going)))  # rows without a rejected draft token
     for start in range(0, T, width):
-        places = [(r, t) for r in unsettled for t in range(start, min(start + width, len(guess.tokens[r]) + 1))]
+        places = [(r, t) for r in open_rows for t in range(start, min(start + width, len(draft.tokens[r]) + 1))]
         if not places:
             break
         own, times = [r for r, _ in places], on_device([t for _, t in places], device)  # [N]
         rows = on_device(own, device)
         positions = lengths[rows] + times + 1
-        guesses = on_device([guess.tokens[r][t] if t < len(guess.tokens[r]) else -1 for r, t in places], device)
-        drawn = None if guess.scores is None else guess.scores[rows, times.clamp(max=guess.scores.shape[1] - 1)]
-        seen = logits[on_device([lies[r] for r in own], device), times]
+        drafted = on_device([draft.tokens[r][t] if t < len(draft.tokens[r]) else -1 for r, t in places], device)
+        drawn_from = None if draft.scores is None else draft.scores[rows, times.clamp(max=draft.scores.shape[1] - 1)]
+        seen = logits[on_device([at[r] for r in own], device), times]  # [N, V]
         scores = seen.float() if after is None else chooser.scores(seen, _until(after, own, positions))
-        numbers = on_device([run.numbers[going[r]] for r in own], device)
-        found, right = settle(chooser, scores, guesses, drawn, numbers, positions)
-        settled: set[int] = set()
-        taken: list[int] = []  # indices into `places`
-        out = excluded(scores, found) if chooser.may_exclude_all else torch.zeros_like(right)
-        answers = zip(places, *torch.stack([found, right.long(), out.long()]).tolist(), strict=True)
+        row_ids = on_device([run.row_ids[going[r]] for r in own], device)
+        found, accepted = accept_or_replace(chooser, scores, drafted, drawn_from, row_ids, positions)
+        closed: set[int] = set()
+        used: list[int] = []  # indices into `places` of the tokens that become new
+        out = excluded(scores, found) if chooser.may_exclude_all else torch.zeros_like(accepted)
+        answers = zip(places, *torch.stack([found, accepted.long(), out.long()]).tolist(), strict=True)
         for n, ((r, _), token, ok, is_out) in enumerate(answers):
-            if r not in settled:
-                new[r].append(NOTHING_LEFT if is_out else token)
-                taken.append(n)
+            if r not in closed:
+                new[r].append(NO_TOKEN if is_out else token)
+                used.append(n)
                 if is_out or not ok:
-                    settled.add(r)
-        if run.kept is not None:
-            run.kept.add([going[places[n][0]] for n in taken], seen[taken], scores[taken], found[taken])
-        unsettled = [r for r in unsettled if r not in settled]
+                    closed.add(r)
+        if run.recorder is not None:
+            run.recorder.add([going[places[n][0]] for n in used], seen[used], scores[used], found[used])
+        open_rows = [r for r in open_rows if r not in closed]
     return new
 
 
 def _until(history: History, rows: Sequence[int], lengths: Tensor) -> History:
-    """These rows [N] as they were when they had that many tokens."""
+    """The history of these rows [N] when they had `lengths` [N] tokens."""
     some = history.take(rows)
     assert some.tokens is not None
     there = torch.arange(some.tokens.shape[1], device=lengths.device) < lengths[:, None]
     return replace(some, lengths=lengths, tokens=some.tokens.masked_fill(~there, -1), counts=None)
 
 
-def settle(
-    chooser: Chooser, scores: Tensor, guesses: Tensor, drawn: Tensor | None, numbers: Tensor, positions: Tensor
+def accept_or_replace(
+    chooser: Chooser, scores: Tensor, drafted: Tensor, drawn_from: Tensor | None, row_ids: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The token for each of N places, and whether it is the guess, accepted.
+    """Verifies N draft tokens. -> the token at each position [N], and whether it is the accepted draft token [N]
 
-    scores [N, V] are the model's, guesses [N] is -1 where there is none, drawn [N, V] are the scores that the guesses
-    were drawn from (None: they were not drawn), numbers and positions [N] are those of the noise.
+    scores       [N, V] of the model
+    drafted      [N] draft tokens, -1 for none
+    drawn_from   [N, V] scores that the draft tokens were drawn from; None if they were not drawn
+    row_ids      [N] and positions [N]: what the noise depends on
     """
-    if drawn is None or not chooser.sample:
-        found = chooser.choose(scores, numbers, positions)
-        return found, found == guesses
-    there, at = guesses >= 0, guesses.clamp(min=0)[:, None]
+    if drawn_from is None or not chooser.sample:
+        found = chooser.choose(scores, row_ids, positions)
+        return found, found == drafted
+    there, at = drafted >= 0, drafted.clamp(min=0)[:, None]
     p = scores.softmax(dim=-1)
-    q = drawn.softmax(dim=-1).masked_fill(~there[:, None], 0)
+    q = drawn_from.softmax(dim=-1).masked_fill(~there[:, None], 0)
     chance = (p.gather(1, at) / q.gather(1, at))[:, 0].clamp(max=1)
     chance = chance.masked_fill(~there, 0)
     yes_or_no = torch.stack([chance, 1 - chance], dim=-1).log()
-    right = chooser.choose(yes_or_no, numbers, positions, ACCEPTING) == 0
+    accepted = chooser.choose(yes_or_no, row_ids, positions, ACCEPT_STREAM) == 0
     rest = (p - q).clamp(min=0)
-    rest = torch.where(rest.sum(dim=-1, keepdim=True) > 0, rest, p)  # p = q but for rounding
-    found = torch.where(right, guesses, chooser.choose(rest.log(), numbers, positions))
-    return found, right
+    rest = torch.where(rest.sum(dim=-1, keepdim=True) > 0, rest, p)  # all zero if p equals q up to rounding
+    found = torch.where(accepted, drafted, chooser.choose(rest.log(), row_ids, positions))
+    return found, accepted
