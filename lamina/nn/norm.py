@@ -15,7 +15,7 @@ class RMSNorm(nn.Module):
     plus_one   the factor is 1 + weight: the checkpoint stores the difference from one
     weight     False: no factor
 
-    >>> RMSNorm(2, eps=0.0)(torch.tensor([1.0, 7.0]))
+    >>> RMSNorm(2, eps=0.0)(torch.tensor([1.0, 7.0])).detach()
     tensor([0.2000, 1.4000])
     """
 
