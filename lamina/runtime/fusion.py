@@ -1,7 +1,4 @@
-"""The fusion plan of a model: made by tracing one decode step, for one row and one token, in which nothing is launched.
-
-print(model.fusion_plan)
-"""
+"""The fusion plan of a model, `model.fusion_plan`: traced from one decode step of one row, in which nothing is launched."""
 
 from __future__ import annotations
 
