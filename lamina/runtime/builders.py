@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Thread
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -31,9 +32,36 @@ def build_together(*programs: Callable[[], object]) -> None:
 
     from lamina.kernels.launch import build_only
 
-    with Builders() as pool, AsyncCompileMode(pool), build_only():
+    with _uncollected, Builders() as pool, AsyncCompileMode(pool), build_only():
         for program in programs:
             program()
+
+
+class _Uncollected:
+    """Pauses Python's garbage collector inside, for any number of threads at once.
+
+    Triton parses kernels in all threads. A collection inside `ast.parse` may let another thread parse in the middle of
+    it, and CPython 3.11 then fails: "AST constructor recursion depth mismatch".
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.inside, self.enabled = Lock(), 0, False
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if self.inside == 0:
+                self.enabled = gc.isenabled()
+                gc.disable()
+            self.inside += 1
+
+    def __exit__(self, *problem: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if self.inside == 0 and self.enabled:
+                gc.enable()
+
+
+_uncollected = _Uncollected()
 
 
 class Builders(ThreadPoolExecutor):

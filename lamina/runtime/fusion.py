@@ -1,7 +1,4 @@
-"""Makes the fusion plan of a model by tracing one decode step of one row, without launching kernels.
-
-print(model.fusion_plan)
-"""
+"""The fusion plan of a model, `model.fusion_plan`: traced from one decode step of one row, which launches nothing."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ import torch
 
 from lamina import kernels
 from lamina.runtime import prebuild
-from lamina.runtime.builders import Builders, builds
+from lamina.runtime.builders import Builders, build_together, builds
 from lamina.runtime.prebuild import KernelBuild
 from tests.families.cases import FIRST, cases
 from tests.kernels.runs import NEW, begin, decode_captured, decode_plain, tiny
@@ -107,6 +108,12 @@ def test_neither_building_kernels_nor_tracing_a_step_loads_the_compiler_of_pytor
     command = [sys.executable, "-c", LIGHTLY]
     done = subprocess.run(command, env=environment, input=configs, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr[-3000:]
+
+
+def test_nothing_is_collected_while_kernels_are_parsed_in_several_threads() -> None:
+    seen: list[bool] = []
+    build_together(lambda: build_together(lambda: seen.append(gc.isenabled())), lambda: seen.append(gc.isenabled()))
+    assert seen == [False, False] and gc.isenabled()
 
 
 def test_where_there_is_a_gpu_builders_make_kernels_ready_to_launch(monkeypatch: pytest.MonkeyPatch) -> None:
