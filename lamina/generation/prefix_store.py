@@ -266,7 +266,7 @@ class PrefixStore:
         with self._lock:
             for at, one in enumerate(self._kept):
                 held = one.tables
-                if any(numbers & set(held[kind].ravel().tolist()) for kind, numbers in pages.items() if kind in held):
+                if any(wanted & set(held[group].ravel().tolist()) for group, wanted in pages.items() if group in held):
                     self._lost.append(Lost(self._kept.pop(at).ids, "had to make room in the pool"))
                     return True
         return False
@@ -280,6 +280,7 @@ class PrefixStore:
         return (self._kept[usable.index(most)], most) if most else (None, 0)
 
     def _touch(self, one: Snapshot) -> None:
+        """Makes this snapshot the most recently used one."""
         self._kept.remove(one)
         self._kept.append(one)
 
@@ -298,6 +299,8 @@ class PrefixStore:
         return points
 
     def _keep_row(self, cache: Cache, row: int, ids: np.ndarray) -> None:
+        """Stores a snapshot of one row, unless another one covers it. Drops those that the new one covers, and the
+        least recently used ones until it fits."""
         covering = next((one for one in self._kept if one.covers(ids)), None)
         if covering is not None:
             logits = None if cache._logits is None else cache._logits[row : row + 1]

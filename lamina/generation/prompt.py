@@ -240,6 +240,7 @@ class _Parser:
     every text gets special tokens."""
 
     def ids(self, prompts: Any, mask: Tensor | None = None, special: bool = True) -> Prompt:
+        """The prompt of `prompts`. special: whether texts get special tokens, unless `bare` says no"""
         if isinstance(prompts, np.ndarray):
             prompts = torch.as_tensor(prompts)
         if isinstance(prompts, Tensor):
@@ -256,12 +257,11 @@ class _Parser:
         match kinds[0]:
             case "text":
                 bare = self.bare * len(prompts) if len(self.bare) == 1 else self.bare
-                bare = (
-                    bare if len(bare) == len(prompts) else (False,) * len(prompts)
-                )  # a wrong number of prompts is refused later
+                if len(bare) != len(prompts):  # no cache, or a wrong number of prompts, which is refused later
+                    bare = (False,) * len(prompts)
                 rows = [
-                    self._tokens(n, text or "", special and not none)
-                    for n, (text, none) in enumerate(zip(prompts, bare, strict=True))
+                    self._tokens(n, text or "", special and not is_bare)
+                    for n, (text, is_bare) in enumerate(zip(prompts, bare, strict=True))
                 ]
                 return replace(from_rows(rows, self.allow_empty), is_text=True)
             case "a message":
@@ -276,10 +276,10 @@ class _Parser:
                 raise InputError(f"prompts must be {FORMS}, not a list that holds {other}")
         return from_rows(prompts, self.allow_empty)
 
-    def _tokens(self, number: int, text: str, special: bool) -> list[int]:
+    def _tokens(self, index: int, text: str, special: bool) -> list[int]:
         if self.tokenizer is None:
             raise InputError("this checkpoint has no tokenizer: give lists of ids instead of text")
-        check_text(text, f"prompt {number}")
+        check_text(text, f"prompt {index}")
         return self.tokenizer.encode(text, special)
 
     def _chat(self, messages: Sequence[Mapping[str, Any]], where: str = "") -> list[int]:

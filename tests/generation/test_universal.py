@@ -110,9 +110,9 @@ def test_texts_of_many_kinds_go_on_as_without_an_assistant(
     for one in (other, with_permuted_ids(model)):
         found = model.generate(prompts, 14, assistant_model=one, **ENDLESS, **drafted)
         assert found.tokens == plain.tokens and found.text == plain.text
-        assert sum(found.more["speculation"].drafted) > 10
+        assert sum(found.speculation.drafted) > 10
     if target == "bytes" and not settings:
-        assert found.more["speculation"].acceptance_rate > 0.1
+        assert found.speculation.acceptance_rate > 0.1
     assert found.how.endswith("; drafts converted through text, since the assistant has another tokenizer")
 
 
@@ -332,5 +332,5 @@ def test_smollm2_under_other_ids_guesses_what_smollm2_says() -> None:
     plain = model.generate(prompts, 11, **ENDLESS)
     found = model.generate(prompts, 11, assistant_model=with_permuted_ids(model), **drafted, **ENDLESS)
     assert found.tokens == plain.tokens
-    stats = found.more["speculation"]
+    stats = found.speculation
     assert stats.acceptance_rate > 0.9 and stats.tokens_per_pass > 2
