@@ -1,4 +1,4 @@
-"""The fusion plan of a model, `model.fusion_plan`: traced from one decode step of one row, in which nothing is launched."""
+"""The fusion plan of a model, `model.fusion_plan`: traced from one decode step in which nothing is launched."""
 
 from __future__ import annotations
 
