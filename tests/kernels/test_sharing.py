@@ -216,7 +216,7 @@ def test_everything_is_launched_on_the_device_of_the_model(monkeypatch: pytest.M
         yield
         inside.pop()
 
-    for module in ("runtime.capture", "runtime.passes", "generation.replay"):
+    for module in ("runtime.step", "runtime.multi_token", "generation.strategies.captured"):
         monkeypatch.setattr(f"lamina.{module}.current", guard)
     launch, launched = GridExecutor.__call__, []
 
