@@ -33,8 +33,8 @@ class PlainBackend:
         """Norms and rotates q and k, stores k and v, and attends over all that is visible."""
         norms, factor, gate = how["norms"], how["factor"], how["gate"]
         rope: dict[str, Any] = {name: how[name] for name in ("rope", "neighbours", "norms_last")}
-        q = _rotated(one, q, norm=norms and norms[0], **rope)
-        k = None if k is None else _rotated(one, k, norm=norms and norms[1], **rope)
+        q = norm_and_rotate(one, q, norm=norms and norms[0], **rope)
+        k = None if k is None else norm_and_rotate(one, k, norm=norms and norms[1], **rope)
         if factor is not None:
             q = (q * factor[:, None, :, None]).to(q.dtype)
         keys, values, view = entry.keys_values(one, key, k, v)
@@ -113,7 +113,7 @@ def absorbs(tokens: int, rank: int, head: int) -> bool:
     return tokens * (2 * rank - head) < rank * head
 
 
-def _rotated(
+def norm_and_rotate(
     one: Step, x: Tensor, *, rope: RopeTable | None, neighbours: bool, norm: RMSNorm | None, norms_last: bool
 ) -> Tensor:
     """Queries or keys x [B, H, T, D], each head normed and rotated."""

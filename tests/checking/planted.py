@@ -199,12 +199,9 @@ class LeakyState(Recurrent):
 class LeakyLayer(RecurrentLayer):
     """Takes padding for tokens."""
 
-    def recur(self, step: Step, key: Key, *rest: Any) -> Tensor:
-        valid, step.valid = step.valid, None
-        try:
-            return super().recur(step, key, *rest)
-        finally:
-            step.valid = valid
+    def leave(self, step: Step, key: Key, inputs: Any, constants: Any, state: Tensor) -> None:
+        _, state = self.rule.chunk(self.state(step, inputs), inputs, constants, None)
+        super().leave(step, key, inputs, constants, state)
 
 
 @dataclass(frozen=True)

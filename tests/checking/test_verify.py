@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lamina
+from lamina.cache.layers.base import Key
 from lamina.cache.layers.layout import Layout
 from lamina.cache.layers.recurrent import RecurrentLayer
 from lamina.cache.step import Step
@@ -85,16 +86,13 @@ def test_a_state_not_rewound_is_caught_and_named(family: str, monkeypatch: pytes
 
 
 def test_padding_that_leaks_into_a_state_is_caught_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = RecurrentLayer.recur
+    right = RecurrentLayer.leave
 
-    def careless(self: RecurrentLayer, step: Step, *rest: object) -> Tensor:
-        valid, step.valid = step.valid, None
-        try:
-            return right(self, step, *rest)  # type: ignore[arg-type]
-        finally:
-            step.valid = valid
+    def careless(self: RecurrentLayer, step: Step, key: Key, inputs: Any, constants: Any, state: Tensor) -> None:
+        _, state = self.rule.chunk(self.state(step, inputs), inputs, constants, None)
+        right(self, step, key, inputs, constants, state)
 
-    monkeypatch.setattr(RecurrentLayer, "recur", careless)
+    monkeypatch.setattr(RecurrentLayer, "leave", careless)
     report = lamina.verify(first("mamba2"), tries=1)
     broken = {found.law for found in report.differences}
     assert "independence" in broken

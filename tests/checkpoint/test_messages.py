@@ -91,7 +91,7 @@ def test_texts_that_are_not_text_are_refused_by_number() -> None:
 
 def test_bad_options_of_a_chat_are_refused() -> None:
     chat = [{"role": "user", "content": "x"}]
-    with pytest.raises(InputError, match="must be a mapping of names to what the chat template gets"):
+    with pytest.raises(InputError, match="must be a mapping of variables for the chat template"):
         reader().generate(chat, 1, chat_options=["tools"])  # type: ignore[arg-type]
     with pytest.raises(InputError, match="chat_options name 'messages', which the template gets from the chat"):
         reader().generate(chat, 1, chat_options={"messages": []})

@@ -47,7 +47,7 @@ def tuple_attribute(self: Any, name: str) -> Any:
 
 def make_block_type(self: Any, element_ty: Any, shape: Any) -> None:
     sizes = tuple([unwrap(size) for size in shape])
-    if (found := _blocks.get(sizes)) is None:
+    if (found := _blocks.get(sizes)) is None or not all(type(size) is int for size in sizes):  # 2.0 is no size
         make_type(self, element_ty, shape)
         found = _blocks[sizes] = self.shape, self.numel, str(self.shape)
     self.element_ty = element_ty

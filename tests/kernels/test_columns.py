@@ -89,8 +89,9 @@ def test_kernels_read_from_each_column_of_a_header_what_the_host_wrote() -> None
     assert out.tolist() == list(values.values())
 
 
-@pytest.mark.parametrize("counts", [None, torch.tensor([2, 0, 1])])
-def test_a_row_has_its_length_and_count_and_all_new_tokens_without_counts(counts: torch.Tensor | None) -> None:
+@pytest.mark.parametrize("given", [None, [2, 0, 1]])
+def test_a_row_has_its_length_and_count_and_all_new_tokens_without_counts(given: list[int] | None) -> None:
+    counts = None if given is None else torch.tensor(given)
     lengths = torch.tensor([5, 0, 7])
     row = entry_row({"lengths": lengths.data_ptr(), "counts": 0 if counts is None else counts.data_ptr()})
     out = torch.zeros(3, 2, dtype=torch.int64)

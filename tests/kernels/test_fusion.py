@@ -73,7 +73,7 @@ def test_the_plan_of_a_family_is_what_its_step_launches(family: str) -> None:
     model = pair(family, FAMILIES[family])[1]
     kinds = [one.kind for one in model.fusion_plan.fusions]
     step, cache, called = CapturedStep(model, 1, Chooser()), model.new_cache(rows=1, capacity=32), []
-    step.take_up(cache, torch.zeros(1, dtype=torch.int64), [4], ())
+    step.begin(cache, torch.zeros(1, dtype=torch.int64), [4], ())
     norms = [module for module in model.modules() if isinstance(module, RMSNorm)]
     hooks = [norm.register_forward_hook(lambda *_: called.append(1)) for norm in norms]
     with launched(runs=False) as launches:
@@ -135,7 +135,7 @@ def test_a_block_that_runs_twice_in_a_step_is_right() -> None:
     )
     captured, plain = model.new_cache(capacity=8), model.new_cache(capacity=8)
     step = CapturedStep(model, 1, Chooser())
-    step.take_up(captured, torch.tensor([3]), [2], ())
+    step.begin(captured, torch.tensor([3]), [2], ())
     step.run(2)
     logits = model([[3]], cache=plain, logits="last")
     logits = model(logits.argmax(-1, keepdim=True), cache=plain, logits="last")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lamina.attention import Chunked, Full, Sliding, Window
+from lamina.cache.plain_backend import norm_and_rotate
 from lamina.cache.step import Step
 from lamina.kernels.attention.decode_fused import attend_token, supports
 from lamina.kernels.attention.shape import Shape
@@ -62,8 +63,8 @@ def run(
 
     def attended(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         kind = q.dtype if dtype != torch.float64 else dtype
-        turned_q = step.ready(q.to(kind), norm=norms and norms[0], **turn)
-        turned_k = step.ready(k.to(kind), norm=norms and norms[1], **turn)
+        turned_q = norm_and_rotate(step, q.to(kind), norm=norms and norms[0], **turn)
+        turned_k = norm_and_rotate(step, k.to(kind), norm=norms and norms[1], **turn)
         if by is not None:
             turned_q = (turned_q * by[:, None, :, None]).to(turned_q.dtype)
         out = held.attend(turned_q, [turned_k, v], dtype=dtype, **how)
