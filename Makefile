@@ -25,7 +25,7 @@ FAST := $(addprefix tests/, test_config.py test_own_model.py test_public.py test
 	cli/test_verify.py families/test_mixtures.py \
 	$(addprefix generation/, test_chain.py test_context.py test_exclusion.py test_filters.py test_inside.py test_prompt.py \
 	test_settings.py test_stopping.py test_stream.py test_watermark.py) \
-	$(addprefix kernels/, test_following.py test_launches.py test_limits.py test_modules.py test_noise.py test_norm.py \
+	$(addprefix kernels/, test_deferred_norm.py test_launches.py test_limits.py test_modules.py test_noise.py test_norm.py \
 	test_own_model.py test_passes_rest.py test_step.py test_unpack.py) \
 	laws/test_codecs.py laws/test_truth.py nn planning/test_sizes.py recurrence/test_conv.py) \
 	'tests/checking/test_verify.py::test_every_law_holds_on_every_family[llama]'

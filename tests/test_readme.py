@@ -60,3 +60,9 @@ def test_every_module_and_public_name_of_a_page_exists(page: Path) -> None:
         assert find_spec(module) is not None, f"{page.name} names {module}"
     for name in set(re.findall(r"\blamina\.([A-Za-z]\w*)", text)):
         assert name in lamina.__all__ or find_spec(f"lamina.{name}") is not None, f"{page.name} names lamina.{name}"
+
+
+def test_the_files_that_make_check_runs_exist() -> None:
+    root = README.parent
+    named = set(re.findall(r"test_\w+\.py", (root / "Makefile").read_text()))
+    assert named and named <= {file.name for file in (root / "tests").rglob("test_*.py")}
