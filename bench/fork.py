@@ -20,7 +20,7 @@ from lamina.cache.spec import LayerSpecs
 from lamina.cache.summary import lines, size
 from lamina.checkpoint.shapes import find_shape
 from lamina.model import Model
-from lamina.planning.subject import subject_of
+from lamina.planning.meta_model import subject_of
 
 RUNS, PAGE = 30, 64
 Made = TypeVar("Made")

@@ -18,7 +18,7 @@ Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Whole:
+class IntField:
     """A whole number from `low` to `high`.
 
     also      other values that are allowed
@@ -52,7 +52,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Number:
+class FloatField:
     """A finite number from `low` to `high`; above=True excludes `low` itself."""
 
     low: float = -math.inf
@@ -69,7 +69,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Flag:
+class BoolField:
     """True or false; an integer is accepted too."""
 
     def checked(self, name: str, values: Values) -> Any:
@@ -114,7 +114,7 @@ class Row:
         return value
 
 
-Field = Whole | Number | Flag | Text | Part | Row
+Field = IntField | FloatField | BoolField | Text | Part | Row
 
 
 def wrong(name: str, value: Any, expected: str) -> InputError:
@@ -127,56 +127,56 @@ def each(field: Field, names: str) -> dict[str, Field]:
     return dict.fromkeys(names.split(), field)
 
 
-WIDTH, POSITIONS = Whole(1, 1_000_000), Whole(1, 10**12)
+WIDTH, POSITIONS = IntField(1, 1_000_000), IntField(1, 10**12)
 
 FIELDS: Mapping[str, Field] = {
     # sizes
-    "vocab_size": Whole(1, 100_000_000),
+    "vocab_size": IntField(1, 100_000_000),
     **each(
         POSITIONS,
         "max_position_embeddings original_max_position_embeddings sliding_window attention_chunk_size floor_scale",
     ),
     **each(
-        Whole(1, 10_000),
+        IntField(1, 10_000),
         "num_hidden_layers num_layers num_decoder_layers no_rope_layer_interval interleave_moe_layer_step "
         "full_attention_interval decoder_sparse_step",
     ),
-    **each(Whole(0, 10_000), "first_k_dense_replace num_nextn_predict_layers"),
+    **each(IntField(0, 10_000), "first_k_dense_replace num_nextn_predict_layers"),
     **each(
         WIDTH,
         "hidden_size d_model mamba_d_ssm kv_lora_rank head_dim d_kv qk_rope_head_dim v_head_dim linear_key_head_dim "
         "linear_value_head_dim block_multiple_of state_size mamba_d_state relative_attention_max_distance "
         "relative_attention_num_buckets",
     ),
-    "qk_nope_head_dim": Whole(0, 1_000_000),
-    "q_lora_rank": Whole(1, 1_000_000, also=(None,)),
-    **each(Whole(1, 1_000_000, also=("auto",)), "time_step_rank mamba_d_head"),
-    **each(Whole(1, 10_000), "conv_kernel mamba_d_conv linear_conv_kernel_dim conv_L_cache"),
+    "qk_nope_head_dim": IntField(0, 1_000_000),
+    "q_lora_rank": IntField(1, 1_000_000, also=(None,)),
+    **each(IntField(1, 1_000_000, also=("auto",)), "time_step_rank mamba_d_head"),
+    **each(IntField(1, 10_000), "conv_kernel mamba_d_conv linear_conv_kernel_dim conv_L_cache"),
     # 0 in checkpoints without such an MLP
     **each(
-        Whole(0, 10_000_000),
+        IntField(0, 10_000_000),
         "intermediate_size intermediate_size_mlp moe_intermediate_size shared_expert_intermediate_size d_ff "
         "block_ff_dim",
     ),
     # heads, groups, experts
-    **each(Whole(1, 100_000), "num_attention_heads num_heads mamba_n_heads linear_num_value_heads n_groups n_group"),
-    "num_key_value_heads": Whole(1, 100_000, divides="num_attention_heads"),
-    "linear_num_key_heads": Whole(1, 100_000, divides="linear_num_value_heads"),
-    "mamba_n_groups": Whole(1, 100_000, divides="mamba_n_heads"),
-    "topk_group": Whole(1, 100_000, among=("n_group",)),
-    **each(Whole(0, 1_000_000), "num_experts num_local_experts n_routed_experts n_shared_experts"),
-    "num_experts_per_tok": Whole(0, 1_000_000, among=("num_experts", "num_local_experts", "n_routed_experts")),
+    **each(IntField(1, 100_000), "num_attention_heads num_heads mamba_n_heads linear_num_value_heads n_groups n_group"),
+    "num_key_value_heads": IntField(1, 100_000, divides="num_attention_heads"),
+    "linear_num_key_heads": IntField(1, 100_000, divides="linear_num_value_heads"),
+    "mamba_n_groups": IntField(1, 100_000, divides="mamba_n_heads"),
+    "topk_group": IntField(1, 100_000, among=("n_group",)),
+    **each(IntField(0, 1_000_000), "num_experts num_local_experts n_routed_experts n_shared_experts"),
+    "num_experts_per_tok": IntField(0, 1_000_000, among=("num_experts", "num_local_experts", "n_routed_experts")),
     # numbers
-    **each(Number(0, 1), "rms_norm_eps layer_norm_epsilon norm_eps"),
-    **each(Number(0, 1000, above=True), "expand mamba_expand block_ffn_dim_multiplier"),
+    **each(FloatField(0, 1), "rms_norm_eps layer_norm_epsilon norm_eps"),
+    **each(FloatField(0, 1000, above=True), "expand mamba_expand block_ffn_dim_multiplier"),
     **each(
-        Number(0, above=True),
+        FloatField(0, above=True),
         "rope_theta factor low_freq_factor high_freq_factor query_pre_attn_scalar attn_logit_softcapping "
         "final_logit_softcapping",
     ),
-    "partial_rotary_factor": Number(0, 1, above=True),
+    "partial_rotary_factor": FloatField(0, 1, above=True),
     **each(
-        Number(),
+        FloatField(),
         "routed_scaling_factor attn_scale embedding_multiplier lm_head_multiplier key_multiplier "
         "attention_in_multiplier attention_out_multiplier ssm_in_multiplier ssm_out_multiplier beta_fast beta_slow "
         "mscale mscale_all_dim attention_factor",
@@ -189,7 +189,7 @@ FIELDS: Mapping[str, Field] = {
     **each(Row(int), "no_rope_layers moe_layers full_attn_idxs mlp_only_layers"),
     # the rest
     **each(
-        Flag(),
+        BoolField(),
         "attention_bias mlp_bias use_bias use_conv_bias conv_bias mamba_proj_bias mamba_conv_bias projectors_bias "
         "mamba_rms_norm mamba_norm_before_gate tie_word_embeddings tie_embedding residual_in_fp32 rope_interleave "
         "norm_topk_prob use_qk_norm block_auto_adjust_ff_dim scale_decoder_outputs truncate",

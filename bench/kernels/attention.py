@@ -29,7 +29,7 @@ from lamina.kernels.attention import mla as latent
 from lamina.kernels.attention.decode import decode_attention
 from lamina.kernels.attention.decode_fused import attend_token
 from lamina.kernels.attention.rope_append import rotate_and_append
-from lamina.kernels.attention.shape import Shape
+from lamina.kernels.attention.tiling import Tiling
 from lamina.nn.attention.rotary import rotate, rotate_neighbours
 from tests.kernels.stores import Held, error
 
@@ -57,7 +57,7 @@ class Case:
     sinks: bool = False
     splits: int | None = None
     least: int | None = None
-    shape: Shape | None = None
+    shape: Tiling | None = None
 
     @property
     def config(self) -> str:
@@ -109,8 +109,8 @@ TIMES = [
     replace(LLAMA, name="llama, one long row of 32", lengths=(16384, *(128,) * 31)),
     replace(LLAMA, name="llama, 4 tokens", T=4),
     *(replace(LLAMA, name="llama, stored", lengths=lengths, token=True) for lengths in MANY_ROWS),
-    replace(NEXT, shape=Shape(64, 4, 2)),
-    replace(NEXT, shape=Shape(32, 8, 3)),
+    replace(NEXT, shape=Tiling(64, 4, 2)),
+    replace(NEXT, shape=Tiling(32, 8, 3)),
     Case("gemma-2 sliding", (16, 8), (256, 256), (16384,), Sliding(4096), softcap=50.0),
     Case("gemma-2 full", (16, 8), (256, 256), (16384,), softcap=50.0),
     Case("smollm2", (9, 3), (64, 64), (2048,)),

@@ -29,7 +29,7 @@ from lamina.cache.layers.layout import Layout
 from lamina.kernels.attention.decode import decode_attention
 from lamina.kernels.attention.decode_fused import attend_token
 from lamina.kernels.attention.quantized import decode_codes
-from lamina.kernels.attention.shape import Shape
+from lamina.kernels.attention.tiling import Tiling
 from lamina.kernels.limits import limits_of
 from lamina.kernels.quant.encode import Coded, Side, encode
 from lamina.kernels.quant.layout import code_bytes, high_bytes, scale_values
@@ -54,7 +54,7 @@ class Case:
     counts: tuple[int, ...] | None = None
     softcap: float | None = None
     sinks: bool = False
-    shape: Shape | None = None
+    shape: Tiling | None = None
 
 
 CHECKS = [
@@ -68,7 +68,7 @@ CHECKS = [
 ]
 LLAMA = Case("llama", (32, 8), (128, 128), (32768,) * 8)
 TIMES = [replace(LLAMA, lengths=(n,) * rows) for rows in (8, 1) for n in (32768, 4096)]
-SHAPES = [Shape(32, 1, 3), Shape(32, 2, 3), Shape(64, 2, 3), Shape(64, 4, 3)]
+SHAPES = [Tiling(32, 1, 3), Tiling(32, 2, 3), Tiling(64, 2, 3), Tiling(64, 4, 3)]
 WAVES = (4, 8)  # programs for each multiprocessor
 
 
@@ -190,7 +190,7 @@ class Store:
         return encode(*self.new, self.table, *self.sides, write=True)
 
 
-def configurations(case: Case, codec: str) -> list[tuple[Shape, int]]:
+def configurations(case: Case, codec: str) -> list[tuple[Tiling, int]]:
     """Shapes, and into how many parts all that is seen is divided."""
     if codec not in FAST:
         return []
@@ -226,7 +226,7 @@ def coded_times(case: Case, codec: str, base: float) -> list[str]:
     stores = [first, *(Store(case, codec) for _ in range(launches - 1))]
     coded = [store.encoded() for store in stores]
 
-    def attend(shape: Shape | None, parts: int | None) -> None:
+    def attend(shape: Tiling | None, parts: int | None) -> None:
         for store, one in zip(stores, coded, strict=True):
             decode_codes(one, store.table, FULL, torch.bfloat16, scale=0.1, shape=shape, most_parts=parts)
 

@@ -41,7 +41,7 @@ SHARES: list[Shares] = [(None, None), *((gated, None) for gated in GATED), *((No
 
 
 @dataclass(frozen=True)
-class Shape:
+class Tiling:
     name: str
     width: int
     experts: int
@@ -72,8 +72,8 @@ class Shape:
 
 
 SHAPES = [
-    Shape("qwen3-next", 2048, 512, 512, Choice(10, normed=True), shared=512, opens=True),
-    Shape("deepseek-v2-lite", 2048, 64, 1408, Choice(6, "sigmoid"), shared=2816, exact=True),
+    Tiling("qwen3-next", 2048, 512, 512, Choice(10, normed=True), shared=512, opens=True),
+    Tiling("deepseek-v2-lite", 2048, 64, 1408, Choice(6, "sigmoid"), shared=2816, exact=True),
 ]
 Routed = tuple[Tensor, Tensor, Tensor | None]
 
@@ -115,7 +115,7 @@ def by_definition(mixture: Mixture, x: Tensor, onto: Tensor, found: Routed) -> T
     return onto + mixture.experts(x, chosen.long(), weights.to(x.dtype)) + shared
 
 
-def check(shape: Shape, n: int) -> float:
+def check(shape: Tiling, n: int) -> float:
     """The part of the shares that give what they must."""
     mixture, high = shape.mixture(32), shape.mixture(32).double()
     high.load_state_dict(mixture.state_dict())
@@ -143,7 +143,7 @@ def line(us: float, size: float, limit: float, what: object) -> None:
     print(f"  {us:8.2f} µs  {size / us / 1e6:5.2f} TB/s  {size / us / 1e6 / limit:4.0%}  {what}", flush=True)
 
 
-def time_alone(shape: Shape, layers: list[Mixture], n: int, limit: float) -> float:
+def time_alone(shape: Tiling, layers: list[Mixture], n: int, limit: float) -> float:
     """Each launch by itself, again and again over layers, every time with other experts -> all three"""
     x = torch.randn(n, shape.width, device="cuda", dtype=BF16)
     h = torch.randn(n, shape.choice.each * shape.inner + shape.shared, device="cuda", dtype=BF16)
@@ -176,7 +176,7 @@ def time_alone(shape: Shape, layers: list[Mixture], n: int, limit: float) -> flo
     return total
 
 
-def time_together(shape: Shape, layers: list[Mixture], n: int, limit: float) -> float:
+def time_together(shape: Tiling, layers: list[Mixture], n: int, limit: float) -> float:
     """Whole mixtures one after the other, as in a model; the share counts the weights of experts alone -> the best"""
     start = torch.randn(n, shape.width, device="cuda", dtype=BF16)
     factor = torch.ones(shape.width, device="cuda", dtype=BF16)

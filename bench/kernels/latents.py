@@ -18,7 +18,7 @@ from lamina.attention import Full
 from lamina.attention.rotary import rotate, rotate_neighbours
 from lamina.kernels.attention.mla import LatentSplits, decode_latent
 from lamina.kernels.attention.mla_project import COLUMNS, STRETCH, into_latent, out_of_latent
-from lamina.kernels.attention.shape import Shape
+from lamina.kernels.attention.tiling import Tiling
 from tests.kernels.stores import Held, error
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -40,7 +40,7 @@ class Case:
     T: int = 1
     counts: tuple[int, ...] | None = None
     neighbours: bool = True
-    shape: Shape | None = None
+    shape: Tiling | None = None
     splits: int | None = None
     least: int | None = None
     ahead: bool = True
@@ -82,18 +82,18 @@ TIMES = [
     *(replace(LITE, lengths=(n,)) for n in (128, 4096, 16384, 65536)),
     *(replace(LITE, lengths=(n,) * 8) for n in (128, 4096, 16384)),
     replace(LITE, lengths=(128,) * 32),
-    *(replace(LITE, shape=Shape(*shape)) for shape in ((64, 8, 2), (32, 4, 3), (32, 8, 3), (32, 8, 5), (32, 4, 5))),
+    *(replace(LITE, shape=Tiling(*shape)) for shape in ((64, 8, 2), (32, 4, 3), (32, 8, 3), (32, 8, 5), (32, 4, 5))),
     *(replace(LITE, lengths=(n,), ahead=False) for n in (128, 4096, 16384, 65536)),
-    replace(LITE, shape=Shape(32, 8, 5), ahead=False),
+    replace(LITE, shape=Tiling(32, 8, 5), ahead=False),
     *(replace(LITE, splits=splits) for splits in (32, 64, 96)),
     *(replace(LITE, lengths=(n,), least=128) for n in (128, 4096)),
-    replace(LITE, lengths=(4096,), least=32, shape=Shape(32, 8, 5)),
+    replace(LITE, lengths=(4096,), least=32, shape=Tiling(32, 8, 5)),
     *(replace(LITE, columns=columns) for columns in (32, 128)),
     replace(LITE, stages=2),
     replace(LITE, stages=6),
     *(replace(LITE, stretch=stretch) for stretch in (64, 256)),
     Case("deepseek-v3", (16384,), heads=128),
-    Case("deepseek-v3", (16384,), heads=128, shape=Shape(32, 8, 3)),
+    Case("deepseek-v3", (16384,), heads=128, shape=Tiling(32, 8, 3)),
 ]
 
 

@@ -13,8 +13,8 @@ The bytes that a decode step has to move, and caches of any length without a pre
 """
 
 from lamina.bench.random_model import random_model
-from lamina.bench.runner import Settings, run
-from lamina.checkpoint.shapes import SHAPES, Shape, find_shape
+from lamina.bench.runner import BenchSettings, run
+from lamina.checkpoint.shapes import SHAPES, ModelShape, find_shape
 from lamina.planning.bytes import decode_bytes
 
-__all__ = ["SHAPES", "Settings", "Shape", "decode_bytes", "find_shape", "random_model", "run"]
+__all__ = ["SHAPES", "BenchSettings", "ModelShape", "decode_bytes", "find_shape", "random_model", "run"]

@@ -16,7 +16,7 @@ from lamina import kernels
 
 
 @dataclass(frozen=True)
-class Limits:
+class DeviceRates:
     """Bytes and operations a second, as measured."""
 
     read: float
@@ -27,23 +27,23 @@ class Limits:
     copy: float
     matrix: float
 
-    def better(self, other: Limits) -> Limits:
+    def better(self, other: DeviceRates) -> DeviceRates:
         """The higher of each."""
         first = max(self, other, key=lambda one: one.read)
         torchs, copy, matrix = (
             max(getattr(self, name), getattr(other, name)) for name in ("read_by_torch", "copy", "matrix")
         )
-        return Limits(first.read, first.read_by, torchs, copy, matrix)
+        return DeviceRates(first.read, first.read_by, torchs, copy, matrix)
 
 
-def limits(device: torch.device, dtype: torch.dtype, nbytes: int | None = None) -> Limits:
+def limits(device: torch.device, dtype: torch.dtype, nbytes: int | None = None) -> DeviceRates:
     """Measures the device; `nbytes` is the size of the buffer, which must be much larger than its caches."""
     if nbytes is None:
         nbytes = 4 * 2**30 if device.type == "cuda" else 512 * 2**20
     read = read_bandwidth(device, nbytes)
     best = max(read, key=lambda way: read[way])
     by_torch = max(rate for way, rate in read.items() if way != "triton")
-    return Limits(read[best], best, by_torch, copy_bandwidth(device, nbytes), matrix_rate(device, dtype))
+    return DeviceRates(read[best], best, by_torch, copy_bandwidth(device, nbytes), matrix_rate(device, dtype))
 
 
 def read_bandwidth(device: torch.device, nbytes: int) -> dict[str, float]:

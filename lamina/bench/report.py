@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lamina.bench.runner import Decoded, Results, Settings
+from lamina.bench.runner import BenchSettings, Decoded, Results
 
 DECODE = (
     "rows", "context", "subject", "tokens/s", "ms a step", "±", "moved", "limit", "share", "by PyTorch's read",
@@ -26,10 +26,10 @@ FIRST = (
 )  # fmt: skip
 
 
-class Report:
+class BenchReport:
     """A run with its circumstances."""
 
-    def __init__(self, settings: Settings, results: Results, today: date | None = None) -> None:
+    def __init__(self, settings: BenchSettings, results: Results, today: date | None = None) -> None:
         self.settings, self.results = settings, results
         self.date = (today or date.today()).isoformat()
         self.machine = machine(settings.device)
@@ -202,7 +202,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def command(s: Settings) -> str:
+def command(s: BenchSettings) -> str:
     """The command that gives this result."""
     shape = s.shape.name if s.source in ("", s.shape.name) else os.path.basename(s.source)
     words = ["lamina bench", f"--shape {shape}", f"--device {s.device.type}", f"--dtype {str(s.dtype)[6:]}"]

@@ -17,11 +17,11 @@ import torch
 
 from lamina.bench.first_token import FirstToken, first_token
 from lamina.bench.flops import prefill_flops
-from lamina.bench.measure import Limits, Peak, free_memory, limits, random_ids, seconds
+from lamina.bench.measure import DeviceRates, Peak, free_memory, limits, random_ids, seconds
 from lamina.bench.random_model import random_model
 from lamina.bench.subjects import CompiledLamina, Contestant, Lamina
 from lamina.cache.codec.codec import Codec
-from lamina.checkpoint.shapes import Shape
+from lamina.checkpoint.shapes import ModelShape
 from lamina.errors import InputError
 from lamina.planning.bytes import Moved, decode_bytes
 
@@ -32,8 +32,8 @@ MARGIN = 2**30  # bytes left free for what a pass holds besides its cache
 
 
 @dataclass(frozen=True)
-class Settings:
-    shape: Shape
+class BenchSettings:
+    shape: ModelShape
     device: torch.device
     dtype: torch.dtype
     rows: tuple[int, ...] = (1,)
@@ -103,7 +103,7 @@ class Prefilled:
 
 @dataclass
 class Results:
-    limits: Limits
+    limits: DeviceRates
     """The better of two measurements, before and after all others."""
     parameters: int = 0
     weights: int = 0
@@ -133,13 +133,13 @@ Progress = Callable[[str, int, int], None]
 """Called as progress(what is measured now, how many measurements are done, how many there are)."""
 
 
-def run(settings: Settings, progress: Progress = lambda *_: None) -> Results:
+def run(settings: BenchSettings, progress: Progress = lambda *_: None) -> Results:
     """Measures all that the settings ask for."""
     return _Run(settings, progress).all()
 
 
 class _Run:
-    def __init__(self, settings: Settings, progress: Progress) -> None:
+    def __init__(self, settings: BenchSettings, progress: Progress) -> None:
         self.s, self.progress = settings, progress
         self.started = time.perf_counter()
         sizes = len(settings.rows) * len(settings.contexts) + bool(settings.prefill) + settings.first_token

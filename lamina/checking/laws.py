@@ -18,7 +18,7 @@ from lamina.cache.cache import Cache
 from lamina.cache.io.cache_file import load_cache
 
 if TYPE_CHECKING:
-    from lamina.checking.subject import Probe
+    from lamina.checking.probe import Probe
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from lamina.cache.layers.cross import Source
 from lamina.checking.laws import LAWS, Way
 from lamina.checking.reference import Reference
 from lamina.checking.report import Report
-from lamina.checking.run import Run
+from lamina.checking.verification import Verification
 from lamina.checkpoint.progress import Bar
 from lamina.errors import InputError
 from lamina.model import Model
@@ -75,7 +75,9 @@ def verify(
     ]
     units = [(law, way) for law in chosen for way in ways if law != "rewind" or way.slack]
     with without_plans(model, notes), Bar("verifying", len(units) + 1, "checks", progress) as bar:
-        run = Run(Reference(model, ids, _sources(model, rows, generator)), ways, chosen, notes, tries, residence)
+        run = Verification(
+            Reference(model, ids, _sources(model, rows, generator)), ways, chosen, notes, tries, residence
+        )
         if run.basics():
             bar.advance(1)
             for number, (law, way) in enumerate(units):

@@ -14,7 +14,7 @@ from lamina.errors import InputError
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """A configuration with a name; `note` says where it differs from the model it is named after."""
 
     name: str
@@ -22,7 +22,7 @@ class Shape:
     note: str = ""
 
 
-LLAMA_3_1_8B = Shape(
+LLAMA_3_1_8B = ModelShape(
     "llama-3.1-8b",
     dict(
         model_type="llama", vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
@@ -35,7 +35,7 @@ LLAMA_3_1_8B = Shape(
     ),
 )  # fmt: skip
 
-GEMMA_2_9B = Shape(
+GEMMA_2_9B = ModelShape(
     "gemma-2-9b",
     dict(
         model_type="gemma2", vocab_size=256000, hidden_size=3584, intermediate_size=14336, num_hidden_layers=42,
@@ -46,7 +46,7 @@ GEMMA_2_9B = Shape(
     "also run past the 8192 positions that it was trained for",
 )  # fmt: skip
 
-MAMBA2_2_7B = Shape(
+MAMBA2_2_7B = ModelShape(
     "mamba2-2.7b",
     dict(
         model_type="mamba2", vocab_size=50288, hidden_size=2560, num_hidden_layers=64, state_size=128, num_heads=80,
@@ -55,7 +55,7 @@ MAMBA2_2_7B = Shape(
     ),
 )  # fmt: skip
 
-FALCON_H1_7B = Shape(
+FALCON_H1_7B = ModelShape(
     "falcon-h1-7b",
     dict(
         model_type="falcon_h1", vocab_size=130048, hidden_size=3072, intermediate_size=12288, num_hidden_layers=44,
@@ -70,7 +70,7 @@ FALCON_H1_7B = Shape(
     "its fixed factors are stand-ins: that they are not one is what costs time",
 )  # fmt: skip
 
-QWEN3_NEXT = Shape(
+QWEN3_NEXT = ModelShape(
     "qwen3-next",
     dict(
         model_type="qwen3_next", vocab_size=151936, hidden_size=2048, intermediate_size=5120, num_hidden_layers=48,
@@ -85,7 +85,7 @@ QWEN3_NEXT = Shape(
     "all 48 layers as in the original, so one row moves the same bytes, while many rows meet in fewer experts",
 )  # fmt: skip
 
-DEEPSEEK_V2_LITE = Shape(
+DEEPSEEK_V2_LITE = ModelShape(
     "deepseek-v2-lite",
     dict(
         model_type="deepseek_v3", vocab_size=102400, hidden_size=2048, intermediate_size=10944,
@@ -103,7 +103,7 @@ DEEPSEEK_V2_LITE = Shape(
     "has a softmax; every matrix and the latents are V2-Lite's",
 )  # fmt: skip
 
-SMOLLM2_135M = Shape(
+SMOLLM2_135M = ModelShape(
     "smollm2-135m",
     dict(
         model_type="llama", vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
@@ -120,7 +120,7 @@ SHAPES = {
 }  # fmt: skip
 
 
-def find_shape(name: str | os.PathLike[str]) -> Shape:
+def find_shape(name: str | os.PathLike[str]) -> ModelShape:
     """A known shape, or that of a checkpoint: a folder with config.json, a config.json, a .gguf file, a known name.
 
     >>> find_shape("llama-3.1-8b").config["hidden_size"]
@@ -130,11 +130,11 @@ def find_shape(name: str | os.PathLike[str]) -> Shape:
         return SHAPES[name]
     path = named_checkpoint(name)
     if path.suffix.lower() == ".gguf" and path.is_file():
-        return Shape(path.name, open_source(path).config)
+        return ModelShape(path.name, open_source(path).config)
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file() or file.suffix != ".json":
         raise InputError(
             f"{name} is neither a folder with config.json, nor a config.json, nor a .gguf file, nor one of "
             f"{', '.join((*NAMED, *SHAPES))}"
         )
-    return Shape(path.resolve().name if path.is_dir() else path.stem, read_json(file))
+    return ModelShape(path.resolve().name if path.is_dir() else path.stem, read_json(file))

@@ -28,14 +28,14 @@ def bench(
 ) -> None:
     import torch
 
-    from lamina.bench import Settings, find_shape, run
-    from lamina.bench.report import Report
+    from lamina.bench import BenchSettings, find_shape, run
+    from lamina.bench.report import BenchReport
     from lamina.dtypes import float_dtype
     from lamina.loading import check_device
 
     place = check_device(device)
     gpu = place.type == "cuda"
-    settings = Settings(
+    settings = BenchSettings(
         shape=find_shape(shape),
         device=place,
         dtype=float_dtype(dtype) or (torch.bfloat16 if gpu else torch.float32),
@@ -51,7 +51,7 @@ def bench(
         source=shape,
     )
     with Bar() as bar:
-        report = Report(settings, run(settings, bar.tell))
+        report = BenchReport(settings, run(settings, bar.tell))
     report.show()
     for path in report.write(out):
         typer.echo(f"wrote {path}")

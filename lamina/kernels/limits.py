@@ -120,8 +120,8 @@ def smaller(shape: AShape, least: int = 16) -> Iterator[AShape]:
 
     Three stages keep one load in flight while another is used, so a smaller block is tried before fewer than three.
 
-    >>> from lamina.kernels.attention.shape import Shape
-    >>> [(one.block, one.stages) for one in smaller(Shape(64, warps=4, stages=4), least=32)]
+    >>> from lamina.kernels.attention.tiling import Tiling
+    >>> [(one.block, one.stages) for one in smaller(Tiling(64, warps=4, stages=4), least=32)]
     [(64, 4), (64, 3), (32, 4), (32, 3), (64, 2), (32, 2)]
     """
     blocks = [shape.block >> i for i in range(shape.block.bit_length()) if shape.block >> i >= min(least, shape.block)]
@@ -134,9 +134,9 @@ def smaller(shape: AShape, least: int = 16) -> Iterator[AShape]:
 def first_fit(shapes: Iterable[AShape], need: Callable[[AShape], int], room: int) -> AShape | None:
     """The first of the shapes whose `need(shape)` bytes fit `room`; None if none does.
 
-    >>> from lamina.kernels.attention.shape import Shape
-    >>> first_fit(smaller(Shape(128, warps=8, stages=4)), lambda one: one.block * one.stages * 512, 99 * KIB)
-    Shape(block=64, warps=8, stages=3)
+    >>> from lamina.kernels.attention.tiling import Tiling
+    >>> first_fit(smaller(Tiling(128, warps=8, stages=4)), lambda one: one.block * one.stages * 512, 99 * KIB)
+    Tiling(block=64, warps=8, stages=3)
     """
     return next((shape for shape in shapes if need(shape) <= room), None)
 

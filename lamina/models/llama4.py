@@ -30,7 +30,7 @@ class PassTensors(NamedTuple):
     temperature: Tensor | None  # [B, T]: a factor on queries of layers without RoPE
 
 
-class Attention(nn.Module):
+class TemperedAttention(nn.Module):
     """Attention with RoPE and then a norm of queries and keys, or with neither."""
 
     def __init__(self, c: Config, window: Window, rotary: bool) -> None:
@@ -64,7 +64,7 @@ class Block(nn.Module):
     def __init__(self, c: Config, window: Window, rotary: bool, dense: bool) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.attention = Attention(c, window, rotary)
+        self.attention = TemperedAttention(c, window, rotary)
         self.mlp_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.mlp = GatedMLP(c.hidden_size, c.intermediate_size_mlp, c.hidden_act) if dense else mixture(c)
         self.specs = {"attention": self.attention.spec}

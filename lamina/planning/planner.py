@@ -22,10 +22,10 @@ from lamina.cache.summary import Line, size
 from lamina.errors import InputError
 from lamina.planning.bytes import decode_bytes, fetched_bytes
 from lamina.planning.held import Rehearsal
+from lamina.planning.meta_model import MetaModel, What, subject_of
 from lamina.planning.search import largest
 from lamina.planning.show import text
 from lamina.planning.sizes import parse_rate, parse_size
-from lamina.planning.subject import MetaModel, What, subject_of
 from lamina.planning.use import PIECES, Use, lay_out, lines_of, scratch_of
 
 if TYPE_CHECKING:

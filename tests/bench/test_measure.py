@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from lamina.bench.measure import Limits, Peak, free_memory, limits, peak_of_process, seconds
+from lamina.bench.measure import DeviceRates, Peak, free_memory, limits, peak_of_process, seconds
 
 CPU = torch.device("cpu")
 
@@ -18,7 +18,7 @@ def test_limits_are_measured() -> None:
 
 
 def test_the_better_of_two_measurements_is_the_higher_of_each() -> None:
-    assert Limits(1, "sum", 1, 5, 2).better(Limits(3, "dot", 2, 4, 1)) == Limits(3, "dot", 2, 5, 2)
+    assert DeviceRates(1, "sum", 1, 5, 2).better(DeviceRates(3, "dot", 2, 4, 1)) == DeviceRates(3, "dot", 2, 5, 2)
 
 
 def test_seconds_times_the_work_and_memory_is_known_where_it_can_be() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from lamina.bench import Settings, Shape, run
+from lamina.bench import BenchSettings, ModelShape, run
 from lamina.bench.first_token import first_token
-from lamina.bench.measure import Limits
-from lamina.bench.report import Report
+from lamina.bench.measure import DeviceRates
+from lamina.bench.report import BenchReport
 from lamina.cli.bench import bench, numbers
 from lamina.errors import InputError
 from tests.bench.small import small
@@ -21,17 +21,17 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lamina.bench.runner.limits", lambda device, dtype: Limits(1e10, "sum", 1e10, 1e10, 1e11))
+    monkeypatch.setattr("lamina.bench.runner.limits", lambda device, dtype: DeviceRates(1e10, "sum", 1e10, 1e10, 1e11))
     monkeypatch.setattr("lamina.bench.runner.RUN_SECONDS", 0.0)
     monkeypatch.setattr("lamina.bench.runner.RUNS", 2)
 
 
-def settings(name: str = "qwen3-next", **changes: Any) -> Settings:
+def settings(name: str = "qwen3-next", **changes: Any) -> BenchSettings:
     values = dict(
-        shape=Shape("tiny", small(name), "a note"), device=CPU, dtype=torch.float32, rows=(1, 3), contexts=(8, 20),
+        shape=ModelShape("tiny", small(name), "a note"), device=CPU, dtype=torch.float32, rows=(1, 3), contexts=(8, 20),
         prefill=16, first_token=False,
     )  # fmt: skip
-    return Settings(**values | changes)  # type: ignore[arg-type]
+    return BenchSettings(**values | changes)  # type: ignore[arg-type]
 
 
 def test_a_run_measures_every_size_of_every_subject_and_reports_it(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_run_measures_every_size_of_every_subject_and_reports_it(tmp_path: Pat
     assert {one.subject for one in results.prefilled} == {"lamina", "transformers"}
     assert told[-1][1:] == (10, 11)
 
-    report = Report(s, results, date(2026, 1, 2))
+    report = BenchReport(s, results, date(2026, 1, 2))
     files = report.write(tmp_path)
     assert files[0].name.startswith("2026-01-02-") and files[0].name.endswith("-tiny.json")
     data = json.loads(files[0].read_text())
@@ -64,7 +64,7 @@ def test_codecs_are_decoded_beside_the_plain_cache_and_their_bytes_are_fewer() -
     plain, eight, four = run(s).decoded
     assert [one.subject for one in (plain, eight, four)] == ["lamina", "lamina, int8", "lamina, int4"]
     assert plain.moved.tokens > eight.moved.tokens > four.moved.tokens
-    assert "--codec int8,int4" in Report(s, run(s)).command
+    assert "--codec int8,int4" in BenchReport(s, run(s)).command
     with pytest.raises(InputError, match="there is no codec 'int9'"):
         settings(codecs=("int9",))
 
@@ -73,14 +73,14 @@ def test_pages_are_decoded_beside_memory_of_its_own() -> None:
     s = settings("llama-3.1-8b", page=16, rows=(2,), contexts=(20,), prefill=0)
     plain, paged = run(s).decoded
     assert (plain.subject, paged.subject) == ("lamina", "lamina, pages of 16") and plain.moved == paged.moved
-    assert "--page 16" in Report(s, run(s)).command
+    assert "--page 16" in BenchReport(s, run(s)).command
     with pytest.raises(InputError, match="page=0"):
         settings(page=0)
 
 
 def test_a_plot_is_drawn_where_matplotlib_is(tmp_path: Path) -> None:
     s = settings("llama-3.1-8b", contexts=(8, 16), rows=(1,), prefill=0)
-    files = Report(s, run(s)).write(tmp_path)
+    files = BenchReport(s, run(s)).write(tmp_path)
     assert files[-1].suffix == ".png" and files[-1].stat().st_size > 1000
 
 

@@ -14,7 +14,7 @@ from lamina.attention.window import Sliding
 from lamina.cache import Tokens
 from lamina.cache.layers.layout import Layout
 from lamina.cache.layers.tokens import TokenLayer
-from lamina.cache.pool.page_allocator import PageAllocator
+from lamina.cache.pool.page_allocator import PageAllocator, RowPages
 from lamina.cache.pool.page_table import page_columns
 from tests.laws.toys import Toy
 
@@ -32,7 +32,8 @@ def test_a_wrong_book_is_noticed() -> None:
     def book() -> PageAllocator:
         pages = PageAllocator()
         pages.add(4)
-        held = pages.new_table(np.zeros((1, 3), dtype=np.int32))
+        held = RowPages(np.zeros((1, 3), dtype=np.int32))
+        pages.enter(held)
         pages.give(held, pages.missing(held, [(0, np.arange(2))]))
         pages.check()
         return pages

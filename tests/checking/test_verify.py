@@ -20,7 +20,7 @@ from lamina.cache.storage.prefetch import StagedStorage
 from lamina.checking import tolerance
 from lamina.checking.basics import BASICS
 from lamina.checking.laws import LAWS
-from lamina.checking.run import Run
+from lamina.checking.verification import Verification
 from lamina.checking.verify import without_plans
 from lamina.checkpoint import progress
 from lamina.model import Model
@@ -310,7 +310,7 @@ def test_bits_that_differ_on_a_gpu_are_shown(monkeypatch: pytest.MonkeyPatch) ->
 
     model = Toy(Attend(), Jitter(), dtype=torch.float32)
     assert not lamina.verify(model, tries=1, length=8)
-    monkeypatch.setattr(Run, "_excused", lambda self: tolerance.least(torch.float32))
+    monkeypatch.setattr(Verification, "_excused", lambda self: tolerance.least(torch.float32))
     report = lamina.verify(model, tries=1, length=8)
     assert report, str(report)
     assert str(report).splitlines()[3].split()[:2] == ["determinism", "rounding"]

@@ -10,11 +10,11 @@ import torch
 from lamina.attention import Chunked, Full, Sliding, Window
 from lamina.errors import InputError
 from lamina.kernels.attention.decode import decode_attention
-from lamina.kernels.attention.shape import Shape
 from lamina.kernels.attention.split_kv import target_splits
+from lamina.kernels.attention.tiling import Tiling
 from tests.kernels.stores import Held, error
 
-SMALL = Shape(block=16, warps=4, stages=2)
+SMALL = Tiling(block=16, warps=4, stages=2)
 
 
 def run(

@@ -15,13 +15,13 @@ from lamina.kernels.attention.mla import decode_latent
 from lamina.kernels.attention.mla_project import into_latent, out_of_latent
 from lamina.kernels.attention.quantized import decode_codes
 from lamina.kernels.attention.rope_append import append, rotate_and_append
-from lamina.kernels.attention.shape import Shape
+from lamina.kernels.attention.tiling import Tiling
 from lamina.kernels.quant.encode import Side, append_codes, encode
 from tests.kernels.stores import Held, InPages, Packed
 from tests.kernels.test_codes import new_tokens, sides
 from tests.kernels.test_rope import rope_of
 
-SMALL = Shape(block=16, warps=1, stages=2)
+SMALL = Tiling(block=16, warps=1, stages=2)
 WINDOWS = [Full(), Sliding(11, keep=2), Chunked(13)]
 LENGTHS = [0, 9, 31]
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:All-NaN:RuntimeWarning")

@@ -14,12 +14,12 @@ from lamina.errors import InputError
 from lamina.kernels.attention.mla import decode_latent
 from lamina.kernels.attention.mla_project import out_of_latent
 from lamina.kernels.attention.quantized import decode_codes
-from lamina.kernels.attention.shape import Shape
+from lamina.kernels.attention.tiling import Tiling
 from lamina.kernels.quant.encode import Side, encode
 from tests.kernels.stores import Held, Packed, error
 from tests.kernels.test_codes import new_tokens, sides
 
-SMALL = Shape(block=16, warps=1, stages=2)
+SMALL = Tiling(block=16, warps=1, stages=2)
 ALL = ["int8", "int6", "int5", "int4", "fp8", "k8v4"]
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:All-NaN:RuntimeWarning")
 

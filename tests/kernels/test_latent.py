@@ -14,13 +14,13 @@ from lamina.cache import Latent
 from lamina.errors import InputError
 from lamina.kernels.attention.mla import decode_latent
 from lamina.kernels.attention.mla_project import into_latent, out_of_latent, values_for
-from lamina.kernels.attention.shape import Shape
+from lamina.kernels.attention.tiling import Tiling
 from lamina.kernels.limits import CARDS
 from lamina.nn import RMSNorm
 from lamina.runtime.kernel_backend import KERNELS, TableEntry
 from tests.kernels.stores import Held, error
 
-SMALL = Shape(block=16, warps=4, stages=2)
+SMALL = Tiling(block=16, warps=4, stages=2)
 
 
 def seen(held: Held, q: Tensor, new: Tensor, rank: int, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -21,7 +21,7 @@ from lamina.kernels.attention import decode as attend
 from lamina.kernels.attention import decode_fused as token
 from lamina.kernels.attention import mla_project as absorb
 from lamina.kernels.attention.mla import plan_for, shape_for
-from lamina.kernels.attention.shape import Shape
+from lamina.kernels.attention.tiling import Tiling
 from lamina.kernels.gemm.product import Tiles, choose
 from lamina.kernels.limits import CARDS, INTERPRETER, KIB, assumed, fitted, limits_of, smaller
 
@@ -180,21 +180,21 @@ def test_tritons_own_way_to_run_a_kernel_is_never_replaced() -> None:
 
 
 def test_fewer_stages_come_before_smaller_blocks_and_three_stages_before_two() -> None:
-    found = [(one.block, one.stages) for one in smaller(Shape(64, 4, 4), least=32)]
+    found = [(one.block, one.stages) for one in smaller(Tiling(64, 4, 4), least=32)]
     assert found == [(64, 4), (64, 3), (32, 4), (32, 3), (64, 2), (32, 2)]
-    assert [(one.block, one.stages) for one in smaller(Shape(32, 8, 2))] == [(32, 2), (16, 2)]
-    assert [one.block for one in smaller(Shape(8, 4, 2))] == [8]  # smaller than the least: as it is
+    assert [(one.block, one.stages) for one in smaller(Tiling(32, 8, 2))] == [(32, 2), (16, 2)]
+    assert [one.block for one in smaller(Tiling(8, 4, 2))] == [8]  # smaller than the least: as it is
 
 
 def test_where_nothing_fits_the_error_names_the_need_and_the_room() -> None:
     with pytest.raises(InputError, match=r"needs 2048 bytes of shared memory or more, as .*, and the device has 1000"):
-        fitted(smaller(Shape(16, 4, 2)), lambda one: 64 * one.block * one.stages, 1000)
+        fitted(smaller(Tiling(16, 4, 2)), lambda one: 64 * one.block * one.stages, 1000)
 
 
 def test_a_head_of_llama_takes_less_at_a_time_on_a_card_with_less_shared_memory() -> None:
-    for card, expected in ((90, Shape(128, 8, 3)), (80, Shape(128, 8, 3)), (86, Shape(64, 8, 3))):
+    for card, expected in ((90, Tiling(128, 8, 3)), (80, Tiling(128, 8, 3)), (86, Tiling(64, 8, 3))):
         assert token.plan_for(128, 128, BF16, 4, 8, CARDS[card]) == (expected, 1, 256)
-    for card, expected in ((90, Shape(64, 4, 4)), (80, Shape(64, 4, 3)), (120, Shape(32, 4, 3))):
+    for card, expected in ((90, Tiling(64, 4, 4)), (80, Tiling(64, 4, 3)), (120, Tiling(32, 4, 3))):
         assert token.plan_for(128, 128, BF16, 4, 256, CARDS[card]) == (expected, 2, 256)  # two share an SM
 
 

@@ -13,12 +13,12 @@ from lamina.attention import Chunked, Full, Sliding, Window
 from lamina.cache.plain_backend import norm_and_rotate
 from lamina.cache.step import Step
 from lamina.kernels.attention.decode_fused import attend_token, supports
-from lamina.kernels.attention.shape import Shape
+from lamina.kernels.attention.tiling import Tiling
 from lamina.nn import RMSNorm
 from tests.kernels.stores import Held, error
 from tests.kernels.test_rope import norm_of, rope_of, same
 
-SMALL = Shape(block=16, warps=4, stages=2)
+SMALL = Tiling(block=16, warps=4, stages=2)
 
 
 def run(

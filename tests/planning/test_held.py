@@ -14,7 +14,7 @@ from lamina import Cache, Model
 from lamina.nn import Experts
 from lamina.planning.context import set_clock
 from lamina.planning.held import AllocationMeter, Fused, Rehearsal
-from lamina.planning.subject import shadow
+from lamina.planning.meta_model import shadow
 from lamina.planning.use import Use, lay_out, scratch_of
 from tests.laws.toys import MAKERS, Attend, Toy, toy
 from tests.planning.models import FAMILIES, model, source

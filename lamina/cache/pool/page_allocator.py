@@ -89,12 +89,6 @@ class PageAllocator:
 
     # -- tables ----------------------------------------------------------------------------------------------------
 
-    def new_table(self, numbers: PageNumbers) -> RowPages:
-        """A table that shares these pages with the rows that have them already."""
-        table = RowPages(numbers)
-        self.enter(table)
-        return table
-
     def enter(self, table: RowPages) -> None:
         """Counts the pages of a new table."""
         self._begin()

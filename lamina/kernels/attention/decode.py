@@ -22,8 +22,8 @@ from torch import Tensor
 from lamina.attention.window import Window
 from lamina.errors import InputError
 from lamina.kernels.attention.online_softmax import LOWEST, accumulate, merge_splits, store_output, to_scores
-from lamina.kernels.attention.shape import Shape
 from lamina.kernels.attention.split_kv import Division, assigned_split, shortest_split, target_splits
+from lamina.kernels.attention.tiling import Tiling
 from lamina.kernels.attention.visible import (
     MOST_NEW,
     first_seen,
@@ -41,11 +41,11 @@ from lamina.kernels.workspace import arrivals
 
 # By bytes of one token's key and value in one head, each padded to a power of two.
 SHAPES = {
-    128: Shape(128, 4, 4),
-    256: Shape(128, 4, 3),
-    512: Shape(64, 4, 3),
-    1024: Shape(32, 8, 3),
-    2048: Shape(16, 4, 3),
+    128: Tiling(128, 4, 4),
+    256: Tiling(128, 4, 3),
+    512: Tiling(64, 4, 3),
+    1024: Tiling(32, 8, 3),
+    2048: Tiling(16, 4, 3),
 }
 # Queries per program, by bytes per value; more queries of one key head are several programs. Products in float32 run
 # without matrix units and need the registers.
@@ -53,7 +53,7 @@ MOST_QUERIES = {2: 64, 4: 16}
 
 
 @cache
-def plan_for(key_dim: int, value_dim: int, dtype: torch.dtype, queries: int, limits: Limits) -> tuple[int, Shape]:
+def plan_for(key_dim: int, value_dim: int, dtype: torch.dtype, queries: int, limits: Limits) -> tuple[int, Tiling]:
     """-> (queries of a key head per program, the shape of the launch)."""
     if reason := why_no_heads(key_dim, value_dim, dtype):
         raise InputError(reason)
@@ -66,7 +66,7 @@ def plan_for(key_dim: int, value_dim: int, dtype: torch.dtype, queries: int, lim
     raise InputError(f"{limits.shared} bytes of shared memory are too few for heads of {key_dim} and {value_dim}")
 
 
-def shape_for(key_dim: int, value_dim: int, dtype: torch.dtype, queries: int) -> Shape:
+def shape_for(key_dim: int, value_dim: int, dtype: torch.dtype, queries: int) -> Tiling:
     """The shape for `queries` queries per program, where shared memory has room for it."""
     size = head_bytes(key_dim, value_dim, dtype.itemsize)
     shape = next(SHAPES[most] for most in sorted(SHAPES) if size <= most)
@@ -75,14 +75,21 @@ def shape_for(key_dim: int, value_dim: int, dtype: torch.dtype, queries: int) ->
 
 
 def with_room(
-    shape: Shape, key_dim: int, value_dim: int, dtype: torch.dtype, queries: int, new: int, room: int, limits: Limits
-) -> Shape | None:
+    shape: Tiling,
+    key_dim: int,
+    value_dim: int,
+    dtype: torch.dtype,
+    queries: int,
+    new: int,
+    room: int,
+    limits: Limits,
+) -> Tiling | None:
     """The shape, or the first smaller one, whose shared memory fits `room` bytes with `queries` queries and `new` new
     tokens; None if none does."""
     size, rows = head_bytes(key_dim, value_dim, dtype.itemsize), max(16, triton.next_power_of_2(queries))
     row = max(16, triton.next_power_of_2(key_dim))
 
-    def need(one: Shape) -> int:
+    def need(one: Tiling) -> int:
         """Blocks of keys and values; beside them queries, new tokens, and probabilities for the product with values."""
         beside = new * size + rows * (row + one.block) * dtype.itemsize
         return one.block * size * limits.buffers(one.stages, rows) + beside + 2 * KIB
@@ -185,7 +192,7 @@ def decode_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,  # [Hq]
     most_parts: int | None = None,
-    shape: Shape | None = None,
+    shape: Tiling | None = None,
     least: int | None = None,
     page: int = 0,  # slots per page; 0 without pages
 ) -> Tensor:

@@ -26,8 +26,8 @@ from lamina.errors import InputError
 from lamina.kernels.attention.decode import MOST_QUERIES, with_room
 from lamina.kernels.attention.online_softmax import LOWEST, accumulate, merge_splits, store_output, to_scores
 from lamina.kernels.attention.rope_append import norm_and_rotate, norm_arguments
-from lamina.kernels.attention.shape import Shape
 from lamina.kernels.attention.split_kv import Division, assigned_split, shortest_split, target_splits
+from lamina.kernels.attention.tiling import Tiling
 from lamina.kernels.attention.visible import most_visible, slot_of, window_arguments
 from lamina.kernels.eligibility import head_bytes, why_no_heads
 from lamina.kernels.entry import K_STORE, V_STORE, store_pointer
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 # By bytes of one token's key and value in one head, each padded to a power of two.
 SHAPES = {
-    128: Shape(128, 4, 4),
-    256: Shape(128, 4, 3),
-    512: Shape(128, 8, 3),
-    1024: Shape(32, 8, 3),
-    2048: Shape(16, 4, 3),
+    128: Tiling(128, 4, 4),
+    256: Tiling(128, 4, 3),
+    512: Tiling(128, 8, 3),
+    1024: Tiling(32, 8, 3),
+    2048: Tiling(16, 4, 3),
 }
 # Many rows: a smaller tile, so two programs fit per SM. One stage fewer would fit three, which unbalances the SMs.
-CROWDED = {512: Shape(64, 4, 4)}
+CROWDED = {512: Tiling(64, 4, 4)}
 
 
 def supports(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -60,7 +60,7 @@ def supports(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return with_room(_shape(D, Dv, k.dtype, False), D, Dv, k.dtype, Hq // Hk, 0, limits.shared, limits) is not None
 
 
-def _shape(key_dim: int, value_dim: int, dtype: torch.dtype, crowded: bool) -> Shape:
+def _shape(key_dim: int, value_dim: int, dtype: torch.dtype, crowded: bool) -> Tiling:
     size = head_bytes(key_dim, value_dim, dtype.itemsize)
     most_bytes = min(most for most in SHAPES if size <= most)
     return CROWDED.get(most_bytes, SHAPES[most_bytes]) if crowded else SHAPES[most_bytes]
@@ -68,7 +68,7 @@ def _shape(key_dim: int, value_dim: int, dtype: torch.dtype, crowded: bool) -> S
 
 def plan_for(
     key_dim: int, value_dim: int, dtype: torch.dtype, queries: int, groups: int, limits: Limits
-) -> tuple[Shape, int, int]:
+) -> tuple[Tiling, int, int]:
     """For `queries` queries of each of `groups` key heads of all rows: -> (the shape of the launch, programs per SM,
     tokens that a split has at least)."""
     plain, crowded = (_shape(key_dim, value_dim, dtype, some) for some in (False, True))
@@ -213,7 +213,7 @@ def attend_token(
     sinks: Tensor | None = None,  # [Hq]
     gate: Tensor | None = None,  # [B, Hq, 1, Dv]: the output is multiplied by its sigmoid
     most_parts: int | None = None,
-    shape: Shape | None = None,
+    shape: Tiling | None = None,
     least: int | None = None,
     page: int = 0,  # slots per page; 0 without pages
 ) -> Tensor:

@@ -30,8 +30,8 @@ from lamina.errors import InputError
 from lamina.kernels.attention.decode import MOST_QUERIES
 from lamina.kernels.attention.online_softmax import LOG2E, LOWEST
 from lamina.kernels.attention.rope_append import slot_at
-from lamina.kernels.attention.shape import Shape
 from lamina.kernels.attention.split_kv import divide, prefetch, prefetch_tokens
+from lamina.kernels.attention.tiling import Tiling
 from lamina.kernels.attention.visible import (
     MOST_NEW,
     first_seen,
@@ -52,13 +52,17 @@ from lamina.kernels.slots import cells_in, first_cell, pages_of, stages_for
 
 # By bytes per value and queries per program. Blocks of 64 tokens suit the matrix units of Hopper.
 SHAPES = {
-    (2, 16): Shape(64, 4, 2),
-    (2, 32): Shape(64, 4, 2),
-    (2, 64): Shape(64, 8, 2),
-    (4, 16): Shape(16, 8, 2),
+    (2, 16): Tiling(64, 4, 2),
+    (2, 32): Tiling(64, 4, 2),
+    (2, 64): Tiling(64, 8, 2),
+    (4, 16): Tiling(16, 8, 2),
 }
-OTHERS = Shape(32, 8, 2)  # other devices; on sm_100, larger blocks would be kept twice in shared memory
-CODED = {16: Shape(32, 4, 2), 32: Shape(32, 8, 2), 64: Shape(32, 8, 2)}  # dequantized values take registers
+OTHERS = Tiling(32, 8, 2)  # other devices; on sm_100, larger blocks would be kept twice in shared memory
+CODED = {
+    16: Tiling(32, 4, 2),
+    32: Tiling(32, 8, 2),
+    64: Tiling(32, 8, 2),
+}  # dequantized values take registers
 LEAST = 64  # tokens per split, at least: a slot is as long as the keys and values of four heads
 LEAST_OF_MANY = 4096  # the same where the programs fill the device undivided
 MOST_SPLITS = 128
@@ -196,7 +200,7 @@ def decode_latent(
     scale: float,
     window: Window | None = None,
     most_splits: int | None = None,
-    shape: Shape | None = None,
+    shape: Tiling | None = None,
     least: int | None = None,
     ahead: bool = True,
     page: int = 0,  # slots per page; 0 without pages
@@ -252,22 +256,22 @@ def splits_for(groups: int, slots: int | None, least: int, multiprocessors: int)
 
 
 @dataclass(frozen=True)
-class Plan:
+class SplitPlan:
     """Queries per program, the launch shape, and values of a float32 latent per partial sum."""
 
     queries: int
-    shape: Shape
+    shape: Tiling
     stretch: int
 
 
 @cache
-def plan_for(itemsize: int, queries: int, rank: int, rope: int, coded: bool, limits: Limits) -> Plan:
+def plan_for(itemsize: int, queries: int, rank: int, rope: int, coded: bool, limits: Limits) -> SplitPlan:
     """For `queries` queries of a row. Where shared memory is short, a program first has fewer queries, then blocks of
     fewer than 32 tokens; float32 sums in one piece come last."""
     most = min(max(16, triton.next_power_of_2(queries)), MOST_QUERIES[itemsize])
     rank, rope = max(16, triton.next_power_of_2(rank)), max(16, triton.next_power_of_2(rope))
     plans = (
-        Plan(M, shape, stretch)
+        SplitPlan(M, shape, stretch)
         for stretch in dict.fromkeys((min(STRETCH, rank), rank))
         for M in (most >> i for i in range(3))
         if M >= 16
@@ -276,14 +280,14 @@ def plan_for(itemsize: int, queries: int, rank: int, rope: int, coded: bool, lim
     return fitted(plans, lambda one: shared_bytes(one, rank, rope, itemsize, coded, limits), limits.shared)
 
 
-def shape_for(itemsize: int, queries: int, coded: bool, limits: Limits) -> Shape:
+def shape_for(itemsize: int, queries: int, coded: bool, limits: Limits) -> Tiling:
     """The shape for `queries` queries per program where shared memory has room for it."""
     if coded and itemsize == 2:
         return CODED[queries]
     return SHAPES[itemsize, queries] if limits.capability[0] == 9 or itemsize == 4 else OTHERS
 
 
-def shared_bytes(plan: Plan, rank: int, rope: int, itemsize: int, coded: bool, limits: Limits) -> int:
+def shared_bytes(plan: SplitPlan, rank: int, rope: int, itemsize: int, coded: bool, limits: Limits) -> int:
     """An upper bound of a program's shared memory: blocks of latents with their keys, queries, and probabilities for
     the product with latents. In float32 every stretch has its own queries, zero elsewhere. Codes are kept
     beside the values they become, and on sm_100 those values twice."""

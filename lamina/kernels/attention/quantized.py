@@ -31,8 +31,8 @@ from lamina.errors import InputError
 from lamina.kernels.attention.online_softmax import LOG2E, LOWEST, merge_splits, store_output, to_scores
 from lamina.kernels.attention.quantized_load import add_offsets, load_tokens, rotate_back, store_of
 from lamina.kernels.attention.rope_append import slot_at
-from lamina.kernels.attention.shape import Shape
 from lamina.kernels.attention.split_kv import Division, assigned_split, target_splits
+from lamina.kernels.attention.tiling import Tiling
 from lamina.kernels.attention.visible import (
     MOST_NEW,
     first_seen,
@@ -67,11 +67,16 @@ from lamina.kernels.slots import cells_in, first_cell, pages_of, stages_for
 from lamina.kernels.workspace import arrivals
 
 # By bits per value of the computation, and by columns of a value head.
-SHAPES = {(16, 64): Shape(32, 1, 3), (16, 128): Shape(32, 1, 3), (16, 256): Shape(16, 1, 3), (32, 256): Shape(16, 4, 2)}
+SHAPES = {
+    (16, 64): Tiling(32, 1, 3),
+    (16, 128): Tiling(32, 1, 3),
+    (16, 256): Tiling(16, 1, 3),
+    (32, 256): Tiling(16, 4, 2),
+}
 FP8_BLOCK = 16  # tokens per block, at most
 # By the formats of keys and values, where the heads of all rows leave SMs free: the time of one split counts then, and
 # how many there are to merge.
-FEW = {(8, 8): Shape(64, 4, 3), ("fp8", "fp8"): Shape(64, 4, 3), (8, 4): Shape(64, 2, 3)}
+FEW = {(8, 8): Tiling(64, 4, 3), ("fp8", "fp8"): Tiling(64, 4, 3), (8, 4): Tiling(64, 2, 3)}
 MOST_QUERIES = {16: 64, 32: 16}  # per program, by bits per value
 LEAST = 128  # tokens per split, at least
 WAVES, WAVES_OF_FEW, WAVES_OF_FP8 = 8, 4, 16  # programs per SM
@@ -250,7 +255,7 @@ def decode_codes(
     softcap: float | None = None,
     sinks: Tensor | None = None,  # [Hq]
     most_parts: int | None = None,
-    shape: Shape | None = None,
+    shape: Tiling | None = None,
     least: int | None = None,
     page: int = 0,  # slots per page; 0 without pages
 ) -> Tensor:
@@ -302,7 +307,7 @@ def as_words(parts: Parts, side: Side) -> tuple[Tensor, Tensor, Tensor]:
 
 def plan_for(
     bits: int, columns: int, queries: int, forms: tuple[FormatName, FormatName], groups: int, limits: Limits
-) -> tuple[Shape, int]:
+) -> tuple[Tiling, int]:
     """-> (the shape of the launch, programs per SM)."""
     found = next((SHAPES[key] for key in sorted(SHAPES) if key[0] == bits and columns <= key[1]), None)
     if found is None:
@@ -315,4 +320,4 @@ def plan_for(
     waves = WAVES_OF_FP8 if fp8 else WAVES_OF_FEW if 4 * groups <= limits.multiprocessors else WAVES
     if bits == 32:
         return found, waves
-    return Shape(min(found.block, FP8_BLOCK) if fp8 else found.block, max(1, queries // 16), found.stages), waves
+    return Tiling(min(found.block, FP8_BLOCK) if fp8 else found.block, max(1, queries // 16), found.stages), waves

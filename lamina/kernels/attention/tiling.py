@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Shape:
+class Tiling:
     """Tokens per iteration of the kernel's loop, warps per program, and pipeline stages of the loop's loads."""
 
     block: int

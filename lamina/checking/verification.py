@@ -13,14 +13,14 @@ import torch
 from lamina.checking import tolerance
 from lamina.checking.basics import BASICS, Found, recorded, repeated, repeated_over_caches
 from lamina.checking.laws import LAWS, Way
+from lamina.checking.probe import FLIPPED, EachBlock, Probe, WholeModel
 from lamina.checking.reference import Reference
 from lamina.checking.report import Difference, Report
-from lamina.checking.subject import FLIPPED, EachBlock, Probe, WholeModel
 
 UNCACHED = "without a cache"
 
 
-class Run:
+class Verification:
     """`basics`, then `try_law` for each law and way, `once_more`, and `finished` gives the report."""
 
     def __init__(
