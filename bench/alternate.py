@@ -1,7 +1,8 @@
 """Decode steps of two versions of Lamina by turns: `python -m bench.alternate OTHER_TREE [OUT.md]`
 
-Each version runs in a process of its own, from its own source tree, with the same random weights on one GPU. For every
-case the two are timed one after the other, five times, so that a device that warms up or slows down does so for both.
+Each version runs in a process of its own, from its own source tree, with the same random weights on one GPU, or on the
+CPU where there is none. For every case the two are timed one after the other, five times, so that a device that warms
+up or slows down does so for both.
 `git archive OTHER_COMMIT lamina | tar -x -C OTHER_TREE` makes such a tree.
 """
 
@@ -15,10 +16,13 @@ import sys
 from datetime import date
 from pathlib import Path
 
+import torch
+
 CASES = [
     ("llama-3.1-8b", 1, 128), ("llama-3.1-8b", 32, 128), ("llama-3.1-8b", 1, 16384),
     ("gemma-2-9b", 1, 128), ("mamba2-2.7b", 1, 128),
 ]  # fmt: skip
+ON_A_CPU = [("smollm2-135m", 1, 64), ("smollm2-135m, compiled", 1, 64), ("smollm2-135m, compiled", 1, 2000)]
 RUNS = 5
 
 WORKER = """
@@ -26,14 +30,15 @@ import json, sys, torch
 from lamina.bench.measure import seconds
 from lamina.bench.random_model import random_model
 from lamina.bench import SHAPES
-from lamina.bench.subjects import Lamina
+from lamina.bench.subjects import CompiledLamina, Lamina
 
-STEPS, device, subject, opened = 64, torch.device("cuda"), None, None
+STEPS, subject, opened, there = 64, None, None, torch.cuda.is_available()
+device, dtype = (torch.device("cuda"), torch.bfloat16) if there else (torch.device("cpu"), torch.float32)
 for line in sys.stdin:
     shape, rows, context = json.loads(line)
     if opened is None or opened[0] != shape:
-        subject = None
-        subject = Lamina(random_model(SHAPES[shape].config, torch.bfloat16, device))
+        subject, (name, *compiled) = None, shape.split(", ")
+        subject = (CompiledLamina if compiled else Lamina)(random_model(SHAPES[name].config, dtype, device))
     if opened != (shape, rows, context):
         subject.close()
         subject.open(rows, context, STEPS)
@@ -42,7 +47,8 @@ for line in sys.stdin:
             subject.run(STEPS)
     opened = (shape, rows, context)
     subject.restart()
-    print("took", seconds(lambda: subject.run(STEPS), device) / STEPS, torch.cuda.get_device_name(), flush=True)
+    machine = torch.cuda.get_device_name() if there else "CPU"
+    print("took", seconds(lambda: subject.run(STEPS), device) / STEPS, machine, flush=True)
 """
 
 
@@ -72,7 +78,7 @@ def main(other: str, out: str | None = None) -> None:
     here = Path(__file__).resolve().parent.parent
     old, new = Version(Path(other).resolve()), Version(here)
     lines = []
-    for case in CASES:
+    for case in CASES if torch.cuda.is_available() else ON_A_CPU:
         times: list[tuple[float, float]] = []
         for run in range(RUNS + 1):
             first, second = (old, new) if run % 2 else (new, old)  # neither is always the first
