@@ -17,7 +17,7 @@ from lamina.cache.layers.cross import Source
 from lamina.cache.step import Step
 from lamina.errors import InputError
 from lamina.inputs import checked_ids
-from lamina.model import Model
+from lamina.model import Model, specs_of
 
 
 class Encoder(nn.Module):
@@ -51,8 +51,8 @@ class Encoder(nn.Module):
         """
         given = embeds if embeds is not None else ids
         assert given is not None
-        layers = [{name: spec.layer(None) for name, spec in block.specs.items()} for block in self.blocks]  # type: ignore[union-attr, operator]
-        step = Step.alone(layers, (given.shape[0], given.shape[1]), given.device, counts, segments, causal=False)
+        specs = [specs_of(i, block) for i, block in enumerate(self.blocks)]
+        step = Step.alone(specs, (given.shape[0], given.shape[1]), given.device, counts, segments, causal=False)
         if embeds is None:
             assert ids is not None
             x = self.embed(ids if step.valid is None else ids.masked_fill(~step.valid, 0))

@@ -61,7 +61,6 @@ class Model(nn.Module):
     """Patterns of checkpoint tensors that are not loaded."""
     max_positions: int | None = None
     """The number of positions, if that is a hard limit (a learned table)."""
-
     start_ids: tuple[int, ...] = ()
     """The ids that every row of a decoder with a source starts with."""
 
@@ -97,7 +96,7 @@ class Model(nn.Module):
     @property
     def specs(self) -> list[LayerSpecs]:
         """For each layer, what the cache must store: name -> spec."""
-        return [_specs_of(i, block) for i, block in enumerate(self.blocks)]
+        return [specs_of(i, block) for i, block in enumerate(self.blocks)]
 
     @property
     def vocab(self) -> int:
@@ -388,13 +387,14 @@ class Model(nn.Module):
         return stream(self, prompts, max_new_tokens, **options)
 
 
-def _specs_of(index: int, block: nn.Module) -> LayerSpecs:
+def specs_of(index: int, block: nn.Module) -> LayerSpecs:
+    """What a block must remember: name -> spec."""
     made = getattr(type(block), "specs", None)
     if isinstance(made, property):  # called directly, since nn.Module would hide an AttributeError inside it
         return made.__get__(block)
     if made is None and "specs" not in block.__dict__:
         raise InputError(
             f"block {index} ({type(block).__name__}) does not say what its cache stores: give it specs, such as "
-            '{"attention": lamina.cache.Attention(kv_heads, key_dim, value_dim)}, or {} for nothing'
+            '{"attention": lamina.Attention(kv_heads, key_dim, value_dim)}, or {} for nothing'
         )
     return block.specs  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""The floating-point operations that a prefill has to do, whoever computes it.
+"""The floating-point operations that any implementation of a prefill has to do.
 
 Every matrix takes part once for each token (of experts those that a token visits), the head once for each row, since
 only the last token's logits are wanted. Attention scores and sums count the pairs that are visible, not the square.

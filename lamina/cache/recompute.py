@@ -73,9 +73,8 @@ def uncached_pass(model: Model, rows: Sequence[Sequence[int]], crossed: CrossInp
             )
     counts = [len(row) for row in rows]
     ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(model.device)
-    layers = [{name: spec.layer(None) for name, spec in entry.items()} for entry in model.specs]
     real = None if len(set(counts)) == 1 else on_device(counts, model.device)
-    step = Step.alone(layers, (ids.shape[0], ids.shape[1]), model.device, real)
+    step = Step.alone(model.specs, (ids.shape[0], ids.shape[1]), model.device, real)
     step.source = crossed
     return ids, step
 

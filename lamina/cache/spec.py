@@ -59,8 +59,10 @@ class Spec(ABC):
     reads_source: ClassVar[bool] = False
     """True if it stores what an encoder made of a source."""
 
-    reads_from: Key | None = None
-    """The entry of another layer whose keys and values it reads in the same pass, if it has none of its own."""
+    @property
+    def reads_from(self) -> Key | None:
+        """The entry of another layer whose keys and values it reads in the same pass, if it has none of its own."""
+        return None
 
     @abstractmethod
     def layer(self, keeping: Keeping | None) -> Layer:
@@ -160,7 +162,7 @@ class Shared(Spec):
     name: str = "attention"
 
     @property
-    def reads_from(self) -> Key:  # type: ignore[override]
+    def reads_from(self) -> Key:
         return self.source, self.name
 
     def layer(self, keeping: Keeping | None) -> Layer:

@@ -31,6 +31,7 @@ from lamina.errors import InputError
 
 if TYPE_CHECKING:
     from lamina.cache.cache import Cache
+    from lamina.cache.spec import LayerSpecs
     from lamina.cache.storage.prefetch import StagedPass
 
 Layers = Sequence[Mapping[str, Layer]]
@@ -103,7 +104,7 @@ class Step:
     @classmethod
     def alone(
         cls,
-        layers: Layers,
+        specs: Sequence[LayerSpecs],
         shape: tuple[int, int],
         device: torch.device,
         counts: Tensor | None = None,
@@ -111,7 +112,9 @@ class Step:
         spans: Tensor | None = None,
         causal: bool = True,
     ) -> Step:
-        """A pass without a cache. shape: (R, T); causal=False: tokens see later ones too (encoders)."""
+        """A pass without a cache over blocks of these specs. shape: (R, T); causal=False: tokens see later ones too
+        (encoders)."""
+        layers = [{name: spec.layer(None) for name, spec in entry.items()} for entry in specs]
         before = torch.zeros(shape[0], dtype=torch.int64, device=device)
         return cls(layers, shape[1], before, counts, start=0, segments=segments, spans=spans, causal=causal)
 

@@ -54,8 +54,7 @@ class Reference:
     def step(self, row: int, double: bool = False) -> Step:
         """An uncached pass over one row."""
         model = self.model
-        layers = [{name: spec.layer(None) for name, spec in entry.items()} for entry in model.specs]
-        step = Step.alone(layers, (1, len(self.ids[row])), model.device)
+        step = Step.alone(model.specs, (1, len(self.ids[row])), model.device)
         if self.sources is not None:
             crossed = model.cross_inputs(self.sources[row], 1)
             step.source = doubled(crossed) if double else crossed

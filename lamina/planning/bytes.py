@@ -1,4 +1,4 @@
-"""The bytes that a decode step has to move, whoever computes it.
+"""The bytes that any implementation of a decode step has to move.
 
 A step of one token a row reads every weight once, however many rows share it; of the embedding only the rows' own
 lines, of experts only those that some row visits, of an encoder nothing. It reads every kept token that the new ones

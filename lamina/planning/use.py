@@ -134,9 +134,8 @@ def _grow(cache: Cache, use: Use) -> None:
     chunk = use.prefill_chunk or use.read
     for end in range(chunk, use.read + chunk, chunk):
         room(min(end, use.read))
-    layers = [layer for entry in cache.layers for layer in entry.values()]
     while True:
-        rooms = [layer.slots or 0 for layer in layers if getattr(layer, "grows", False)]
+        rooms = [layer.slots or 0 for layer in cache.every_layer() if layer.grows]
         full = min([*rooms, cache.record.shape[1]])  # the token after this many makes something grow
         if full >= use.length:
             return

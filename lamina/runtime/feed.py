@@ -100,8 +100,7 @@ def step_alone(
         raise CapacityError(
             f"{longest} tokens were given, but the model has positions for {model.max_positions}. Use a shorter prompt."
         )
-    layers = [{name: spec.layer(None) for name, spec in entry.items()} for entry in model.specs]
-    step = Step.alone(layers, (rows, T), model.device, None if real is None else real.tensor, segments, spans)
+    step = Step.alone(model.specs, (rows, T), model.device, None if real is None else real.tensor, segments, spans)
     if source is not None:
         step.source = model.cross_inputs(source, rows)
     return step

@@ -92,7 +92,9 @@ class KernelBackend:
         given: dict[str, Any] = {**options}
         how = {name: given[name] for name in ("scale", "softcap", "sinks")} | {"page": page}
         before = {name: given[name] for name in BEFORE}
-        waits = entry.later is not None and spec.window.span is not None  # a ring, whose old tokens are still read
+        # A ring is written at commit in a pass that a second graph commits, since its old tokens are still read.
+        later = None if spec.window.span is None else entry.later
+        waits = later is not None
         if not waits and not forms and supports(q, k, v):
             return attend_token(q, k, v, table=table, window=spec.window, gate=gate, **how, **before)
         sides = (Side.of(forms.get("k"), spec.key_dim), Side.of(forms.get("v"), spec.value_dim)) if forms else None
@@ -100,15 +102,14 @@ class KernelBackend:
             write = not waits and not forms
             q, k, v = rotate_and_append(q, k, v, table=table, write=write, page=page, **before)
             before = {}
-        entry.at_commit = None
         if sides is not None:
-            if waits and entry.later is not None:
-                entry.at_commit = partial(append_codes, k, v, entry.later, *sides, page)
+            if later is not None:
+                entry.at_commit = partial(append_codes, k, v, later, *sides, page)
             coded = encode(q, k, v, table, *sides, write=not waits, page=page, **before)
             out = decode_codes(coded, table, spec.window, q.dtype, **how)
         else:
-            if waits and entry.later is not None:
-                entry.at_commit = partial(append, k, v, entry.later, page)
+            if later is not None:
+                entry.at_commit = partial(append, k, v, later, page)
             out = decode_attention(q, k, v, table, spec.window, **how)
         return out if gate is None else sigmoid_gated(out, gate)
 

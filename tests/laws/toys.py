@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from lamina import Model, Source
 from lamina.attention.window import Chunked, Full, Sliding, Window
-from lamina.cache import Attention, Convolution, Cross, Latent, Layer, Memory, Recurrent, Shared, Spec, Step, Tokens
+from lamina.cache import Attention, Convolution, Cross, Latent, Memory, Recurrent, Shared, Spec, Step, Tokens
 from lamina.cache.codec.codec import Codec, Codecs, Coding
 from lamina.cache.counts import Counts
 from lamina.cache.layers.base import Key
@@ -328,13 +328,12 @@ def truth(kind: str, ids: tuple[int, ...], source: tuple[int, ...] | None = None
 def written(model: Toy, tokens: int, source: Source | None, codec: Codecs) -> Step:
     """A pass without a cache in which every number goes through its codec once, and is not stored anywhere."""
     cached = model.new_cache(codec=codec).layers
-    layers: list[dict[str, Layer]] = [{name: spec.layer(None) for name, spec in entry.items()} for entry in model.specs]
-    for i, entry in enumerate(layers):
+    step = Step.alone(model.specs, (1, tokens), model.device)
+    for i, entry in enumerate(step.layers):
         for name, bare in entry.items():
             if isinstance(bare, TokenLayer):
                 coding: Coding = cached[i][name].coding  # type: ignore[attr-defined]
                 bare.extend = functools.partial(_through, coding, bare.extend)  # type: ignore[method-assign]
-    step = Step.alone(layers, (1, tokens), model.device)
     if source is not None:
         step.source = {}
         for (i, name), held in model.cross_inputs(source, 1).items():

@@ -34,8 +34,7 @@ def _compute_key_means(model: Model) -> dict[Key, Tensor]:
     ids = torch.randint(model.vocab, (1, TOKENS), generator=torch.Generator().manual_seed(0)).to(model.device)
     tokens = min(TOKENS, model.max_positions or TOKENS)
     specs = model.specs
-    layers = [{name: spec.layer(None) for name, spec in entry.items()} for entry in specs]
-    step, keys = Step.alone(layers, (1, tokens), model.device), {}
+    step, keys = Step.alone(specs, (1, tokens), model.device), {}
     if any(spec.reads_source for entry in specs for spec in entry.values()):
         source = model.encode(ids)
         step.source = model.cross_inputs(source, 1)
