@@ -5,10 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lamina.errors import InputError
+
+
+def relu2(x: Tensor) -> Tensor:
+    """The square of relu."""
+    return F.relu(x).square()
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """x · sigmoid(1.702 x), an approximation of gelu."""
+    return x * torch.sigmoid(1.702 * x)
+
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -17,6 +29,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_new": partial(F.gelu, approximate="tanh"),
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu_python": F.gelu,
+    "gelu_fast": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": quick_gelu,
+    "relu2": relu2,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
 }
 
 

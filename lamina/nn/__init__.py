@@ -11,14 +11,14 @@ from lamina.nn.mlp import MLP, GatedMLP
 from lamina.nn.moe.experts import Experts
 from lamina.nn.moe.mixture import Mixture
 from lamina.nn.moe.router import Choice, Router
-from lamina.nn.norm import RMSNorm
+from lamina.nn.norm import LayerNorm, Norm, RMSNorm
 from lamina.nn.recurrent.gated_delta import GatedDeltaMixer
 from lamina.nn.recurrent.gated_norm import GatedRMSNorm
 from lamina.nn.recurrent.mamba2 import Mamba2Mixer, mamba2_names
 from lamina.nn.recurrent.short_conv import ShortConvolution
 
 __all__ = [
-    "MLP", "Choice", "CrossAttention", "Embedding", "Experts", "GatedDeltaMixer", "GatedMLP", "GatedRMSNorm", "Linear",
-    "Mamba2Mixer", "Mixture", "RMSNorm", "RelativeBias", "Rotary", "Router", "SelfAttention", "ShortConvolution",
-    "activation", "mamba2_names", "rope_parameters", "rotate", "rotate_neighbours",
+    "MLP", "Choice", "CrossAttention", "Embedding", "Experts", "GatedDeltaMixer", "GatedMLP", "GatedRMSNorm",
+    "LayerNorm", "Linear", "Mamba2Mixer", "Mixture", "Norm", "RMSNorm", "RelativeBias", "Rotary", "Router",
+    "SelfAttention", "ShortConvolution", "activation", "mamba2_names", "rope_parameters", "rotate", "rotate_neighbours",
 ]  # fmt: skip

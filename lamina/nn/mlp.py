@@ -12,14 +12,18 @@ from lamina.nn.linear import Linear
 
 
 class MLP(nn.Module):
-    def __init__(self, width: int, inner: int, act: str, bias: bool = False) -> None:
+    """factor: a fixed multiplier of the result"""
+
+    def __init__(self, width: int, inner: int, act: str, bias: bool = False, *, factor: float = 1.0) -> None:
         super().__init__()
+        self.factor = factor
         self.up = Linear(width, inner, bias=bias)
         self.down = Linear(inner, width, bias=bias)
         self.act = activation(act)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.act(self.up(x)))
+    def forward(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
+        """x [..., width] -> [..., width]; `onto`: a residual that the result is added to."""
+        return self.down(self.act(self.up(x)), onto, scale=self.factor)
 
 
 class GatedMLP(nn.Module):

@@ -1,4 +1,4 @@
-"""RMS norm, computed in float32 or better."""
+"""RMS norm and layer norm, computed in float32 or better."""
 
 from __future__ import annotations
 
@@ -66,6 +66,32 @@ class RMSNorm(nn.Module):
             exact = dtype  # PyTorch's fused kernel computes in float32 whatever the inputs are
         weight = None if weight is None else weight.to(exact)
         return F.rms_norm(x.to(exact), x.shape[-1:], weight, self.eps).to(dtype)
+
+
+class LayerNorm(nn.Module):
+    """(x - mean(x)) / √(var(x) + eps) · weight + bias over the last axis, [..., dim] -> [..., dim].
+
+    weight, bias   False: no factor, no offset
+
+    >>> LayerNorm(2, eps=0.0)(torch.tensor([1.0, 7.0])).detach()
+    tensor([-1.,  1.])
+    """
+
+    def __init__(self, dim: int, eps: float = 1e-5, *, weight: bool = True, bias: bool = True) -> None:
+        super().__init__()
+        self.dim, self.eps = dim, eps
+        self.weight = nn.Parameter(torch.ones(dim)) if weight else None
+        self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
+
+    def forward(self, x: Tensor, dtype: torch.dtype | None = None, onto: Tensor | None = None) -> Tensor:
+        """onto + norm(x), in `dtype` or that of x. x and onto [..., dim]; onto is a residual, None: 0"""
+        exact = torch.promote_types(x.dtype, torch.float32)
+        weight, bias = (None if one is None else one.to(exact) for one in (self.weight, self.bias))
+        y = F.layer_norm(x.to(exact), (self.dim,), weight, bias, self.eps).to(dtype or x.dtype)
+        return y if onto is None else onto + y
+
+
+Norm = RMSNorm | LayerNorm
 
 
 def _flat(x: Tensor) -> Tensor:
