@@ -9,6 +9,9 @@ from lamina.model import Model
 
 FAMILIES = {
     "llama": "llama:Llama",
+    "mistral": "mistral:Mistral",
+    "qwen2": "qwen:Qwen2",
+    "qwen3": "qwen:Qwen3",
     "gemma2": "gemma2:Gemma2",
     "llama4": "llama4:Llama4TextPart",
     "llama4_text": "llama4:Llama4",
