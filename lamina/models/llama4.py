@@ -9,7 +9,7 @@ https://ai.meta.com/blog/llama-4-multimodal-intelligence
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lamina.attention.window import Chunked, Full, Window
 from lamina.cache.memory import Memory
 from lamina.cache.spec import Attention as KeysValues
-from lamina.checkpoint.names import From, under
+from lamina.checkpoint.names import From
 from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, mlp_names, qkv_names
@@ -128,14 +128,3 @@ class Llama4(Decoder):
             return PassTensors(super().prepare(positions), None)
         steps = torch.div(positions + 1, self.floor, rounding_mode="floor").float()
         return PassTensors(super().prepare(positions), 1 + self.growth * steps.log1p())
-
-
-class Llama4TextPart(Llama4):
-    """The text model of a checkpoint that also has a vision part, which is not loaded."""
-
-    names = under("language_model.", Llama4.names)
-    ignored = ("vision_model.*", "multi_modal_projector.*")
-
-    @classmethod
-    def build(cls, config: Config) -> Self:
-        return super().build(Config(config.text_config))
