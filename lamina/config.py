@@ -26,12 +26,19 @@ class Config:
     lamina.errors.InputError: hidden_size='64' in the configuration must be a whole number from 1 to 1,000,000
     """
 
-    def __init__(self, values: Mapping[str, Any], seen: set[str] | None = None, path: str = "") -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        seen: set[str] | None = None,
+        path: str = "",
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
         """
-        seen   names that were read, shared with the configuration this one is a part of
-        path   where it is in that configuration, such as "text_config."
+        seen      names that were read, shared with the configuration this one is a part of
+        path      where it is in that configuration, such as "text_config."
+        aliases   further names of fields: new name -> the name in the file
         """
-        self.values, self.path = dict(values), path
+        self.values, self.path, self.aliases = dict(values), path, dict(aliases or {})
         self.seen: set[str] = set() if seen is None else seen
 
     def __getattr__(self, name: str) -> Any:
@@ -44,7 +51,7 @@ class Config:
     def get(self, name: str, default: Any = None) -> Any:
         """The value; the default if the field is absent or null."""
         if self.values.get(name) is None:
-            self.seen.add(self.path + name)
+            self._saw(name)
             return default
         return self._checked(name)
 
@@ -81,7 +88,8 @@ class Config:
         >>> config.hidden_size, config.unread
         (64, ['dilation'])
         """
-        return list(unread_fields(self.values, self.seen, self.path))
+        given = {name: value for name, value in self.values.items() if name not in self.aliases}
+        return list(unread_fields(given, self.seen, self.path))
 
     def said(self, name: str, default: Any = None) -> Any:
         """The value, which may be null (None); the default if the field is absent."""
@@ -95,9 +103,19 @@ class Config:
             raise InputError(f"{name}={value!r} in the configuration is not supported; known: {text}")
         return value
 
+    def with_aliases(self, aliases: Mapping[str, str]) -> Config:
+        """The configuration with fields under further names: new name -> the name it has.
+
+        >>> Config({"n_embd": 64}).with_aliases({"hidden_size": "n_embd"}).hidden_size
+        64
+        """
+        found = {new: old for new, old in aliases.items() if old in self.values}
+        values = self.values | {new: self.values[old] for new, old in found.items()}
+        return Config(values, self.seen, self.path, self.aliases | found)
+
     def with_values(self, **values: Any) -> Config:
         """The same with other values; what is read of it is recorded here too."""
-        return Config(self.values | values, self.seen, self.path)
+        return Config(self.values | values, self.seen, self.path, self.aliases)
 
     @property
     def head_width(self) -> int:
@@ -116,8 +134,11 @@ class Config:
             )
         return width // heads
 
+    def _saw(self, name: str) -> None:
+        self.seen.update((self.path + name, self.path + self.aliases.get(name, name)))
+
     def _checked(self, name: str) -> Any:
-        self.seen.add(self.path + name)
+        self._saw(name)
         field = FIELDS.get(name)
         value = self.values[name] if field is None else field.checked(name, self.values)
         return Section(value, self.seen, f"{self.path}{name}.") if isinstance(value, Mapping) else value

@@ -142,7 +142,7 @@ FIELDS: Mapping[str, Field] = {
     **each(
         POSITIONS,
         "max_position_embeddings original_max_position_embeddings sliding_window attention_chunk_size floor_scale "
-        "n_positions n_ctx max_seq_len context_length attention_window_size window_size local_attention "
+        "n_positions n_ctx max_seq_len context_length attention_window_size window_size local_attention context "
         "max_source_positions max_target_positions model_max_length index_topk",
     ),
     **each(

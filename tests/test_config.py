@@ -107,7 +107,7 @@ def test_real_models_are_not_refused(name: str) -> None:
 
 def test_what_a_family_does_not_read_may_be_anything() -> None:
     odd = {name: "anything" for name in FIELDS if name not in LLAMA} | {"num_key_values": -1, "d_model": None}
-    for name in ("rope_scaling", "partial_rotary_factor", "quantization_config"):
+    for name in ("rope_scaling", "partial_rotary_factor", "quantization_config", "context"):  # which are read
         del odd[name]
     assert build({**LLAMA, **odd}).config.get("num_key_values") == -1
 
@@ -162,11 +162,15 @@ def test_fields_that_no_code_read_are_named_also_inside_objects() -> None:
 
 
 def test_a_field_is_found_under_its_old_name_and_both_names_count_as_read() -> None:
-    config = Config({"model_type": "gpt2", "n_embd": 64, "hidden_size": None, "n_layer": 0})
+    config = Config({"model_type": "gpt2", "n_embd": 64, "hidden_size": None, "n_layer": 4})
     assert config.first("hidden_size", "n_embd") == 64 and config.first("n_inner", default=7) == 7
     assert config.unread == ["model_type", "n_layer"]
+    aliased = config.with_aliases({"num_hidden_layers": "n_layer", "num_heads": "n_head"}).with_values(n_layer=3)
+    assert aliased.unread == config.unread and aliased.get("num_hidden_layers") is not None
+    assert aliased.unread == config.unread == ["model_type"]
     with pytest.raises(lamina.InputError, match=r"configuration of gpt2 has no 'num_heads' or 'n_head', which Lamina"):
         config.first("num_heads", "n_head")
+    config.values["n_layer"] = 0
     with pytest.raises(lamina.InputError, match="n_layer=0 in the configuration must be a whole number from 1"):
         config.first("num_hidden_layers", "n_layer")
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 FAMILIES = {
     "llama": "llama:Llama",
+    "mistral": "mistral:Mistral",
+    "qwen2": "qwen:Qwen2",
+    "qwen3": "qwen:Qwen3",
     "gemma2": "gemma2:Gemma2",
     "llama4_text": "llama4:Llama4",
     "deepseek_v3": "deepseek_v3:DeepseekV3",
