@@ -16,7 +16,7 @@ from lamina.config import Config
 from lamina.dtypes import float_dtype
 from lamina.errors import InputError
 from lamina.model import Model
-from lamina.models import family
+from lamina.models import family_of
 from lamina.runtime.prebuild import start_build
 
 
@@ -34,12 +34,12 @@ def load(path: str | Path, dtype: str | torch.dtype | None = None, device: str |
     source = open_source(path)
     config = Config(source.config)
     refuse_quantized(config, path)
-    cls = family(config.model_type)
+    cls = family_of(config)
     with torch.device("meta"):
         model = cls.build(config)
     kind = config_dtype(source.config) if asked is None else asked
     building = start_build(partial(on_meta, source.config, kind), kind, place)
-    fill(model, source, model.names, dtype=kind, device=place, ignore=model.ignored)
+    fill(model, cls.part_of(source), model.names, dtype=kind, device=place, ignore=model.ignored)
     if building is not None:
         building.register(model)
     model.tokenizer = source.tokenizer()
@@ -50,7 +50,7 @@ def load(path: str | Path, dtype: str | torch.dtype | None = None, device: str |
 def on_meta(config: Mapping[str, Any], dtype: torch.dtype) -> Model:
     """Builds the model of a configuration on the meta device, with each parameter in the dtype it will be loaded in."""
     with torch.device("meta"):
-        model = family(config["model_type"]).build(Config(config))
+        model = family_of(read := Config(config)).build(read)
     for paths, like in tensors_of(model):
         if isinstance(like, nn.Parameter):
             values = torch.empty(like.shape, dtype=own_dtype(model, paths, like, dtype), device="meta")
