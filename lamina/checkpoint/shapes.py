@@ -122,7 +122,7 @@ SHAPES = {
 
 
 def find_shape(name: str | os.PathLike[str]) -> ModelShape:
-    """A known shape, or that of a checkpoint: a folder with config.json, a config.json, a .gguf file, a known name, a Hub id.
+    """A known shape, or that of a checkpoint: a folder with config.json, a config.json, a .gguf file, a name, a Hub id.
 
     >>> find_shape("llama-3.1-8b").config["hidden_size"]
     4096
@@ -135,8 +135,8 @@ def find_shape(name: str | os.PathLike[str]) -> ModelShape:
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file() or file.suffix != ".json":
         raise InputError(
-            f"{name} is neither a Hub id, nor a folder with config.json, nor a config.json, nor a .gguf file, nor one of "
-            f"{', '.join((*NAMED, *SHAPES))}"
+            f"{name} is neither a Hub id, nor a folder with config.json, nor a config.json, nor a .gguf file, nor one "
+            f"of {', '.join((*NAMED, *SHAPES))}"
         )
     if is_hub_id(name):
         return ModelShape(str(name), read_json(file))

@@ -53,7 +53,7 @@ class SafeFile(TensorFile):
 
 
 class PickledFile(TensorFile):
-    """A file that torch.save wrote: a dict of tensors, memory-mapped unless it is of the old form, which is no archive."""
+    """A dict of tensors that torch.save wrote, memory-mapped unless in the format before PyTorch 1.6 (no zip)."""
 
     def __init__(self, file: Path) -> None:
         import zipfile

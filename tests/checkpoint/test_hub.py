@@ -123,8 +123,11 @@ def test_a_download_fetches_only_what_is_needed(empty_cache, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     assert set(open_source(NAME, revision="v1").names) == {"a"}
     assert asked == {
-        "name": NAME, "revision": "v1", "cache_dir": empty_cache, "allow_patterns": ["config.json", "model.safetensors"],
-    }  # fmt: skip
+        "name": NAME,
+        "revision": "v1",
+        "cache_dir": empty_cache,
+        "allow_patterns": ["config.json", "model.safetensors"],
+    }
     listed[:] = ["model-Q8_0.gguf"]
     with pytest.raises(CheckpointError, match=r"has no config\.json; it has GGUF files"):
         open_source(NAME, revision="v2")

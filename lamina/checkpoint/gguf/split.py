@@ -25,7 +25,8 @@ def read_parts(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     match = PART.fullmatch(path.name)
     if match is None or int(match[3]) != count:
         raise CheckpointError(
-            f"{path} is one of {count} parts, and its name does not say which: it should end in -00001-of-{count:05}.gguf"
+            f"{path} is one of {count} parts, and its name does not say which: it should end in "
+            f"-00001-of-{count:05}.gguf"
         )
     files = [path.with_name(f"{match[1]}-{number:05}-of-{match[3]}{path.suffix}") for number in range(1, count + 1)]
     if absent := [file.name for file in files if not file.is_file()]:
