@@ -5,7 +5,7 @@ name stands for them. "shared" means `shared=` the inner width of the shared exp
 
     family                               Choice                                   Mixture
     mixtral, minimax                     softmax, normed                          -
-    qwen2_moe, qwen3_next, qwen3_5_moe   softmax, normed=norm_topk_prob           shared, opens (qwen3_5_moe: always normed)
+    qwen2_moe, qwen3_next, qwen3_5_moe   softmax, normed=norm_topk_prob           shared, opens (3_5: always normed)
     qwen3_moe, olmoe, flex_olmo          softmax, normed=norm_topk_prob           -
     phimoe                               sparsemixer, jitter=router_jitter_noise  -
     granitemoe                           softmax, normed                          factor=residual_multiplier
