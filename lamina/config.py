@@ -49,6 +49,14 @@ class Config:
             raise InputError(f"{name}={value!r} in the configuration is not supported; known: {text}")
         return value
 
+    def with_aliases(self, aliases: Mapping[str, str]) -> Config:
+        """The configuration with fields under further names: new name -> the name it has.
+
+        >>> Config({"n_embd": 64}).with_aliases({"hidden_size": "n_embd"}).hidden_size
+        64
+        """
+        return self.with_values(**{new: self.values[old] for new, old in aliases.items() if old in self.values})
+
     def with_values(self, **values: Any) -> Config:
         return Config(self.values | values)
 

@@ -134,7 +134,8 @@ FIELDS: Mapping[str, Field] = {
     "vocab_size": IntField(1, 100_000_000),
     **each(
         POSITIONS,
-        "max_position_embeddings original_max_position_embeddings sliding_window attention_chunk_size floor_scale",
+        "max_position_embeddings original_max_position_embeddings sliding_window attention_chunk_size floor_scale "
+        "context",
     ),
     **each(
         IntField(1, 10_000),
@@ -185,6 +186,7 @@ FIELDS: Mapping[str, Field] = {
     "mlp_multipliers": Row(float, 2),
     "ssm_multipliers": Row(float, 5),
     "time_step_limit": Row(float, 2),
+    **each(Row(float), "short_factor long_factor"),
     "layer_types": Row(str),
     **each(Row(int), "no_rope_layers moe_layers full_attn_idxs mlp_only_layers"),
     # the rest

@@ -21,7 +21,7 @@ class RMSNorm(nn.Module):
 
     def __init__(self, dim: int, eps: float = 1e-6, *, plus_one: bool = False, weight: bool = True) -> None:
         super().__init__()
-        self.eps, self.plus_one = eps, plus_one
+        self.dim, self.eps, self.plus_one = dim, eps, plus_one
         start = torch.zeros(dim) if plus_one else torch.ones(dim)
         self.weight = nn.Parameter(start) if weight else None
 
