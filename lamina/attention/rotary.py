@@ -36,7 +36,10 @@ def rotate(x: Tensor, table: RopeTable) -> Tensor:
 
 
 def rotate_neighbours(x: Tensor, table: RopeTable) -> Tensor:
-    """Rotates each head, dimension 2i paired with 2i + 1. x: [B, H, T, 2P]"""
+    """Rotates the first 2P dimensions of each head, dimension 2i paired with 2i + 1. x: [B, H, T, D]"""
     cos, sin = (part[:, None] for part in table)
+    rotated = 2 * cos.shape[-1]
+    if rotated < x.shape[-1]:
+        return torch.cat([rotate_neighbours(x[..., :rotated], table), x[..., rotated:]], dim=-1)
     a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
     return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2).to(x.dtype)

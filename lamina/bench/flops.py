@@ -34,7 +34,7 @@ def _weights_a_token(module: nn.Module, model: Model) -> float:
         return 0
     numbers = sum(parameter.numel() for parameter in module.parameters(recurse=False) if parameter.dim() > 1)
     if isinstance(module, Experts):
-        return numbers * model.config.num_experts_per_tok / module.gate_up.shape[0]
+        return numbers * model.config.num_experts_per_tok / module.down.shape[0]
     return numbers
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from lamina.checkpoint.huge_pages import ask_for_huge_pages, collapse
-from lamina.checkpoint.names import Names, Recipe, find_recipe, matches_any
+from lamina.checkpoint.names import Names, Recipe, find_recipes, matches_any
 from lamina.checkpoint.progress import Bar
 from lamina.checkpoint.source import Checkpoint, config_dtype, listing
 from lamina.errors import CheckpointError
@@ -94,12 +94,10 @@ def plan(
     used: set[str] = set()
     places: list[Destination] = []
     for paths, tensor in tensors_of(module):
-        every = ((path, find_recipe(names, path, tuple(tensor.shape))) for path in paths)
-        recipes = {path: recipe for path, recipe in every if recipe is not None}
+        every = {path: find_recipes(names, path, tuple(tensor.shape)) for path in paths}
+        recipes = {path: preferred(found, source) for path, found in every.items() if found}
         used.update(name for recipe in recipes.values() for name in recipe.sources)
-        whole = {
-            path: recipe for path, recipe in recipes.items() if all(name in source.names for name in recipe.sources)
-        }
+        whole = {path: recipe for path, recipe in recipes.items() if recipe.fits(source)}
         for some, recipe in shared_paths(paths, whole, source):
             if problem := shape_problem(recipe, source, tuple(tensor.shape)):
                 misshapen.append(f"{some[0]}: {problem}")
@@ -124,6 +122,11 @@ def plan(
         text = "\n  ".join(problems)
         raise CheckpointError(f"{source.path} does not fit {type(module).__name__}; tensors\n  {text}")
     return places
+
+
+def preferred(recipes: Sequence[Recipe], source: Checkpoint) -> Recipe:
+    """The first recipe whose tensors the checkpoint has; the first of all if it has none of them."""
+    return next((recipe for recipe in recipes if recipe.fits(source)), recipes[0])
 
 
 def shared_paths(
@@ -175,7 +178,7 @@ def shape_problem(recipe: Recipe, source: Checkpoint, expected: tuple[int, ...])
         try:
             shapes = [piece.shape(source) for piece in entry]
         except (RuntimeError, IndexError) as error:  # a transform that cannot take the shape it is given
-            texts = (f"{piece.name} {list(source.shape(piece.name))}" for piece in entry)
+            texts = (f"{name} {list(source.shape(name))}" for piece in entry for name in piece.names)
             return f"found {' + '.join(texts)}, which cannot be transformed: {error}"
         found: tuple[int, ...] | None = shapes[0]
         if len(shapes) > 1:
@@ -184,7 +187,7 @@ def shape_problem(recipe: Recipe, source: Checkpoint, expected: tuple[int, ...])
             found = (sum(shape[0] for shape in shapes), *shapes[0][1:]) if joined else None
         wanted = expected[1:] if recipe.stacked else expected
         if found != wanted:
-            texts = (f"{piece.name} {list(shape)}" for piece, shape in zip(entry, shapes, strict=True))
+            texts = (f"{piece} {list(shape)}" for piece, shape in zip(entry, shapes, strict=True))
             each = " for each entry" if recipe.stacked else ""
             return f"found {' + '.join(texts)}, expected {list(wanted)}{each}"
     return None

@@ -13,6 +13,8 @@ A table maps parameter paths of ours to checkpoint names. A path is exact, or a 
         "blocks.{i}.mixer.A": From("model.layers.{i}.mixer.A_log", lambda t: -t.float().exp()),
         "blocks.{i}.experts.gate_up": Stack(("model.layers.{i}.mlp.experts.{e}.gate_proj.weight",
                                              "model.layers.{i}.mlp.experts.{e}.up_proj.weight")),
+        "blocks.{i}.mlp.gate_up": Either("model.layers.{i}.mlp.gate_up_proj",      # whichever the checkpoint has
+                                         ("model.layers.{i}.mlp.gate_proj", "model.layers.{i}.mlp.up_proj")),
     }
 
 An exact path wins over a prefix, a longer prefix over a shorter one.
@@ -28,16 +30,24 @@ import torch
 
 from lamina.checkpoint.source import Checkpoint
 
-Transform = Callable[[torch.Tensor], torch.Tensor]
+Transform = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
 class From:
-    """One tensor, transformed. `fn` is also run on a meta tensor to learn the shape it gives, so it may not
-    look at values."""
+    """One tensor, or several, transformed into one. `fn` is also run on meta tensors to learn the shape it gives, so it
+    may not look at values.
 
-    name: str
+    >>> From(("w.packed", "w.scale"), lambda packed, scale: packed.float() * scale).names
+    ('w.packed', 'w.scale')
+    """
+
+    name: str | tuple[str, ...]
     fn: Transform
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,) if isinstance(self.name, str) else self.name
 
 
 Part = str | From
@@ -51,24 +61,40 @@ class Stack:
     over: str = "e"
 
 
-Value = Part | tuple[Part, ...] | Stack
+Single = Part | tuple[Part, ...] | Stack
+
+
+@dataclass(frozen=True, init=False)
+class Either:
+    """Layouts of which a checkpoint has one: the first whose tensors are all there."""
+
+    choices: tuple[Single, ...]
+
+    def __init__(self, *choices: Single) -> None:
+        object.__setattr__(self, "choices", choices)
+
+
+Value = Single | Either
 Names = Mapping[str, Value]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One tensor of the checkpoint on its way into a parameter."""
+    """One tensor of the checkpoint on its way into a parameter; several only if `fn` makes one of them."""
 
-    name: str
+    names: tuple[str, ...]
     fn: Transform | None = None
 
     def shape(self, source: Checkpoint) -> tuple[int, ...]:
-        found = source.shape(self.name)
-        return found if self.fn is None else tuple(self.fn(torch.empty(found, device="meta")).shape)
+        found = [source.shape(name) for name in self.names]
+        return found[0] if self.fn is None else tuple(self.fn(*(torch.empty(s, device="meta") for s in found)).shape)
 
     def read(self, source: Checkpoint) -> torch.Tensor:
-        tensor = source.read(self.name)
-        return tensor if self.fn is None else self.fn(tensor)
+        tensors = [source.read(name) for name in self.names]
+        return tensors[0] if self.fn is None else self.fn(*tensors)
+
+    def __str__(self) -> str:
+        return " with ".join(self.names)
 
 
 @dataclass(frozen=True)
@@ -80,11 +106,15 @@ class Recipe:
 
     @property
     def sources(self) -> list[str]:
-        return [piece.name for entry in self.entries for piece in entry]
+        return [name for entry in self.entries for piece in entry for name in piece.names]
+
+    def fits(self, source: Checkpoint) -> bool:
+        """True if the checkpoint has every tensor of it."""
+        return all(name in source.names for name in self.sources)
 
 
-def find_recipe(names: Names, path: str, shape: tuple[int, ...]) -> Recipe | None:
-    """The recipe for the parameter at `path`, or None where the table has nothing for it."""
+def find_recipes(names: Names, path: str, shape: tuple[int, ...]) -> list[Recipe]:
+    """The recipes for the parameter at `path`, the preferred one first; none where the table has nothing for it."""
     best: tuple[int, str, re.Match[str]] | None = None
     for pattern in names:
         match = re.fullmatch(expression(pattern) + r"(?:\.(?P<_rest>.+))?", path)
@@ -93,15 +123,19 @@ def find_recipe(names: Names, path: str, shape: tuple[int, ...]) -> Recipe | Non
             if best is None or len(rest) < best[0]:
                 best = (len(rest), pattern, match)
     if best is None:
-        return None
+        return []
     _, pattern, match = best
     numbers = {key: text for key, text in match.groupdict().items() if key != "_rest"}
     leaf = "" if match["_rest"] is None else "." + match["_rest"]
-    value = names[pattern]
-    if not isinstance(value, Stack):
-        return Recipe((entry(value, numbers, leaf),), stacked=False)
-    count = shape[0] if shape else 0
-    return Recipe(tuple(entry(value.parts, numbers | {value.over: str(n)}, leaf) for n in range(count)), stacked=True)
+    value, count = names[pattern], shape[0] if shape else 0
+
+    def recipe(value: Single) -> Recipe:
+        if not isinstance(value, Stack):
+            return Recipe((entry(value, numbers, leaf),), stacked=False)
+        every = (entry(value.parts, numbers | {value.over: str(n)}, leaf) for n in range(count))
+        return Recipe(tuple(every), stacked=True)
+
+    return [recipe(one) for one in (value.choices if isinstance(value, Either) else (value,))]
 
 
 def under(prefix: str, names: Names) -> dict[str, Value]:
@@ -111,14 +145,27 @@ def under(prefix: str, names: Names) -> dict[str, Value]:
     {'norm': 'text.model.norm'}
     """
 
+    return renamed(names, lambda name: prefix + name)
+
+
+def renamed(names: Names, rename: Callable[[str], str]) -> dict[str, Value]:
+    """The same table with every checkpoint name changed.
+
+    >>> renamed({"norm": "model.norm"}, lambda name: name.replace("model.", "transformer."))
+    {'norm': 'transformer.norm'}
+    """
+
     def part(value: Part) -> Part:
-        return From(prefix + value.name, value.fn) if isinstance(value, From) else prefix + value
+        return From(tuple(rename(name) for name in value.names), value.fn) if isinstance(value, From) else rename(value)
 
     def parts(value: Part | tuple[Part, ...]) -> Part | tuple[Part, ...]:
         return tuple(part(one) for one in value) if isinstance(value, tuple) else part(value)
 
+    def single(value: Single) -> Single:
+        return Stack(parts(value.parts), value.over) if isinstance(value, Stack) else parts(value)
+
     return {
-        path: Stack(parts(value.parts), value.over) if isinstance(value, Stack) else parts(value)
+        path: Either(*(single(one) for one in value.choices)) if isinstance(value, Either) else single(value)
         for path, value in names.items()
     }
 
@@ -126,8 +173,8 @@ def under(prefix: str, names: Names) -> dict[str, Value]:
 def entry(parts: Part | tuple[Part, ...], numbers: Mapping[str, str], leaf: str) -> tuple[Piece, ...]:
     pieces = []
     for part in parts if isinstance(parts, tuple) else (parts,):
-        name, fn = (part.name, part.fn) if isinstance(part, From) else (part, None)
-        pieces.append(Piece(re.sub(r"\{(\w+)\}", lambda m: numbers[m[1]], name) + leaf, fn))
+        given, fn = (part.names, part.fn) if isinstance(part, From) else ((part,), None)
+        pieces.append(Piece(tuple(re.sub(r"\{(\w+)\}", lambda m: numbers[m[1]], one) + leaf for one in given), fn))
     return tuple(pieces)
 
 

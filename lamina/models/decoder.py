@@ -1,31 +1,45 @@
-"""`Decoder`: the base of most families: an embedding, blocks, a norm and a head, and one RoPE table for all blocks."""
+"""`Decoder`: the base of decoder-only families: an embedding, blocks, a norm and a head."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from lamina.checkpoint.names import Value
 from lamina.config import Config
+from lamina.errors import InputError
 from lamina.model import Model
-from lamina.nn import Embedding, Linear, RMSNorm, Rotary
+from lamina.nn import Embedding, Linear, Norm, Positions, Rotary
 
 
 class Decoder(Model):
-    """A family gives its blocks and final norm. rope=None: no RoPE; tied: the head has the weight of the embedding."""
+    """A family gives its blocks and final norm.
+
+    rope        the RoPE table of all blocks, or several by name; None: no RoPE
+    tied        the head has the weight of the embedding
+    head_bias   the head adds a bias
+    """
 
     def __init__(
-        self, c: Config, blocks: Iterable[nn.Module], norm: RMSNorm, *, rope: Rotary | None, tied: bool
+        self,
+        c: Config,
+        blocks: Iterable[nn.Module],
+        norm: Norm,
+        *,
+        rope: Rotary | Mapping[str, Rotary] | None,
+        tied: bool,
+        head_bias: bool = False,
     ) -> None:
         super().__init__()
         self.vocab = c.vocab_size
         self.embedding = Embedding(c.vocab_size, c.hidden_size)
-        self.rope = rope
+        ropes = {} if rope is None else {"default": rope} if isinstance(rope, Rotary) else rope
+        self.ropes = nn.ModuleDict(ropes)
         self.blocks = nn.ModuleList(blocks)
         self.norm = norm
-        self.head = Linear(c.hidden_size, c.vocab_size, bias=False)
+        self.head = Linear(c.hidden_size, c.vocab_size, bias=head_bias)
         if tied:
             self.head.weight = self.embedding.weight
 
@@ -33,7 +47,7 @@ class Decoder(Model):
         return self.embedding(ids)
 
     def prepare(self, positions: Tensor) -> Any:
-        return None if self.rope is None else self.rope(positions)
+        return Positions({name: rope(positions) for name, rope in self.ropes.items()})
 
     def finish(self, x: Tensor) -> Tensor:
         return self.norm(x)
@@ -42,14 +56,28 @@ class Decoder(Model):
         return self.head(self.norm(x))
 
 
+def layer_types(c: Config, known: Sequence[str], otherwise: Callable[[int], str]) -> Sequence[str]:
+    """The type of each layer: `layer_types` of the configuration, or what `otherwise` says of each layer's index.
+
+    >>> layer_types(Config({"num_hidden_layers": 2}), ["conv", "full_attention"], lambda i: "conv")
+    ['conv', 'conv']
+    """
+    count = c.num_hidden_layers
+    found = c.get("layer_types") or [otherwise(i) for i in range(count)]
+    if len(found) < count or not set(found) <= set(known):
+        raise InputError(f"layer_types={found} must say {' or '.join(known)} for each of {count} layers")
+    return found[:count]
+
+
 def qkv_names(ours: str, theirs: str) -> dict[str, Value]:
     """Parameter names: a checkpoint's separate q, k and v are concatenated to the one matrix of `SelfAttention`."""
     return {f"{ours}.qkv": (f"{theirs}.q_proj", f"{theirs}.k_proj", f"{theirs}.v_proj")}
 
 
 def mlp_names(ours: str, theirs: str) -> dict[str, Value]:
-    """Parameter names of a gated MLP: gate and up are concatenated to one matrix."""
+    """Parameter names of an MLP; gate and up of a gated one are concatenated to one matrix."""
     return {
         f"{ours}.gate_up": (f"{theirs}.gate_proj", f"{theirs}.up_proj"),
+        f"{ours}.up": f"{theirs}.up_proj",
         f"{ours}.down": f"{theirs}.down_proj",
     }

@@ -16,8 +16,7 @@ from lamina.cache.memory import Memory
 from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, mlp_names, qkv_names
-from lamina.nn import GatedMLP, GatedRMSNorm, Mamba2Mixer, RMSNorm, Rotary, SelfAttention, mamba2_names
-from lamina.nn.attention.rotary import RopeTable, rope_parameters
+from lamina.nn import GatedMLP, GatedRMSNorm, Mamba2Mixer, Positions, RMSNorm, Rotary, SelfAttention, mamba2_names
 
 
 class Block(nn.Module):
@@ -39,9 +38,9 @@ class Block(nn.Module):
         )  # fmt: skip
         self.specs = {"attention": self.attention.spec, **self.mamba.specs}
 
-    def forward(self, x: Tensor, memory: Memory, rope: RopeTable) -> Tensor:
+    def forward(self, x: Tensor, memory: Memory, shared: Positions) -> Tensor:
         y = self.mixer_norm(x)
-        x = self.mamba(y, memory, onto=self.attention(y, memory, rope, onto=x))
+        x = self.mamba(y, memory, onto=self.attention(y, memory, shared, onto=x))
         return self.mlp(self.mlp_norm(x), onto=x)
 
 
@@ -88,7 +87,7 @@ class FalconH1(Decoder):
             c,
             (Block(c, head_dim) for _ in range(c.num_hidden_layers)),
             RMSNorm(c.hidden_size, c.rms_norm_eps),
-            rope=Rotary(head_dim, rope_parameters(c), c.get("max_position_embeddings")),
+            rope=Rotary.of(c, head_dim),
             tied=c.get("tie_word_embeddings", False),
         )
         self.embedding_factor, self.head_factor = c.get("embedding_multiplier", 1.0), c.get("lm_head_multiplier", 1.0)

@@ -7,15 +7,15 @@ https://arxiv.org/abs/2511.23404
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from lamina.cache.memory import Memory
 from lamina.checkpoint.names import From
 from lamina.config import Config
-from lamina.errors import InputError
-from lamina.models.decoder import Decoder, qkv_names
-from lamina.nn import GatedMLP, Linear, RMSNorm, Rotary, SelfAttention, ShortConvolution, rope_parameters
-from lamina.nn.attention.rotary import RopeTable
+from lamina.models.decoder import Decoder, layer_types, qkv_names
+from lamina.nn import GatedMLP, Linear, Positions, RMSNorm, Rotary, SelfAttention, ShortConvolution
 
 
 class GatedConvolution(nn.Module):
@@ -28,7 +28,7 @@ class GatedConvolution(nn.Module):
         self.outward = Linear(width, width, bias=bias)
         self.spec = self.conv.spec
 
-    def forward(self, u: Tensor, memory: Memory, rope: RopeTable, onto: Tensor | None = None) -> Tensor:
+    def forward(self, u: Tensor, memory: Memory, shared: Positions, onto: Tensor | None = None) -> Tensor:
         B, C, x = self.inward(u).chunk(3, dim=-1)
         return self.outward(self.conv(x, memory, gates=(B, C)), onto)
 
@@ -49,8 +49,8 @@ class Block(nn.Module):
         self.mlp = GatedMLP(c.hidden_size, inner_width(c))
         self.specs = {"conv" if kind == "conv" else "attention": self.mixer.spec}
 
-    def forward(self, x: Tensor, memory: Memory, rope: RopeTable) -> Tensor:
-        x = self.mixer(self.mixer_norm(x), memory, rope, onto=x)
+    def forward(self, x: Tensor, memory: Memory, shared: Positions) -> Tensor:
+        x = self.mixer(self.mixer_norm(x), memory, shared, onto=x)
         return self.mlp(self.mlp_norm(x), onto=x)
 
 
@@ -63,15 +63,10 @@ def inner_width(c: Config) -> int:
     return -(-int(c.get("block_ffn_dim_multiplier", 1.0) * width) // multiple) * multiple
 
 
-def layer_kinds(c: Config) -> list[str]:
+def layer_kinds(c: Config) -> Sequence[str]:
     """The kind of each layer: conv or full_attention."""
-    layers = range(c.num_hidden_layers)
-    kinds = c.get("layer_types")
-    if kinds is None:
-        kinds = ["full_attention" if i in c.get("full_attn_idxs", layers) else "conv" for i in layers]
-    if len(kinds) != len(layers) or not set(kinds) <= {"conv", "full_attention"}:
-        raise InputError(f"layer_types={kinds} must say conv or full_attention for each of {len(layers)} layers")
-    return kinds
+    attending = c.get("full_attn_idxs", range(c.num_hidden_layers))
+    return layer_types(c, ["conv", "full_attention"], lambda i: "full_attention" if i in attending else "conv")
 
 
 class Lfm2(Decoder):
@@ -99,6 +94,6 @@ class Lfm2(Decoder):
             c,
             (Block(c, kind, head_dim) for kind in layer_kinds(c)),
             RMSNorm(c.hidden_size, c.norm_eps),
-            rope=Rotary(head_dim, rope_parameters(c, base=1_000_000.0), c.get("max_position_embeddings")),
+            rope=Rotary.of(c, head_dim, base=1_000_000.0),
             tied=c.get("tie_embedding", c.get("tie_word_embeddings", True)),
         )

@@ -9,69 +9,32 @@ https://ai.meta.com/blog/llama-4-multimodal-intelligence
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Self
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lamina.attention.window import Chunked, Full, Window
-from lamina.cache.memory import Memory
-from lamina.cache.spec import Attention as KeysValues
-from lamina.checkpoint.names import From, under
+from lamina.checkpoint.names import From
 from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, mlp_names, qkv_names
-from lamina.nn import Choice, GatedMLP, Linear, Mixture, RMSNorm, Rotary, rope_parameters
-from lamina.nn.attention.rotary import RopeTable
+from lamina.nn import Block, Choice, GatedMLP, Mixture, Positions, RMSNorm, Rotary, SelfAttention
 
 
-class PassTensors(NamedTuple):
-    rope: RopeTable
-    temperature: Tensor | None  # [B, T]: a factor on queries of layers without RoPE
-
-
-class TemperedAttention(nn.Module):
-    """Attention with RoPE and then a norm of queries and keys, or with neither."""
-
-    def __init__(self, c: Config, window: Window, rotary: bool) -> None:
-        super().__init__()
-        bias = c.get("attention_bias", False)
-        heads, kv_heads, self.head_dim = c.num_attention_heads, c.num_key_value_heads, c.head_dim
-        self.parts, self.rotary = [heads, kv_heads, kv_heads], rotary
-        self.spec = KeysValues(kv_heads, c.head_dim, c.head_dim, window)
-        self.qkv = Linear(c.hidden_size, sum(self.parts) * c.head_dim, bias=bias)
-        self.out = Linear(heads * c.head_dim, c.hidden_size, bias=bias)
-        self.norm = RMSNorm(c.head_dim, c.rms_norm_eps, weight=False) if c.get("use_qk_norm", True) else None
-
-    def forward(self, x: Tensor, memory: Memory, shared: PassTensors, onto: Tensor | None = None) -> Tensor:
-        qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, heads + 2 kv, T, D]
-        q, k, v = qkv.split(self.parts, dim=1)
-        how: dict[str, Any] = {"factor": shared.temperature}
-        if self.rotary:
-            norms = None if self.norm is None else (self.norm, self.norm)
-            how = {"rope": shared.rope, "neighbours": True, "norms": norms, "norms_last": True}
-        out = memory.attend(q, k, v, scale=self.head_dim**-0.5, **how)  # [B, H, T, D]
-        return self.out(out.transpose(1, 2).flatten(2), onto)
+def attention(c: Config, window: Window, rotary: bool) -> SelfAttention:
+    """With RoPE and then a norm of queries and keys; or with neither, and queries times a factor."""
+    normed, bias = rotary and c.get("use_qk_norm", True), c.get("attention_bias", False)
+    q_norm, k_norm = (RMSNorm(c.head_dim, c.rms_norm_eps, weight=False) if normed else None for _ in range(2))
+    return SelfAttention(
+        c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim, bias=bias, out_bias=bias,
+        window=window, rope="default" if rotary else None, neighbours=True, q_norm=q_norm, k_norm=k_norm,
+        norms_last=True, factored=not rotary,
+    )  # fmt: skip
 
 
 def mixture(c: Config) -> Mixture:
     """The router's weight multiplies the experts' input."""
     width, inner, choice = c.hidden_size, c.intermediate_size, Choice(c.num_experts_per_tok, "sigmoid")
     return Mixture(width, c.num_local_experts, inner, c.hidden_act, choice, shared=inner, weigh_input=True)
-
-
-class Block(nn.Module):
-    def __init__(self, c: Config, window: Window, rotary: bool, dense: bool) -> None:
-        super().__init__()
-        self.attention_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.attention = TemperedAttention(c, window, rotary)
-        self.mlp_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.mlp = GatedMLP(c.hidden_size, c.intermediate_size_mlp, c.hidden_act) if dense else mixture(c)
-        self.specs = {"attention": self.attention.spec}
-
-    def forward(self, x: Tensor, memory: Memory, shared: PassTensors) -> Tensor:
-        x = self.attention(self.attention_norm(x), memory, shared, onto=x)
-        return self.mlp(self.mlp_norm(x), onto=x)
 
 
 def blocks(c: Config) -> list[Block]:
@@ -88,7 +51,15 @@ def blocks(c: Config) -> list[Block]:
             f"not {kinds} and {rotary}"
         )
     windows = [Chunked(c.attention_chunk_size) if kind == known[0] else Full() for kind in kinds]
-    return [Block(c, windows[i], bool(rotary[i]), dense=i not in mixtures) for i in layers]
+    return [
+        Block(
+            attention(c, windows[i], bool(rotary[i])),
+            mixture(c) if i in mixtures else GatedMLP(c.hidden_size, c.intermediate_size_mlp, c.hidden_act),
+            attention_norm=RMSNorm(c.hidden_size, c.rms_norm_eps),
+            mlp_norm=RMSNorm(c.hidden_size, c.rms_norm_eps),
+        )
+        for i in layers
+    ]
 
 
 def swap(stack: Tensor) -> Tensor:
@@ -117,25 +88,15 @@ class Llama4(Decoder):
             c,
             blocks(c),
             RMSNorm(c.hidden_size, c.rms_norm_eps),
-            rope=Rotary(c.head_dim, rope_parameters(c, 500_000.0), c.get("max_position_embeddings")),
+            rope=Rotary.of(c, c.head_dim, 500_000.0),
             tied=c.get("tie_word_embeddings", False),
         )
         self.tuned = bool(c.get("attn_temperature_tuning", True))
         self.floor, self.growth = c.get("floor_scale", 8192), c.get("attn_scale", 0.1)
 
-    def prepare(self, positions: Tensor) -> PassTensors:
+    def prepare(self, positions: Tensor) -> Positions:
+        found = super().prepare(positions)
         if not self.tuned:
-            return PassTensors(super().prepare(positions), None)
+            return found
         steps = torch.div(positions + 1, self.floor, rounding_mode="floor").float()
-        return PassTensors(super().prepare(positions), 1 + self.growth * steps.log1p())
-
-
-class Llama4TextPart(Llama4):
-    """The text model of a checkpoint that also has a vision part, which is not loaded."""
-
-    names = under("language_model.", Llama4.names)
-    ignored = ("vision_model.*", "multi_modal_projector.*")
-
-    @classmethod
-    def build(cls, config: Config) -> Self:
-        return super().build(Config(config.text_config))
+        return found._replace(factor=1 + self.growth * steps.log1p())

@@ -7,16 +7,16 @@ https://qwen.ai/blog?id=qwen3-next
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from lamina.cache.memory import Memory
 from lamina.cache.spec import LayerSpecs
 from lamina.checkpoint.names import From, Names, Stack
 from lamina.config import Config
-from lamina.errors import InputError
-from lamina.models.decoder import Decoder
-from lamina.nn import Choice, GatedDeltaMixer, GatedMLP, Mixture, RMSNorm, Rotary, SelfAttention, rope_parameters
-from lamina.nn.attention.rotary import RopeTable
+from lamina.models.decoder import Decoder, layer_types
+from lamina.nn import Choice, GatedDeltaMixer, GatedMLP, Mixture, Positions, RMSNorm, Rotary, SelfAttention
 from lamina.nn.recurrent.gated_delta import regroup_by_part
 
 
@@ -52,20 +52,17 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(width, eps, plus_one=True)
         self.mlp = GatedMLP(width, c.intermediate_size, act) if dense else mixture(c)
 
-    def forward(self, x: Tensor, memory: Memory, rope: RopeTable) -> Tensor:
+    def forward(self, x: Tensor, memory: Memory, shared: Positions) -> Tensor:
         y = self.mixer_norm(x)
-        x = self.attention(y, memory, rope, onto=x) if self.attends else self.delta(y, memory, onto=x)
+        x = self.attention(y, memory, shared, onto=x) if self.attends else self.delta(y, memory, onto=x)
         return self.mlp(self.mlp_norm(x), onto=x)
 
 
-def layer_kinds(c: Config) -> list[str]:
+def layer_kinds(c: Config) -> Sequence[str]:
     """The kind of each layer: linear_attention or full_attention."""
-    count, interval = c.num_hidden_layers, c.get("full_attention_interval", 4)
-    chosen = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(count)]
-    kinds = c.get("layer_types", chosen)
-    if len(kinds) != count or not set(kinds) <= {"linear_attention", "full_attention"}:
-        raise InputError(f"layer_types={kinds} must say linear_attention or full_attention for each of {count} layers")
-    return kinds
+    interval = c.get("full_attention_interval", 4)
+    known = ["linear_attention", "full_attention"]
+    return layer_types(c, known, lambda i: known[(i + 1) % interval == 0])
 
 
 def is_dense(c: Config, layer: int) -> bool:
@@ -120,13 +117,11 @@ class Qwen3Next(Decoder):
     ignored = ("mtp.*",)  # multi-token prediction layers
 
     def __init__(self, c: Config) -> None:
-        settings = rope_parameters(c.with_values(partial_rotary_factor=c.get("partial_rotary_factor", 0.25)))
-        rotary_dim = int(c.head_dim * settings["partial_rotary_factor"])
         super().__init__(
             c,
             (Block(c, kind, is_dense(c, i)) for i, kind in enumerate(layer_kinds(c))),
             RMSNorm(c.hidden_size, c.rms_norm_eps, plus_one=True),
-            rope=Rotary(rotary_dim, settings, c.get("max_position_embeddings")),
+            rope=Rotary.of(c, c.head_dim, partial=0.25),
             tied=c.get("tie_word_embeddings", False),
         )
         self.names = tensor_names(c)

@@ -13,7 +13,7 @@ from lamina.cache.spec import LayerSpecs
 from lamina.checkpoint.names import Value
 from lamina.config import Config
 from lamina.encoder import Encoder, EncoderDecoder
-from lamina.nn import MLP, CrossAttention, Embedding, GatedMLP, Linear, RelativeBias, RMSNorm, SelfAttention
+from lamina.nn import MLP, CrossAttention, Embedding, GatedMLP, Linear, Positions, RelativeBias, RMSNorm, SelfAttention
 
 LARGEST = torch.finfo(torch.float16).max - 1000  # limit on hidden states in float16
 
@@ -46,13 +46,13 @@ class EncoderBlock(nn.Module):
     def __init__(self, c: Config) -> None:
         super().__init__()
         self.attention_norm = norm(c)
-        self.attention = SelfAttention(c.d_model, c.num_heads, c.num_heads, c.d_kv, scale=1.0)
+        self.attention = SelfAttention(c.d_model, c.num_heads, c.num_heads, c.d_kv, scale=1.0, rope=None)
         self.mlp_norm = norm(c)
         self.mlp = feed_forward(c)
         self.specs: LayerSpecs = {"attention": self.attention.spec}
 
-    def forward(self, x: Tensor, memory: Memory, bias: RelativeBias) -> Tensor:
-        x = bounded(x + self.attention(self.attention_norm(x), memory, None, bias))
+    def forward(self, x: Tensor, memory: Memory, shared: Positions) -> Tensor:
+        x = bounded(x + self.attention(self.attention_norm(x), memory, shared))
         return bounded(x + self.mlp(self.mlp_norm(x)))
 
 
@@ -66,8 +66,8 @@ class Block(EncoderBlock):
     def cross(self, states: Tensor) -> tuple[Tensor, Tensor]:
         return self.source.read(states)
 
-    def forward(self, x: Tensor, memory: Memory, bias: RelativeBias) -> Tensor:
-        x = bounded(x + self.attention(self.attention_norm(x), memory["attention"], None, bias))
+    def forward(self, x: Tensor, memory: Memory, shared: Positions) -> Tensor:
+        x = bounded(x + self.attention(self.attention_norm(x), memory["attention"], shared))
         x = bounded(x + self.source(self.source_norm(x), memory["source"]))
         return bounded(x + self.mlp(self.mlp_norm(x)))
 
@@ -88,8 +88,8 @@ class T5Encoder(Encoder):
     def embed(self, ids: Tensor) -> Tensor:
         return self.embedding(ids)
 
-    def prepare(self, positions: Tensor) -> RelativeBias:
-        return self.bias
+    def prepare(self, positions: Tensor) -> Positions:
+        return Positions(bias=self.bias)
 
     def finish(self, x: Tensor) -> Tensor:
         return self.norm(x)
@@ -152,8 +152,8 @@ class T5(EncoderDecoder):
     def embed(self, ids: Tensor) -> Tensor:
         return self.embedding(ids)
 
-    def prepare(self, positions: Tensor) -> RelativeBias:
-        return self.bias
+    def prepare(self, positions: Tensor) -> Positions:
+        return Positions(bias=self.bias)
 
     def finish(self, x: Tensor) -> Tensor:
         return self.norm(x)

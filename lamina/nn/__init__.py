@@ -2,9 +2,12 @@
 
 from lamina.activation import activation
 from lamina.nn.attention.cross import CrossAttention
+from lamina.nn.attention.latent import LatentAttention
+from lamina.nn.attention.positions import Positions
 from lamina.nn.attention.relative import RelativeBias
 from lamina.nn.attention.rotary import Rotary, rope_parameters, rotate, rotate_neighbours
 from lamina.nn.attention.self_attention import SelfAttention
+from lamina.nn.block import Block, Mixer, ParallelBlock
 from lamina.nn.embedding import Embedding
 from lamina.nn.linear import Linear
 from lamina.nn.mlp import MLP, GatedMLP
@@ -18,7 +21,8 @@ from lamina.nn.recurrent.mamba2 import Mamba2Mixer, mamba2_names
 from lamina.nn.recurrent.short_conv import ShortConvolution
 
 __all__ = [
-    "MLP", "Choice", "CrossAttention", "Embedding", "Experts", "GatedDeltaMixer", "GatedMLP", "GatedRMSNorm",
-    "LayerNorm", "Linear", "Mamba2Mixer", "Mixture", "Norm", "RMSNorm", "RelativeBias", "Rotary", "Router",
-    "SelfAttention", "ShortConvolution", "activation", "mamba2_names", "rope_parameters", "rotate", "rotate_neighbours",
+    "MLP", "Block", "Choice", "CrossAttention", "Embedding", "Experts", "GatedDeltaMixer", "GatedMLP", "GatedRMSNorm",
+    "LatentAttention", "LayerNorm", "Linear", "Mamba2Mixer", "Mixer", "Mixture", "Norm", "ParallelBlock", "Positions",
+    "RMSNorm", "RelativeBias", "Rotary", "Router", "SelfAttention", "ShortConvolution", "activation", "mamba2_names",
+    "rope_parameters", "rotate", "rotate_neighbours",
 ]  # fmt: skip

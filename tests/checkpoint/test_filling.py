@@ -9,7 +9,7 @@ from torch import nn
 from lamina import CheckpointError
 from lamina.checkpoint import From, Stack, fill, open_source
 from lamina.checkpoint import progress as progress_module
-from lamina.checkpoint.names import find_recipe
+from lamina.checkpoint.names import find_recipes
 from lamina.checkpoint.progress import Bar
 
 WIDTH, LAYERS, EXPERTS, VOCAB = 4, 2, 3, 7
@@ -257,9 +257,9 @@ def test_more_experts_than_the_model_has_are_unexpected(save_folder):
 
 def test_an_exact_path_wins_over_a_prefix_and_a_longer_prefix_over_a_shorter():
     names = {"a": "short", "a.{i}.b": "long", "a.{i}.b.weight": "exact"}
-    sources = {path: find_recipe(names, path, (1,)).sources for path in ("a.x", "a.3.b.bias", "a.3.b.weight")}
+    sources = {path: find_recipes(names, path, (1,))[0].sources for path in ("a.x", "a.3.b.bias", "a.3.b.weight")}
     assert sources == {"a.x": ["short.x"], "a.3.b.bias": ["long.bias"], "a.3.b.weight": ["exact"]}
-    assert find_recipe(names, "ab.weight", (1,)) is None
+    assert find_recipes(names, "ab.weight", (1,)) == []
 
 
 def test_at_most_one_tensor_of_the_checkpoint_is_alive_at_a_time(save_folder, monkeypatch):

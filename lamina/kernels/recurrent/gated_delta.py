@@ -140,7 +140,8 @@ def gated_delta_step(
     With g [B, T, H, K] every key channel has its own decay (`ChannelDelta`).
 
     unit   q and k are normalized to length one, and q is then divided by √K
-    gates  (A [H], dt_bias [H] or [H, K]): g and beta are as projected; the rule takes A · softplus(g + dt_bias) and sigmoid(beta)
+    gates  (A [H], dt_bias [H] or [H, K]): g and beta are as projected; the rule takes A · softplus(g + dt_bias)
+           and sigmoid(beta)
     gate   z [B, T, H, V]: multiplies by silu(z), in the dtype of z
     """
     q, k, v, g, beta = (contiguous_tokens(inputs[name]) for name in ("q", "k", "v", "g", "beta"))

@@ -60,7 +60,8 @@ def mix_step(
 ) -> Tensor:
     """`memory.mix` on the ring behind the table row `rings` and the state behind the table row `table`, in place.
 
-    x [B, 1, C] and gate [B, 1, W] with each row's values contiguous, inputs [B, 1, H] (log decays also [B, 1, H, D]) -> [B, 1, W] in the gate's dtype.
+    x [B, 1, C] and gate [B, 1, W] with each row's values contiguous, inputs [B, 1, H] (log decays also [B, 1, H, D])
+    -> [B, 1, W] in the gate's dtype.
     With one row and one norm over all of it, the result is `Unnormed`: the product that follows divides it.
 
     around   keywords of the rule's kernel; `tile`: another tile per program than `TILES` has

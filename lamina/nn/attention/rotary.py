@@ -21,22 +21,39 @@ NEEDED = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("original_max_position_embeddings",),
+    "dynamic": ("factor",),
+    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
 }
 """Rotary type -> the settings that it requires."""
 
 
-def rope_parameters(config: Config, base: float = 10_000.0) -> dict[str, Any]:
-    """The rotary settings, from `rope_parameters` or from the older `rope_theta` and `rope_scaling`."""
+def rope_parameters(
+    config: Config, base: float = 10_000.0, *, partial: float = 1.0, kind: str | None = None
+) -> dict[str, Any]:
+    """The rotary settings, from `rope_parameters` or from the older `rope_theta` and `rope_scaling`.
+
+    base, partial   defaults of `rope_theta` and `partial_rotary_factor`
+    kind            a layer type ("sliding_attention" …), if the configuration has settings for each
+    """
     found = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    for name, default in (("rope_theta", base), ("partial_rotary_factor", 1.0)):
+    if kind is not None and any(isinstance(value, dict) for value in found.values()):
+        found = dict(found.get(kind) or {})
+    for name, default in (("rope_theta", base), ("partial_rotary_factor", partial)):
         if found.get(name) is None:
             found[name] = config.get(name, default)
     found["rope_type"] = found.get("rope_type", found.get("type", "default"))
+    if found["rope_type"] in ("su", "longrope"):  # "su" is an old name
+        found["rope_type"] = "longrope"
+    if found.get("original_max_position_embeddings") is None and found["rope_type"] in ("longrope", "yarn"):
+        original = config.get("original_max_position_embeddings", config.get("max_position_embeddings"))
+        if original is not None:
+            found["original_max_position_embeddings"] = original
     read = Config(found | {"model_type": "rotary positions"})
     for name in found:  # checks every value, so that an error names it
         read.get(name)
     for name in NEEDED.get(read.rope_type, ()):
         getattr(read, name)
+    found["longest"] = config.get("context")
     return found
 
 
@@ -46,15 +63,19 @@ POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_seque
 def positions_of(config: Config) -> int | None:
     """The context length of a checkpoint according to its configuration; None if that has none.
 
-    Configurations with llama3 and longrope scaling give the scaled length. With linear, dynamic and yarn scaling many
-    give the length before scaling, so the result is the larger of the given length and `factor` times the original one.
+    Configurations with llama3 scaling give the scaled length. With linear and yarn scaling many give the length before
+    scaling, so the result is the larger of the given length and `factor` times the original one. With longrope and
+    dynamic scaling it is the length that the frequencies are for.
 
     >>> positions_of(Config({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}))
     16384
     """
     named = next((n for name in POSITIONS if isinstance(n := config.get(name), int) and n > 0), None)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if named is None or rope.get("rope_type", rope.get("type")) not in ("linear", "dynamic", "yarn"):
+    if rope.get("rope_type", rope.get("type")) in ("longrope", "su", "dynamic"):  # see `Rotary`
+        trained = rope.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
+        return config.get("context") or trained or named
+    if named is None or rope.get("rope_type", rope.get("type")) not in ("linear", "yarn"):
         return named
     return max(named, round((rope.get("original_max_position_embeddings") or named) * (rope.get("factor") or 1)))
 
@@ -63,7 +84,10 @@ class Rotary(nn.Module):
     """Makes the cos/sin table for given positions [B, T].
 
     dim         how many dimensions of a head are rotated
-    settings    as `rope_parameters` returns them; types default, linear, llama3 and yarn
+    settings    as `rope_parameters` returns them; types default, linear, dynamic, yarn, longrope, llama3, proportional
+
+    The frequencies of dynamic and longrope scaling depend on how long a row gets. Keys are stored rotated, so one
+    length holds for all rows: the trained one, or the `context` given to `lamina.load`.
     """
 
     def __init__(self, dim: int, settings: dict[str, Any], max_positions: int | None = None) -> None:
@@ -76,6 +100,16 @@ class Rotary(nn.Module):
         self.register_buffer("frequencies", torch.empty(dim // 2), persistent=False)
         if not self.frequencies.is_meta:
             self.reset_buffers()
+
+    @classmethod
+    def of(
+        cls, c: Config, head_dim: int, base: float = 10_000.0, *, partial: float = 1.0, kind: str | None = None
+    ) -> Rotary:
+        """The table for heads of this width; the arguments after it as in `rope_parameters`."""
+        settings = rope_parameters(c, base, partial=partial, kind=kind)
+        proportional = settings["rope_type"] == "proportional"  # rotates all dimensions, some by zero
+        dim = head_dim if proportional else int(head_dim * settings["partial_rotary_factor"])
+        return cls(dim, settings, c.get("max_position_embeddings"))
 
     def reset_buffers(self) -> None:
         self.frequencies, self.scale = frequencies(self.dim, self.settings, self.max_positions)
@@ -101,8 +135,16 @@ def frequencies(dim: int, parameters: dict[str, Any], max_positions: int | None)
             return _llama3(plain, parameters), 1.0
         case "yarn":
             return _yarn(plain, dim, parameters, max_positions)
+        case "dynamic":
+            return _dynamic(dim, parameters, max_positions), 1.0
+        case "longrope":
+            return _longrope(plain, parameters, max_positions)
+        case "proportional":
+            rotated = torch.arange(dim // 2) < int(parameters["partial_rotary_factor"] * dim // 2)
+            return plain * rotated / (parameters.get("factor") or 1.0), 1.0
         case other:
-            raise InputError(f"rotary type {other!r} is not supported; known: default, linear, llama3, yarn")
+            known = "default, linear, dynamic, yarn, longrope, llama3, proportional"
+            raise InputError(f"rotary type {other!r} is not supported; known: {known}")
 
 
 def _llama3(plain: Tensor, p: dict[str, Any]) -> Tensor:
@@ -134,6 +176,31 @@ def _yarn(plain: Tensor, dim: int, p: dict[str, Any], max_positions: int | None)
         some, every = p.get("mscale"), p.get("mscale_all_dim")
         scale = yarn_scale(factor, some) / yarn_scale(factor, every) if some and every else yarn_scale(factor)
     return plain * (slowed / factor + 1 - slowed), float(scale)
+
+
+def _dynamic(dim: int, p: dict[str, Any], max_positions: int | None) -> Tensor:
+    """Rows longer than the trained context rotate by a larger base, so that no frequency is new to the model."""
+    trained = p.get("original_max_position_embeddings") or max_positions
+    if trained is None:
+        raise InputError("dynamic rotary scaling needs max_position_embeddings in the configuration")
+    longest = max(p.get("longest") or trained, trained)
+    growth = p["factor"] * longest / trained - (p["factor"] - 1)
+    base = p["rope_theta"] * growth ** (dim / (dim - 2))
+    return base ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+
+
+def _longrope(plain: Tensor, p: dict[str, Any], max_positions: int | None) -> tuple[Tensor, float]:
+    """Divides each frequency by its own factor: one list for rows within the trained context, one for longer rows."""
+    trained = p["original_max_position_embeddings"]
+    name = "long_factor" if (p.get("longest") or trained) > trained else "short_factor"
+    divisors = torch.tensor(p[name], dtype=torch.float32)
+    if divisors.shape != plain.shape:
+        raise InputError(f"{name} in the configuration has {len(divisors)} entries, and {len(plain)} pairs are rotated")
+    scale = p.get("attention_factor")
+    if scale is None:
+        factor = p.get("factor") or (max_positions or trained) / trained
+        scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
+    return plain / divisors, float(scale)
 
 
 def yarn_scale(factor: float, weight: float = 1.0) -> float:

@@ -6,22 +6,29 @@ family has is in its own file.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
-from lamina.attention.reference import Bias
 from lamina.attention.window import Full, Window
 from lamina.cache.memory import Memory
-from lamina.cache.spec import Attention
-from lamina.nn.attention.rotary import RopeTable
+from lamina.cache.spec import Attention, LayerSpecs
+from lamina.nn.attention.positions import Positions
 from lamina.nn.linear import Linear
-from lamina.nn.norm import RMSNorm
+from lamina.nn.norm import Norm, RMSNorm
 
 
 class SelfAttention(nn.Module):
     """Grouped-query attention over the layer's memory.
 
-    gated    the output is multiplied by the sigmoid of a gate [B, H, T, D], projected together with the queries
-    factors  fixed multipliers, of the input and of the output
+    rope            name of the RoPE table in `Positions.ropes`; None: no RoPE
+    neighbours      RoPE pairs dimension 2i with 2i + 1, not i with i + half
+    q_norm, k_norm  norms of queries and keys: of each head, or of all heads together if they are that wide
+    norms_last      norms come after RoPE (RMS norms of each head only)
+    factored        queries are multiplied by `Positions.factor`
+    sinks           a learned logit per head takes part in the softmax
+    clip            q, k and v are clamped to [-clip, clip]
+    gated           the output is multiplied by the sigmoid of a gate [B, H, T, D], projected together with the queries
+    factors         fixed multipliers, of the input and of the output
     """
 
     def __init__(
@@ -36,35 +43,55 @@ class SelfAttention(nn.Module):
         window: Window | None = None,
         scale: float | None = None,
         softcap: float | None = None,
-        q_norm: RMSNorm | None = None,
-        k_norm: RMSNorm | None = None,
+        rope: str | None = "default",
+        neighbours: bool = False,
+        q_norm: Norm | None = None,
+        k_norm: Norm | None = None,
+        norms_last: bool = False,
+        factored: bool = False,
+        sinks: bool = False,
+        clip: float | None = None,
         gated: bool = False,
         factors: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         super().__init__()
-        self.head_dim = head_dim
-        self.scale = head_dim**-0.5 if scale is None else scale
-        self.softcap = softcap
+        self.head_dim, self.scale = head_dim, head_dim**-0.5 if scale is None else scale
+        self.softcap, self.clip = softcap, clip
+        self.rope, self.neighbours, self.factored = rope, neighbours, factored
         self.in_factor, self.out_factor = factors
         self.spec = Attention(kv_heads, head_dim, head_dim, window or Full())
+        self.specs: LayerSpecs = {"attention": self.spec}
         self.parts = [heads, heads, kv_heads, kv_heads] if gated else [heads, kv_heads, kv_heads]
         self.qkv = Linear(width, sum(self.parts) * head_dim, bias=bias)
         self.out = Linear(heads * head_dim, width, bias=out_bias)
-        self.q_norm, self.k_norm = q_norm, k_norm
+        self.q_norm, self.k_norm, self.norms_last = q_norm, k_norm, norms_last
+        self.sinks = nn.Parameter(torch.zeros(heads)) if sinks else None
 
-    def forward(
-        self,
-        x: Tensor,
-        memory: Memory,
-        rope: RopeTable | None,
-        bias: Bias | None = None,
-        onto: Tensor | None = None,  # a residual that the result is added to
-    ) -> Tensor:
-        qkv = self.qkv(x, before=self.in_factor).unflatten(-1, (-1, self.head_dim))  # [B, T, heads + 2 kv, D]
-        q, *gate, k, v = qkv.transpose(1, 2).split(self.parts, dim=1)
-        norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
+    def forward(self, x: Tensor, memory: Memory, shared: Positions, onto: Tensor | None = None) -> Tensor:
+        """x [B, T, width] -> [B, T, width]; `onto`: a residual that the result is added to."""
+        qkv = self.qkv(x, before=self.in_factor)
+        if self.clip is not None:
+            qkv = qkv.clamp(-self.clip, self.clip)
+        q, *gate, k, v = qkv.unflatten(-1, (-1, self.head_dim)).split(self.parts, dim=2)  # [B, T, heads, D] each
+        q, k, norms = self._normed(q, k)
         out = memory.attend(
-            q, k, v, scale=self.scale, rope=rope, norms=norms, gate=gate[0] if gate else None, softcap=self.softcap,
-            bias=bias,
+            *(part.transpose(1, 2) for part in (q, k, v)),
+            scale=self.scale, rope=None if self.rope is None else shared.ropes[self.rope], neighbours=self.neighbours,
+            norms=norms, norms_last=self.norms_last, factor=shared.factor if self.factored else None,
+            gate=gate[0].transpose(1, 2) if gate else None, softcap=self.softcap, sinks=self.sinks, bias=shared.bias,
         )  # fmt: skip
         return self.out(out.transpose(1, 2).flatten(2), onto, scale=self.out_factor)  # from [B, H, T, D]
+
+    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, tuple[RMSNorm, RMSNorm] | None]:
+        """q and k [B, T, heads, D], normed; or as given, with the norms that `attend` computes."""
+        if self.q_norm is None or self.k_norm is None:
+            return q, k, None
+        if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm) and self.q_norm.dim == self.head_dim:
+            return q, k, (self.q_norm, self.k_norm)
+        if self.q_norm.dim == self.head_dim:
+            return self.q_norm(q), self.k_norm(k), None
+        return (
+            self.q_norm(q.flatten(2)).view(q.shape),  # all heads together
+            self.k_norm(k.flatten(2)).view(k.shape),
+            None,
+        )
