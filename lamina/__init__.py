@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     )
     from lamina.loading import load
     from lamina.model import Model
+    from lamina.models import register_family, unregister_family
     from lamina.planning import Plan, plan
     from lamina.runtime.kernel_backend import register_kernels
 
@@ -64,7 +65,8 @@ __all__ = [
     "Codec", "Convolution", "Cross", "Event", "FieldFormat", "Full", "InputError", "Keeping", "LaminaError", "Latent",
     "Layer", "Memory", "Model", "PagesError", "Plan", "Pool", "PrefixStore", "Recurrent", "Report", "Result",
     "RewindError", "Setting", "Shared", "Sliding", "Source", "Spec", "Stream", "Tokens", "load", "load_cache", "plan",
-    "register_format", "register_kernels", "register_setting", "unregister_setting", "verify",
+    "register_family", "register_format", "register_kernels", "register_setting", "unregister_family",
+    "unregister_setting", "verify",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -86,6 +88,7 @@ _HOMES = {
     ),
     "lamina.loading": ("load",),
     "lamina.model": ("Model",),
+    "lamina.models": ("register_family", "unregister_family"),
     "lamina.planning": ("Plan", "plan"),
     "lamina.runtime.kernel_backend": ("register_kernels",),
 }  # fmt: skip

@@ -1,15 +1,19 @@
 """`Config`: a checkpoint's config.json, read by attribute; errors name fields that are missing or out of bounds.
 
 A value is checked when a family reads it (`lamina/config_fields.py` has the bounds); other fields may hold anything.
+Every read is recorded, so `config.unread` names the fields that no code has looked at: `lamina inspect` lists them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
-from lamina.config_fields import FIELDS
+from lamina.config_fields import FIELDS, NOT_FOR_INFERENCE
 from lamina.errors import InputError
+
+ABSENT = object()
 
 
 class Config:
@@ -22,20 +26,70 @@ class Config:
     lamina.errors.InputError: hidden_size='64' in the configuration must be a whole number from 1 to 1,000,000
     """
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.values = dict(values)
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        seen: set[str] | None = None,
+        path: str = "",
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
+        """
+        seen      names that were read, shared with the configuration this one is a part of
+        path      where it is in that configuration, such as "text_config."
+        aliases   further names of fields: new name -> the name in the file
+        """
+        self.values, self.path, self.aliases = dict(values), path, dict(aliases or {})
+        self.seen: set[str] = set() if seen is None else seen
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         if name not in self.values:
-            kind = self.values.get("model_type", "this model")
-            raise InputError(f"the configuration of {kind} has no {name!r}, which Lamina needs to build it")
+            raise self._lacks(repr(name))
         return self._checked(name)
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value; the default if the field is absent or null."""
-        return default if self.values.get(name) is None else self._checked(name)
+        if self.values.get(name) is None:
+            self._saw(name)
+            return default
+        return self._checked(name)
+
+    def first(self, *names: str, default: Any = ABSENT) -> Any:
+        """The value of a field that has several names, the current one first; the default if all are absent or null.
+
+        >>> Config({"n_embd": 64, "hidden_size": None}).first("hidden_size", "n_embd")
+        64
+        """
+        found = next((value for value in [self.get(name) for name in names] if value is not None), default)
+        if found is ABSENT:
+            raise self._lacks(" or ".join(map(repr, names)))
+        return found
+
+    def part(self, name: str) -> Config:
+        """The object in a field, as a configuration of its own whose reads are recorded here too.
+
+        >>> config = Config({"text_config": {"hidden_size": 64, "dilation": 2}})
+        >>> config.part("text_config").hidden_size, config.unread
+        (64, ['text_config.dilation'])
+        """
+        getattr(self, name)  # which checks it
+        return Config(self.values[name], self.seen, f"{self.path}{name}.")
+
+    def ignore(self, *names: str) -> None:
+        """Marks fields as read that cannot change what this family computes, such as those of its initial weights."""
+        self.seen.update(self.path + name for name in names)
+
+    @property
+    def unread(self) -> list[str]:
+        """The fields that nobody has read, except those that cannot matter for inference (`NOT_FOR_INFERENCE`).
+
+        >>> config = Config({"hidden_size": 64, "dilation": 2, "attention_dropout": 0.1})
+        >>> config.hidden_size, config.unread
+        (64, ['dilation'])
+        """
+        given = {name: value for name, value in self.values.items() if name not in self.aliases}
+        return list(unread_fields(given, self.seen, self.path))
 
     def said(self, name: str, default: Any = None) -> Any:
         """The value, which may be null (None); the default if the field is absent."""
@@ -55,10 +109,13 @@ class Config:
         >>> Config({"n_embd": 64}).with_aliases({"hidden_size": "n_embd"}).hidden_size
         64
         """
-        return self.with_values(**{new: self.values[old] for new, old in aliases.items() if old in self.values})
+        found = {new: old for new, old in aliases.items() if old in self.values}
+        values = self.values | {new: self.values[old] for new, old in found.items()}
+        return Config(values, self.seen, self.path, self.aliases | found)
 
     def with_values(self, **values: Any) -> Config:
-        return Config(self.values | values)
+        """The same with other values; what is read of it is recorded here too."""
+        return Config(self.values | values, self.seen, self.path, self.aliases)
 
     @property
     def head_width(self) -> int:
@@ -77,9 +134,72 @@ class Config:
             )
         return width // heads
 
+    def _saw(self, name: str) -> None:
+        self.seen.update((self.path + name, self.path + self.aliases.get(name, name)))
+
     def _checked(self, name: str) -> Any:
+        self._saw(name)
         field = FIELDS.get(name)
-        return self.values[name] if field is None else field.checked(name, self.values)
+        value = self.values[name] if field is None else field.checked(name, self.values)
+        return Section(value, self.seen, f"{self.path}{name}.") if isinstance(value, Mapping) else value
+
+    def _lacks(self, what: str) -> InputError:
+        kind = self.values.get("model_type", "this model")
+        return InputError(f"the configuration of {kind} has no {what}, which Lamina needs to build it")
+
+
+class Section(dict[str, Any]):
+    """An object inside a configuration that records what is read of it. Iterating and copying read all of it."""
+
+    def __init__(self, values: Mapping[str, Any], seen: set[str], path: str) -> None:
+        super().__init__(values)
+        self.seen, self.path = seen, path
+
+    def __getitem__(self, name: str) -> Any:
+        self.seen.add(self.path + name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.seen.add(self.path + name)
+        return super().get(name, default)
+
+    def __contains__(self, name: object) -> bool:
+        self.seen.add(f"{self.path}{name}")
+        return super().__contains__(name)
+
+    def __iter__(self) -> Iterator[str]:  # `dict(section)` and `section | …` come here too
+        self._read_all()
+        return super().__iter__()
+
+    def keys(self) -> Any:
+        self._read_all()
+        return super().keys()
+
+    def items(self) -> Any:
+        self._read_all()
+        return super().items()
+
+    def values(self) -> Any:
+        self._read_all()
+        return super().values()
+
+    def __or__(self, other: Any) -> Any:
+        self._read_all()
+        return super().__or__(other)
+
+    def _read_all(self) -> None:
+        self.seen.add(self.path + "*")
+
+
+def unread_fields(values: Mapping[str, Any], seen: set[str], path: str) -> Iterator[str]:
+    """Names of fields that are not in `seen`; of an object that was read, the fields inside it."""
+    for name, value in values.items():
+        if any(fnmatchcase(name, pattern) for pattern in NOT_FOR_INFERENCE):
+            continue
+        if path + name not in seen:
+            yield path + name
+        elif isinstance(value, Mapping) and f"{path}{name}.*" not in seen:
+            yield from unread_fields(value, seen, f"{path}{name}.")
 
 
 EMPTY = Config({})

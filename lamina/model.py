@@ -44,6 +44,7 @@ from lamina.runtime.graphs import Graphs
 if TYPE_CHECKING:
     from lamina.cache.pool.pool import Pool
     from lamina.checkpoint.names import Names
+    from lamina.checkpoint.source import Checkpoint
     from lamina.checkpoint.tokenizer import Tokenizer
     from lamina.generation.settings.options import CallOptions
     from lamina.kernels.gemm.fusion import FusionPlan
@@ -80,6 +81,11 @@ class Model(nn.Module):
         model = cls(config)
         model.config = config
         return model.requires_grad_(False).eval()
+
+    @classmethod
+    def part_of(cls, source: Checkpoint) -> Checkpoint:
+        """The part of a checkpoint that this family loads, under the names of its table: by default all."""
+        return source
 
     if not TYPE_CHECKING:
 

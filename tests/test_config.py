@@ -107,7 +107,7 @@ def test_real_models_are_not_refused(name: str) -> None:
 
 def test_what_a_family_does_not_read_may_be_anything() -> None:
     odd = {name: "anything" for name in FIELDS if name not in LLAMA} | {"num_key_values": -1, "d_model": None}
-    for name in ("rope_scaling", "partial_rotary_factor", "quantization_config"):
+    for name in ("rope_scaling", "partial_rotary_factor", "quantization_config", "context"):  # which are read
         del odd[name]
     assert build({**LLAMA, **odd}).config.get("num_key_values") == -1
 
@@ -139,3 +139,42 @@ def test_loading_and_planning_refuse_before_anything_is_allocated(tmp_path: Path
     (tmp_path / "config.json").write_text(json.dumps(good | {"eos_token_id": "</s>"}))
     with pytest.raises(lamina.LaminaError, match=r"eos_token_id='</s>' of .* must be an id, or a list of ids"):
         lamina.load(tmp_path, device="cpu")
+
+
+# -- what was read -----------------------------------------------------------------------------------------------------
+
+
+def test_fields_that_no_code_read_are_named_also_inside_objects() -> None:
+    config = Config(
+        {
+            "hidden_size": 64, "dilation": 2, "attention_dropout": 0.1, "eos_token_id": 1, "output_attentions": False,
+            "rope_parameters": {"rope_theta": 1e4, "turns": 3},
+            "text_config": {"num_layers": 2, "odd": 1, "dtype": 5},
+        }
+    )  # fmt: skip
+    assert config.unread == ["hidden_size", "dilation", "rope_parameters", "text_config"]
+    assert config.rope_parameters["rope_theta"] == 1e4 and config.with_values(num_heads=4).hidden_size == 64
+    assert config.part("text_config").num_layers == 2
+    assert config.unread == ["dilation", "rope_parameters.turns", "text_config.odd"]
+    assert dict(config.rope_parameters) == {"rope_theta": 1e4, "turns": 3}  # a copy reads all of it
+    config.ignore("dilation")
+    assert config.unread == ["text_config.odd"]
+
+
+def test_a_field_is_found_under_its_old_name_and_both_names_count_as_read() -> None:
+    config = Config({"model_type": "gpt2", "n_embd": 64, "hidden_size": None, "n_layer": 4})
+    assert config.first("hidden_size", "n_embd") == 64 and config.first("n_inner", default=7) == 7
+    assert config.unread == ["model_type", "n_layer"]
+    aliased = config.with_aliases({"num_hidden_layers": "n_layer", "num_heads": "n_head"}).with_values(n_layer=3)
+    assert aliased.unread == config.unread and aliased.get("num_hidden_layers") is not None
+    assert aliased.unread == config.unread == ["model_type"]
+    with pytest.raises(lamina.InputError, match=r"configuration of gpt2 has no 'num_heads' or 'n_head', which Lamina"):
+        config.first("num_heads", "n_head")
+    config.values["n_layer"] = 0
+    with pytest.raises(lamina.InputError, match="n_layer=0 in the configuration must be a whole number from 1"):
+        config.first("num_hidden_layers", "n_layer")
+
+
+def test_fields_that_change_attention_are_not_among_those_without_effect() -> None:
+    odd = {name: 1 for name in ("attention_chunk_size", "sliding_window", "attn_temperature_tuning", "chunk_size")}
+    assert Config(odd).unread == ["attention_chunk_size", "sliding_window", "attn_temperature_tuning"]

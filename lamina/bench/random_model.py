@@ -18,7 +18,7 @@ from lamina.checkpoint.loader import finish_buffers, own_dtype, owner, put, room
 from lamina.config import Config
 from lamina.loading import on_meta
 from lamina.model import Model
-from lamina.models import family
+from lamina.models import family_of
 from lamina.nn import GatedRMSNorm, RMSNorm
 from lamina.runtime.prebuild import start_build
 
@@ -34,7 +34,7 @@ def random_model(config: Mapping[str, Any], dtype: torch.dtype, device: torch.de
     device = torch.device(device)
     building = start_build(partial(on_meta, config, dtype), dtype, device)
     with torch.device("meta"):
-        model = family(config["model_type"]).build(Config(config))
+        model = family_of(read := Config(config)).build(read)
     noise = torch.Generator(device).manual_seed(seed)
     for paths, like in tensors_of(model):
         if not isinstance(like, nn.Parameter):

@@ -1,7 +1,8 @@
-"""RMS norms: one program normalises one vector, which it reads once and keeps in registers.
+"""RMS and layer norms: one program normalises one vector, which it reads once and keeps in registers.
 
 rms_norm          residual + x / rms(x) · weight, as `lamina.nn.RMSNorm`
 rms_norm_twice    the same, and a second norm of that sum in the same launch
+layer_norm        residual + (x - mean(x)) / std(x) · weight + bias, as `lamina.nn.LayerNorm`
 gated_rms_norm    norm(x · silu(gate)) or norm(x) · silu(gate), in groups, as `lamina.nn.GatedRMSNorm`
 sigmoid_gated     x · sigmoid(gate), no norm
 """
@@ -61,6 +62,30 @@ def rms_norm_twice(
         num_warps=_warps(width),
     )  # fmt: skip
     return out, normed
+
+
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    residual: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """residual + norm(x) with the mean subtracted, rounded once, to `dtype` or that of x.
+
+    x [N, W], W contiguous; weight and bias [W]; residual [N, W], contiguous -> [N, W], contiguous
+    """
+    rows, width = x.shape
+    out = x.new_empty(rows, width, dtype=dtype)
+    launch(
+        _layer_norm_kernel, (rows,),
+        x, *(x if one is None else one for one in (weight, bias, residual)), out, width, x.stride(0), eps,
+        BLOCK=triton.next_power_of_2(width), WEIGHT=weight is not None, BIAS=bias is not None,
+        RESIDUAL=residual is not None, num_warps=_warps(width),
+    )  # fmt: skip
+    return out
 
 
 def sigmoid_gated(x: Tensor, gate: Tensor) -> Tensor:
@@ -139,6 +164,38 @@ def _norm_kernel(
         z = y.to(tl.float32)
         z *= tl.rsqrt(tl.sum(z * z) / W + next_eps) * next_scale
         tl.store(next_out + here, z.to(next_out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _layer_norm_kernel(
+    x,  # [N, W], x_stride between rows
+    weight, bias, residual,  # [W], [W], [N, W]; read if WEIGHT, BIAS, RESIDUAL
+    out,  # [N, W]
+    W, x_stride, eps,
+    BLOCK: tl.constexpr,  # W padded to a power of two
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (n): row n. The variance is the mean square of the centred values, which cancels nothing."""
+    n = tl.cast(tl.program_id(0), tl.int64)
+    k = tl.arange(0, BLOCK)
+    inside = k < W
+    if WEIGHT:
+        scale = tl.load(weight + k, mask=inside, other=0).to(tl.float32)
+    if BIAS:
+        shift = tl.load(bias + k, mask=inside, other=0).to(tl.float32)
+    begin(PDL)
+    y = tl.load(x + n * x_stride + k, mask=inside, other=0).to(tl.float32)
+    if RESIDUAL:
+        rest = tl.load(residual + n * W + k, mask=inside, other=0).to(tl.float32)
+    y = tl.where(inside, y - tl.sum(y) / W, 0.0)
+    y *= tl.rsqrt(tl.sum(y * y) / W + eps)
+    if WEIGHT:
+        y *= scale
+    if BIAS:
+        y += shift
+    if RESIDUAL:
+        y += rest
+    tl.store(out + n * W + k, y.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -1,16 +1,31 @@
-"""Model families, one file each, found by the `model_type` of a checkpoint's configuration."""
+"""Model families, one file each, found by the `model_type` of a checkpoint's configuration.
+
+A family from outside the package is registered with `register_family`, or by an entry point of the group
+`lamina.families` in the package that has it: the module named there is imported when a model_type is not known.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
 
+from lamina.config import Config
 from lamina.errors import InputError
 from lamina.model import Model
+from lamina.models.text_part import text_part
+
+if TYPE_CHECKING:
+    from lamina.checkpoint.gguf.file import Architecture
 
 FAMILIES = {
     "llama": "llama:Llama",
+    "mistral": "mistral:Mistral",
+    "qwen2": "qwen:Qwen2",
+    "qwen3": "qwen:Qwen3",
     "gemma2": "gemma2:Gemma2",
-    "llama4": "llama4:Llama4TextPart",
     "llama4_text": "llama4:Llama4",
     "deepseek_v3": "deepseek_v3:DeepseekV3",
     "mamba": "mamba:Mamba",
@@ -22,6 +37,59 @@ FAMILIES = {
 }
 """model_type -> "module:class" in this package."""
 
+TEXT_PARTS = {
+    "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
+    "gemma4": "gemma4_text",
+    "llama4": "llama4_text",
+    "mistral3": "mistral",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
+"""model_type of a multimodal release -> model_type of its text model, if its `text_config` does not name one."""
+
+OUTSIDE: dict[str, type[Model]] = {}
+"""Registered families: model_type -> class."""
+
+
+def register_family(
+    model_type: str, cls: type[Model] | None = None, *, gguf: Mapping[str, Architecture] | None = None
+) -> Any:
+    """Makes checkpoints with this model_type load as `cls`; without `cls`, a decorator.
+
+    cls    a `lamina.Model` with a table of tensor `names`; `cls(config)` builds it
+    gguf   GGUF architecture name -> how its metadata and tensors are presented, if the family has GGUF files too
+
+    >>> from lamina.models.llama import Llama
+    >>> @register_family("my_llama")
+    ... class MyLlama(Llama):
+    ...     pass
+    >>> family("my_llama").__name__
+    'MyLlama'
+    >>> unregister_family("my_llama")
+    """
+    if cls is None:
+        return lambda found: register_family(model_type, found, gguf=gguf)
+    if not isinstance(cls, type) or not issubclass(cls, Model):
+        raise InputError(f"a family is a subclass of lamina.Model, not {cls!r}")
+    if model_type in FAMILIES or model_type in TEXT_PARTS or OUTSIDE.get(model_type, cls) is not cls:
+        known = family(model_type)
+        raise InputError(f"model_type {model_type!r} is registered: {known.__module__}.{known.__qualname__}")
+    if gguf is not None:
+        from lamina.checkpoint.gguf.file import ARCHITECTURES  # not needed for other formats
+
+        if taken := [name for name, found in gguf.items() if ARCHITECTURES.get(name, found) is not found]:
+            raise InputError(f"the GGUF architecture {taken[0]!r} is registered already")
+        ARCHITECTURES.update(gguf)
+    OUTSIDE[model_type] = cls
+    return cls
+
+
+def unregister_family(model_type: str) -> None:
+    """Takes back `register_family`; GGUF architectures stay."""
+    if OUTSIDE.pop(model_type, None) is None:
+        raise InputError(f"model_type {model_type!r} was not registered")
+
 
 def family(model_type: str) -> type[Model]:
     """The model class for a model_type.
@@ -29,7 +97,34 @@ def family(model_type: str) -> type[Model]:
     >>> family("llama").__name__
     'Llama'
     """
+    if model_type not in FAMILIES and model_type not in TEXT_PARTS and model_type not in OUTSIDE:
+        import_outside_families()
+    if model_type in OUTSIDE:
+        return OUTSIDE[model_type]
+    if model_type in TEXT_PARTS:
+        return text_part(family(TEXT_PARTS[model_type]))
     if model_type not in FAMILIES:
-        raise InputError(f"model_type {model_type!r} is not supported; known: {', '.join(sorted(FAMILIES))}")
+        raise InputError(f"model_type {model_type!r} is not supported; known: {', '.join(known_types())}")
     module, name = FAMILIES[model_type].split(":")
     return getattr(import_module(f"lamina.models.{module}"), name)
+
+
+def family_of(config: Config) -> type[Model]:
+    """The model class for a configuration. That of a multimodal release names its text model in `text_config`."""
+    model_type = config.model_type
+    if model_type not in TEXT_PARTS or "text_config" not in config.values:
+        return family(model_type)
+    return text_part(family(config.part("text_config").get("model_type", TEXT_PARTS[model_type])))
+
+
+def known_types() -> list[str]:
+    """Every model_type that can be loaded, sorted."""
+    parts = (outer for outer, inner in TEXT_PARTS.items() if inner in FAMILIES)
+    return sorted({*FAMILIES, *OUTSIDE, *parts})
+
+
+@cache
+def import_outside_families() -> None:
+    """Imports the modules of installed packages that register families."""
+    for entry in entry_points(group="lamina.families"):
+        entry.load()

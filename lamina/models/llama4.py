@@ -9,13 +9,11 @@ https://ai.meta.com/blog/llama-4-multimodal-intelligence
 
 from __future__ import annotations
 
-from typing import Self
-
 import torch
 from torch import Tensor
 
 from lamina.attention.window import Chunked, Full, Window
-from lamina.checkpoint.names import From, under
+from lamina.checkpoint.names import From
 from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, mlp_names, qkv_names
@@ -102,14 +100,3 @@ class Llama4(Decoder):
             return found
         steps = torch.div(positions + 1, self.floor, rounding_mode="floor").float()
         return found._replace(factor=1 + self.growth * steps.log1p())
-
-
-class Llama4TextPart(Llama4):
-    """The text model of a checkpoint that also has a vision part, which is not loaded."""
-
-    names = under("language_model.", Llama4.names)
-    ignored = ("vision_model.*", "multi_modal_projector.*")
-
-    @classmethod
-    def build(cls, config: Config) -> Self:
-        return super().build(Config(config.text_config))

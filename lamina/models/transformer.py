@@ -113,4 +113,6 @@ def window_by_type(c: Config, layer: int, every: int | None = None, default: int
         return "full_attention" if every is None or (i + 1) % every == 0 else "sliding_attention"
 
     kind = layer_types(c, ["full_attention", "sliding_attention"], otherwise)[layer]
-    return Full() if kind == "full_attention" else Sliding(c.get("sliding_window", default))
+    if kind == "full_attention":
+        return Full()
+    return Sliding(c.sliding_window if default is None or "sliding_window" in c.values else default)

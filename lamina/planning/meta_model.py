@@ -18,7 +18,7 @@ from lamina.dtypes import float_dtype
 from lamina.errors import InputError
 from lamina.loading import on_meta, refuse_quantized
 from lamina.model import Model
-from lamina.models import family
+from lamina.models import family_of
 
 What = Model | Config | Mapping[str, Any] | str | os.PathLike[str]
 
@@ -53,7 +53,7 @@ def subject_of(what: What, dtype: str | torch.dtype | None = None) -> MetaModel:
     else:
         name, config = find_config(what)
     refuse_quantized(Config(config), name)
-    family(Config(config).model_type)  # what cannot be built is refused by name
+    family_of(Config(config))  # what cannot be built is refused by name
     return MetaModel(name, on_meta(config, config_dtype(config) if dtype is None else dtype))
 
 

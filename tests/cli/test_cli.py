@@ -208,7 +208,7 @@ def test_ctrl_c_keeps_what_was_made_and_exits_with_130(reader: Path, monkeypatch
         done = run(*words, "-n", "6", "--greedy")
         assert done.exit_code == 130 and done.stdout.endswith("\n")
         assert "Traceback" not in done.stderr and "tokens/s" not in done.stderr
-    monkeypatch.setattr("lamina.loading.load", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("lamina.loading.load", lambda *given, **options: (_ for _ in ()).throw(KeyboardInterrupt))
     done = run("verify", reader)
     assert (done.exit_code, done.stdout, done.stderr) == (130, "", "")
 

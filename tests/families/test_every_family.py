@@ -13,7 +13,7 @@ import torch
 
 import lamina
 from lamina.generation.prompt import from_padded
-from tests.families.cases import OTHERS
+from tests.families.cases import OTHER_FIRST, OTHERS
 from tests.families.harness import (
     TOLERANCE,
     pair,
@@ -53,8 +53,13 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(family: str, name: s
     assert relative(last, torch.stack([true[-1] for true in expected])) < TOLERANCE, "left-padded"
 
     start = rows[0][: length - 8].tolist()
-    tokens = ours.generate([start], 8, do_sample=False, ignore_eos=True).tokens[0]
+    tokens = ours.generate([start], 8, do_sample=False, eos_token_id=()).tokens[0]
     logits = truth(theirs, torch.tensor([start + tokens]))[0, len(start) - 1 : -1]
     best = logits.max(dim=-1).values - logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
     assert float(best.max()) < TOLERANCE * float(logits.abs().max()), "greedy"
-    assert lamina.verify(ours, tries=1).ok
+
+
+@pytest.mark.parametrize(("family", "name"), OTHER_FIRST, ids=[family for family, _ in OTHER_FIRST])
+def test_verify_passes(family: str, name: str) -> None:
+    report = lamina.verify(pair(family, name)[1], tries=1)
+    assert report.ok, str(report)

@@ -39,3 +39,4 @@ FAMILIES = CORE
 ALL = [(family, name) for family in CORE for name in cases(family)]
 FIRST = [(family, next(iter(cases(family)))) for family in CORE]
 OTHERS = [(family, name) for family in CASES if family not in CORE for name in cases(family)]
+OTHER_FIRST = [(family, next(iter(cases(family)))) for family in CASES if family not in CORE]

@@ -1,0 +1,35 @@
+"""Qwen 2 and 3: Llama with biases on q, k and v (Qwen 2), or with norms of queries and keys instead (Qwen 3).
+
+https://arxiv.org/abs/2407.10671  https://arxiv.org/abs/2505.09388
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lamina.attention.window import Full, Sliding, Window
+from lamina.config import Config
+from lamina.models.decoder import layer_types
+from lamina.models.transformer import Transformer
+from lamina.nn import RMSNorm, SelfAttention
+
+
+class Qwen2(Transformer):
+    def make_attention(self, c: Config, layer: int, **options: Any) -> SelfAttention:
+        return super().make_attention(c, layer, **dict(bias=True, out_bias=False) | options)
+
+    def make_window(self, c: Config, layer: int) -> Window:
+        """Where windows are used at all, the first `max_window_layers` layers have none."""
+        first = c.get("max_window_layers", 28) if c.get("use_sliding_window", False) else c.num_hidden_layers
+        kinds = layer_types(
+            c, ["full_attention", "sliding_attention"], lambda i: "full_attention" if i < first else "sliding_attention"
+        )
+        sliding = kinds[layer] == "sliding_attention" and c.get("use_sliding_window", False)
+        return Sliding(c.get("sliding_window", 4096)) if sliding else Full()
+
+
+class Qwen3(Qwen2):
+    def make_attention(self, c: Config, layer: int, **options: Any) -> SelfAttention:
+        bias, dim = c.get("attention_bias", False), c.get("head_dim", 128)
+        norms = dict(q_norm=RMSNorm(dim, c.get(*self.eps)), k_norm=RMSNorm(dim, c.get(*self.eps)))
+        return super().make_attention(c.with_values(head_dim=dim), layer, bias=bias, out_bias=bias, **norms, **options)
