@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from transformers import FalconMambaConfig, JambaConfig, PreTrainedConfig
+from transformers import FalconMambaConfig, JambaConfig, PreTrainedConfig, RecurrentGemmaConfig
 
 SIZES: dict[str, Any] = dict(
     hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
@@ -32,6 +32,20 @@ FAMILIES = {
         ),
         "no conv bias, plain residual": only_recurrent(
             FalconMambaConfig, use_conv_bias=False, conv_kernel=2, residual_in_fp32=False, num_hidden_layers=3
+        ),
+    },
+    "recurrent_gemma": {
+        "two recurrent, one sliding": small(
+            RecurrentGemmaConfig, num_hidden_layers=3, attention_window_size=7, w_init_variance_scale=1.0
+        ),
+        "untied, biases, wider recurrence, one key head": small(
+            RecurrentGemmaConfig, attention_window_size=5, block_types=["attention", "recurrent"], lru_width=48,
+            attention_bias=True, num_key_value_heads=1, tie_word_embeddings=False, w_init_variance_scale=1.0,
+        ),
+        "long kernel, no cap to speak of, every head its own keys": small(
+            RecurrentGemmaConfig, num_key_value_heads=None, conv1d_width=6, logits_soft_cap=100.0, num_hidden_layers=3,
+            hidden_activation="gelu", rope_parameters={"rope_type": "default", "rope_theta": 1e3},
+            block_types=["recurrent", "attention"], attention_window_size=9, w_init_variance_scale=1.0,
         ),
     },
     "jamba": {
