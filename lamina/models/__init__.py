@@ -32,6 +32,7 @@ FAMILIES = {
     "falcon_mamba": "mamba:FalconMamba",
     "mamba2": "mamba2:Mamba2",
     "jamba": "jamba:Jamba",
+    "minimax": "minimax:MiniMax",
     "recurrent_gemma": "recurrent_gemma:RecurrentGemma",
     "falcon_h1": "falcon_h1:FalconH1",
     "qwen3_next": "qwen3_next:Qwen3Next",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from transformers import FalconMambaConfig, JambaConfig, PreTrainedConfig, RecurrentGemmaConfig
+from transformers import FalconMambaConfig, JambaConfig, MiniMaxConfig, PreTrainedConfig, RecurrentGemmaConfig
 
 SIZES: dict[str, Any] = dict(
     hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
@@ -32,6 +32,19 @@ FAMILIES = {
         ),
         "no conv bias, plain residual": only_recurrent(
             FalconMambaConfig, use_conv_bias=False, conv_kernel=2, residual_in_fp32=False, num_hidden_layers=3
+        ),
+    },
+    "minimax": {
+        "full and linear in turn": small(MiniMaxConfig, block_size=16, num_local_experts=4),
+        "tied, factors, listed layers, own head dim": small(
+            MiniMaxConfig, num_hidden_layers=3, layer_types=["linear_attention", "linear_attention", "full_attention"],
+            block_size=9, num_local_experts=3, num_experts_per_tok=1, tie_word_embeddings=True, head_dim=12,
+            full_attn_alpha_factor=1.2, full_attn_beta_factor=0.7, linear_attn_alpha_factor=0.9,
+            linear_attn_beta_factor=1.3, mlp_alpha_factor=0.8, mlp_beta_factor=1.1,
+        ),
+        "sliding, one key head, gelu": small(
+            MiniMaxConfig, block_size=64, num_local_experts=4, sliding_window=6, num_key_value_heads=1,
+            hidden_act="gelu", rms_norm_eps=1e-3,
         ),
     },
     "recurrent_gemma": {
