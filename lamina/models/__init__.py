@@ -34,6 +34,7 @@ FAMILIES = {
     "jamba": "jamba:Jamba",
     "minimax": "minimax:MiniMax",
     "recurrent_gemma": "recurrent_gemma:RecurrentGemma",
+    "rwkv": "rwkv:Rwkv",
     "falcon_h1": "falcon_h1:FalconH1",
     "qwen3_next": "qwen3_next:Qwen3Next",
     "lfm2": "lfm2:Lfm2",

@@ -21,11 +21,12 @@ from lamina.nn.recurrent.lightning import LightningMixer
 from lamina.nn.recurrent.mamba import MambaMixer, mamba_names
 from lamina.nn.recurrent.mamba2 import Mamba2Mixer, mamba2_names
 from lamina.nn.recurrent.rg_lru import RGLRUMixer, rg_lru_names
+from lamina.nn.recurrent.rwkv import ChannelMixer, TimeMixer, rwkv_names
 from lamina.nn.recurrent.short_conv import ShortConvolution
 
 __all__ = [
-    "MLP", "Block", "Choice", "CrossAttention", "Embedding", "Experts", "GatedDeltaMixer", "GatedMLP", "GatedRMSNorm",
+    "MLP", "Block", "ChannelMixer", "Choice", "CrossAttention", "Embedding", "Experts", "GatedDeltaMixer", "GatedMLP", "GatedRMSNorm",
     "LatentAttention", "LayerNorm", "LightningMixer", "Linear", "Mamba2Mixer", "MambaMixer", "Mixer", "Mixture", "Norm", "ParallelBlock", "Positions",
-    "RGLRUMixer", "RMSNorm", "RelativeBias", "Rotary", "Router", "SelfAttention", "ShortConvolution", "activation", "mamba2_names", "mamba_names", "rg_lru_names",
+    "RGLRUMixer", "RMSNorm", "RelativeBias", "Rotary", "Router", "SelfAttention", "ShortConvolution", "TimeMixer", "activation", "mamba2_names", "mamba_names", "rg_lru_names", "rwkv_names",
     "rope_parameters", "rotate", "rotate_neighbours",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from transformers import FalconMambaConfig, JambaConfig, MiniMaxConfig, PreTrainedConfig, RecurrentGemmaConfig
+from transformers import FalconMambaConfig, JambaConfig, MiniMaxConfig, PreTrainedConfig, RecurrentGemmaConfig, RwkvConfig
 
 SIZES: dict[str, Any] = dict(
     hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
@@ -21,6 +21,10 @@ def small(config: type[PreTrainedConfig], **changes: Any) -> Any:
 def only_recurrent(config: type[PreTrainedConfig], **changes: Any) -> Any:
     sizes = dict(hidden_size=32, num_hidden_layers=2, state_size=8, vocab_size=67, initializer_range=0.3)
     return partial(config, **sizes | changes)
+
+
+def small_rwkv(**changes: Any) -> Any:
+    return partial(RwkvConfig, **dict(hidden_size=32, num_hidden_layers=2, vocab_size=67) | changes)
 
 
 FAMILIES = {
@@ -59,6 +63,13 @@ FAMILIES = {
             RecurrentGemmaConfig, num_key_value_heads=None, conv1d_width=6, logits_soft_cap=100.0, num_hidden_layers=3,
             hidden_activation="gelu", rope_parameters={"rope_type": "default", "rope_theta": 1e3},
             block_types=["recurrent", "attention"], attention_window_size=9, w_init_variance_scale=1.0,
+        ),
+    },
+    "rwkv": {
+        "typical": small_rwkv(),
+        "tied, halved after every layer": small_rwkv(tie_word_embeddings=True, rescale_every=1, num_hidden_layers=3),
+        "wider attention, narrow MLP, never halved": small_rwkv(
+            attention_hidden_size=48, intermediate_size=40, rescale_every=0, layer_norm_epsilon=1e-3
         ),
     },
     "jamba": {
