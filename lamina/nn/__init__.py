@@ -1,6 +1,7 @@
 """The modules that model families are built from."""
 
 from lamina.activation import activation
+from lamina.nn.attention.alibi import AlibiBias, alibi_slopes
 from lamina.nn.attention.cross import CrossAttention
 from lamina.nn.attention.latent import LatentAttention
 from lamina.nn.attention.positions import Positions
@@ -21,8 +22,8 @@ from lamina.nn.recurrent.mamba2 import Mamba2Mixer, mamba2_names
 from lamina.nn.recurrent.short_conv import ShortConvolution
 
 __all__ = [
-    "MLP", "Block", "Choice", "CrossAttention", "Embedding", "Experts", "GatedDeltaMixer", "GatedMLP", "GatedRMSNorm",
-    "LatentAttention", "LayerNorm", "Linear", "Mamba2Mixer", "Mixer", "Mixture", "Norm", "ParallelBlock", "Positions",
-    "RMSNorm", "RelativeBias", "Rotary", "Router", "SelfAttention", "ShortConvolution", "activation", "mamba2_names",
-    "rope_parameters", "rotate", "rotate_neighbours",
+    "MLP", "AlibiBias", "Block", "Choice", "CrossAttention", "Embedding", "Experts", "GatedDeltaMixer", "GatedMLP",
+    "GatedRMSNorm", "LatentAttention", "LayerNorm", "Linear", "Mamba2Mixer", "Mixer", "Mixture", "Norm",
+    "ParallelBlock", "Positions", "RMSNorm", "RelativeBias", "Rotary", "Router", "SelfAttention", "ShortConvolution",
+    "activation", "alibi_slopes", "mamba2_names", "rope_parameters", "rotate", "rotate_neighbours",
 ]  # fmt: skip
