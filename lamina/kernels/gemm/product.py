@@ -119,9 +119,7 @@ def gated_product(
     act             a name, or the function of `lamina.activation`
     squares, eps    as in `product`
     """
-    return _launch(
-        x, weight, weight.shape[0] // 2, bias, None, 1.0, scale, None, True, act, config, squares, eps, None
-    )
+    return _launch(x, weight, weight.shape[0] // 2, bias, None, 1.0, scale, None, True, act, config, squares, eps, None)
 
 
 def linear(
