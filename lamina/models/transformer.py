@@ -86,7 +86,7 @@ class Transformer(Decoder):
         return RMSNorm(c.hidden_size, c.get(*self.eps))
 
     def make_mixer(self, c: Config, layer: int) -> Mixer:
-        """The attention of a layer, of any kind; `make_attention` unless a family says otherwise."""
+        """What reads the past: attention here; hybrid families also have recurrent layers."""
         return self.make_attention(c, layer)
 
     def make_attention(self, c: Config, layer: int, **options: Any) -> SelfAttention:
