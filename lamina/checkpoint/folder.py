@@ -1,7 +1,8 @@
 """A checkpoint folder: config.json beside safetensors files, which are memory-mapped.
 
 The tensors are in model.safetensors, or in the shards that model.safetensors.index.json names, or, where
-neither exists, in every *.safetensors file of the folder.
+neither exists, in every *.safetensors file of the folder. Where there are none at all, and the caller allows pickles,
+they are in pytorch_model.bin or its shards.
 """
 
 from __future__ import annotations
@@ -14,20 +15,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lamina.checkpoint.source import Checkpoint, listing
+from lamina.checkpoint.tensor_file import TensorFile, open_file
 from lamina.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from safetensors import safe_open
-
     from lamina.checkpoint.tokenizer import Tokenizer
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 
 
 class FolderCheckpoint(Checkpoint):
-    """config.json, generation_config.json, *.safetensors and tokenizer.json of one folder."""
+    """config.json, generation_config.json, *.safetensors and tokenizer files of one folder.
 
-    def __init__(self, path: Path) -> None:
+    pickle  whether pytorch_model.bin is read where there are no safetensors
+    """
+
+    def __init__(self, path: Path, pickle: bool = False) -> None:
         self.path = path
         if not (path / "config.json").is_file():
             found = sorted(file.name for file in path.glob("*.gguf"))
@@ -36,44 +40,40 @@ class FolderCheckpoint(Checkpoint):
         self.config = read_json(path / "config.json")
         generation = path / "generation_config.json"
         self.generation_config = read_json(generation) if generation.is_file() else {}
-        self._files: dict[str, safe_open] = {}  # tensor name -> the open file that holds it
+        self._files: dict[str, TensorFile] = {}  # tensor name -> the open file that holds it
         if (path / SINGLE).is_file():
             self._add_all(path / SINGLE)
         elif (path / INDEX).is_file():
             self._add_shards(path / INDEX)
-        else:
-            files = sorted(path.glob("*.safetensors"))
-            if not files:
-                pickled = sorted(file.name for file in path.glob("*.bin"))
-                hint = f"; {listing(pickled)} are pickles, save them again as safetensors" if pickled else ""
-                raise CheckpointError(f"{path} has no {SINGLE}, no {INDEX} and no *.safetensors{hint}")
+        elif files := sorted(path.glob("*.safetensors")):
             for file in files:
                 self._add_all(file)
+        else:
+            self._add_pickles(pickle)
 
     @property
     def names(self) -> Set[str]:
         return self._files.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._file(name).get_slice(name).get_shape())
+        return self._file(name).shape(name)
 
     def read(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._file(name).get_tensor(name)
-        return tensor
+        return self._file(name).read(name)
 
     def tokenizer(self) -> Tokenizer | None:
         from lamina.checkpoint.tokenizer import folder_tokenizer  # tokenizers is slow to import
 
         return folder_tokenizer(self.path, self.eos_ids)
 
-    def _file(self, name: str) -> safe_open:
+    def _file(self, name: str) -> TensorFile:
         if name not in self._files:
             raise CheckpointError(f"{self.path} has no tensor {name}")
         return self._files[name]
 
     def _add_all(self, file: Path) -> None:
         handle = open_file(file)
-        names = handle.keys()
+        names = handle.names()
         if twice := [name for name in names if name in self._files]:
             raise CheckpointError(f"{file} repeats tensors of another file in {self.path}: {listing(twice)}")
         self._files.update(dict.fromkeys(names, handle))
@@ -88,21 +88,29 @@ class FolderCheckpoint(Checkpoint):
         if absent := [shard for shard in shards if not (self.path / shard).is_file()]:
             raise CheckpointError(f"{self.path} lacks {len(absent)} of {len(shards)} shards: {listing(absent)}")
         handles = {shard: open_file(self.path / shard) for shard in shards}
-        held = {shard: set(handle.keys()) for shard, handle in handles.items()}
+        held = {shard: set(handle.names()) for shard, handle in handles.items()}
         if lacking := [f"{name} (in {shard})" for name, shard in places.items() if name not in held[shard]]:
             raise CheckpointError(f"{index} names tensors that the shards lack: {listing(lacking)}")
         self._files = {name: handles[shard] for name, shard in places.items()}
 
-
-def open_file(file: Path) -> safe_open:
-    """Memory-map one safetensors file; its header, and that it is whole, are checked here."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        return safe_open(str(file), framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
-        size = file.stat().st_size
-        raise CheckpointError(f"{file} ({size} bytes) is cut short or not a safetensors file: {error}") from error
+    def _add_pickles(self, allowed: bool) -> None:
+        """Opens pytorch_model.bin or its shards; names them in the error where that is not allowed."""
+        found = sorted(file.name for file in self.path.glob("pytorch_model*.bin"))
+        if not found or not allowed:
+            hint = (
+                f"; {listing(found)}: a pickle, which can run code when it is read: save the model again as "
+                "safetensors, or allow it with pickle=True (--pickle), which reads tensors alone"
+            )
+            raise CheckpointError(
+                f"{self.path} has no {SINGLE}, no {INDEX} and no *.safetensors{hint if found else ''}"
+            )
+        if (self.path / PICKLE).is_file():
+            self._add_all(self.path / PICKLE)
+        elif (self.path / PICKLE_INDEX).is_file():
+            self._add_shards(self.path / PICKLE_INDEX)
+        else:
+            for name in found:
+                self._add_all(self.path / name)
 
 
 def read_json(file: Path) -> dict[str, Any]:

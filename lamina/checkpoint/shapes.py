@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lamina.checkpoint.demo_weights import NAMED, named_checkpoint
+from lamina.checkpoint.demo_weights import NAMED
 from lamina.checkpoint.folder import read_json
+from lamina.checkpoint.hub import is_hub_id, locate
 from lamina.checkpoint.source import open_source
 from lamina.errors import InputError
 
@@ -121,20 +122,22 @@ SHAPES = {
 
 
 def find_shape(name: str | os.PathLike[str]) -> ModelShape:
-    """A known shape, or that of a checkpoint: a folder with config.json, a config.json, a .gguf file, a known name.
+    """A known shape, or that of a checkpoint: a folder with config.json, a config.json, a .gguf file, a name, a Hub id.
 
     >>> find_shape("llama-3.1-8b").config["hidden_size"]
     4096
     """
     if isinstance(name, str) and name in SHAPES:
         return SHAPES[name]
-    path = named_checkpoint(name)
+    path = locate(name, weights=False)
     if path.suffix.lower() == ".gguf" and path.is_file():
         return ModelShape(path.name, open_source(path).config)
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file() or file.suffix != ".json":
         raise InputError(
-            f"{name} is neither a folder with config.json, nor a config.json, nor a .gguf file, nor one of "
-            f"{', '.join((*NAMED, *SHAPES))}"
+            f"{name} is neither a Hub id, nor a folder with config.json, nor a config.json, nor a .gguf file, nor one "
+            f"of {', '.join((*NAMED, *SHAPES))}"
         )
+    if is_hub_id(name):
+        return ModelShape(str(name), read_json(file))
     return ModelShape(path.resolve().name if path.is_dir() else path.stem, read_json(file))

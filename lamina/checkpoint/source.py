@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lamina.checkpoint.demo_weights import NAMED, named_checkpoint
+from lamina.checkpoint.demo_weights import NAMED
+from lamina.checkpoint.hub import locate
 from lamina.dtypes import FLOATS
 from lamina.errors import CheckpointError
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from lamina.checkpoint.tokenizer import Tokenizer
 
 LISTED = 8
+NESTED = ("text_config", "llm_config", "language_config", "decoder", "decoder_config")
 
 
 class Checkpoint(ABC):
@@ -51,8 +53,7 @@ class Checkpoint(ABC):
     @property
     def eos_ids(self) -> tuple[int, ...]:
         """The ids that end a text: what generation_config says, else the model's configuration."""
-        text = self.config.get("text_config")
-        for config in (self.generation_config, self.config, text if isinstance(text, dict) else {}):
+        for config in (self.generation_config, self.config, *nested_configs(self.config)):
             if (ids := config.get("eos_token_id")) is not None:
                 several = list(ids) if isinstance(ids, list | tuple) else [ids]
                 if not all(isinstance(one, int) for one in several):
@@ -61,22 +62,28 @@ class Checkpoint(ABC):
         return ()
 
 
-def open_source(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open a folder (config.json and *.safetensors), a .gguf file, or a checkpoint that has a name (`NAMED`).
+def open_source(path: str | os.PathLike[str], *, revision: str | None = None, pickle: bool = False) -> Checkpoint:
+    """Open a folder (config.json and *.safetensors), a .gguf file, a checkpoint that has a name (`NAMED`), or a Hub id.
+
+    revision  a branch, tag or commit, of a Hub id
+    pickle    whether pytorch_model.bin is read where there are no safetensors
 
     >>> open_source("/nowhere")
     Traceback (most recent call last):
     lamina.errors.CheckpointError: /nowhere does not exist; expected a folder with config.json \
-and *.safetensors, a .gguf file, or a known name: smollm2
+and *.safetensors, a .gguf file, or a known name: smollm2; or a Hub id (owner/name)
     """
     from lamina.checkpoint.folder import FolderCheckpoint  # which import this module
     from lamina.checkpoint.gguf.file import GGUFCheckpoint
 
-    path = named_checkpoint(path)
+    path = locate(path, revision, pickle=pickle)
     names = ", ".join(NAMED)
-    expected = f"expected a folder with config.json and *.safetensors, a .gguf file, or a known name: {names}"
+    expected = (
+        f"expected a folder with config.json and *.safetensors, a .gguf file, or a known name: {names}; or a Hub id "
+        "(owner/name)"
+    )
     if path.is_dir():
-        return FolderCheckpoint(path)
+        return FolderCheckpoint(path, pickle)
     if not path.exists():
         from lamina.checkpoint.shapes import SHAPES  # which import this module
 
@@ -94,8 +101,7 @@ def config_dtype(config: dict[str, Any]) -> torch.dtype:
     >>> config_dtype({"torch_dtype": "bfloat16"})
     torch.bfloat16
     """
-    text = config.get("text_config")
-    for part in (config, text if isinstance(text, dict) else {}):
+    for part in (config, *nested_configs(config)):
         for key in ("dtype", "torch_dtype"):
             value = part.get(key)
             if value is None or value == "auto":
@@ -107,6 +113,15 @@ def config_dtype(config: dict[str, Any]) -> torch.dtype:
                 )
             return FLOATS[name]
     return torch.float32
+
+
+def nested_configs(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The configurations of the text model inside that of a multimodal model, or of an encoder-decoder pair.
+
+    >>> nested_configs({"text_config": {"dtype": "bfloat16"}, "vision_config": {}})
+    [{'dtype': 'bfloat16'}]
+    """
+    return [part for key in NESTED if isinstance(part := config.get(key), dict)]
 
 
 def listing(items: Iterable[str], separator: str = ", ") -> str:

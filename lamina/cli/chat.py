@@ -14,6 +14,8 @@ from lamina.cli.common import (
     Device,
     DType,
     Path,
+    Pickle,
+    Revision,
     Sample,
     Seed,
     Temperature,
@@ -36,11 +38,13 @@ def chat(
     seed: Seed = None,
     dtype: DType = None,
     device: Device = None,
+    revision: Revision = None,
+    pickle: Pickle = False,
 ) -> None:
     from lamina.generation import Chat
     from lamina.loading import load
 
-    model = load(path, dtype, device)
+    model = load(path, dtype, device, revision=revision, pickle=pickle)
     talk = Chat(model, max_new_tokens=max_new_tokens, **choosing(sample, temperature, top_k, top_p, seed))
     if question is not None:
         stream = talk.stream(question)

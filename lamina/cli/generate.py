@@ -10,6 +10,8 @@ from lamina.cli.common import (
     Device,
     DType,
     Path,
+    Pickle,
+    Revision,
     Sample,
     Seed,
     Temperature,
@@ -32,10 +34,12 @@ def generate(
     seed: Seed = None,
     dtype: DType = None,
     device: Device = None,
+    revision: Revision = None,
+    pickle: Pickle = False,
 ) -> None:
     from lamina.loading import load
 
-    model = load(path, dtype, device)
+    model = load(path, dtype, device, revision=revision, pickle=pickle)
     stream = model.stream(text, max_new_tokens, **choosing(sample, temperature, top_k, top_p, seed))
     if not print_answer(stream, before=text):
         raise typer.Exit(130)

@@ -6,13 +6,15 @@ from typing import Annotated
 
 import typer
 
-from lamina.cli.common import Device, DType, Path
+from lamina.cli.common import Device, DType, Path, Pickle, Revision
 
 
 def verify(
     path: Path,
     dtype: DType = None,
     device: Device = None,
+    revision: Revision = None,
+    pickle: Pickle = False,
     length: Annotated[int | None, typer.Option(help="Tokens of the longest row, at least 2.")] = None,
     tries: Annotated[int, typer.Option(help="How often each law is tried, at least once.")] = 2,
     seed: Annotated[int, typer.Option(help="Other numbers give other cuts and ids.")] = 0,
@@ -22,6 +24,12 @@ def verify(
     from lamina.loading import load
 
     check_numbers(length=length, tries=tries, seed=seed)  # before a large model is loaded
-    report = verify(load(path, dtype, device), length=length, tries=tries, seed=seed, residence=residence)
+    report = verify(
+        load(path, dtype, device, revision=revision, pickle=pickle),
+        length=length,
+        tries=tries,
+        seed=seed,
+        residence=residence,
+    )
     typer.echo(str(report))
     raise typer.Exit(0 if report.ok else 1)

@@ -1,8 +1,9 @@
-"""RMS norms: one program normalises one vector, which it reads once and keeps in registers.
+"""RMS and layer norms: one program normalises one vector, which it reads once and keeps in registers.
 
 rms_norm          residual + x / rms(x) · weight, as `lamina.nn.RMSNorm`
 rms_norm_twice    the same, and a second norm of that sum in the same launch
-gated_rms_norm    norm(x · silu(gate)) or norm(x) · silu(gate), in groups, as `lamina.nn.GatedRMSNorm`
+layer_norm        residual + (x - mean(x)) / std(x) · weight + bias, as `lamina.nn.LayerNorm`
+gated_rms_norm    norm(x · act(gate)) or norm(x) · act(gate), in groups, as `lamina.nn.GatedRMSNorm`
 sigmoid_gated     x · sigmoid(gate), no norm
 """
 
@@ -63,6 +64,30 @@ def rms_norm_twice(
     return out, normed
 
 
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    residual: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """residual + norm(x) with the mean subtracted, rounded once, to `dtype` or that of x.
+
+    x [N, W], W contiguous; weight and bias [W]; residual [N, W], contiguous -> [N, W], contiguous
+    """
+    rows, width = x.shape
+    out = x.new_empty(rows, width, dtype=dtype)
+    launch(
+        _layer_norm_kernel, (rows,),
+        x, *(x if one is None else one for one in (weight, bias, residual)), out, width, x.stride(0), eps,
+        BLOCK=triton.next_power_of_2(width), WEIGHT=weight is not None, BIAS=bias is not None,
+        RESIDUAL=residual is not None, num_warps=_warps(width),
+    )  # fmt: skip
+    return out
+
+
 def sigmoid_gated(x: Tensor, gate: Tensor) -> Tensor:
     """x · sigmoid(gate). Both [B, H, T, D] with the H · D values of a token contiguous -> [B, H, T, D]"""
     B, H, T, D = x.shape
@@ -77,9 +102,12 @@ def sigmoid_gated(x: Tensor, gate: Tensor) -> Tensor:
 
 
 def gated_rms_norm(
-    x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, groups: int = 1, gate_first: bool = True
-) -> Tensor:
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, groups: int = 1, gate_first: bool = True,
+    sigmoid: bool = False,
+) -> Tensor:  # fmt: skip
     """norm(x · silu(gate)) if `gate_first`, else norm(x) · silu(gate), for each of `groups` equal parts by itself.
+
+    sigmoid   sigmoid(gate) in place of silu(gate)
 
     x [N, W] and gate [N, W] or [N / H, H, W], W contiguous; weight [W] -> [N, W] in the gate's dtype
     """
@@ -90,7 +118,7 @@ def gated_rms_norm(
     launch(
         _gated_norm_kernel, (rows, groups),
         x, gate, weight, out, group, x.stride(0), *gate.stride()[:2], eps, HEADS=gate.shape[1],
-        BLOCK=triton.next_power_of_2(group), GATE_FIRST=gate_first,
+        BLOCK=triton.next_power_of_2(group), GATE_FIRST=gate_first, SIGMOID=sigmoid,
         num_warps=_warps(group),
     )  # fmt: skip
     return out
@@ -142,6 +170,38 @@ def _norm_kernel(
 
 
 @triton.jit
+def _layer_norm_kernel(
+    x,  # [N, W], x_stride between rows
+    weight, bias, residual,  # [W], [W], [N, W]; read if WEIGHT, BIAS, RESIDUAL
+    out,  # [N, W]
+    W, x_stride, eps,
+    BLOCK: tl.constexpr,  # W padded to a power of two
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (n): row n. The variance is the mean square of the centred values, which cancels nothing."""
+    n = tl.cast(tl.program_id(0), tl.int64)
+    k = tl.arange(0, BLOCK)
+    inside = k < W
+    if WEIGHT:
+        scale = tl.load(weight + k, mask=inside, other=0).to(tl.float32)
+    if BIAS:
+        shift = tl.load(bias + k, mask=inside, other=0).to(tl.float32)
+    begin(PDL)
+    y = tl.load(x + n * x_stride + k, mask=inside, other=0).to(tl.float32)
+    if RESIDUAL:
+        rest = tl.load(residual + n * W + k, mask=inside, other=0).to(tl.float32)
+    y = tl.where(inside, y - tl.sum(y) / W, 0.0)
+    y *= tl.rsqrt(tl.sum(y * y) / W + eps)
+    if WEIGHT:
+        y *= scale
+    if BIAS:
+        y += shift
+    if RESIDUAL:
+        y += rest
+    tl.store(out + n * W + k, y.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def _gate_kernel(
     x, gate,  # [B, T, W], W contiguous
     out,  # [B, T, W] contiguous
@@ -158,12 +218,18 @@ def _gate_kernel(
 
 
 @triton.jit
+def open_gate(z, SIGMOID: tl.constexpr):
+    """silu(z), or sigmoid(z)."""
+    return tl.sigmoid(z) if SIGMOID else z * tl.sigmoid(z)
+
+
+@triton.jit
 def _gated_norm_kernel(
     x,  # [N, groups · W], x_stride between rows
     gate,  # [N / HEADS, HEADS, groups · W], strides gate_stride, gate_head, 1
     weight, out,  # [groups · W], [N, groups · W]
     W, x_stride, gate_stride, gate_head, eps,  # W: width of a group
-    HEADS: tl.constexpr, BLOCK: tl.constexpr, GATE_FIRST: tl.constexpr, PDL: tl.constexpr,
+    HEADS: tl.constexpr, BLOCK: tl.constexpr, GATE_FIRST: tl.constexpr, SIGMOID: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (n, g): group g of row n, W values."""
     n, groups = tl.cast(tl.program_id(0), tl.int64), tl.num_programs(1)
@@ -174,8 +240,7 @@ def _gated_norm_kernel(
     begin(PDL)
     y = tl.load(x + n * x_stride + k, mask=inside, other=0).to(tl.float32)
     gate += n // HEADS * gate_stride + n % HEADS * gate_head
-    opening = tl.load(gate + k, mask=inside, other=0).to(tl.float32)
-    opening *= tl.sigmoid(opening)
+    opening = open_gate(tl.load(gate + k, mask=inside, other=0).to(tl.float32), SIGMOID)
     if GATE_FIRST:
         y *= opening
     y *= tl.rsqrt(tl.sum(y * y) / W + eps) * scale

@@ -8,6 +8,7 @@ batched product with one batch entry per slice of the weight's rows, for several
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -21,11 +22,12 @@ MKL = torch.backends.mkl.is_available()  # the library for which this was measur
 
 
 class Linear(nn.Linear):
-    """x [..., in] -> onto + softcap · tanh(((before · x) Wᵀ + b) · scale / softcap), [..., out], with W [out, in].
+    """x [..., in] -> onto + softcap · tanh(act(((before · x) Wᵀ + b) · scale) / softcap), [..., out], W [out, in].
 
     onto      [..., out] residual; None: 0
     before    factor on x
     scale     factor on the product, or one for each output, [out]
+    act       activation: a function of `lamina.activation`, or any other; None: none
     softcap   bound of the result's absolute value; None: no tanh
 
     The surrounding operations are arguments so that one kernel computes all of them. In a captured step x may be
@@ -46,28 +48,42 @@ class Linear(nn.Linear):
         *,
         before: float = 1.0,
         scale: float | Tensor = 1.0,
+        act: Callable[[Tensor], Tensor] | None = None,
         softcap: float | None = None,
     ) -> Tensor:
         if kernels.on():
-            return self._by_kernel(x, onto, before, scale, softcap)
+            return self._by_kernel(x, onto, before, scale, act, softcap)
         y = self._product(x if before == 1 else x * before)
         if isinstance(scale, Tensor) or scale != 1:
             y = (y * scale).to(y.dtype)
+        if act is not None:
+            y = act(y)
         if softcap is not None:
             y = (y / softcap).tanh() * softcap
         return y if onto is None else onto + y
 
     def _by_kernel(
-        self, x: Tensor, onto: Tensor | None, before: float, scale: float | Tensor, softcap: float | None
+        self,
+        x: Tensor,
+        onto: Tensor | None,
+        before: float,
+        scale: float | Tensor,
+        act: Callable[[Tensor], Tensor] | None,
+        softcap: float | None,
     ) -> Tensor:
         from lamina.kernels.gemm.deferred_norm import deferred_norm, made, operand  # which import Triton
+        from lamina.kernels.gemm.epilogue import kind_of
         from lamina.kernels.gemm.product import product
 
+        if act is not None and kind_of(act) is None:  # no kernel computes it: PyTorch does, between two launches
+            y = act(self._by_kernel(x, None, before, scale, None, None))
+            y = y if softcap is None else (y / softcap).tanh() * softcap
+            return y if onto is None else onto + y
         x, squares, eps = operand(x)
         flat, residual = x.reshape(-1, x.shape[-1]), None if onto is None else onto.reshape(-1, onto.shape[-1])
         deferred = deferred_norm(self, x, self.out_features)
         y = product(
-            flat, self.weight, bias=self.bias, residual=residual, before=before, scale=scale, softcap=softcap,
+            flat, self.weight, bias=self.bias, residual=residual, before=before, scale=scale, act=act, softcap=softcap,
             squares=squares, eps=eps, next_norm=deferred,
         )  # fmt: skip
         return made(self, y.view(*x.shape[:-1], -1), deferred, self.weight.nbytes)

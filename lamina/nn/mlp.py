@@ -23,7 +23,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
         """x [..., width] -> [..., width]; `onto`: a residual that the result is added to."""
-        return self.down(self.act(self.up(x)), onto, scale=self.factor)
+        return self.down(self.up(x, act=self.act), onto, scale=self.factor)
 
 
 class GatedMLP(nn.Module):
@@ -49,15 +49,22 @@ class GatedMLP(nn.Module):
         return self.down(self.inner(x), onto, scale=self.down_factor)
 
     def inner(self, x: Tensor) -> Tensor:
-        if kernels.on():
-            from lamina.kernels.gemm.deferred_norm import operand  # imports Triton
-            from lamina.kernels.gemm.product import gated_product
-
-            x, squares, eps = operand(x)
-            y = gated_product(
-                x.reshape(-1, x.shape[-1]), self.gate_up.weight, self.act, bias=self.gate_up.bias,
-                scale=self.gate_factor, squares=squares, eps=eps,
-            )  # fmt: skip
-            return y.view(*x.shape[:-1], -1)
+        if kernels.on() and (y := self._by_kernel(x)) is not None:
+            return y
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.act(gate if self.gate_factor == 1 else gate * self.gate_factor) * up
+
+    def _by_kernel(self, x: Tensor) -> Tensor | None:
+        """Both products and the activation in one launch; None for an activation that no kernel computes."""
+        from lamina.kernels.gemm.deferred_norm import operand  # imports Triton
+        from lamina.kernels.gemm.epilogue import kind_of
+        from lamina.kernels.gemm.product import gated_product
+
+        if kind_of(self.act) is None:
+            return None
+        x, squares, eps = operand(x)
+        y = gated_product(
+            x.reshape(-1, x.shape[-1]), self.gate_up.weight, self.act, bias=self.gate_up.bias,
+            scale=self.gate_factor, squares=squares, eps=eps,
+        )  # fmt: skip
+        return y.view(*x.shape[:-1], -1)

@@ -84,7 +84,17 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
 
     def forward(self, x: Tensor, dtype: torch.dtype | None = None, onto: Tensor | None = None) -> Tensor:
-        """onto + norm(x), in `dtype` or that of x. x and onto [..., dim]; onto is a residual, None: 0"""
+        """onto + norm(x), in `dtype` or that of x. x and onto [..., dim]; onto is a residual, None: 0
+
+        In a captured step this is a launch of its own. It is not deferred to the next product as an RMS norm is: the
+        mean would have to be subtracted from the product's sums, times the sums of its weight's rows.
+        """
+        if kernels.on():
+            from lamina.kernels.norm import layer_norm  # which imports Triton
+
+            residual = None if onto is None else _flat(onto)
+            y = layer_norm(_flat(x), self.weight, self.bias, self.eps, residual=residual, dtype=dtype)
+            return y.view(x.shape)
         exact = torch.promote_types(x.dtype, torch.float32)
         weight, bias = (None if one is None else one.to(exact) for one in (self.weight, self.bias))
         y = F.layer_norm(x.to(exact), (self.dim,), weight, bias, self.eps).to(dtype or x.dtype)

@@ -33,7 +33,7 @@ from lamina.cache.layers.base import Key, Layer
 from lamina.cache.spec import Attention, Convolution, Latent, Recurrent, Spec
 from lamina.errors import InputError
 from lamina.kernels.eligibility import why_no_attention
-from lamina.recurrence import SSD, GatedDelta, SelectiveScan
+from lamina.recurrence import RGLRU, SSD, WKV, ChannelDelta, GatedDelta, SelectiveScan
 
 if TYPE_CHECKING:
     from lamina.attention.rotary import RopeTable
@@ -237,7 +237,7 @@ class _ConvolutionKernels:
 class _RecurrentKernels:
     @staticmethod
     def why_not(spec: Recurrent, layer: Layer | None, dtype: torch.dtype) -> str | None:
-        if not isinstance(spec.rule, SSD | SelectiveScan | GatedDelta):
+        if not isinstance(spec.rule, SSD | SelectiveScan | GatedDelta | ChannelDelta | RGLRU | WKV):
             return f"there is no kernel for the rule {type(spec.rule).__name__}"
         slack = 0 if layer is None else layer.slack
         return f"its slack is {slack}; a captured step keeps no log of inputs to rewind to" if slack else None

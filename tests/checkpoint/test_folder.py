@@ -51,6 +51,7 @@ def test_tensors_live_on_the_map_and_are_not_copied(save_folder):
         ({"eos_token_id": [5, 6, 5]}, {"eos_token_id": 1}, (5, 6)),
         (None, {"eos_token_id": 1}, (1,)),
         (None, {"text_config": {"eos_token_id": 3}}, (3,)),
+        (None, {"encoder": {"eos_token_id": 4}, "decoder": {"eos_token_id": 5}}, (5,)),
         ({}, {"eos_token_id": None}, ()),
     ],
 )
@@ -69,6 +70,8 @@ def test_eos_ids_come_from_the_generation_config_first(save_folder, generation, 
         ({"torch_dtype": "torch.float16"}, torch.float16),
         ({"dtype": "auto", "torch_dtype": None}, torch.float32),
         ({"text_config": {"dtype": "bfloat16"}}, torch.bfloat16),
+        ({"torch_dtype": None, "text_config": {"torch_dtype": "bfloat16"}}, torch.bfloat16),
+        ({"encoder": {"dtype": "float32"}, "decoder": {"dtype": "float16"}}, torch.float16),
     ],
 )
 def test_config_dtype(config, dtype):
@@ -106,7 +109,48 @@ def test_a_folder_without_weights_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     refused(tmp_path, r"has no model\.safetensors, no model\.safetensors\.index\.json and no \*\.safetensors$")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    refused(tmp_path, r"pytorch_model\.bin are pickles, save them again as safetensors")
+    refused(tmp_path, r"pytorch_model\.bin: a pickle, .* save the model again as safetensors, or .*pickle=True")
+
+
+@pytest.mark.parametrize("shards", [0, 1, 3])
+@pytest.mark.parametrize("legacy", [False, True])
+def test_pickles_are_read_where_they_are_allowed_and_there_are_no_safetensors(tmp_path, shards, legacy):
+    (tmp_path / "config.json").write_text("{}")
+    places = {}
+    for shard in range(shards or 1):
+        file = f"pytorch_model-{shard + 1:05}-of-{shards:05}.bin" if shards else "pytorch_model.bin"
+        part = {name: TENSORS[name] for name in sorted(TENSORS)[shard :: shards or 1]}
+        torch.save(part, tmp_path / file, _use_new_zipfile_serialization=not legacy)
+        places |= dict.fromkeys(part, file)
+    if shards:
+        (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": places}))
+    (tmp_path / "training_args.bin").write_bytes(b"never read")
+    refused(tmp_path, "pickle=True")
+    source = open_source(tmp_path, pickle=True)
+    assert set(source.names) == set(TENSORS)
+    for name, tensor in TENSORS.items():
+        assert source.shape(name) == tuple(tensor.shape)
+        assert torch.equal(source.read(name), tensor)
+    save_file({"safe": torch.ones(1)}, tmp_path / "model.safetensors")
+    assert set(open_source(tmp_path, pickle=True).names) == {"safe"}
+
+
+class Harmful:
+    def __reduce__(self):
+        return Path.mkdir, (Path("harm"),)
+
+
+@pytest.mark.parametrize("content", [{"a": Harmful()}, [torch.ones(1)], {"a": 1}, None])
+def test_a_pickle_with_anything_but_tensors_is_refused_and_runs_nothing(tmp_path, monkeypatch, content):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    if content is None:
+        (tmp_path / "pytorch_model.bin").write_bytes(b"cut")
+    else:
+        torch.save(content, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin (cannot be read as a file of|holds something else)"):
+        open_source(tmp_path, pickle=True)
+    assert not (tmp_path / "harm").exists()
 
 
 def test_a_configuration_that_is_not_an_object_is_refused(save_folder):

@@ -301,7 +301,7 @@ def test_another_architecture_is_named_with_those_supported(tmp_path):
     [
         (lambda w: w.add_expert_count(8), r"has 8 experts"),
         (lambda w: w.add_rope_dimension_count(32), r"rotates 32 of 64 head dimensions"),
-        (lambda w: w.add_uint16("split.count", 3), r"is one of 3 parts; merge them"),
+        (lambda w: w.add_uint16("split.count", 3), r"is one of 3 parts, and its name does not say which"),
     ],
 )
 def test_llama_files_that_are_not_plain_llama_are_refused(tmp_path, add, match):

@@ -152,10 +152,11 @@ def test_devices_dtypes_and_paths_that_are_not_there_are_told_in_one_line(checkp
         (["generate", checkpoint, "the", "--device", "cuda:63"], "device='cuda:63': "),
         (["chat", checkpoint, "the", "--dtype", "int8"], "dtype='int8': a model computes in one of float64, float32"),
         (
-            ["inspect", "smollm"],
+            ["verify", "smollm"],
             "smollm does not exist; expected a folder with config.json and *.safetensors, a .gguf ",
         ),
-        (["verify", "smollm"], "file, or a known name: smollm2"),
+        (["verify", "smollm"], "or a known name: smollm2"),
+        (["inspect", "smollm"], "smollm is neither a"),
         (["verify", "llama-3.1-8b"], "as a shape without weights it can be planned and benchmarked"),
         (["bench", "--shape", "smollm"], "one of smollm2, llama-3.1-8b"),
         (["bench", "--shape", "smollm2-135m", "--rows", "many"], "rows 'many' must be whole numbers"),
@@ -210,7 +211,7 @@ def test_ctrl_c_keeps_what_was_made_and_exits_with_130(reader: Path, monkeypatch
         done = run(*words, "-n", "6", "--greedy")
         assert done.exit_code == 130 and done.stdout.endswith("\n")
         assert "Traceback" not in done.stderr and "tokens/s" not in done.stderr
-    monkeypatch.setattr("lamina.loading.load", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("lamina.loading.load", lambda *given, **options: (_ for _ in ()).throw(KeyboardInterrupt))
     done = run("verify", reader)
     assert (done.exit_code, done.stdout, done.stderr) == (130, "", "")
 

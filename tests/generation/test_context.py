@@ -79,11 +79,14 @@ def watch(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         (dict(max_position_embeddings=32768, rope_scaling=dict(
             type="yarn", original_max_position_embeddings=4096)), 32768),
         (dict(max_position_embeddings=4096, rope_scaling=dict(type="linear", factor=4.0)), 16384),
-        (dict(max_position_embeddings=4096, rope_scaling=dict(type="dynamic", factor=2.0)), 8192),
+        (dict(max_position_embeddings=4096, rope_scaling=dict(type="dynamic", factor=2.0)), 4096),
+        (dict(max_position_embeddings=4096, rope_scaling=dict(type="dynamic", factor=2.0), context=6000), 6000),
         (dict(max_position_embeddings=16384, rope_scaling=dict(
             type="linear", factor=4.0, original_max_position_embeddings=4096)), 16384),
         (dict(max_position_embeddings=131072, rope_scaling=dict(
-            type="longrope", original_max_position_embeddings=4096)), 131072),
+            type="longrope", original_max_position_embeddings=4096)), 4096),
+        (dict(max_position_embeddings=131072, original_max_position_embeddings=4096, context=9000, rope_scaling=dict(
+            type="su")), 9000),
     ],
 )  # fmt: skip
 def test_a_configuration_names_its_positions_with_and_without_scaling(

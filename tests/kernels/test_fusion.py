@@ -20,7 +20,7 @@ from lamina.kernels.gemm.fusion import FusionPlan, Fusions
 from lamina.kernels.gemm.fusion_trace import trace
 from lamina.kernels.workspace import Workspace
 from lamina.models.t5 import T5
-from lamina.nn import Choice, GatedMLP, Linear, Mixture, RMSNorm
+from lamina.nn import Choice, GatedMLP, Linear, Mixture, Positions, RMSNorm
 from lamina.runtime.step import CapturedStep
 from lamina.sampling.chooser import Chooser
 from tests.families.cases import FIRST
@@ -62,9 +62,9 @@ def test_the_plan_of_a_llama_and_of_a_gemma_is_a_table_of_module_paths() -> None
         "blocks.1.attention.out → blocks.1.mlp_norm        deferred"
     )
     assert str(small("gemma2").fusion_plan) == (
-        "blocks.0.after_attention → blocks.0.before_mlp        twice\n"
-        "blocks.0.after_mlp       → blocks.1.before_attention  twice\n"
-        "blocks.1.after_attention → blocks.1.before_mlp        twice"
+        "blocks.0.attention_post_norm → blocks.0.mlp_norm        twice\n"
+        "blocks.0.mlp_post_norm       → blocks.1.attention_norm  twice\n"
+        "blocks.1.attention_post_norm → blocks.1.mlp_norm        twice"
     )
 
 
@@ -118,12 +118,12 @@ class Twice(Mine):
     def __init__(self) -> None:
         super().__init__(vocab=10, width=16, heads=2, layers=1)
         block = small("llama").blocks[0]
-        self.rope = small("llama").rope
+        self.ropes = small("llama").ropes
         self.blocks = nn.ModuleList([block, block])
         self.norm, self.head = RMSNorm(16), Linear(16, 10)
 
     def prepare(self, positions: Tensor) -> Any:
-        return self.rope(positions)
+        return Positions({"default": self.ropes["default"](positions)})
 
 
 def test_a_block_that_runs_twice_in_a_step_is_right() -> None:

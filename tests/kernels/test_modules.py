@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lamina import kernels
-from lamina.nn import Embedding, GatedMLP, Linear, RMSNorm, Rotary
+from lamina.nn import MLP, Embedding, GatedMLP, LayerNorm, Linear, RMSNorm, Rotary
 
 
 def both(run: Callable[[], Any]) -> tuple[Any, Any]:
@@ -42,6 +42,32 @@ def test_a_gated_mlp_with_factors(rows: int) -> None:
     torch.testing.assert_close(*both(lambda: mlp(x, onto=x)))
     gate, up = mlp.gate_up(x).chunk(2, dim=-1)
     torch.testing.assert_close(mlp(x), 1.1 * mlp.down(torch.nn.functional.silu(0.8 * gate) * up))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_an_mlp_activates_in_the_launch_of_its_first_product(rows: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(rows, 1, 24)
+    for act in ("relu2", "gelu_new"):
+        mlp = drawn(MLP(24, 10, act, bias=True, factor=0.6))
+        torch.testing.assert_close(*both(lambda one=mlp: one(x, onto=x)))
+        torch.testing.assert_close(mlp(x, onto=x), x + 0.6 * mlp.down(mlp.act(mlp.up(x))))
+    for one in (mlp, drawn(GatedMLP(24, 10))):
+        one.act = torch.nn.functional.mish  # no kernel computes it
+        torch.testing.assert_close(*both(lambda one=one: one(x, onto=x)))
+
+
+@pytest.mark.parametrize("others", [{}, {"bias": False}, {"weight": False, "bias": False}], ids=str)
+def test_layer_norms_onto_a_residual(others: dict[str, bool]) -> None:
+    torch.manual_seed(0)
+    norm, wide = drawn(LayerNorm(24, **others)), torch.randn(3, 1, 40) * 3 + 5
+    x, y = wide[..., 4:28], torch.randn(3, 1, 24)  # rows with a stride of their own
+    torch.testing.assert_close(*both(lambda: norm(x)))
+    torch.testing.assert_close(*both(lambda: norm(x, onto=y)))
+    low = x.bfloat16()
+    got, plain = both(lambda: norm(low, torch.float32))
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, plain)
 
 
 @pytest.mark.parametrize("others", [{}, {"plus_one": True}, {"weight": False}], ids=str)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
+from lamina.recurrence import RGLRU, SSD, WKV, ChannelDelta, GatedDelta, Rule, SelectiveScan
 
 RULES: list[Rule] = [
     SelectiveScan(channels=6, state=4),
@@ -16,8 +16,11 @@ RULES: list[Rule] = [
     SSD(heads=2, head_dim=4, state=4, groups=2),
     GatedDelta(key_heads=2, value_heads=4, key_dim=6, value_dim=3),
     GatedDelta(key_heads=3, value_heads=3, key_dim=4, value_dim=4),
+    ChannelDelta(heads=2, key_dim=5, value_dim=3),
+    RGLRU(channels=6),
+    WKV(channels=6),
 ]
-ONE_OF_EACH = [RULES[0], RULES[3], RULES[5]]
+ONE_OF_EACH = [RULES[0], RULES[3], RULES[5], *RULES[7:]]
 
 
 class Case:
@@ -36,13 +39,21 @@ class Case:
                 inputs["dt"] = F.softplus(2 * inputs["dt"] - 2)
                 shape = rule.state_shape if isinstance(rule, SelectiveScan) else (rule.heads,)
                 constants["A"] = -normal(*shape).exp()
-            case GatedDelta():
+            case GatedDelta() | ChannelDelta():
                 inputs["q"] = F.normalize(inputs["q"], dim=-1) * rule.key_dim**-0.5
                 inputs["k"] = F.normalize(inputs["k"], dim=-1)
                 inputs["g"] = -F.softplus(2 * inputs["g"] - 2)
                 inputs["beta"] = inputs["beta"].sigmoid()
+            case RGLRU():
+                inputs["g"] = -F.softplus(2 * inputs["g"] - 2)
+            case WKV():
+                inputs["k"] *= 3
+                inputs["token"] = torch.ones_like(inputs["token"])
+                constants = {"w": -normal(rule.channels).exp(), "first": normal(rule.channels)}
         self.rule, self.inputs, self.constants = rule, inputs, constants
         self.state = normal(rows, *rule.state_shape)
+        if isinstance(rule, WKV):
+            self.state[:, 1] = 1 + self.state[:, 1].abs()  # a denominator
         self._draw = draw
 
     def to(self, dtype: torch.dtype, inputs: torch.dtype | None = None) -> Case:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
+from lamina.recurrence import SSD, WKV, ChannelDelta, GatedDelta, Rule, SelectiveScan
 from lamina.recurrence import rule as rule_module
 from lamina.recurrence.rule import segment_sums
 
@@ -126,7 +126,7 @@ def test_float32_chunk_is_within_twice_the_error_of_a_float32_scan_or_2e_6(rule:
 
 
 @pytest.mark.parametrize("forget", [-1e4, -torch.inf], ids=["nearly all", "all"])
-@pytest.mark.parametrize("rule", [rule for rule in ONE_OF_EACH if isinstance(rule, GatedDelta)], ids=str)
+@pytest.mark.parametrize("rule", [rule for rule in ONE_OF_EACH if isinstance(rule, GatedDelta | ChannelDelta)], ids=str)
 def test_small_decays_survive_after_a_token_that_forgets(rule: Rule, forget: float) -> None:
     case = Case(rule, rows=1, tokens=60)
     case.inputs["g"][:, 5] = forget
@@ -218,6 +218,17 @@ def test_wrong_shapes_are_refused_by_name() -> None:
         SSD(heads=4, head_dim=2, state=3, groups=3)
     with pytest.raises(ValueError, match="3 value heads cannot share 2 key heads"):
         GatedDelta(key_heads=2, value_heads=3, key_dim=4, value_dim=4)
+
+
+@pytest.mark.parametrize("k", [-500.0, 0.0, 500.0])
+def test_wkv_of_any_exponent_is_the_mean_of_the_values(k: float) -> None:
+    rule = WKV(channels=1)
+    v = torch.tensor([1.0, 2.0, 4.0]).reshape(1, 3, 1)
+    inputs = {"k": torch.full((1, 3, 1), k), "v": v, "token": torch.ones(1, 3)}
+    constants = {"w": torch.tensor([-1e-9]), "first": torch.zeros(1)}
+    for form in (rule.chunk, rule.scan):
+        out, _ = form(rule.zero_state(1), inputs, constants)
+        assert torch.allclose(out.flatten(), torch.tensor([1.0, 1.5, 7 / 3]))
 
 
 def test_segment_sums_keep_a_small_decay_after_a_large_one() -> None:

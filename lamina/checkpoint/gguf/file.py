@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lamina.checkpoint.gguf.header import GGUFHeader, StoredTensor
+from lamina.checkpoint.gguf.header import StoredTensor
+from lamina.checkpoint.gguf.split import read_parts
 from lamina.checkpoint.source import Checkpoint
 from lamina.errors import CheckpointError
 
@@ -37,7 +38,7 @@ class Architecture:
 
 
 class GGUFCheckpoint(Checkpoint):
-    """One .gguf file, mapped copy-on-write (never written)."""
+    """One .gguf file, or all parts of a split one, mapped copy-on-write (never written)."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -45,29 +46,19 @@ class GGUFCheckpoint(Checkpoint):
         except ImportError as error:
             raise CheckpointError(f"reading {path} needs the gguf package: pip install gguf") from error
         self.path = path
-        try:
-            header = GGUFHeader(path)
-        except ValueError as error:
-            size = path.stat().st_size
-            raise CheckpointError(f"{path} ({size} bytes) is cut short or not a GGUF file: {error}") from error
-        self.metadata = header.metadata
-        if self.metadata.get("split.count", 0) > 1:
-            count = self.metadata["split.count"]
-            raise CheckpointError(f"{path} is one of {count} parts; merge them with llama-gguf-split --merge")
+        self.metadata, tensors = read_parts(path)
         name = self.metadata.get("general.architecture")
         if name not in ARCHITECTURES:
             supported = ", ".join(sorted(ARCHITECTURES))
             raise CheckpointError(f"{path} has architecture {name!r}; GGUF files are read for: {supported}")
         self._architecture = ARCHITECTURES[name]
         try:
-            self.config = self._architecture.config(self.metadata, header.tensors)
+            self.config = self._architecture.config(self.metadata, tensors)
         except KeyError as error:
             raise CheckpointError(f"{path} lacks {error.args[0]}, which {name} needs") from error
         self.generation_config = {}
         self._stored = {
-            self._present(name): tensor
-            for name, tensor in header.tensors.items()
-            if name not in self._architecture.derived
+            self._present(name): tensor for name, tensor in tensors.items() if name not in self._architecture.derived
         }
 
     @property

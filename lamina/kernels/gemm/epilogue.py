@@ -19,8 +19,10 @@ from lamina.activation import ACTIVATIONS
 from lamina.errors import InputError
 from lamina.kernels.launch import BY_ASSEMBLY
 
-KINDS = {"silu": "silu", "swish": "silu", "relu": "relu", "gelu": "gelu"}
-KINDS |= {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+# Name in `lamina.activation` -> formula of `activate`.
+KINDS = {name: name for name in ("silu", "relu", "relu2", "gelu", "quick_gelu", "tanh", "sigmoid")}
+KINDS |= {"swish": "silu", "gelu_python": "gelu"}
+KINDS |= dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh")
 Act = str | Callable[[Tensor], Tensor]
 
 
@@ -31,10 +33,17 @@ def act_kind(act: Act) -> str:
     >>> act_kind("swish"), act_kind(torch.nn.functional.silu)
     ('silu', 'silu')
     """
-    name = act if isinstance(act, str) else next((name for name, f in ACTIVATIONS.items() if f is act), str(act))
-    if name not in KINDS:
-        raise InputError(f"activation {name!r} has no kernel; known: {', '.join(KINDS)}")
-    return KINDS[name]
+    kind = kind_of(act)
+    if kind is None:
+        raise InputError(f"activation {act!r} has no kernel; known: {', '.join(KINDS)}")
+    return kind
+
+
+@cache
+def kind_of(act: Act) -> str | None:
+    """As `act_kind`; None for an activation that no kernel computes, such as a module of one's own."""
+    name = act if isinstance(act, str) else next((name for name, f in ACTIVATIONS.items() if f is act), "")
+    return KINDS.get(name)
 
 
 @triton.jit
@@ -44,6 +53,15 @@ def activate(x, ACT: tl.constexpr):
         y = x * tl.sigmoid(x)
     elif ACT == "relu":
         y = tl.maximum(x, 0.0)
+    elif ACT == "relu2":
+        y = tl.maximum(x, 0.0)
+        y *= y
+    elif ACT == "quick_gelu":
+        y = x * tl.sigmoid(1.702 * x)
+    elif ACT == "sigmoid":
+        y = tl.sigmoid(x)
+    elif ACT == "tanh":
+        y = 2 * tl.sigmoid(2 * x) - 1
     elif ACT == "gelu":
         y = 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
     else:
@@ -78,13 +96,15 @@ def finish(a, b, first, second, factor, rest, before, scale, softcap, out, keep,
            GATED: tl.constexpr, ACT: tl.constexpr, SOFTCAP: tl.constexpr):  # fmt: skip
     """Stores y + rest at the pointers `out` where `keep`; -> the stored values, rounded to the dtype of out.
 
-    y = (before · a + first) · scale · factor, if GATED act(y) · (before · b + second), then soft-capped. a and b are
-    the sums (b of the up rows) in float32, of the shape of out and keep; first, second, factor and rest come from
+    y = (before · a + first) · scale · factor, then act(y) unless ACT is "", times (before · b + second) if GATED, then
+    soft-capped. a and b are the sums (b of the up rows) in float32, of the shape of out and keep; first, second, factor and rest come from
     `wanted`.
     """
     y = (a * before + first) * scale * factor
+    if ACT != "":
+        y = activate(y, ACT)
     if GATED:
-        y = activate(y, ACT) * (b * before + second)
+        y = y * (b * before + second)
     if SOFTCAP:
         y = softcap * (2 * tl.sigmoid(2 * y / softcap) - 1)  # softcap · tanh(y / softcap)
     y = (y + rest).to(out.dtype.element_ty)

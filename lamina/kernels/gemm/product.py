@@ -74,17 +74,19 @@ def product(
     residual: Tensor | None = None,
     before: float = 1.0,
     scale: float | Tensor = 1.0,
+    act: Act | None = None,
     softcap: float | None = None,
     squares: Tensor | None = None,
     eps: float = 0.0,
     next_norm: DeferredNorm | None = None,
     config: ProductConfig | None = None,
 ) -> Tensor:
-    """softcap · tanh(((before · x) Wᵀ + bias) · scale / softcap) + residual, summed in float32 and rounded once.
+    """softcap · tanh(act(((before · x) Wᵀ + bias) · scale) / softcap) + residual, summed in float32 and rounded once.
 
     x [N, K], weight [M, K], bias [M], residual [N, M] -> [N, M]; N up to 64; rows are contiguous
 
     scale       a number, or one for each output, [M]
+    act         a name, or the function of `lamina.activation`; None: no activation
     softcap     None: no tanh
     squares     [P] x is one vector, still to be divided by √(Σ squares / K + eps): see `Unnormed`
     next_norm   the norm of the result, for one vector, is prepared there
@@ -95,7 +97,7 @@ def product(
     torch.Size([1, 24])
     """
     return _launch(
-        x, weight, weight.shape[0], bias, residual, before, scale, softcap, None, config, squares, eps, next_norm
+        x, weight, weight.shape[0], bias, residual, before, scale, softcap, False, act, config, squares, eps, next_norm
     )
 
 
@@ -117,9 +119,7 @@ def gated_product(
     act             a name, or the function of `lamina.activation`
     squares, eps    as in `product`
     """
-    return _launch(
-        x, weight, weight.shape[0] // 2, bias, None, 1.0, scale, None, act_kind(act), config, squares, eps, None
-    )
+    return _launch(x, weight, weight.shape[0] // 2, bias, None, 1.0, scale, None, True, act, config, squares, eps, None)
 
 
 def linear(
@@ -132,11 +132,13 @@ def linear(
     softcap: float | None = None,
     squares: Tensor | None = None,
     eps: float = 0.0,
+    act: str | None = None,
 ) -> Tensor:
     """The reference of `product`."""
     if squares is not None:
         x = Unnormed(x, squares, eps).divided()
     y = F.linear(x * before, weight, bias) * scale
+    y = y if act is None else activation(act)(y)
     y = y if softcap is None else (y / softcap).tanh() * softcap
     return y if residual is None else residual + y
 
@@ -203,7 +205,8 @@ def _launch(
     before: float,
     scale: float | Tensor,
     softcap: float | None,
-    act: str | None,
+    is_gated: bool,
+    act: Act | None,
     config: ProductConfig | None,
     squares: Tensor | None,
     eps: float,
@@ -217,15 +220,15 @@ def _launch(
             f"x {list(x.shape)} {x.dtype} and weight {list(weight.shape)} {weight.dtype} must have rows of the same "
             f"length and dtype, each contiguous"
         )
-    config = config or choose(n, m, k, weight.element_size(), act is not None, limits_of(x.device))
+    config = config or choose(n, m, k, weight.element_size(), is_gated, limits_of(x.device))
     out = x.new_empty(n, m, dtype=None if residual is None else residual.dtype)
     parts, arrived = _workspace_for(config, n, m, x.device)
     factors = scale if isinstance(scale, Tensor) else None
     pointers = (x, weight, *(x if one is None else one for one in (bias, factors, residual)), out, parts, arrived)
     factors_of_all = (before, 1.0 if isinstance(scale, Tensor) else scale, 1.0 if softcap is None else softcap)
     flags: dict[str, Any] = dict(
-        ROWS=config.rows, BLOCK=config.block, SPLITS=config.splits, EVEN=k % config.block == 0, GATED=act is not None,
-        ACT=act or "", BIAS=bias is not None, FACTORS=factors is not None, RESIDUAL=residual is not None,
+        ROWS=config.rows, BLOCK=config.block, SPLITS=config.splits, EVEN=k % config.block == 0, GATED=is_gated,
+        ACT="" if act is None else act_kind(act), BIAS=bias is not None, FACTORS=factors is not None, RESIDUAL=residual is not None,
         SOFTCAP=softcap is not None, num_warps=config.warps,
     )  # fmt: skip
     grid = (triton.cdiv(m, config.rows), config.splits)

@@ -74,7 +74,8 @@ def positions_of(config: Config) -> int | None:
     named = next((n for name in POSITIONS if isinstance(n := config.get(name), int) and n > 0), None)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type")) in ("longrope", "su", "dynamic"):  # see `Rotary`
-        return config.get("context") or rope_parameters(config).get("original_max_position_embeddings") or named
+        trained = rope.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
+        return config.get("context") or trained or named
     if named is None or rope.get("rope_type", rope.get("type")) not in ("linear", "yarn"):
         return named
     return max(named, round((rope.get("original_max_position_embeddings") or named) * (rope.get("factor") or 1)))

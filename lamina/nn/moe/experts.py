@@ -1,4 +1,4 @@
-"""The experts of a mixture: many gated MLPs, of which each token uses a few.
+"""The experts of a mixture: many MLPs, of which each token uses a few.
 
 A router chooses experts and their weights for each token (`router.py`); `Experts` runs them. The same weighted sum is
 computed in three ways. `by_expert` groups the tokens by expert, so the matrices of each chosen expert are read once and
@@ -13,13 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lamina import kernels
-from lamina.activation import activation
+from lamina.activation import Gating, activation
+from lamina.errors import InputError
 from lamina.nn.initial import random_weight
 
 
 class Experts(nn.Module):
-    """down(act(gate(x)) · up(x)) for each expert, as stacked matrices.
+    """down(act(gate(x)) · up(x)) for each expert, as stacked matrices: `gate_up` [E, 2 · inner, width] and `down`
+    [E, width, inner].
 
+    act           the name of an activation, or a `Gating`
+    gated         False: down(act(up(x))), with `up` [E, inner, width] instead of `gate_up`
+    bias          True: `gate_up_bias` [E, 2 · inner] (or `up_bias` [E, inner]) and `down_bias` [E, width]
+    identity      how many experts have no matrices and return their input; their indices follow those of the others
     weigh_input   True: a router weight multiplies the expert's input instead of its output
 
     >>> experts = Experts(8, width=4, inner=6)
@@ -28,19 +34,47 @@ class Experts(nn.Module):
     torch.Size([1, 2, 4])
     """
 
-    def __init__(self, experts: int, width: int, inner: int, act: str = "silu", *, weigh_input: bool = False) -> None:
+    def __init__(
+        self,
+        experts: int,
+        width: int,
+        inner: int,
+        act: str | Gating = "silu",
+        *,
+        gated: bool = True,
+        bias: bool = False,
+        identity: int = 0,
+        weigh_input: bool = False,
+    ) -> None:
         super().__init__()
-        self.gate_up = random_weight(experts, 2 * inner, width)
+        if weigh_input and (bias or identity):
+            raise InputError("weigh_input=True is not supported together with bias or identity")
+        if not gated and isinstance(act, Gating):
+            raise InputError(f"ungated experts take the name of an activation, not {act}")
+        self.gating = act if isinstance(act, Gating) else Gating(act)
+        self.act = activation(self.gating.act)
+        self.gated, self.identity, self.weigh_input = gated, identity, weigh_input
+        rows, name = inner * (1 + gated), "gate_up" if gated else "up"
+        self.register_parameter(name, random_weight(experts, rows, width))
         self.down = random_weight(experts, width, inner)
-        self.act = activation(act)
-        self.weigh_input = weigh_input
+        self.register_parameter(f"{name}_bias", nn.Parameter(torch.zeros(experts, rows)) if bias else None)
+        self.down_bias = nn.Parameter(torch.zeros(experts, width)) if bias else None
+
+    @property
+    def first(self) -> Tensor:
+        """The stack of matrices that x is multiplied by: `gate_up` or `up`."""
+        return self.get_parameter("gate_up" if self.gated else "up")
+
+    @property
+    def first_bias(self) -> Tensor | None:
+        return self._parameters["gate_up_bias" if self.gated else "up_bias"]
 
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """x [..., W], chosen and weights [..., K] -> [..., W]: the weighted sum of each token's K experts."""
         if kernels.on():
             return self.by_kernel(x, chosen, weights)
         tokens, chosen, weights = x.flatten(0, -2), chosen.flatten(0, -2), weights.flatten(0, -2)
-        few = 3 * chosen.numel() <= self.gate_up.shape[0]  # gathering reads, writes and reads again
+        few = 3 * chosen.numel() <= self.down.shape[0]  # gathering reads, writes and reads again
         grouped = self._grouped_products(tokens)
         if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
             way = self.by_expert
@@ -69,11 +103,15 @@ class Experts(nn.Module):
         from lamina.kernels.gemm.deferred_norm import deferred_norm, made, operand  # imports Triton
         from lamina.kernels.gemm.experts import expert_down, expert_gated
 
+        if not self.gated or self.identity or self.down_bias is not None or self.gating != Gating(self.gating.act):
+            flat = x.flatten(0, -2)
+            out = self.gathered(flat, chosen.flatten(0, -2), weights.flatten(0, -2)).to(x.dtype).view(x.shape)
+            return out if onto is None else onto + out
         x, squares, eps = operand(x)
         tokens, chosen, weights = x.flatten(0, -2), chosen.flatten(0, -2), weights.flatten(0, -2)
         gate_up, down = (None, None) if shared is None else shared
         h = expert_gated(
-            tokens, self.gate_up, chosen, weights, self.act, weigh_input=self.weigh_input, shared=gate_up,
+            tokens, self.first, chosen, weights, self.act, weigh_input=self.weigh_input, shared=gate_up,
             opening=opening, squares=squares, eps=eps,
         )  # fmt: skip
         residual = None if onto is None else onto.flatten(0, -2)
@@ -85,30 +123,47 @@ class Experts(nn.Module):
     def by_expert(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """x [N, W], chosen and weights [N, K] -> [N, W]: (token, expert) pairs sorted by expert."""
         order = chosen.flatten().argsort(stable=True)  # [P]
-        sizes = torch.zeros(self.gate_up.shape[0], dtype=torch.int32, device=x.device)
+        sizes = torch.zeros(self.down.shape[0] + self.identity, dtype=torch.int32, device=x.device)
         sizes.scatter_add_(0, chosen.flatten(), torch.ones_like(order, dtype=torch.int32))
+        sizes = sizes[: self.down.shape[0]]
         grouped = self._grouped_products(x)
         groups = sizes.cumsum(0, dtype=torch.int32) if grouped else sizes.tolist()
         pairs = self._weighed_in(x, weights).flatten(0, 1)[order]
-        gate, up = _products(pairs, self.gate_up, groups).chunk(2, dim=-1)
-        sorted_out = _products(self.act(gate) * up, self.down, groups)
+        experts = chosen.flatten()[order].clamp(max=self.down.shape[0] - 1)
+        h = self._inner(_products(pairs, self.first, groups), experts)
+        sorted_out = self._biased(_products(h, self.down, groups), self.down_bias, experts)
         out = torch.empty_like(sorted_out).index_copy(0, order, sorted_out)
-        return self._weighed_out(out.view(*chosen.shape, -1), weights)
+        return self._sum(out.view(*chosen.shape, -1), x, chosen, weights)
 
     def gathered(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """x [N, W], chosen and weights [N, K] -> [N, W]: with a copy of the matrices of each token's experts."""
         inputs = self._weighed_in(x, weights)[..., None]  # [N, K, W, 1]
-        gate, up = (F.embedding(chosen, self.gate_up.flatten(1)).unflatten(-1, (-1, x.shape[-1])) @ inputs).chunk(2, -2)
-        down = F.embedding(chosen, self.down.flatten(1)).unflatten(-1, (x.shape[-1], -1))
-        return self._weighed_out((down @ (self.act(gate) * up))[..., 0], weights)
+        experts = chosen.clamp(max=self.down.shape[0] - 1) if self.identity else chosen
+        first = F.embedding(experts, self.first.flatten(1)).unflatten(-1, (-1, x.shape[-1]))
+        h = self._inner((first @ inputs)[..., 0], experts)
+        down = F.embedding(experts, self.down.flatten(1)).unflatten(-1, (x.shape[-1], -1))
+        out = self._biased((down @ h[..., None])[..., 0], self.down_bias, experts)
+        return self._sum(out, x, chosen, weights)
 
     def all_experts(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """x [N, W], chosen and weights [N, K] -> [N, W]: all experts, those not chosen with weight zero."""
-        mix = weights.new_zeros(x.shape[0], self.gate_up.shape[0]).scatter(1, chosen, weights)
-        inputs = self._weighed_in(x, mix).transpose(0, 1)  # [E, N, W]
-        gate, up = (inputs @ self.gate_up.transpose(1, 2)).chunk(2, dim=-1)
-        out = (self.act(gate) * up) @ self.down.transpose(1, 2)
-        return self._weighed_out(out.transpose(0, 1), mix)
+        count = self.down.shape[0]
+        mix = weights.new_zeros(x.shape[0], count + self.identity).scatter(1, chosen, weights)
+        inputs = self._weighed_in(x, mix[:, :count]).transpose(0, 1)  # [E, N, W]
+        every = torch.arange(count, device=x.device)[:, None]
+        h = self._inner(inputs @ self.first.transpose(1, 2), every)
+        out = self._biased(h @ self.down.transpose(1, 2), self.down_bias, every)
+        out = self._weighed_out(out.transpose(0, 1), mix[:, :count])
+        return out + mix[:, count:].sum(1, keepdim=True) * x if self.identity else out
+
+    def _inner(self, h: Tensor, experts: Tensor) -> Tensor:
+        """The input of the down matrix: products h [..., 2 · inner or inner], experts [...] -> [..., inner]"""
+        h = self._biased(h, self.first_bias, experts)
+        return self.gating(*h.chunk(2, dim=-1)) if self.gated else self.act(h)
+
+    def _biased(self, y: Tensor, bias: Tensor | None, experts: Tensor) -> Tensor:
+        """y [..., out] + the rows of bias [E, out] for experts [...]"""
+        return y if bias is None else y + F.embedding(experts, bias)
 
     def _weighed_in(self, x: Tensor, weights: Tensor) -> Tensor:
         """The input of each chosen expert: x [N, W], weights [N, K] -> [N, K, W]"""
@@ -119,19 +174,27 @@ class Experts(nn.Module):
         """The weighted sum of the experts' outputs: out [N, K, W], weights [N, K] -> [N, W]"""
         return out.sum(1) if self.weigh_input else (out * weights[..., None]).sum(1)
 
+    def _sum(self, out: Tensor, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """The same, where identity experts return their input whatever is in `out`."""
+        if self.identity:
+            out = torch.where((chosen < self.down.shape[0])[..., None], out, x[:, None])
+        return self._weighed_out(out, weights)
+
     def _grouped_products(self, x: Tensor) -> bool:
         """True if grouped_mm is available: one kernel for the products of all groups, whose sizes the host need not
         know. A pass on the meta device runs as it would on a GPU.
         """
-        aligned = all(stride * x.element_size() % 16 == 0 for stride in (self.gate_up.shape[2], self.down.shape[2]))
+        aligned = all(stride * x.element_size() % 16 == 0 for stride in (self.first.shape[2], self.down.shape[2]))
         return x.device.type in ("cuda", "meta") and x.dtype == torch.bfloat16 and aligned
 
 
 def _products(x: Tensor, weight: Tensor, groups: Tensor | list[int]) -> Tensor:
     """Multiplies each group of rows of x [P, in] by its expert's matrix of weight [E, out, in] -> [P, out].
 
-    groups   [E] end of each group in x, or a list of their sizes
+    groups   [E] end of each group in x, or a list of their sizes; rows after the last group have any result
     """
     if isinstance(groups, Tensor):
         return F.grouped_mm(x, weight.transpose(1, 2), offs=groups)
-    return torch.cat([F.linear(part, weight[e]) for e, part in enumerate(x.split(groups)) if part.shape[0]])
+    rest = x.shape[0] - sum(groups)
+    products = [F.linear(part, weight[e]) for e, part in enumerate(x.split([*groups, rest])[:-1]) if part.shape[0]]
+    return torch.cat([*products, x.new_zeros(rest, weight.shape[1])] if rest else products)

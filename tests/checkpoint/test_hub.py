@@ -1,0 +1,172 @@
+"""Hub ids: found in the cache, downloaded, or refused with the folder that was looked for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from lamina import CheckpointError, InputError
+from lamina.checkpoint import open_source
+from lamina.checkpoint.hub import cache_root, is_hub_id, locate, needed
+from lamina.checkpoint.shapes import find_shape
+
+NAME, COMMIT = "owner/some-model.1", "0123abcd"
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("HF_HOME", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_OFFLINE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path / "cache"
+
+
+def put(cache: Path, commit: str = COMMIT, ref: str | None = "main", files: dict[str, str] | None = None) -> Path:
+    """Write a snapshot into the cache as huggingface_hub does."""
+    folder = cache / "models--owner--some-model.1"
+    snapshot = folder / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text('{"model_type": "llama", "hidden_size": 8}')
+    for name, content in (files or {}).items():
+        (snapshot / name).write_text(content)
+    if ref is not None:
+        (folder / "refs" / ref).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "refs" / ref).write_text(commit)
+    return snapshot
+
+
+def test_a_cached_snapshot_is_opened_by_branch_and_by_commit(empty_cache):
+    for commit, ref in ((COMMIT, "main"), ("ffff", "refs/pr/1")):
+        save_file({"a": torch.ones(1)}, put(empty_cache, commit, ref) / "model.safetensors")
+    assert open_source(NAME).path.name == COMMIT
+    assert open_source(NAME, revision=COMMIT).path.name == COMMIT
+    assert open_source(NAME, revision="refs/pr/1").path.name == "ffff"
+    assert set(open_source(NAME).names) == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"HF_HUB_CACHE": "/a"}, "/a"),
+        ({"HF_HOME": "/b"}, "/b/hub"),
+        ({"XDG_CACHE_HOME": "/c"}, "/c/huggingface/hub"),
+        ({"HOME": "/d"}, "/d/.cache/huggingface/hub"),
+    ],
+)
+def test_the_cache_is_where_the_variables_of_huggingface_hub_say(monkeypatch, variables, expected):
+    monkeypatch.delenv("HF_HUB_CACHE")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert str(cache_root()) == expected
+
+
+def test_what_exists_locally_comes_before_the_cache(empty_cache, tmp_path):
+    save_file({"a": torch.ones(1)}, put(empty_cache) / "model.safetensors")
+    (tmp_path / "owner").mkdir()
+    assert not is_hub_id(NAME)  # a path below a folder that exists
+    assert locate(NAME) == Path(NAME)
+    with pytest.raises(CheckpointError, match=r"owner/some-model\.1 does not exist; expected a folder"):
+        open_source(NAME)
+
+
+def test_offline_the_error_names_the_cache_and_the_way_out(empty_cache):
+    message = (
+        rf"owner/some-model\.1 does not exist here, .*has it not \({empty_cache}/models--owner--some-model\.1, main\)"
+    )
+    with pytest.raises(CheckpointError, match=message + r"; HF_HUB_OFFLINE forbids a download: unset it"):
+        open_source(NAME)
+
+
+def test_without_huggingface_hub_the_error_says_how_to_get_it(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setattr("lamina.checkpoint.hub.find_spec", lambda name: None)
+    with pytest.raises(CheckpointError, match="pip install huggingface_hub"):
+        open_source(NAME)
+
+
+@pytest.mark.parametrize("files", [{}, {"model.safetensors.index.json": json.dumps({"weight_map": {"a": "s"}})}])
+def test_a_snapshot_without_all_weights_is_not_enough_except_for_a_plan(empty_cache, files):
+    put(empty_cache, files=files)
+    with pytest.raises(CheckpointError, match="the Hugging Face cache has it in part only"):
+        open_source(NAME)
+    shape = find_shape(NAME)
+    assert (shape.name, shape.config["hidden_size"]) == (NAME, 8)
+
+
+def test_a_download_fetches_only_what_is_needed(empty_cache, monkeypatch):
+    asked = {}
+    listed = ["config.json", "model.safetensors", "pytorch_model.bin", "README.md", "original/params.json"]
+
+    def snapshot_download(name, **options):
+        asked.update(options, name=name)
+        snapshot = put(empty_cache)
+        save_file({"a": torch.ones(1)}, snapshot / "model.safetensors")
+        return str(snapshot)
+
+    def model_info(name, revision):
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=file) for file in listed])
+
+    hub = SimpleNamespace(
+        snapshot_download=snapshot_download,
+        HfApi=lambda: SimpleNamespace(model_info=model_info),
+        __spec__=SimpleNamespace(name="huggingface_hub"),
+    )
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    assert set(open_source(NAME, revision="v1").names) == {"a"}
+    assert asked == {
+        "name": NAME,
+        "revision": "v1",
+        "cache_dir": empty_cache,
+        "allow_patterns": ["config.json", "model.safetensors"],
+    }
+    listed[:] = ["model-Q8_0.gguf"]
+    with pytest.raises(CheckpointError, match=r"has no config\.json; it has GGUF files"):
+        open_source(NAME, revision="v2")
+    listed[:] = [None]
+    with pytest.raises(CheckpointError, match=r"cannot be downloaded: TypeError: .*; check the name and the network"):
+        open_source(NAME, revision="v2")
+
+
+@pytest.mark.parametrize(
+    ("files", "pickle", "expected"),
+    [
+        (["model.safetensors", "model.fp16.safetensors", "consolidated.safetensors"], False, ["model.safetensors"]),
+        (
+            ["model.safetensors.index.json", "model-00001-of-00002.safetensors", "consolidated-1.safetensors", "x.h5"],
+            False,
+            ["model.safetensors.index.json", "model-00001-of-00002.safetensors"],
+        ),
+        (["pytorch_model.bin", "tf_model.h5", "training_args.bin"], False, []),
+        (["pytorch_model.bin", "tf_model.h5", "training_args.bin"], True, ["pytorch_model.bin"]),
+        (
+            ["pytorch_model-00001-of-00001.bin", "pytorch_model.bin.index.json"],
+            True,
+            ["pytorch_model-00001-of-00001.bin", "pytorch_model.bin.index.json"],
+        ),
+        (
+            ["vocab.txt", "merges.txt", "source.spm", "tokenizer.model", "chat_template.jinja", "onnx/config.json",
+             "additional_chat_templates/rag.jinja", "flax_model.msgpack", "1/x.safetensors"],
+            True,
+            ["vocab.txt", "merges.txt", "source.spm", "tokenizer.model", "chat_template.jinja",
+             "additional_chat_templates/rag.jinja"],
+        ),
+    ],
+)  # fmt: skip
+def test_needed_files(files, pickle, expected):
+    assert needed(files, pickle) == expected
+
+
+def test_a_revision_is_for_hub_ids(tmp_path):
+    with pytest.raises(InputError, match=r"revision='v1' is for Hub ids such as Qwen/Qwen3-0\.6B, and .* is none"):
+        open_source(tmp_path, revision="v1")
+    with pytest.raises(InputError, match="revision='' must be the name of a branch, a tag or a commit"):
+        open_source(NAME, revision="")
