@@ -166,6 +166,13 @@ FIELDS: Mapping[str, Field] = {
     "topk_group": IntField(1, 100_000, among=("n_group",)),
     **each(IntField(0, 1_000_000), "num_experts num_local_experts n_routed_experts n_shared_experts"),
     "num_experts_per_tok": IntField(0, 1_000_000, among=("num_experts", "num_local_experts", "n_routed_experts")),
+    # encoder–decoder models whose sides have sizes of their own
+    **each(IntField(1, 10_000), "encoder_layers decoder_layers"),
+    **each(IntField(1, 100_000, divides="d_model"), "encoder_attention_heads decoder_attention_heads"),
+    **each(IntField(1, 10_000_000), "encoder_ffn_dim decoder_ffn_dim max_source_positions max_target_positions"),
+    "num_mel_bins": WIDTH,
+    "activation_function": Text(),
+    "scale_embedding": BoolField(),
     # numbers
     **each(FloatField(0, 1), "rms_norm_eps layer_norm_epsilon norm_eps"),
     **each(FloatField(0, 1000, above=True), "expand mamba_expand block_ffn_dim_multiplier"),
