@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lamina.audio.log_mel import HOP, RATE, log_mel
 from lamina.audio.speech_ids import SpeechIds
-from lamina.audio.timestamps import TimestampRules, spans_of
+from lamina.audio.timestamps import Span, TimestampRules, spans_of
 from lamina.audio.transcription import Segment, Transcription
 from lamina.audio.wave import waveform
 from lamina.cache.layers.cross import Source
@@ -300,15 +300,14 @@ class Windows:
             spans, frames = spans_of(tokens, one.left, first)
         else:
             first = self.model.vocab if self.ids.no_timestamps is None else self.ids.first_timestamp
-            spans, frames = spans_of(tokens, one.left, self.model.vocab)
+            spans, frames = [Span(0.0, len(one.samples) / RATE, tokens)], one.left
         for start, end, own in spans:
             text = self._text(own, first)
             one.segments.append(
                 Segment(
-                    offset + start, min(offset + end, len(one.samples) / RATE), text, own, attempt.temperature,
-                    attempt.logprob, attempt.no_speech,
+                    offset + start, offset + end, text, own, attempt.temperature, attempt.logprob, attempt.no_speech
                 )
-            )  # fmt: skip
+            )
             pair = len(own) > 2 and own[-2] >= first  # the second of a pair begins the next segment
             one.before += own[:-1] if pair else own
         one.seek += frames or one.left
