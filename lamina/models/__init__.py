@@ -50,6 +50,7 @@ FAMILIES = {
     "qwen3_next": "qwen3_next:Qwen3Next",
     "lfm2": "lfm2:Lfm2",
     "t5": "t5:T5",
+    "whisper": "whisper:Whisper",
 }
 """model_type -> "module:class" in this package."""
 
