@@ -1,6 +1,7 @@
 """The modules that model families are built from."""
 
 from lamina.activation import activation
+from lamina.nn.attention.alibi import AlibiBias, alibi_slopes
 from lamina.nn.attention.cross import CrossAttention
 from lamina.nn.attention.latent import LatentAttention
 from lamina.nn.attention.positions import Positions
@@ -15,6 +16,7 @@ from lamina.nn.moe.experts import Experts
 from lamina.nn.moe.mixture import Mixture
 from lamina.nn.moe.router import Choice, Router
 from lamina.nn.norm import LayerNorm, Norm, RMSNorm
+from lamina.nn.recurrent.channel_delta import ChannelDeltaMixer, channel_delta_names
 from lamina.nn.recurrent.gated_delta import GatedDeltaMixer
 from lamina.nn.recurrent.gated_norm import GatedRMSNorm
 from lamina.nn.recurrent.lightning import LightningMixer
@@ -25,8 +27,10 @@ from lamina.nn.recurrent.rwkv import ChannelMixer, TimeMixer, rwkv_names
 from lamina.nn.recurrent.short_conv import ShortConvolution
 
 __all__ = [
-    "MLP", "Block", "ChannelMixer", "Choice", "CrossAttention", "Embedding", "Experts", "GatedDeltaMixer", "GatedMLP", "GatedRMSNorm",
-    "LatentAttention", "LayerNorm", "LightningMixer", "Linear", "Mamba2Mixer", "MambaMixer", "Mixer", "Mixture", "Norm", "ParallelBlock", "Positions",
-    "RGLRUMixer", "RMSNorm", "RelativeBias", "Rotary", "Router", "SelfAttention", "ShortConvolution", "TimeMixer", "activation", "mamba2_names", "mamba_names", "rg_lru_names", "rwkv_names",
-    "rope_parameters", "rotate", "rotate_neighbours",
+    "MLP", "AlibiBias", "Block", "ChannelDeltaMixer", "ChannelMixer", "Choice", "CrossAttention", "Embedding",
+    "Experts", "GatedDeltaMixer", "GatedMLP", "GatedRMSNorm", "LatentAttention", "LayerNorm", "LightningMixer",
+    "Linear", "Mamba2Mixer", "MambaMixer", "Mixer", "Mixture", "Norm", "ParallelBlock", "Positions", "RGLRUMixer",
+    "RMSNorm", "RelativeBias", "Rotary", "Router", "SelfAttention", "ShortConvolution", "TimeMixer", "activation",
+    "alibi_slopes", "channel_delta_names", "mamba2_names", "mamba_names", "rg_lru_names", "rope_parameters", "rotate",
+    "rotate_neighbours", "rwkv_names",
 ]  # fmt: skip

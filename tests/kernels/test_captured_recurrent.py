@@ -13,6 +13,7 @@ FAMILIES = [
     ("falcon_mamba", "typical"),
     ("recurrent_gemma", "two recurrent, one sliding"),
     ("rwkv", "typical"),
+    ("kimi_linear", "tied, all layers dense, low-rank queries"),
 ]
 pytestmark = pytest.mark.usefixtures("few_programs")
 

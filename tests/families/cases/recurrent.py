@@ -5,7 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from transformers import FalconMambaConfig, JambaConfig, MiniMaxConfig, PreTrainedConfig, RecurrentGemmaConfig, RwkvConfig
+from transformers import (
+    FalconMambaConfig,
+    JambaConfig,
+    KimiLinearConfig,
+    MiniMaxConfig,
+    PreTrainedConfig,
+    RecurrentGemmaConfig,
+    RwkvConfig,
+)
 
 SIZES: dict[str, Any] = dict(
     hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
@@ -25,6 +33,16 @@ def only_recurrent(config: type[PreTrainedConfig], **changes: Any) -> Any:
 
 def small_rwkv(**changes: Any) -> Any:
     return partial(RwkvConfig, **dict(hidden_size=32, num_hidden_layers=2, vocab_size=67) | changes)
+
+
+def small_kimi(**changes: Any) -> Any:
+    sizes: dict[str, Any] = dict(
+        num_hidden_layers=3, layer_types=["linear_attention", "full_attention", "linear_attention"],
+        mlp_layer_types=["dense", "sparse", "sparse"], linear_head_dim=8, linear_num_heads=3, kv_lora_rank=16,
+        qk_rope_head_dim=4, qk_nope_head_dim=8, v_head_dim=6, num_experts=8, num_experts_per_tok=3,
+        moe_intermediate_size=12, num_key_value_heads=4, pad_token_id=None,
+    )  # fmt: skip
+    return small(KimiLinearConfig, **sizes | changes)
 
 
 FAMILIES = {
@@ -63,6 +81,19 @@ FAMILIES = {
             RecurrentGemmaConfig, num_key_value_heads=None, conv1d_width=6, logits_soft_cap=100.0, num_hidden_layers=3,
             hidden_activation="gelu", rope_parameters={"rope_type": "default", "rope_theta": 1e3},
             block_types=["recurrent", "attention"], attention_window_size=9, w_init_variance_scale=1.0,
+        ),
+    },
+    "kimi_linear": {
+        "delta, latent, delta": small_kimi(),
+        "tied, all layers dense, low-rank queries": small_kimi(
+            q_lora_rank=20, mlp_layer_types=["dense"] * 3, tie_word_embeddings=True, linear_conv_kernel_dim=3,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+        ),
+        "as published: layers counted from one, groups of experts": small_kimi(
+            num_hidden_layers=2, mlp_layer_types=None, first_k_dense_replace=1, n_group=2, topk_group=1,
+            norm_topk_prob=False, layer_types=None, linear_attn_config=dict(
+                head_dim=6, num_heads=2, short_conv_kernel_size=4, full_attn_layers=[1], kda_layers=[2]
+            ),
         ),
     },
     "rwkv": {
