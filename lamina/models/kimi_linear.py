@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from lamina.checkpoint.names import Either, Value
+from lamina.checkpoint.names import Value, either
 from lamina.config import Config
-from lamina.models.deepseek import balanced_mixture, latent_names, mixture_names
 from lamina.models.decoder import layer_types
+from lamina.models.deepseek import balanced_mixture, latent_names, mixture_names
 from lamina.models.transformer import Transformer
 from lamina.nn import ChannelDeltaMixer, LatentAttention, Mixer, Rotary, channel_delta_names
 from lamina.nn.moe.names import expert_names
@@ -72,14 +72,8 @@ class KimiLinear(Transformer):
 
 def mlp_names_of_either(ours: str, *theirs: str) -> dict[str, Value]:
     """Published files have `mlp` in dense layers and `block_sparse_moe` in others; transformers writes one for both."""
-    tables = [mixture_names(ours, one) for one in theirs]
-    names: dict[str, Value] = {}
-    for path in tables[0]:
-        found = [table[path] for table in tables]
-        names[path] = Either(
-            *(one for value in found for one in (value.choices if isinstance(value, Either) else [value]))
-        )
-    return names | expert_names(f"{ours}.experts", *(f"{one}.experts" for one in theirs), parts=("w1", "w3", "w2"))
+    experts = expert_names(f"{ours}.experts", *(f"{one}.experts" for one in theirs), parts=("w1", "w3", "w2"))
+    return either(*(mixture_names(ours, one) for one in theirs)) | experts
 
 
 def kinds(c: Config) -> list[str]:

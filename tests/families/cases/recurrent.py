@@ -6,10 +6,13 @@ from functools import partial
 from typing import Any
 
 from transformers import (
+    BambaConfig,
     FalconMambaConfig,
+    GraniteMoeHybridConfig,
     JambaConfig,
     KimiLinearConfig,
     MiniMaxConfig,
+    NemotronHConfig,
     PreTrainedConfig,
     RecurrentGemmaConfig,
     RwkvConfig,
@@ -43,6 +46,23 @@ def small_kimi(**changes: Any) -> Any:
         moe_intermediate_size=12, num_key_value_heads=4, pad_token_id=None,
     )  # fmt: skip
     return small(KimiLinearConfig, **sizes | changes)
+
+
+def small_granite(**changes: Any) -> Any:
+    sizes: dict[str, Any] = dict(
+        num_hidden_layers=3, layer_types=["linear_attention", "full_attention", "linear_attention"], mamba_n_heads=8,
+        mamba_d_state=12, mamba_n_groups=2, mamba_chunk_size=16, shared_intermediate_size=40, intermediate_size=24,
+    )  # fmt: skip
+    return small(GraniteMoeHybridConfig, **sizes | changes)
+
+
+def small_nemotron(**changes: Any) -> Any:
+    sizes: dict[str, Any] = dict(
+        head_dim=8, mamba_num_heads=6, mamba_head_dim=8, ssm_state_size=12, n_groups=2, chunk_size=16,
+        n_routed_experts=6, moe_intermediate_size=12, moe_shared_expert_intermediate_size=20,
+    )  # fmt: skip
+    given = {name: value for name, value in SIZES.items() if name != "num_hidden_layers"}
+    return partial(NemotronHConfig, **given | sizes | changes)
 
 
 FAMILIES = {
@@ -81,6 +101,43 @@ FAMILIES = {
             RecurrentGemmaConfig, num_key_value_heads=None, conv1d_width=6, logits_soft_cap=100.0, num_hidden_layers=3,
             hidden_activation="gelu", rope_parameters={"rope_type": "default", "rope_theta": 1e3},
             block_types=["recurrent", "attention"], attention_window_size=9, w_init_variance_scale=1.0,
+        ),
+    },
+    "bamba": {
+        "attention in the middle": small(
+            BambaConfig, num_hidden_layers=3, attn_layer_indices=[1], mamba_n_heads=8, mamba_d_state=12,
+            mamba_n_groups=2, mamba_chunk_size=16,
+        ),
+        "tied, biases, no attention": small(
+            BambaConfig, mamba_n_heads=4, mamba_d_state=8, mamba_d_conv=6, mamba_proj_bias=True, mlp_bias=True,
+            tie_word_embeddings=True, time_step_limit=(0.02, 0.05), mamba_chunk_size=16,
+        ),
+        "attention first, biases, own head dim": small(
+            BambaConfig, attn_layer_indices=[0], attention_bias=True, num_key_value_heads=1, mamba_n_heads=6,
+            mamba_expand=3, mamba_d_state=8, mamba_conv_bias=False, mamba_chunk_size=16, rms_norm_eps=1e-3,
+        ),
+    },
+    "granitemoehybrid": {
+        "experts, no positions": small_granite(num_local_experts=4),
+        "dense, rope, tied, factors": small_granite(
+            num_local_experts=0, position_embedding_type="rope", tie_word_embeddings=True, embedding_multiplier=2.0,
+            logits_scaling=3.0, residual_multiplier=0.7, attention_multiplier=0.4,
+        ),
+        "experts, factors, biases": small_granite(
+            num_local_experts=3, num_experts_per_tok=1, residual_multiplier=0.5, attention_bias=True,
+            mamba_proj_bias=True, mamba_conv_bias=False, num_key_value_heads=1, hidden_act="gelu",
+            layer_types=["full_attention", "linear_attention"], num_hidden_layers=2,
+        ),
+    },
+    "nemotron_h": {
+        "one of each": small_nemotron(layers_block_type=["linear_attention", "full_attention", "mlp", "moe"]),
+        "tied, biases, latent experts": small_nemotron(
+            layers_block_type=["moe", "linear_attention", "moe"], moe_latent_size=20, mlp_bias=True, use_bias=True,
+            tie_word_embeddings=True, n_group=2, topk_group=1, norm_topk_prob=False, routed_scaling_factor=1.7,
+        ),
+        "pattern, long kernel, wide state": small_nemotron(
+            hybrid_override_pattern="M-*M", conv_kernel=6, ssm_state_size=20, use_conv_bias=False, n_groups=1,
+            time_step_min=0.05, num_key_value_heads=4, mlp_hidden_act="silu", mamba_hidden_act="gelu",
         ),
     },
     "kimi_linear": {
