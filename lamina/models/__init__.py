@@ -68,6 +68,8 @@ FAMILIES = {
     "bamba": "bamba:Bamba",
     "granitemoehybrid": "granite_hybrid:GraniteMoeHybrid",
     "nemotron_h": "nemotron_h:NemotronH",
+    "zamba": "zamba:Zamba",
+    "zamba2": "zamba:Zamba2",
     "falcon_h1": "falcon_h1:FalconH1",
     "qwen3_next": "qwen3_next:Qwen3Next",
     "lfm2": "lfm2:Lfm2",

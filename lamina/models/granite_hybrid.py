@@ -1,4 +1,4 @@
-"""Granite 4 hybrids: Mamba-2 layers and a few layers of attention, with a shared expert and, in the larger ones, others.
+"""Granite 4 hybrids: Mamba-2 layers and a few of attention, with a shared expert and, in the larger ones, others.
 
 https://www.ibm.com/granite
 """

@@ -25,12 +25,13 @@ from lamina.nn.recurrent.mamba2 import Mamba2Mixer, mamba2_names
 from lamina.nn.recurrent.rg_lru import RGLRUMixer, rg_lru_names
 from lamina.nn.recurrent.rwkv import ChannelMixer, TimeMixer, rwkv_names
 from lamina.nn.recurrent.short_conv import ShortConvolution
+from lamina.nn.recurrent.zamba import ZambaMixer, zamba_names
 
 __all__ = [
     "MLP", "AlibiBias", "Block", "ChannelDeltaMixer", "ChannelMixer", "Choice", "CrossAttention", "Embedding",
     "Experts", "GatedDeltaMixer", "GatedMLP", "GatedRMSNorm", "LatentAttention", "LayerNorm", "LightningMixer",
     "Linear", "Mamba2Mixer", "MambaMixer", "Mixer", "Mixture", "Norm", "ParallelBlock", "Positions", "RGLRUMixer",
-    "RMSNorm", "RelativeBias", "Rotary", "Router", "SelfAttention", "ShortConvolution", "TimeMixer", "activation",
-    "alibi_slopes", "channel_delta_names", "mamba2_names", "mamba_names", "rg_lru_names", "rope_parameters", "rotate",
-    "rotate_neighbours", "rwkv_names",
+    "RMSNorm", "RelativeBias", "Rotary", "Router", "SelfAttention", "ShortConvolution", "TimeMixer", "ZambaMixer",
+    "activation", "alibi_slopes", "channel_delta_names", "mamba2_names", "mamba_names", "rg_lru_names",
+    "rope_parameters", "rotate", "rotate_neighbours", "rwkv_names", "zamba_names",
 ]  # fmt: skip

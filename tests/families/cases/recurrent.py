@@ -16,6 +16,8 @@ from transformers import (
     PreTrainedConfig,
     RecurrentGemmaConfig,
     RwkvConfig,
+    Zamba2Config,
+    ZambaConfig,
 )
 
 SIZES: dict[str, Any] = dict(
@@ -63,6 +65,14 @@ def small_nemotron(**changes: Any) -> Any:
     )  # fmt: skip
     given = {name: value for name, value in SIZES.items() if name != "num_hidden_layers"}
     return partial(NemotronHConfig, **given | sizes | changes)
+
+
+def small_zamba(config: type[PreTrainedConfig], **changes: Any) -> Any:
+    sizes: dict[str, Any] = dict(
+        num_hidden_layers=3, layers_block_type=["hybrid", "linear_attention", "hybrid"], mamba_d_state=8,
+        num_key_value_heads=4, **(dict(adapter_rank=6, n_mamba_heads=8, chunk_size=16) if config is Zamba2Config else {}),
+    )  # fmt: skip
+    return small(config, **sizes | changes)
 
 
 FAMILIES = {
@@ -138,6 +148,28 @@ FAMILIES = {
         "pattern, long kernel, wide state": small_nemotron(
             hybrid_override_pattern="M-*M", conv_kernel=6, ssm_state_size=20, use_conv_bias=False, n_groups=1,
             time_step_min=0.05, num_key_value_heads=4, mlp_hidden_act="silu", mamba_hidden_act="gelu",
+        ),
+    },
+    "zamba": {
+        "two heads, one shared layer used twice": small_zamba(ZambaConfig, num_key_value_heads=4),
+        "untied, biases, three heads": small_zamba(
+            ZambaConfig, n_mamba_heads=3, mamba_expand=3, mamba_proj_bias=True, tie_word_embeddings=False,
+            mamba_dt_rank=5, mamba_d_conv=6, layers_block_type=["linear_attention", "hybrid"], num_hidden_layers=2,
+        ),
+        "one head, grouped keys, usual layers": small_zamba(
+            ZambaConfig, n_mamba_heads=1, num_key_value_heads=1, layers_block_type=None, mamba_conv_bias=False,
+            hidden_act="silu", num_hidden_layers=4, attn_layer_period=1, attn_layer_offset=0,
+        ),
+    },
+    "zamba2": {
+        "adapters of the MLP": small_zamba(Zamba2Config),
+        "two shared layers, all adapters, rope": small_zamba(
+            Zamba2Config, num_hidden_layers=4, num_mem_blocks=2, use_mem_rope=True, use_shared_attention_adapter=True,
+            layers_block_type=["hybrid", "hybrid", "linear_attention", "hybrid"], adapter_rank=3, initializer_range=0.1,
+        ),
+        "untied, biases, groups": small_zamba(
+            Zamba2Config, add_bias_linear=True, mamba_ngroups=2, tie_word_embeddings=False, mamba_d_conv=3,
+            n_mamba_heads=4, intermediate_size=None, time_step_min=0.05,
         ),
     },
     "kimi_linear": {
