@@ -3,7 +3,8 @@
     x + mamba(norm(x + linear(shared([x | x_0]))))        x_0 is the embedded token; without `shared` in other layers
 
 The shared layers are repeated over the depth with the same weights; in Zamba2 each use of them has adapters (LoRA) of
-its own. Between blocks a token is [x | x_0].
+its own. (In files with `tie_word_embeddings` false, transformers does not share these layers either.) Between blocks a
+token is [x | x_0].
 
 https://arxiv.org/abs/2405.16712  https://arxiv.org/abs/2411.15242
 """
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from lamina.activation import activation
 from lamina.cache.memory import Memory
-from lamina.checkpoint.names import Either, Value
+from lamina.checkpoint.names import Either, Value, either
 from lamina.config import Config
 from lamina.models.decoder import Decoder, layer_types, mlp_names, qkv_names
 from lamina.nn import (
@@ -35,8 +36,6 @@ from lamina.nn import (
     mamba2_names,
     zamba_names,
 )  # fmt: skip
-
-LAYER = "model.layers.{i}"
 
 
 class Adapted(nn.Module):
@@ -54,7 +53,7 @@ class Adapted(nn.Module):
         return self.shared(x, torch.cat([up(down(x)) for down, up in zip(self.down, self.up, strict=True)], -1))
 
 
-class SharedLayer(nn.Module):
+class TiedLayer(nn.Module):
     """The weights of one transformer layer that several blocks use."""
 
     def __init__(self, c: Config, head_dim: int, heads: int, kv_heads: int, bias: bool) -> None:
@@ -68,10 +67,10 @@ class SharedLayer(nn.Module):
         self.down = Linear(inner, width, bias=bias)
 
 
-class SharedUse(nn.Module):
+class TiedUse(nn.Module):
     """One use of a shared layer: linear(mlp(norm(attention(norm([x | x_0])))))."""
 
-    def __init__(self, c: Config, weights: SharedLayer, attention: SelfAttention, rank: int) -> None:
+    def __init__(self, c: Config, weights: TiedLayer, attention: SelfAttention, rank: int) -> None:
         super().__init__()
         self.attention_norm, self.mlp_norm = weights.attention_norm, weights.mlp_norm
         self.attention = attention
@@ -87,7 +86,7 @@ class SharedUse(nn.Module):
 
 
 class ZambaBlock(nn.Module):
-    def __init__(self, norm: RMSNorm, mixer: Mixer, before: SharedUse | None) -> None:
+    def __init__(self, norm: RMSNorm, mixer: Mixer, before: TiedUse | None) -> None:
         super().__init__()
         self.norm, self.mixer, self.before = norm, mixer, before
         self.specs = {**mixer.specs, **({} if before is None else before.attention.specs)}
@@ -102,11 +101,11 @@ class ZambaBase(Decoder):
     def __init__(self, c: Config) -> None:
         kinds = self.kinds(c)
         self.hybrid = [i for i, kind in enumerate(kinds) if kind == "hybrid"]
-        heads, eps = c.num_attention_heads, c.get("rms_norm_eps", 1e-5)
+        heads, eps, tied = c.num_attention_heads, c.get("rms_norm_eps", 1e-5), c.get("tie_word_embeddings", True)
         rope = Rotary.of(c, self.head_dim(c)) if self.rotates(c) else None
         layers = [
-            SharedLayer(c, self.head_dim(c), heads, c.get("num_key_value_heads", heads), self.bias(c))
-            for _ in range(min(c.get("num_mem_blocks", 1), len(self.hybrid)))
+            TiedLayer(c, self.head_dim(c), heads, c.get("num_key_value_heads", heads), self.bias(c))
+            for _ in (self.hybrid[: c.get("num_mem_blocks", 1)] if tied else self.hybrid)
         ]
         uses = {i: self.make_use(c, layers[k % len(layers)]) for k, i in enumerate(self.hybrid)}
         super().__init__(
@@ -117,10 +116,10 @@ class ZambaBase(Decoder):
             ),
             RMSNorm(c.hidden_size, eps),
             rope=rope,
-            tied=c.get("tie_word_embeddings", True),
+            tied=tied,
         )
 
-    def make_use(self, c: Config, weights: SharedLayer) -> SharedUse:
+    def make_use(self, c: Config, weights: TiedLayer) -> TiedUse:
         """Scores are divided by √(head_dim / 2): half of each input is the embedded token."""
         heads, head_dim, rank = c.num_attention_heads, self.head_dim(c), self.rank(c)
         kv_heads = c.get("num_key_value_heads", heads)
@@ -132,7 +131,7 @@ class ZambaBase(Decoder):
         adapts = rank and c.get("use_shared_attention_adapter", False)
         attention.qkv = Adapted(weights.qkv, rank, outputs if adapts else ())  # type: ignore[assignment]
         attention.out = weights.out
-        return SharedUse(c, weights, attention, rank)
+        return TiedUse(c, weights, attention, rank)
 
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
         return torch.cat([x, x], dim=-1)  # [x | x_0]
@@ -194,8 +193,10 @@ class Zamba(ZambaBase):
             theirs = f"model.layers.{i}" + (".mamba_decoder" if i in self.hybrid else "")
             self.names |= zamba_names(f"blocks.{i}.mixer", f"{theirs}.mamba")
             self.names |= {f"blocks.{i}.norm": f"{theirs}.input_layernorm"}
-        self.names |= use_names("blocks.{i}.before", f"{LAYER}.shared_transf")
-        self.names |= {"blocks.{i}.before.linear": f"{LAYER}.linear"}
+        for i in self.hybrid:
+            ours, places = f"blocks.{i}.before", (i, self.hybrid[0])
+            self.names |= either(*(use_names(ours, f"model.layers.{place}.shared_transf") for place in places))
+            self.names |= {f"{ours}.linear": f"model.layers.{i}.linear"}
 
     def kinds(self, c: Config) -> Sequence[str]:
         period, offset = c.get("attn_layer_period", 6), c.get("attn_layer_offset", 4)
@@ -229,10 +230,10 @@ class Zamba2(ZambaBase):
             # Weights and adapters of all uses of a shared layer are stored with its first use, or with each.
             first, own = (f"model.layers.{layer}.shared_transformer" for layer in (self.hybrid[k % blocks], i))
             ours = f"blocks.{i}.before"
-            self.names |= use_names(ours, own)
+            self.names |= either(use_names(ours, own), use_names(ours, first))
             self.names |= {
                 f"{ours}.linear": f"model.layers.{i}.linear",
-                f"{ours}.gate_up.shared": f"{own}.feed_forward.gate_up_proj",
+                f"{ours}.gate_up.shared": Either(*(f"{one}.feed_forward.gate_up_proj" for one in (own, first))),
                 **adapter_names(f"{ours}.gate_up", 0, f"feed_forward.gate_up_proj_adapter_list.{k}", own, first),
             }
             for part, name in enumerate("qkv"):

@@ -1,4 +1,4 @@
-"""The Mamba mixer of Zamba: channels are divided into heads, each with a selection (dt, B, C) and a state of its own."""
+"""The Mamba mixer of Zamba: channels are divided into heads, each with its own selection (dt, B, C) and state."""
 
 from __future__ import annotations
 

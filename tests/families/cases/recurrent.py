@@ -70,8 +70,10 @@ def small_nemotron(**changes: Any) -> Any:
 def small_zamba(config: type[PreTrainedConfig], **changes: Any) -> Any:
     sizes: dict[str, Any] = dict(
         num_hidden_layers=3, layers_block_type=["hybrid", "linear_attention", "hybrid"], mamba_d_state=8,
-        num_key_value_heads=4, **(dict(adapter_rank=6, n_mamba_heads=8, chunk_size=16) if config is Zamba2Config else {}),
+        num_key_value_heads=4,
     )  # fmt: skip
+    if config is Zamba2Config:
+        sizes |= dict(adapter_rank=6, n_mamba_heads=8, chunk_size=16)
     return small(config, **sizes | changes)
 
 
