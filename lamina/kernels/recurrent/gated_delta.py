@@ -85,7 +85,8 @@ def _gated_delta(
     out, table,  # [R, T, H, V]; the entry's table row, whose store is the states, float32 [R, H, K, V]
     q_row, q_token, k_row, k_token, v_row, v_token, g_row, g_token, beta_row, beta_token, gate_row, gate_token,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    SHARED: tl.constexpr, UNIT: tl.constexpr, BY_CHANNEL: tl.constexpr, DOUBLED: tl.constexpr,  # SHARED: value heads per key head
+    SHARED: tl.constexpr, UNIT: tl.constexpr, BY_CHANNEL: tl.constexpr, DOUBLED: tl.constexpr,
+    # SHARED: value heads per key head
     BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, GROUP: tl.constexpr,  # GROUP: tokens loaded together
     LIVE_ONLY: tl.constexpr, WRITE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip

@@ -224,7 +224,9 @@ FAMILIES = {
         ),
         "every third layer attends, more rope": small_qwen(
             Qwen3_5TextConfig, layer_types=None, full_attention_interval=3,
-            rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5, mrope_section=[2, 1, 1]),
+            rope_parameters=dict(
+                rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5, mrope_section=[2, 1, 1]
+            ),
         ),
     },
     "qwen3_5_moe_text": {
