@@ -34,6 +34,16 @@ FAMILIES = {
     "qwen3_next": "qwen3_next:Qwen3Next",
     "lfm2": "lfm2:Lfm2",
     "t5": "t5:T5",
+    "gpt2": "gpt2:GPT2",
+    "gpt_bigcode": "gpt2:GPTBigCode",
+    "gpt_neo": "gpt2:GPTNeo",
+    "openai-gpt": "openai_gpt:OpenAIGPT",
+    "gptj": "gptj:GPTJ",
+    "codegen": "gptj:CodeGen",
+    "gpt_neox": "gpt_neox:GPTNeoX",
+    "opt": "opt:OPT",
+    "xglm": "opt:XGLM",
+    "biogpt": "opt:BioGPT",
 }
 """model_type -> "module:class" in this package."""
 

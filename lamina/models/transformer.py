@@ -38,6 +38,8 @@ class Transformer(Decoder):
 
     aliases: ClassVar[Mapping[str, str]] = {}
     """Fields of the configuration by the names used here -> the names that this family's config.json has for them."""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """Values of fields that a config.json may lack, by the names used here."""
     order: ClassVar[Literal["pre", "post", "both", "parallel"]] = "pre"
     """Where a block has norms: before attention and MLP, after them, or both; parallel: attention and MLP side by side
     after one norm."""
@@ -56,7 +58,8 @@ class Transformer(Decoder):
 
     @classmethod
     def build(cls, config: Config) -> Self:
-        return super().build(config.with_aliases(cls.aliases))
+        known = config.with_aliases(cls.aliases)
+        return super().build(known.with_values(**{n: v for n, v in cls.defaults.items() if n not in known.values}))
 
     def __init__(self, c: Config) -> None:
         super().__init__(

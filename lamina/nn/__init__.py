@@ -7,7 +7,7 @@ from lamina.nn.attention.positions import Positions
 from lamina.nn.attention.relative import RelativeBias
 from lamina.nn.attention.rotary import Rotary, rope_parameters, rotate, rotate_neighbours
 from lamina.nn.attention.self_attention import SelfAttention
-from lamina.nn.block import Block, Mixer, ParallelBlock
+from lamina.nn.block import Block, Mixer, ParallelBlock, PostNormBlock
 from lamina.nn.embedding import Embedding
 from lamina.nn.linear import Linear
 from lamina.nn.mlp import MLP, GatedMLP
@@ -23,6 +23,6 @@ from lamina.nn.recurrent.short_conv import ShortConvolution
 __all__ = [
     "MLP", "Block", "Choice", "CrossAttention", "Embedding", "Experts", "GatedDeltaMixer", "GatedMLP", "GatedRMSNorm",
     "LatentAttention", "LayerNorm", "Linear", "Mamba2Mixer", "Mixer", "Mixture", "Norm", "ParallelBlock", "Positions",
-    "RMSNorm", "RelativeBias", "Rotary", "Router", "SelfAttention", "ShortConvolution", "activation", "mamba2_names",
-    "rope_parameters", "rotate", "rotate_neighbours",
+    "PostNormBlock", "RMSNorm", "RelativeBias", "Rotary", "Router", "SelfAttention", "ShortConvolution", "activation",
+    "mamba2_names", "rope_parameters", "rotate", "rotate_neighbours",
 ]  # fmt: skip
