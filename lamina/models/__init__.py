@@ -68,6 +68,16 @@ FAMILIES = {
     "lfm2": "lfm2:Lfm2",
     "t5": "t5:T5",
     "whisper": "whisper:Whisper",
+    "gpt2": "gpt2:GPT2",
+    "gpt_bigcode": "gpt2:GPTBigCode",
+    "gpt_neo": "gpt2:GPTNeo",
+    "openai-gpt": "openai_gpt:OpenAIGPT",
+    "gptj": "gptj:GPTJ",
+    "codegen": "gptj:CodeGen",
+    "gpt_neox": "gpt_neox:GPTNeoX",
+    "opt": "opt:OPT",
+    "xglm": "opt:XGLM",
+    "biogpt": "opt:BioGPT",
 }
 """model_type -> "module:class" in this package."""
 

@@ -8,7 +8,7 @@ from lamina.nn.attention.positions import Positions
 from lamina.nn.attention.relative import RelativeBias
 from lamina.nn.attention.rotary import Rotary, rope_parameters, rotate, rotate_neighbours
 from lamina.nn.attention.self_attention import SelfAttention
-from lamina.nn.block import Block, Mixer, ParallelBlock
+from lamina.nn.block import Block, Mixer, ParallelBlock, PostNormBlock
 from lamina.nn.embedding import Embedding
 from lamina.nn.linear import Linear
 from lamina.nn.mlp import MLP, GatedMLP
@@ -27,7 +27,7 @@ from lamina.nn.recurrent.short_conv import ShortConvolution
 __all__ = [
     "MLP", "AlibiBias", "Block", "Choice", "CrossAttention", "Embedding", "Experts", "GatedDeltaMixer", "GatedMLP",
     "GatedRMSNorm", "LatentAttention", "LayerNorm", "LightningMixer", "Linear", "Mamba2Mixer", "MambaMixer", "Mixer",
-    "Mixture", "Norm", "ParallelBlock", "Positions", "RGLRUMixer", "RMSNorm", "RelativeBias", "Rotary", "Router",
-    "SelfAttention", "ShortConvolution", "activation", "alibi_slopes", "mamba2_names", "mamba_names", "rg_lru_names",
-    "rope_parameters", "rotate", "rotate_neighbours",
+    "Mixture", "Norm", "ParallelBlock", "Positions", "PostNormBlock", "RGLRUMixer", "RMSNorm", "RelativeBias", "Rotary",
+    "Router", "SelfAttention", "ShortConvolution", "activation", "alibi_slopes", "mamba2_names", "mamba_names",
+    "rg_lru_names", "rope_parameters", "rotate", "rotate_neighbours",
 ]  # fmt: skip

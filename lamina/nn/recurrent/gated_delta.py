@@ -45,9 +45,7 @@ class GatedDeltaMixer(nn.Module):
         self.out = Linear(values, width, bias=False)
         self.specs: LayerSpecs = {"conv": self.conv.spec, "state": Recurrent(self.rule)}
 
-    def forward(
-        self, u: Tensor, memory: Memory, shared: Positions | None = None, onto: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, u: Tensor, memory: Memory, shared: Positions | None = None, onto: Tensor | None = None) -> Tensor:
         qkv, z, b, a = self.project(u).split(self.parts, dim=-1)
         y = memory.mix(
             self.rule, qkv, {"g": a, "beta": b}, {}, conv=self.conv, gate=z, norm=self.norm,

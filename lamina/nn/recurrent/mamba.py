@@ -52,9 +52,7 @@ class MambaMixer(nn.Module):
         self.out = Linear(inner, width, bias=bias)
         self.specs: LayerSpecs = {"conv": self.conv.spec, "state": Recurrent(self.rule)}
 
-    def forward(
-        self, u: Tensor, memory: Memory, shared: Positions | None = None, onto: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, u: Tensor, memory: Memory, shared: Positions | None = None, onto: Tensor | None = None) -> Tensor:
         x, z = self.project(u).chunk(2, dim=-1)  # [B, T, C] each
         x = self.conv(x, memory)
         dt, B, C = self.select(x).split([self.rank, self.rule.state, self.rule.state], dim=-1)

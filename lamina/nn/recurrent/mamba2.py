@@ -78,9 +78,7 @@ class Mamba2Mixer(nn.Module):
         if self.scale is not None:
             self.scale = torch.cat([torch.full((n,), scale) for n, scale in zip(self.parts, self.scales, strict=True)])
 
-    def forward(
-        self, u: Tensor, memory: Memory, shared: Positions | None = None, onto: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, u: Tensor, memory: Memory, shared: Positions | None = None, onto: Tensor | None = None) -> Tensor:
         inner, _, shared, _, heads = self.parts
         projected = self.project(u, before=self.in_factor, scale=1.0 if self.scale is None else self.scale)
         z, xBC, dt = projected.split([inner, inner + 2 * shared, heads], dim=-1)

@@ -6,9 +6,24 @@ from functools import partial
 from typing import Any
 
 from transformers import (
-    ApertusConfig, ArceeConfig, Cohere2Config, CohereConfig, CwmConfig, DiffLlamaConfig, Exaone4Config,
-    Gemma3TextConfig, GemmaConfig, GraniteConfig, Ministral3Config, MinistralConfig, Olmo2Config, Olmo3Config,
-    OlmoConfig, Phi3Config, PhiConfig, PreTrainedConfig,
+    ApertusConfig,
+    ArceeConfig,
+    Cohere2Config,
+    CohereConfig,
+    CwmConfig,
+    DiffLlamaConfig,
+    Exaone4Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GraniteConfig,
+    Ministral3Config,
+    MinistralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    OlmoConfig,
+    Phi3Config,
+    PhiConfig,
+    PreTrainedConfig,
 )  # fmt: skip
 
 SIZES: dict[str, Any] = dict(
