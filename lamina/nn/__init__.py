@@ -23,11 +23,12 @@ from lamina.nn.recurrent.mamba import MambaMixer, mamba_names
 from lamina.nn.recurrent.mamba2 import Mamba2Mixer, mamba2_names
 from lamina.nn.recurrent.rg_lru import RGLRUMixer, rg_lru_names
 from lamina.nn.recurrent.short_conv import ShortConvolution
+from lamina.nn.sinusoids import Sinusoids
 
 __all__ = [
     "MLP", "AlibiBias", "Block", "Choice", "CrossAttention", "Embedding", "Experts", "GatedDeltaMixer", "GatedMLP",
     "GatedRMSNorm", "LatentAttention", "LayerNorm", "LightningMixer", "Linear", "Mamba2Mixer", "MambaMixer", "Mixer",
     "Mixture", "Norm", "ParallelBlock", "Positions", "PostNormBlock", "RGLRUMixer", "RMSNorm", "RelativeBias", "Rotary",
-    "Router", "SelfAttention", "ShortConvolution", "activation", "alibi_slopes", "mamba2_names", "mamba_names",
-    "rg_lru_names", "rope_parameters", "rotate", "rotate_neighbours",
+    "Router", "SelfAttention", "ShortConvolution", "Sinusoids", "activation", "alibi_slopes", "mamba2_names",
+    "mamba_names", "rg_lru_names", "rope_parameters", "rotate", "rotate_neighbours",
 ]  # fmt: skip
