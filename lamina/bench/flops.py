@@ -16,6 +16,7 @@ from lamina.cache.spec import Attention, Latent, Recurrent, Spec
 from lamina.config import Config
 from lamina.model import Model
 from lamina.nn import Experts
+from lamina.nn.moe.router import experts_per_token
 from lamina.planning.bytes import visible
 
 
@@ -34,7 +35,8 @@ def _weights_a_token(module: nn.Module, model: Model) -> float:
         return 0
     numbers = sum(parameter.numel() for parameter in module.parameters(recurse=False) if parameter.dim() > 1)
     if isinstance(module, Experts):
-        return numbers * model.config.num_experts_per_tok / module.down.shape[0]
+        each = experts_per_token(model) or model.config.num_experts_per_tok
+        return numbers * each / (module.down.shape[0] + module.identity)
     return numbers
 
 

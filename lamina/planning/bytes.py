@@ -34,6 +34,7 @@ from lamina.cache.spec import (
 from lamina.errors import InputError
 from lamina.model import Model
 from lamina.nn import CrossAttention, Experts
+from lamina.nn.moe.router import experts_per_token
 
 
 @dataclass(frozen=True)
@@ -121,10 +122,12 @@ def _decoding(model: Model) -> list[nn.Module]:
 def _read_of(parameter: nn.Parameter, owners: list[nn.Module], model: Model, rows: int, experts: float | None) -> float:
     if all(isinstance(module, nn.Embedding) for module in owners):  # not so where the head is the same matrix
         return parameter.nbytes / parameter.shape[0] * min(rows, parameter.shape[0])
-    if any(isinstance(module, Experts) for module in owners):
-        every = parameter.shape[0]
-        visited = distinct_experts(every, model.config.num_experts_per_tok, rows) if experts is None else experts
-        return parameter.nbytes / every * visited
+    if (stack := next((module for module in owners if isinstance(module, Experts)), None)) is not None:
+        if experts is None:
+            every, each = parameter.shape[0] + stack.identity, experts_per_token(model)
+            experts = distinct_experts(every, each or model.config.num_experts_per_tok, rows)
+            experts *= parameter.shape[0] / every  # identity experts read nothing
+        return parameter.nbytes / parameter.shape[0] * experts
     return parameter.nbytes
 
 

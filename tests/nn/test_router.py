@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lamina.nn import Choice, Router
+from lamina.bench.flops import _weights_a_token
+from lamina.nn import Choice, Mixture, Router
+from lamina.nn.moe.router import experts_per_token
+from lamina.planning.bytes import _read_of
 
 RULES = {
     "softmax": Choice(3),
@@ -95,3 +99,12 @@ def test_an_exact_router_computes_in_float32_for_a_model_of_less() -> None:
     _, weights, opening = router(x)
     assert {"weight", "bias"} <= set(router.keep_float32) and weights.dtype == torch.float32 and opening is None
     torch.testing.assert_close(weights, router.choice.of(linear_logits(router, x))[1])
+
+
+def test_a_step_reads_the_experts_that_the_router_chooses_of_those_with_matrices() -> None:
+    mixture = Mixture(6, 8, 3, "silu", Choice(4), identity=8)
+    model: Any = nn.ModuleList([mixture])
+    down = mixture.experts.down
+    assert experts_per_token(model) == 4 and experts_per_token(nn.Linear(2, 2)) is None
+    assert _read_of(down, [mixture.experts], model, rows=1, experts=None) == down.nbytes / 8 * 2
+    assert _weights_a_token(mixture.experts, model) == mixture.experts.first.numel() / 4 + down.numel() / 4
