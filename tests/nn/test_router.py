@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lamina.bench.flops import _weights_a_token
 from lamina.nn import Choice, Mixture, Router
-from lamina.nn.moe.router import experts_per_token
 from lamina.planning.bytes import _read_of
 
 RULES = {
@@ -103,8 +101,6 @@ def test_an_exact_router_computes_in_float32_for_a_model_of_less() -> None:
 
 def test_a_step_reads_the_experts_that_the_router_chooses_of_those_with_matrices() -> None:
     mixture = Mixture(6, 8, 3, "silu", Choice(4), identity=8)
-    model: Any = nn.ModuleList([mixture])
-    down = mixture.experts.down
-    assert experts_per_token(model) == 4 and experts_per_token(nn.Linear(2, 2)) is None
-    assert _read_of(down, [mixture.experts], model, rows=1, experts=None) == down.nbytes / 8 * 2
-    assert _weights_a_token(mixture.experts, model) == mixture.experts.first.numel() / 4 + down.numel() / 4
+    experts, down = mixture.experts, mixture.experts.down
+    assert _read_of(down, [experts], {id(experts): 4}, rows=1, experts=None) == down.nbytes / 8 * 2
+    assert _weights_a_token(experts, 4) == mixture.experts.first.numel() / 4 + down.numel() / 4

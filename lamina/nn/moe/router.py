@@ -158,11 +158,6 @@ def running_count(tokens: Tensor) -> Tensor:
     return tokens.cumsum(-2)
 
 
-def experts_per_token(model: nn.Module) -> int | None:
-    """How many experts a token uses in a layer, by the first router of the model; None without one."""
-    return next((module.choice.each for module in model.modules() if isinstance(module, Router)), None)
-
-
 def within_capacity(chosen: Tensor, experts: int, capacity: int, count: Count = running_count) -> Tensor:
     """chosen [..., T, 1] -> [..., T, 1]: True for the first `capacity` tokens of a row that chose the same expert.
 
