@@ -221,7 +221,7 @@ def decode_attention(
     contiguous. The output's memory is [B, T, Hq, Dv], so concatenating the heads afterwards copies nothing.
     `most_parts` (target number of splits), `shape` and `least` are for measuring other configurations.
     """
-    tuning = dict(most_parts=most_parts, shape=shape, least=least)
+    tuning: dict[str, Any] = dict(most_parts=most_parts, shape=shape, least=least)
     return _launch(q, (k, v), table, k.shape[1], v.shape[3], window, scale, softcap, sinks, bias, page=page, **tuning)
 
 

@@ -249,8 +249,8 @@ def attend_token(
     The last axis of q, k, v and gate is contiguous. A row with count 0 is not changed and gives zeros. `tuning`: as
     `_launch` takes it.
     """
-    before = dict(rope=rope, neighbours=neighbours, norms=norms, norms_last=norms_last, factor=factor)
-    how = dict(scale=scale, softcap=softcap, sinks=sinks, bias=bias, gate=gate)
+    before: dict[str, Any] = dict(rope=rope, neighbours=neighbours, norms=norms, norms_last=norms_last, factor=factor)
+    how: dict[str, Any] = dict(scale=scale, softcap=softcap, sinks=sinks, bias=bias, gate=gate)
     return _launch(q, (k, v), table, k.shape[1], v.shape[3], window, "given", **before, **how, **tuning)
 
 
