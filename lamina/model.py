@@ -370,6 +370,7 @@ class Model(nn.Module):
         decoding: plain passes, since the model is on cpu; decode steps are captured on a GPU
         """
         reason = why_not_captured(self, cache, rows) or self.graphs.why_not(rows if cache is None else cache.rows)
+        reason = reason or self.graphs.why_refused()
         return "decoding: one captured graph a step" if reason is None else f"decoding: plain passes, since {reason}"
 
     def compile(self, **options: Any) -> None:
