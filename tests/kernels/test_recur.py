@@ -176,6 +176,21 @@ def test_step_sizes_skip_and_gate_can_be_done_on_the_way(kind: type[Rule], dtype
         assert error(state, expected) < 3e-6
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_selective_scan_can_norm_its_matrices(weighted: bool) -> None:
+    rule = next(rule for rule in LARGER if isinstance(rule, SelectiveScan))
+    case = Case(rule, rows=2, tokens=3).to(torch.float32)
+    weights = (torch.rand(rule.state), torch.rand(rule.state)) if weighted else (None, None)
+    normed = {n: F.rms_norm(case.inputs[n], (rule.state,), w, 1e-2) for n, w in zip("BC", weights, strict=True)}
+    expected, final = rule.scan(case.state, {**case.inputs, **normed}, case.constants)
+    around = {"norms": (1e-2, *weights)}
+    assert torch.equal(rule.scan(case.state, rule.before(case.inputs, **around), case.constants)[0], expected)
+    state = case.state.clone()
+    out = recur.recur_step(rule, case.inputs, case.constants, table_of(state, None), **around)
+    assert error(out, expected) < 3e-6
+    assert error(state, final) < 3e-6
+
+
 def test_small_step_sizes_keep_their_digits() -> None:
     rule = SelectiveScan(channels=8, state=1)
     raw = torch.tensor([-30.0, -17.0, -9.0, -3.0, 0.0, 5.0, 19.0, 25.0]).reshape(1, 1, 8)

@@ -228,8 +228,8 @@ def _launch(
     factors_of_all = (before, 1.0 if isinstance(scale, Tensor) else scale, 1.0 if softcap is None else softcap)
     flags: dict[str, Any] = dict(
         ROWS=config.rows, BLOCK=config.block, SPLITS=config.splits, EVEN=k % config.block == 0, GATED=is_gated,
-        ACT="" if act is None else act_kind(act), BIAS=bias is not None, FACTORS=factors is not None, RESIDUAL=residual is not None,
-        SOFTCAP=softcap is not None, num_warps=config.warps,
+        ACT="" if act is None else act_kind(act), BIAS=bias is not None, FACTORS=factors is not None,
+        RESIDUAL=residual is not None, SOFTCAP=softcap is not None, num_warps=config.warps,
     )  # fmt: skip
     grid = (triton.cdiv(m, config.rows), config.splits)
     if isinstance(config, Tiles):
