@@ -36,7 +36,8 @@ Written by `python -m docs.families`.
 |---|---|
 | error | largest difference of logits from transformers' (version in parentheses) in one pass over two rows of 40 \
 tokens, relative to the largest logit; a small float32 checkpoint that transformers saved \
-(`python -m docs.families --measure`). `tests/families` compares more: several configurations each, in pieces, ragged, padded |
+(`python -m docs.families --measure`). `tests/families` compares more: several configurations each, in \
+pieces, ragged, padded |
 | captured | decode steps on a GPU are one CUDA graph; otherwise the reason |
 | share | of the decode limit, as `lamina bench` measured it on an H200 in bfloat16 with one row (`bench/results`) |
 
