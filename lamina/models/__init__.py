@@ -1,7 +1,7 @@
 """Model families, one file each, found by the `model_type` of a checkpoint's configuration.
 
 A family from outside the package is registered with `register_family`, or by an entry point of the group
-`lamina.families` in the package that has it: the module named there is imported when a model_type is not known.
+`lamina_families` in the package that has it: the module named there is imported when a model_type is not known.
 """
 
 from __future__ import annotations
@@ -185,5 +185,5 @@ def known_types() -> list[str]:
 @cache
 def import_outside_families() -> None:
     """Imports the modules of installed packages that register families."""
-    for entry in entry_points(group="lamina.families"):
+    for entry in entry_points(group="lamina_families"):
         entry.load()
