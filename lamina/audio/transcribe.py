@@ -1,7 +1,7 @@
 """`transcribe`: from recordings to text, in windows of 30 seconds, as section 3.8 of the Whisper paper describes it.
 
-waveform     file or array -> samples at 16 kHz                                  wave.py, resample.py
-features     samples -> log-mel spectrogram                                      log_mel.py
+waveform     file or array -> samples at 16 kHz                                  wave.py, resampler.py
+features     samples -> log-mel spectrogram                                      spectrogram.py
 window       the next 30 s of each recording -> encoder -> source
 decode       `model.generate` over the source, again at a higher temperature where the result looks wrong
 segments     timestamps mark segments, and say where the next window begins      timestamps.py
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.audio.log_mel import HOP, RATE, log_mel
+from lamina.audio.spectrogram import HOP, RATE, log_mel
 from lamina.audio.speech_ids import SpeechIds
 from lamina.audio.timestamps import Span, TimestampRules, spans_of
 from lamina.audio.transcription import Segment, Transcription

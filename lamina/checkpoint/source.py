@@ -1,7 +1,8 @@
 """What a checkpoint gives: a configuration, named tensors read lazily from a memory map, and a tokenizer.
 
-Two kinds exist: a folder as Hugging Face writes it, and a GGUF file, which presents itself under the same
-configuration keys and tensor names, so nothing after this package needs to know which one it was.
+Three kinds exist: a folder as Hugging Face writes it, a GGUF file, and a folder of CTranslate2. The last two present
+themselves under the same configuration keys and tensor names, so nothing after this package needs to know which one it
+was.
 """
 
 from __future__ import annotations
@@ -67,16 +68,17 @@ def open_source(path: str | os.PathLike[str]) -> Checkpoint:
     >>> open_source("/nowhere")
     Traceback (most recent call last):
     lamina.errors.CheckpointError: /nowhere does not exist; expected a folder with config.json \
-and *.safetensors, a .gguf file, or a known name: smollm2
+and *.safetensors, a .gguf file, or a known name: smollm2, whisper-tiny.en
     """
-    from lamina.checkpoint.folder import FolderCheckpoint  # which import this module
+    from lamina.checkpoint.ctranslate2 import CTranslate2Checkpoint, is_ctranslate2  # which import this module
+    from lamina.checkpoint.folder import FolderCheckpoint
     from lamina.checkpoint.gguf.file import GGUFCheckpoint
 
     path = named_checkpoint(path)
     names = ", ".join(NAMED)
     expected = f"expected a folder with config.json and *.safetensors, a .gguf file, or a known name: {names}"
     if path.is_dir():
-        return FolderCheckpoint(path)
+        return CTranslate2Checkpoint(path) if is_ctranslate2(path) else FolderCheckpoint(path)
     if not path.exists():
         from lamina.checkpoint.shapes import SHAPES  # which import this module
 
