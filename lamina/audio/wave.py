@@ -52,7 +52,7 @@ def waveform(audio: Any, rate: int | None = None, to: int = 16000) -> Tensor:
         samples = samples.mean(dim=0 if from_file or samples.shape[0] <= samples.shape[1] else 1)
     if not bool(samples.isfinite().all()):
         raise InputError("the recording has samples that are not finite")
-    return resample(samples, rate, to)  # type: ignore[arg-type]
+    return resample(samples, rate, to)
 
 
 def _samples(audio: Tensor) -> Tensor:

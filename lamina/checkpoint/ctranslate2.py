@@ -66,11 +66,11 @@ class Variable(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """Part `index` of `count` along axis 0 of a variable."""
+    """Part `part` of `parts` along axis 0 of a variable."""
 
     name: str
-    index: int = 0
-    count: int = 1
+    part: int = 0
+    parts: int = 1
 
 
 def is_ctranslate2(folder: Path) -> bool:
@@ -111,11 +111,11 @@ class CTranslate2Checkpoint(Checkpoint):
     def shape(self, name: str) -> tuple[int, ...]:
         piece = self._slice(name)
         rows, *rest = self.variables[piece.name].shape
-        return (rows // piece.count, *rest)
+        return (rows // piece.parts, *rest)
 
     def read(self, name: str) -> torch.Tensor:
         piece = self._slice(name)
-        return self._values(piece.name).chunk(piece.count)[piece.index]
+        return self._values(piece.name).chunk(piece.parts)[piece.part]
 
     def tokenizer(self) -> Tokenizer | None:
         from lamina.checkpoint.tokenizer import folder_tokenizer  # tokenizers is slow to import

@@ -13,7 +13,9 @@ from lamina.errors import CapacityError, LaminaError
 if TYPE_CHECKING:
     from lamina.generation.stream import Stream
 
-Path = Annotated[str, typer.Argument(help="A checkpoint folder, a .gguf file, or a known name: smollm2.")]
+Path = Annotated[
+    str, typer.Argument(help="A checkpoint folder, a .gguf file, or a known name: smollm2, whisper-tiny.en.")
+]
 DType = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the checkpoint's own when not given.")]
 Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda:0; the first GPU when not given, else the CPU.")]
 Tokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="How many tokens to make at most.")]
