@@ -45,6 +45,7 @@ def load(path: str | Path, dtype: str | torch.dtype | None = None, device: str |
         building.register(model)
     model.tokenizer = source.tokenizer()
     model.generation_defaults = dict(source.generation_config)
+    model.preprocessor_config = source.preprocessor_config
     return model.eval()
 
 

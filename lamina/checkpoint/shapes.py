@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lamina.checkpoint.ctranslate2 import is_ctranslate2
 from lamina.checkpoint.demo_weights import NAMED, named_checkpoint
 from lamina.checkpoint.folder import read_json
 from lamina.checkpoint.source import open_source
@@ -131,6 +132,8 @@ def find_shape(name: str | os.PathLike[str]) -> ModelShape:
     path = named_checkpoint(name)
     if path.suffix.lower() == ".gguf" and path.is_file():
         return ModelShape(path.name, open_source(path).config)
+    if is_ctranslate2(path):
+        return ModelShape(str(name) if name in NAMED else path.resolve().name, open_source(path).config)
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file() or file.suffix != ".json":
         raise InputError(

@@ -50,6 +50,18 @@ class Checkpoint(ABC):
         """The tokenizer, or None when the checkpoint has none."""
 
     @property
+    def preprocessor_config(self) -> dict[str, Any]:
+        """How audio becomes the model's input: preprocessor_config.json, or a part of processor_config.json in newer
+        checkpoints; empty without them."""
+        from lamina.checkpoint.folder import read_json  # which imports this module
+
+        for name in ("preprocessor_config.json", "processor_config.json"):
+            if (file := self.path / name).is_file():
+                found = read_json(file)
+                return found.get("feature_extractor", {}) if name.startswith("processor") else found
+        return {}
+
+    @property
     def eos_ids(self) -> tuple[int, ...]:
         """The ids that end a text: what generation_config says, else the model's configuration."""
         text = self.config.get("text_config")

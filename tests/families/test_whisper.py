@@ -59,9 +59,14 @@ def pair(name: str) -> tuple[Any, Whisper]:
         own.task_to_id = {"translate": 95, "transcribe": 96}
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)
+        extractor(theirs).save_pretrained(folder)
         ours = lamina.load(folder, device="cpu")
     assert isinstance(ours, Whisper)
     return theirs, ours
+
+
+def extractor(theirs: Any) -> WhisperFeatureExtractor:
+    return WhisperFeatureExtractor(feature_size=theirs.config.num_mel_bins, chunk_length=1)
 
 
 def random_features(theirs: Any, frames: list[int], seed: int = 0) -> list[Tensor]:
@@ -230,7 +235,7 @@ def waves(seconds: list[float], seed: int = 0) -> list[Tensor]:
 
 
 def in_transformers(theirs: Any, wave: Tensor, long: bool = False, **options: Any) -> Any:
-    extract = WhisperFeatureExtractor(feature_size=theirs.config.num_mel_bins, chunk_length=1)
+    extract = extractor(theirs)
     how: dict[str, Any] = dict(truncation=False, padding="longest", return_attention_mask=True) if long else {}
     given = extract(wave.numpy(), sampling_rate=16000, return_tensors="pt", **how)
     return theirs.generate(**given, **options)
@@ -395,6 +400,19 @@ def test_options_that_are_not_implemented_are_named() -> None:
         Whisper.build(lamina.config.Config(config | {"encoder_attention_heads": 5}))
     with pytest.raises(InputError, match="activation 'mish' is not supported"):
         Whisper.build(lamina.config.Config(config | {"activation_function": "mish"}))
+
+
+def test_another_spectrogram_than_the_one_that_is_computed_is_refused() -> None:
+    _, ours = pair(FIRST)
+    before = ours.preprocessor_config
+    assert before["feature_size"] == 80 and before["hop_length"] == 160
+    try:
+        for name, value in (("hop_length", 80), ("dither", 1e-4), ("feature_size", 128)):
+            ours.preprocessor_config = {**before, name: value}
+            with pytest.raises(InputError, match=f"{name}={value} in preprocessor_config.json is not supported"):
+                ours.transcribe(torch.zeros(1600), rate=16000)
+    finally:
+        ours.preprocessor_config = before
 
 
 def test_the_languages_are_those_of_transformers() -> None:
