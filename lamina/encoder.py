@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from lamina.cache.counts import Counts
 from lamina.cache.layers.cross import Source
+from lamina.cache.spec import specs_of
 from lamina.cache.step import Step
 from lamina.errors import InputError
 from lamina.inputs import checked_ids
-from lamina.model import Model, specs_of
+from lamina.model import Model
 
 
 class Encoder(nn.Module):
