@@ -22,13 +22,16 @@ from lamina.checkpoint.chat.messages import (
 )
 from lamina.checkpoint.chat.template import choose, folder_templates, render
 from lamina.checkpoint.folder import read_json
-from lamina.checkpoint.source import listing
 from lamina.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a decoder writes for bytes that are not (yet) a character
+
+
+class UnknownTokenizer(CheckpointError):
+    """The tokenizer is of a kind that is not read. The model itself can be loaded, and used with ids."""
 
 
 class Tokenizer:
@@ -246,15 +249,15 @@ class TextStream:
 
 
 def folder_tokenizer(path: Path, eos_ids: Sequence[int] = ()) -> Tokenizer | None:
-    """The tokenizer of a checkpoint folder: tokenizer.json, with what tokenizer_config.json adds."""
+    """The tokenizer of a checkpoint folder: tokenizer.json, with what tokenizer_config.json adds; else that of its
+    vocabulary files (`lamina/checkpoint/vocab/`). None if there are none."""
     from tokenizers import Tokenizer as Backend
 
     file = path / "tokenizer.json"
     if not file.is_file():
-        other = [name for name in ("tokenizer.model", "vocab.json", "spiece.model") if (path / name).is_file()]
-        if other:
-            raise CheckpointError(f"{path} has {listing(other)} but no tokenizer.json; save it as a fast tokenizer")
-        return None
+        from lamina.checkpoint.vocab.kinds import build_tokenizer  # which imports this module
+
+        return build_tokenizer(path, eos_ids)
     try:
         backend = Backend.from_file(str(file))
     except Exception as error:  # the library raises nothing more precise
