@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from lamina.checkpoint.loader import fill, finish_buffers, own_dtype, put, tensors_of
-from lamina.checkpoint.tokenizer import UnknownTokenizer
 from lamina.checkpoint.source import NESTED, config_dtype, open_source
+from lamina.checkpoint.tokenizer import UnknownTokenizer
 from lamina.config import Config
 from lamina.dtypes import float_dtype
 from lamina.errors import InputError

@@ -5,13 +5,43 @@ from __future__ import annotations
 import random
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
 UNIGRAM, BPE = 1, 2
 SPACE = "▁"
-WORDS = "▁the ▁he he llo ▁hell ▁world world ▁caf é ▁2 02 024 ing ▁sing ▁a ▁b in th e▁ ▁▁ 日本 ▁日 ,▁ ! ▁ﬁ fi ▁na ve".split()
+WORDS = [
+    "▁the",
+    "▁he",
+    "he",
+    "llo",
+    "▁hell",
+    "▁world",
+    "world",
+    "▁caf",
+    "é",
+    "▁2",
+    "02",
+    "024",
+    "ing",
+    "▁sing",
+    "▁a",
+    "▁b",
+    "in",
+    "th",
+    "e▁",
+    "▁▁",
+    "日本",
+    "▁日",
+    ",▁",
+    "!",
+    "▁ﬁ",
+    "fi",
+    "▁na",
+    "ve",
+]
 LETTERS = "▁abcdefghilmnoprstuvwxyzHTW0124.,!?'<>/é日é語_"
 
 
@@ -72,7 +102,7 @@ class Spm:
                     options.append((best[start][0] + scores[part], start, False))
                 elif end - start == 1:
                     options.append((best[start][0] + unknown, start, True))
-            best.append(max(options))
+            best.append(max(options, key=lambda option: option[0]))  # of equals, the longest piece
         parts, end, before = [], len(text), False
         while end:
             _, start, is_unknown = best[end]
@@ -87,7 +117,7 @@ class Spm:
         scores = {t: float32(s) for t, s, k in self.pieces if k in (NORMAL, USER)}
         parts = list(text)
         while True:
-            pairs = [(scores[a + b], -i) for i, (a, b) in enumerate(zip(parts, parts[1:])) if a + b in scores]
+            pairs = [(scores[a + b], -i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in scores]
             if not pairs:
                 break
             i = -max(pairs)[1]
@@ -127,13 +157,15 @@ def small_model(kind: int = UNIGRAM, first: str = "<unk> <s> </s>", **options: o
     draw = random.Random(kind)
     types = {"<unk>": UNKNOWN}
     pieces = [(text, 0.0, types.get(text, CONTROL)) for text in first.split()]
-    known = dict.fromkeys([*WORDS, *LETTERS])
+    known = dict.fromkeys([*WORDS, *LETTERS, *("".join(WORDS) if kind == BPE else "")])
     if options.get("byte_fallback"):
         pieces += [(f"<0x{i:02X}>", 0.0, BYTE) for i in range(256)]
     if kind == BPE:
         texts = [*(t for t in known if len(t) > 1), *(t for t in known if len(t) == 1)]
         # every prefix of a word is a piece, so that merges lead to it
-        texts = list(dict.fromkeys(t[:n] for t in texts for n in range(2, len(t) + 1))) + [t for t in known if len(t) == 1]
+        texts = list(dict.fromkeys(t[:n] for t in texts for n in range(2, len(t) + 1))) + [
+            t for t in known if len(t) == 1
+        ]
         pieces += [(text, -float(rank), NORMAL) for rank, text in enumerate(texts)]
     else:
         pieces += [(text, -2 - draw.random() * 8 + 1.5 * len(text), NORMAL) for text in known]

@@ -129,5 +129,13 @@ def added_token(value: Any, special: bool = False) -> AddedToken:
     return AddedToken(value["content"], special=bool(value.get("special", special)), **flags)
 
 
+def masked_left(names: Mapping[str, Any]) -> dict[str, Any]:
+    """The same special tokens, with a mask that takes in the space before it."""
+    from tokenizers import AddedToken
+
+    mask = AddedToken(names["mask_token"], lstrip=True, special=True, normalized=False)
+    return {**names, "mask_token": mask}
+
+
 def read_optional(file: Path) -> dict[str, Any]:
     return read_json(file) if file.is_file() else {}

@@ -30,8 +30,8 @@ class MappedTokenizer(Tokenizer):
 
     source    cuts text; its special tokens are those of `backend`
     table     id of `source` -> id of `backend`
-    before    ids that come before each text
-    after     ids that come after it
+    first     ids that come before each text
+    last      ids that come after it
     language  whether a text may begin with the code of a language, >>fr<<
     """
 
@@ -41,22 +41,22 @@ class MappedTokenizer(Tokenizer):
         *,
         source: Backend,
         table: Sequence[int],
-        before: Sequence[int] = (),
-        after: Sequence[int] = (),
+        first: Sequence[int] = (),
+        last: Sequence[int] = (),
         language: bool = False,
         unknown: int = 0,
         **options: Any,
     ) -> None:
         super().__init__(backend, **options)
         self._source, self._table, self._language, self._unknown = source, table, language, unknown
-        self._before, self._after = list(before), list(after)
+        self._first, self._last = list(first), list(last)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         if not isinstance(text, str):
             raise InputError(f"only text can be encoded, not {short(text)}")
         check_text(text, "the text")
         ids = self._cut(text)
-        return [*self._before, *ids, *self._after] if special else ids
+        return [*self._first, *ids, *self._last] if special else ids
 
     def _cut(self, text: str) -> list[int]:
         code = LANGUAGE.match(text) if self._language else None
@@ -100,8 +100,8 @@ def marian(files: TokenizerFiles) -> Tokenizer:
     vocab = read_vocab(files.named("vocab.json"))
     separate = files.options.get("separate_vocabs", False)
     target = read_vocab(files.named("target_vocab.json")) if separate else vocab
-    after = [vocab[tokens["eos_token"].content]]
-    return piece_lookup(files, tokens, "source.spm", vocab, target, after=after, language=True)
+    last = [vocab[tokens["eos_token"].content]]
+    return piece_lookup(files, tokens, "source.spm", vocab, target, last=last, language=True)
 
 
 def m2m_100(files: TokenizerFiles) -> Tokenizer:
@@ -119,7 +119,7 @@ def m2m_100(files: TokenizerFiles) -> Tokenizer:
     language = files.options.get("src_lang") or "en"
     if f"__{language}__" not in codes:
         raise CheckpointError(f"src_lang={language!r} of {files.path} is not one of {', '.join(lists[named])}")
-    around = dict(before=[codes[f"__{language}__"]], after=[vocab[tokens["eos_token"].content]])
+    around = dict(first=[codes[f"__{language}__"]], last=[vocab[tokens["eos_token"].content]])
     return piece_lookup(files, tokens, "sentencepiece.bpe.model", vocab, vocab, extra=list(codes), **around)
 
 

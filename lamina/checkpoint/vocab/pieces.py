@@ -7,11 +7,11 @@ some), how spaces are treated before the model sees them, and which tokens come 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lamina.checkpoint.tokenizer import Tokenizer
 from lamina.checkpoint.vocab import languages
-from lamina.checkpoint.vocab.files import TokenizerFiles
+from lamina.checkpoint.vocab.files import TokenizerFiles, masked_left
 from lamina.checkpoint.vocab.sentencepiece import (
     BPE,
     CONTROL,
@@ -102,7 +102,7 @@ def pegasus(files: TokenizerFiles) -> Tokenizer:
     unknown = scores.index((tokens["unk_token"].content, 0.0), 1)
     backend = unigram(scores, unknown, [*steps, single_spaces()])
     masks = [sentence] if sentence is not None else []
-    return files.finish(backend, tokens, after=[first[1]], extra=[*added_pieces(model), *masks, *extra])
+    return files.finish(backend, tokens, after=[first[1]], extra=[*masks, *extra])
 
 
 def xlm_roberta(files: TokenizerFiles) -> Tokenizer:
@@ -209,7 +209,7 @@ def exact(model: SentencePieceModel, texts: Sequence[str], unk_id: int) -> Backe
 
     texts  of the tokens, by id; those that are pieces of the model have their scores
     """
-    from tokenizers import decoders, normalizers
+    from tokenizers import Regex, decoders, normalizers
 
     if model.kind == BPE:
         backend = bpe(model, texts, unk_token=texts[unk_id], byte_fallback=model.byte_fallback)
@@ -219,7 +219,7 @@ def exact(model: SentencePieceModel, texts: Sequence[str], unk_id: int) -> Backe
         backend = unigram([(text, scores.get(text, worst)) for text in texts], unk_id, [], fallback=model.byte_fallback)
     steps = charsmap(model)
     if model.collapse_spaces:
-        steps += [normalizers.Strip(), single_spaces()]
+        steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), single_spaces()]
     steps.append(normalizers.Replace(" ", SPACE))
     if model.dummy_prefix:
         steps.append(normalizers.Prepend(SPACE))
@@ -314,11 +314,3 @@ def single_spaces() -> Normalizer:
     from tokenizers import Regex, normalizers
 
     return normalizers.Replace(Regex(" {2,}"), " ")
-
-
-def masked_left(names: Mapping[str, Any]) -> dict[str, Any]:
-    """The same special tokens, with a mask that takes in the space before it."""
-    from tokenizers import AddedToken
-
-    mask = AddedToken(names["mask_token"], lstrip=True, special=True, normalized=False)
-    return {**names, "mask_token": mask}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lamina.checkpoint.folder import read_json
 from lamina.checkpoint.gguf.tokenizer import QWEN2
 from lamina.checkpoint.tokenizer import Tokenizer
-from lamina.checkpoint.vocab.files import TokenizerFiles
+from lamina.checkpoint.vocab.files import TokenizerFiles, masked_left
 from lamina.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def roberta(files: TokenizerFiles) -> Tokenizer:
 
 def blenderbot(files: TokenizerFiles) -> Tokenizer:
     """Byte-level BPE of text with a space before it; `</s>` after it."""
-    tokens = files.tokens(PAIRED)
+    tokens = files.tokens(masked_left(PAIRED))
     return files.finish(byte_level(files, prefix=True), tokens, after=[tokens["eos_token"].content])
 
 
