@@ -110,7 +110,7 @@ class TokenizerFiles:
             **more,
         )
 
-    def around(self, tokens: Mapping[str, AddedToken]) -> dict[str, list[str]]:
+    def around(self, tokens: Mapping[str, AddedToken]) -> dict[str, Any]:
         """The bos token before a text and the eos token after it, where the options ask for them."""
         bos = [tokens["bos_token"].content] if self.options.get("add_bos_token") and "bos_token" in tokens else []
         eos = [tokens["eos_token"].content] if self.options.get("add_eos_token") and "eos_token" in tokens else []

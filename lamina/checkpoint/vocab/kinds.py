@@ -39,6 +39,13 @@ FAMILIES: dict[str, str] = {
 }  # fmt: skip
 """By model_type, for folders that name no tokenizer_class."""
 
+WITHOUT_MODEL = (words.gpt2, words.qwen2, words.whisper, words.roberta, words.bert, words.blenderbot,
+                 words.openai_gpt, mapped.blenderbot_small)  # fmt: skip
+"""Kinds that need no SentencePiece model."""
+
+GENERAL = (None, "PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes that say nothing about the kind of tokenizer."""
+
 VOCABULARIES = (*pieces.FILES, "vocab.json", "vocab.txt", "tokenizer.tiktoken", "tekken.json")
 
 
@@ -48,16 +55,17 @@ def build_tokenizer(path: Path, eos_ids: Sequence[int] = ()) -> Tokenizer | None
     if not found:
         return None
     files = TokenizerFiles(path, eos_ids)
-    said = files.options.get("tokenizer_class")
     config = read_optional(path / "config.json")
-    names = [said, config.get("tokenizer_class"), FAMILIES.get(str(config.get("model_type")))]
-    for name in names:
-        kind = str(name).removesuffix("Fast").removesuffix("Tokenizer")
-        if kind in CLASSES:
-            return CLASSES[kind](files)
-    if any(name in pieces.FILES for name in found):
+    said = files.options.get("tokenizer_class") or config.get("tokenizer_class")
+    if (kind := str(said).removesuffix("Fast").removesuffix("Tokenizer")) in CLASSES:
+        return CLASSES[kind](files)
+    models = [name for name in found if name in pieces.FILES]
+    build = CLASSES.get(FAMILIES.get(str(config.get("model_type")), "")) if said in GENERAL else None
+    if build is not None and (models or build in WITHOUT_MODEL):
+        return build(files)
+    if models:
         return pieces.sentence_piece(files)
-    if "vocab.json" in found and (path / "merges.txt").is_file() and said in (None, "PreTrainedTokenizer"):
+    if said in GENERAL and (path / "merges.txt").is_file() and "vocab.json" in found:
         return words.gpt2(files)
     raise UnknownTokenizer(
         f"{path} has {', '.join(found)} but no tokenizer.json, for a tokenizer of class {said or 'unknown'}, which is "

@@ -153,10 +153,9 @@ def piece_lookup(
     source.add_tokens([files.added[index] for index in sorted(files.added)])
     ids = source.get_vocab()
     table = [vocab[unknown]] * len(ids)
+    known = vocab | {token.content: index for index, token in files.added.items()}
     for text, index in ids.items():
-        table[index] = vocab.get(text, vocab[unknown])
-    for index, token in files.added.items():
-        table[source.token_to_id(token.content)] = index
+        table[index] = known.get(text, vocab[unknown])
     backend = Backend(models.WordLevel(target, unk_token=unknown))
     backend.decoder = decoders.Metaspace(SPACE, "always")
     made = files.finish(

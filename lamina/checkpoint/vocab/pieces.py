@@ -7,7 +7,7 @@ some), how spaces are treated before the model sees them, and which tokens come 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lamina.checkpoint.tokenizer import Tokenizer
 from lamina.checkpoint.vocab import languages
@@ -110,7 +110,7 @@ def xlm_roberta(files: TokenizerFiles) -> Tokenizer:
     scores = [*fairseq(model, tokens), (tokens["mask_token"].content, 0.0)]
     prefix = files.options.get("add_prefix_space", True)
     backend = unigram(scores, 3, charsmap(model), split_spaces=True, prefix=prefix)
-    around = dict(before=[tokens["bos_token"].content], after=[tokens["eos_token"].content])
+    around: dict[str, Any] = dict(before=[tokens["bos_token"].content], after=[tokens["eos_token"].content])
     return files.finish(backend, tokens, extra=added_pieces(model), **around)
 
 
@@ -122,7 +122,7 @@ def camembert(files: TokenizerFiles) -> Tokenizer:
     scores = [*first, *piece_scores(model)[1:], (mask, 0.0)]
     prefix = files.options.get("add_prefix_space", True)
     backend = unigram(scores, 3, charsmap(model), split_spaces=True, prefix=prefix)
-    around = dict(before=[tokens["bos_token"].content], after=[tokens["eos_token"].content])
+    around: dict[str, Any] = dict(before=[tokens["bos_token"].content], after=[tokens["eos_token"].content])
     return files.finish(backend, tokens, extra=added_pieces(model), **around)
 
 
@@ -149,7 +149,9 @@ def mbart50(files: TokenizerFiles) -> Tokenizer:
     model, tokens = find_model(files), files.tokens(masked_left(PAIRED))
     scores = [*fairseq(model, tokens), *((code, 0.0) for code in (*languages.MBART50, tokens["mask_token"].content))]
     backend = unigram(scores, 3, [*charsmap(model), single_spaces()])
-    around = dict(before=[files.options.get("src_lang") or "en_XX"], after=[tokens["eos_token"].content])
+    around: dict[str, Any] = dict(
+        before=[files.options.get("src_lang") or "en_XX"], after=[tokens["eos_token"].content]
+    )
     tokens.pop("bos_token", None) if "bos_token" not in files.options else None
     return files.finish(backend, tokens, extra=[*added_pieces(model), *languages.MBART50], **around)
 
@@ -172,7 +174,7 @@ def nllb(files: TokenizerFiles) -> Tokenizer:
     backend.decoder = decoders.Metaspace(SPACE, "always", split=True)
     eos, code = tokens["eos_token"].content, files.options.get("src_lang") or "eng_Latn"
     legacy = files.options.get("legacy_behaviour", False)
-    around = dict(after=[eos, code]) if legacy else dict(before=[code], after=[eos])
+    around: dict[str, Any] = dict(after=[eos, code]) if legacy else dict(before=[code], after=[eos])
     return files.finish(backend, tokens, extra=[*added_pieces(model), *codes], **around)
 
 
@@ -224,7 +226,7 @@ def exact(model: SentencePieceModel, texts: Sequence[str], unk_id: int) -> Backe
     if model.dummy_prefix:
         steps.append(normalizers.Prepend(SPACE))
     backend.normalizer = normalizers.Sequence(steps)
-    backend.pre_tokenizer = None  # type: ignore[assignment]  # tokenizers accepts None
+    backend.pre_tokenizer = None
     ends: list[decoders.Decoder] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*ends, decoders.Strip(" ", 1, 0)] if model.dummy_prefix else ends)
     return backend

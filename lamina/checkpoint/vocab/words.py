@@ -46,7 +46,7 @@ def qwen2(files: TokenizerFiles) -> Tokenizer:
 def roberta(files: TokenizerFiles) -> Tokenizer:
     """Byte-level BPE; `<s>` before each text and `</s>` after it."""
     tokens = files.tokens(PAIRED)
-    around = dict(before=[tokens["cls_token"].content], after=[tokens["sep_token"].content])
+    around: dict[str, Any] = dict(before=[tokens["cls_token"].content], after=[tokens["sep_token"].content])
     return files.finish(byte_level(files), tokens, **around)
 
 
@@ -118,7 +118,7 @@ def bert(files: TokenizerFiles) -> Tokenizer:
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
-    around = dict(before=[tokens["cls_token"].content], after=[tokens["sep_token"].content])
+    around: dict[str, Any] = dict(before=[tokens["cls_token"].content], after=[tokens["sep_token"].content])
     return files.finish(backend, tokens, **around)
 
 
