@@ -14,7 +14,7 @@ import transformers
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, trainers
 
-from lamina import CheckpointError
+from lamina import CheckpointError, InputError
 from lamina.checkpoint.tokenizer import Tokenizer, UnknownTokenizer, folder_tokenizer
 from lamina.checkpoint.vocab.languages import NLLB
 from lamina.checkpoint.vocab.sentencepiece import read_model
@@ -154,6 +154,37 @@ def test_sentencepiece_files(tmp_path, case, mapped):
     compare(ours, theirs)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "code", "options"),
+    [
+        ("MBartTokenizer", UNIGRAM, "de_DE", {}),
+        ("MBart50Tokenizer", UNIGRAM, "sl_SI", {"src_lang": "fr_XX"}),
+        ("NllbTokenizer", BPE, "deu_Latn", {}),
+        ("NllbTokenizer", BPE, "deu_Latn", {"legacy_behaviour": True, "src_lang": "fra_Latn"}),
+    ],
+)
+@pytest.mark.parametrize("json_file", [False, True])
+def test_the_language_of_texts_can_be_changed(tmp_path, name, kind, code, options, json_file):
+    model = small_model(kind)
+    put_model(tmp_path, "sentencepiece.bpe.model", model)
+    if name == "NllbTokenizer":
+        first_id = len(model.pieces) + 1
+        listed = {first_id + i: {"content": text, "special": True} for i, text in enumerate([*NLLB, "<mask>"])}
+        options = options | {"added_tokens_decoder": listed}
+    write(tmp_path, tokenizer_config=options | {"tokenizer_class": name, "eos_token": "</s>"})
+    theirs = getattr(transformers, name).from_pretrained(tmp_path)
+    if json_file:
+        theirs.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    ours = folder_tokenizer(tmp_path)
+    compare(ours, theirs, TEXTS[:4])
+    theirs.src_lang = code
+    ours.set_language(code)
+    compare(ours, theirs, TEXTS[:4])
+    assert ours.languages[code] == theirs.convert_tokens_to_ids(code)
+    with pytest.raises(InputError, match="there is no language 'xx'; there are: a"):
+        ours.set_language("xx")
+
+
 def test_nllb_codes_follow_the_pieces_and_the_mask_comes_last(tmp_path):
     model = small_model(BPE)
     put_model(tmp_path, "sentencepiece.bpe.model", model)
@@ -279,7 +310,10 @@ def test_m2m_100(tmp_path, processor, options):
     compare(ours, theirs, [*TEXTS, "__de__ the"], decode=False)
     ids = theirs("the hello world!")["input_ids"]
     assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
-    assert ours.backend.token_to_id("__de__") == theirs.get_lang_id("de")
+    assert ours.languages["de"] == theirs.get_lang_id("de")
+    ours.set_language("ja")
+    theirs.src_lang = "ja"
+    compare(ours, theirs, decode=False)
 
 
 @pytest.mark.parametrize("options", [{}, {"src_lang": "python"}, {"language_codes": "multi"}])
@@ -373,7 +407,10 @@ def test_blenderbot(tmp_path, byte_level):
     compare(folder_tokenizer(tmp_path), theirs)
 
 
-def test_blenderbot_small(tmp_path):
+@pytest.mark.parametrize("json_file", [False, True])
+def test_blenderbot_small(tmp_path, json_file):
+    if json_file:  # its own files count
+        (tmp_path / "tokenizer.json").write_text("{}")
     merges = [
         "t h",
         "th e</w>",

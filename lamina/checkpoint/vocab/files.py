@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lamina.checkpoint.chat.template import folder_templates
 from lamina.checkpoint.folder import read_json
 from lamina.checkpoint.tokenizer import Tokenizer, token_text
+from lamina.checkpoint.vocab.languages import CODE, Languages
 from lamina.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+LANGUAGE = ""  # stands for the token of the language in what comes around a text
 
 
 class TokenizerFiles:
@@ -71,6 +75,8 @@ class TokenizerFiles:
         before: Sequence[str] = (),
         after: Sequence[str] = (),
         extra: Iterable[str | AddedToken] = (),
+        languages: Mapping[str, str] | None = None,
+        language: str | None = None,
         make: type[Tokenizer] = Tokenizer,
         **more: Any,
     ) -> Tokenizer:
@@ -79,6 +85,8 @@ class TokenizerFiles:
         before  texts of tokens that come before each text
         after   texts of tokens that come after it
         extra   more tokens, special if given as text
+        languages  of translation models, the token of each language by code; LANGUAGE stands for it in before and after
+        language   the code of the language that texts are in, unless the option src_lang names one
         """
         from tokenizers.processors import TemplateProcessing
 
@@ -91,10 +99,10 @@ class TokenizerFiles:
         known = {token.content for token in self.added.values()}
         listed = [*tokens.values(), *(added_token(token, special=True) for token in (*extra, *self.extra))]
         backend.add_tokens([token for token in listed if token.content not in known])
-        if before or after:
-            ids = {text: backend.token_to_id(text) for text in (*before, *after)}
-            if absent := [text for text, index in ids.items() if index is None]:
-                raise CheckpointError(f"the vocabulary of {self.path} lacks the token {absent[0]!r}")
+        if languages is not None:
+            more["languages"] = self._languages(backend, languages, language, before, after)
+        elif before or after:
+            ids = {text: self._id(backend, text) for text in (*before, *after)}
             backend.post_processor = TemplateProcessing(
                 single=[*before, "$A", *after], special_tokens=list(ids.items())
             )
@@ -109,6 +117,28 @@ class TokenizerFiles:
             special_tokens=texts,
             **more,
         )
+
+    def _languages(
+        self,
+        backend: Backend,
+        tokens: Mapping[str, str],
+        language: str | None,
+        before: Sequence[str],
+        after: Sequence[str],
+    ) -> Languages:
+        def all_ids(texts: Sequence[str]) -> tuple[int, ...]:
+            return tuple(CODE if text == LANGUAGE else self._id(backend, text) for text in texts)
+
+        ids = {code: self._id(backend, text) for code, text in tokens.items()}
+        chosen = self.options.get("src_lang") or language
+        if chosen is not None and chosen not in ids:
+            raise CheckpointError(f"src_lang={chosen!r} of {self.path} is not one of {', '.join(ids)}")
+        return Languages(ids, all_ids(before), all_ids(after), chosen)
+
+    def _id(self, backend: Backend, text: str) -> int:
+        if (index := backend.token_to_id(text)) is None:
+            raise CheckpointError(f"the vocabulary of {self.path} lacks the token {text!r}")
+        return index
 
     def around(self, tokens: Mapping[str, AddedToken]) -> dict[str, Any]:
         """The bos token before a text and the eos token after it, where the options ask for them."""

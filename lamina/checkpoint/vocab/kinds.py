@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lamina.checkpoint.tokenizer import Tokenizer, UnknownTokenizer
 from lamina.checkpoint.vocab import mapped, pieces, words
@@ -49,19 +50,43 @@ GENERAL = (None, "PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBa
 VOCABULARIES = (*pieces.FILES, "vocab.json", "vocab.txt", "tokenizer.tiktoken", "tekken.json")
 
 
+OWN_FILES = {
+    "Marian": ("source.spm", "vocab.json"),
+    "M2M100": ("sentencepiece.bpe.model", "vocab.json"),
+    "BlenderbotSmall": ("vocab.json", "merges.txt"),
+}
+"""Kinds whose files count even beside a tokenizer.json, which cannot say what they do."""
+
+
+def class_of(path: Path, options: Mapping[str, Any]) -> str:
+    """The class of a folder's tokenizer without its ending, by tokenizer_class or the family of the model; may be "".
+
+    options  tokenizer_config.json
+    """
+    config = read_optional(path / "config.json")
+    said = options.get("tokenizer_class") or config.get("tokenizer_class")
+    if said in GENERAL:
+        return FAMILIES.get(str(config.get("model_type")), "")
+    return str(said).removesuffix("Fast").removesuffix("Tokenizer")
+
+
+def own_files(path: Path) -> bool:
+    """Whether the folder has files that a tokenizer is built from even though there is a tokenizer.json."""
+    needed = OWN_FILES.get(class_of(path, read_optional(path / "tokenizer_config.json")), ())
+    return bool(needed) and all((path / name).is_file() for name in needed)
+
+
 def build_tokenizer(path: Path, eos_ids: Sequence[int] = ()) -> Tokenizer | None:
     """The tokenizer of a folder's vocabulary files; None if it has none."""
     found = [name for name in VOCABULARIES if (path / name).is_file()]
     if not found:
         return None
     files = TokenizerFiles(path, eos_ids)
-    config = read_optional(path / "config.json")
-    said = files.options.get("tokenizer_class") or config.get("tokenizer_class")
-    if (kind := str(said).removesuffix("Fast").removesuffix("Tokenizer")) in CLASSES:
-        return CLASSES[kind](files)
+    kind = class_of(path, files.options)
+    said = files.options.get("tokenizer_class")
     models = [name for name in found if name in pieces.FILES]
-    build = CLASSES.get(FAMILIES.get(str(config.get("model_type")), "")) if said in GENERAL else None
-    if build is not None and (models or build in WITHOUT_MODEL):
+    build = CLASSES.get(kind)
+    if build is not None and (said not in GENERAL or models or build in WITHOUT_MODEL):
         return build(files)
     if models:
         return pieces.sentence_piece(files)

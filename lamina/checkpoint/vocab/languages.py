@@ -1,6 +1,54 @@
-"""The language codes of translation models, in the order of their ids."""
+"""The languages of translation models: their codes, in the order of their ids, and where a text has the code."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+CODE = -1  # stands for the id of the language
+
+
+@dataclass(frozen=True)
+class Languages:
+    """ids      the id of each language's token, by code
+    before   ids before a text; CODE stands for the token of its language
+    after    ids after it
+    chosen   the code of the language that texts are in; None: CODE is left out
+    """
+
+    ids: Mapping[str, int]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    chosen: str | None = None
+
+    def around(self) -> tuple[list[int], list[int]]:
+        """The ids before and after a text.
+
+        >>> Languages({"de_DE": 7}, (), (2, CODE), "de_DE").around()
+        ([], [2, 7])
+        """
+        code = [] if self.chosen is None else [self.ids[self.chosen]]
+        both = ([one for i in part for one in (code if i == CODE else [i])] for part in (self.before, self.after))
+        return next(both), next(both)
+
+
+def languages_of(kind: str, options: Mapping[str, Any], vocab: Mapping[str, int], eos: int | None) -> Languages | None:
+    """The languages of a tokenizer that tokenizer.json describes; None for kinds without languages.
+
+    kind     tokenizer_class without its ending
+    options  tokenizer_config.json
+    """
+    end = vocab.get("</s>", 2) if eos is None else eos
+    first, last = ((CODE,), (end,)), ((), (end, CODE))
+    nllb = last if options.get("legacy_behaviour", False) else first
+    known = {"MBart": (MBART, "en_XX", last), "MBart50": (MBART50, "en_XX", first), "Nllb": (NLLB, "eng_Latn", nllb)}
+    if kind not in known:
+        return None
+    listed, default, (before, after) = known[kind]
+    ids = {code: vocab[code] for code in listed if code in vocab}
+    code = options.get("src_lang") or default
+    return Languages(ids, before, after, code if code in ids else None)
 
 
 def codes(text: str) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lamina.checkpoint.chat.messages import check_text, short
 from lamina.checkpoint.tokenizer import Tokenizer
 from lamina.checkpoint.vocab import languages
-from lamina.checkpoint.vocab.files import TokenizerFiles
+from lamina.checkpoint.vocab.files import LANGUAGE, TokenizerFiles
 from lamina.checkpoint.vocab.pieces import exact
 from lamina.checkpoint.vocab.sentencepiece import BYTE, CONTROL, SPACE, UNKNOWN, UNUSED, read_model
 from lamina.checkpoint.vocab.words import read_vocab
@@ -22,7 +22,7 @@ from lamina.errors import CheckpointError, InputError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
-LANGUAGE = re.compile(r">>.*?<<", re.DOTALL)
+SPOKEN = re.compile(r">>.*?<<", re.DOTALL)
 
 
 class MappedTokenizer(Tokenizer):
@@ -32,7 +32,7 @@ class MappedTokenizer(Tokenizer):
     table     id of `source` -> id of `backend`
     first     ids that come before each text
     last      ids that come after it
-    language  whether a text may begin with the code of a language, >>fr<<
+    codes     whether a text may begin with the code of a language, >>fr<<
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class MappedTokenizer(Tokenizer):
         table: Sequence[int],
         first: Sequence[int] = (),
         last: Sequence[int] = (),
-        language: bool = False,
+        codes: bool = False,
         unknown: int = 0,
         **options: Any,
     ) -> None:
-        super().__init__(backend, **options)
-        self._source, self._table, self._language, self._unknown = source, table, language, unknown
         self._first, self._last = list(first), list(last)
+        super().__init__(backend, **options)
+        self._source, self._table, self._codes, self._unknown = source, table, codes, unknown
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         if not isinstance(text, str):
@@ -58,8 +58,11 @@ class MappedTokenizer(Tokenizer):
         ids = self._cut(text)
         return [*self._first, *ids, *self._last] if special else ids
 
+    def _surround(self, before: Sequence[int], after: Sequence[int]) -> None:
+        self._first, self._last = list(before), list(after)
+
     def _cut(self, text: str) -> list[int]:
-        code = LANGUAGE.match(text) if self._language else None
+        code = SPOKEN.match(text) if self._codes else None
         first = [] if code is None else [self.backend.get_vocab().get(code[0], self._unknown)]
         rest = text if code is None else text[code.end() :]
         return first + [self._table[i] for i in self._source.encode(rest, add_special_tokens=False).ids]
@@ -101,7 +104,7 @@ def marian(files: TokenizerFiles) -> Tokenizer:
     separate = files.options.get("separate_vocabs", False)
     target = read_vocab(files.named("target_vocab.json")) if separate else vocab
     last = [vocab[tokens["eos_token"].content]]
-    return piece_lookup(files, tokens, "source.spm", vocab, target, last=last, language=True)
+    return piece_lookup(files, tokens, "source.spm", vocab, target, last=last, codes=True)
 
 
 def m2m_100(files: TokenizerFiles) -> Tokenizer:
@@ -116,10 +119,8 @@ def m2m_100(files: TokenizerFiles) -> Tokenizer:
         raise CheckpointError(f"language_codes={named!r} of {files.path} is not one of {', '.join(lists)}")
     codes = {f"__{code}__": len(vocab) + index for index, code in enumerate(lists[named])}
     vocab = vocab | codes
-    language = files.options.get("src_lang") or "en"
-    if f"__{language}__" not in codes:
-        raise CheckpointError(f"src_lang={language!r} of {files.path} is not one of {', '.join(lists[named])}")
-    around = dict(first=[codes[f"__{language}__"]], last=[vocab[tokens["eos_token"].content]])
+    around: dict[str, Any] = dict(before=[LANGUAGE], after=[tokens["eos_token"].content], language="en")
+    around["languages"] = {code: f"__{code}__" for code in lists[named]}
     return piece_lookup(files, tokens, "sentencepiece.bpe.model", vocab, vocab, extra=list(codes), **around)
 
 

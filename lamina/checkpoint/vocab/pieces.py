@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lamina.checkpoint.tokenizer import Tokenizer
+from lamina.checkpoint.tokenizer import Tokenizer, token_text
 from lamina.checkpoint.vocab import languages
-from lamina.checkpoint.vocab.files import TokenizerFiles, masked_left
+from lamina.checkpoint.vocab.files import LANGUAGE, TokenizerFiles, masked_left
 from lamina.checkpoint.vocab.sentencepiece import (
     BPE,
     CONTROL,
@@ -140,8 +140,9 @@ def mbart(files: TokenizerFiles) -> Tokenizer:
     model, tokens = find_model(files), files.tokens(masked_left(PAIRED))
     scores = [*fairseq(model, tokens), *((code, 0.0) for code in (*languages.MBART, tokens["mask_token"].content))]
     backend = unigram(scores, 3, charsmap(model), split_spaces=True)
-    after = [tokens["eos_token"].content, files.options.get("src_lang") or "en_XX"]
-    return files.finish(backend, tokens, after=after, extra=[*added_pieces(model), *languages.MBART])
+    spoken: dict[str, Any] = dict(languages=codes_of(languages.MBART), language="en_XX")
+    extra: list[str | AddedToken] = [*added_pieces(model), *languages.MBART]
+    return files.finish(backend, tokens, after=[tokens["eos_token"].content, LANGUAGE], extra=extra, **spoken)
 
 
 def mbart50(files: TokenizerFiles) -> Tokenizer:
@@ -149,10 +150,8 @@ def mbart50(files: TokenizerFiles) -> Tokenizer:
     model, tokens = find_model(files), files.tokens(masked_left(PAIRED))
     scores = [*fairseq(model, tokens), *((code, 0.0) for code in (*languages.MBART50, tokens["mask_token"].content))]
     backend = unigram(scores, 3, [*charsmap(model), single_spaces()])
-    around: dict[str, Any] = dict(
-        before=[files.options.get("src_lang") or "en_XX"], after=[tokens["eos_token"].content]
-    )
-    tokens.pop("bos_token", None) if "bos_token" not in files.options else None
+    spoken: dict[str, Any] = dict(languages=codes_of(languages.MBART50), language="en_XX")
+    around: dict[str, Any] = dict(before=[LANGUAGE], after=[tokens["eos_token"].content], **spoken)
     return files.finish(backend, tokens, extra=[*added_pieces(model), *languages.MBART50], **around)
 
 
@@ -164,18 +163,19 @@ def nllb(files: TokenizerFiles) -> Tokenizer:
     model, tokens = find_model(files), files.tokens(masked_left(PAIRED))
     texts = [text for text, _ in fairseq(model, tokens)]
     mask = tokens["mask_token"].content
-    codes = files.extra or languages.NLLB
-    for text in (*(code for code in codes if isinstance(code, str)), mask) if not files.added else ():
-        texts.append(text) if text not in model.ids else None
+    codes = [text for text in map(token_text, files.extra) if text is not None] or languages.NLLB
+    if not files.added:
+        texts += [text for text in (*codes, mask) if text not in model.ids]
     backend = bpe(model, texts, unk_token=tokens["unk_token"].content)
     if steps := charsmap(model):
         backend.normalizer = normalizers.Sequence([*steps, single_spaces()])
     backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "always", split=True)
     backend.decoder = decoders.Metaspace(SPACE, "always", split=True)
-    eos, code = tokens["eos_token"].content, files.options.get("src_lang") or "eng_Latn"
+    eos = tokens["eos_token"].content
     legacy = files.options.get("legacy_behaviour", False)
-    around: dict[str, Any] = dict(after=[eos, code]) if legacy else dict(before=[code], after=[eos])
-    return files.finish(backend, tokens, extra=[*added_pieces(model), *codes], **around)
+    around: dict[str, Any] = dict(after=[eos, LANGUAGE]) if legacy else dict(before=[LANGUAGE], after=[eos])
+    spoken: dict[str, Any] = dict(languages=codes_of(codes), language="eng_Latn")
+    return files.finish(backend, tokens, extra=[*added_pieces(model), *codes], **around, **spoken)
 
 
 def plbart(files: TokenizerFiles) -> Tokenizer:
@@ -191,9 +191,10 @@ def plbart(files: TokenizerFiles) -> Tokenizer:
     else:
         tokens.pop("mask_token")
     backend = exact(model, texts, unk_id=3)
-    code = files.options.get("src_lang") or (None if name == "base" else "en_XX")
-    after = [tokens["eos_token"].content, *([] if code is None else [f"__{code.strip('_')}__"])]
-    return files.finish(backend, tokens, after=after, extra=codes)
+    named = {code.strip("_"): code for code in codes}
+    after = [tokens["eos_token"].content, LANGUAGE]
+    language = None if name == "base" else "en_XX"
+    return files.finish(backend, tokens, after=after, extra=codes, languages=named | codes_of(codes), language=language)
 
 
 def sentence_piece(files: TokenizerFiles) -> Tokenizer:
@@ -282,6 +283,11 @@ def bpe(
     merges = [(left, right) for *_, left, right in sorted(pairs) if {left, right, left + right} <= known]
     vocab = {text: index for index, text in enumerate(texts)}
     return Backend(models.BPE(vocab, merges, unk_token=unk_token, fuse_unk=True, byte_fallback=byte_fallback))
+
+
+def codes_of(texts: Sequence[str]) -> dict[str, str]:
+    """Languages whose tokens are their codes."""
+    return {text: text for text in texts}
 
 
 def piece_scores(model: SentencePieceModel) -> Scores:
