@@ -262,6 +262,7 @@ def lookup_vocab(model: Spm, first: str) -> dict[str, int]:
     return {text: i for i, text in enumerate([*first.split(), *kept, ">>fr<<"])}
 
 
+@pytest.mark.filterwarnings("ignore:Recommended")
 @pytest.mark.parametrize("kind", [UNIGRAM, BPE])
 def test_marian(tmp_path, processor, kind):
     module = importlib.import_module("transformers.models.marian.tokenization_marian")
@@ -279,6 +280,7 @@ def test_marian(tmp_path, processor, kind):
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
+@pytest.mark.filterwarnings("ignore:Recommended")
 def test_marian_with_separate_vocabularies_decodes_with_that_of_the_target(tmp_path, processor):
     module = importlib.import_module("transformers.models.marian.tokenization_marian")
     model = small_model()

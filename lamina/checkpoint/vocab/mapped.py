@@ -7,7 +7,7 @@ Their `backend` has the ids of the model, and decodes. Text is cut by `source`, 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lamina.checkpoint.chat.messages import check_text, short
@@ -32,7 +32,7 @@ class MappedTokenizer(Tokenizer):
     table     id of `source` -> id of `backend`
     first     ids that come before each text
     last      ids that come after it
-    codes     whether a text may begin with the code of a language, >>fr<<
+    codes     ids of language codes that a text may begin with, such as >>fr<<; None: it begins with none
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class MappedTokenizer(Tokenizer):
         table: Sequence[int],
         first: Sequence[int] = (),
         last: Sequence[int] = (),
-        codes: bool = False,
+        codes: Mapping[str, int] | None = None,
         unknown: int = 0,
         **options: Any,
     ) -> None:
@@ -62,10 +62,11 @@ class MappedTokenizer(Tokenizer):
         self._first, self._last = list(before), list(after)
 
     def _cut(self, text: str) -> list[int]:
-        code = SPOKEN.match(text) if self._codes else None
-        first = [] if code is None else [self.backend.get_vocab().get(code[0], self._unknown)]
-        rest = text if code is None else text[code.end() :]
-        return first + [self._table[i] for i in self._source.encode(rest, add_special_tokens=False).ids]
+        first = []
+        if self._codes is not None and (code := SPOKEN.match(text)) is not None:
+            first = [self._codes.get(code[0], self._unknown)]
+            text = text[code.end() :]
+        return first + [self._table[i] for i in self._source.encode(text, add_special_tokens=False).ids]
 
 
 class SmallBlenderbotTokenizer(MappedTokenizer):
@@ -104,7 +105,8 @@ def marian(files: TokenizerFiles) -> Tokenizer:
     separate = files.options.get("separate_vocabs", False)
     target = read_vocab(files.named("target_vocab.json")) if separate else vocab
     last = [vocab[tokens["eos_token"].content]]
-    return piece_lookup(files, tokens, "source.spm", vocab, target, last=last, codes=True)
+    codes = {text: index for text, index in vocab.items() if SPOKEN.fullmatch(text)}
+    return piece_lookup(files, tokens, "source.spm", vocab, target, last=last, codes=codes)
 
 
 def m2m_100(files: TokenizerFiles) -> Tokenizer:
