@@ -119,7 +119,7 @@ class Config:
         >>> Config({"head_dim": 64}).with_defaults({"head_dim": 128, "hidden_act": "silu"}).values
         {'head_dim': 64, 'hidden_act': 'silu'}
         """
-        return Config({**defaults, **self.values})
+        return self.with_values(**{name: value for name, value in defaults.items() if name not in self.values})
 
     def with_values(self, **values: Any) -> Config:
         """The same with other values; what is read of it is recorded here too."""

@@ -28,6 +28,8 @@ FAMILIES = {
     "gemma": "gemma:Gemma",
     "gemma2": "gemma2:Gemma2",
     "gemma3_text": "gemma3:Gemma3",
+    "gemma3n_text": "gemma3n:Gemma3n",
+    "gemma4_text": "gemma4:Gemma4",
     "ministral": "mistral:Ministral",
     "ministral3": "mistral:Ministral3",
     "phi": "phi:Phi",
