@@ -25,7 +25,11 @@ class Cwm(Transformer):
 
     def make_window(self, c: Config, layer: int) -> Window:
         known = ("full_attention", "sliding_attention")
-        return Full() if layer_types(c, known, lambda i: known[i % 4 > 0])[layer] == known[0] else Sliding(c.sliding_window)
+        return (
+            Full()
+            if layer_types(c, known, lambda i: known[i % 4 > 0])[layer] == known[0]
+            else Sliding(c.sliding_window)
+        )
 
 
 ROPE = {

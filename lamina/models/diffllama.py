@@ -63,7 +63,8 @@ class DifferentialAttention(nn.Module):
 
 class DiffLlama(Transformer):
     names = Transformer.names | {
-        f"blocks.{{i}}.attention.{name}": f"model.layers.{{i}}.self_attn.lambda_{name}" for name in ("q1", "k1", "q2", "k2")
+        f"blocks.{{i}}.attention.{name}": f"model.layers.{{i}}.self_attn.lambda_{name}"
+        for name in ("q1", "k1", "q2", "k2")
     }
     eps = ("rms_norm_eps", 1e-5)
 

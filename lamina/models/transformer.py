@@ -18,7 +18,7 @@ from torch import nn
 from lamina.attention.window import Full, Sliding, Window
 from lamina.config import Config
 from lamina.models.decoder import Decoder, layer_types, mlp_names, qkv_names
-from lamina.nn import Block, GatedMLP, Norm, ParallelBlock, RMSNorm, Rotary, SelfAttention
+from lamina.nn import Block, GatedMLP, Mixer, Norm, ParallelBlock, RMSNorm, Rotary, SelfAttention
 
 
 class Transformer(Decoder):
@@ -54,7 +54,7 @@ class Transformer(Decoder):
     rope_partial: ClassVar[float] = 1.0
     """Default of `partial_rotary_factor`."""
     head_bias: ClassVar[bool] = False
-    """True: the head adds a bias."""
+    """Default of `lm_head_bias`: the head adds a bias."""
 
     @classmethod
     def build(cls, config: Config) -> Self:
@@ -72,11 +72,11 @@ class Transformer(Decoder):
             self.make_norm(c),
             rope=self.make_rope(c),
             tied=c.get("tie_word_embeddings", self.tied),
-            head_bias=self.head_bias,
+            head_bias=c.get("lm_head_bias", self.head_bias),
         )
 
     def make_block(self, c: Config, layer: int) -> nn.Module:
-        attention, mlp = self.make_attention(c, layer), self.make_mlp(c, layer)
+        attention, mlp = self.make_mixer(c, layer), self.make_mlp(c, layer)
         if self.order == "parallel":
             return ParallelBlock(attention, mlp, attention_norm=self.make_norm(c))
         before, after = self.order in ("pre", "both"), self.order in ("post", "both")
@@ -91,6 +91,10 @@ class Transformer(Decoder):
 
     def make_norm(self, c: Config) -> Norm:
         return RMSNorm(c.hidden_size, c.get(*self.eps))
+
+    def make_mixer(self, c: Config, layer: int) -> Mixer:
+        """What reads the past: attention here; hybrid families also have recurrent layers."""
+        return self.make_attention(c, layer)
 
     def make_attention(self, c: Config, layer: int, **options: Any) -> SelfAttention:
         """`options` replace those of `SelfAttention`."""

@@ -36,10 +36,12 @@ def pair(family: str, name: str) -> tuple[Any, Model]:
         cases(family)[name](), dtype=torch.float32, attn_implementation="eager"
     ).eval()
     with torch.no_grad():  # defaults leave norms at one and biases at zero, which would hide mistakes
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
         saved = theirs.state_dict()
-        buffers = [buffer for name, buffer in theirs.named_buffers() if name in saved and buffer.is_floating_point()]
-        for tensor in [*theirs.parameters(), *buffers]:
-            tensor.add_(torch.randn_like(tensor) * 0.05)
+        for name, buffer in theirs.named_buffers():
+            if name in saved and buffer.is_floating_point():
+                buffer.add_(torch.randn_like(buffer) * 0.1)
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)
         return theirs, lamina.load(folder, device="cpu")

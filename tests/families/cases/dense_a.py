@@ -6,9 +6,30 @@ from functools import partial
 from typing import Any
 
 from transformers import (
+<<<<<<< HEAD
     ApertusConfig, ArceeConfig, Cohere2Config, CohereConfig, CwmConfig, DiffLlamaConfig, Exaone4Config,
     Gemma3nTextConfig, Gemma3TextConfig, Gemma4TextConfig, GemmaConfig, GraniteConfig, Ministral3Config, MinistralConfig, Olmo2Config, Olmo3Config,
     OlmoConfig, Phi3Config, PhiConfig, PreTrainedConfig,
+=======
+    ApertusConfig,
+    ArceeConfig,
+    Cohere2Config,
+    CohereConfig,
+    CwmConfig,
+    DiffLlamaConfig,
+    Exaone4Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GraniteConfig,
+    Ministral3Config,
+    MinistralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    OlmoConfig,
+    Phi3Config,
+    PhiConfig,
+    PreTrainedConfig,
+>>>>>>> core
 )  # fmt: skip
 
 SIZES: dict[str, Any] = dict(
