@@ -40,6 +40,7 @@ FAMILIES = {
     "olmo": "olmo:Olmo",
     "olmo2": "olmo:Olmo2",
     "olmo3": "olmo:Olmo3",
+    "bitnet": "bitnet:BitNet",
     "apertus": "apertus:Apertus",
     "arcee": "arcee:Arcee",
     "cwm": "cwm:Cwm",

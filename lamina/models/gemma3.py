@@ -1,6 +1,5 @@
-"""Gemma 3, the text model: every sixth layer attends to all tokens, the others to a window, each kind with its own RoPE.
-
-Queries and keys are normed, and nothing is soft-capped.
+"""Gemma 3, the text model: every sixth layer attends to all tokens, the others to a window, each kind with its own
+RoPE. Queries and keys are normed, and nothing is soft-capped.
 
 https://arxiv.org/abs/2503.19786
 """

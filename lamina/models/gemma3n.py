@@ -27,14 +27,21 @@ from lamina.errors import InputError
 from lamina.models.decoder import layer_types
 from lamina.models.gemma3 import Gemma3
 from lamina.models.gemma_parts import (
-    LAYER_INPUT_NAMES, REUSE_NAMES, LayerInput, LayerInputs, ReusingAttention, WithLayerInputs, source_of, unused,
+    LAYER_INPUT_NAMES,
+    REUSE_NAMES,
+    LayerInput,
+    LayerInputs,
+    ReusingAttention,
+    WithLayerInputs,
+    source_of,
+    unused,
 )  # fmt: skip
 from lamina.models.transformer import window_by_type
 from lamina.nn import GatedMLP, Linear, RMSNorm
 
 
 class SparseMLP(GatedMLP):
-    """sparsity: the share of gates that are zero, if they are normally distributed; the others are lowered by as much."""
+    """sparsity: the share of gates that become zero if gates are normally distributed; the others are lowered too"""
 
     def __init__(self, width: int, inner: int, act: str, sparsity: float) -> None:
         super().__init__(width, inner, act)
@@ -147,9 +154,7 @@ class Gemma3n(Gemma3):
         c.ignore("intermediate_size", "altup_coef_clip")  # only used in training
         super().__init__(c)
         layers, width, eps = c.num_hidden_layers, c.hidden_size, c.get(*self.eps)
-        self.layer_inputs = LayerInputs(
-            c.vocab_size_per_layer_input, width, layers, c.hidden_size_per_layer_input, eps
-        )
+        self.layer_inputs = LayerInputs(c.vocab_size_per_layer_input, width, layers, c.hidden_size_per_layer_input, eps)
         self.spread, self.gather = (nn.Parameter(torch.zeros(c.altup_num_inputs - 1, width, width)) for _ in range(2))
         self.ignored = (*self.ignored, *unused([i for i in range(layers) if self.source(c, i) is not None]))
 

@@ -1,7 +1,7 @@
 """Gemma 4, the text model: layers with a window and layers without differ in the number and width of heads and in RoPE.
 
-Full layers rotate a part of each head, and their values may be their keys. The last layers may read earlier layers' keys
-and values. Some releases have an input for each layer, others a mixture of experts beside the MLP.
+Full layers rotate a part of each head, and their values may be their keys. The last layers may read earlier layers'
+keys and values. Some releases have an input for each layer, others a mixture of experts beside the MLP.
 
 https://huggingface.co/blog/gemma4
 """
@@ -21,7 +21,14 @@ from lamina.config import Config
 from lamina.models.decoder import layer_types
 from lamina.models.gemma3 import Gemma3
 from lamina.models.gemma_parts import (
-    LAYER_INPUT_NAMES, REUSE_NAMES, LayerInput, LayerInputs, ReusingAttention, WithLayerInputs, source_of, unused,
+    LAYER_INPUT_NAMES,
+    REUSE_NAMES,
+    LayerInput,
+    LayerInputs,
+    ReusingAttention,
+    WithLayerInputs,
+    source_of,
+    unused,
 )  # fmt: skip
 from lamina.nn import Choice, Experts, GatedMLP, Positions, RMSNorm, Rotary, Router
 
@@ -106,9 +113,7 @@ class Gemma4(Gemma3):
         layers, dim = c.num_hidden_layers, c.hidden_size_per_layer_input
         self.layer_inputs = None
         if dim:
-            self.layer_inputs = LayerInputs(
-                c.vocab_size_per_layer_input, c.hidden_size, layers, dim, c.get(*self.eps)
-            )
+            self.layer_inputs = LayerInputs(c.vocab_size_per_layer_input, c.hidden_size, layers, dim, c.get(*self.eps))
         self.ignored = (*self.ignored, *unused([i for i in range(layers) if self.source(c, i) is not None]))
 
     def make_norm(self, c: Config) -> RMSNorm:

@@ -6,19 +6,17 @@ from functools import partial
 from typing import Any
 
 from transformers import (
-<<<<<<< HEAD
-    ApertusConfig, ArceeConfig, Cohere2Config, CohereConfig, CwmConfig, DiffLlamaConfig, Exaone4Config,
-    Gemma3nTextConfig, Gemma3TextConfig, Gemma4TextConfig, GemmaConfig, GraniteConfig, Ministral3Config, MinistralConfig, Olmo2Config, Olmo3Config,
-    OlmoConfig, Phi3Config, PhiConfig, PreTrainedConfig,
-=======
     ApertusConfig,
     ArceeConfig,
+    BitNetConfig,
     Cohere2Config,
     CohereConfig,
     CwmConfig,
     DiffLlamaConfig,
     Exaone4Config,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GemmaConfig,
     GraniteConfig,
     Ministral3Config,
@@ -29,7 +27,6 @@ from transformers import (
     Phi3Config,
     PhiConfig,
     PreTrainedConfig,
->>>>>>> core
 )  # fmt: skip
 
 SIZES: dict[str, Any] = dict(
@@ -201,9 +198,9 @@ FAMILIES = {
     "olmo": {
         "plain": small(OlmoConfig),
         "clipped, biases, tied": small(OlmoConfig, clip_qkv=0.1, attention_bias=True, tie_word_embeddings=True),
-        "one key head, gelu, dynamic rope": small(
+        "one key head, gelu, linear rope": small(
             OlmoConfig, num_key_value_heads=1, hidden_act="gelu",
-            rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=2.0),
+            rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=4.0),
         ),
     },
     "olmo2": {
@@ -221,6 +218,13 @@ FAMILIES = {
         ),
         "tied, every head its own keys": small(
             Olmo3Config, sliding_window=8, tie_word_embeddings=True, num_key_value_heads=4, layer_types=[SLIDING, FULL]
+        ),
+    },
+    "bitnet": {
+        "plain": small(BitNetConfig),
+        "biases, tied, silu": small(BitNetConfig, attention_bias=True, tie_word_embeddings=True, hidden_act="silu"),
+        "one key head, llama3 rope": small(
+            BitNetConfig, num_key_value_heads=1, rope_parameters=LLAMA3, rms_norm_eps=1e-3
         ),
     },
     "apertus": {
@@ -259,7 +263,8 @@ FAMILIES = {
             Exaone4Config, sliding_window=6, sliding_window_pattern=2, num_hidden_layers=3
         ),
         "full with rope, tied": small(
-            Exaone4Config, sliding_window=None, layer_types=[FULL, FULL], tie_word_embeddings=True, num_key_value_heads=1
+            Exaone4Config, sliding_window=None, layer_types=[FULL, FULL], tie_word_embeddings=True,
+            num_key_value_heads=1,
         ),
         "listed layers, llama3 rope": small(
             Exaone4Config, sliding_window=5, layer_types=[FULL, SLIDING], num_key_value_heads=4, rope_parameters=LLAMA3,
