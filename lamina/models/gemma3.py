@@ -32,6 +32,7 @@ class Gemma3(Gemma2):
 
     def __init__(self, c: Config) -> None:
         c.require("attn_logit_softcapping", (None,))
+        c.ignore("_sliding_window_pattern")  # which `layer_types` repeats
         super().__init__(c)
 
     def make_window(self, c: Config, layer: int) -> Window:

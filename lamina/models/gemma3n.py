@@ -73,13 +73,17 @@ class AltUp(nn.Module):
 
     def predict(self, x: Tensor) -> Tensor:
         """[B, T, versions, width] -> the same"""
-        mixed = F.linear(self.route(x[..., self.active, :]), self.prediction)
+        mixed = F.linear(self.route(self.pick(x)), self.prediction)
         return x + mixed.unflatten(-1, (self.versions, self.versions)) @ x
 
     def correct(self, x: Tensor, y: Tensor) -> Tensor:
         """Predictions x [B, T, versions, width] and the computed version y [B, T, width] -> [B, T, versions, width]"""
         factors = F.linear(self.route(y), self.correction) + 1
-        return x + factors[..., None] * (y - x[..., self.active, :])[..., None, :]
+        return x + factors[..., None] * (y - self.pick(x))[..., None, :]
+
+    def pick(self, x: Tensor) -> Tensor:
+        """The active version of x [B, T, versions, width]: [B, T, width]"""
+        return x[..., self.active, :].contiguous()  # as kernels read it
 
 
 class Laurel(nn.Module):
@@ -112,13 +116,13 @@ class Gemma3nBlock(nn.Module):
 
     def forward(self, x: Tensor, memory: Memory, shared: WithLayerInputs) -> Tensor:
         versions = self.altup.predict(x.unflatten(-1, (self.altup.versions, -1)))
-        active = versions[..., self.altup.active, :]
+        active = self.altup.pick(versions)
         normed = self.attention_norm(active)
         y = self.attention_post_norm(self.attention(normed, memory, shared.positions), onto=active)
         y = (y + self.laurel(normed)) * 0.5**0.5
         y = self.mlp_post_norm(self.mlp(self.mlp_norm(y)), onto=y)
         versions = self.altup.correct(versions, y)
-        first = versions[..., self.altup.active, :]
+        first = self.altup.pick(versions)
         more = self.layer_input(first * self.scale if self.scaled else first, shared.inputs[:, :, self.layer])
         return torch.cat([versions[..., :1, :], versions[..., 1:, :] + more[..., None, :]], dim=-2).flatten(-2)
 
@@ -199,8 +203,8 @@ class Gemma3n(Gemma3):
 
     def enter(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, WithLayerInputs]:
         x, more = embeds.tensor_split([self.embedding.embedding_dim], dim=-1)
+        x, prepared = super().enter(x.contiguous(), positions)
         spread = F.linear(x, self.spread.flatten(0, 1)).unflatten(-1, self.spread.shape[:2])
-        x, prepared = super().enter(x, positions)
         versions = torch.cat([x[..., None, :], as_large(spread, x)], dim=-2)
         return versions.flatten(-2), WithLayerInputs(prepared, self.layer_inputs(x, more))
 

@@ -18,6 +18,7 @@ from lamina.attention.window import Full, Sliding, Window
 from lamina.cache.memory import Memory
 from lamina.checkpoint.names import From
 from lamina.config import Config
+from lamina.errors import InputError
 from lamina.models.decoder import layer_types
 from lamina.models.gemma3 import Gemma3
 from lamina.models.gemma_parts import (
@@ -109,9 +110,12 @@ class Gemma4(Gemma3):
     def __init__(self, c: Config) -> None:
         if c.get("use_bidirectional_attention") == "vision":  # of images, which are not read here
             c = c.with_values(use_bidirectional_attention=False)
+        if not c.get("enable_moe_block", False):
+            c.ignore("num_experts", "top_k_experts", "moe_intermediate_size")
         super().__init__(c)
         layers, dim = c.num_hidden_layers, c.hidden_size_per_layer_input
         self.layer_inputs = None
+        c.ignore("vocab_size_per_layer_input")
         if dim:
             self.layer_inputs = LayerInputs(c.vocab_size_per_layer_input, c.hidden_size, layers, dim, c.get(*self.eps))
         self.ignored = (*self.ignored, *unused([i for i in range(layers) if self.source(c, i) is not None]))
@@ -161,11 +165,11 @@ class Gemma4(Gemma3):
 
 def heads_of(c: Config, layer: int, kind: str) -> tuple[int, int]:
     """Number of key heads and width of heads: `per_layer_config`, or in files of releases fields for full layers."""
-    given = c.get("per_layer_config")
-    if given is not None:
-        own = Config(given.get(str(layer)) or {})
-        for name in own.values:
-            own.require(name, (own.get(name),) if name in ("head_dim", "num_key_value_heads") else ())
+    if c.get("per_layer_config") is not None:
+        layers = c.part("per_layer_config")
+        own = layers.part(str(layer)) if str(layer) in layers.values else Config({})
+        for name in own.values.keys() - {"head_dim", "num_key_value_heads"}:
+            raise InputError(f"{name}={own.get(name)!r} in per_layer_config of layer {layer} is not supported")
         return own.get("num_key_value_heads", c.num_key_value_heads), own.get("head_dim", c.head_dim)
     if kind == SLIDING:
         return c.num_key_value_heads, c.head_dim
