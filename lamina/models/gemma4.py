@@ -115,7 +115,7 @@ class Gemma4(Gemma3):
         super().__init__(c)
         layers, dim = c.num_hidden_layers, c.hidden_size_per_layer_input
         self.layer_inputs = None
-        c.ignore("vocab_size_per_layer_input")
+        c.ignore("vocab_size_per_layer_input", "sliding_window")  # not used in every model
         if dim:
             self.layer_inputs = LayerInputs(c.vocab_size_per_layer_input, c.hidden_size, layers, dim, c.get(*self.eps))
         self.ignored = (*self.ignored, *unused([i for i in range(layers) if self.source(c, i) is not None]))

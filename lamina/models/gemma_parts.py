@@ -12,6 +12,7 @@ from lamina.activation import activation
 from lamina.attention.window import Window
 from lamina.cache.memory import Memory
 from lamina.cache.spec import Attention, LayerSpecs, Shared
+from lamina.checkpoint.names import Value
 from lamina.errors import InputError
 from lamina.nn import Embedding, Linear, Positions, RMSNorm
 
@@ -73,7 +74,7 @@ def source_of(kinds: Sequence[str], layer: int, reusing: int) -> int | None:
     return found[-1]
 
 
-REUSE_NAMES = {
+REUSE_NAMES: dict[str, Value] = {
     "blocks.{i}.attention.q": "model.layers.{i}.self_attn.q_proj",
     "blocks.{i}.attention.qk": ("model.layers.{i}.self_attn.q_proj", "model.layers.{i}.self_attn.k_proj"),
 }
@@ -125,7 +126,7 @@ class LayerInput(nn.Module):
         return self.norm(self.project(self.act(self.gate(x)) * given), onto=onto)
 
 
-LAYER_INPUT_NAMES = {
+LAYER_INPUT_NAMES: dict[str, Value] = {
     "layer_inputs.embedding": "model.embed_tokens_per_layer",
     "layer_inputs.project": "model.per_layer_model_projection",
     "layer_inputs.norm": "model.per_layer_projection_norm",
