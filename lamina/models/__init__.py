@@ -44,6 +44,21 @@ FAMILIES = {
     "opt": "opt:OPT",
     "xglm": "opt:XGLM",
     "biogpt": "opt:BioGPT",
+    "falcon": "falcon:Falcon",
+    "bloom": "bloom:Bloom",
+    "mpt": "mpt:MPT",
+    "starcoder2": "starcoder2:Starcoder2",
+    "stablelm": "stablelm:StableLm",
+    "nemotron": "nemotron:Nemotron",
+    "jais2": "nemotron:Jais2",
+    "helium": "glm:Helium",
+    "ernie4_5": "glm:Ernie4_5",
+    "glm": "glm:Glm",
+    "glm4": "glm:Glm4",
+    "hunyuan_v1_dense": "hunyuan:HunYuanDenseV1",
+    "nanochat": "nanochat:NanoChat",
+    "seed_oss": "seed_oss:SeedOss",
+    "smollm3": "smollm3:SmolLM3",
 }
 """model_type -> "module:class" in this package."""
 
