@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from lamina.checkpoint.names import Either, From
@@ -44,6 +43,7 @@ class Falcon(Gpt):
         heads = c.num_attention_heads
         if c.get("new_decoder_architecture", False):
             c.require("parallel_attn", (True,), True)
+            c.ignore("multi_query")
             kv_heads = c.get("num_kv_heads", heads)
         else:
             c.require("num_ln_in_parallel_attn", (None, 1))
@@ -53,9 +53,9 @@ class Falcon(Gpt):
         qkv = From(f"{LAYER}.self_attention.query_key_value", split_groups(kv_heads, c.head_width))
         self.names = self.names | {"blocks.{i}.attention.qkv": qkv}
         self.alibi: AlibiBias | None = None
-        if c.get("alibi", False):  # slopes are rounded as the published code rounds them
-            slopes = torch.tensor(alibi_slopes(heads), device="cpu").bfloat16().double() * c.head_width**-0.5
-            self.alibi = AlibiBias(slopes.tolist())
+        if c.get("alibi", False):  # which is added before scores are scaled
+            c.ignore("rope_parameters", "rope_theta", "rope_scaling")
+            self.alibi = AlibiBias(alibi_slopes(heads, scale=c.head_width**-0.5))
 
     def make_block(self, c: Config, layer: int) -> nn.Module:
         attention, mlp = self.make_attention(c, layer), self.make_mlp(c, layer)

@@ -43,7 +43,7 @@ class MPT(Gpt):
         a.require("alibi_bias_max", (8,), 8)
         for name in ("prefix_lm", "qk_ln", "attn_uses_sequence_id"):
             a.require(name, (False,), False)
-        a.ignore("attn_impl")
+        a.ignore("attn_impl", "model_type")
         super().__init__(c.with_values(attention_bias=False, mlp_bias=False, activation_function="gelu"))
         self.alibi = AlibiBias(alibi_slopes(c.num_attention_heads))
 

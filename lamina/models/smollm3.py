@@ -25,10 +25,10 @@ class SmolLM3(Transformer):
         return super().make_attention(c, layer, **dict(rope=rope) | options)
 
     def make_window(self, c: Config, layer: int) -> Window:
-        size = c.get("sliding_window") if c.get("use_sliding_window", False) else None
+        windows = c.get("sliding_window") is not None and c.get("use_sliding_window", False)
 
         def otherwise(i: int) -> str:
-            return "full_attention" if size is None or rotated(c)[i] else "sliding_attention"
+            return "sliding_attention" if windows and not rotated(c)[i] else "full_attention"
 
         kind = layer_types(c, ["full_attention", "sliding_attention"], otherwise)[layer]
         return Full() if kind == "full_attention" else Sliding(c.sliding_window)
