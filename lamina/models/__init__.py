@@ -59,6 +59,10 @@ FAMILIES = {
     "nanochat": "nanochat:NanoChat",
     "seed_oss": "seed_oss:SeedOss",
     "smollm3": "smollm3:SmolLM3",
+    "youtu": "youtu:Youtu",
+    "minicpm3": "youtu:MiniCPM3",
+    "modernbert-decoder": "modernbert_decoder:ModernBertDecoder",
+    "roformer": "roformer:RoFormer",
 }
 """model_type -> "module:class" in this package."""
 

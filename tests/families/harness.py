@@ -41,7 +41,8 @@ def pair(family: str, name: str) -> tuple[Any, Model]:
     ).eval()
     with torch.no_grad():  # defaults leave norms at one and biases at zero, which would hide mistakes
         for parameter in theirs.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05)
+            if parameter.requires_grad:  # others are computed: tables of sinusoids
+                parameter.add_(torch.randn_like(parameter) * 0.05)
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)
         return theirs, lamina.load(folder, device="cpu")

@@ -21,17 +21,21 @@ from transformers import (
     HeliumConfig,
     HunYuanDenseV1Config,
     Jais2Config,
+    MiniCPM3Config,
+    ModernBertDecoderConfig,
     MptConfig,
     NanoChatConfig,
     NemotronConfig,
     OpenAIGPTConfig,
     OPTConfig,
     PreTrainedConfig,
+    RoFormerConfig,
     SeedOssConfig,
     SmolLM3Config,
     StableLmConfig,
     Starcoder2Config,
     XGLMConfig,
+    YoutuConfig,
 )
 
 SIZES: dict[str, Any] = dict(
@@ -51,6 +55,9 @@ FALCON: dict[str, Any] = dict(
 BLOOM: dict[str, Any] = dict(hidden_size=32, n_layer=2, n_head=4, vocab_size=67)
 MPT: dict[str, Any] = dict(d_model=32, n_layers=2, n_heads=4, max_seq_len=64, vocab_size=67)
 GROUPED: dict[str, Any] = SIZES | dict(num_key_value_heads=2, pad_token_id=None)
+LATENT: dict[str, Any] = SIZES | dict(
+    num_key_value_heads=4, kv_lora_rank=16, q_lora_rank=12, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=10,
+)  # fmt: skip
 WIDE: dict[str, Any] = dict(initializer_range=0.2)  # large enough for attention to be heard in the logits
 
 
@@ -292,6 +299,55 @@ FAMILIES = {
             SmolLM3Config, GROUPED, num_hidden_layers=3, use_sliding_window=True, sliding_window=5, mlp_bias=True,
             no_rope_layers=[0, 1, 1], layer_types=["full_attention", "sliding_attention", "full_attention"],
             rope_parameters=dict(rope_type="default", rope_theta=100.0),
+        ),
+    },
+    "youtu": {
+        "low-rank queries": small(YoutuConfig, LATENT),
+        "whole queries, biases, halves rotated, untied": small(
+            YoutuConfig, LATENT, q_lora_rank=None, attention_bias=True, rope_interleave=False,
+            tie_word_embeddings=False, rms_norm_eps=1e-3,
+        ),
+        "yarn, gelu": small(
+            YoutuConfig, LATENT, hidden_act="gelu", num_hidden_layers=3,
+            rope_parameters=dict(
+                rope_type="yarn", rope_theta=1e4, factor=8.0, original_max_position_embeddings=16, mscale=0.8,
+                mscale_all_dim=1.1,
+            ),
+        ),
+    },
+    "minicpm3": {
+        "scaled": small(MiniCPM3Config, LATENT),
+        "own factors, biases, untied": small(
+            MiniCPM3Config, LATENT, scale_emb=3, scale_depth=0.7, dim_model_base=16, attention_bias=True,
+            mlp_bias=True, tie_word_embeddings=False, v_head_dim=None,
+        ),
+        "no factors, whole queries": small(
+            MiniCPM3Config, LATENT, scale_emb=1, scale_depth=None, dim_model_base=None, q_lora_rank=None,
+            num_hidden_layers=3, rms_norm_eps=1e-3,
+        ),
+    },
+    "modernbert-decoder": {
+        "every third layer full": small(
+            ModernBertDecoderConfig, SIZES, num_hidden_layers=4, local_attention=12, pad_token_id=0
+        ),
+        "all biases, listed layers, untied": small(
+            ModernBertDecoderConfig, SIZES, num_hidden_layers=3, local_attention=10, attention_bias=True,
+            mlp_bias=True, norm_bias=True, classifier_bias=True, tie_word_embeddings=False, pad_token_id=0,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        ),
+        "no bias of the head, own bases": small(
+            ModernBertDecoderConfig, SIZES, local_attention=8, decoder_bias=False, hidden_activation="silu",
+            classifier_activation="relu", norm_eps=1e-3, pad_token_id=0, global_attn_every_n_layers=2,
+            rope_parameters=dict(full_attention=dict(rope_type="default", rope_theta=300.0),
+                                 sliding_attention=dict(rope_type="linear", rope_theta=50.0, factor=2.0)),
+        ),
+    },
+    "roformer": {
+        "narrow embeddings": small(RoFormerConfig, SIZES, is_decoder=True, embedding_size=16),
+        "untied": small(RoFormerConfig, SIZES, is_decoder=True, tie_word_embeddings=False, layer_norm_eps=1e-3),
+        "three layers, relu": small(
+            RoFormerConfig, SIZES, is_decoder=True, num_hidden_layers=3, hidden_act="relu", type_vocab_size=1,
+            num_attention_heads=2,
         ),
     },
 }  # fmt: skip
