@@ -63,6 +63,7 @@ FAMILIES = {
     "minicpm3": "youtu:MiniCPM3",
     "modernbert-decoder": "modernbert_decoder:ModernBertDecoder",
     "roformer": "roformer:RoFormer",
+    "doge": "doge:Doge",
 }
 """model_type -> "module:class" in this package."""
 

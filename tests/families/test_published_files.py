@@ -41,6 +41,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("starcoder2", dict(norm_type="rms_norm"), "norm_type='rms_norm'"),
     ("hunyuan_v1_dense", dict(use_cla=True), "use_cla=True"),
     ("hunyuan_v1_dense", dict(use_qk_norm=False), "use_qk_norm=False"),
+    ("doge", dict(is_moe=True), "is_moe=True"),
+    ("roformer", dict(is_decoder=False), "is_decoder=False"),
+    ("roformer", dict(rotary_value=True), "rotary_value=True"),
     ("smollm3", dict(no_rope_layers=[1]), "no_rope_layers="),
 ]
 

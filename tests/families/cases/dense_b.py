@@ -9,6 +9,7 @@ from transformers import (
     BioGptConfig,
     BloomConfig,
     CodeGenConfig,
+    DogeConfig,
     Ernie4_5Config,
     FalconConfig,
     Glm4Config,
@@ -348,6 +349,16 @@ FAMILIES = {
         "three layers, relu": small(
             RoFormerConfig, SIZES, is_decoder=True, num_hidden_layers=3, hidden_act="relu", type_vocab_size=1,
             num_attention_heads=2,
+        ),
+    },
+    "doge": {
+        "grouped": small(DogeConfig, GROUPED),
+        "sliding, biases, tied": small(
+            DogeConfig, GROUPED, sliding_window=7, keep_window_size=9, attention_bias=True, mlp_bias=True,
+            tie_word_embeddings=True,
+        ),
+        "rows of at most 24": small(
+            DogeConfig, GROUPED, keep_window_size=24, num_key_value_heads=4, rms_norm_eps=1e-3, hidden_act="gelu"
         ),
     },
 }  # fmt: skip
