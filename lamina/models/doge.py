@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lamina.attention.window import Full, Sliding, Window
 from lamina.cache.memory import Memory
-from lamina.cache.spec import Attention
+from lamina.cache.spec import Attention, LayerSpecs
 from lamina.config import Config
 from lamina.models.transformer import Transformer
 from lamina.nn import Block, Linear, Norm, Positions, RMSNorm
@@ -54,7 +54,7 @@ class DogeAttention(nn.Module):
         bias, heads, self.head_dim = c.get("attention_bias", False), c.num_attention_heads, c.head_width
         kv_heads = c.get("num_key_value_heads", heads)
         self.parts = [heads, kv_heads, kv_heads]
-        self.specs = {"attention": Attention(kv_heads, self.head_dim + MORE, self.head_dim, window)}
+        self.specs: LayerSpecs = {"attention": Attention(kv_heads, self.head_dim + MORE, self.head_dim, window)}
         self.qkv = Linear(c.hidden_size, sum(self.parts) * self.head_dim, bias=bias)
         self.q_norm, self.k_norm = RMSNorm(self.head_dim, eps), RMSNorm(self.head_dim, eps)
         self.dt = Linear(kv_heads * self.head_dim, kv_heads, bias=bias)
