@@ -58,15 +58,16 @@ if TYPE_CHECKING:
     from lamina.model import Model
     from lamina.models import register_family, unregister_family
     from lamina.planning import Plan, plan
+    from lamina.planning.inspection import Inspection, inspect
     from lamina.runtime.kernel_backend import register_kernels
 
 __all__ = [
     "Attention", "Cache", "CacheFileError", "CapacityError", "CaptureError", "Chat", "CheckpointError", "Chunked",
-    "Codec", "Convolution", "Cross", "Event", "FieldFormat", "Full", "InputError", "Keeping", "LaminaError", "Latent",
-    "Layer", "Memory", "Model", "PagesError", "Plan", "Pool", "PrefixStore", "Recurrent", "Report", "Result",
-    "RewindError", "Setting", "Shared", "Sliding", "Source", "Spec", "Stream", "Tokens", "load", "load_cache", "plan",
-    "register_family", "register_format", "register_kernels", "register_setting", "unregister_family",
-    "unregister_setting", "verify",
+    "Codec", "Convolution", "Cross", "Event", "FieldFormat", "Full", "InputError", "Inspection", "Keeping",
+    "LaminaError", "Latent", "Layer", "Memory", "Model", "PagesError", "Plan", "Pool", "PrefixStore", "Recurrent",
+    "Report", "Result", "RewindError", "Setting", "Shared", "Sliding", "Source", "Spec", "Stream", "Tokens", "inspect",
+    "load", "load_cache", "plan", "register_family", "register_format", "register_kernels", "register_setting",
+    "unregister_family", "unregister_setting", "verify",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -90,6 +91,7 @@ _HOMES = {
     "lamina.model": ("Model",),
     "lamina.models": ("register_family", "unregister_family"),
     "lamina.planning": ("Plan", "plan"),
+    "lamina.planning.inspection": ("Inspection", "inspect"),
     "lamina.runtime.kernel_backend": ("register_kernels",),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

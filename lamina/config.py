@@ -113,6 +113,14 @@ class Config:
         values = self.values | {new: self.values[old] for new, old in found.items()}
         return Config(values, self.seen, self.path, self.aliases | found)
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Config:
+        """The configuration with values for fields that are absent.
+
+        >>> Config({"head_dim": 64}).with_defaults({"head_dim": 128, "hidden_act": "silu"}).values
+        {'head_dim': 64, 'hidden_act': 'silu'}
+        """
+        return Config({**defaults, **self.values})
+
     def with_values(self, **values: Any) -> Config:
         """The same with other values; what is read of it is recorded here too."""
         return Config(self.values | values, self.seen, self.path, self.aliases)

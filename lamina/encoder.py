@@ -21,13 +21,18 @@ from lamina.model import Model, specs_of
 
 
 class Encoder(nn.Module):
-    """Subclasses define `blocks` and `embed`, and `prepare` and `finish` if needed."""
+    """Subclasses define `blocks` and `embed`; with learned positions also `add_positions`; `prepare` and `finish` if
+    needed."""
 
     blocks: nn.ModuleList
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids [B, S] -> [B, S, width]"""
         raise InputError(f"{type(self).__name__} does not say how ids are embedded")
+
+    def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Adds a table of positions. x [B, S, width], positions [B, S] -> [B, S, width]"""
+        return x
 
     def prepare(self, positions: Tensor) -> Any:
         """Makes what all blocks of a pass share, from the positions [B, S]."""
@@ -58,7 +63,7 @@ class Encoder(nn.Module):
             x = self.embed(ids if step.valid is None else ids.masked_fill(~step.valid, 0))
         else:
             x = embeds if step.valid is None else embeds.masked_fill(~step.valid[..., None], 0)
-        shared = self.prepare(step.positions)
+        x, shared = self.add_positions(x, step.positions), self.prepare(step.positions)
         for i, block in enumerate(self.blocks):
             x = block(x, step.memory(i), shared)
         return self.finish(x)
@@ -84,6 +89,8 @@ class EncoderDecoder(Model):
         """
         ids, embeds = checked_ids(self, ids, embeds, counts)
         rows, width = embeds.shape[:2] if embeds is not None else ids.shape  # type: ignore[union-attr]
+        if self.max_source_positions is not None and width > self.max_source_positions:
+            raise InputError(f"the source has {width} positions, and the encoder has {self.max_source_positions}")
         if counts is None:
             lengths = torch.full((rows,), width, dtype=torch.int64, device=self.device)
             return Source(self.encoder(ids, embeds=embeds), lengths)

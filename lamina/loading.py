@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,8 @@ def load(
     check_options(pickle, context)
     source = open_source(path, revision=revision, pickle=pickle)
     config = Config(with_context(source.config, context))
-    refuse_quantized(config, path)
     cls = family_of(config)
+    refuse_quantized(config, path, getattr(cls, "quantized", ()))
     with torch.device("meta"):
         model = cls.build(config)
     kind = config_dtype(source.config) if asked is None else asked
@@ -93,9 +93,10 @@ def on_meta(config: Mapping[str, Any], dtype: torch.dtype) -> Model:
     return model.eval()
 
 
-def refuse_quantized(config: Config, path: str | Path) -> None:
-    """Raises InputError if the checkpoint's weights are quantized in a format that Lamina does not read."""
-    if method := config.get("quantization_config", {}).get("quant_method"):
+def refuse_quantized(config: Config, path: str | Path, readable: Collection[str]) -> None:
+    """Raises InputError if the checkpoint's weights are quantized in a format that its family does not read."""
+    method = config.get("quantization_config", {}).get("quant_method")
+    if method is not None and method not in readable:
         raise InputError(f"{path} holds weights quantized with {method!r}; Lamina reads plain ones and GGUF files")
 
 

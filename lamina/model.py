@@ -62,6 +62,8 @@ class Model(nn.Module):
     """Patterns of checkpoint tensors that are not loaded."""
     max_positions: int | None = None
     """The number of positions, if that is a hard limit (a learned table)."""
+    max_source_positions: int | None = None
+    """The same for the encoder of an encoder–decoder model."""
     start_ids: tuple[int, ...] = ()
     """The ids that every row of a decoder with a source starts with."""
 
@@ -73,6 +75,8 @@ class Model(nn.Module):
     tokenizer: Tokenizer | None = None
     generation_defaults: Mapping[str, Any] = {}
     """The contents of the checkpoint's generation_config.json."""
+    own_defaults: tuple[str, ...] = ()
+    """Names in `generation_defaults` that the family reads itself, so that they are no settings of `generate`."""
     compiled: CompiledBlocks | None = None
 
     @classmethod
@@ -185,6 +189,11 @@ class Model(nn.Module):
     def encode(self, ids: Any, counts: Any = None, embeds: Any = None) -> Source:
         """The encoder's output, for encoder–decoder models."""
         raise InputError(f"{type(self).__name__} reads no source: only encoder–decoder models do")
+
+    def random_source(self, rows: int, length: int, generator: torch.Generator | None = None) -> Source:
+        """The encoder's output for random input of `length` positions, which checks and plans read."""
+        device = self.device if generator is None else generator.device
+        return self.encode(torch.randint(self.vocab, (rows, length), generator=generator, device=device))
 
     # -- passes ----------------------------------------------------------------------------------------------------
 

@@ -15,27 +15,25 @@ from lamina.attention.window import Window
 from lamina.cache.spec import Attention, Latent, Recurrent, Spec
 from lamina.config import Config
 from lamina.model import Model
-from lamina.nn import Experts
-from lamina.planning.bytes import visible
+from lamina.planning.bytes import chosen_experts, visible
 
 
 def prefill_flops(model: Model, tokens: int, rows: int = 1) -> float:
     """Operations of a pass of `tokens` tokens over empty rows (a multiplication and an addition are two)."""
-    matrices = sum(_weights_a_token(module, model) for module in model.modules())
+    each = chosen_experts(model)
+    matrices = sum(_weights_a_token(module, each.get(id(module))) for module in model.modules())
     head = model.get_submodule("head")
     last = sum(parameter.numel() for parameter in head.parameters())
     kept = sum(_of_spec(_source(spec, model), model.config, tokens) for entry in model.specs for spec in entry.values())
     return rows * (2 * (matrices - last) * tokens + 2 * last + kept)
 
 
-def _weights_a_token(module: nn.Module, model: Model) -> float:
-    """How many weights of this module itself a token is multiplied with."""
+def _weights_a_token(module: nn.Module, chosen: int | None) -> float:
+    """How many weights of this module itself a token is multiplied with; chosen: the experts that it visits."""
     if isinstance(module, nn.Embedding):
         return 0
     numbers = sum(parameter.numel() for parameter in module.parameters(recurse=False) if parameter.dim() > 1)
-    if isinstance(module, Experts):
-        return numbers * model.config.num_experts_per_tok / module.down.shape[0]
-    return numbers
+    return numbers if chosen is None else numbers * chosen / module.get_parameter("down").shape[0]
 
 
 def _source(spec: Spec, model: Model) -> Spec:

@@ -139,4 +139,5 @@ def _span(spec: object) -> int | None:
 def _sources(model: Model, rows: int, generator: torch.Generator) -> list[Source] | None:
     if not any(spec.reads_source for entry in model.specs for spec in entry.values()):
         return None
-    return [model.encode(torch.randint(0, model.vocab, (1, 3 + 5 * r), generator=generator)) for r in range(rows)]
+    most = model.max_source_positions or LONGEST
+    return [model.random_source(1, min(3 + 5 * r, most), generator) for r in range(rows)]

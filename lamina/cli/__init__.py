@@ -28,7 +28,9 @@ def commands() -> Typer:
     app.command("chat", help="Talk to a model; its memory stays from turn to turn.")(chat.chat)
     app.command("generate", help="Continue a text.")(generate.generate)
     app.command("verify", help="Prove that the cache changes nothing on this model.")(verify.verify)
-    app.command("inspect", help="Show what each layer of a model remembers.")(inspect.inspect)
+    app.command("inspect", help="What a checkpoint is: family, layer kinds, sizes, and what of it is not used.")(
+        inspect.inspect
+    )
     app.command("plan", help="What a model and its cache take in memory, and what fits; needs no weights.")(plan.plan)
     app.command("bench", help="How near decoding comes to the limit of memory, beside its peers.")(bench.bench)
     return app

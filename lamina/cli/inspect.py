@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+from typing import Annotated
+
 import typer
 
-from lamina.cli.common import Path
+Path = Annotated[
+    str,
+    typer.Argument(
+        metavar="PATH",
+        help="A checkpoint folder, a .gguf file, a Hub id, a config.json, a shape such as llama-3.1-8b, or a known "
+        "name: smollm2.",
+    ),
+]
 
 
-def inspect(path: Path) -> None:
-    import torch
+def inspect(
+    path: Path,
+    dtype: Annotated[
+        str | None, typer.Option(help="In which it would be loaded; the checkpoint's own if none.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
+) -> None:
+    from lamina.dtypes import float_dtype
+    from lamina.planning.inspection import inspect as look
 
-    from lamina.checkpoint import open_source
-    from lamina.config import Config
-    from lamina.models import family
-
-    config = Config(open_source(path).config)
-    with torch.device("meta"):
-        model = family(config.model_type).build(config)
-    numbers = sum(parameter.numel() for parameter in model.parameters())
-    typer.echo(f"{type(model).__name__}: {len(model.blocks)} layers, {numbers / 1e6:.1f} M parameters")
-    for i, entry in enumerate(model.specs):
-        typer.echo(f"{i:4}  " + ("  ".join(f"{name}: {spec}" for name, spec in entry.items()) or "nothing"))
+    found = look(path, float_dtype(dtype))
+    typer.echo(json.dumps(asdict(found), indent=2) if as_json else str(found))

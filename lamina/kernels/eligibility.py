@@ -12,7 +12,7 @@ import torch
 
 from lamina.attention.window import Chunked, Full, Sliding
 from lamina.cache.codec.formats import FieldFormat
-from lamina.cache.spec import Attention, Latent
+from lamina.cache.spec import Attention, Cross, Latent
 
 MOST_BYTES = 2048  # per token and head: key and value, each padded to a power of two
 MOST_CODED = 256  # values of a quantized head
@@ -53,7 +53,9 @@ def why_no_format(chosen: FieldFormat | None) -> str | None:
 
 
 def why_no_attention(
-    spec: Attention | Latent, formats: Mapping[str, FieldFormat] | None = None, dtype: torch.dtype = torch.float32
+    spec: Attention | Latent | Cross,
+    formats: Mapping[str, FieldFormat] | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> str | None:
     """Why no kernel of a captured step attends over entries of this spec, with fields in these formats.
 
@@ -69,7 +71,7 @@ def why_no_attention(
     reason = next((reason for one in formats.values() if (reason := why_no_format(one))), None)
     if reason is not None:
         return reason
-    if not isinstance(spec.window, Full | Sliding | Chunked):
+    if not isinstance(spec, Cross) and not isinstance(spec.window, Full | Sliding | Chunked):
         return f"no kernel for the window {spec.window}; there are kernels for Full, Sliding and Chunked"
     if isinstance(spec, Latent):
         return _why_no_latent(spec)

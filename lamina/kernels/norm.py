@@ -3,7 +3,7 @@
 rms_norm          residual + x / rms(x) · weight, as `lamina.nn.RMSNorm`
 rms_norm_twice    the same, and a second norm of that sum in the same launch
 layer_norm        residual + (x - mean(x)) / std(x) · weight + bias, as `lamina.nn.LayerNorm`
-gated_rms_norm    norm(x · silu(gate)) or norm(x) · silu(gate), in groups, as `lamina.nn.GatedRMSNorm`
+gated_rms_norm    norm(x · act(gate)) or norm(x) · act(gate), in groups, as `lamina.nn.GatedRMSNorm`
 sigmoid_gated     x · sigmoid(gate), no norm
 """
 
@@ -102,9 +102,12 @@ def sigmoid_gated(x: Tensor, gate: Tensor) -> Tensor:
 
 
 def gated_rms_norm(
-    x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, groups: int = 1, gate_first: bool = True
-) -> Tensor:
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, groups: int = 1, gate_first: bool = True,
+    sigmoid: bool = False,
+) -> Tensor:  # fmt: skip
     """norm(x · silu(gate)) if `gate_first`, else norm(x) · silu(gate), for each of `groups` equal parts by itself.
+
+    sigmoid   sigmoid(gate) in place of silu(gate)
 
     x [N, W] and gate [N, W] or [N / H, H, W], W contiguous; weight [W] -> [N, W] in the gate's dtype
     """
@@ -115,7 +118,7 @@ def gated_rms_norm(
     launch(
         _gated_norm_kernel, (rows, groups),
         x, gate, weight, out, group, x.stride(0), *gate.stride()[:2], eps, HEADS=gate.shape[1],
-        BLOCK=triton.next_power_of_2(group), GATE_FIRST=gate_first,
+        BLOCK=triton.next_power_of_2(group), GATE_FIRST=gate_first, SIGMOID=sigmoid,
         num_warps=_warps(group),
     )  # fmt: skip
     return out
@@ -215,12 +218,18 @@ def _gate_kernel(
 
 
 @triton.jit
+def open_gate(z, SIGMOID: tl.constexpr):
+    """silu(z), or sigmoid(z)."""
+    return tl.sigmoid(z) if SIGMOID else z * tl.sigmoid(z)
+
+
+@triton.jit
 def _gated_norm_kernel(
     x,  # [N, groups · W], x_stride between rows
     gate,  # [N / HEADS, HEADS, groups · W], strides gate_stride, gate_head, 1
     weight, out,  # [groups · W], [N, groups · W]
     W, x_stride, gate_stride, gate_head, eps,  # W: width of a group
-    HEADS: tl.constexpr, BLOCK: tl.constexpr, GATE_FIRST: tl.constexpr, PDL: tl.constexpr,
+    HEADS: tl.constexpr, BLOCK: tl.constexpr, GATE_FIRST: tl.constexpr, SIGMOID: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (n, g): group g of row n, W values."""
     n, groups = tl.cast(tl.program_id(0), tl.int64), tl.num_programs(1)
@@ -231,8 +240,7 @@ def _gated_norm_kernel(
     begin(PDL)
     y = tl.load(x + n * x_stride + k, mask=inside, other=0).to(tl.float32)
     gate += n // HEADS * gate_stride + n % HEADS * gate_head
-    opening = tl.load(gate + k, mask=inside, other=0).to(tl.float32)
-    opening *= tl.sigmoid(opening)
+    opening = open_gate(tl.load(gate + k, mask=inside, other=0).to(tl.float32), SIGMOID)
     if GATE_FIRST:
         y *= opening
     y *= tl.rsqrt(tl.sum(y * y) / W + eps) * scale

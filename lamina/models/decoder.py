@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -15,12 +15,14 @@ from lamina.nn import Embedding, Linear, Norm, Positions, Rotary
 
 
 class Decoder(Model):
-    """A family gives its blocks and final norm.
+    """A family gives its blocks and final norm. `quantized` lists the quantization methods that its names can read.
 
     rope        the RoPE table of all blocks, or several by name; None: no RoPE
     tied        the head has the weight of the embedding
     head_bias   the head adds a bias
     """
+
+    quantized: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,

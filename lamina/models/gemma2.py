@@ -13,37 +13,36 @@ from torch import Tensor
 
 from lamina.attention.window import Window
 from lamina.config import Config
-from lamina.models.transformer import Transformer, window_by_type
-from lamina.nn import RMSNorm, SelfAttention
+from lamina.models.gemma import Gemma
+from lamina.models.transformer import window_by_type
+from lamina.nn import SelfAttention
 
 
-class Gemma2(Transformer):
-    names = Transformer.names | {
+class Gemma2(Gemma):
+    names = Gemma.names | {
         "blocks.{i}.attention_post_norm": "model.layers.{i}.post_attention_layernorm",
         "blocks.{i}.mlp_norm": "model.layers.{i}.pre_feedforward_layernorm",
         "blocks.{i}.mlp_post_norm": "model.layers.{i}.post_feedforward_layernorm",
     }
+    defaults = {
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    }
     order = "both"
-    tied = True
     act = ("hidden_activation", "gelu_pytorch_tanh")
 
     def __init__(self, c: Config) -> None:
-        c.require("use_bidirectional_attention", (False,), False)
-        super().__init__(c.with_values(head_dim=c.get("head_dim", 256)))
-        self.softcap = c.said("final_logit_softcapping", 30.0)
-
-    def make_norm(self, c: Config) -> RMSNorm:
-        return RMSNorm(c.hidden_size, c.get("rms_norm_eps", 1e-6), plus_one=True)
+        super().__init__(c)
+        self.softcap = c.get("final_logit_softcapping")
 
     def make_window(self, c: Config, layer: int) -> Window:
         return window_by_type(c, layer, every=2, default=4096)
 
     def make_attention(self, c: Config, layer: int, **options: Any) -> SelfAttention:
-        scale, softcap = c.get("query_pre_attn_scalar", 256) ** -0.5, c.said("attn_logit_softcapping", 50.0)
-        return super().make_attention(c, layer, scale=scale, softcap=softcap, **options)
-
-    def embed(self, ids: Tensor) -> Tensor:
-        return self.embedding(ids, self.embedding.embedding_dim**0.5, rounded=True)  # rounded as it was in training
+        scale, softcap = c.query_pre_attn_scalar**-0.5, c.get("attn_logit_softcapping")
+        return super().make_attention(c, layer, **dict(scale=scale, softcap=softcap) | options)
 
     def unembed(self, x: Tensor) -> Tensor:
         return self.head(self.norm(x), softcap=self.softcap)

@@ -23,8 +23,8 @@ class Mamba2(Mamba):
     }
     tied = False
 
-    @staticmethod
-    def mixer(c: Config) -> Mamba2Mixer:
+    @classmethod
+    def mixer(cls, c: Config) -> Mamba2Mixer:
         inner, expanded, bias = c.num_heads * c.head_dim, c.get("expand", 2) * c.hidden_size, c.get("use_bias", False)
         if inner != expanded:
             raise InputError(

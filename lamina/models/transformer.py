@@ -18,7 +18,7 @@ from torch import nn
 from lamina.attention.window import Full, Sliding, Window
 from lamina.config import Config
 from lamina.models.decoder import Decoder, layer_types, mlp_names, qkv_names
-from lamina.nn import Block, GatedMLP, Norm, ParallelBlock, RMSNorm, Rotary, SelfAttention
+from lamina.nn import Block, GatedMLP, Mixer, Norm, ParallelBlock, RMSNorm, Rotary, SelfAttention
 
 
 class Transformer(Decoder):
@@ -39,7 +39,7 @@ class Transformer(Decoder):
     aliases: ClassVar[Mapping[str, str]] = {}
     """Fields of the configuration by the names used here -> the names that this family's config.json has for them."""
     defaults: ClassVar[Mapping[str, Any]] = {}
-    """Values of fields that a config.json may lack, by the names used here."""
+    """Values of fields that a config.json of this family may lack."""
     order: ClassVar[Literal["pre", "post", "both", "parallel"]] = "pre"
     """Where a block has norms: before attention and MLP, after them, or both; parallel: attention and MLP side by side
     after one norm."""
@@ -54,12 +54,16 @@ class Transformer(Decoder):
     rope_partial: ClassVar[float] = 1.0
     """Default of `partial_rotary_factor`."""
     head_bias: ClassVar[bool] = False
-    """True: the head adds a bias."""
+    """Default of `lm_head_bias`: the head adds a bias."""
 
     @classmethod
     def build(cls, config: Config) -> Self:
-        known = config.with_aliases(cls.aliases)
-        return super().build(known.with_values(**{n: v for n, v in cls.defaults.items() if n not in known.values}))
+        return super().build(cls.complete(config))
+
+    @classmethod
+    def complete(cls, config: Config) -> Config:
+        """The configuration with the names that are used here, and with defaults."""
+        return config.with_aliases(cls.aliases).with_defaults(cls.defaults)
 
     def __init__(self, c: Config) -> None:
         super().__init__(
@@ -68,11 +72,11 @@ class Transformer(Decoder):
             self.make_norm(c),
             rope=self.make_rope(c),
             tied=c.get("tie_word_embeddings", self.tied),
-            head_bias=self.head_bias,
+            head_bias=c.get("lm_head_bias", self.head_bias),
         )
 
     def make_block(self, c: Config, layer: int) -> nn.Module:
-        attention, mlp = self.make_attention(c, layer), self.make_mlp(c, layer)
+        attention, mlp = self.make_mixer(c, layer), self.make_mlp(c, layer)
         if self.order == "parallel":
             return ParallelBlock(attention, mlp, attention_norm=self.make_norm(c))
         before, after = self.order in ("pre", "both"), self.order in ("post", "both")
@@ -87,6 +91,10 @@ class Transformer(Decoder):
 
     def make_norm(self, c: Config) -> Norm:
         return RMSNorm(c.hidden_size, c.get(*self.eps))
+
+    def make_mixer(self, c: Config, layer: int) -> Mixer:
+        """What reads the past: attention here; hybrid families also have recurrent layers."""
+        return self.make_attention(c, layer)
 
     def make_attention(self, c: Config, layer: int, **options: Any) -> SelfAttention:
         """`options` replace those of `SelfAttention`."""
@@ -119,3 +127,27 @@ def window_by_type(c: Config, layer: int, every: int | None = None, default: int
     if kind == "full_attention":
         return Full()
     return Sliding(c.sliding_window if default is None or "sliding_window" in c.values else default)
+
+
+def with_ropes_by_type(c: Config, base: float, sliding_base: float | None = None) -> Config:
+    """The configuration with RoPE settings for full and for sliding attention in `rope_parameters`.
+
+    Older files have `rope_theta` and `rope_scaling`, which are those of full attention, and `rope_local_base_freq`.
+
+    base           default of the base of full attention
+    sliding_base   default of the base of sliding attention; None: the base of full attention
+    """
+    given, theta = dict(c.get("rope_parameters") or {}), c.get("rope_theta", base)
+    if not any(isinstance(value, Mapping) for value in given.values()):
+        given = {"full_attention": given | (c.get("rope_scaling") or {})}
+    bases = {
+        "full_attention": theta,
+        "sliding_attention": c.get("rope_local_base_freq", theta if sliding_base is None else sliding_base),
+    }
+    ropes = {kind: {"rope_theta": start, **(given.get(kind) or {})} for kind, start in bases.items()}
+    return c.with_values(rope_parameters=ropes, rope_scaling=None)
+
+
+def ropes_by_type(c: Config, head_dim: int) -> dict[str, Rotary]:
+    """A RoPE table for full and one for sliding attention, from the settings of `with_ropes_by_type`."""
+    return {kind: Rotary.of(c, head_dim, kind=kind) for kind in ("full_attention", "sliding_attention")}

@@ -1,6 +1,7 @@
 """The modules that model families are built from."""
 
 from lamina.activation import activation
+from lamina.nn.attention.alibi import AlibiBias, alibi_slopes
 from lamina.nn.attention.cross import CrossAttention
 from lamina.nn.attention.latent import LatentAttention
 from lamina.nn.attention.positions import Positions
@@ -17,12 +18,16 @@ from lamina.nn.moe.router import Choice, Router
 from lamina.nn.norm import LayerNorm, Norm, RMSNorm
 from lamina.nn.recurrent.gated_delta import GatedDeltaMixer
 from lamina.nn.recurrent.gated_norm import GatedRMSNorm
+from lamina.nn.recurrent.lightning import LightningMixer
+from lamina.nn.recurrent.mamba import MambaMixer, mamba_names
 from lamina.nn.recurrent.mamba2 import Mamba2Mixer, mamba2_names
+from lamina.nn.recurrent.rg_lru import RGLRUMixer, rg_lru_names
 from lamina.nn.recurrent.short_conv import ShortConvolution
 
 __all__ = [
-    "MLP", "Block", "Choice", "CrossAttention", "Embedding", "Experts", "GatedDeltaMixer", "GatedMLP", "GatedRMSNorm",
-    "LatentAttention", "LayerNorm", "Linear", "Mamba2Mixer", "Mixer", "Mixture", "Norm", "ParallelBlock", "Positions",
-    "PostNormBlock", "RMSNorm", "RelativeBias", "Rotary", "Router", "SelfAttention", "ShortConvolution", "activation",
-    "mamba2_names", "rope_parameters", "rotate", "rotate_neighbours",
+    "MLP", "AlibiBias", "Block", "Choice", "CrossAttention", "Embedding", "Experts", "GatedDeltaMixer", "GatedMLP",
+    "GatedRMSNorm", "LatentAttention", "LayerNorm", "LightningMixer", "Linear", "Mamba2Mixer", "MambaMixer", "Mixer",
+    "Mixture", "Norm", "ParallelBlock", "Positions", "PostNormBlock", "RGLRUMixer", "RMSNorm", "RelativeBias", "Rotary",
+    "Router", "SelfAttention", "ShortConvolution", "activation", "alibi_slopes", "mamba2_names", "mamba_names",
+    "rg_lru_names", "rope_parameters", "rotate", "rotate_neighbours",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ These bytes over the bandwidth of the memory give the least time that a step can
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
 
@@ -33,7 +33,7 @@ from lamina.cache.spec import (
 )
 from lamina.errors import InputError
 from lamina.model import Model
-from lamina.nn import CrossAttention, Experts
+from lamina.nn import CrossAttention, Experts, Router
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,17 @@ def weight_bytes(model: Model, rows: int, experts: float | None = None) -> float
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), []).append(module)
             parameters[id(parameter)] = parameter
-    return sum(_read_of(parameter, owners[key], model, rows, experts) for key, parameter in parameters.items())
+    each = chosen_experts(model)
+    return sum(_read_of(parameter, owners[key], each, rows, experts) for key, parameter in parameters.items())
+
+
+def chosen_experts(model: Model) -> dict[int, int]:
+    """For each `Experts` module of a model, by its id: how many experts a token visits."""
+    return {
+        id(module.experts): module.router.choice.each
+        for module in model.modules()
+        if isinstance(getattr(module, "experts", None), Experts) and isinstance(getattr(module, "router", None), Router)
+    }
 
 
 def _decoding(model: Model) -> list[nn.Module]:
@@ -118,12 +128,14 @@ def _decoding(model: Model) -> list[nn.Module]:
     return list(found.values())
 
 
-def _read_of(parameter: nn.Parameter, owners: list[nn.Module], model: Model, rows: int, experts: float | None) -> float:
+def _read_of(
+    parameter: nn.Parameter, owners: list[nn.Module], each: Mapping[int, int], rows: int, experts: float | None
+) -> float:
     if all(isinstance(module, nn.Embedding) for module in owners):  # not so where the head is the same matrix
         return parameter.nbytes / parameter.shape[0] * min(rows, parameter.shape[0])
-    if any(isinstance(module, Experts) for module in owners):
+    if found := [module for module in owners if isinstance(module, Experts)]:
         every = parameter.shape[0]
-        visited = distinct_experts(every, model.config.num_experts_per_tok, rows) if experts is None else experts
+        visited = distinct_experts(every, each[id(found[0])], rows) if experts is None else experts
         return parameter.nbytes / every * visited
     return parameter.nbytes
 

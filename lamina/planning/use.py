@@ -156,7 +156,7 @@ def scratch_of(model: Model, rehearsal: Rehearsal, use: Use, cache: Cache) -> in
     """The most bytes that a pass holds besides weights and this cache, which is laid out for the use."""
     runs: list[Callable[[], object]] = [partial(_pass, model, cache, *one) for one in use.passes()]
     if use.source is not None:
-        runs.append(lambda: cache.attach(model.encode(_ids(use.rows, use.source or 0))))
+        runs.append(lambda: cache.attach(model.random_source(use.rows, use.source or 0)))
     return max(rehearsal.most(run) for run in runs)
 
 

@@ -22,8 +22,8 @@ from lamina.recurrence.rule import Rule, Tensors, segment_sums, skip_and_gate
 
 @dataclass(frozen=True)
 class ChannelDelta(Rule):
-    """Inputs `q`, `k` (normalized and scaled by the model), `v`, `g` [heads, key_dim] (log decay, <= 0), `beta` [heads];
-    no constants.
+    """Inputs `q`, `k` (normalized and scaled by the model), `v`, `g` [heads, key_dim] (log decay, <= 0), `beta`
+    [heads]; no constants.
 
     Options of `around` in `memory.recur`:
     unit   True: q and k are normalized to length one, and q is then divided by √key_dim

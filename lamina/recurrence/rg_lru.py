@@ -1,4 +1,4 @@
-"""The real-gated linear recurrent unit (RG-LRU) of Griffin and RecurrentGemma: one value per channel, decayed and added to.
+"""The real-gated linear recurrent unit (RG-LRU) of RecurrentGemma: one value per channel, decayed and added to.
 
     h = exp(g) h + x        y = h
 

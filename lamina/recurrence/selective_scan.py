@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lamina.recurrence.rule import Rule, Tensors, skip_and_gate, step_sizes
+
+Norms = tuple[float, Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class SelectiveScan(Rule):
     """Inputs `x`, `dt` (>= 0, after softplus), `B`, `C`; constant `A` [channels, state], negative.
 
     Options of `around` in `memory.recur`:
+    norms    (eps, weight of B [state] or None, weight of C [state] or None): B and C are RMS-normed first
     dt_bias  [channels]: dt is a raw projection, from which softplus(dt + dt_bias) is made
     skip     [channels]: skip · x is added to the output
     gate     shaped like x: the output is multiplied by silu(gate)
@@ -49,7 +53,10 @@ class SelectiveScan(Rule):
     def input_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"x": (self.channels,), "dt": (self.channels,), "B": (self.state,), "C": (self.state,)}
 
-    def before(self, inputs: Tensors, **around: Any) -> Tensors:
+    def before(self, inputs: Tensors, norms: Norms | None = None, **around: Any) -> Tensors:
+        if norms is not None:
+            eps, *weights = norms
+            inputs = {**inputs, **{n: _normed(inputs[n], w, eps) for n, w in zip(("B", "C"), weights, strict=True)}}
         return step_sizes(inputs, **around)
 
     def after(
@@ -90,3 +97,8 @@ class SelectiveScan(Rule):
             h = torch.addcmul(b, a, h)
             outs.append((h @ c[..., None])[..., 0])  # [B, K, C]
         return torch.stack(outs, 2), h[:, -1].clone()  # a view would keep all of h alive
+
+
+def _normed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    exact = torch.promote_types(x.dtype, torch.float32)
+    return F.rms_norm(x.to(exact), x.shape[-1:], None if weight is None else weight.to(exact), eps).to(x.dtype)

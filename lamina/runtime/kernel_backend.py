@@ -30,10 +30,11 @@ from torch import Tensor
 from lamina.cache.backend import AttendOptions, Backend
 from lamina.cache.codec.codec import Coding
 from lamina.cache.layers.base import Key, Layer
-from lamina.cache.spec import Attention, Convolution, Latent, Recurrent, Spec
+from lamina.cache.spec import Attention, Convolution, Cross, Latent, Recurrent, Shared, Spec
 from lamina.errors import InputError
 from lamina.kernels.eligibility import why_no_attention
-from lamina.recurrence import SSD, GatedDelta, SelectiveScan
+from lamina.recurrence import RGLRU, SSD, WKV, ChannelDelta, GatedDelta, SelectiveScan
+from lamina.runtime.attend_kernels import attend
 
 if TYPE_CHECKING:
     from lamina.attention.rotary import RopeTable
@@ -55,6 +56,8 @@ class TableEntry:
               itself commits
     coding    how a codec quantizes its fields
     page      slots of a page; 0 where tokens are not in pages
+    is_read   whether another layer reads its keys and values in the same pass (`Shared`)
+    new       for that layer: this pass's keys and values, as tensors or `Coded`, where they are not just in their slots
     """
 
     spec: Any
@@ -62,7 +65,20 @@ class TableEntry:
     later: Tensor | None = None
     coding: Coding = field(default_factory=Coding)
     page: int = 0
+    is_read: bool = False
+    new: Any = None
     at_commit: Callable[[], object] | None = None
+
+    @property
+    def waits_for(self) -> Tensor | None:
+        """The table of the commit that stores this pass's keys and values. None where the pass stores them at once: not
+        in a ring if a second graph commits, since its old tokens are still read."""
+        return None if self.spec.window.span is None else self.later
+
+    def leave(self, new: Any) -> None:
+        """Keeps this pass's keys and values for a layer that reads them."""
+        if self.is_read:
+            self.new = new
 
     def commit(self) -> None:
         """Launches what the pass left for commit, if anything."""
@@ -77,41 +93,7 @@ class KernelBackend:
         self, one: Captured, key: Key, entry: TableEntry, q: Tensor, k: Tensor | None, v: Tensor | None,
         **options: Unpack[AttendOptions],
     ) -> Tensor:  # fmt: skip
-        from lamina.kernels.attention.decode import decode_attention
-        from lamina.kernels.attention.decode_fused import attend_token, supports
-        from lamina.kernels.attention.quantized import decode_codes
-        from lamina.kernels.attention.rope_append import append, rotate_and_append
-        from lamina.kernels.norm import sigmoid_gated
-        from lamina.kernels.quant.encode import Side, append_codes, encode
-
-        if k is None or v is None:
-            raise InputError("attend without keys and values reads another layer's, and no kernel does that")
-        if options["bias"] is not None:
-            raise InputError("attend(bias=…): no kernel adds a bias to the scores")
-        spec, table, page, gate, forms = entry.spec, entry.table, entry.page, options["gate"], entry.coding.formats
-        given: dict[str, Any] = {**options}
-        how = {name: given[name] for name in ("scale", "softcap", "sinks")} | {"page": page}
-        before = {name: given[name] for name in BEFORE}
-        # A ring is written at commit in a pass that a second graph commits, since its old tokens are still read.
-        later = None if spec.window.span is None else entry.later
-        waits = later is not None
-        if not waits and not forms and supports(q, k, v):
-            return attend_token(q, k, v, table=table, window=spec.window, gate=gate, **how, **before)
-        sides = (Side.of(forms.get("k"), spec.key_dim), Side.of(forms.get("v"), spec.value_dim)) if forms else None
-        if sides is None or waits or sides[0].form == "plain":  # else `encode` rotates
-            write = not waits and not forms
-            q, k, v = rotate_and_append(q, k, v, table=table, write=write, page=page, **before)
-            before = {}
-        if sides is not None:
-            if later is not None:
-                entry.at_commit = partial(append_codes, k, v, later, *sides, page)
-            coded = encode(q, k, v, table, *sides, write=not waits, page=page, **before)
-            out = decode_codes(coded, table, spec.window, q.dtype, **how)
-        else:
-            if later is not None:
-                entry.at_commit = partial(append, k, v, later, page)
-            out = decode_attention(q, k, v, table, spec.window, **how)
-        return out if gate is None else sigmoid_gated(out, gate)
+        return attend(one, entry, q, k, v, options)
 
     def attend_latent(
         self, one: Captured, key: Key, entry: TableEntry, q: Tensor, kv: Tensor,
@@ -181,7 +163,6 @@ class KernelBackend:
 
 KERNELS = KernelBackend()
 _checked: Backend[Captured, TableEntry] = KERNELS
-BEFORE = ("rope", "neighbours", "norms", "norms_last", "factor")  # what is done to q and k first
 
 
 # -- which kinds have kernels ----------------------------------------------------------------------------------------
@@ -220,10 +201,18 @@ def why_unserved(spec: Spec, layer: Layer | None, dtype: torch.dtype) -> str | N
 
 @register_kernels(Attention)
 @register_kernels(Latent)
+@register_kernels(Cross)
 class _AttentionKernels:
     @staticmethod
-    def why_not(spec: Attention | Latent, layer: Layer | None, dtype: torch.dtype) -> str | None:
+    def why_not(spec: Attention | Latent | Cross, layer: Layer | None, dtype: torch.dtype) -> str | None:
         return why_no_attention(spec, None if layer is None else layer.coding.formats, dtype)
+
+
+@register_kernels(Shared)
+class _SharedKernels:
+    @staticmethod
+    def why_not(spec: Shared, layer: Layer | None, dtype: torch.dtype) -> str | None:
+        return None  # the entry that it reads is asked itself
 
 
 @register_kernels(Convolution)
@@ -237,7 +226,7 @@ class _ConvolutionKernels:
 class _RecurrentKernels:
     @staticmethod
     def why_not(spec: Recurrent, layer: Layer | None, dtype: torch.dtype) -> str | None:
-        if not isinstance(spec.rule, SSD | SelectiveScan | GatedDelta):
+        if not isinstance(spec.rule, SSD | SelectiveScan | GatedDelta | ChannelDelta | RGLRU | WKV):
             return f"there is no kernel for the rule {type(spec.rule).__name__}"
         slack = 0 if layer is None else layer.slack
         return f"its slack is {slack}; a captured step keeps no log of inputs to rewind to" if slack else None

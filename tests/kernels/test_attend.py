@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
 
-from lamina.attention import Chunked, Full, Sliding, Window
+from lamina.attention import Chunked, Full, Sliding, View, Window, reference_attention
+from lamina.attention.bias import kernel_form
 from lamina.errors import InputError
-from lamina.kernels.attention.decode import decode_attention
+from lamina.kernels.attention.decode import attend_source, decode_attention
+from lamina.kernels.attention.decode_fused import attend_stored
 from lamina.kernels.attention.split_kv import target_splits
 from lamina.kernels.attention.tiling import Tiling
+from lamina.nn import AlibiBias, RelativeBias, alibi_slopes
 from tests.kernels.stores import Held, error
 
 SMALL = Tiling(block=16, warps=4, stages=2)
@@ -32,6 +36,7 @@ def run(
     dtype: torch.dtype = torch.float32,
     softcap: float | None = None,
     sinks: bool = False,
+    bias: Any = None,
 ) -> tuple[float, float]:
     """The error of the kernel, and that of the plain computation in the same number format."""
     torch.manual_seed(sum(lengths) + T)
@@ -43,11 +48,13 @@ def run(
     q, k = both.split([Hq, Hk], dim=1)
     v = torch.randn(B, T, Hk, Dv).masked_fill(~real[:, :, None, None], float("nan")).to(dtype).transpose(1, 2)
     how = {"scale": 0.3, "softcap": softcap, "sinks": torch.randn(Hq) if sinks else None}
-    out = decode_attention(q, k, v, held.table(), window, most_parts=splits, shape=SMALL, least=16, **how)
+    out = decode_attention(
+        q, k, v, held.table(), window, most_parts=splits, shape=SMALL, least=16, bias=kernel_form(bias), **how
+    )
     assert out.shape == (B, Hq, T, Dv)
     assert out.isfinite().all(), "padding and unused slots never reach an output"
-    truth = held.attend(q, [k, v], **how)
-    plain = held.attend(q, [k, v], dtype=dtype, **how)
+    truth = held.attend(q, [k, v], bias=bias, **how)
+    plain = held.attend(q, [k, v], dtype=dtype, bias=bias, **how)
     return error(out, truth, real), error(plain, truth, real)
 
 
@@ -121,6 +128,39 @@ def test_more_queries_than_a_program_takes_are_spread_over_several() -> None:
 def test_softcap_and_sinks_take_part_in_every_part(splits: int) -> None:
     ours, _ = run(Full(), [0, 7, 70], 2, softcap=2.0, sinks=True, splits=splits)
     assert ours < 1e-5
+
+
+def relative(heads: int) -> RelativeBias:
+    """T5's bias with random weights: distances from 20 on share a bucket."""
+    bias = RelativeBias(heads, 8, 20, both_ways=False).requires_grad_(False)
+    bias.weight.normal_()
+    return bias
+
+
+@pytest.mark.parametrize("make", [lambda heads: AlibiBias(alibi_slopes(heads)), relative], ids=["alibi", "relative"])
+def test_a_bias_by_distance_is_added_after_the_softcap(make: Any) -> None:
+    ours, _ = run(Full(), [0, 7, 70], 3, heads=(6, 2), softcap=2.0, sinks=True, bias=make(6))
+    assert ours < 1e-5
+    ours, _ = run(Sliding(20, keep=3), [2, 75], 2, heads=(3, 1), bias=make(3))
+    assert ours < 1e-5
+
+
+@pytest.mark.parametrize("T", [1, 3])
+def test_cross_attention_sees_the_whole_source_and_no_new_token(T: int) -> None:
+    torch.manual_seed(T)
+    (Hq, Hk), (D, Dv), counts = (4, 2), (16, 24), [T, 0, T, T - 1]
+    held = Held.random(Full(), [21, 40, 0, 3], Hk, (D, Dv), slots=48, counts=counts)
+    q, sinks = torch.randn(4, T, Hq, D).transpose(1, 2), torch.randn(Hq)
+    source = held.layout.positions(held.slots, held.lengths)
+    view = View(torch.zeros(4, T, dtype=torch.int64), source, Full(), causal=False)
+    k, v = (field.nan_to_num(0) for field in held.fields)
+    truth = reference_attention(q, k, v, view, scale=0.3, sinks=sinks)
+    tuning = dict(most_parts=3, shape=SMALL, least=16)
+    out = attend_source(q, held.table(), Hk, Dv, scale=0.3, sinks=sinks, **tuning)
+    assert error(out, truth, held.real(T)) < 1e-5 and out.isfinite().all()
+    if T == 1:
+        out = attend_stored(q, held.table(), Hk, Dv, Full(), new=False, scale=0.3, sinks=sinks, **tuning)
+        assert error(out, truth, held.real(T)) < 1e-5 and out.isfinite().all()
 
 
 @pytest.mark.parametrize("splits", [2, 6])

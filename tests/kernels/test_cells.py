@@ -46,7 +46,10 @@ def alike(found: Tensor, expected: Tensor) -> None:
 def test_a_token_attends_over_pages_and_goes_into_its_own(window: Window, page: int) -> None:
     held, paged = stored(window, 1, page, [1, 0, 1])
     q, k, v = new_tokens(held, 1, (2, 2), (16, 32), torch.float32)
-    how: dict[str, Any] = dict(rope=rope_of(held, 1, 4), window=window, scale=0.3, shape=SMALL, most_parts=3, least=16)
+    sinks = torch.randn(2)
+    how: dict[str, Any] = dict(
+        rope=rope_of(held, 1, 4), window=window, scale=0.3, sinks=sinks, shape=SMALL, most_parts=3, least=16
+    )
     expected = attend_token(q, k, v, table=held.table(), **how)
     alike(attend_token(q, k, v, table=paged.table(), page=page, **how), expected)
     assert expected.isfinite().all()
@@ -63,7 +66,7 @@ def test_several_tokens_are_turned_attend_and_are_taken_in(window: Window, page:
     found = rotate_and_append(q, k, v, rope, paged.table(), write=not ring, page=page)
     for one, other in zip(found, dense, strict=True):
         alike(one, other)
-    how: dict[str, Any] = dict(window=window, scale=0.3, shape=SMALL, most_parts=3, least=16)
+    how: dict[str, Any] = dict(window=window, scale=0.3, sinks=torch.randn(2), shape=SMALL, most_parts=3, least=16)
     expected = decode_attention(*dense, held.table(), **how)
     alike(decode_attention(*dense, paged.table(), page=page, **how), expected)
     assert expected.isfinite().all()
@@ -86,7 +89,7 @@ def test_codes_lie_in_pages_too(codec: str, window: Window, T: int, page: int) -
     paged = InPages(held, packed.parts, page, T)
     q, k, v = new_tokens(held, T, (2, 1), dims, torch.float32)
     write = T == 1 or held.layout.ring is None
-    how: dict[str, Any] = dict(scale=0.3, most_parts=3, shape=SMALL, least=16)
+    how: dict[str, Any] = dict(scale=0.3, sinks=torch.randn(2), most_parts=3, shape=SMALL, least=16)
     keys, values = sides(packed, dims)
     dense = encode(q, k, v, packed.table(), keys, values, write=write)
     found = encode(q, k, v, paged.table(), keys, values, write=write, page=page)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lamina.attention import Chunked, Full, Sliding, Window
+from lamina.attention.bias import kernel_form
 from lamina.cache.codec.codec import Codec
 from lamina.errors import InputError
 from lamina.kernels.attention.mla import decode_latent
@@ -16,7 +17,9 @@ from lamina.kernels.attention.mla_project import out_of_latent
 from lamina.kernels.attention.quantized import decode_codes
 from lamina.kernels.attention.tiling import Tiling
 from lamina.kernels.quant.encode import Side, encode
+from lamina.nn import AlibiBias, alibi_slopes
 from tests.kernels.stores import Held, Packed, error
+from tests.kernels.test_attend import relative
 from tests.kernels.test_codes import new_tokens, sides
 
 SMALL = Tiling(block=16, warps=1, stages=2)
@@ -39,6 +42,7 @@ def run(
     dtype: torch.dtype = torch.float32,
     softcap: float | None = None,
     sinks: bool = False,
+    bias: Any = None,
 ) -> tuple[float, float]:
     """The error of the kernel, and that of the plain computation over decoded numbers in the same number format."""
     torch.manual_seed(sum(lengths) + T)
@@ -47,10 +51,11 @@ def run(
     q, k, v = new_tokens(held, T, heads, dims, dtype)
     how: dict[str, Any] = {"scale": 0.3, "softcap": softcap, "sinks": torch.randn(heads[0]) if sinks else None}
     write = T == 1 or held.layout.ring is None  # several tokens go into a ring when they are accepted
-    truth = packed.seen.attend(q, [packed.through("k", k), packed.through("v", v)], **how)
-    plain = packed.seen.attend(q, [packed.through("k", k), packed.through("v", v)], dtype=dtype, **how)
+    truth = packed.seen.attend(q, [packed.through("k", k), packed.through("v", v)], bias=bias, **how)
+    plain = packed.seen.attend(q, [packed.through("k", k), packed.through("v", v)], dtype=dtype, bias=bias, **how)
     coded = encode(q, k, v, packed.table(), *sides(packed, dims), write=write)
-    out = decode_codes(coded, packed.table(), window, dtype, most_parts=splits, shape=SMALL, least=16, **how)
+    how |= dict(most_parts=splits, shape=SMALL, least=16, bias=kernel_form(bias))
+    out = decode_codes(coded, packed.table(), window, dtype, **how)
     assert out.shape == (len(lengths), heads[0], T, dims[1]) and out.dtype == dtype
     assert out.isfinite().all(), "padding and unused slots never reach an output"
     return error(out, truth, held.real(T)), error(plain, truth, held.real(T))
@@ -105,6 +110,13 @@ def test_random_shapes_windows_lengths_and_counts_equal_the_reference(seed: int)
 
 def test_softcap_sinks_padding_and_many_queries() -> None:
     ours, _ = run("int4", Full(), [0, 40], 3, heads=(6, 1), counts=[2, 3], softcap=2.0, sinks=True)  # 18 queries
+    assert ours < 1e-5
+
+
+def test_biases_by_distance_are_added_over_codes_too() -> None:
+    ours, _ = run("int8", Full(), [0, 40], 2, heads=(3, 1), softcap=2.0, bias=AlibiBias(alibi_slopes(3)))
+    assert ours < 1e-5
+    ours, _ = run("int4", Sliding(20, keep=3), [2, 75], 1, heads=(2, 1), sinks=True, bias=relative(2))
     assert ours < 1e-5
 
 

@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lamina import kernels
+from lamina.activation import Gating
 from lamina.kernels.gemm import experts as module
+from lamina.kernels.gemm.deferred_norm import Unnormed
 from lamina.kernels.gemm.experts import PIECES, Share, expert_down, expert_gated
-from lamina.nn import Choice, Experts, Mixture
+from lamina.nn import MLP, Choice, Experts, GatedMLP, Mixture
 from tests.kernels.test_product import close, numbers
 
 SHARES = [None, Share(4, 8), Share(2, 4, early=False)]
@@ -75,14 +77,25 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "softmax, opens": dict(choice=Choice(3, normed=True), opens=True),
     "sigmoid, groups": dict(choice=Choice(2, "sigmoid", True, 1.5, groups=4, groups_each=2), balanced=True),
     "weighed input": dict(choice=Choice(1, "sigmoid"), weigh_input=True),
-}
+    "none shared": dict(choice=Choice(2, normed=True), shared=0),
+    "a factor": dict(choice=Choice(2), opens=True, factor=0.3),
+    "biases and limits": dict(
+        choice=Choice(2, normed=True), shared=0, act=Gating("silu", 0.5, plus=1.0, slope=1.702), bias=True,
+        logit_bias=True,
+    ),
+    "ungated": dict(choice=Choice(2, "sigmoid", True), act="relu2", gated=False, factor=2.0),
+    "ungated, biases": dict(choice=Choice(3), shared=0, act="gelu", gated=False, bias=True),
+    "identity": dict(choice=Choice(4, factor=1.5), shared=0, identity=6, balanced=True),
+    "sparsemixer": dict(choice=Choice(2, "sparsemixer", jitter=0.3), shared=0),
+}  # fmt: skip
 
 
 def a_mixture(name: str) -> Mixture:
     torch.manual_seed(0)
-    mixture = Mixture(6, 8, 3, "silu", shared=5, **MIXTURES[name]).requires_grad_(False)
-    if mixture.router.bias is not None:
-        mixture.router.bias.normal_()
+    mixture = Mixture(6, 8, 3, **dict(act="silu", shared=5) | MIXTURES[name]).requires_grad_(False)
+    for name, parameter in mixture.named_parameters():
+        if "bias" in name:
+            parameter.normal_()
     return mixture
 
 
@@ -95,6 +108,35 @@ def test_a_mixture_gives_the_same_with_kernels(name: str) -> None:
             got = mixture(x, onto)
         assert got.shape == x.shape
         assert close(got, mixture(x, onto), copy.deepcopy(mixture).double()(x.double(), onto.double()))
+
+
+APART: dict[str, dict[str, Any]] = {
+    "latent": dict(act="relu2", gated=False, latent=4, latent_bias=True, shared=MLP(6, 5, "relu2", bias=True)),
+    "a shared expert without limits": dict(act=Gating("silu", 0.5), shared=5, opens=True),
+    "a shared expert with biases": dict(act="silu", shared=GatedMLP(6, 5, bias=True)),
+    "capacity": dict(act="relu", gated=False, choice=Choice(1), capacity=1),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+@torch.no_grad()
+def test_a_mixture_of_several_parts_gives_the_same_with_kernels(name: str) -> None:
+    torch.manual_seed(0)
+    mixture = Mixture(6, 8, 3, **dict(choice=Choice(2, normed=True)) | APART[name]).requires_grad_(False)
+    x, onto = (numbers(2, 3, 6, dtype=torch.float32, seed=seed) for seed in (1, 2))
+    with kernels.in_use():
+        got = mixture(x, onto)
+    assert close(got, mixture(x, onto), copy.deepcopy(mixture).double()(x.double(), onto.double()))
+
+
+@torch.no_grad()
+def test_identity_experts_divide_their_input_by_a_deferred_norm() -> None:
+    torch.manual_seed(0)
+    mixture = Mixture(6, 4, 3, "silu", Choice(4), identity=4)
+    scaled, squares = torch.randn(1, 1, 6), torch.tensor([2.5, 4.0])
+    with kernels.in_use():
+        got = mixture(Unnormed(scaled, squares, 0.5))
+    torch.testing.assert_close(got, mixture(Unnormed(scaled, squares, 0.5).divided()))
 
 
 class Launches(TorchDispatchMode):

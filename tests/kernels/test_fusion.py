@@ -13,20 +13,19 @@ from triton.runtime.interpreter import GridExecutor
 
 from docs.own_model import Mine
 from lamina import kernels
-from lamina.config import Config
 from lamina.kernels.gemm import fusion_trace
 from lamina.kernels.gemm.deferred_norm import Unnormed
 from lamina.kernels.gemm.fusion import FusionPlan, Fusions
 from lamina.kernels.gemm.fusion_trace import trace
 from lamina.kernels.workspace import Workspace
-from lamina.models.t5 import T5
-from lamina.nn import Choice, GatedMLP, Linear, Mixture, Positions, RMSNorm
+from lamina.nn import Choice, GatedMLP, LayerNorm, Linear, Mixture, Positions, RMSNorm
 from lamina.runtime.step import CapturedStep
 from lamina.sampling.chooser import Chooser
 from tests.families.cases import FIRST
 from tests.families.harness import pair
 from tests.kernels.runs import small
 from tests.kernels.test_product import numbers
+from tests.laws.toys import Index, Toy
 
 pytestmark = pytest.mark.usefixtures("few_programs")
 
@@ -106,9 +105,7 @@ def test_a_plan_is_made_once_and_again_when_weights_were_replaced() -> None:
 
 def test_models_without_such_norms_and_those_without_kernels_have_empty_plans() -> None:
     assert str(Mine(vocab=20, width=16, heads=2, layers=1).fusion_plan) == "no fused norms"
-    t5 = dict(vocab_size=30, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, relative_attention_num_buckets=8,
-              layer_norm_epsilon=1e-6, model_type="t5")  # fmt: skip
-    plan = T5.build(Config(t5)).fusion_plan
+    plan = Toy(Index(), dtype=torch.float32).fusion_plan
     assert plan.reason is not None and str(plan) == f"no fused norms: {plan.reason}"
 
 
@@ -154,6 +151,7 @@ class Parts(nn.Module):
         torch.manual_seed(0)
         self.first, self.second = Linear(16, 8, bias=False), Linear(16, 8, bias=False)
         self.norm, self.other, self.shifted = RMSNorm(8), RMSNorm(8, eps=0.1), RMSNorm(8, plus_one=True)
+        self.centred = LayerNorm(8)
         self.mlp = GatedMLP(8, 4)
         self.mixture = Mixture(8, experts=2, inner=4, act="silu", choice=Choice(each=1), shared=4)
         self.requires_grad_(False)
@@ -248,6 +246,18 @@ CASES: dict[str, tuple[Run, list[tuple[str, str]], int]] = {
         lambda p: (lambda y: p.shifted(p.norm(p.first(X), onto=y)))(p.second(X)),
         [],
         2,
+    ),
+    "a layer norm between two products": (lambda p: p.mlp(p.centred(p.first(X))), [], 0),
+    "a layer norm of an RMS norm": (lambda p: p.mlp(p.centred(p.norm(p.first(X)))), [], 1),
+    "an RMS norm of a sum that a layer norm makes": (
+        lambda p: (lambda y: p.mlp(p.norm(p.centred(p.first(X), onto=y))))(p.second(X)),
+        [],
+        1,
+    ),
+    "a layer norm of a sum that an RMS norm makes": (
+        lambda p: (lambda y: p.mlp(p.centred(p.norm(p.first(X), onto=y))))(p.second(X)),
+        [],
+        1,
     ),
 }
 

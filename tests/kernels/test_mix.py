@@ -13,17 +13,18 @@ import torch
 from torch import Tensor
 
 from lamina import kernels
-from lamina.activation import ACTIVATIONS, activation
+from lamina.activation import activation
 from lamina.cache.memory import Memory
 from lamina.cache.spec import Recurrent
 from lamina.kernels.columns import entry_row
 from lamina.kernels.gemm.deferred_norm import Unnormed
+from lamina.kernels.gemm.epilogue import KINDS
 from lamina.kernels.gemm.product import linear, product
 from lamina.kernels.recurrent import mixer as mix
 from lamina.kernels.recurrent.state import Tile
 from lamina.kernels.workspace import scratch
 from lamina.nn import GatedRMSNorm, ShortConvolution
-from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan, causal_convolution_by_steps
+from lamina.recurrence import SSD, ChannelDelta, GatedDelta, Rule, SelectiveScan, causal_convolution_by_steps
 from lamina.runtime.kernel_backend import KERNELS, TableEntry
 from lamina.runtime.step import CapturedStep
 from lamina.sampling.chooser import Chooser
@@ -39,10 +40,12 @@ SMALL: list[Rule] = [
     SSD(heads=4, head_dim=4, state=8, groups=2),
     GatedDelta(key_heads=1, value_heads=2, key_dim=6, value_dim=3),
     GatedDelta(key_heads=3, value_heads=3, key_dim=4, value_dim=4),
+    ChannelDelta(heads=2, key_dim=4, value_dim=3),
 ]
 LARGER: list[Rule] = [  # several tiles to a head, the last one not full
     SSD(heads=2, head_dim=20, state=64, groups=2),
     GatedDelta(key_heads=1, value_heads=2, key_dim=48, value_dim=20),
+    ChannelDelta(heads=2, key_dim=48, value_dim=20),
 ]
 each_kind = pytest.mark.parametrize("rule", LARGER, ids=lambda rule: type(rule).__name__)
 
@@ -76,15 +79,17 @@ class Mixer:
         taps = picks.randint(2, 5)
         lengths = [picks.randint(taps, 30), picks.randint(0, 1), picks.randint(1, taps)][:rows]
         history = [torch.randn(length, channels).to(dtype) for length in lengths]
-        projected = torch.randn(rows, 1, 3 + width + channels + heads * len(small)).to(dtype)
-        _, gate, x, *rest = projected.split([3, width, channels] + [heads] * len(small), dim=-1)
-        conv = ShortConvolution(channels, taps, bias=picks.random() < 0.5, act=picks.choice([None, *ACTIVATIONS]))
+        sizes = [prod(shapes[name]) for name in small]
+        projected = torch.randn(rows, 1, 3 + width + channels + sum(sizes)).to(dtype)
+        _, gate, x, *parts = projected.split([3, width, channels, *sizes], dim=-1)
+        rest = [part.unflatten(-1, shapes[name]) for name, part in zip(small, parts, strict=True)]
+        conv = ShortConvolution(channels, taps, bias=picks.random() < 0.5, act=picks.choice([None, *KINDS]))
         if isinstance(rule, SSD):
             constants = {"A": -torch.rand(heads)}
             around = {"dt_bias": torch.randn(heads) - 2, "dt_limit": (0.01, 0.5), "skip": torch.randn(heads)}
         else:
             constants = {}
-            around = {"unit": True, "gates": (-torch.rand(heads), torch.randn(heads))}
+            around = {"unit": True, "gates": (-torch.rand(heads), torch.randn(shapes["g"]))}
         made = None
         match norm or picks.choice(["none", "whole", "groups", "heads"]):
             case "whole":
@@ -93,7 +98,7 @@ class Mixer:
                 groups = picks.choice([n for n in range(1, heads + 1) if heads % n == 0])
                 made = GatedRMSNorm(width, 1e-5, groups=groups, gate_first=picks.random() < 0.5)
             case "heads":
-                made = GatedRMSNorm(dim, 1e-5, gate_first=picks.random() < 0.5)
+                made = GatedRMSNorm(dim, 1e-5, gate_first=picks.random() < 0.5, sigmoid=isinstance(rule, ChannelDelta))
         for module in (conv, made):
             for parameter in () if module is None else module.parameters():
                 parameter.data = torch.randn(parameter.shape).to(dtype)
@@ -238,7 +243,7 @@ def test_several_tokens_through_a_memory_are_one_after_the_other(rule: Rule, nor
     one = Mixer.random(rule, 4, norm=norm)
     ring, state, rows = one.ring.store.clone(), one.state.clone(), len(one.counts)
     several = {
-        name: torch.randn(rows, 3, x.shape[2]) for name, x in {"x": one.x, "gate": one.gate, **one.inputs}.items()
+        name: torch.randn(rows, 3, *x.shape[2:]) for name, x in {"x": one.x, "gate": one.gate, **one.inputs}.items()
     }
 
     def mixed(first: int, last: int) -> Tensor:

@@ -65,22 +65,21 @@ def test_heads_inside_a_wider_vector_are_normalised_in_place() -> None:
     assert torch.allclose(rms_norm(heads, plain.weight, 1e-5), plain(heads), atol=1e-6)
 
 
-@pytest.mark.parametrize("gate_first", [True, False])
+@pytest.mark.parametrize(("gate_first", "sigmoid"), [(True, False), (False, False), (False, True)])
 @pytest.mark.parametrize(("width", "groups"), [(64, 1), (48, 3)])
 @torch.no_grad()
-def test_gated_rms_norm_is_that_of_the_models(gate_first: bool, width: int, groups: int) -> None:
+def test_gated_rms_norm_is_that_of_the_models(gate_first: bool, sigmoid: bool, width: int, groups: int) -> None:
+    how = {"groups": groups, "gate_first": gate_first, "sigmoid": sigmoid}
     for dtype in (torch.float32, torch.bfloat16):
-        plain = GatedRMSNorm(width, 1e-5, groups=groups, gate_first=gate_first).to(dtype)
+        plain = GatedRMSNorm(width, 1e-5, **how).to(dtype)
         plain.weight.data.copy_(numbers(width, dtype=dtype, seed=5))
         x = 4 * numbers(3, width, dtype=torch.float32)  # a recurrence gives float32
         gate: Tensor = numbers(3, width + 9, dtype=dtype, seed=1)[:, 9:]
-        exact = GatedRMSNorm(width, 1e-5, groups=groups, gate_first=gate_first).double()
+        exact = GatedRMSNorm(width, 1e-5, **how).double()
         exact.weight.data.copy_(plain.weight.data)
-        got = gated_rms_norm(x, gate, plain.weight, 1e-5, groups=groups, gate_first=gate_first)
+        got = gated_rms_norm(x, gate, plain.weight, 1e-5, **how)
         assert close(got, plain(x, gate), exact(x.double(), gate.double()))
         heads = numbers(3, 4 * width + 9, dtype=dtype, seed=2)[:, 9:].unflatten(1, (4, width))  # of each of 3 tokens
         flat, rows = heads.reshape(-1, width), x.repeat_interleave(4, 0)
-        by_head = gated_rms_norm(rows, heads, plain.weight, 1e-5, groups=groups, gate_first=gate_first)
-        assert torch.equal(
-            by_head, gated_rms_norm(rows, flat, plain.weight, 1e-5, groups=groups, gate_first=gate_first)
-        )
+        by_head = gated_rms_norm(rows, heads, plain.weight, 1e-5, **how)
+        assert torch.equal(by_head, gated_rms_norm(rows, flat, plain.weight, 1e-5, **how))

@@ -10,8 +10,9 @@ from torch import Tensor
 from lamina.kernels.columns import entry_row
 from lamina.kernels.recurrent import recur
 from lamina.kernels.recurrent.state import Tile
-from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
+from lamina.recurrence import RGLRU, SSD, WKV, ChannelDelta, GatedDelta, Rule, SelectiveScan
 from lamina.recurrence.gated_delta import unit_length as unit
+from lamina.recurrence.rg_lru import Gates
 from tests.recurrence.inputs import RULES, Case, error
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value")  # NaN where there is no token is meant
@@ -20,6 +21,9 @@ LARGER: list[Rule] = [  # several tiles to a head, the last one not full
     SelectiveScan(channels=70, state=16),
     SSD(heads=2, head_dim=20, state=64, groups=1),
     GatedDelta(key_heads=1, value_heads=2, key_dim=48, value_dim=40),
+    ChannelDelta(heads=2, key_dim=48, value_dim=40),
+    RGLRU(channels=300),
+    WKV(channels=200),
 ]
 EVERY = [*RULES, *LARGER]
 every_rule = pytest.mark.parametrize("rule", EVERY, ids=str)
@@ -130,15 +134,14 @@ def test_inputs_may_be_slices_of_one_projection_and_tiles_of_any_size(rule: Rule
     case = Case(rule, rows=2, tokens=2).to(torch.float32)
     expected, final = rule.scan(case.state, case.inputs, case.constants)
     sizes = [x[0, 0].numel() for x in case.inputs.values()]
-    joined = torch.cat([x.flatten(2) for x in case.inputs.values()], -1)
+    joined = torch.cat([x.reshape(2, 2, -1) for x in case.inputs.values()], -1)
     views = {
-        name: part.unflatten(-1, x.shape[2:])
+        name: part.unflatten(-1, x.shape[2:]) if x.dim() > 2 else part[..., 0]
         for (name, x), part in zip(case.inputs.items(), joined.split(sizes, -1), strict=True)
     }
-    step = {SSD: recur.ssd_step, SelectiveScan: recur.selective_scan_step, GatedDelta: recur.gated_delta_step}
     for numbers in (512, 2**20):
         state = case.state.clone()
-        out = step[type(rule)](views, case.constants, table_of(state, None), tile=Tile(numbers, 4))
+        out = recur.recur_step(rule, views, case.constants, table_of(state, None), tile=Tile(numbers, 4))
         assert error(out, expected) < 3e-6
         assert error(state, final) < 2e-6
 
@@ -173,6 +176,21 @@ def test_step_sizes_skip_and_gate_can_be_done_on_the_way(kind: type[Rule], dtype
         assert error(state, expected) < 3e-6
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_selective_scan_can_norm_its_matrices(weighted: bool) -> None:
+    rule = next(rule for rule in LARGER if isinstance(rule, SelectiveScan))
+    case = Case(rule, rows=2, tokens=3).to(torch.float32)
+    weights = (torch.rand(rule.state), torch.rand(rule.state)) if weighted else (None, None)
+    normed = {n: F.rms_norm(case.inputs[n], (rule.state,), w, 1e-2) for n, w in zip("BC", weights, strict=True)}
+    expected, final = rule.scan(case.state, {**case.inputs, **normed}, case.constants)
+    around = {"norms": (1e-2, *weights)}
+    assert torch.equal(rule.scan(case.state, rule.before(case.inputs, **around), case.constants)[0], expected)
+    state = case.state.clone()
+    out = recur.recur_step(rule, case.inputs, case.constants, table_of(state, None), **around)
+    assert error(out, expected) < 3e-6
+    assert error(state, final) < 3e-6
+
+
 def test_small_step_sizes_keep_their_digits() -> None:
     rule = SelectiveScan(channels=8, state=1)
     raw = torch.tensor([-30.0, -17.0, -9.0, -3.0, 0.0, 5.0, 19.0, 25.0]).reshape(1, 1, 8)
@@ -183,20 +201,21 @@ def test_small_step_sizes_keep_their_digits() -> None:
     assert torch.allclose(out.double(), F.softplus(raw.double()), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("kind", [GatedDelta, ChannelDelta])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_delta_can_take_queries_keys_and_gates_as_projected(dtype: torch.dtype) -> None:
-    rule = LARGER[2]
-    assert isinstance(rule, GatedDelta)
+def test_the_delta_can_take_queries_keys_and_gates_as_projected(kind: type[Rule], dtype: torch.dtype) -> None:
+    rule = next(rule for rule in LARGER if isinstance(rule, kind))
     case = Case(rule, rows=2, tokens=3).to(torch.float32)
     draw = torch.Generator().manual_seed(1)
     raw = {n: torch.randn(x.shape, generator=draw).to(dtype) for n, x in case.inputs.items()}
-    A, bias = -torch.rand(rule.value_heads, generator=draw), torch.randn(rule.value_heads, generator=draw)
+    A = -torch.rand(rule.state_shape[0], generator=draw)
+    bias = torch.randn(rule.input_shapes["g"], generator=draw)
     counts = torch.tensor([1, 3])
     ready = {
-        "q": unit(raw["q"]) * rule.key_dim**-0.5,
+        "q": unit(raw["q"]) * rule.state_shape[1] ** -0.5,
         "k": unit(raw["k"]),
         "v": raw["v"],
-        "g": A * F.softplus(raw["g"] + bias),
+        "g": A.reshape(-1, *(1,) * (bias.dim() - 1)) * F.softplus(raw["g"] + bias),
         "beta": raw["beta"].sigmoid(),
     }
     valid = valid_of(counts, 3)
@@ -207,3 +226,57 @@ def test_the_delta_can_take_queries_keys_and_gates_as_projected(dtype: torch.dty
     loose = 3e-6 if dtype is torch.float32 else 1e-2
     assert error(out[valid], expected_out[valid]) < loose
     assert error(state, expected) < loose
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [2, 5])
+def test_rg_lru_makes_its_gates_from_its_input(dtype: torch.dtype, rows: int) -> None:
+    rule, heads, block = RGLRU(channels=60), 3, 20
+    draw = torch.Generator().manual_seed(rows)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draw)
+
+    weights = [normal(60, block) / 4, normal(60), normal(60, block) / 4, normal(60)]
+    gates = Gates(*(weight.to(dtype) for weight in weights), rate=-normal(60).exp())
+    x, gate = normal(rows, 3, 60).to(dtype), normal(rows, 3, 60).to(dtype)
+    counts, start = torch.tensor([3, 1, 0, 2, 3][:rows]), torch.tensor([0, 4, 0, 0, 7][:rows])
+    positions = start[:, None] + torch.arange(3)
+    before = normal(rows, 60)
+    valid = valid_of(counts, 3)
+    assert valid is not None
+    # One head at a time, as the formula says.
+    opened, log = torch.empty(rows, 3, 60), torch.empty(rows, 3, 60)
+    for h in range(heads):
+        part = slice(h * block, (h + 1) * block)
+        wide = x[..., part].float()
+        opened[..., part] = wide @ gates.open_weight[part].float().T + gates.open_bias[part].float()
+        log[..., part] = wide @ gates.decay_weight[part].float().T + gates.decay_bias[part].float()
+    g = gates.rate * log.sigmoid()
+    scale = torch.where((positions == 0)[..., None], 1.0, (1 - (2 * g.double()).exp()).sqrt().float())
+    y, expected = rule.scan(before, {"x": x.float() * opened.sigmoid() * scale, "g": g}, {}, valid)
+    y = y * F.gelu(gate.float(), approximate="tanh")
+
+    around = {"gates": gates, "positions": positions, "gate": gate, "act": "gelu_pytorch_tanh"}
+    loose = 3e-6 if dtype is torch.float32 else 2e-2
+    state = before.clone()
+    out = recur.recur_step(rule, {"x": x}, {}, table_of(state, counts), **around)
+    assert out.dtype == dtype
+    assert error(out[valid], y[valid]) < loose
+    assert error(state, expected) < (3e-6 if dtype is torch.float32 else 1e-5)
+    ready = rule.before({"x": x}, **around)
+    plain, after = rule.scan(before, ready, {}, valid)
+    assert error(rule.after(plain, ready, **around)[valid], y[valid]) < loose
+    assert error(after, expected) < loose
+
+
+def test_wkv_starts_from_nothing_at_any_exponent_and_opens_by_a_sigmoid() -> None:
+    rule = WKV(channels=8)
+    case = Case(rule, rows=2, tokens=3).to(torch.float32)
+    case.inputs["k"] = 200 * case.inputs["k"]
+    gate = torch.randn(2, 3, 8)
+    out, expected = rule.scan(rule.zero_state(2), case.inputs, case.constants)
+    state = rule.zero_state(2)
+    got = recur.recur_step(rule, case.cut(0, 3), case.constants, table_of(state, None), gate=gate)
+    assert error(got, out * gate.sigmoid()) < 1e-5
+    assert error(state, expected) < 1e-5

@@ -23,14 +23,19 @@ ROUTERS = {
     "softmax, balanced": lambda: Router(16, 9, Choice(2, factor=0.5), balanced=True),
     "groups": lambda: Router(8, 12, Choice(3, "sigmoid", True, 2.5, groups=4, groups_each=2), balanced=True),
     "groups of five": lambda: Router(24, 15, Choice(4, "sigmoid", groups=3, groups_each=1), balanced=True, opens=True),
+    "groups by their best": lambda: Router(8, 12, Choice(3, groups=4, groups_each=2, group_best=1)),
+    "logit bias, scales": lambda: Router(8, 6, Choice(3, normed=True), logit_bias=True, scaled=True, opens=True),
+    "least sum": lambda: Router(8, 6, Choice(2, normed=True, least=0.9, eps=0.05), balanced=True),
+    "sparsemixer": lambda: Router(8, 9, Choice(2, "sparsemixer", jitter=0.3)),
 }
 
 
 def made(name: str, seed: int = 0) -> Router:
     torch.manual_seed(seed)
     router = ROUTERS[name]().requires_grad_(False)
-    if router.bias is not None:
-        router.bias.normal_()
+    for one in (router.bias, router.logit_bias, router.scales):
+        if one is not None:
+            one.normal_()
     return router
 
 
@@ -92,5 +97,7 @@ def test_what_cannot_be_chosen_is_refused_by_name() -> None:
         route(torch.zeros(1, 3), torch.zeros(5, 3), Choice(5), opens=True)
     with pytest.raises(InputError, match=r"groups=3, .*cannot choose from 4 experts"):
         route(torch.zeros(1, 3), torch.zeros(4, 3), Choice(1, groups=3))
+    with pytest.raises(InputError, match=r"there is a kernel for group_best=1 and 2 alone"):
+        route(torch.zeros(1, 3), torch.zeros(6, 3), Choice(1, groups=2, group_best=3))
     with pytest.raises(InputError, match=r"100000 tokens × 4 logits, but the workspace has room for"):
         route(torch.zeros(100_000, 3), torch.zeros(4, 3), Choice(1))

@@ -163,7 +163,10 @@ def test_what_cannot_be_captured_is_decoded_by_plain_passes_with_the_reason(capl
             run.on_token = lambda row, token, reason: told.append((row, token))
         made = decode_captured(run)
         assert made.tokens == expected
-        assert made.how == PLAIN + "its capture failed: InputError: attend(bias=…): no kernel adds a bias to the scores"
+        assert made.how == PLAIN + (
+            "its capture failed: InputError: attend(bias=…): no kernel adds a bias to the scores that has no "
+            "kernel_form, as <lambda>; AlibiBias and RelativeBias have one"
+        )
         assert made.cache.tokens == [p + t for p, t in zip(PROMPTS, expected, strict=True)]
     assert [[token for at, token in told if at == row] for row in range(2)] == expected  # each once
     assert model.graphs.captures == 1  # it is not tried again

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from lamina.attention import Chunked, Full, Sliding, Window
+from lamina.attention.bias import kernel_form
 from lamina.cache.plain_backend import norm_and_rotate
 from lamina.cache.step import Step
-from lamina.kernels.attention.decode_fused import attend_token, supports
+from lamina.kernels.attention.decode_fused import attend_stored, attend_token, supports
 from lamina.kernels.attention.tiling import Tiling
-from lamina.nn import RMSNorm
+from lamina.nn import AlibiBias, RMSNorm, alibi_slopes
 from tests.kernels.stores import Held, error
+from tests.kernels.test_attend import relative
 from tests.kernels.test_rope import norm_of, rope_of, same
 
 SMALL = Tiling(block=16, warps=4, stages=2)
@@ -34,6 +36,7 @@ def run(
     factor: bool = False,
     gated: bool = False,
     sinks: bool = False,
+    bias: Any = None,
     softcap: float | None = None,
     counts: list[int] | None = None,
     slack: int = 0,
@@ -67,7 +70,7 @@ def run(
         turned_k = norm_and_rotate(step, k.to(kind), norm=norms and norms[1], **turn)
         if by is not None:
             turned_q = (turned_q * by[:, None, :, None]).to(turned_q.dtype)
-        out = held.attend(turned_q, [turned_k, v], dtype=dtype, **how)
+        out = held.attend(turned_q, [turned_k, v], dtype=dtype, bias=bias, **how)
         return out if gate is None else out * gate.to(out.dtype).sigmoid(), turned_k.to(q.dtype)
 
     truth, new_keys = attended(torch.float64)
@@ -75,7 +78,7 @@ def run(
     plain, _ = attended(dtype)
     out = attend_token(
         q, k, v, table=held.table(), window=window, norms=norms, factor=by, gate=gate, most_parts=splits, shape=SMALL,
-        least=16, **turn, **how,
+        least=16, bias=kernel_form(bias), **turn, **how,
     )  # fmt: skip
     assert supports(q, k, v) and out.shape == (B, Hq, 1, Dv)
     assert out.isfinite().all(), "padding and unused slots never reach an output"
@@ -108,6 +111,32 @@ def test_neighbours_factors_gates_sinks_and_softcap() -> None:
     for splits in (1, 4):
         assert run(Full(), [0, 40], gated=True, splits=splits)[0] < 1e-5
         assert run(Full(), [0, 40], sinks=True, softcap=2.0, splits=splits)[0] < 1e-5
+
+
+@pytest.mark.parametrize("make", [lambda heads: AlibiBias(alibi_slopes(heads)), relative], ids=["alibi", "relative"])
+def test_a_bias_by_distance_is_added_to_the_scores(make: Any) -> None:
+    assert run(Full(), [0, 40], softcap=2.0, bias=make(4))[0] < 1e-5
+    assert run(Sliding(20, keep=3), [2, 90], heads=(3, 1), pairs=None, bias=make(3))[0] < 1e-5
+
+
+@pytest.mark.parametrize("window", [Full(), Sliding(11, keep=2)], ids=str)
+def test_a_layer_that_reads_what_another_has_stored_sees_the_new_token(window: Window) -> None:
+    torch.manual_seed(0)
+    held = Held.random(window, [0, 5, 40, 31], 2, (16, 24), slots=48, counts=[1, 1, 1, 0])
+    q, k, v = (torch.randn(4, count, 1, dim) for count, dim in ((4, 16), (2, 16), (2, 24)))
+    norms, rope = (norm_of(16, False, True), norm_of(16, False, True)), rope_of(held, 1, 4)
+    how: dict[str, Any] = dict(scale=0.3, rope=rope, norms=norms, shape=SMALL, most_parts=3, least=16)
+    expected = attend_token(q, k, v, table=held.table(), window=window, **how)  # stores the new token
+    stores = [field.clone() for field in held.fields]
+    found = attend_stored(q, held.table(), 2, 24, window, new=True, **how)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    same(held, stores)
+
+
+@pytest.mark.parametrize("window", [Sliding(20), Sliding(20, keep=3)], ids=str)
+@pytest.mark.parametrize("dims", [(64, 64), (112, 192)], ids=str)
+def test_sinks_with_windows_and_wide_heads(window: Window, dims: tuple[int, int]) -> None:
+    assert run(window, [0, 19, 75], heads=(8, 1), dims=dims, pairs=dims[0] // 2, sinks=True)[0] < 1e-5
 
 
 def test_a_row_that_takes_no_part_stays_as_it_is() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lamina.activation import Gating
 from lamina.nn import Experts
 
 
@@ -19,19 +22,46 @@ def one_by_one(experts: Experts, x: Tensor, chosen: Tensor, weights: Tensor) -> 
     for token, its, factors in zip(x, chosen, weights, strict=True):
         total = torch.zeros_like(token)
         for e, factor in zip(its.tolist(), factors, strict=True):
-            gate, up = (experts.gate_up[e] @ (token * factor if experts.weigh_input else token)).chunk(2)
-            out = experts.down[e] @ (F.silu(gate) * up)
+            if e >= len(experts.down):
+                total += token * factor
+                continue
+            h = experts.first[e] @ (token * factor if experts.weigh_input else token)
+            h = h if experts.first_bias is None else h + experts.first_bias[e]
+            out = experts.down[e] @ inside(experts, h)
+            out = out if experts.down_bias is None else out + experts.down_bias[e]
             total += out if experts.weigh_input else out * factor
         rows.append(total)
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("weigh_input", [False, True])
+def inside(experts: Experts, h: Tensor) -> Tensor:
+    if not experts.gated:
+        return F.relu(h).square()
+    gate, up = h.chunk(2)
+    if experts.gating.limit is None:
+        return F.silu(gate) * up
+    gate, up = gate.clamp(max=0.5), up.clamp(-0.5, 0.5)
+    return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "weighed input": dict(weigh_input=True),
+    "ungated": dict(act="relu2", gated=False),
+    "biases and limits": dict(act=Gating("silu", 0.5, plus=1.0, slope=1.702), bias=True),
+    "identity": dict(identity=5),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize(("tokens", "each"), [(1, 1), (1, 3), (2, 2), (30, 4)])
-def test_every_way_gives_each_token_its_experts_one_by_one(tokens: int, each: int, weigh_input: bool) -> None:
+def test_every_way_gives_each_token_its_experts_one_by_one(tokens: int, each: int, name: str) -> None:
     torch.manual_seed(tokens)
-    experts = Experts(12, width=10, inner=7, weigh_input=weigh_input).requires_grad_(False)
-    x, (chosen, weights) = torch.randn(tokens, 10), a_choice(tokens, 12, each)
+    experts = Experts(12, width=10, inner=7, **OPTIONS[name]).requires_grad_(False)
+    for bias in (experts.first_bias, experts.down_bias):
+        if bias is not None:
+            bias.normal_()
+    x, (chosen, weights) = torch.randn(tokens, 10), a_choice(tokens, 12 + experts.identity, each)
     expected = one_by_one(experts, x, chosen, weights)
     for way in (experts, experts.by_expert, experts.gathered, experts.all_experts):
         torch.testing.assert_close(way(x, chosen, weights), expected, rtol=1e-5, atol=1e-5)

@@ -16,6 +16,8 @@ RULES = {
     "sigmoid": Choice(1, "sigmoid"),
     "sigmoid, normed, with a factor": Choice(4, "sigmoid", normed=True, factor=2.5),
     "groups": Choice(3, "sigmoid", normed=True, groups=4, groups_each=2),
+    "groups by their best": Choice(3, groups=4, groups_each=2, group_best=1),
+    "normed, with a least sum": Choice(3, normed=True, least=0.9, eps=0.05),
 }
 
 
@@ -24,12 +26,12 @@ def one_by_one(rule: Choice, logits: list[float], bias: list[float] | None) -> t
     scores = [math.exp(z) / total if rule.score == "softmax" else 1 / (1 + math.exp(-z)) for z in logits]
     merit = logits if bias is None else [score + b for score, b in zip(scores, bias, strict=True)]
     size = len(logits) // rule.groups
-    groups = [sorted(merit[g * size : (g + 1) * size], reverse=True)[:2] for g in range(rule.groups)]
+    groups = [sorted(merit[g * size : (g + 1) * size], reverse=True)[: rule.group_best] for g in range(rule.groups)]
     best = sorted(range(rule.groups), key=lambda g: -sum(groups[g]))[: rule.groups_each]
     members = [e for e in range(len(logits)) if e // size in best]
     chosen = sorted(members, key=lambda e: -merit[e])[: rule.each]
     weights = [scores[e] for e in chosen]
-    norm = sum(weights) if rule.normed else 1.0
+    norm = max(sum(weights), rule.least) + rule.eps if rule.normed else 1.0
     return chosen, [rule.factor * weight / norm for weight in weights]
 
 
@@ -43,6 +45,28 @@ def test_a_choice_is_what_it_says_for_each_token(name: str, biased: bool) -> Non
         expected = one_by_one(RULES[name], row.tolist(), bias.tolist() if biased else None)
         assert its.tolist() == expected[0]
         assert factors.tolist() == pytest.approx(expected[1])
+
+
+def test_sparsemixer_leaves_out_experts_far_from_the_best_of_those_not_chosen_yet() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(20, 8, dtype=torch.float64)
+    chosen, weights = Choice(2, "sparsemixer", jitter=0.3).of(logits)
+    for row, its, factors in zip(logits.tolist(), chosen.tolist(), weights.tolist(), strict=True):
+        assert its == sorted(range(8), key=lambda e: -row[e])[:2]
+        for taken, expert, factor in zip((set(), {its[0]}), its, factors, strict=True):
+            left = [z for e, z in enumerate(row) if e not in taken]
+            near = [z for z in left if (row[expert] - z) / max(abs(z), row[expert]) <= 0.6]
+            assert factor == pytest.approx(math.exp(row[expert]) / sum(math.exp(z) for z in near))
+
+
+def test_a_bias_of_the_logits_has_a_say_in_the_weights_and_scales_multiply_them() -> None:
+    router, x = Router(6, 5, Choice(2), logit_bias=True, scaled=True).requires_grad_(False), torch.randn(3, 4, 6)
+    assert router.logit_bias is not None and router.scales is not None
+    router.logit_bias.normal_(), router.scales.uniform_()
+    chosen, weights, _ = router(x)
+    expected = router.choice.of(linear_logits(router, x) + router.logit_bias)
+    assert torch.equal(chosen, expected[0])
+    torch.testing.assert_close(weights, expected[1] * router.scales[chosen])
 
 
 def test_scores_are_computed_in_float32_and_rounded_to_the_dtype_of_the_logits() -> None:

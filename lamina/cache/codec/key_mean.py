@@ -36,7 +36,8 @@ def _compute_key_means(model: Model) -> dict[Key, Tensor]:
     specs = model.specs
     step, keys = Step.alone(specs, (1, tokens), model.device), {}
     if any(spec.reads_source for entry in specs for spec in entry.values()):
-        source = model.encode(ids)
+        length = min(TOKENS, model.max_source_positions or TOKENS)
+        source = model.random_source(1, length, torch.Generator().manual_seed(0))
         step.source = model.cross_inputs(source, 1)
         keys = {key: k for key, (k, _) in model.cross_states(source).items()}
     model.forward(ids[:, :tokens], step, logits=None)

@@ -21,6 +21,7 @@ from lamina.cache.counts import row_indices
 from lamina.cache.layers.attention import KeysValues
 from lamina.cache.layers.base import Key, Layer
 from lamina.cache.layers.layout import Layout
+from lamina.cache.layers.tokens import column_of
 from lamina.cache.storage.host import storage_for
 from lamina.errors import InputError
 
@@ -96,6 +97,11 @@ class CrossLayer(Layer):
     def parts(self) -> dict[str, Tensor]:
         """Keys and values as stored, [B, H, S, width] each; a codec stores several parts per field."""
         return {name: tensor for name, tensor in self.data.items() if name != "lengths"}
+
+    def columns(self) -> dict[str, int]:
+        """The lengths are those of the sources, in place of the clock's."""
+        columns = {column_of(name): part.data_ptr() for name, part in self.parts.items()}
+        return columns | {"slots": self.slots, "lengths": self.data["lengths"].data_ptr()}
 
     def widen(self, slots: int) -> None:
         if slots > self.slots:

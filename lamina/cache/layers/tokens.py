@@ -58,10 +58,10 @@ def gather_tokens(new: Tensor, index: Tensor) -> Tensor:
     return torch.take_along_dim(new, index.reshape(shape), dim=-2)
 
 
-def _column(part: str) -> str:
+def column_of(part: str) -> str:
     """The kernel-table column for the address of a part.
 
-    >>> _column("v"), _column("latent.codes"), _column("latent.scales")
+    >>> column_of("v"), column_of("latent.codes"), column_of("latent.scales")
     ('v', 'k', 'k.scales')
     """
     field, _, rest = part.partition(".")
@@ -132,7 +132,7 @@ class TokenLayer(Layer):
         return str(self.coding.codec) if self.coding.formats else super().format
 
     def columns(self) -> dict[str, int]:
-        columns = {_column(name): part.data_ptr() for name, part in self.data.items()}
+        columns = {column_of(name): part.data_ptr() for name, part in self.data.items()}
         columns |= {"slots": self.slots, "ring": self.layout.ring or 0, "keep": self.layout.keep}
         return columns | self.storage.columns()
 

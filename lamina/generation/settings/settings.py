@@ -136,7 +136,8 @@ def settings_of(model: Model, given: Mapping[str, Any], also: Iterable[str] = ()
     Settings(do_sample=True, top_p=0.9, eos_token_id=(2,))
     """
     known = by_name()
-    stored = validate.from_file(model.generation_defaults)
+    own = model.own_defaults
+    stored = validate.from_file({name: value for name, value in model.generation_defaults.items() if name not in own})
     asked = validate.from_caller(given, also)
     chosen, origins = validate.defaults(), Origins({})
     for found, origin in ((stored, "file"), (asked, "caller")):

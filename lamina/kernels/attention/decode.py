@@ -2,7 +2,8 @@
 
 One program takes one key head of one row and one split of its visible tokens (`split_kv.py`). The G query heads of that
 key head times the T new tokens are the rows of a matrix product, so grouped heads (GQA) share one read. New keys and
-values come from this pass's tensors, committed ones from the store. Whether the store is a line or a ring, its address
+values come from this pass's tensors, committed ones from the store; over a source (cross-attention) there are no new
+ones, and every query sees all. Whether the store is a line or a ring, its address
 and each row's length are read on the device from the cache's entry table, so one captured launch serves every cache and
 length.
 
@@ -13,15 +14,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from lamina.attention.window import Window
+from lamina.attention.bias import KernelForm
+from lamina.attention.window import Full, Window
 from lamina.errors import InputError
 from lamina.kernels.attention.online_softmax import LOWEST, accumulate, merge_splits, store_output, to_scores
+from lamina.kernels.attention.score_bias import add_bias, bias_arguments, slopes_of
 from lamina.kernels.attention.split_kv import Division, assigned_split, shortest_split, target_splits
 from lamina.kernels.attention.tiling import Tiling
 from lamina.kernels.attention.visible import (
@@ -100,6 +104,7 @@ def with_room(
 @triton.jit(do_not_specialize=["rows", "wanted"])  # one kernel for many numbers of rows
 def _attend(
     out, q, k, v, sinks,  # [B, T, Hq, DV], [B, Hq, T, D], [B, Hk, T, D], [B, Hk, T, DV], [Hq]
+    bias, buckets, farthest,  # `score_bias.py`
     parts, counters, table,  # partial results and their counters (`merge_splits`); the entry's table row
     rows, wanted, size, keep, least,  # B; target number of splits; the window; shortest split
     scale, softcap,
@@ -108,7 +113,7 @@ def _attend(
     D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr,
     M: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr,  # queries per program: padded, stored, stored and padded
     QUERIES: tl.constexpr, KIND: tl.constexpr,  # blocks of M queries per key head; kind of window
-    SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
+    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, BIAS: tl.constexpr, NEW: tl.constexpr,  # NEW: there are new keys
     B: tl.constexpr, MERGES: tl.constexpr, BLOCK: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr,
     CHUNK: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -132,6 +137,8 @@ def _attend(
     r = block * M + inner
     t, g = r % T, r // T
     low = first_seen(length + t, size, KIND)  # [M]
+    h, real = (head * G + g)[:, None], (r < G * T)[:, None]
+    slopes = slopes_of(bias, h, real, BIAS)
     at = row * q_row + (head * G + g) * q_head + t * q_token
     queries = tl.load(q + at[:, None] + d[None, :], mask=(r < G * T)[:, None] & (d < D)[None, :], other=0.0)
     top, total = tl.full([M], LOWEST, tl.float32), tl.zeros([M], tl.float32)
@@ -141,10 +148,11 @@ def _attend(
     # blocks, and used after the loop.
     takes_new = split == n_splits - 1
     u = tl.arange(0, MOST_NEW)
-    is_new = ((u < count) & takes_new)[:, None]
-    at_k, at_v = row * k_row + head * k_head + u * k_token, row * v_row + head * v_head + u * v_token
-    new_keys = tl.load(k + at_k[:, None] + d[None, :], mask=is_new & (d < D)[None, :], other=0.0)
-    new_values = tl.load(v + at_v[:, None] + dv[None, :], mask=is_new & (dv < DV)[None, :], other=0.0)
+    if NEW:
+        is_new = ((u < count) & takes_new)[:, None]
+        at_k, at_v = row * k_row + head * k_head + u * k_token, row * v_row + head * v_head + u * v_token
+        new_keys = tl.load(k + at_k[:, None] + d[None, :], mask=is_new & (d < D)[None, :], other=0.0)
+        new_values = tl.load(v + at_v[:, None] + dv[None, :], mask=is_new & (dv < DV)[None, :], other=0.0)
 
     for start in range(begins, ends, BLOCK):
         j = start + tl.arange(0, BLOCK)
@@ -153,6 +161,9 @@ def _attend(
         cell = cells_in(pages, head, slot, start, ends, HEADS, PAGE, KIND, BLOCK)
         keys = tl.load(k_store + cell[:, None] * D + d[None, :], mask=there & (d < D)[None, :], other=0.0)
         scores = to_scores(tl.dot(queries, tl.trans(keys), input_precision="ieee"), scale, softcap, SOFTCAP)
+        if BIAS != "":
+            distance = (length + t)[:, None] - position_of(j, kept, first)[None, :]
+            scores = add_bias(scores, slopes, bias, buckets, farthest, h, real, distance, HEADS * G, BIAS)
         seen = (j < ends)[None, :]
         if KIND != "full" and T > 1:  # later queries see fewer of the earlier tokens
             p = position_of(j, kept, first)[None, :]
@@ -160,13 +171,17 @@ def _attend(
         values = tl.load(v_store + cell[:, None] * DV + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0)
         top, total, mix = accumulate(top, total, mix, scores, seen, values)
 
-    if takes_new:
-        new_scores = to_scores(tl.dot(queries, tl.trans(new_keys), input_precision="ieee"), scale, softcap, SOFTCAP)
-        sees_new = (u < count)[None, :] & (u[None, :] <= t[:, None])
-        if KIND != "full":
-            new_position = (length + u)[None, :]
-            sees_new = sees_new & ((new_position >= low[:, None]) | (new_position < keep))
-        top, total, mix = accumulate(top, total, mix, new_scores, sees_new, new_values)
+    if NEW:  # noqa: SIM102 (a constant: without it nothing below is compiled)
+        if takes_new:
+            new_scores = to_scores(tl.dot(queries, tl.trans(new_keys), input_precision="ieee"), scale, softcap, SOFTCAP)
+            if BIAS != "":
+                distance = t[:, None] - u[None, :]
+                new_scores = add_bias(new_scores, slopes, bias, buckets, farthest, h, real, distance, HEADS * G, BIAS)
+            sees_new = (u < count)[None, :] & (u[None, :] <= t[:, None])
+            if KIND != "full":
+                new_position = (length + u)[None, :]
+                sees_new = sees_new & ((new_position >= low[:, None]) | (new_position < keep))
+            top, total, mix = accumulate(top, total, mix, new_scores, sees_new, new_values)
 
     if n_splits == 1:
         store_output(out, top, total, mix, sinks, out, 0, row, head, r, dv, count, T, G, HEADS, DV, SINKS, False)
@@ -191,6 +206,7 @@ def decode_attention(
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,  # [Hq]
+    bias: KernelForm | None = None,
     most_parts: int | None = None,
     shape: Tiling | None = None,
     least: int | None = None,
@@ -202,8 +218,49 @@ def decode_attention(
     contiguous. The output's memory is [B, T, Hq, Dv], so concatenating the heads afterwards copies nothing.
     `most_parts` (target number of splits), `shape` and `least` are for measuring other configurations.
     """
+    tuning = dict(most_parts=most_parts, shape=shape, least=least)
+    return _launch(q, (k, v), table, k.shape[1], v.shape[3], window, scale, softcap, sinks, bias, page=page, **tuning)
+
+
+def attend_source(
+    q: Tensor,  # [B, Hq, T, D]
+    table: Tensor,  # the row of the cache's table for this entry, whose lengths are those of the sources
+    kv_heads: int,
+    value_dim: int,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,  # [Hq]
+    **tuning: Any,
+) -> Tensor:
+    """Cross-attention of up to 16 new tokens per row over the row's source -> [B, Hq, T, Dv].
+
+    Every query sees the whole source, and nothing is stored. Padding, and rows without a source, give zeros. `tuning`:
+    as `decode_attention` takes it.
+    """
+    return _launch(q, None, table, kv_heads, value_dim, Full(), scale, softcap, sinks, None, **tuning)
+
+
+def _launch(
+    q: Tensor,
+    new: tuple[Tensor, Tensor] | None,
+    table: Tensor,
+    Hk: int,
+    Dv: int,
+    window: Window,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+    bias: KernelForm | None,
+    *,
+    most_parts: int | None = None,
+    shape: Tiling | None = None,
+    least: int | None = None,
+    page: int = 0,
+) -> Tensor:
     B, Hq, T, D = q.shape
-    Hk, Dv = k.shape[1], v.shape[3]
+    k, v = (q, q) if new is None else new
+    strides = (0,) * 6 if new is None else (*k.stride()[:3], *v.stride()[:3])
     if not 1 <= T <= MOST_NEW.value:
         raise InputError(
             f"{T} new tokens a row: decode attention takes 1 to {MOST_NEW.value}, use lamina.attention for more"
@@ -219,15 +276,16 @@ def decode_attention(
     most = most_parts or target_splits(B, Hk * blocks, most_visible(window), least, limits.multiprocessors)
     out = torch.empty(B, T, Hq, Dv, dtype=q.dtype, device=q.device)
     division = Division.of(B, Hk * blocks, rows, Dv, most, out)
+    biases, bias_kind = bias_arguments(bias)
     R, values = triton.next_power_of_2(rows), max(16, triton.next_power_of_2(Dv))
     launch(
         _attend, (Hk * blocks, division.items),
-        out, q, k, v, out if sinks is None else sinks, division.parts, arrivals(q.device), table,
+        out, q, k, v, out if sinks is None else sinks, *biases, division.parts, arrivals(q.device), table,
         B, division.wanted, size, keep, least, scale, 1.0 if softcap is None else softcap,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        *q.stride()[:3], *strides,
         T=T, G=Hq // Hk, HEADS=Hk, D=D, DV=Dv, D_PAD=max(16, triton.next_power_of_2(D)), DV_PAD=values,
         M=M, ROWS=rows, R=R, QUERIES=blocks, KIND=kind, SOFTCAP=softcap is not None, SINKS=sinks is not None,
-        BLOCK=shape.block, **division.constants(R, values, shape.warps),
+        BIAS=bias_kind, NEW=new is not None, BLOCK=shape.block, **division.constants(R, values, shape.warps),
         PAGE=page, num_warps=shape.warps, num_stages=stages_for(shape.stages, page),
     )  # fmt: skip
     return out.transpose(1, 2)

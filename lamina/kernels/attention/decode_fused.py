@@ -9,26 +9,31 @@ No launch of this pass writes committed tokens, so the first blocks of a split, 
 before the launch in front has finished. Not in float32: there the queries alone fill the registers of the loop. The
 rest is as in `decode.py`. The slot that the new token takes is one that no query of this pass sees.
 
+Two kinds of layers store nothing here (`attend_stored`): one that reads the keys and values of another layer, which has
+stored this pass's token already, and cross-attention over a source, where there is no new token.
+
 The references are `lamina.cache.step.Step.ready` and `lamina.attention.reference_attention`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from lamina.attention.bias import KernelForm
 from lamina.attention.window import Window
 from lamina.errors import InputError
 from lamina.kernels.attention.decode import MOST_QUERIES, with_room
 from lamina.kernels.attention.online_softmax import LOWEST, accumulate, merge_splits, store_output, to_scores
 from lamina.kernels.attention.rope_append import norm_and_rotate, norm_arguments
+from lamina.kernels.attention.score_bias import add_bias, bias_arguments, slopes_of
 from lamina.kernels.attention.split_kv import Division, assigned_split, shortest_split, target_splits
 from lamina.kernels.attention.tiling import Tiling
-from lamina.kernels.attention.visible import most_visible, slot_of, window_arguments
+from lamina.kernels.attention.visible import most_visible, position_of, slot_of, window_arguments
 from lamina.kernels.eligibility import head_bytes, why_no_heads
 from lamina.kernels.entry import K_STORE, V_STORE, store_pointer
 from lamina.kernels.launch import begin, launch
@@ -53,11 +58,16 @@ CROWDED = {512: Tiling(64, 4, 4)}
 
 def supports(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether the kernel takes these queries, keys and values: one token per row, and heads that fit its registers."""
-    (Hq, T, D), (Hk, Dv) = q.shape[1:], (k.shape[1], v.shape[3])
-    if T > 1 or Hq // Hk > MOST_QUERIES[q.element_size()] or why_no_heads(D, Dv, k.dtype) is not None:
+    return supports_heads(q, k.shape[1], v.shape[3])
+
+
+def supports_heads(q: Tensor, Hk: int, Dv: int) -> bool:
+    """The same for Hk key heads, with values of Dv."""
+    (Hq, T, D), dtype = q.shape[1:], q.dtype
+    if T > 1 or Hq // Hk > MOST_QUERIES[q.element_size()] or why_no_heads(D, Dv, dtype) is not None:
         return False
     limits = limits_of(q.device)
-    return with_room(_shape(D, Dv, k.dtype, False), D, Dv, k.dtype, Hq // Hk, 0, limits.shared, limits) is not None
+    return with_room(_shape(D, Dv, dtype, False), D, Dv, dtype, Hq // Hk, 0, limits.shared, limits) is not None
 
 
 def _shape(key_dim: int, value_dim: int, dtype: torch.dtype, crowded: bool) -> Tiling:
@@ -87,9 +97,9 @@ def plan_for(
 def load_new(
     q, k, v, q_head,  # this key head's queries [G, D], new key [D] and value [DV]; stride of query heads
     q_weight, k_weight, q_eps, k_eps, q_plus, k_plus, cos, sin, factor,  # as for `_attend_token`, of this row
-    takes_new, r, d, dv,
+    k_slot, v_slot, takes_new, r, d, dv,  # of the new token: its slot, and whether this program takes it
     G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PAIRS: tl.constexpr, NEIGHBOURS: tl.constexpr,
-    NORMS: tl.constexpr, WEIGHTS: tl.constexpr, FACTOR: tl.constexpr, PDL: tl.constexpr,
+    NORMS: tl.constexpr, WEIGHTS: tl.constexpr, FACTOR: tl.constexpr, NEW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Waits for the launch in front, then -> (queries [M, D_PAD] and new key [1, D_PAD] after norm and RoPE, new value
     [1, DV_PAD])."""
@@ -100,9 +110,15 @@ def load_new(
     if FACTOR:
         queries *= tl.load(factor)
     one = tl.arange(0, 1)[:, None]
-    new_key = norm_and_rotate(k + one, (one == 0) & takes_new, k_weight, k_eps, k_plus, cos, sin, d,
-                              D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS)  # fmt: skip
-    new_value = tl.load(v + dv, mask=(dv < DV) & takes_new, other=0.0)[None, :]
+    if NEW == "given":
+        new_key = norm_and_rotate(k + one, (one == 0) & takes_new, k_weight, k_eps, k_plus, cos, sin, d,
+                                  D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS)  # fmt: skip
+        new_value = tl.load(v + dv, mask=(dv < DV) & takes_new, other=0.0)[None, :]
+    elif NEW == "stored":  # by an earlier launch of this pass, which may have been the one in front
+        new_key = tl.load(k_slot + d, mask=(d < D) & takes_new, other=0.0)[None, :]
+        new_value = tl.load(v_slot + dv, mask=(dv < DV) & takes_new, other=0.0)[None, :]
+    else:
+        new_key, new_value = d[None, :] * 0.0, (dv[None, :] * 0.0).to(k.dtype.element_ty)
     return queries.to(k.dtype.element_ty), new_key.to(k.dtype.element_ty), new_value
 
 
@@ -110,6 +126,7 @@ def load_new(
 def _attend_token(
     out, q, k, v,  # [B, 1, Hq, DV], [B, Hq, 1, D], [B, Hk, 1, D], [B, Hk, 1, DV]
     cos, sin, q_weight, k_weight, factor, gate, sinks,  # [B, 1, PAIRS] twice, [D] twice, [B, 1], [B, Hq, 1, DV], [Hq]
+    bias, buckets, farthest,  # `score_bias.py`
     parts, counters, table,  # partial results and their counters (`merge_splits`); the entry's table row
     rows, wanted, size, keep, least,  # B; target number of splits; the window; shortest split
     scale, softcap,
@@ -119,7 +136,8 @@ def _attend_token(
     D: tl.constexpr, DV: tl.constexpr, PAIRS: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr,
     M: tl.constexpr, R: tl.constexpr,  # M, R: G, padded
     KIND: tl.constexpr, NEIGHBOURS: tl.constexpr, NORMS: tl.constexpr, WEIGHTS: tl.constexpr,
-    FACTOR: tl.constexpr, GATE: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
+    FACTOR: tl.constexpr, GATE: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, BIAS: tl.constexpr,
+    NEW: tl.constexpr,  # the new key and value are "given", are "stored" in their slot already, or there are "none"
     B: tl.constexpr, MERGES: tl.constexpr, BLOCK: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr,
     CHUNK: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -137,8 +155,13 @@ def _attend_token(
     ends = tl.minimum(begins + split_tokens, n_visible)
     d, dv, r = tl.arange(0, D_PAD), tl.arange(0, DV_PAD), tl.arange(0, M)
     takes_new = (split == n_splits - 1) & (count > 0)  # the last split of a row is the shortest
+    if NEW == "none":
+        takes_new = count < 0
     own = tl.where(length < keep, length, keep + (length - keep) % ring)  # the slot of the new token
     own = cell_of(pages, head, own, takes_new, HEADS, PAGE)
+    k_slot, v_slot = k_store + own * D, v_store + own * DV
+    h, real = (head * G + r)[:, None], (r < G)[:, None]
+    slopes = slopes_of(bias, h, real, BIAS)
     cos += row * rope_row
     sin += row * rope_row
     q += row * q_row + head * G * q_head
@@ -151,8 +174,8 @@ def _attend_token(
     LATE: tl.constexpr = k.dtype.element_ty != tl.float32  # queries in float32 would fill the registers of the loop
     if not LATE:
         queries, new_key, new_value = load_new(
-            q, k, v, q_head, q_weight, k_weight, q_eps, k_eps, q_plus, k_plus, cos, sin, factor, takes_new, r, d, dv,
-            G, D, DV, PAIRS, NEIGHBOURS, NORMS, WEIGHTS, FACTOR, PDL,
+            q, k, v, q_head, q_weight, k_weight, q_eps, k_eps, q_plus, k_plus, cos, sin, factor, k_slot, v_slot,
+            takes_new, r, d, dv, G, D, DV, PAIRS, NEIGHBOURS, NORMS, WEIGHTS, FACTOR, NEW, PDL,
         )  # fmt: skip
     top, total = tl.full([M], LOWEST, tl.float32), tl.zeros([M], tl.float32)
     mix = tl.zeros([M, DV_PAD], tl.float32)
@@ -165,22 +188,29 @@ def _attend_token(
         values = tl.load(v_store + cell[:, None] * DV + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0)
         if LATE and start == begins:  # the loads of the first blocks are issued before this waits
             queries, new_key, new_value = load_new(
-                q, k, v, q_head, q_weight, k_weight, q_eps, k_eps, q_plus, k_plus, cos, sin, factor, takes_new,
-                r, d, dv, G, D, DV, PAIRS, NEIGHBOURS, NORMS, WEIGHTS, FACTOR, PDL,
+                q, k, v, q_head, q_weight, k_weight, q_eps, k_eps, q_plus, k_plus, cos, sin, factor, k_slot, v_slot,
+                takes_new, r, d, dv, G, D, DV, PAIRS, NEIGHBOURS, NORMS, WEIGHTS, FACTOR, NEW, PDL,
             )  # fmt: skip
         scores = to_scores(tl.dot(queries, tl.trans(keys), input_precision="ieee"), scale, softcap, SOFTCAP)
+        if BIAS != "":
+            distance = (length - position_of(j, kept, first))[None, :]
+            scores = add_bias(scores, slopes, bias, buckets, farthest, h, real, distance, HEADS * G, BIAS)
         top, total, mix = accumulate(top, total, mix, scores, (j < ends)[None, :], values)
 
     if takes_new:
         score = tl.sum(queries.to(tl.float32) * new_key.to(tl.float32), 1)
         score = to_scores(score, scale, softcap, SOFTCAP)
+        if BIAS == "buckets":  # slopes are multiplied by a distance of 0
+            here = tl.arange(0, 1)[None, :]
+            score = tl.sum(add_bias(score[:, None], slopes, bias, buckets, farthest, h, real, here, HEADS * G, BIAS), 1)
         higher = tl.maximum(top, score)
         rescale, prob = tl.exp2(top - higher), tl.exp2(score - higher)
         total = total * rescale + prob
         mix = mix * rescale[:, None] + prob.to(v.dtype.element_ty).to(tl.float32)[:, None] * new_value.to(tl.float32)
         top = higher
-        tl.store(k_store + own * D + d[None, :], new_key, mask=(d < D)[None, :])
-        tl.store(v_store + own * DV + dv[None, :], new_value, mask=(dv < DV)[None, :])
+        if NEW == "given":
+            tl.store(k_slot + d[None, :], new_key, mask=(d < D)[None, :])
+            tl.store(v_slot + dv[None, :], new_value, mask=(dv < DV)[None, :])
 
     if n_splits == 1:
         store_output(out, top, total, mix, sinks, gate + row * gate_row, gate_head, row, head, r, dv, count,
@@ -211,18 +241,67 @@ def attend_token(
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,  # [Hq]
+    bias: KernelForm | None = None,
     gate: Tensor | None = None,  # [B, Hq, 1, Dv]: the output is multiplied by its sigmoid
-    most_parts: int | None = None,
-    shape: Tiling | None = None,
-    least: int | None = None,
-    page: int = 0,  # slots per page; 0 without pages
+    **tuning: Any,
 ) -> Tensor:
     """Stores the new token in its slot and attends from it over all that it sees -> [B, Hq, 1, Dv].
 
-    The last axis of q, k, v and gate is contiguous. A row with count 0 is not changed and gives zeros. `most_parts`
-    (target number of splits), `shape` and `least` are for measuring other configurations.
+    The last axis of q, k, v and gate is contiguous. A row with count 0 is not changed and gives zeros. `tuning`: as
+    `_launch` takes it.
     """
-    (B, Hq, _, D), (Hk, Dv) = q.shape, (k.shape[1], v.shape[3])
+    before = dict(rope=rope, neighbours=neighbours, norms=norms, norms_last=norms_last, factor=factor)
+    how = dict(scale=scale, softcap=softcap, sinks=sinks, bias=bias, gate=gate)
+    return _launch(q, (k, v), table, k.shape[1], v.shape[3], window, "given", **before, **how, **tuning)
+
+
+def attend_stored(
+    q: Tensor,  # [B, Hq, 1, D]
+    table: Tensor,  # the row of the table for the entry that holds the keys and values
+    kv_heads: int,
+    value_dim: int,
+    window: Window,
+    *,
+    new: bool,
+    **how: Any,
+) -> Tensor:
+    """Attends from the new token over keys and values that other launches have stored -> [B, Hq, 1, Dv].
+
+    new   True: those of the new token are in their slot already; False: there are none, as in cross-attention
+    how   the options of `attend_token`; norms and rope are for q alone
+    """
+    return _launch(q, None, table, kv_heads, value_dim, window, "stored" if new else "none", **how)
+
+
+def _launch(
+    q: Tensor,
+    new: tuple[Tensor, Tensor] | None,
+    table: Tensor,
+    Hk: int,
+    Dv: int,
+    window: Window,
+    new_token: Literal["given", "stored", "none"],
+    *,
+    scale: float,
+    rope: tuple[Tensor, Tensor] | None = None,
+    neighbours: bool = False,
+    norms: tuple[RMSNorm, RMSNorm] | None = None,
+    norms_last: bool = False,
+    factor: Tensor | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    bias: KernelForm | None = None,
+    gate: Tensor | None = None,
+    most_parts: int | None = None,
+    shape: Tiling | None = None,
+    least: int | None = None,
+    page: int = 0,
+) -> Tensor:
+    """page: slots per page; 0 without pages. `most_parts` (target number of splits), `shape` and `least` are for
+    measuring other configurations."""
+    B, Hq, _, D = q.shape
+    k, v = (q, q) if new is None else new
+    strides = (0,) * 4 if new is None else (*k.stride()[:2], *v.stride()[:2])
     G = Hq // Hk
     limits = limits_of(q.device)
     own, waves, least_of_own = plan_for(D, Dv, k.dtype, G, B * Hk, limits)
@@ -235,18 +314,19 @@ def attend_token(
     R, values = triton.next_power_of_2(G), max(16, triton.next_power_of_2(Dv))
     cos, sin = (q, q) if rope is None else rope
     weights, scalars = norm_arguments(norms, q)
+    biases, bias_kind = bias_arguments(bias)
     launch(
         _attend_token, (Hk, division.items),
         out, q, k, v, cos, sin, *weights, *(q if one is None else one for one in (factor, gate, sinks)),
-        division.parts, arrivals(q.device), table,
+        *biases, division.parts, arrivals(q.device), table,
         B, division.wanted, span, keep, least, scale, 1.0 if softcap is None else softcap,
-        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], cos.stride(0), 0 if factor is None else factor.stride(0),
+        *q.stride()[:2], *strides, cos.stride(0), 0 if factor is None else factor.stride(0),
         *((0, 0) if gate is None else gate.stride()[:2]), *scalars,
         G=G, HEADS=Hk, D=D, DV=Dv, PAIRS=0 if rope is None else cos.shape[-1],
         D_PAD=max(16, triton.next_power_of_2(D)), DV_PAD=values, M=max(16, R), R=R, KIND=kind, NEIGHBOURS=neighbours,
         NORMS="" if norms is None else "last" if norms_last else "first",
         WEIGHTS=norms is not None and norms[0].weight is not None, FACTOR=factor is not None, GATE=gate is not None,
-        SOFTCAP=softcap is not None, SINKS=sinks is not None, BLOCK=shape.block,
+        SOFTCAP=softcap is not None, SINKS=sinks is not None, BIAS=bias_kind, NEW=new_token, BLOCK=shape.block,
         **division.constants(R, values, shape.warps), PAGE=page,
         num_warps=shape.warps, num_stages=stages_for(shape.stages, page),
     )  # fmt: skip

@@ -25,12 +25,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lamina.attention.bias import KernelForm
 from lamina.attention.window import Window
 from lamina.cache.codec.registry import FormatName
 from lamina.errors import InputError
 from lamina.kernels.attention.online_softmax import LOG2E, LOWEST, merge_splits, store_output, to_scores
 from lamina.kernels.attention.quantized_load import add_offsets, load_tokens, rotate_back, store_of
 from lamina.kernels.attention.rope_append import slot_at
+from lamina.kernels.attention.score_bias import add_bias, bias_arguments, slopes_of
 from lamina.kernels.attention.split_kv import Division, assigned_split, target_splits
 from lamina.kernels.attention.tiling import Tiling
 from lamina.kernels.attention.visible import (
@@ -86,7 +88,8 @@ WAVES, WAVES_OF_FEW, WAVES_OF_FP8 = 8, 4, 16  # programs per SM
 def _attend_codes(
     out, q, query_terms,  # [B, T, Hq, DV], [B, Hq, T, D], [B, T, Hq, 2 + groups]
     k_codes, k_scales, k_high, v_codes, v_scales, v_high,  # this pass's parts, [B, Hk, T, width] each
-    sinks, parts, counters, table,  # [Hq]; partial results and their counters (`merge_splits`); the entry's table row
+    sinks, bias, buckets, farthest,  # [Hq]; `score_bias.py`
+    parts, counters, table,  # partial results and their counters (`merge_splits`); the entry's table row
     rows, wanted, size, keep, least,  # B; target number of splits; the window; shortest split
     scale, softcap,
     q_row, q_head, q_token,  # strides
@@ -95,7 +98,7 @@ def _attend_codes(
     KEYS: tl.constexpr, VALUES: tl.constexpr, HADAMARD: tl.constexpr,  # formats; whether values are rotated
     M: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr,  # queries per program: padded, stored, stored and padded
     QUERIES: tl.constexpr, KIND: tl.constexpr,  # blocks of M queries per key head; kind of window
-    SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
+    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, BIAS: tl.constexpr, NEW: tl.constexpr,  # NEW: there are new keys
     B: tl.constexpr, MERGES: tl.constexpr, BLOCK: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr,
     CHUNK: tl.constexpr, APART: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,  # APART: new tokens not in slots
 ):  # fmt: skip
@@ -132,7 +135,9 @@ def _attend_codes(
     k_high += row_head * T * high_bytes(D, KEYS)
     v_high += row_head * T * high_bytes(DV, VALUES)
     begins = split * split_tokens
-    stop = tl.where(split == n_splits - 1, n_visible + count, tl.minimum(begins + split_tokens, n_visible))
+    stop = tl.minimum(begins + split_tokens, n_visible)
+    if NEW:
+        stop = tl.where(split == n_splits - 1, n_visible + count, stop)
     in_slots = tl.minimum(stop, n_visible) if APART else stop  # tokens before this one have slots
     begin(PDL)
 
@@ -141,6 +146,8 @@ def _attend_codes(
     t, g = r % T, r // T
     real = r < G * T
     low = first_seen(length + t, size, KIND)  # [M]
+    h = (head * G + g)[None, :]
+    slopes = slopes_of(bias, h, real[None, :], BIAS)
     at = row * q_row + (head * G + g) * q_head + t * q_token
     queries, mix = (), ()  # one matrix per plane: [WORDS, M] of the keys, [V_WORDS, M] of the values
     w = tl.arange(0, WORDS)[None, :]
@@ -197,6 +204,10 @@ def _attend_codes(
         scores = products * factor[None, :] + added[None, :]
         if SOFTCAP:
             scores = to_scores(scores, scale, softcap, SOFTCAP)
+        if BIAS != "":
+            p = tl.where(u < 0, position_of(j, kept, first), length + u)[:, None]
+            distance = (length + t)[None, :] - p
+            scores = add_bias(scores, slopes, bias, buckets, farthest, h, real[None, :], distance, HEADS * G, BIAS)
         seen = there
         if T > 1:
             seen = seen & (u[:, None] <= t[None, :])
@@ -254,12 +265,16 @@ def decode_codes(
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,  # [Hq]
+    bias: KernelForm | None = None,
+    new: bool = True,
     most_parts: int | None = None,
     shape: Tiling | None = None,
     least: int | None = None,
     page: int = 0,  # slots per page; 0 without pages
 ) -> Tensor:
     """`decode.decode_attention` over codes, from what `quant.encode.encode` gives -> [B, Hq, T, Dv] in `dtype`.
+
+    new   False: there are no new keys and values, as in cross-attention, and `coded` has queries alone
 
     `most_parts` (target number of splits), `shape` and `least` are for measuring other configurations.
     """
@@ -285,14 +300,15 @@ def decode_codes(
     out = torch.empty(B, T, Hq, Dv, dtype=dtype, device=q.device)
     division = Division.of(B, Hk * blocks, rows, columns, most, out)
     R = triton.next_power_of_2(rows)
+    biases, bias_kind = bias_arguments(bias)
     launch(
         _attend_codes, (Hk * blocks, division.items),
         out, q, coded.query_terms, *as_words(coded.k, keys), *as_words(coded.v, values),
-        out if sinks is None else sinks, division.parts, arrivals(q.device), table,
+        out if sinks is None else sinks, *biases, division.parts, arrivals(q.device), table,
         B, division.wanted, size, keep, least, scale, 1.0 if softcap is None else softcap, *q.stride()[:3],
         T=T, G=Hq // Hk, HEADS=Hk, D=D, DV=Dv, KEYS=keys.form, VALUES=values.form, HADAMARD=values.hadamard,
         M=M, ROWS=rows, R=R, QUERIES=blocks, KIND=kind, SOFTCAP=softcap is not None, SINKS=sinks is not None,
-        BLOCK=shape.block, **division.constants(R, columns, shape.warps),
+        BIAS=bias_kind, NEW=new, BLOCK=shape.block, **division.constants(R, columns, shape.warps),
         APART=not coded.stored, PAGE=page, num_warps=shape.warps,
         num_stages=stages_for(shape.stages, page),
     )  # fmt: skip

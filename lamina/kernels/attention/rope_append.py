@@ -11,7 +11,7 @@ The references are `lamina.cache.step.Step.ready` and `lamina.cache.layers.layou
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -253,6 +253,12 @@ def rotate_and_append(
         WRITE=write, FIRST=first, PAGE=page, num_warps=1,
     )  # fmt: skip
     return (q_out.transpose(1, 2), k_out.transpose(1, 2), v) if moves else (q, k, v)
+
+
+def rotate_queries(q: Tensor, table: Tensor, **before: Any) -> Tensor:
+    """Norm and RoPE of q alone, [B, Hq, T, D]; `before`: as `rotate_and_append` takes it."""
+    none = q[:, :0]
+    return rotate_and_append(q, none, none, table=table, write=False, **before)[0]
 
 
 def append(k: Tensor, v: Tensor, table: Tensor, page: int = 0) -> None:

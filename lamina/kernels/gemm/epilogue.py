@@ -97,8 +97,8 @@ def finish(a, b, first, second, factor, rest, before, scale, softcap, out, keep,
     """Stores y + rest at the pointers `out` where `keep`; -> the stored values, rounded to the dtype of out.
 
     y = (before · a + first) · scale · factor, then act(y) unless ACT is "", times (before · b + second) if GATED, then
-    soft-capped. a and b are the sums (b of the up rows) in float32, of the shape of out and keep; first, second, factor and rest come from
-    `wanted`.
+    soft-capped. a and b are the sums (b of the up rows) in float32, of the shape of out and keep; first, second, factor
+    and rest come from `wanted`.
     """
     y = (a * before + first) * scale * factor
     if ACT != "":

@@ -1,6 +1,6 @@
 """Mixture of experts for few tokens: each (token, expert) pair reads its expert's weights in place, without sorting.
 
-    expert_gated    act(gate(x)) · up(x) of each chosen expert, times the router's weight
+    expert_gated    act(gate(x)) · up(x) of each chosen expert, or act(up(x)), times the router's weight
     expert_down     the sum of the chosen experts' down products, plus an optional residual
 
 A shared expert, which every token visits, is part of both launches; its size may differ. The router's weight multiplies
@@ -9,6 +9,9 @@ the input of the down matrix, which is the same as multiplying its output. The r
 Pairs are the fast dimension of the grid, so tokens that chose the same expert read its rows at about the same time and
 share them in L2. Rows of the shared expert stay in registers while a program loops over tokens. All sizes are
 constexpr: a program issues all loads of a weight before it uses the first.
+
+Identity experts, whose indices follow those of the others, have no matrices: `expert_gated` writes zeros for them, and
+`expert_down` adds their input.
 
 Rows whose address is known are loaded before the kernel in front has finished. For the shared expert that is always so.
 For `expert_down` it holds for all rows, since the router ran before `expert_gated` began.
@@ -23,6 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lamina.activation import Gating
 from lamina.kernels.gemm.deferred_norm import DeferredNorm, norm_arguments, norm_factor, prepare_norm
 from lamina.kernels.gemm.epilogue import Act, act_kind, activate
 from lamina.kernels.launch import begin, launch
@@ -46,38 +50,48 @@ class Share:
 
 def expert_gated(
     x: Tensor,
-    gate_up: Tensor,
+    first: Tensor,
     chosen: Tensor,
     weights: Tensor,
-    act: Act,
+    act: Act | Gating,
     *,
+    gated: bool = True,
+    bias: Tensor | None = None,
+    identity: bool = False,
     weigh_input: bool = False,
     shared: Tensor | None = None,
+    shared_factor: float = 1.0,
     opening: Tensor | None = None,
     squares: Tensor | None = None,
     eps: float = 0.0,
     share: Share | None = None,
 ) -> Tensor:
-    """x [N, K], gate_up [E, 2I, K], chosen and weights [N, k] -> [N, k · I + S]
+    """x [N, K], first [E, 2I, K] (gates, then ups), chosen and weights [N, k] -> [N, k · I + S]
 
+    gated         False: there is no gate, and first is [E, I, K]
+    bias          [E, 2I], or [E, I] if not gated
+    identity      True: experts from E on have no matrices
     weigh_input   weights multiply the experts' input: they are applied to the gate and up products, which is the same
-    shared        [2S, K] gate and up of the shared expert
+    shared        [2S, K] gate and up of the shared expert, or [S, K] if not gated
     opening       [N, 1] weight of the shared expert; None: 1
     squares       [P] x is one vector, still to be divided, as for `product`
     """
-    (tokens, width), k, inner = x.shape, chosen.shape[1], gate_up.shape[1] // 2
-    size = 0 if shared is None else shared.shape[0] // 2
-    share = share or _share(2, 1024, x, [width] * 4)
+    (tokens, width), k, matrices = x.shape, chosen.shape[1], 1 + gated
+    inner, size = first.shape[1] // matrices, 0 if shared is None else shared.shape[0] // matrices
+    share = share or _share(2 if gated else 4, 1024, x, [width] * 4)
     out = x.new_empty(tokens, k * inner + size)
     together = min(tokens, TOGETHER)
     for_all = triton.cdiv(size, share.rows) * triton.cdiv(tokens, together)
+    gating = act if isinstance(act, Gating) else Gating()
     launch(
         _gated_kernel, (for_all + tokens * k * triton.cdiv(inner, share.rows),),
-        x, gate_up, x if shared is None else shared, chosen.contiguous(), weights.contiguous(),
-        x if opening is None else opening.contiguous(), squares, out, tokens, x.stride(0), for_all, eps,
-        SQUARES=0 if squares is None else len(squares), CHOICES=k, INNER=inner, SHARED=size, K=width, ROWS=share.rows,
-        BLOCK=share.block, TOGETHER=together, ACT=act_kind(act), WEIGH_INPUT=weigh_input, OPENING=opening is not None,
-        EARLY=share.early, num_warps=share.warps,
+        x, first, x if shared is None else shared, x if bias is None else bias, chosen.contiguous(),
+        weights.contiguous(), x if opening is None else opening.contiguous(), squares, out, tokens, x.stride(0),
+        for_all, eps, SQUARES=0 if squares is None else len(squares), CHOICES=k, EXPERTS=first.shape[0], INNER=inner,
+        SHARED=size, K=width, ROWS=share.rows, BLOCK=share.block, TOGETHER=together, EARLY=share.early, GATED=gated,
+        ACT=act_kind(act.act if isinstance(act, Gating) else act), LIMIT=gating.limit or 0.0, PLUS=gating.plus,
+        SLOPE=gating.slope, BIAS=bias is not None, IDENTITY=identity, WEIGH_INPUT=weigh_input,
+        OPENING=opening is not None, SHARED_FACTOR=shared_factor, num_warps=share.warps,
     )  # fmt: skip
     return out
 
@@ -86,7 +100,12 @@ def expert_down(
     h: Tensor,
     down: Tensor,
     chosen: Tensor,
+    weights: Tensor | None = None,
     *,
+    bias: Tensor | None = None,
+    identity: Tensor | None = None,
+    squares: Tensor | None = None,
+    eps: float = 0.0,
     shared: Tensor | None = None,
     residual: Tensor | None = None,
     next_norm: DeferredNorm | None = None,
@@ -96,21 +115,29 @@ def expert_down(
 
     `chosen` must be written before the launch in front of this one begins, as it is if that is `expert_gated`.
 
+    bias        [E, W], times the weights [N, k], is added
+    identity    [N, W] the input of experts, which those from E on return, times the weights
+    squares     [P] the input is one vector, still to be divided, as for `product`
     next_norm   the norm of the result, for one token, is prepared there
     """
-    tokens, k, (_, width, inner) = h.shape[0], chosen.shape[1], down.shape
+    tokens, k, (experts, width, inner) = h.shape[0], chosen.shape[1], down.shape
     size = 0 if shared is None else shared.shape[1]
     if share is None:
         share = replace(_share(2, 512, h, [*[inner] * k, size]), early=tokens == 1)
     out = h.new_empty(tokens, width, dtype=None if residual is None else residual.dtype)
     together = min(tokens, TOGETHER)
+    if weights is None:
+        assert bias is None and identity is None
+        weights = h
     launch(
         _down_kernel, (triton.cdiv(width, share.rows), triton.cdiv(tokens, together)),
-        h, down, h if shared is None else shared, chosen.contiguous(), h if residual is None else residual, out,
-        *norm_arguments(next_norm), tokens, 0 if residual is None else residual.stride(0),
-        CHOICES=k, INNER=inner, SHARED=size, W=width,
-        ROWS=share.rows, BLOCK=share.block, TOGETHER=together, RESIDUAL=residual is not None,
-        NEXT_NORM=next_norm is not None, EARLY=share.early, num_warps=share.warps,
+        h, down, h if shared is None else shared, h if bias is None else bias, chosen.contiguous(),
+        weights.contiguous(), h if identity is None else identity, squares, h if residual is None else residual, out,
+        *norm_arguments(next_norm), tokens, 0 if identity is None else identity.stride(0),
+        0 if residual is None else residual.stride(0), eps, SQUARES=0 if squares is None else len(squares),
+        CHOICES=k, EXPERTS=experts, INNER=inner, SHARED=size, W=width, ROWS=share.rows, BLOCK=share.block,
+        TOGETHER=together, EARLY=share.early, BIAS=bias is not None, IDENTITY=identity is not None,
+        RESIDUAL=residual is not None, NEXT_NORM=next_norm is not None, num_warps=share.warps,
     )  # fmt: skip
     return out
 
@@ -127,12 +154,16 @@ def _share(rows: int, block: int, x: Tensor, held: list[int]) -> Share:
 
 
 @triton.jit
-def pieces(rows, SIZE: tl.constexpr, BLOCK: tl.constexpr, POLICY: tl.constexpr):
-    """Loads rows of SIZE elements, pointers [ROWS, 1], as a tuple of pieces [ROWS, BLOCK], zero beyond the end."""
+def pieces(rows, SIZE: tl.constexpr, BLOCK: tl.constexpr, POLICY: tl.constexpr, keep=None):
+    """Loads rows of SIZE elements, pointers [ROWS, 1], as a tuple of pieces [ROWS, BLOCK], zero beyond the end.
+
+    keep   a boolean; False: nothing is read, all is zero"""
     found = ()
     for start in tl.static_range(0, SIZE, BLOCK):
         k = start + tl.arange(0, BLOCK)[None, :]
-        if start + BLOCK <= SIZE:
+        if keep is not None:
+            found += (tl.load(rows + k, mask=keep & (k < SIZE), other=0, eviction_policy=POLICY),)
+        elif start + BLOCK <= SIZE:
             found += (tl.load(rows + k, eviction_policy=POLICY),)
         else:
             found += (tl.load(rows + k, mask=k < SIZE, other=0, eviction_policy=POLICY),)
@@ -152,15 +183,17 @@ def products(acc, rows, x, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def _gated_kernel(
     x,  # [N, K]
-    gate_up, shared,  # [E, 2 · INNER, K], [2 · SHARED, K]: gate rows, then up rows
+    first, shared, bias,  # [E, 2 · INNER, K], [2 · SHARED, K], [E, 2 · INNER]: gate rows, then up rows; or up alone
     chosen, weights, opening,  # [N, CHOICES] expert ids, [N, CHOICES], [N, 1]; opening is read if OPENING
     squares,  # [SQUARES] of the norm in front, float32 or int64
     out,  # [N, CHOICES · INNER + SHARED]
     N, x_stride, for_all, eps,  # tokens, elements between rows of x, programs of the shared expert, eps of the norm
     SQUARES: tl.constexpr,  # 0: x is divided already
-    CHOICES: tl.constexpr, INNER: tl.constexpr, SHARED: tl.constexpr, K: tl.constexpr,  # sizes
+    CHOICES: tl.constexpr, EXPERTS: tl.constexpr, INNER: tl.constexpr, SHARED: tl.constexpr, K: tl.constexpr,  # sizes
     ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, EARLY: tl.constexpr,  # `Share`
-    ACT: tl.constexpr, WEIGH_INPUT: tl.constexpr, OPENING: tl.constexpr, PDL: tl.constexpr,
+    GATED: tl.constexpr, ACT: tl.constexpr, LIMIT: tl.constexpr, PLUS: tl.constexpr, SLOPE: tl.constexpr,  # `Gating`
+    BIAS: tl.constexpr, IDENTITY: tl.constexpr, WEIGH_INPUT: tl.constexpr, OPENING: tl.constexpr,
+    SHARED_FACTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The first `for_all` programs are (i, t) of the shared expert: outputs i · ROWS … + ROWS for the tokens
     t · TOGETHER … + TOGETHER. The others are (i, p): such outputs of the pair p = token · CHOICES + choice.
@@ -175,15 +208,16 @@ def _gated_kernel(
         i = program // groups * ROWS + tl.arange(0, ROWS)
         rows = shared + tl.minimum(i, SHARED - 1)[:, None] * K
         gate = pieces(rows, K, BLOCK, "evict_first")
-        up = pieces(rows + SHARED * K, K, BLOCK, "evict_first")
+        up = pieces(rows + SHARED * K, K, BLOCK, "evict_first") if GATED else gate
         if EARLY:
             begin(PDL)
         division = norm_factor(squares, K, eps, SQUARES)
         for t in range(TOGETHER):
             n = (program % groups * TOGETHER + t).to(tl.int64)
             if n < N:
-                factor = tl.load(opening + n).to(tl.float32) if OPENING else 1.0
-                y = _gated(gate, up, x + n * x_stride, division, factor, K, ROWS, BLOCK, ACT, False)
+                factor = SHARED_FACTOR * tl.load(opening + n).to(tl.float32) if OPENING else SHARED_FACTOR
+                y, z = _two(gate, up, x + n * x_stride, division, K, ROWS, BLOCK, GATED)
+                y = _joined(y, z, ACT, GATED, LIMIT, PLUS, SLOPE) * factor
                 tl.store(out + n * HIDDEN + CHOICES * INNER + i, y.to(out.dtype.element_ty), mask=i < SHARED)
     else:
         begin(PDL)
@@ -192,40 +226,68 @@ def _gated_kernel(
         expert, factor = tl.load(chosen + pair).to(tl.int64), tl.load(weights + pair).to(tl.float32)
         n = (pair // CHOICES).to(tl.int64)
         i = (program - for_all) // pairs * ROWS + tl.arange(0, ROWS)
-        rows = gate_up + expert * (2 * INNER * K) + tl.minimum(i, INNER - 1)[:, None] * K
-        gate = pieces(rows, K, BLOCK, "evict_first")
-        up = pieces(rows + INNER * K, K, BLOCK, "evict_first")
+        keep = None
+        if IDENTITY:
+            keep = expert < EXPERTS
+            factor, expert = tl.where(keep, factor, 0.0), tl.minimum(expert, EXPERTS - 1)
+        MATRICES: tl.constexpr = 1 + GATED
+        rows = first + expert * (MATRICES * INNER * K) + tl.minimum(i, INNER - 1)[:, None] * K
+        gate = pieces(rows, K, BLOCK, "evict_first", keep)
+        up = pieces(rows + INNER * K, K, BLOCK, "evict_first", keep) if GATED else gate
         division = norm_factor(squares, K, eps, SQUARES)
-        y = _gated(gate, up, x + n * x_stride, division, factor, K, ROWS, BLOCK, ACT, WEIGH_INPUT)
+        y, z = _two(gate, up, x + n * x_stride, division, K, ROWS, BLOCK, GATED)
+        if WEIGH_INPUT:
+            y, z = y * factor, z * factor
+        if BIAS:
+            own = bias + expert * (MATRICES * INNER) + i
+            y += tl.load(own, mask=i < INNER, other=0).to(tl.float32)
+            if GATED:
+                z += tl.load(own + INNER, mask=i < INNER, other=0).to(tl.float32)
+        y = _joined(y, z, ACT, GATED, LIMIT, PLUS, SLOPE)
+        if not WEIGH_INPUT:
+            y *= factor
         tl.store(out + n * HIDDEN + pair % CHOICES * INNER + i, y.to(out.dtype.element_ty), mask=i < INNER)
 
 
 @triton.jit
-def _gated(
-    gate, up, x, division, factor, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, ACT: tl.constexpr,
-    WEIGH_INPUT: tl.constexpr,
-):  # fmt: skip
-    """act(gate x) · up x for one token, times the router's weight `factor` -> [ROWS] float32
+def _two(gate, up, x, division, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, GATED: tl.constexpr):
+    """gate x and up x for one token, [ROWS] float32 each; the first twice if not GATED
 
     gate and up are tuples of pieces [ROWS, BLOCK], x points at [K], `division` is the factor of a deferred norm or 1"""
     zeros = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     v = pieces(x, K, BLOCK, "evict_last")
-    y, z = tl.sum(products(zeros, gate, v, K, BLOCK), 1), tl.sum(products(zeros, up, v, K, BLOCK), 1)
-    y, z = y * division, z * division
-    return activate(y * factor, ACT) * (z * factor) if WEIGH_INPUT else activate(y, ACT) * z * factor
+    y = tl.sum(products(zeros, gate, v, K, BLOCK), 1) * division
+    z = y
+    if GATED:
+        z = tl.sum(products(zeros, up, v, K, BLOCK), 1) * division
+    return y, z
+
+
+@triton.jit
+def _joined(y, z, ACT: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, PLUS: tl.constexpr, SLOPE: tl.constexpr):
+    """`Gating` of float32 gates y and ups z; act(y) if not GATED. A NaN stays one."""
+    if LIMIT > 0:
+        y = tl.where(y > LIMIT, LIMIT, y)
+        z = tl.where(z > LIMIT, LIMIT, tl.where(z < -LIMIT, -LIMIT, z))
+    y = activate(y * SLOPE, ACT) / SLOPE if SLOPE != 1 else activate(y, ACT)
+    if PLUS != 0:
+        z += PLUS
+    return y * z if GATED else y
 
 
 @triton.jit
 def _down_kernel(
     h,  # [N, CHOICES · INNER + SHARED], from `_gated_kernel`
-    down, shared,  # [E, W, INNER], [W, SHARED]
-    chosen,  # [N, CHOICES] expert ids
+    down, shared, bias,  # [E, W, INNER], [W, SHARED], [E, W]; bias is read if BIAS
+    chosen, weights,  # [N, CHOICES] expert ids, [N, CHOICES]; weights are read if BIAS or IDENTITY
+    x, squares,  # the input of experts [N, W], read if IDENTITY, and [SQUARES] of the norm in front
     residual, out,  # [N, W] each; residual is read if RESIDUAL
     next_weight, next_out, next_squares, next_plus,  # the norm behind: [W], [W], [LANES, 4] int64, 0.0 or 1.0
-    N, residual_stride,  # tokens, elements between rows of the residual
-    CHOICES: tl.constexpr, INNER: tl.constexpr, SHARED: tl.constexpr, W: tl.constexpr,  # sizes
+    N, x_stride, residual_stride, eps,  # tokens, elements between rows of x and of the residual, eps of the norm
+    SQUARES: tl.constexpr,  # 0: x is divided already
+    CHOICES: tl.constexpr, EXPERTS: tl.constexpr, INNER: tl.constexpr, SHARED: tl.constexpr, W: tl.constexpr,  # sizes
     ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, EARLY: tl.constexpr,  # `Share`
-    RESIDUAL: tl.constexpr, NEXT_NORM: tl.constexpr, PDL: tl.constexpr,
+    BIAS: tl.constexpr, IDENTITY: tl.constexpr, RESIDUAL: tl.constexpr, NEXT_NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (w, t): outputs w · ROWS … + ROWS of the tokens t · TOGETHER … + TOGETHER, summed over all their experts.
 
@@ -242,7 +304,10 @@ def _down_kernel(
             for j in tl.static_range(CHOICES):  # past the L1 cache, which may hold values from before the choice
                 experts += (tl.load(chosen + n * CHOICES + j, cache_modifier=".cg").to(tl.int64),)
             for j in tl.static_range(CHOICES):
-                own += (pieces(down + experts[j] * (W * INNER) + row * INNER, INNER, BLOCK, "evict_first"),)
+                keep = None
+                if IDENTITY:
+                    keep = experts[j] < EXPERTS
+                own += (pieces(down + experts[j] * (W * INNER) + row * INNER, INNER, BLOCK, "evict_first", keep),)
             if EARLY:
                 begin(PDL)
             inside = h + n * (CHOICES * INNER + SHARED)
@@ -250,6 +315,16 @@ def _down_kernel(
             rest = tl.zeros([ROWS], dtype=tl.float32)
             if RESIDUAL:
                 rest = tl.load(residual + n * residual_stride + m, mask=m < W, other=0).to(tl.float32)
+            if BIAS:
+                for j in tl.static_range(CHOICES):
+                    one = tl.load(bias + experts[j] * W + m, mask=(m < W) & (experts[j] < EXPERTS), other=0)
+                    rest += tl.load(weights + n * CHOICES + j).to(tl.float32) * one.to(tl.float32)
+            if IDENTITY:
+                own_input = tl.load(x + n * x_stride + m, mask=m < W, other=0).to(tl.float32)
+                own_input *= norm_factor(squares, W, eps, SQUARES)
+                for j in tl.static_range(CHOICES):
+                    factor = tl.load(weights + n * CHOICES + j).to(tl.float32)
+                    rest += tl.where(experts[j] < EXPERTS, 0.0, factor) * own_input
             for j in tl.static_range(CHOICES):
                 v = pieces(inside + j * INNER, INNER, BLOCK, "evict_last")
                 acc = products(acc, own[j], v, INNER, BLOCK)

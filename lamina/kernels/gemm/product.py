@@ -119,9 +119,7 @@ def gated_product(
     act             a name, or the function of `lamina.activation`
     squares, eps    as in `product`
     """
-    return _launch(
-        x, weight, weight.shape[0] // 2, bias, None, 1.0, scale, None, True, act, config, squares, eps, None
-    )
+    return _launch(x, weight, weight.shape[0] // 2, bias, None, 1.0, scale, None, True, act, config, squares, eps, None)
 
 
 def linear(
@@ -230,8 +228,8 @@ def _launch(
     factors_of_all = (before, 1.0 if isinstance(scale, Tensor) else scale, 1.0 if softcap is None else softcap)
     flags: dict[str, Any] = dict(
         ROWS=config.rows, BLOCK=config.block, SPLITS=config.splits, EVEN=k % config.block == 0, GATED=is_gated,
-        ACT="" if act is None else act_kind(act), BIAS=bias is not None, FACTORS=factors is not None, RESIDUAL=residual is not None,
-        SOFTCAP=softcap is not None, num_warps=config.warps,
+        ACT="" if act is None else act_kind(act), BIAS=bias is not None, FACTORS=factors is not None,
+        RESIDUAL=residual is not None, SOFTCAP=softcap is not None, num_warps=config.warps,
     )  # fmt: skip
     grid = (triton.cdiv(m, config.rows), config.splits)
     if isinstance(config, Tiles):

@@ -37,19 +37,25 @@ def route(
     choice: Choice,
     bias: Tensor | None = None,
     *,
+    logit_bias: Tensor | None = None,
+    scales: Tensor | None = None,
     opens: bool = False,
     squares: Tensor | None = None,
     eps: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """x [N, K], weight [E, K], bias [E] -> chosen [N, each] int32, weights [N, each] float32, the best first
 
-    opens     the weight has one more row; the third result is the sigmoid of its logit, [N, 1]
-    squares   [P] x is one vector, still to be divided, as for `product`
+    logit_bias   [E] is added to the logits
+    scales       [E] multiply the weights of the chosen experts
+    opens        the weight has one more row; the third result is the sigmoid of its logit, [N, 1]
+    squares      [P] x is one vector, still to be divided, as for `product`
     """
     (tokens, width), outputs = x.shape, weight.shape[0]
     experts = outputs - opens
     if choice.each > experts or experts % choice.groups or choice.groups_each > choice.groups:
         raise InputError(f"{choice} cannot choose from {experts} experts")
+    if choice.groups > 1 and choice.group_best not in (1, 2):
+        raise InputError(f"{choice}: there is a kernel for group_best=1 and 2 alone")
     if tokens > COUNTERS or tokens * outputs > PARTS:
         raise InputError(
             f"{tokens} tokens × {outputs} logits, but the workspace has room for {PARTS}; use fewer tokens"
@@ -62,13 +68,16 @@ def route(
     together = triton.cdiv(tokens, CHOOSERS)
     rule: dict[str, Any] = dict(
         EACH=choice.each, EACH_BLOCK=triton.next_power_of_2(choice.each), SOFTMAX=choice.score == "softmax",
-        NORMED=choice.normed, BIAS=bias is not None, GROUPS=choice.groups, GROUPS_EACH=choice.groups_each,
+        SPARSEMIXER=choice.score == "sparsemixer", JITTER=choice.jitter, NORMED=choice.normed, LEAST=choice.least,
+        EPS=choice.eps, BIAS=bias is not None, LOGIT_BIAS=logit_bias is not None, SCALED=scales is not None,
+        PAIRS=choice.group_best == 2, GROUPS=choice.groups, GROUPS_EACH=choice.groups_each,
         GROUPS_BLOCK=triton.next_power_of_2(choice.groups), SIZE=experts // choice.groups,
         SIZE_BLOCK=triton.next_power_of_2(experts // choice.groups), OPENS=opens,
     )  # fmt: skip
     launch(
         _route_kernel, (triton.cdiv(outputs, rows), triton.cdiv(tokens, together)),
-        x, weight, x if bias is None else bias, logits, arrived, chosen, weights,
+        x, weight, x if bias is None else bias, x if logit_bias is None else logit_bias,
+        x if scales is None else scales, logits, arrived, chosen, weights,
         weights if opening is None else opening, squares, tokens, x.stride(0), choice.factor, eps, K=width,
         OUTPUTS=outputs, SQUARES=0 if squares is None else len(squares),
         ROWS=rows, BLOCK=block, TOKENS=together, STRETCHES=triton.cdiv(outputs, rows), num_warps=4,
@@ -79,7 +88,8 @@ def route(
 
 @triton.jit
 def _route_kernel(
-    x, weight, bias,  # [N, K], [OUTPUTS, K], [GROUPS · SIZE]; bias is read if BIAS
+    x, weight,  # [N, K], [OUTPUTS, K]
+    bias, logit_bias, scales,  # [GROUPS · SIZE] each, read if BIAS, LOGIT_BIAS and SCALED
     logits, arrived,  # workspace: [N, OUTPUTS] float32, [N / TOKENS] int32 counters, zero between launches
     chosen, weights, opening,  # [N, EACH] int32, [N, EACH] float32, [N, 1] float32, written if OPENS
     squares,  # [SQUARES] of the norm in front, float32 or int64
@@ -87,9 +97,11 @@ def _route_kernel(
     K: tl.constexpr, OUTPUTS: tl.constexpr, SQUARES: tl.constexpr,  # sizes; SQUARES 0: x is divided already
     ROWS: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,  # of one program
     STRETCHES: tl.constexpr,  # programs of one group of tokens
-    EACH: tl.constexpr, EACH_BLOCK: tl.constexpr, SOFTMAX: tl.constexpr, NORMED: tl.constexpr, BIAS: tl.constexpr,
-    GROUPS: tl.constexpr, GROUPS_EACH: tl.constexpr, GROUPS_BLOCK: tl.constexpr, SIZE: tl.constexpr,
-    SIZE_BLOCK: tl.constexpr, OPENS: tl.constexpr, PDL: tl.constexpr,  # the rule, as in `Choice`
+    EACH: tl.constexpr, EACH_BLOCK: tl.constexpr, SOFTMAX: tl.constexpr, SPARSEMIXER: tl.constexpr,
+    JITTER: tl.constexpr, NORMED: tl.constexpr, LEAST: tl.constexpr, EPS: tl.constexpr, BIAS: tl.constexpr,
+    LOGIT_BIAS: tl.constexpr, SCALED: tl.constexpr, PAIRS: tl.constexpr, GROUPS: tl.constexpr,
+    GROUPS_EACH: tl.constexpr, GROUPS_BLOCK: tl.constexpr, SIZE: tl.constexpr, SIZE_BLOCK: tl.constexpr,
+    OPENS: tl.constexpr, PDL: tl.constexpr,  # the rule, as in `Choice`
 ):  # fmt: skip
     """Program (s, t): the logits s · ROWS … + ROWS of the tokens t · TOKENS … + TOKENS; the last of the STRETCHES
     programs of these tokens chooses their experts.
@@ -97,6 +109,9 @@ def _route_kernel(
     Weights are loaded first, before the kernel in front has finished, since no kernel writes them."""
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     w = pieces(weight + tl.minimum(m, OUTPUTS - 1)[:, None] * K, K, BLOCK, "evict_first")
+    more = tl.zeros([ROWS], dtype=tl.float32)
+    if LOGIT_BIAS:
+        more = tl.load(logit_bias + m, mask=m < GROUPS * SIZE, other=0).to(tl.float32)
     begin(PDL)
     division = norm_factor(squares, K, eps, SQUARES)
     for t in range(TOKENS):
@@ -104,15 +119,17 @@ def _route_kernel(
         if n < N:
             v = pieces(x + n.to(tl.int64) * x_stride, K, BLOCK, "evict_last")
             sums = products(tl.zeros([ROWS, BLOCK], dtype=tl.float32), w, v, K, BLOCK)
-            tl.store(logits + n * OUTPUTS + m, tl.sum(sums, 1) * division, mask=m < OUTPUTS)
+            own = tl.sum(sums, 1) * division
+            tl.store(logits + n * OUTPUTS + m, own + more if LOGIT_BIAS else own, mask=m < OUTPUTS)
     if arrive(arrived, tl.program_id(1), STRETCHES):
         for t in range(TOKENS):
             n = tl.program_id(1) * TOKENS + t
             if n < N:
                 own = logits + n * OUTPUTS
                 _choose(
-                    own, bias, chosen + n * EACH, weights + n * EACH, factor, EACH, EACH_BLOCK, SOFTMAX, NORMED, BIAS,
-                    GROUPS, GROUPS_EACH, GROUPS_BLOCK, SIZE, SIZE_BLOCK,
+                    own, bias, scales, chosen + n * EACH, weights + n * EACH, factor, EACH, EACH_BLOCK, SOFTMAX,
+                    SPARSEMIXER, JITTER, NORMED, LEAST, EPS, BIAS, SCALED, PAIRS, GROUPS, GROUPS_EACH, GROUPS_BLOCK,
+                    SIZE, SIZE_BLOCK,
                 )  # fmt: skip
                 if OPENS:
                     tl.store(opening + n, tl.sigmoid(tl.load(own + OUTPUTS - 1, cache_modifier=".cg")))
@@ -120,11 +137,12 @@ def _route_kernel(
 
 @triton.jit
 def _choose(
-    logits, bias, chosen, weights, factor, EACH: tl.constexpr, EACH_BLOCK: tl.constexpr, SOFTMAX: tl.constexpr,
-    NORMED: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr, GROUPS_EACH: tl.constexpr,
-    GROUPS_BLOCK: tl.constexpr, SIZE: tl.constexpr, SIZE_BLOCK: tl.constexpr,
+    logits, bias, scales, chosen, weights, factor, EACH: tl.constexpr, EACH_BLOCK: tl.constexpr,
+    SOFTMAX: tl.constexpr, SPARSEMIXER: tl.constexpr, JITTER: tl.constexpr, NORMED: tl.constexpr, LEAST: tl.constexpr,
+    EPS: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr, PAIRS: tl.constexpr, GROUPS: tl.constexpr,
+    GROUPS_EACH: tl.constexpr, GROUPS_BLOCK: tl.constexpr, SIZE: tl.constexpr, SIZE_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`Choice.of` for one token: logits [GROUPS · SIZE], bias [GROUPS · SIZE] -> chosen and weights [EACH]"""
+    """`Choice.of` for one token: logits, bias and scales [GROUPS · SIZE] -> chosen and weights [EACH]"""
     g, s = tl.arange(0, GROUPS_BLOCK), tl.arange(0, SIZE_BLOCK)
     inside = (g < GROUPS)[:, None] & (s < SIZE)[None, :]
     expert = g[:, None] * SIZE + s[None, :]
@@ -138,10 +156,11 @@ def _choose(
         merit = _score(merit, top, total, SOFTMAX)
         merit += tl.load(bias + expert, mask=inside, other=float("-inf")).to(tl.float32)
     if GROUPS > 1:
-        leaders = _place(tl.max(_ranked(merit, expert, inside), 1))  # [GROUPS_BLOCK]
-        others = tl.where(expert == leaders[:, None], float("-inf"), merit)
-        both = tl.max(merit, 1) + tl.max(others, 1)
-        standing = _ranked(both, g, g < GROUPS)
+        of_group = tl.max(merit, 1)  # [GROUPS_BLOCK]
+        if PAIRS:
+            leaders = _place(tl.max(_ranked(merit, expert, inside), 1))
+            of_group += tl.max(tl.where(expert == leaders[:, None], float("-inf"), merit), 1)
+        standing = _ranked(of_group, g, g < GROUPS)
         shut = g >= 0
         for _ in range(GROUPS_EACH):
             best_group = tl.max(standing)
@@ -151,14 +170,25 @@ def _choose(
 
     keys = _ranked(merit, expert, inside)
     j, picked = tl.arange(0, EACH_BLOCK), tl.zeros([EACH_BLOCK], dtype=tl.int32)
+    shares = tl.zeros([EACH_BLOCK], dtype=tl.float32)
     for step in range(EACH):
         best = tl.max(keys)
         picked = tl.where(j == step, _place(best), picked)
+        if SPARSEMIXER:
+            top = tl.max(tl.where(keys == best, merit, float("-inf")))
+            far = (top - merit) / tl.maximum(tl.abs(merit), top) > 2 * JITTER
+            others = tl.sum(tl.where(far | (keys >= best) | (keys == LOWEST), 0.0, tl.exp(merit - top)))
+            shares = tl.where(j == step, 1 / (1 + others), shares)
         keys = tl.where(keys == best, LOWEST, keys)
     own = tl.load(logits + picked, mask=j < EACH, other=float("-inf"), cache_modifier=".cg")
-    weight = tl.where(j < EACH, _score(own, top, total, SOFTMAX), 0.0)
+    weight = shares if SPARSEMIXER else tl.where(j < EACH, _score(own, top, total, SOFTMAX), 0.0)
     if NORMED:
-        weight /= tl.sum(weight) + 1e-20
+        divisor = tl.sum(weight)
+        if LEAST > 0:
+            divisor = tl.maximum(divisor, LEAST)
+        weight /= divisor + EPS
+    if SCALED:
+        weight *= tl.load(scales + picked, mask=j < EACH, other=0).to(tl.float32)
     tl.store(chosen + j, picked, mask=j < EACH)
     tl.store(weights + j, weight * factor, mask=j < EACH)
 

@@ -14,6 +14,7 @@ when they are accepted: the quantized tokens go to tensors of this pass instead 
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -315,6 +316,41 @@ def encode(
         WRITE=write, FIRST=first, PAGE=page, num_warps=1,
     )  # fmt: skip
     return Coded(q if ready else q_out.transpose(1, 2), query_terms, parts, more, keys, side, write)
+
+
+def encode_queries(
+    q: Tensor,  # [B, Hq, T, D]
+    like: Coded,
+    table: Tensor,  # the row of the cache's table for the entry that is read
+    *,
+    rope: tuple[Tensor, Tensor] | None = None,  # this and the next four as `rotate_and_append` takes them
+    neighbours: bool = False,
+    norms: tuple[RMSNorm, RMSNorm] | None = None,
+    norms_last: bool = False,
+    factor: Tensor | None = None,
+) -> Coded:
+    """`like` with these queries, prepared for its quantized keys: for a layer that quantizes no tokens of its own."""
+    B, Hq, T, D = q.shape
+    dtype = torch.float32 if q.dtype == torch.float32 else torch.float16
+    q_out = torch.empty(B, T, Hq, D, dtype=dtype, device=q.device)
+    query_terms = torch.empty(B, T, Hq, 2 + groups_of(D), device=q.device)
+    cos, sin = (q, q) if rope is None else rope
+    weights, scalars = norm_arguments(norms, q)
+    k, v, keys, values = like.k, like.v, like.keys, like.values
+    launch(
+        _encode, (B * T, Hq),  # no programs for key and value heads
+        q, q, q, cos, sin, *weights, q if factor is None else factor, q_out, query_terms,
+        query_terms if keys.centre is None else keys.centre,
+        k.codes, k.scales, k.high, v.codes, v.scales, v.high, table,
+        *q.stride()[:3], 0, 0, 0, 0, 0, 0, *cos.stride()[:2], *((0, 0) if factor is None else factor.stride()),
+        *scalars, T=T, Q_HEADS=Hq, K_HEADS=k.codes.shape[1], D=D, DV=values.dim, KEYS=keys.form, VALUES=values.form,
+        K_HADAMARD=keys.hadamard, V_HADAMARD=values.hadamard, CENTRED=keys.centre is not None,
+        PAIRS=0 if rope is None else cos.shape[-1], NEIGHBOURS=neighbours,
+        NORMS="" if norms is None else "last" if norms_last else "first",
+        WEIGHTS=norms is not None and norms[0].weight is not None, FACTOR=factor is not None,
+        WRITE=False, FIRST=0, PAGE=0, num_warps=1,
+    )  # fmt: skip
+    return replace(like, q=q_out.transpose(1, 2), query_terms=query_terms)
 
 
 def append_codes(k: Tensor, v: Tensor, table: Tensor, keys: Side, values: Side, page: int = 0) -> None:

@@ -1,10 +1,11 @@
-"""The gated delta rule for a few tokens per row, on the states that a cache keeps; see `state.py`.
+"""The delta rules for a few tokens per row, on the states that a cache keeps; see `state.py`.
 
     S = exp(g) · S
     S = S + k ⊗ beta · (v - Sᵀ k)             S [K, V] per value head, in float32
     y = Sᵀ q
 
-Reference: `lamina.recurrence.GatedDelta`.
+The decay exp(g) is one per head (`GatedDelta`), or one per key channel, a row of S (`ChannelDelta`).
+References: `lamina.recurrence`.
 """
 
 # Kernels gather tensors in tuples that grow:
@@ -29,13 +30,25 @@ from lamina.kernels.recurrent.state import (
     tile_for,
     tokens_together,
 )
-from lamina.recurrence import GatedDelta
+from lamina.recurrence import ChannelDelta, GatedDelta
 from lamina.recurrence.rule import Tensors
 
 
 @triton.jit
-def delta_token(s, q, k, v, g, beta, a, dt_bias, scale, UNIT: tl.constexpr):
+def load_decay(g, head, d, K: tl.constexpr, exists, BY_CHANNEL: tl.constexpr):
+    """The log decay of one token of one head, float32: one per key channel d, [K_BLOCK], from g [H, K]; or one, from
+    g [H]."""
+    if BY_CHANNEL:
+        x = tl.load(g + head * K + d, mask=(d < K) & exists, other=0.0)
+    else:
+        x = tl.load(g + head, mask=exists, other=0.0)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def delta_token(s, q, k, v, g, beta, a, dt_bias, scale, UNIT: tl.constexpr, BY_CHANNEL: tl.constexpr):
     """One token of one head: s [K, V], q and k [K], v [V], log decay g and strength beta -> (new s, y [V]).
+    BY_CHANNEL: g and dt_bias are [K], not scalars.
 
     With a dt_bias, g and beta are as projected. UNIT: q and k are normalized to length one, and q times `scale`.
     """
@@ -48,20 +61,27 @@ def delta_token(s, q, k, v, g, beta, a, dt_bias, scale, UNIT: tl.constexpr):
     # With u = beta · (v - decay · Sᵀk), the new S is decay · S + k ⊗ u, and y = decay · Sᵀq + (k·q) u: both products
     # with the old S can run at once.
     decay = tl.exp(g)
-    s_k = tl.sum(k[:, None] * s, axis=0)  # [V]
-    s_q = tl.sum(q[:, None] * s, axis=0)  # [V]
-    u = beta * (v - decay * s_k)
-    return decay * s + k[:, None] * u[None, :], decay * s_q + tl.sum(k * q, axis=0) * u
+    if BY_CHANNEL:
+        s_k = tl.sum((decay * k)[:, None] * s, axis=0)  # [V], decayed
+        s_q = tl.sum((decay * q)[:, None] * s, axis=0)
+        kept = decay[:, None] * s
+    else:
+        s_k = decay * tl.sum(k[:, None] * s, axis=0)
+        s_q = decay * tl.sum(q[:, None] * s, axis=0)
+        kept = decay * s
+    u = beta * (v - s_k)
+    return kept + k[:, None] * u[None, :], s_q + tl.sum(k * q, axis=0) * u
 
 
 @triton.jit
 def _gated_delta(
-    q, k, v, g, beta,  # inputs: [R, T, H // SHARED, K] twice, [R, T, H, V], [R, T, H] twice, for R rows
-    A, bias, gate, scale,  # [H] or None, [H] or None, [R, T, H, V] or None, of UNIT queries
+    q, k, v, g, beta,  # inputs: [R, T, H // SHARED, K] twice, [R, T, H, V], [R, T, H], or [R, T, H, K] if BY_CHANNEL,
+    # and [R, T, H], for R rows
+    A, bias, gate, scale,  # [H] or None, [H] or [H, K] or None, [R, T, H, V] or None, of UNIT queries
     out, table,  # [R, T, H, V]; the entry's table row, whose store is the states, float32 [R, H, K, V]
     q_row, q_token, k_row, k_token, v_row, v_token, g_row, g_token, beta_row, beta_token, gate_row, gate_token,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    SHARED: tl.constexpr, UNIT: tl.constexpr,  # SHARED: value heads per key head
+    SHARED: tl.constexpr, UNIT: tl.constexpr, BY_CHANNEL: tl.constexpr,  # SHARED: value heads per key head
     BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, GROUP: tl.constexpr,  # GROUP: tokens loaded together
     LIVE_ONLY: tl.constexpr, WRITE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -73,12 +93,12 @@ def _gated_delta(
     count = count_of(tl.load(table + COUNTS), row, T)
     s = tl.load(state, mask=tile_mask & (count > 0) if LIVE_ONLY else tile_mask, other=0.0)  # [K, V]
     a = None if A is None else tl.load(A + head).to(tl.float32)
-    dt_bias = None if bias is None else tl.load(bias + head).to(tl.float32)
+    dt_bias = None if bias is None else load_decay(bias, head, d, K, True, BY_CHANNEL)
     begin(PDL)
     q += row * q_row + head // SHARED * K + d
     k += row * k_row + head // SHARED * K + d
     v += row * v_row + head * V + e
-    g += row * g_row + head
+    g += row * g_row
     beta += row * beta_row + head
     out += row * T * H * V + head * V + e
     for first in range(0, T, GROUP):
@@ -88,14 +108,14 @@ def _gated_delta(
             qs += (tl.load(q + t * q_token, mask=(d < K) & exists, other=0.0).to(tl.float32),)
             ks += (tl.load(k + t * k_token, mask=(d < K) & exists, other=0.0).to(tl.float32),)
             vs += (tl.load(v + t * v_token, mask=e_mask & exists, other=0.0).to(tl.float32),)
-            gs += (tl.load(g + t * g_token, mask=exists, other=0.0).to(tl.float32),)
+            gs += (load_decay(g + t * g_token, head, d, K, exists, BY_CHANNEL),)
             betas += (tl.load(beta + t * beta_token, mask=exists, other=0.0).to(tl.float32),)
             if gate is not None:
                 z = gate + row * gate_row + t * gate_token + head * V + e
                 zs += (tl.load(z, mask=e_mask & exists, other=0.0).to(tl.float32),)
         for i in tl.static_range(GROUP):
             t, real = first + i, first + i < count
-            new, y = delta_token(s, qs[i], ks[i], vs[i], gs[i], betas[i], a, dt_bias, scale, UNIT)
+            new, y = delta_token(s, qs[i], ks[i], vs[i], gs[i], betas[i], a, dt_bias, scale, UNIT, BY_CHANNEL)
             s = tl.where(real, new, s)
             if gate is not None:
                 y *= zs[i] * tl.sigmoid(zs[i])
@@ -115,10 +135,13 @@ def gated_delta_step(
     write: bool = True,
     tile: Tile | None = None,
 ) -> Tensor:
-    """Gated delta: q, k [B, T, Hk, K], v [B, T, H, V], g, beta [B, T, H]; the state is [B, H, K, V] -> [B, T, H, V].
+    """Delta: q, k [B, T, Hk, K], v [B, T, H, V], g, beta [B, T, H]; the state is [B, H, K, V] -> [B, T, H, V].
+
+    With g [B, T, H, K] every key channel has its own decay (`ChannelDelta`).
 
     unit   q and k are normalized to length one, and q is then divided by √K
-    gates  (A [H], dt_bias [H]): g and beta are as projected; the rule takes A · softplus(g + dt_bias) and sigmoid(beta)
+    gates  (A [H], dt_bias [H] or [H, K]): g and beta are as projected; the rule takes A · softplus(g + dt_bias)
+           and sigmoid(beta)
     gate   z [B, T, H, V]: multiplies by silu(z), in the dtype of z
     """
     q, k, v, g, beta = (contiguous_tokens(inputs[name]) for name in ("q", "k", "v", "g", "beta"))
@@ -127,7 +150,8 @@ def gated_delta_step(
     A, bias = gates or (None, None)
     z = None if gate is None else contiguous_tokens(gate)
     out = torch.empty(rows, tokens, heads, value, dtype=output_dtype(v, None, gate), device=v.device)
-    tile, live_only = tile_for(GatedDelta, rows * heads * key * value, tile)
+    by_channel = g.dim() == 4
+    tile, live_only = tile_for(ChannelDelta if by_channel else GatedDelta, rows * heads * key * value, tile)
     tall = triton.next_power_of_2(key)
     block = min(max(tile.values // tall, 1), triton.next_power_of_2(value))
     launch(
@@ -135,7 +159,8 @@ def gated_delta_step(
         q, k, v, g, beta, A, bias, z, key**-0.5, out, table,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *g.stride()[:2], *beta.stride()[:2],
         *row_and_token_strides(z), tokens,
-        heads, key, value, heads // key_heads, unit, block, tall, tokens_together(tokens), live_only, write,
+        heads, key, value, heads // key_heads, unit, by_channel, block, tall,
+        tokens_together(tokens), live_only, write,
         num_warps=tile.warps,
     )  # fmt: skip
     return out

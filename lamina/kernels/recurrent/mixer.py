@@ -9,7 +9,7 @@ and each channel of that slot is written by one program. With several tokens per
 
     mixer_stages.py      the convolution before the rule; gate, norm and stores after it
     mixer_ssd.py         the kernel around SSD
-    mixer_delta.py       the kernel around the gated delta rule
+    mixer_delta.py       the kernel around the delta rules
 
 Everything that the launch just before does not write is loaded before waiting for it: state, ring, taps, parameters.
 Rows without a token write zeros to the output and nothing else. Reference: `memory.mix` on plain layers.
@@ -26,7 +26,7 @@ from lamina.errors import InputError
 from lamina.kernels.recurrent.mixer_delta import mix_delta
 from lamina.kernels.recurrent.mixer_ssd import mix_ssd
 from lamina.kernels.recurrent.state import bandwidth_bound
-from lamina.recurrence import SSD, GatedDelta, Rule
+from lamina.recurrence import SSD, ChannelDelta, GatedDelta, Rule
 from lamina.recurrence.rule import Tensors
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def mix_is_faster(rule: Rule, rows: int, tokens: int) -> bool:
     B and C again.
     """
     values = rows * torch.Size(rule.state_shape).numel()
-    return tokens == 1 and (isinstance(rule, GatedDelta) or (isinstance(rule, SSD) and not bandwidth_bound(values)))
+    delta = isinstance(rule, GatedDelta | ChannelDelta)
+    return tokens == 1 and (delta or (isinstance(rule, SSD) and not bandwidth_bound(values)))
 
 
 def mix_step(
@@ -59,7 +60,8 @@ def mix_step(
 ) -> Tensor:
     """`memory.mix` on the ring behind the table row `rings` and the state behind the table row `table`, in place.
 
-    x [B, 1, C] and gate [B, 1, W] with each row's values contiguous, inputs [B, 1, H] -> [B, 1, W] in the gate's dtype.
+    x [B, 1, C] and gate [B, 1, W] with each row's values contiguous, inputs [B, 1, H] (log decays also [B, 1, H, D])
+    -> [B, 1, W] in the gate's dtype.
     With one row and one norm over all of it, the result is `Unnormed`: the product that follows divides it.
 
     around   keywords of the rule's kernel; `tile`: another tile per program than `TILES` has
@@ -69,6 +71,6 @@ def mix_step(
     match rule:
         case SSD():
             return mix_ssd(rule, x, inputs, constants, rings, table, conv, gate, norm, **around)
-        case GatedDelta():
+        case GatedDelta() | ChannelDelta():
             return mix_delta(rule, x, inputs, rings, table, conv, gate, norm, **around)
-    raise InputError(f"no kernel mixes by the rule {rule}; there is one for SSD and GatedDelta")
+    raise InputError(f"no kernel mixes by the rule {rule}; there is one for SSD, GatedDelta and ChannelDelta")

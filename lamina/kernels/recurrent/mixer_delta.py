@@ -12,7 +12,7 @@ from torch import Tensor
 from lamina.kernels.entry import COUNTS, count_of
 from lamina.kernels.launch import begin_together, launch
 from lamina.kernels.recurrent.conv import ring_of
-from lamina.kernels.recurrent.gated_delta import delta_token
+from lamina.kernels.recurrent.gated_delta import delta_token, load_decay
 from lamina.kernels.recurrent.mixer_stages import (
     act_of,
     contiguous_rows,
@@ -26,7 +26,7 @@ from lamina.kernels.recurrent.mixer_stages import (
     warps_for,
 )
 from lamina.kernels.recurrent.state import Tile, state_of
-from lamina.recurrence import GatedDelta
+from lamina.recurrence import ChannelDelta, GatedDelta
 from lamina.recurrence.rule import Tensors
 
 if TYPE_CHECKING:
@@ -36,14 +36,15 @@ if TYPE_CHECKING:
 
 @triton.jit
 def _delta_kernel(
-    x, g, beta, gate,  # [R, C] with C = 2·(H // SHARED)·D + H·V, [R, H] twice, [R, H·V], for R rows
-    taps, bias, A, dt_bias, scale,  # [C, K], [C] or None, [H] or None twice, of UNIT queries
+    x, g, beta, gate,  # [R, C] with C = 2·(H // SHARED)·D + H·V, [R, H] or [R, H·D], [R, H], [R, H·V], for R rows
+    taps, bias, A, dt_bias, scale,  # [C, K], [C] or None, [H] or None, shaped like g or None, of UNIT queries
     weight, eps, sums, arrived,  # the norm's: see NormArguments
     out, rings, table,  # [R, H·V]; the table rows of the convolution's ring and of the states, float32 [R, H, D, V]
     x_row, g_row, beta_row, gate_row,  # strides
     H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, K: tl.constexpr, ACT: tl.constexpr,
     GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, DIM: tl.constexpr, PROGRAMS: tl.constexpr,
-    GATE_FIRST: tl.constexpr, UNNORMED: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr, D_BLOCK: tl.constexpr,
+    GATE_FIRST: tl.constexpr, UNNORMED: tl.constexpr, SIGMOID: tl.constexpr,
+    UNIT: tl.constexpr, BY_CHANNEL: tl.constexpr, BLOCK: tl.constexpr, D_BLOCK: tl.constexpr,
     LIVE_ONLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (i, head, row): columns i · BLOCK … of the head's state [D, V]. The channels of x are q, k, then v."""
@@ -64,13 +65,13 @@ def _delta_kernel(
     k_sum, k_tap = convolve_history(ring, size, length, taps, bias, at_k, d_mask, C, K)
     v_sum, v_tap = convolve_history(ring, size, length, taps, bias, at_v, e_mask, C, K)
     a = None if A is None else tl.load(A + head).to(tl.float32)
-    step_bias = None if dt_bias is None else tl.load(dt_bias + head).to(tl.float32)
+    step_bias = None if dt_bias is None else load_decay(dt_bias, head, d, D, True, BY_CHANNEL)
     norm_scale = tl.load(weight + at_y, mask=e_mask, other=0.0).to(tl.float32) if UNNORMED else None
     begin_together(PDL)  # the product that follows loads only weights before it waits
     new_q = tl.load(x + row * x_row + at_q, mask=d_mask, other=0.0)
     new_k = tl.load(x + row * x_row + at_k, mask=d_mask, other=0.0)
     new_v = tl.load(x + row * x_row + at_v, mask=e_mask, other=0.0)
-    log_decay = tl.load(g + row * g_row + head).to(tl.float32)
+    log_decay = load_decay(g + row * g_row, head, d, D, True, BY_CHANNEL)
     strength = tl.load(beta + row * beta_row + head).to(tl.float32)
     z = tl.load(gate + row * gate_row + at_y, mask=e_mask, other=0.0).to(tl.float32)
 
@@ -78,7 +79,7 @@ def _delta_kernel(
     query = convolve_new(q_sum, q_tap, new_q, ACT)
     key = convolve_new(k_sum, k_tap, new_k, ACT)
     value = convolve_new(v_sum, v_tap, new_v, ACT)
-    s, y = delta_token(s, query, key, value, log_decay, strength, a, step_bias, scale, UNIT)
+    s, y = delta_token(s, query, key, value, log_decay, strength, a, step_bias, scale, UNIT, BY_CHANNEL)
     ring += length % size * C
     first = (block == 0) & (head % SHARED == 0)
     if not PROGRAMS:
@@ -86,7 +87,7 @@ def _delta_kernel(
     group = head * V // GROUP if GROUP else 0
     y, last = store_output(
         y, z, norm_scale, real, row, group, at_y, e_mask, out, sums, arrived,
-        H * V, GROUP, PROGRAMS, GATE_FIRST, UNNORMED,
+        H * V, GROUP, PROGRAMS, GATE_FIRST, UNNORMED, SIGMOID,
     )  # fmt: skip
     if UNNORMED:
         tl.store(sums + head * tl.num_programs(0) + block, tl.sum(y * y, axis=0))
@@ -94,18 +95,21 @@ def _delta_kernel(
         store_cache(state, s, tile_mask, ring, at_v, new_v, e_mask, at_q, new_q, at_k, new_k, d_mask, real, first)
         if last:
             normalize_group(
-                row, group, real, out, sums, gate, gate_row, weight, eps, H * V, GROUP, GROUP_BLOCK, DIM, GATE_FIRST
-            )
+                row, group, real, out, sums, gate, gate_row, weight, eps, H * V, GROUP, GROUP_BLOCK, DIM, GATE_FIRST,
+                SIGMOID,
+            )  # fmt: skip
 
 
 def mix_delta(
-    rule: GatedDelta, x: Tensor, inputs: Tensors, rings: Tensor, table: Tensor,
+    rule: GatedDelta | ChannelDelta, x: Tensor, inputs: Tensors, rings: Tensor, table: Tensor,
     conv: ShortConvolution, gate: Tensor, norm: GatedRMSNorm | None,
     *, unit: bool = False, gates: tuple[Tensor, Tensor] | None = None, tile: Tile | None = None,
 ) -> Tensor:  # fmt: skip
-    """`mix_step` for the gated delta rule; keywords as `gated_delta_step` has them."""
-    rows, heads, key, value = x.shape[0], rule.value_heads, rule.key_dim, rule.value_dim
-    x, g, beta, z = (contiguous_rows(one) for one in (x, inputs["g"], inputs["beta"], gate))
+    """`mix_step` for a delta rule; keywords as `gated_delta_step` has them."""
+    by_channel = isinstance(rule, ChannelDelta)
+    rows, (heads, key, value) = x.shape[0], rule.state_shape
+    key_heads = rule.key_heads if isinstance(rule, GatedDelta) else heads
+    x, g, beta, z = (contiguous_rows(one) for one in (x, inputs["g"].flatten(2), inputs["beta"], gate))
     A, dt_bias = gates or (None, None)
     tile, live_only = tile_for(rule, rows, tile)
     tall = triton.next_power_of_2(key)
@@ -117,7 +121,7 @@ def mix_delta(
         _delta_kernel, (blocks, heads, rows),
         x, g, beta, z, conv.weight, conv.bias, A, dt_bias, key**-0.5, *end[:4], out, rings, table,
         x.stride(0), g.stride(0), beta.stride(0), z.stride(0),
-        heads, key, value, heads // rule.key_heads, conv.weight.shape[1], act_of(conv), *end[4:], unit, block,
-        tall, live_only, num_warps=warps_for(tile, end),
+        heads, key, value, heads // key_heads, conv.weight.shape[1], act_of(conv), *end[4:], unit, by_channel,
+        block, tall, live_only, num_warps=warps_for(tile, end),
     )  # fmt: skip
     return end.result(out)

@@ -43,7 +43,7 @@ def _ssd_kernel(
     x_row, dt_row, gate_row,  # strides
     H: tl.constexpr, P: tl.constexpr, N: tl.constexpr, SHARED: tl.constexpr, K: tl.constexpr, ACT: tl.constexpr,
     GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, DIM: tl.constexpr, PROGRAMS: tl.constexpr,
-    GATE_FIRST: tl.constexpr, UNNORMED: tl.constexpr, BLOCK: tl.constexpr, N_BLOCK: tl.constexpr,
+    GATE_FIRST: tl.constexpr, UNNORMED: tl.constexpr, SIGMOID: tl.constexpr, BLOCK: tl.constexpr, N_BLOCK: tl.constexpr,
     LIVE_ONLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (i, head, row): rows i · BLOCK … of the head's state [P, N]. The channels of x are x, B, then C."""
@@ -87,7 +87,7 @@ def _ssd_kernel(
     group = head * P // GROUP if GROUP else 0
     y, last = store_output(
         y, z, norm_scale, real, row, group, at_x, p_mask, out, sums, arrived,
-        H * P, GROUP, PROGRAMS, GATE_FIRST, UNNORMED,
+        H * P, GROUP, PROGRAMS, GATE_FIRST, UNNORMED, SIGMOID,
     )  # fmt: skip
     if UNNORMED:
         tl.store(sums + head * tl.num_programs(0) + block, tl.sum(y * y, axis=0))
@@ -95,8 +95,9 @@ def _ssd_kernel(
         store_cache(state, h, tile_mask, ring, at_x, new_x, p_mask, at_B, new_B, at_C, new_C, n_mask, real, first)
         if last:
             normalize_group(
-                row, group, real, out, sums, gate, gate_row, weight, eps, H * P, GROUP, GROUP_BLOCK, DIM, GATE_FIRST
-            )
+                row, group, real, out, sums, gate, gate_row, weight, eps, H * P, GROUP, GROUP_BLOCK, DIM, GATE_FIRST,
+                SIGMOID,
+            )  # fmt: skip
 
 
 def mix_ssd(

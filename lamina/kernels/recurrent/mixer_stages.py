@@ -19,15 +19,16 @@ from torch import Tensor
 from lamina.errors import InputError
 from lamina.kernels.gemm.deferred_norm import Unnormed
 from lamina.kernels.gemm.epilogue import act_kind, activate, arrive
+from lamina.kernels.norm import open_gate
 from lamina.kernels.recurrent.state import Tile, bandwidth_bound
 from lamina.kernels.workspace import COUNTERS, scratch
-from lamina.recurrence import SSD, GatedDelta, Rule
+from lamina.recurrence import SSD, ChannelDelta, GatedDelta, Rule
 
 if TYPE_CHECKING:
     from lamina.nn.recurrent.gated_norm import GatedRMSNorm
     from lamina.nn.recurrent.short_conv import ShortConvolution
 
-TILES: dict[type[Rule], Tile] = {SSD: Tile(2048, 4), GatedDelta: Tile(4096, 4)}
+TILES: dict[type[Rule], Tile] = {SSD: Tile(2048, 4), GatedDelta: Tile(4096, 4), ChannelDelta: Tile(4096, 4)}
 MOST_PER_THREAD = 64  # values of a norm's group that one thread holds
 
 
@@ -81,12 +82,13 @@ def store_output(
     y, z, scale, real, row, group,  # outputs and gate of channels c, the norm's weight, its group in the row
     c, c_mask, out, sums, arrived,  # out [B, W]; sums [B, W]; arrived [B · groups]
     W: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr, GATE_FIRST: tl.constexpr, UNNORMED: tl.constexpr,
+    SIGMOID: tl.constexpr,
 ):  # fmt: skip
     """Gates y, the values c of a row of W, and stores it: to `sums` where a norm follows, else to `out`.
 
     -> (the values that enter the norm, whether this program is the last of the norm's group)
     """
-    opening = z * tl.sigmoid(z)
+    opening = open_gate(z, SIGMOID)
     if GATE_FIRST:
         y *= opening
     last = False
@@ -106,6 +108,7 @@ def store_output(
 def normalize_group(
     row, group, real, out, sums, gate, gate_row, weight, eps,  # out and sums [B, W], gate [B, W], weight [DIM]
     W: tl.constexpr, GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, DIM: tl.constexpr, GATE_FIRST: tl.constexpr,
+    SIGMOID: tl.constexpr,
 ):  # fmt: skip
     """RMS norm of one group of a row, all of whose values are in `sums`; gated here unless GATE_FIRST."""
     k = tl.arange(0, GROUP_BLOCK)
@@ -116,7 +119,7 @@ def normalize_group(
     scale = tl.load(weight + k % DIM, mask=k_mask, other=0.0).to(tl.float32)
     if not GATE_FIRST:
         z = tl.load(gate + row * gate_row + k, mask=k_mask, other=0.0).to(tl.float32)
-        scale *= z * tl.sigmoid(z)
+        scale *= open_gate(z, SIGMOID)
     y *= tl.rsqrt(tl.sum(y * y, axis=0) / GROUP + eps) * scale
     tl.store(out + row * W + k, tl.where(real, y, 0.0), mask=k_mask)
 
@@ -125,7 +128,7 @@ def normalize_group(
 
 
 class NormArguments(NamedTuple):
-    """How a mixer kernel ends: four of its arguments, then six of its constants, in their order."""
+    """How a mixer kernel ends: four of its arguments, then seven of its constants, in their order."""
 
     weight: Tensor | None  # [DIM]
     eps: float
@@ -137,6 +140,7 @@ class NormArguments(NamedTuple):
     PROGRAMS: int  # programs per group, the last of which normalizes it; 0: no program waits for others
     GATE_FIRST: bool
     UNNORMED: bool  # the output is not divided by its root mean square
+    SIGMOID: bool  # of the gate; False: silu
 
     def result(self, out: Tensor) -> Tensor:
         """What the launch returns: `out`, or `out` with its sums of squares."""
@@ -149,7 +153,7 @@ class NormArguments(NamedTuple):
 def norm_arguments(norm: GatedRMSNorm | None, gate: Tensor, heads: int, dim: int, blocks: int) -> NormArguments:
     """For heads of `dim` values, each computed by `blocks` programs; gate [B, 1, heads · dim]."""
     if norm is None:
-        return NormArguments(None, 0.0, None, None, 0, 1, 1, 0, True, False)
+        return NormArguments(None, 0.0, None, None, 0, 1, 1, 0, True, False, False)
     rows, device = gate.shape[0], gate.device
     width, weights = heads * dim, norm.weight.shape[0]
     group = weights // norm.groups
@@ -157,13 +161,17 @@ def norm_arguments(norm: GatedRMSNorm | None, gate: Tensor, heads: int, dim: int
         raise InputError(f"a norm of {norm.groups} groups over {weights} values does not fit {heads} heads of {dim}")
     if rows == 1 and group == width and gate.dtype != torch.float16:  # undivided values may exceed float16's range
         squares = torch.empty(heads * blocks, device=device)
-        return NormArguments(norm.weight, norm.eps, squares, None, group, 1, weights, 0, norm.gate_first, True)
+        return NormArguments(
+            norm.weight, norm.eps, squares, None, group, 1, weights, 0, norm.gate_first, True, norm.sigmoid
+        )
     if rows * width // group > COUNTERS:
         raise InputError(f"{rows} rows with {width // group} norms each; at most {COUNTERS} in all: use fewer rows")
     sums = torch.empty(rows, width, device=device)
     block, programs = triton.next_power_of_2(group), group // dim * blocks
     arrived, gate_first = scratch(device)[1], norm.gate_first
-    return NormArguments(norm.weight, norm.eps, sums, arrived, group, block, weights, programs, gate_first, False)
+    return NormArguments(
+        norm.weight, norm.eps, sums, arrived, group, block, weights, programs, gate_first, False, norm.sigmoid
+    )
 
 
 def tile_for(rule: Rule, rows: int, tile: Tile | None) -> tuple[Tile, bool]:

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.kernels.recurrent.gated_delta import gated_delta_step
+from lamina.kernels.recurrent.rg_lru import rg_lru_step
 from lamina.kernels.recurrent.selective_scan import selective_scan_step
 from lamina.kernels.recurrent.ssd import ssd_step
-from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
+from lamina.kernels.recurrent.wkv import wkv_step
+from lamina.recurrence import RGLRU, SSD, WKV, ChannelDelta, GatedDelta, Rule, SelectiveScan
 from lamina.recurrence.rule import Tensors
 
 
@@ -31,8 +33,13 @@ def recur_step(rule: Rule, inputs: Tensors, constants: Tensors, table: Tensor, *
             return ssd_step(inputs, constants, table, **around)
         case SelectiveScan():
             return selective_scan_step(inputs, constants, table, **around)
-        case GatedDelta():
+        case GatedDelta() | ChannelDelta():
             return gated_delta_step(inputs, constants, table, **around)
+        case RGLRU():
+            return rg_lru_step(inputs, constants, table, **around)
+        case WKV():
+            return wkv_step(inputs, constants, table, **around)
     raise InputError(
-        f"no kernel for the rule {rule}; there is one for SSD, SelectiveScan and GatedDelta, or use rule.scan"
+        f"no kernel for the rule {rule}; there is one for SSD, SelectiveScan, GatedDelta, ChannelDelta, RGLRU and WKV, "
+        "or use rule.scan"
     )

@@ -30,12 +30,22 @@ from lamina.kernels.recurrent.state import (
 )
 from lamina.recurrence import SelectiveScan
 from lamina.recurrence.rule import Tensors
+from lamina.recurrence.selective_scan import Norms
+
+
+@triton.jit
+def _normed(x, scale, eps, N: tl.constexpr):
+    """RMS norm of x [N], times `scale` unless that is None; x itself if eps is None."""
+    if eps is not None:
+        x *= tl.rsqrt(tl.sum(x * x, axis=0) / N + eps)
+    return x if scale is None else x * scale
 
 
 @triton.jit
 def _selective_scan(
     x, dt, B, C,  # inputs: [R, T, CHANNELS] twice, [R, T, N] twice, for R rows
     A, skip, gate, bias,  # [CHANNELS, N], [CHANNELS] or None, [R, T, CHANNELS] or None, [CHANNELS] or None
+    B_weight, C_weight, eps,  # of the norms of B and C: [N] or None twice; None: no norms
     out, table,  # [R, T, CHANNELS]; the entry's table row, whose store is the states, float32 [R, CHANNELS, N]
     x_row, x_token, dt_row, dt_token, B_row, B_token, C_row, C_token, gate_row, gate_token,  # strides
     T: tl.constexpr, CHANNELS: tl.constexpr, N: tl.constexpr,
@@ -53,6 +63,8 @@ def _selective_scan(
     a = tl.load(A + offset, mask=tile_mask, other=0.0).to(tl.float32)
     dt_bias = None if bias is None else tl.load(bias + c, mask=c_mask, other=0.0).to(tl.float32)
     D = None if skip is None else tl.load(skip + c, mask=c_mask, other=0.0).to(tl.float32)
+    B_scale = None if B_weight is None else tl.load(B_weight + n, mask=n < N, other=0.0).to(tl.float32)
+    C_scale = None if C_weight is None else tl.load(C_weight + n, mask=n < N, other=0.0).to(tl.float32)
     begin(PDL)
     x += row * x_row + c
     dt += row * dt_row + c
@@ -65,8 +77,10 @@ def _selective_scan(
             t, exists = first + i, first + i < T
             xs += (tl.load(x + t * x_token, mask=c_mask & exists, other=0.0).to(tl.float32),)
             dts += (tl.load(dt + t * dt_token, mask=c_mask & exists, other=0.0).to(tl.float32),)
-            Bs += (tl.load(B + t * B_token, mask=(n < N) & exists, other=0.0).to(tl.float32),)
-            Cs += (tl.load(C + t * C_token, mask=(n < N) & exists, other=0.0).to(tl.float32),)
+            new_B = tl.load(B + t * B_token, mask=(n < N) & exists, other=0.0).to(tl.float32)
+            new_C = tl.load(C + t * C_token, mask=(n < N) & exists, other=0.0).to(tl.float32)
+            Bs += (_normed(new_B, B_scale, eps, N),)
+            Cs += (_normed(new_C, C_scale, eps, N),)
             if gate is not None:
                 z = gate + row * gate_row + t * gate_token + c
                 zs += (tl.load(z, mask=c_mask & exists, other=0.0).to(tl.float32),)
@@ -92,6 +106,7 @@ def selective_scan_step(
     skip: Tensor | None = None,
     gate: Tensor | None = None,
     dt_bias: Tensor | None = None,
+    norms: Norms | None = None,
     write: bool = True,
     tile: Tile | None = None,
 ) -> Tensor:
@@ -99,6 +114,7 @@ def selective_scan_step(
 
     skip     D [C]: adds D x, in the dtype that this sum has in PyTorch
     gate     z [B, T, C]: multiplies by silu(z), in the dtype of z
+    norms    (eps, weight of B [N] or None, weight of C [N] or None): B and C are RMS-normed first
     dt_bias  [C]: dt is as projected, and the step size is softplus(dt + dt_bias)
     """
     x, dt, B, C = (contiguous_tokens(inputs[name]) for name in ("x", "dt", "B", "C"))
@@ -106,12 +122,13 @@ def selective_scan_step(
     state = B.shape[2]
     z = None if gate is None else contiguous_tokens(gate)
     out = torch.empty(rows, tokens, channels, dtype=output_dtype(x, skip, gate), device=x.device)
+    eps, B_weight, C_weight = norms or (None, None, None)
     tile, live_only = tile_for(SelectiveScan, rows * channels * state, tile)
     wide = triton.next_power_of_2(state)
     block = min(max(tile.values // wide, 1), triton.next_power_of_2(channels))
     launch(
         _selective_scan, (triton.cdiv(channels, block), rows),
-        x, dt, B, C, constants["A"], skip, z, dt_bias, out, table,
+        x, dt, B, C, constants["A"], skip, z, dt_bias, B_weight, C_weight, eps, out, table,
         *x.stride()[:2], *dt.stride()[:2], *B.stride()[:2], *C.stride()[:2], *row_and_token_strides(z), tokens,
         channels, state, block, wide, tokens_together(tokens), live_only, write,
         num_warps=tile.warps,

@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lamina.kernels.entry import STORE
-from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
+from lamina.recurrence import SSD, WKV, ChannelDelta, GatedDelta, Rule, SelectiveScan
 
 
 class Tile(NamedTuple):
@@ -45,6 +45,10 @@ TILES = {  # (rule, bandwidth-bound)
     (SelectiveScan, True): Tile(1024, 4),
     (GatedDelta, False): Tile(2048, 4),
     (GatedDelta, True): Tile(4096, 4),
+    (ChannelDelta, False): Tile(2048, 4),
+    (ChannelDelta, True): Tile(4096, 4),
+    (WKV, False): Tile(128, 2),
+    (WKV, True): Tile(512, 4),
 }
 
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from lamina.attention.bias import SlopeForm
+
 
 def alibi_slopes(heads: int, *, largest: float = 8.0, scale: float = 1.0) -> list[float]:
     """The slopes of bloom, falcon and mpt: a geometric sequence from 2^(-largest / n) to 2^-largest.
@@ -48,3 +50,6 @@ class AlibiBias(nn.Module):
 
     def forward(self, head: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return self.slopes[head] * (kv - q)
+
+    def kernel_form(self) -> SlopeForm:
+        return SlopeForm(self.slopes)

@@ -10,22 +10,37 @@ from lamina.nn.linear import Linear
 
 
 class CrossAttention(nn.Module):
-    """Keys and values are computed once, when a source is attached, so their matrix is separate from that of q."""
+    """Keys and values are computed once, when a source is attached, so their matrix is separate from that of q.
 
-    def __init__(self, width: int, heads: int, head_dim: int, *, scale: float | None = None) -> None:
+    bias           whether q, k and v have biases; where k alone has none, its part of `kv.bias` is zero
+    source_width   width of the source's states; None: as the decoder's
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        head_dim: int,
+        *,
+        bias: bool = False,
+        out_bias: bool = False,
+        scale: float | None = None,
+        source_width: int | None = None,
+    ) -> None:
         super().__init__()
         self.heads, self.head_dim = heads, head_dim
         self.scale = head_dim**-0.5 if scale is None else scale
         self.spec = Cross(heads, head_dim, head_dim)
-        self.q = Linear(width, heads * head_dim, bias=False)
-        self.kv = Linear(width, 2 * heads * head_dim, bias=False)
-        self.out = Linear(heads * head_dim, width, bias=False)
+        self.q = Linear(width, heads * head_dim, bias=bias)
+        self.kv = Linear(width if source_width is None else source_width, 2 * heads * head_dim, bias=bias)
+        self.out = Linear(heads * head_dim, width, bias=out_bias)
 
     def read(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of the source. states [B, S, width] -> [B, H, S, D] each"""
+        """Keys and values of the source. states [B, S, source width] -> [B, H, S, D] each"""
         k, v = self.kv(states).unflatten(-1, (2 * self.heads, -1)).transpose(1, 2).chunk(2, dim=1)
         return k, v
 
-    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+    def forward(self, x: Tensor, memory: Memory, onto: Tensor | None = None) -> Tensor:
+        """x [B, T, width] -> [B, T, width]; `onto`: a residual that the result is added to."""
         q = self.q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, H, T, D]
-        return self.out(memory.attend(q, scale=self.scale).transpose(1, 2).flatten(2))
+        return self.out(memory.attend(q, scale=self.scale).transpose(1, 2).flatten(2), onto)

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from lamina.attention.bias import BucketForm
 from lamina.errors import InputError
 
 
@@ -46,3 +47,6 @@ class RelativeBias(nn.Module):
         if self.both_ways:
             bucket = torch.where(kv > q, bucket + self.buckets, bucket)
         return self.weight[bucket, head]
+
+    def kernel_form(self) -> BucketForm:
+        return BucketForm(self.weight, self.bucket_of)

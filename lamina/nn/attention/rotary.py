@@ -35,6 +35,7 @@ def rope_parameters(
     base, partial   defaults of `rope_theta` and `partial_rotary_factor`
     kind            a layer type ("sliding_attention" …), if the configuration has settings for each
     """
+    config.ignore("rope_scaling", "rope_theta", "partial_rotary_factor")  # `rope_parameters` wins, as in transformers
     found = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     if kind is not None and any(isinstance(value, dict) for value in found.values()):
         found = dict(found.get(kind) or {})

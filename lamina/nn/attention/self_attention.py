@@ -26,7 +26,7 @@ class SelfAttention(nn.Module):
     norms_last      norms come after RoPE (RMS norms of each head only)
     factored        queries are multiplied by `Positions.factor`
     sinks           a learned logit per head takes part in the softmax
-    clip            q, k and v are clamped to [-clip, clip]
+    clip            q, k and v are clamped to [-clip, clip], after norms of all heads together
     gated           the output is multiplied by the sigmoid of a gate [B, H, T, D], projected together with the queries
     factors         fixed multipliers, of the input and of the output
     """
@@ -69,11 +69,11 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, memory: Memory, shared: Positions, onto: Tensor | None = None) -> Tensor:
         """x [B, T, width] -> [B, T, width]; `onto`: a residual that the result is added to."""
-        qkv = self.qkv(x, before=self.in_factor)
-        if self.clip is not None:
-            qkv = qkv.clamp(-self.clip, self.clip)
-        q, *gate, k, v = qkv.unflatten(-1, (-1, self.head_dim)).split(self.parts, dim=2)  # [B, T, heads, D] each
+        qkv = self.qkv(x, before=self.in_factor).unflatten(-1, (-1, self.head_dim))
+        q, *gate, k, v = qkv.split(self.parts, dim=2)  # [B, T, heads, D] each
         q, k, norms = self._normed(q, k)
+        if self.clip is not None:
+            q, k, v = (part.clamp(-self.clip, self.clip) for part in (q, k, v))
         out = memory.attend(
             *(part.transpose(1, 2) for part in (q, k, v)),
             scale=self.scale, rope=None if self.rope is None else shared.ropes[self.rope], neighbours=self.neighbours,

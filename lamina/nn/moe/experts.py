@@ -93,32 +93,45 @@ class Experts(nn.Module):
         shared: tuple[Tensor, Tensor] | None = None,
         opening: Tensor | None = None,
         onto: Tensor | None = None,
+        *,
+        shared_factor: float = 1.0,
     ) -> Tensor:
-        """The same in two kernel launches, for few tokens, plus onto + opening · shared(x).
+        """The same in two kernel launches, for few tokens, plus onto + shared_factor · opening · shared(x).
 
-        shared    gate_up [2S, W] and down [W, S] of the shared expert
+        shared    gate_up [2S, W], or up [S, W] if the experts are not gated, and down [W, S] of the shared expert
         opening   [..., 1] gate of the shared expert
         onto      [..., W] residual
         """
         from lamina.kernels.gemm.deferred_norm import deferred_norm, made, operand  # imports Triton
+        from lamina.kernels.gemm.epilogue import kind_of
         from lamina.kernels.gemm.experts import expert_down, expert_gated
 
-        if not self.gated or self.identity or self.down_bias is not None or self.gating != Gating(self.gating.act):
-            flat = x.flatten(0, -2)
-            out = self.gathered(flat, chosen.flatten(0, -2), weights.flatten(0, -2)).to(x.dtype).view(x.shape)
+        flat_choice, flat_weights = chosen.flatten(0, -2), weights.flatten(0, -2)
+        if kind_of(self.act) is None:
+            assert shared is None
+            out = self.gathered(x.flatten(0, -2), flat_choice, flat_weights).to(x.dtype).view(x.shape)
             return out if onto is None else onto + out
         x, squares, eps = operand(x)
-        tokens, chosen, weights = x.flatten(0, -2), chosen.flatten(0, -2), weights.flatten(0, -2)
-        gate_up, down = (None, None) if shared is None else shared
+        tokens = x.flatten(0, -2)
+        shared_first, shared_down = (None, None) if shared is None else shared
         h = expert_gated(
-            tokens, self.first, chosen, weights, self.act, weigh_input=self.weigh_input, shared=gate_up,
+            tokens, self.first, flat_choice, flat_weights, self.gating, gated=self.gated, bias=self.first_bias,
+            identity=self.identity > 0, weigh_input=self.weigh_input, shared=shared_first, shared_factor=shared_factor,
             opening=opening, squares=squares, eps=eps,
         )  # fmt: skip
         residual = None if onto is None else onto.flatten(0, -2)
         deferred = deferred_norm(self, x, x.shape[-1])
-        y = expert_down(h, self.down, chosen, shared=down, residual=residual, next_norm=deferred)
+        y = expert_down(
+            h, self.down, flat_choice, flat_weights, bias=self.down_bias, identity=tokens if self.identity else None,
+            squares=squares, eps=eps, shared=shared_down, residual=residual, next_norm=deferred,
+        )  # fmt: skip
         read = self.down.nbytes // len(self.down) * chosen.shape[-1]
         return made(self, y.view(x.shape), deferred, read)
+
+    @property
+    def plain_gating(self) -> bool:
+        """True if the experts are gated by the activation alone, as `GatedMLP` is."""
+        return self.gating == Gating(self.gating.act)
 
     def by_expert(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """x [N, W], chosen and weights [N, K] -> [N, W]: (token, expert) pairs sorted by expert."""

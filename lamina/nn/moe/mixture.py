@@ -84,7 +84,7 @@ class Mixture(nn.Module):
     def forward(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
         """x [..., width] -> [..., width]; `onto`: a residual that the result is added to."""
         chosen, weights, opening = self.router(x)
-        if self.capacity:
+        if 0 < self.capacity < chosen.shape[-2]:
             within = within_capacity(chosen, self.router.weight.shape[0] - self.router.opens, self.capacity)
             weights = weights * within.to(weights.dtype)
         if kernels.on() and self.enter is None:
@@ -102,10 +102,16 @@ class Mixture(nn.Module):
     ) -> Tensor:
         """A shared expert of the same kind as the others is part of their launches."""
         experts, shared = self.experts, self.shared
-        alike = experts.gated and experts.down_bias is None and not experts.identity
-        if alike and isinstance(shared, GatedMLP) and shared.gate_up.bias is None and shared.down_factor == 1:
-            return experts.by_kernel(x, chosen, weights, (shared.gate_up.weight, shared.down.weight), opening, onto)
-        return experts.by_kernel(x, chosen, weights, onto=self._shared_onto(x, opening, onto))
+        weights_of, factor = None, 1.0
+        if isinstance(shared, GatedMLP) and experts.gated and experts.plain_gating and shared.gate_factor == 1:
+            weights_of, factor = (shared.gate_up, shared.down), shared.down_factor
+        elif isinstance(shared, MLP) and not experts.gated:
+            weights_of, factor = (shared.up, shared.down), shared.factor
+        if weights_of is None or weights_of[0].bias is not None or shared.act is not experts.act:
+            return experts.by_kernel(x, chosen, weights, onto=self._shared_onto(x, opening, onto))
+        first, down = weights_of
+        fused = first.weight, down.weight
+        return experts.by_kernel(x, chosen, weights, fused, opening, onto, shared_factor=factor)
 
     def _shared_onto(self, x: Tensor, opening: Tensor | None, onto: Tensor | None) -> Tensor | None:
         """onto + opening · shared(x)"""

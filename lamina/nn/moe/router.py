@@ -120,11 +120,10 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """x [..., W] -> expert indices and weights, [..., each] both, and the gate of the shared expert [..., 1]"""
-        if kernels.on() and self.logit_bias is None and self.choice.score != "sparsemixer":
-            chosen, weights, opening = self._by_kernel(x)
-        else:
-            chosen, weights, opening = self._plain(x)
-        return chosen, weights if self.scales is None else weights * self.scales[chosen].to(weights.dtype), opening
+        if kernels.on() and (self.choice.groups == 1 or self.choice.group_best <= 2):
+            return self._by_kernel(x)
+        chosen, weights, opening = self._plain(x)
+        return chosen, weights if self.scales is None else weights * self.scales[chosen], opening
 
     def _plain(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         logits, opening = linear(x.to(self.weight.dtype), self.weight), None
@@ -140,7 +139,10 @@ class Router(nn.Module):
 
         x, squares, eps = operand(x)
         flat = x.reshape(-1, x.shape[-1])
-        found = route(flat, self.weight, self.choice, self.bias, opens=self.opens, squares=squares, eps=eps)
+        found = route(
+            flat, self.weight, self.choice, self.bias, logit_bias=self.logit_bias, scales=self.scales,
+            opens=self.opens, squares=squares, eps=eps,
+        )  # fmt: skip
         chosen, weights, opening = (None if one is None else one.view(*x.shape[:-1], -1) for one in found)
         assert chosen is not None and weights is not None
         return chosen, weights, opening

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from lamina.cache.memory import Memory
-from lamina.cache.spec import Recurrent
+from lamina.cache.spec import LayerSpecs, Recurrent
+from lamina.nn.attention.positions import Positions
 from lamina.nn.linear import Linear
 from lamina.nn.recurrent.gated_norm import GatedRMSNorm
 from lamina.nn.recurrent.short_conv import ShortConvolution
@@ -42,9 +43,9 @@ class GatedDeltaMixer(nn.Module):
         self.dt_bias = nn.Parameter(torch.zeros(value_heads))
         self.norm = GatedRMSNorm(value_dim, eps, gate_first=False)
         self.out = Linear(values, width, bias=False)
-        self.specs = {"conv": self.conv.spec, "state": Recurrent(self.rule)}
+        self.specs: LayerSpecs = {"conv": self.conv.spec, "state": Recurrent(self.rule)}
 
-    def forward(self, u: Tensor, memory: Memory, onto: Tensor | None = None) -> Tensor:
+    def forward(self, u: Tensor, memory: Memory, shared: Positions | None = None, onto: Tensor | None = None) -> Tensor:
         qkv, z, b, a = self.project(u).split(self.parts, dim=-1)
         y = memory.mix(
             self.rule, qkv, {"g": a, "beta": b}, {}, conv=self.conv, gate=z, norm=self.norm,

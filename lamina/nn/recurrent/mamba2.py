@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from lamina.cache.memory import Memory
-from lamina.cache.spec import Recurrent
+from lamina.cache.spec import LayerSpecs, Recurrent
 from lamina.checkpoint.names import From, Value
+from lamina.nn.attention.positions import Positions
 from lamina.nn.linear import Linear
 from lamina.nn.recurrent.gated_norm import GatedRMSNorm
 from lamina.nn.recurrent.short_conv import ShortConvolution
@@ -66,7 +67,7 @@ class Mamba2Mixer(nn.Module):
         self.D = nn.Parameter(torch.ones(heads))
         self.norm = norm
         self.out = Linear(inner, width, bias=out_bias)
-        self.specs = {"conv": self.conv.spec, "state": Recurrent(self.rule)}
+        self.specs: LayerSpecs = {"conv": self.conv.spec, "state": Recurrent(self.rule)}
         self.scale: Tensor | None
         scaled = any(scale != 1 for scale in self.scales)
         self.register_buffer("scale", torch.empty(sum(self.parts)) if scaled else None, persistent=False)
@@ -77,7 +78,7 @@ class Mamba2Mixer(nn.Module):
         if self.scale is not None:
             self.scale = torch.cat([torch.full((n,), scale) for n, scale in zip(self.parts, self.scales, strict=True)])
 
-    def forward(self, u: Tensor, memory: Memory, onto: Tensor | None = None) -> Tensor:
+    def forward(self, u: Tensor, memory: Memory, shared: Positions | None = None, onto: Tensor | None = None) -> Tensor:
         inner, _, shared, _, heads = self.parts
         projected = self.project(u, before=self.in_factor, scale=1.0 if self.scale is None else self.scale)
         z, xBC, dt = projected.split([inner, inner + 2 * shared, heads], dim=-1)

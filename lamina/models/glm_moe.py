@@ -1,0 +1,56 @@
+"""GLM-4.5 and dots.llm1: grouped-query attention with the mixtures of DeepSeek V3.
+
+https://arxiv.org/abs/2508.06471  https://arxiv.org/abs/2506.05767
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from lamina.attention.window import Full, Sliding, Window
+from lamina.config import Config
+from lamina.models.decoder import layer_types
+from lamina.models.deepseek import balanced_mixture, mixture_names, prediction_layers
+from lamina.models.transformer import Transformer
+from lamina.nn import RMSNorm, SelfAttention
+
+
+class Glm4Moe(Transformer):
+    names = Transformer.names | mixture_names("blocks.{i}.mlp", "model.layers.{i}.mlp")
+    eps = ("rms_norm_eps", 1e-5)
+    rope_partial = 0.5
+
+    def __init__(self, c: Config) -> None:
+        super().__init__(c)
+        self.ignored = (*self.ignored, *prediction_layers(c))
+
+    def make_attention(self, c: Config, layer: int, **options: Any) -> SelfAttention:
+        if c.get("use_qk_norm", False):
+            q_norm, k_norm = (RMSNorm(c.head_width, c.get(*self.eps)) for _ in range(2))
+            options = dict(q_norm=q_norm, k_norm=k_norm) | options
+        return super().make_attention(c, layer, **dict(out_bias=False) | options)
+
+    def make_mlp(self, c: Config, layer: int) -> nn.Module:
+        return super().make_mlp(c, layer) if layer < c.get("first_k_dense_replace", 1) else balanced_mixture(c)
+
+
+class Dots1(Transformer):
+    names = Glm4Moe.names
+
+    def make_attention(self, c: Config, layer: int, **options: Any) -> SelfAttention:
+        q_norm, k_norm = (RMSNorm(c.head_width, c.get(*self.eps)) for _ in range(2))
+        return super().make_attention(c, layer, q_norm=q_norm, k_norm=k_norm, **options)
+
+    def make_window(self, c: Config, layer: int) -> Window:
+        """Without `layer_types`, layers from `max_window_layers` on have a window."""
+        size, first = c.said("sliding_window", 4096), c.get("max_window_layers", 62)
+        kinds = ["full_attention", "sliding_attention"]
+        found = layer_types(c, kinds, lambda i: kinds[size is not None and i >= first])
+        return Full() if found[layer] == kinds[0] or size is None else Sliding(size)
+
+    def make_mlp(self, c: Config, layer: int) -> nn.Module:
+        if layer < c.get("first_k_dense_replace", 0):
+            return super().make_mlp(c, layer)
+        return balanced_mixture(c.with_values(norm_topk_prob=c.get("norm_topk_prob", False)))
