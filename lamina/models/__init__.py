@@ -1,7 +1,7 @@
 """Model families, one file each, found by the `model_type` of a checkpoint's configuration.
 
 A family from outside the package is registered with `register_family`, or by an entry point of the group
-`lamina.families` in the package that has it: the module named there is imported when a model_type is not known.
+`lamina_families` in the package that has it: the module named there is imported when a model_type is not known.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ FAMILIES = {
     "gemma": "gemma:Gemma",
     "gemma2": "gemma2:Gemma2",
     "gemma3_text": "gemma3:Gemma3",
+    "gemma3n_text": "gemma3n:Gemma3n",
+    "gemma4_text": "gemma4:Gemma4",
     "ministral": "mistral:Ministral",
     "ministral3": "mistral:Ministral3",
     "phi": "phi:Phi",
@@ -38,6 +40,7 @@ FAMILIES = {
     "olmo": "olmo:Olmo",
     "olmo2": "olmo:Olmo2",
     "olmo3": "olmo:Olmo3",
+    "bitnet": "bitnet:BitNet",
     "apertus": "apertus:Apertus",
     "arcee": "arcee:Arcee",
     "cwm": "cwm:Cwm",
@@ -78,7 +81,45 @@ FAMILIES = {
     "qwen3_next": "qwen3_next:Qwen3Next",
     "lfm2": "lfm2:Lfm2",
     "t5": "t5:T5",
+    "bart": "bart:Bart",
+    "plbart": "bart:PLBart",
+    "mbart": "bart:MBart",
+    "blenderbot": "bart:Blenderbot",
+    "blenderbot-small": "bart:BlenderbotSmall",
+    "pegasus": "bart:Pegasus",
+    "marian": "bart:Marian",
+    "m2m_100": "bart:M2M100",
     "whisper": "whisper:Whisper",
+    "gpt2": "gpt2:GPT2",
+    "gpt_bigcode": "gpt2:GPTBigCode",
+    "gpt_neo": "gpt2:GPTNeo",
+    "openai-gpt": "openai_gpt:OpenAIGPT",
+    "gptj": "gptj:GPTJ",
+    "codegen": "gptj:CodeGen",
+    "gpt_neox": "gpt_neox:GPTNeoX",
+    "opt": "opt:OPT",
+    "xglm": "opt:XGLM",
+    "biogpt": "opt:BioGPT",
+    "falcon": "falcon:Falcon",
+    "bloom": "bloom:Bloom",
+    "mpt": "mpt:MPT",
+    "starcoder2": "starcoder2:Starcoder2",
+    "stablelm": "stablelm:StableLm",
+    "nemotron": "nemotron:Nemotron",
+    "jais2": "nemotron:Jais2",
+    "helium": "glm:Helium",
+    "ernie4_5": "glm:Ernie4_5",
+    "glm": "glm:Glm",
+    "glm4": "glm:Glm4",
+    "hunyuan_v1_dense": "hunyuan:HunYuanDenseV1",
+    "nanochat": "nanochat:NanoChat",
+    "seed_oss": "seed_oss:SeedOss",
+    "smollm3": "smollm3:SmolLM3",
+    "youtu": "youtu:Youtu",
+    "minicpm3": "youtu:MiniCPM3",
+    "modernbert-decoder": "modernbert_decoder:ModernBertDecoder",
+    "roformer": "roformer:RoFormer",
+    "doge": "doge:Doge",
 }
 """model_type -> "module:class" in this package."""
 
@@ -171,5 +212,5 @@ def known_types() -> list[str]:
 @cache
 def import_outside_families() -> None:
     """Imports the modules of installed packages that register families."""
-    for entry in entry_points(group="lamina.families"):
+    for entry in entry_points(group="lamina_families"):
         entry.load()

@@ -8,7 +8,7 @@ from lamina.nn.attention.positions import Positions
 from lamina.nn.attention.relative import RelativeBias
 from lamina.nn.attention.rotary import Rotary, rope_parameters, rotate, rotate_neighbours
 from lamina.nn.attention.self_attention import SelfAttention
-from lamina.nn.block import Block, Mixer, ParallelBlock
+from lamina.nn.block import Block, Mixer, ParallelBlock, PostNormBlock
 from lamina.nn.embedding import Embedding
 from lamina.nn.linear import Linear
 from lamina.nn.mlp import MLP, GatedMLP
@@ -26,12 +26,13 @@ from lamina.nn.recurrent.rg_lru import RGLRUMixer, rg_lru_names
 from lamina.nn.recurrent.rwkv import ChannelMixer, TimeMixer, rwkv_names
 from lamina.nn.recurrent.short_conv import ShortConvolution
 from lamina.nn.recurrent.zamba import ZambaMixer, zamba_names
+from lamina.nn.sinusoids import Sinusoids
 
 __all__ = [
     "MLP", "AlibiBias", "Block", "ChannelDeltaMixer", "ChannelMixer", "Choice", "CrossAttention", "Embedding",
     "Experts", "GatedDeltaMixer", "GatedMLP", "GatedRMSNorm", "LatentAttention", "LayerNorm", "LightningMixer",
-    "Linear", "Mamba2Mixer", "MambaMixer", "Mixer", "Mixture", "Norm", "ParallelBlock", "Positions", "RGLRUMixer",
-    "RMSNorm", "RelativeBias", "Rotary", "Router", "SelfAttention", "ShortConvolution", "TimeMixer", "ZambaMixer",
-    "activation", "alibi_slopes", "channel_delta_names", "mamba2_names", "mamba_names", "rg_lru_names",
-    "rope_parameters", "rotate", "rotate_neighbours", "rwkv_names", "zamba_names",
+    "Linear", "Mamba2Mixer", "MambaMixer", "Mixer", "Mixture", "Norm", "ParallelBlock", "Positions", "PostNormBlock",
+    "RGLRUMixer", "RMSNorm", "RelativeBias", "Rotary", "Router", "SelfAttention", "ShortConvolution", "Sinusoids",
+    "TimeMixer", "ZambaMixer", "activation", "alibi_slopes", "channel_delta_names", "mamba2_names", "mamba_names",
+    "rg_lru_names", "rope_parameters", "rotate", "rotate_neighbours", "rwkv_names", "zamba_names",
 ]  # fmt: skip

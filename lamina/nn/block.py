@@ -69,3 +69,17 @@ class ParallelBlock(nn.Module):
         y = self.attention_norm(x)
         z = y if self.mlp_norm is None else self.mlp_norm(x)
         return self.mlp(z, onto=self.attention(y, memory, shared, onto=x))
+
+
+class PostNormBlock(nn.Module):
+    """norm(x + attention(x)), then norm(x + mlp(x)): the residual is normed too, as in the first Transformers."""
+
+    def __init__(self, attention: Mixer, mlp: nn.Module, *, attention_norm: nn.Module, mlp_norm: nn.Module) -> None:
+        super().__init__()
+        self.attention, self.attention_norm = attention, attention_norm
+        self.mlp, self.mlp_norm = mlp, mlp_norm
+        self.specs = attention.specs
+
+    def forward(self, x: Tensor, memory: Memory, shared: Positions) -> Tensor:
+        x = self.attention_norm(self.attention(x, memory, shared, onto=x))
+        return self.mlp_norm(self.mlp(x, onto=x))

@@ -111,10 +111,11 @@ def weight_bytes(model: Model, rows: int, experts: float | None = None) -> float
 
 def chosen_experts(model: Model) -> dict[int, int]:
     """For each `Experts` module of a model, by its id: how many experts a token visits."""
+    pairs = ((getattr(module, "experts", None), getattr(module, "router", None)) for module in model.modules())
     return {
-        id(module.experts): module.router.choice.each
-        for module in model.modules()
-        if isinstance(getattr(module, "experts", None), Experts) and isinstance(getattr(module, "router", None), Router)
+        id(experts): router.choice.each
+        for experts, router in pairs
+        if isinstance(experts, Experts) and isinstance(router, Router)
     }
 
 
@@ -135,8 +136,10 @@ def _read_of(
         return parameter.nbytes / parameter.shape[0] * min(rows, parameter.shape[0])
     if found := [module for module in owners if isinstance(module, Experts)]:
         every = parameter.shape[0]
-        visited = distinct_experts(every, each[id(found[0])], rows) if experts is None else experts
-        return parameter.nbytes / every * visited
+        if experts is None:
+            choices = every + found[0].identity  # identity experts have nothing to read
+            experts = distinct_experts(choices, each[id(found[0])], rows) * every / choices
+        return parameter.nbytes / every * experts
     return parameter.nbytes
 
 
