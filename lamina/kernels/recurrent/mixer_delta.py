@@ -76,9 +76,9 @@ def _delta_kernel(
     z = tl.load(gate + row * gate_row + at_y, mask=e_mask, other=0.0).to(tl.float32)
 
     real = count > 0
-    query = convolve_new(q_sum, q_tap, new_q, ACT)
-    key = convolve_new(k_sum, k_tap, new_k, ACT)
-    value = convolve_new(v_sum, v_tap, new_v, ACT)
+    query = convolve_new(q_sum, q_tap, new_q, d_mask, ACT)
+    key = convolve_new(k_sum, k_tap, new_k, d_mask, ACT)
+    value = convolve_new(v_sum, v_tap, new_v, e_mask, ACT)
     s, y = delta_token(s, query, key, value, log_decay, strength, a, step_bias, scale, UNIT, BY_CHANNEL, DOUBLED)
     ring += length % size * C
     first = (block == 0) & (head % SHARED == 0)
