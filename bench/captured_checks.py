@@ -121,8 +121,6 @@ def why_plain(model: Model) -> str | None:
 
 def greedy(one: Family) -> Found:
     """Whether captured greedy tokens are those of plain passes, in float32."""
-    if reason := why_plain(one.model):
-        return True, reason
     found, expected = one.model.generate(PROMPTS, 20, eos_token_id=None), plain(one.model, PROMPTS, 20)
     good = found.tokens == expected.tokens and "captured" in found.how
     return good, "yes" if good else f"no: {found.how}"
@@ -132,6 +130,16 @@ def yes(check: Callable[[Model], str]) -> Callable[[Family], Found]:
     def asked(one: Family) -> Found:
         said = check(one.model)
         return not said.startswith("no:") if check is in_codes else said == "yes", said
+
+    return asked
+
+
+def if_captured(check: Callable[[Family], Found]) -> Callable[[Family], Found]:
+    """The check, or the reason why steps are not captured."""
+
+    def asked(one: Family) -> Found:
+        reason = why_plain(one.model)
+        return check(one) if reason is None else (True, reason)
 
     return asked
 
@@ -146,16 +154,18 @@ def columns() -> dict[str, Callable[[Family], Found]]:
     """Every check by its title, in order; the model is in bfloat16 after `ROUNDED`."""
     return {
         LOGITS: logits,
-        GREEDY: greedy,
+        GREEDY: if_captured(greedy),
         LAWS: laws,
         "laws on the host, float32": partial(laws, residence="host"),
         "no sync in a decode pass": yes(without_syncs),
-        "captured equals plain, greedy and drawn, float32, captures for two caches": captured_is_plain,
-        PASSES: yes(passes_are_plain),
+        "captured equals plain, greedy and drawn, float32, captures for two caches": if_captured(captured_is_plain),
+        PASSES: if_captured(yes(passes_are_plain)),
         "in pages the same tokens, captured as without, greedy, drawn, drafted, in forks and beams, and no sync": yes(
             in_pages
         ),
-        f"captured passes over codes ({', '.join(CODECS)}) are plain ones, in pages too, float32": yes(in_codes),
+        f"captured passes over codes ({', '.join(CODECS)}) are plain ones, in pages too, float32": if_captured(
+            yes(in_codes)
+        ),
         "threads, CUDA streams, tasks and interleaved streams get the tokens of a run alone": yes(many_callers),
         ROUNDED: rounded,
         ROUNDED_LAWS: laws,

@@ -157,7 +157,7 @@ def append(record: Path, line: dict[str, Any]) -> None:
 
 def page(lines: dict[str, dict[str, Any]], machine: str) -> str:
     """The record as Markdown."""
-    from bench.captured_checks import columns
+    from bench.captured_checks import GREEDY, columns
 
     titles = list(columns())
     rows = [["family", *titles, "seconds"], ["---"] * (len(titles) + 2)]
@@ -170,6 +170,8 @@ def page(lines: dict[str, dict[str, Any]], machine: str) -> str:
         else:
             other = f"as {line['shares']}" if line["shares"] else "–"
             rows.append([family, *(line["cells"].get(title, other) for title in titles), f"{line['seconds']:.0f}"])
+            if (said := line["cells"].get(GREEDY, "")).startswith("plain passes"):
+                notes.append(f"{family} is not captured: {said}")
         notes += [f"FAILED: {family}, {title}" for title in line["failed"]]
     table = "".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |\n" for row in rows)
     return f"{machine} Command: `python -m bench.device_check`.\n\n{table}\n" + "".join(f"- {note}\n" for note in notes)
