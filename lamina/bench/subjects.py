@@ -97,7 +97,9 @@ class Lamina:
         """How many experts of a layer the rows visit in a step, on average; None where there are none."""
         found: list[int] = []
         hooks = [
-            module.register_forward_pre_hook(lambda _, given: found.append(given[1].unique().numel()))
+            module.register_forward_pre_hook(
+                lambda experts, given: found.append(int((given[1].unique() < len(experts.down)).sum()))
+            )
             for module in self.model.modules()
             if isinstance(module, Experts)
         ]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lamina.checkpoint.ctranslate2 import is_ctranslate2
 from lamina.checkpoint.demo_weights import NAMED
 from lamina.checkpoint.folder import read_json
 from lamina.checkpoint.hub import is_hub_id, locate
@@ -257,6 +258,8 @@ def find_shape(name: str | os.PathLike[str]) -> ModelShape:
     path = locate(name, weights=False)
     if path.suffix.lower() == ".gguf" and path.is_file():
         return ModelShape(path.name, open_source(path).config)
+    if is_ctranslate2(path):
+        return ModelShape(str(name) if name in NAMED else path.resolve().name, open_source(path).config)
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file() or file.suffix != ".json":
         raise InputError(
