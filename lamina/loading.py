@@ -12,11 +12,13 @@ from torch import nn
 
 from lamina.checkpoint.loader import fill, finish_buffers, own_dtype, put, tensors_of
 from lamina.checkpoint.source import NESTED, config_dtype, open_source
+from lamina.checkpoint.tokenizer import UnknownTokenizer
 from lamina.config import Config
 from lamina.dtypes import float_dtype
 from lamina.errors import InputError
 from lamina.model import Model
 from lamina.models import family_of
+from lamina.notices import notice
 from lamina.runtime.prebuild import start_build
 
 
@@ -57,7 +59,10 @@ def load(
     fill(model, cls.part_of(source), model.names, dtype=kind, device=place, ignore=model.ignored)
     if building is not None:
         building.register(model)
-    model.tokenizer = source.tokenizer()
+    try:
+        model.tokenizer = source.tokenizer()
+    except UnknownTokenizer as error:
+        notice(f"the model is loaded without a tokenizer, for ids alone: {error}", unexpected=True)
     model.generation_defaults = dict(source.generation_config)
     model.preprocessor_config = source.preprocessor_config
     return model.eval()

@@ -36,6 +36,15 @@ def test_a_checkpoint_without_a_tokenizer_has_none(checkpoint: Path) -> None:
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
+def test_a_tokenizer_of_unknown_kind_is_left_out_with_a_notice(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (checkpoint / "vocab.json").write_text("{}")
+    (checkpoint / "tokenizer_config.json").write_text('{"tokenizer_class": "OddTokenizer"}')
+    assert lamina.load(checkpoint, device="cpu").tokenizer is None
+    assert "loaded without a tokenizer, for ids alone" in caplog.text and "class OddTokenizer" in caplog.text
+
+
 def test_dtype_is_the_checkpoints_unless_asked_for(checkpoint: Path) -> None:
     assert lamina.load(checkpoint, dtype=torch.bfloat16, device="cpu").dtype == torch.bfloat16
     assert lamina.load(change(checkpoint, dtype="bfloat16"), device="cpu").dtype == torch.bfloat16

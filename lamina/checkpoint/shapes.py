@@ -263,8 +263,8 @@ def find_shape(name: str | os.PathLike[str]) -> ModelShape:
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file() or file.suffix != ".json":
         raise InputError(
-            f"{name} is neither a Hub id, nor a folder with config.json, nor a config.json, nor a .gguf file, nor one "
-            f"of {', '.join((*NAMED, *SHAPES))}"
+            f"{name} is neither a folder with config.json, nor a config.json, nor a .gguf file, nor one of "
+            f"{', '.join((*NAMED, *SHAPES))}, nor a Hub id (owner/name)"
         )
     if is_hub_id(name):
         return ModelShape(str(name), read_json(file))

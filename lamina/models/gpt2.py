@@ -33,7 +33,7 @@ class GPT2(Gpt):
         "transformer.",
         {path: name if "norm" in path or "{i}" not in path else transposed(name) for path, name in BODY.items()},
     ) | {"head": "lm_head"}
-    ignored = MASKS
+    ignored: tuple[str, ...] = MASKS
     aliases = {
         "hidden_size": "n_embd",
         "num_hidden_layers": "n_layer",

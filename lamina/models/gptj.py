@@ -1,4 +1,4 @@
-"""GPT-J and CodeGen: attention and MLP side by side, RoPE on the first `rotary_dim` dimensions of a head, in neighbours.
+"""GPT-J and CodeGen: attention and MLP side by side; RoPE on the first `rotary_dim` dimensions, paired as neighbours.
 
 https://github.com/kingoflolz/mesh-transformer-jax  https://arxiv.org/abs/2203.13474
 """

@@ -5,7 +5,6 @@ https://arxiv.org/abs/2205.01068  https://arxiv.org/abs/2112.10668  https://arxi
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from lamina.checkpoint.names import From, Value, renamed
 from lamina.config import Config
 from lamina.models.gpt import Gpt, with_or_without
-from lamina.nn import Embedding, LayerNorm, Linear, Norm, PostNormBlock, SelfAttention
+from lamina.nn import Embedding, LayerNorm, Linear, Norm, PostNormBlock, SelfAttention, Sinusoids
 
 BODY: dict[str, Value] = {
     "embedding": "model.embed_tokens",

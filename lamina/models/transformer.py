@@ -34,7 +34,7 @@ class Transformer(Decoder):
         "norm": "model.norm",
         "head": "lm_head",
     }
-    ignored = ("model.layers.{i}.self_attn.rotary_emb.inv_freq",)
+    ignored: tuple[str, ...] = ("model.layers.{i}.self_attn.rotary_emb.inv_freq",)
 
     aliases: ClassVar[Mapping[str, str]] = {}
     """Fields of the configuration by the names used here -> the names that this family's config.json has for them."""

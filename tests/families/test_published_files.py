@@ -1,0 +1,116 @@
+"""Config options that a family refuses, and tensor names in published checkpoints that transformers does not write."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import lamina
+from lamina.config import Config
+from lamina.errors import InputError
+from lamina.models import family
+from tests.families.cases import cases
+from tests.families.harness import pair, random_ids
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("gpt2", dict(add_cross_attention=True), "add_cross_attention=True"),
+    ("gpt_bigcode", dict(add_cross_attention=True), "add_cross_attention=True"),
+    ("gpt_neo", dict(attention_types=[[["local", "dilated"], 2]]), "attention_types="),
+    ("openai-gpt", dict(afn="tanh"), "afn='tanh'"),
+    ("gptj", dict(rotary_dim=None), "rotary_dim=None"),
+    ("gptj", dict(rotary_dim=10), "rotary_dim=10"),
+    ("xglm", dict(add_cross_attention=True), "add_cross_attention=True"),
+    ("falcon", dict(new_decoder_architecture=True, parallel_attn=False), "parallel_attn=False"),
+    ("falcon", dict(num_ln_in_parallel_attn=2), "num_ln_in_parallel_attn=2"),
+    ("bloom", dict(pretraining_tp=2, slow_but_exact=True), "slow_but_exact=True"),
+    ("mpt", dict(no_bias=False), "no_bias=False"),
+    ("mpt", dict(expansion_ratio=2), "expansion_ratio=2"),
+    ("mpt", dict(logit_scale="inv_sqrt_d_model"), "logit_scale='inv_sqrt_d_model'"),
+    ("mpt", dict(attn_config=dict(attn_type="multiquery_attention")), "attn_type='multiquery_attention'"),
+    ("mpt", dict(attn_config=dict(alibi=False)), "alibi=False"),
+    ("mpt", dict(attn_config=dict(alibi_bias_max=16)), "alibi_bias_max=16"),
+    ("mpt", dict(attn_config=dict(qk_ln=True)), "qk_ln=True"),
+    ("mpt", dict(attn_config=dict(prefix_lm=True)), "prefix_lm=True"),
+    ("starcoder2", dict(norm_type="rms_norm"), "norm_type='rms_norm'"),
+    ("hunyuan_v1_dense", dict(use_cla=True), "use_cla=True"),
+    ("hunyuan_v1_dense", dict(use_qk_norm=False), "use_qk_norm=False"),
+    ("doge", dict(is_moe=True), "is_moe=True"),
+    ("roformer", dict(is_decoder=False), "is_decoder=False"),
+    ("roformer", dict(rotary_value=True), "rotary_value=True"),
+    ("smollm3", dict(no_rope_layers=[1]), "no_rope_layers="),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "said"), REFUSED, ids=[f"{name} {said}" for name, _, said in REFUSED])
+def test_an_option_that_is_not_implemented_is_refused_by_name(name: str, changes: dict[str, Any], said: str) -> None:
+    config = next(iter(cases(name).values()))().to_dict() | changes
+    with torch.device("meta"), pytest.raises(InputError, match=said.replace("[", r"\[")):
+        family(name).build(Config(config))
+
+
+def bare(prefix: str) -> Callable[[str], str]:
+    return lambda name: name.removeprefix(prefix)
+
+
+PUBLISHED: list[tuple[str, Callable[[str], str], list[str]]] = [
+    ("gpt2", bare("transformer."), ["h.0.attn.bias", "h.1.attn.masked_bias"]),
+    (
+        "gpt_neo",
+        lambda name: name,
+        ["transformer.h.0.attn.attention.bias", "transformer.h.1.attn.attention.masked_bias"],
+    ),
+    ("openai-gpt", bare("transformer."), ["h.0.attn.bias"]),
+    ("gptj", lambda name: name, ["transformer.h.0.attn.bias", "transformer.h.0.attn.masked_bias"]),
+    (
+        "gpt_neox",
+        lambda name: name.replace("lm_head", "embed_out"),
+        ["gpt_neox.layers.0.attention.rotary_emb.inv_freq", "gpt_neox.layers.0.attention.bias"],
+    ),
+    ("opt", bare("model."), []),
+    ("bloom", bare("transformer."), []),
+    ("xglm", lambda name: name, ["model.embed_positions.weights"]),
+    ("stablelm", lambda name: name, ["model.layers.0.self_attn.rotary_emb.inv_freq"]),
+]
+
+
+@pytest.mark.parametrize(("name", "rename", "more"), PUBLISHED, ids=[name for name, *_ in PUBLISHED])
+def test_tensor_names_of_published_files_load(name: str, rename: Callable[[str], str], more: list[str]) -> None:
+    theirs, ours = pair(name, next(iter(cases(name))))
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        path = Path(folder) / "model.safetensors"
+        save_file(
+            {rename(key): value for key, value in load_file(path).items()} | {key: torch.ones(2) for key in more}, path
+        )
+        loaded = lamina.load(folder, device="cpu")
+    ids = random_ids(1, 5, ours.vocab)
+    assert torch.equal(loaded(ids), ours(ids))
+
+
+FIELDS: list[tuple[str, str, dict[str, Any]]] = [
+    ("gpt_neox", "rope_parameters", dict(rotary_pct=0.5, rotary_emb_base=10_000)),
+    ("falcon", "rope_parameters", dict(rope_theta=10_000.0)),
+    ("bloom", "hidden_size", dict(n_embed=32)),
+    ("glm", "rope_parameters", dict(partial_rotary_factor=0.5, rope_theta=10_000.0)),
+]
+
+
+@pytest.mark.parametrize(("name", "now", "before"), FIELDS, ids=[name for name, *_ in FIELDS])
+def test_fields_under_their_old_names_are_read(name: str, now: str, before: dict[str, Any]) -> None:
+    theirs, ours = pair(name, next(iter(cases(name))))
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        path = Path(folder) / "config.json"
+        values = json.loads(path.read_text())
+        del values[now]
+        path.write_text(json.dumps(values | before))
+        loaded = lamina.load(folder, device="cpu")
+    ids = random_ids(1, 5, ours.vocab)
+    assert torch.equal(loaded(ids), ours(ids))
