@@ -86,7 +86,7 @@ class BioGPT(Gpt):
 
     def __init__(self, c: Config) -> None:
         super().__init__(c)
-        self.scale = math.sqrt(c.hidden_size) if c.get("scale_embedding", True) else 1.0
+        self.scale = c.hidden_size**0.5 if c.get("scale_embedding", True) else 1.0
 
     def make_norm(self, c: Config) -> Norm:
         c.ignore("layer_norm_eps")  # which transformers does not read
