@@ -12,7 +12,7 @@ from lamina.models import TEXT_PARTS, family_of, known_types
 POSITIONS = {"max_position_embeddings", "n_positions", "context_length"}
 """Lengths of training: tables of positions are computed, so these bound nothing but `model.context`."""
 UNREAD = {
-    "granitemoehybrid": {"rope_parameters"},  # without RoPE, unless position_embedding_type asks for it
+    "granitemoehybrid": {"rope_parameters.rope_theta"},  # without RoPE, unless position_embedding_type asks for it
     "kimi_linear": {"num_key_value_heads", "qk_head_dim", "head_dim"},  # sizes of latent attention are others
     "marian": {"decoder_vocab_size"},  # where embeddings are not shared
     "nemotron_h": {
@@ -21,8 +21,14 @@ UNREAD = {
     },  # which its model in transformers does not read either, or only for initial weights
     "qwen2_moe": {"intermediate_size", "sliding_window"},  # of layers without experts, and with windows
     "qwen3_moe": {"intermediate_size"},
+    "smollm3": {"use_sliding_window"},  # where sliding_window is given
     "t5": {"dense_act_fn", "is_gated_act"},  # derived from feed_forward_proj
     "whisper": {"use_weighted_layer_sum", "median_filter_width"},  # of classification, and of word times
+    "zamba": {"time_step_min", "time_step_max"},  # of initial weights
+    "zamba2": {
+        "time_step_max", "use_conv_bias", "rope_parameters.rope_theta", "mamba_headdim", "kv_channels",
+        "num_query_groups", "hybrid_layer_ids",
+    },  # derived from others, unused by its model in transformers, or read with use_mem_rope alone
 }  # fmt: skip
 
 
