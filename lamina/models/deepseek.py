@@ -108,3 +108,13 @@ class DeepseekV3(DeepseekV2):
 
     def make_mixture(self, c: Config) -> Mixture:
         return balanced_mixture(c)
+
+
+class Glm4MoeLite(DeepseekV3):
+    """GLM-4.7 Flash."""
+
+    def make_mlp(self, c: Config, layer: int) -> nn.Module:
+        kinds = c.get("mlp_layer_types") or ["dense"]
+        dense = kinds[layer] == "dense" if layer < len(kinds) else False
+        factor = c.get("routed_scaling_factor", 1.8)
+        return super().make_mlp(c.with_values(first_k_dense_replace=layer + dense, routed_scaling_factor=factor), layer)
