@@ -264,6 +264,7 @@ NOT_FOR_INFERENCE = (
     "finetuning_task", "transformers.js_config", "base_model_tp_plan", "base_model_pp_plan", "pretraining_tp",
     # training
     "*dropout*", "*_pdrop", "*layerdrop", "layer_drop*", "*_loss_coef", "*_loss_coefficient", "*aux_loss*",
+    "lambda_std_dev", "*w_init_variance_scale", "time_step_init_scheme", "time_step_floor", "time_step_scale",
     "initializer_*", "*_initializer_range", "*init_std", "init_device", "init_method*", "*router_jitter_noise",
     "input_jitter_noise", "rescale_prenorm_residual", "gradient_checkpointing", "deepspeed*", "apply_spec_augment",
     "mask_time_*", "mask_feature_*", "label_smoothing", "z_loss_*", "*_init_variance_scale", "linear_a_log_*",
@@ -271,7 +272,7 @@ NOT_FOR_INFERENCE = (
     "time_step_floor", "time_step_init_scheme", "time_step_max", "time_step_scale",
     # other outputs and heads
     "output_*", "id2label", "label2id", "num_labels", "classifier_*", "summary_*", "pruned_heads", "prune_heads",
-    "is_encoder_decoder", "cross_attention_hidden_size", "chunk_size_feed_forward", "num_logits_to_keep",
+    "is_encoder_decoder", "is_decoder", "cross_attention_hidden_size", "chunk_size_feed_forward", "num_logits_to_keep",
     # tokens and generation: read from generation_config.json and the tokenizer
     "*_token_id", "*_token_index", "*_token_ids", "begin_suppress_tokens", "suppress_tokens",
     "max_length", "min_length", "num_beams", "num_beam_groups", "diversity_penalty", "do_sample", "early_stopping",
