@@ -30,6 +30,18 @@ from lamina.errors import InputError
 if TYPE_CHECKING:
     from lamina.models.whisper import Whisper
 
+RESERVED = {
+    "do_sample": "give temperature",
+    "num_return_sequences": "each recording has one text",
+    "stream": "texts are returned when they are whole",
+    **dict.fromkeys(
+        ("prompts", "attention_mask", "inputs_embeds", "decoder_input_ids", "decoder_attention_mask", "cache", "whole",
+         "prefixes", "row_ids"),
+        "call model.encode and model.generate for that",
+    ),
+}  # fmt: skip
+"""Parameters of `generate` that `transcribe` sets itself, and what to do instead."""
+
 
 @torch.no_grad()
 def transcribe(
@@ -73,6 +85,8 @@ def transcribe(
     >>> print(model.transcribe("speech.wav").text)                               # doctest: +SKIP
     >>> model.transcribe([a, b], rate=44100, language="fr", timestamps=True)     # doctest: +SKIP
     """
+    for name in settings.keys() & RESERVED.keys():
+        raise InputError(f"{name} is not a parameter of transcribe: {RESERVED[name]}")
     check_preprocessor(model.preprocessor_config, model.mels)
     recordings = [Recording(samples, 2 * model.max_source_positions, model.mels) for samples in _waveforms(audio, rate)]
     if timestamps not in (False, True, "segment"):
