@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import torch
-from transformers import T5Config
+from transformers import T5Config, WhisperConfig
 
 from docs.tree import first_line
 from lamina.attention.window import Chunked, Sliding
@@ -46,6 +46,7 @@ def table() -> str:
     """One line for each family."""
     configs = {family: cases(family)[name]().to_dict() for family, name in FIRST}
     configs["t5"] = T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=67).to_dict()
+    configs["whisper"] = WhisperConfig(encoder_layers=1, decoder_layers=1).to_dict()
     types: dict[str, list[str]] = {}
     for model_type, place in FAMILIES.items():
         types.setdefault(place.split(":")[0], []).append(model_type)
