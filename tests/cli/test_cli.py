@@ -173,6 +173,8 @@ def test_devices_dtypes_and_paths_that_are_not_there_are_told_in_one_line(
         ),
         (["verify", "smollm"], "or a known name: smollm2"),
         (["inspect", "smollm"], "smollm is neither a"),
+        (["generate", checkpoint, "the", "--revision", "v1"], "revision='v1' is for Hub ids"),
+        (["verify", "owner/none"], "owner/none does not exist here, and the Hugging Face cache has it not"),
         (["verify", "llama-3.1-8b"], "as a shape without weights it can be planned and benchmarked"),
         (["bench", "--shape", "smollm"], "one of smollm2, whisper-tiny.en, llama-3.1-8b"),
         (["bench", "--shape", "smollm2-135m", "--rows", "many"], "rows 'many' must be whole numbers"),
