@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from lamina.checkpoint.names import Either, From
 from lamina.config import Config
 from lamina.models.gpt import Gpt, split_groups
-from lamina.nn import Block, ParallelBlock, SelfAttention
-from lamina.nn.attention.alibi import AlibiBias, alibi_slopes
+from lamina.nn import AlibiBias, Block, ParallelBlock, SelfAttention, alibi_slopes
 
 LAYER = "transformer.h.{i}"
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from lamina.config import Config
 from lamina.models.gpt import Gpt
-from lamina.nn import LayerNorm, Norm, Positions, SelfAttention
-from lamina.nn.attention.alibi import AlibiBias, alibi_slopes
+from lamina.nn import AlibiBias, LayerNorm, Norm, Positions, SelfAttention, alibi_slopes
 
 BLOCK = "transformer.blocks.{i}"
 
