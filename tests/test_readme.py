@@ -22,8 +22,17 @@ def test_the_file_tree_is_that_of_the_files() -> None:
     assert (ROOT / "docs" / "files.md").read_text() == tree.page(), "run `python docs/tree.py`"
 
 
-def test_the_table_of_families_is_that_of_the_models() -> None:
-    assert README.read_text() == families.page(), "run `python -m docs.families`"
+def test_the_families_of_the_readme_and_of_their_page_are_those_of_the_package() -> None:
+    assert README.read_text() == families.readme(), "run `python -m docs.families`"
+    lines = [
+        tuple(line.strip("| \n").split(" | "))[:3] for line in families.PAGE.read_text().splitlines() if "| `" in line
+    ]
+    assert lines[1:] == [one.cells for one in families.entries(captured=False)], "run `python -m docs.families`"
+
+
+def test_errors_are_rounded_up_to_one_digit() -> None:
+    for error, shown in ((3.1e-7, 5e-7), (1e-6, 1e-6), (1.2e-6, 2e-6), (7e-5, 1e-4), (0.0, 1e-8)):
+        assert families.round_up(error) == shown
 
 
 def test_make_has_the_commands_it_names() -> None:

@@ -106,7 +106,7 @@ def test_what_is_not_registered_is_refused_by_name(checkpoint: tuple[Path, Outsi
 
 def test_an_installed_package_registers_its_family_by_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = SimpleNamespace(load=lambda: lamina.register_family("outside", Outside))
-    monkeypatch.setattr(models, "entry_points", lambda group: [entry] if group == "lamina.families" else [])
+    monkeypatch.setattr(models, "entry_points", lambda group: [entry] if group == "lamina_families" else [])
     models.import_outside_families.cache_clear()
     try:
         assert models.family("outside") is Outside

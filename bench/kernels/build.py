@@ -29,7 +29,7 @@ if __name__ == "__main__":
 
 import torch
 
-from bench.kernels.offline import Kernel, Key, Taken, built, collect, limit_of, shared_bytes
+from bench.kernels.offline import Kernel, Key, Taken, built, collect, collect_others, limit_of, shared_bytes
 from lamina.checkpoint.shapes import SHAPES
 from lamina.kernels.limits import CARDS, KIB
 
@@ -53,6 +53,11 @@ OTHERS: dict[str, dict[str, Any]] = {
         floor_scale=8192, attn_scale=0.1, attn_temperature_tuning=True, use_qk_norm=True, rms_norm_eps=1e-5,
         hidden_act="silu", max_position_embeddings=262144, tie_word_embeddings=False,
         rope_parameters=dict(rope_type="default", rope_theta=500000.0),
+    ),
+    "flan-t5-xl": dict(
+        model_type="t5", vocab_size=32128, d_model=2048, d_kv=64, d_ff=5120, num_layers=24, num_decoder_layers=24,
+        num_heads=32, relative_attention_num_buckets=32, relative_attention_max_distance=128, layer_norm_epsilon=1e-6,
+        feed_forward_proj="gated-gelu", tie_word_embeddings=False, decoder_start_token_id=0,
     ),
 }  # fmt: skip
 LAYERS = 4  # of a model: those after them are like them
@@ -85,7 +90,8 @@ EXACT: list[dict[str, Any]] = [
 def config_of(name: str) -> dict[str, Any]:
     """Of the first layers of a model, which are of every kind that it has."""
     config = dict(OTHERS[name] if name in OTHERS else SHAPES[name].config)
-    config["num_hidden_layers"] = LAYERS
+    named = [name for name in ("num_layers", "num_decoder_layers") if name in config] or ["num_hidden_layers"]
+    config.update(dict.fromkeys(named, LAYERS))
     if "layer_types" in config:
         config["layer_types"] = config["layer_types"][:LAYERS]
     return config
@@ -95,6 +101,8 @@ def kernels_of(cards: Iterable[int], names: Iterable[str]) -> dict[Key, Kernel]:
     """The different kernels that these models launch on these cards, in all their uses."""
     found: dict[Key, Kernel] = {}
     for card in cards:
+        for dtype in (torch.bfloat16, torch.float32):
+            collect_others(found, card, dtype)
         for name in names:
             config = config_of(name)
             has_codecs = "mamba" not in config["model_type"]  # which keeps nothing that a codec writes

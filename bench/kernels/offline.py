@@ -136,6 +136,36 @@ def collect(
         build_kernels(on_meta(config, dtype), **how)
 
 
+def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> None:
+    """Puts kernels of `lamina.nn` into `found` that no model of `build` launches: a layer norm, an MLP without a gate,
+    ALiBi, and a layer that reads another layer's keys and values."""
+    from lamina.attention.window import Full, Sliding
+    from lamina.kernels.attention.decode import decode_attention
+    from lamina.kernels.attention.decode_fused import attend_stored, attend_token
+    from lamina.kernels.columns import WIDTH
+    from lamina.kernels.gemm.product import product
+    from lamina.kernels.norm import layer_norm
+    from lamina.nn import AlibiBias, alibi_slopes
+    from lamina.runtime.builders import build_together
+
+    def program() -> None:
+        x, weight = torch.empty(2, 4096, dtype=dtype), torch.empty(4096, dtype=dtype)
+        layer_norm(x, weight, weight, 1e-5)
+        layer_norm(x, weight, None, 1e-5, residual=x)
+        product(x[:1], torch.empty(16384, 4096, dtype=dtype), bias=torch.empty(16384, dtype=dtype), act="gelu_new")
+        table, bias = torch.empty(WIDTH, dtype=torch.int64), AlibiBias(alibi_slopes(32)).kernel_form()
+        for dim in (64, 80, 96, 112, 128, 192, 256):
+            q, k = (torch.empty(2, heads, 1, dim, dtype=dtype) for heads in (32, 8))
+            for window in (Full(), Sliding(512)):
+                attend_token(q, k, k, None, table, window, scale=1.0, bias=bias)
+                attend_stored(q, table, 8, dim, window, new=True, scale=1.0)
+            new = torch.empty(2, 8, 4, dim, dtype=dtype)
+            decode_attention(new, new, new, table, Full(), scale=1.0, bias=bias)
+
+    with collected(found, card, f"others {str(dtype).removeprefix('torch.')}"), torch.device("meta"):
+        build_together(program)
+
+
 def shared_bytes(kernel: Kernel) -> int:
     """The shared memory that Triton allocates for a kernel, found without building it to the end."""
     target = target_of(kernel.card)

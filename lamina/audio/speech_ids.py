@@ -93,7 +93,7 @@ class SpeechIds:
             raise InputError(f"language={language!r}: it must be a name or a code, such as 'english' or 'en'")
         name = language.lower().strip("<|>")
         code = name if name in self.languages else CODES.get(name)
-        if code not in self.languages:
+        if code is None or code not in self.languages:
             raise InputError(f"language={language!r} is not known to this model; known: {', '.join(self.languages)}")
         return code
 

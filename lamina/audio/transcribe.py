@@ -1,7 +1,7 @@
 """`transcribe`: from recordings to text, in windows of 30 seconds, as section 3.8 of the Whisper paper describes it.
 
-waveform     file or array -> samples at 16 kHz                                  wave.py, resample.py
-features     samples -> log-mel spectrogram                                      log_mel.py
+waveform     file or array -> samples at 16 kHz                                  wave.py, resampler.py
+features     samples -> log-mel spectrogram                                      spectrogram.py
 window       the next 30 s of each recording -> encoder -> source
 decode       `model.generate` over the source, again at a higher temperature where the result looks wrong
 segments     timestamps mark segments, and say where the next window begins      timestamps.py
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.audio.log_mel import HOP, RATE, log_mel
+from lamina.audio.spectrogram import HOP, RATE, check_preprocessor, log_mel
 from lamina.audio.speech_ids import SpeechIds
 from lamina.audio.timestamps import Span, TimestampRules, spans_of
 from lamina.audio.transcription import Segment, Transcription
@@ -140,6 +140,7 @@ def transcribe(
     >>> print(model.transcribe("speech.wav").text)                               # doctest: +SKIP
     >>> model.transcribe([a, b], rate=44100, language="fr", timestamps=True)     # doctest: +SKIP
     """
+    check_preprocessor(model.preprocessor_config, model.mels)
     recordings = [Recording(samples, 2 * model.max_source_positions, model.mels) for samples in _waveforms(audio, rate)]
     if timestamps not in (False, True, "segment"):
         raise InputError(f'timestamps={timestamps!r}: it must be False, True or "segment"')

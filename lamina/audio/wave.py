@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.audio.resample import resample
+from lamina.audio.resampler import resample
 from lamina.errors import InputError
 
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
@@ -45,13 +45,14 @@ def waveform(audio: Any, rate: int | None = None, to: int = 16000) -> Tensor:
         samples = _samples(torch.as_tensor(audio).detach().cpu())
     else:
         raise InputError(f"audio must be the path of a WAV file, an array or a tensor, not a {type(audio).__name__}")
-    if samples.dim() == 2:
-        samples = samples.mean(dim=0 if samples.shape[0] <= samples.shape[1] else 1)
-    if samples.dim() != 1 or not len(samples):
+    if samples.dim() not in (1, 2) or not samples.numel():
         raise InputError(f"a recording is [N], [channels, N] or [N, channels] samples, not {list(samples.shape)}")
+    if samples.dim() == 2:
+        from_file = isinstance(audio, str | os.PathLike)
+        samples = samples.mean(dim=0 if from_file or samples.shape[0] <= samples.shape[1] else 1)
     if not bool(samples.isfinite().all()):
         raise InputError("the recording has samples that are not finite")
-    return resample(samples, rate, to)  # type: ignore[arg-type]
+    return resample(samples, rate, to)
 
 
 def _samples(audio: Tensor) -> Tensor:

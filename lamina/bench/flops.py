@@ -15,6 +15,7 @@ from lamina.attention.window import Window
 from lamina.cache.spec import Attention, Latent, Recurrent, Spec
 from lamina.config import Config
 from lamina.model import Model
+from lamina.nn import Experts
 from lamina.planning.bytes import chosen_experts, visible
 
 
@@ -33,7 +34,9 @@ def _weights_a_token(module: nn.Module, chosen: int | None) -> float:
     if isinstance(module, nn.Embedding):
         return 0
     numbers = sum(parameter.numel() for parameter in module.parameters(recurse=False) if parameter.dim() > 1)
-    return numbers if chosen is None else numbers * chosen / module.get_parameter("down").shape[0]
+    if not isinstance(module, Experts) or chosen is None:
+        return numbers
+    return numbers * chosen / (module.down.shape[0] + module.identity)
 
 
 def _source(spec: Spec, model: Model) -> Spec:

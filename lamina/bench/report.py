@@ -87,7 +87,9 @@ class BenchReport:
     def facts(self) -> list[str]:
         r, limits = self.results, self.results.limits
         dtype = str(self.settings.dtype).removeprefix("torch.")
-        note = f" ({self.settings.shape.note})" if self.settings.shape.note else ""
+        positions = self.settings.positions
+        notes = [self.settings.shape.note, "" if positions is None else f"{positions:,} encoder positions a row"]
+        note = f" ({'; '.join(filter(None, notes))})" if any(notes) else ""
         return [
             f"{self.settings.shape.name}: {r.parameters / 1e9:.2f} G parameters, {dtype}, random weights, "
             f"{size(r.weights)}{note}.",
@@ -210,6 +212,7 @@ def command(s: BenchSettings) -> str:
     words += [f"--prefill {s.prefill}"]
     words += [f"--codec {','.join(s.codecs)}"] if s.codecs else []
     words += [] if s.page is None else [f"--page {s.page}"]
+    words += [] if s.encoder_positions is None else [f"--source {s.encoder_positions}"]
     words += [f"--against {s.against}"] if s.against else []
     words += ["--compiled"] if s.compiled else []
     words += [] if s.first_token else ["--no-first-token"]

@@ -51,6 +51,8 @@ class BenchSettings:
     """After this nothing new is begun."""
     source: str = ""
     """What the shape was asked for as: its name, or a path."""
+    encoder_positions: int | None = None
+    """Positions of the encoder's output that each row reads; None: those of the shape."""
 
     def __post_init__(self) -> None:
         for codec in self.codecs:
@@ -63,6 +65,11 @@ class BenchSettings:
             raise InputError(f"page={self.page}: it must be at least 1")
         if min((*self.rows, *self.contexts), default=0) < 1 or self.prefill < 0:
             raise InputError(f"rows {self.rows} and contexts {self.contexts} must be 1 or more, prefill 0 or more")
+
+    @property
+    def positions(self) -> int | None:
+        """Of the encoder's output; None for models without one."""
+        return self.shape.source if self.encoder_positions is None else self.encoder_positions
 
     @property
     def peers(self) -> list[str]:
@@ -153,25 +160,28 @@ class _Run:
         self._tell("bandwidth and matrix rate")
         self.results = Results(limits(s.device, s.dtype))
         self._tidy()
-        if s.first_token:  # before this process holds weights, which would take the child's room
+        encodes = s.positions is not None
+        if s.first_token and not encodes:  # before this process holds weights, which would take the child's room
             for name in ("lamina", *s.peers):
                 self._measure(name, "first token", partial(self._first_token, name))
+        if encodes and (s.first_token or s.prefill):
+            self.results.skipped.append("first token and prefill: decode steps alone are measured with an encoder")
         self._tell("weights")
         self.model = random_model(s.shape.config, s.dtype, s.device)
-        ours = [Lamina(self.model)]
+        ours = [Lamina(self.model, source=s.positions)]
         if s.compiled and s.device.type == "cpu":  # on a GPU steps are captured, not compiled
             ours.append(CompiledLamina(self.model))
         self.subjects: list[Contestant] = [*ours, *self._peers()]
-        kept = [Lamina(self.model, codec) for codec in s.codecs]
+        kept = [Lamina(self.model, codec, source=s.positions) for codec in s.codecs]
         if s.page is not None:
-            kept.append(Lamina(self.model, page=s.page))
+            kept.append(Lamina(self.model, page=s.page, source=s.positions))
         self.results.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.results.weights = self.subjects[0].weights
         for rows in s.rows:
             for context in s.contexts:
                 for subject in (*self.subjects, *kept):
                     self._decode(subject, rows, context)
-            if rows == s.rows[0] and s.prefill:
+            if rows == s.rows[0] and s.prefill and not encodes:
                 for subject in self.subjects:
                     self._measure(subject.name, f"prefill of {s.prefill} tokens", partial(self._prefill, subject))
         self._tell("bandwidth and matrix rate again")
@@ -181,6 +191,9 @@ class _Run:
 
     def _peers(self) -> Sequence[Contestant]:
         if not self.s.peers:
+            return []
+        if self.s.positions is not None:
+            self.results.skipped.append("transformers: a decoder with an encoder is measured without a peer")
             return []
         from lamina.bench.peers import Dynamic, Static, peer_model  # transformers is optional
 
@@ -202,7 +215,9 @@ class _Run:
             if isinstance(subject, Lamina):
                 self.visited[rows, context] = subject.experts_visited()
             codec = getattr(subject, "codec", None)
-            moved = decode_bytes(self.model, rows, context + steps // 2, self.visited.get((rows, context)), codec=codec)
+            moved = decode_bytes(
+                self.model, rows, context + steps // 2, self.visited.get((rows, context)), self.s.positions, codec
+            )
             self.results.decoded.append(
                 Decoded(
                     subject.name, rows, context, statistics.median(times), min(times), max(times), steps, len(times),

@@ -14,7 +14,7 @@ from lamina.cache.pool.pool import Pool
 from lamina.generation import generate
 from lamina.model import Model
 from lamina.nn import Experts
-from lamina.planning.context import fill_context, set_clock
+from lamina.planning.context import attach_random, fill_context, set_clock
 from lamina.runtime.compile import CompiledBlocks
 
 
@@ -52,8 +52,11 @@ class Lamina:
 
     name = "lamina"
 
-    def __init__(self, model: Model, codec: str | None = None, page: int | None = None) -> None:
-        self.model, self.codec, self.page = model, codec, page
+    def __init__(
+        self, model: Model, codec: str | None = None, page: int | None = None, source: int | None = None
+    ) -> None:
+        """source: positions of the encoder's output, for models that read one"""
+        self.model, self.codec, self.page, self.source = model, codec, page, source
         if codec is not None:
             self.name = f"lamina, {codec}"
         if page is not None:
@@ -67,7 +70,8 @@ class Lamina:
 
     def needs(self, rows: int, tokens: int) -> int:
         like, codec = self.model, self.codec
-        return Cache(like.specs, rows=rows, capacity=tokens, dtype=like.dtype, device="meta", codec=codec).nbytes
+        cache = Cache(like.specs, rows=rows, capacity=tokens, dtype=like.dtype, device="meta", codec=codec)
+        return (cache if self.source is None else attach_random(cache, self.source)).nbytes
 
     def open(self, rows: int, context: int, room: int) -> None:
         pool = None
@@ -76,6 +80,8 @@ class Lamina:
             pool = Pool(self.model, rows * most, rows, self.page, codec=self.codec)
         cache = self.model.new_cache(rows, codec=self.codec, pool=pool)
         self.cache, self.context = cache.reserve(context + room), context
+        if self.source is not None:
+            attach_random(self.cache, self.source)
         fill_context(self.cache, context)
         self.ids = random_ids((rows,), self.model.vocab, self.model.device)
 
@@ -91,7 +97,9 @@ class Lamina:
         """How many experts of a layer the rows visit in a step, on average; None where there are none."""
         found: list[int] = []
         hooks = [
-            module.register_forward_pre_hook(lambda _, given: found.append(given[1].unique().numel()))
+            module.register_forward_pre_hook(
+                lambda experts, given: found.append(int((given[1].unique() < len(experts.down)).sum()))
+            )
             for module in self.model.modules()
             if isinstance(module, Experts)
         ]

@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lamina.attention.window import Full, Window
 from lamina.cache.codec.codec import Codec
 from lamina.cache.layers.attention import AttentionLayer, LatentLayer, SharedLayer, TokensLayer
 from lamina.cache.layers.cross import CrossLayer
 from lamina.cache.layers.recurrent import ConvolutionLayer, RecurrentLayer
+from lamina.errors import InputError
 from lamina.recurrence.rule import Rule
 
 if TYPE_CHECKING:
@@ -175,3 +176,16 @@ LayerSpecs = Mapping[str, Spec]
 def is_model(given: object) -> bool:
     """True for a model: a class whose `specs` say what each of its layers remembers."""
     return isinstance(getattr(type(given), "specs", None), property)
+
+
+def specs_of(index: int, block: nn.Module) -> LayerSpecs:
+    """What a block must remember: name -> spec."""
+    made = getattr(type(block), "specs", None)
+    if isinstance(made, property):  # called directly, since nn.Module would hide an AttributeError inside it
+        return made.__get__(block)
+    if made is None and "specs" not in block.__dict__:
+        raise InputError(
+            f"block {index} ({type(block).__name__}) does not say what its cache stores: give it specs, such as "
+            '{"attention": lamina.Attention(kv_heads, key_dim, value_dim)}, or {} for nothing'
+        )
+    return block.specs  # type: ignore[return-value]

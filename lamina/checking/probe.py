@@ -152,13 +152,15 @@ class EachBlock(Probe):
         self.tables = reference.blocks()
         self.rounding = torch.stack([table.rounding.amax() for table in self.tables]).tolist()
         self._routed: list[Tensor | None] = []
+        self._ids = torch.tensor(reference.flat_ids).to(self.model.device)
 
     def _forward(
         self, parts: Sequence[Sequence[int]], step: Step, judged: bool, blocks: int | None = None
     ) -> list[Tensor]:
         places = torch.tensor([[*part, *[-1] * (step.T - len(part))] for part in parts]).to(self.model.device)
         padding = (places < 0)[..., None]
-        shared = self.model.prepare(step.positions)
+        ids = self._ids[places.clamp(min=0)]
+        shared = self.model.enter(self.model.embed(ids), step.positions)[1]
         outs: list[Tensor] = []
         self._routed = []
         for i, (block, table) in enumerate(zip(self.model.blocks[:blocks], self.tables, strict=False)):

@@ -60,6 +60,10 @@ class Reference:
             step.source = doubled(crossed) if double else crossed
         return step
 
+    def shared(self, ids: Tensor, step: Step) -> Any:
+        """What all blocks share in a pass over one row, ids [T]."""
+        return self.model.enter(self.model.embed(ids[None].to(self.model.device)), step.positions)[1]
+
     def where(self, place: int) -> tuple[int, int]:
         """The row and position of a place."""
         return next((s, place - row.start) for s, row in enumerate(self.rows) if place in row)
@@ -79,7 +83,7 @@ class Reference:
 
     def _exact(self) -> Tensor:
         steps = [self.step(s, double=True) for s in range(len(self.rows))]
-        shared = [doubled(self.model.prepare(step.positions)) for step in steps]
+        shared = [doubled(self.shared(ids, step)) for ids, step in zip(self.ids, steps, strict=True)]
         xs = [watch.inputs[0].double() for watch in self.watches]
         for i, block in enumerate(self.model.blocks):
             wide = in_double(block)
@@ -89,7 +93,7 @@ class Reference:
     def blocks(self) -> list[BlockTable]:
         """Each block on the inputs it had in the uncached pass, in double precision."""
         steps = [self.step(s, double=True) for s in range(len(self.rows))]
-        shared = [doubled(self.model.prepare(step.positions)) for step in steps]
+        shared = [doubled(self.shared(ids, step)) for ids, step in zip(self.ids, steps, strict=True)]
         tables = []
         for i, block in enumerate(self.model.blocks):
             wide = block if self.single is not None else in_double(block)

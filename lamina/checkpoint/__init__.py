@@ -1,8 +1,8 @@
-"""Checkpoints: open a folder or a GGUF file, fill a module from it, and get its tokenizer."""
+"""Checkpoints: open a folder, a GGUF file or a CTranslate2 model, fill a module from it, and get its tokenizer."""
 
 from __future__ import annotations
 
-from lamina.checkpoint.demo_weights import packaged_smollm2
+from lamina.checkpoint.demo_weights import packaged_smollm2, packaged_whisper
 from lamina.checkpoint.loader import fill
 from lamina.checkpoint.names import From, Names, Stack
 from lamina.checkpoint.source import Checkpoint, config_dtype, open_source
@@ -19,4 +19,5 @@ __all__ = [
     "fill",
     "open_source",
     "packaged_smollm2",
+    "packaged_whisper",
 ]

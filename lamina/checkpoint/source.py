@@ -1,7 +1,8 @@
 """What a checkpoint gives: a configuration, named tensors read lazily from a memory map, and a tokenizer.
 
-Two kinds exist: a folder as Hugging Face writes it, and a GGUF file, which presents itself under the same
-configuration keys and tensor names, so nothing after this package needs to know which one it was.
+Three kinds exist: a folder as Hugging Face writes it, a GGUF file, and a folder of CTranslate2. The last two present
+themselves under the same configuration keys and tensor names, so nothing after this package needs to know which one it
+was.
 """
 
 from __future__ import annotations
@@ -51,6 +52,18 @@ class Checkpoint(ABC):
         """The tokenizer, or None when the checkpoint has none."""
 
     @property
+    def preprocessor_config(self) -> dict[str, Any]:
+        """How audio becomes the model's input: preprocessor_config.json, or a part of processor_config.json in newer
+        checkpoints; empty without them."""
+        from lamina.checkpoint.folder import read_json  # which imports this module
+
+        for name in ("preprocessor_config.json", "processor_config.json"):
+            if (file := self.path / name).is_file():
+                found = read_json(file)
+                return found.get("feature_extractor", {}) if name.startswith("processor") else found
+        return {}
+
+    @property
     def eos_ids(self) -> tuple[int, ...]:
         """The ids that end a text: what generation_config says, else the model's configuration."""
         for config in (self.generation_config, self.config, *nested_configs(self.config)):
@@ -71,9 +84,10 @@ def open_source(path: str | os.PathLike[str], *, revision: str | None = None, pi
     >>> open_source("/nowhere")
     Traceback (most recent call last):
     lamina.errors.CheckpointError: /nowhere does not exist; expected a folder with config.json \
-and *.safetensors, a .gguf file, or a known name: smollm2; or a Hub id (owner/name)
+and *.safetensors, a .gguf file, or a known name: smollm2, whisper-tiny.en; or a Hub id (owner/name)
     """
-    from lamina.checkpoint.folder import FolderCheckpoint  # which import this module
+    from lamina.checkpoint.ctranslate2 import CTranslate2Checkpoint, is_ctranslate2  # which import this module
+    from lamina.checkpoint.folder import FolderCheckpoint
     from lamina.checkpoint.gguf.file import GGUFCheckpoint
 
     path = locate(path, revision, pickle=pickle)
@@ -83,7 +97,7 @@ and *.safetensors, a .gguf file, or a known name: smollm2; or a Hub id (owner/na
         "(owner/name)"
     )
     if path.is_dir():
-        return FolderCheckpoint(path, pickle)
+        return CTranslate2Checkpoint(path) if is_ctranslate2(path) else FolderCheckpoint(path, pickle)
     if not path.exists():
         from lamina.checkpoint.shapes import SHAPES  # which import this module
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -22,7 +23,7 @@ from lamina.checkpoint.chat.messages import (
 )
 from lamina.checkpoint.chat.template import choose, folder_templates, render
 from lamina.checkpoint.folder import read_json
-from lamina.checkpoint.source import listing
+from lamina.checkpoint.vocab.languages import Languages, languages_of
 from lamina.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
@@ -31,11 +32,15 @@ if TYPE_CHECKING:
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a decoder writes for bytes that are not (yet) a character
 
 
+class UnknownTokenizer(CheckpointError):
+    """The tokenizer is of a kind that is not read. The model itself can be loaded, and used with ids."""
+
+
 class Tokenizer:
     """Encodes, decodes and renders chats.
 
     `special_tokens` are the texts templates may use (bos_token, eos_token, …); `add_bos` puts the bos id
-    first where the backend's own post-processing does not.
+    first where the backend's own post-processing does not; `languages` are those of a translation model.
 
     >>> from tokenizers import Tokenizer as Backend, models
     >>> bpe = models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")])
@@ -53,6 +58,7 @@ class Tokenizer:
         add_bos: bool = False,
         templates: Mapping[str, str] | None = None,
         special_tokens: Mapping[str, str] | None = None,
+        languages: Languages | None = None,
     ) -> None:
         self.backend = backend
         self.eos_ids = tuple(eos_ids)
@@ -60,6 +66,9 @@ class Tokenizer:
         self.templates = dict(templates or {})
         self.special_tokens = dict(special_tokens or {})
         self._add_bos = add_bos
+        self._languages = languages
+        if languages is not None:
+            self._surround(*languages.around())
         self._same_ids: WeakKeyDictionary[Tokenizer, bool] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -70,6 +79,42 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """How many tokens there are. A model's table may be larger: padded rows that stand for nothing."""
         return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def languages(self) -> Mapping[str, int]:
+        """Of translation models: the id of each language's token, by code. Empty for others.
+
+        The language to write is a setting of a call: forced_bos_token_id=tokenizer.languages["fr_XX"].
+        """
+        return {} if self._languages is None else self._languages.ids
+
+    def set_language(self, code: str) -> None:
+        """Says which language the texts are in that are encoded from now on: one of `languages`.
+
+        >>> from tokenizers import Tokenizer as Backend, models
+        >>> from lamina.checkpoint.vocab.languages import CODE
+        >>> backend = Backend(models.WordLevel({"a": 0, "</s>": 1, "en": 2, "de": 3}))
+        >>> languages = Languages({"en": 2, "de": 3}, before=(), after=(1, CODE), chosen="en")
+        >>> tokenizer = Tokenizer(backend, languages=languages)
+        >>> tokenizer.set_language("de")
+        >>> tokenizer.encode("a")
+        [0, 1, 3]
+        """
+        if self._languages is None or code not in self._languages.ids:
+            known = ", ".join(self.languages) or "none: the tokenizer has no languages"
+            raise InputError(f"there is no language {code!r}; there are: {known}")
+        self._languages = replace(self._languages, chosen=code)
+        self._surround(*self._languages.around())
+
+    def _surround(self, before: Sequence[int], after: Sequence[int]) -> None:
+        """Puts ids before and after each text."""
+        from tokenizers.processors import TemplateProcessing
+
+        texts = [[str(self.backend.id_to_token(index)) for index in part] for part in (before, after)]
+        ids = dict(zip((*texts[0], *texts[1]), (*before, *after), strict=True))
+        self.backend.post_processor = TemplateProcessing(
+            single=[*texts[0], "$A", *texts[1]], special_tokens=list(ids.items())
+        )
 
     def same_ids(self, other: Tokenizer) -> bool:
         """Whether both give the same ids to the same tokens. Tokens that were added to a vocabulary, such as those of
@@ -246,23 +291,24 @@ class TextStream:
 
 
 def folder_tokenizer(path: Path, eos_ids: Sequence[int] = ()) -> Tokenizer | None:
-    """The tokenizer of a checkpoint folder: tokenizer.json, with what tokenizer_config.json adds."""
+    """The tokenizer of a checkpoint folder: tokenizer.json, with what tokenizer_config.json adds; else that of its
+    vocabulary files (`lamina/checkpoint/vocab/`). None if there are none."""
     from tokenizers import Tokenizer as Backend
 
+    from lamina.checkpoint.vocab.kinds import build_tokenizer, class_of, own_files  # which import this module
+
     file = path / "tokenizer.json"
-    if not file.is_file():
-        other = [name for name in ("tokenizer.model", "vocab.json", "spiece.model") if (path / name).is_file()]
-        if other:
-            raise CheckpointError(f"{path} has {listing(other)} but no tokenizer.json; save it as a fast tokenizer")
-        return None
+    if not file.is_file() or own_files(path):
+        return build_tokenizer(path, eos_ids)
     try:
         backend = Backend.from_file(str(file))
     except Exception as error:  # the library raises nothing more precise
         raise CheckpointError(f"{file} is not a tokenizer: {error}") from error
     backend.no_truncation()
     backend.no_padding()
-    config_file = path / "tokenizer_config.json"
-    config = read_json(config_file) if config_file.is_file() else {}
+    config: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):  # the first in older folders
+        config |= read_json(path / name) if (path / name).is_file() else {}
     special = {key: text for key in config if key.endswith("_token") and (text := token_text(config[key])) is not None}
 
     def id_of(kind: str) -> int | None:
@@ -277,6 +323,7 @@ def folder_tokenizer(path: Path, eos_ids: Sequence[int] = ()) -> Tokenizer | Non
         add_bos=config.get("add_bos_token") is True,
         templates=folder_templates(path, config),
         special_tokens=special,
+        languages=languages_of(class_of(path, config), config, backend.get_vocab(), id_of("eos_token")),
     )
 
 

@@ -1,4 +1,4 @@
-"""The command line: chat, generate, verify, inspect, plan, bench. Each command is a file of this package.
+"""The command line: chat, generate, transcribe, verify, inspect, plan, bench. Each command is a file of this package.
 
 Answers go to stdout, all else to stderr. Nothing here imports PyTorch before a command needs it, so that `--help` and a
 mistyped option are answered at once.
@@ -20,13 +20,14 @@ def main() -> None:
 def commands() -> Typer:
     import typer
 
-    from lamina.cli import bench, chat, generate, inspect, plan, verify
+    from lamina.cli import bench, chat, generate, inspect, plan, transcribe, verify
     from lamina.cli.common import OneLineErrors, options
 
     app = typer.Typer(cls=OneLineErrors, add_completion=False, help="Run language models that remember.")
     app.callback(invoke_without_command=True)(options)
     app.command("chat", help="Talk to a model; its memory stays from turn to turn.")(chat.chat)
     app.command("generate", help="Continue a text.")(generate.generate)
+    app.command("transcribe", help="Write down what is said in recordings.")(transcribe.transcribe)
     app.command("verify", help="Prove that the cache changes nothing on this model.")(verify.verify)
     app.command("inspect", help="What a checkpoint is: family, layer kinds, sizes, and what of it is not used.")(
         inspect.inspect

@@ -20,6 +20,9 @@ def bench(
     device: Device = None,
     codec: Annotated[str | None, typer.Option(help="Decode also with caches in codes, such as int8,int4.")] = None,
     page: Annotated[int | None, typer.Option(help="Decode also with caches in pages of this many tokens.")] = None,
+    source: Annotated[
+        int | None, typer.Option(help="Positions of the encoder's output; those of the shape if not given.")
+    ] = None,
     against: Annotated[str | None, typer.Option(help="Measure a peer in the same run: transformers.")] = None,
     compiled: Annotated[bool, typer.Option(help="The peer also with its static cache, compiled.")] = False,
     first_token: Annotated[bool, typer.Option(help="Time a fresh process up to its first token.")] = True,
@@ -34,9 +37,11 @@ def bench(
     from lamina.loading import check_device
 
     place = check_device(device)
-    gpu = place.type == "cuda"
+    gpu, found = place.type == "cuda", find_shape(shape)
+    if context is None and found.source is not None:
+        context = "224"  # decoders of speech and translation write short texts
     settings = BenchSettings(
-        shape=find_shape(shape),
+        shape=found,
         device=place,
         dtype=float_dtype(dtype) or (torch.bfloat16 if gpu else torch.float32),
         rows=numbers(rows or ("1,8,32" if gpu else "1"), "rows"),
@@ -49,6 +54,7 @@ def bench(
         first_token=first_token,
         seconds=seconds,
         source=shape,
+        encoder_positions=source,
     )
     with Bar() as bar:
         report = BenchReport(settings, run(settings, bar.tell))

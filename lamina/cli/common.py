@@ -13,7 +13,10 @@ from lamina.errors import CapacityError, LaminaError
 if TYPE_CHECKING:
     from lamina.generation.stream import Stream
 
-Path = Annotated[str, typer.Argument(help="A checkpoint folder, a .gguf file, a Hub id, or a known name: smollm2.")]
+Path = Annotated[
+    str,
+    typer.Argument(help="A checkpoint folder, a .gguf file, a Hub id, or a known name: smollm2, whisper-tiny.en."),
+]
 DType = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the checkpoint's own when not given.")]
 Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda:0; the first GPU when not given, else the CPU.")]
 Revision = Annotated[str | None, typer.Option(help="A branch, tag or commit, of a Hub id; main when not given.")]

@@ -13,7 +13,7 @@ What = Annotated[
     typer.Argument(
         metavar="PATH_OR_CONFIG",
         help="A folder with config.json, a config.json, a .gguf file, a benchmark shape such as llama-3.1-8b, or a "
-        "known name: smollm2.",
+        "known name: smollm2, whisper-tiny.en.",
     ),
 ]
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -30,8 +30,17 @@ from lamina.kernels.limits import limits_of
 
 BY_ASSEMBLY = tl.constexpr(not INTERPRETED)  # whether kernels may contain PTX
 
+
+class Launched(NamedTuple):
+    """A launch that was left out (`dry`): the module and name of its kernel, and its constexprs."""
+
+    module: str
+    kernel: str
+    options: dict[str, Any]
+
+
 _builds: ContextVar[bool] = ContextVar("builds", default=False)
-_dry: ContextVar[bool] = ContextVar("dry", default=False)
+_dry: ContextVar[list[Launched] | None] = ContextVar("dry", default=None)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *others: Any, **options: Any) -> None:
@@ -39,7 +48,8 @@ def launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *others: Any, **op
 
     Triton uses the current device and its current stream, so the tensors' device is made current.
     """
-    if _dry.get():
+    if (launched := _dry.get()) is not None:
+        launched.append(Launched(kernel.fn.__module__, kernel.fn.__name__, options))
         return
     pdl = limits_of(first.device).pdl
     if pdl:
@@ -59,9 +69,9 @@ def build_only() -> Iterator[None]:
 
 
 @contextmanager
-def dry() -> Iterator[None]:
-    """Inside, in this thread, a launch does nothing: kernels are neither built nor run."""
-    before = _dry.set(True)
+def dry(launched: list[Launched] | None = None) -> Iterator[None]:
+    """Inside, in this thread, a launch does nothing but add itself to the list: kernels are neither built nor run."""
+    before = _dry.set([] if launched is None else launched)
     try:
         yield
     finally:

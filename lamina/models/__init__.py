@@ -1,7 +1,7 @@
 """Model families, one file each, found by the `model_type` of a checkpoint's configuration.
 
 A family from outside the package is registered with `register_family`, or by an entry point of the group
-`lamina.families` in the package that has it: the module named there is imported when a model_type is not known.
+`lamina_families` in the package that has it: the module named there is imported when a model_type is not known.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ FAMILIES = {
     "gemma": "gemma:Gemma",
     "gemma2": "gemma2:Gemma2",
     "gemma3_text": "gemma3:Gemma3",
+    "gemma3n_text": "gemma3n:Gemma3n",
+    "gemma4_text": "gemma4:Gemma4",
     "ministral": "mistral:Ministral",
     "ministral3": "mistral:Ministral3",
     "phi": "phi:Phi",
@@ -38,6 +40,7 @@ FAMILIES = {
     "olmo": "olmo:Olmo",
     "olmo2": "olmo:Olmo2",
     "olmo3": "olmo:Olmo3",
+    "bitnet": "bitnet:BitNet",
     "apertus": "apertus:Apertus",
     "arcee": "arcee:Arcee",
     "cwm": "cwm:Cwm",
@@ -63,10 +66,25 @@ FAMILIES = {
     "jamba": "jamba:Jamba",
     "minimax": "minimax:MiniMax",
     "recurrent_gemma": "recurrent_gemma:RecurrentGemma",
+    "rwkv": "rwkv:Rwkv",
+    "kimi_linear": "kimi_linear:KimiLinear",
+    "bamba": "bamba:Bamba",
+    "granitemoehybrid": "granite_hybrid:GraniteMoeHybrid",
+    "nemotron_h": "nemotron_h:NemotronH",
+    "zamba": "zamba:Zamba",
+    "zamba2": "zamba:Zamba2",
     "falcon_h1": "falcon_h1:FalconH1",
     "qwen3_next": "qwen3_next:Qwen3Next",
     "lfm2": "lfm2:Lfm2",
     "t5": "t5:T5",
+    "bart": "bart:Bart",
+    "plbart": "bart:PLBart",
+    "mbart": "bart:MBart",
+    "blenderbot": "bart:Blenderbot",
+    "blenderbot-small": "bart:BlenderbotSmall",
+    "pegasus": "bart:Pegasus",
+    "marian": "bart:Marian",
+    "m2m_100": "bart:M2M100",
     "whisper": "whisper:Whisper",
     "gpt2": "gpt2:GPT2",
     "gpt_bigcode": "gpt2:GPTBigCode",
@@ -190,5 +208,5 @@ def known_types() -> list[str]:
 @cache
 def import_outside_families() -> None:
     """Imports the modules of installed packages that register families."""
-    for entry in entry_points(group="lamina.families"):
+    for entry in entry_points(group="lamina_families"):
         entry.load()

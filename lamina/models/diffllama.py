@@ -68,5 +68,9 @@ class DiffLlama(Transformer):
     }
     eps = ("rms_norm_eps", 1e-5)
 
+    def __init__(self, c: Config) -> None:
+        c.ignore("lambda_std_dev")  # of initial weights
+        super().__init__(c)
+
     def make_attention(self, c: Config, layer: int, **options: Any) -> Any:
         return DifferentialAttention(c, layer)

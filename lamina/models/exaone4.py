@@ -18,6 +18,10 @@ from lamina.nn import RMSNorm, SelfAttention
 class Exaone4(Olmo2):
     defaults = {"sliding_window": 4096, "sliding_window_pattern": 4}
 
+    def __init__(self, c: Config) -> None:
+        c.ignore("sliding_window_pattern")  # not used beside `layer_types`
+        super().__init__(c)
+
     def make_window(self, c: Config, layer: int) -> Window:
         kind = layer_types(c, ["full_attention", "sliding_attention"], lambda i: kind_of(c, i))[layer]
         return Full() if kind == "full_attention" else Sliding(c.sliding_window)
@@ -30,7 +34,7 @@ class Exaone4(Olmo2):
 
 
 def kind_of(c: Config, layer: int) -> str:
-    """The kind of a layer by `sliding_window_pattern`: every so many is a full one, or a text such as "LLLG"."""
+    """The kind of a layer where `layer_types` is absent: every so many is a full one, or a text such as "LLLG"."""
     pattern = c.get("sliding_window_pattern")
     if c.get("sliding_window") is None or not pattern:
         return "full_attention"

@@ -1,6 +1,5 @@
-"""Gemma 3, the text model: every sixth layer attends to all tokens, the others to a window, each kind with its own RoPE.
-
-Queries and keys are normed, and nothing is soft-capped.
+"""Gemma 3, the text model: every sixth layer attends to all tokens, the others to a window, each kind with its own
+RoPE. Queries and keys are normed, and nothing is soft-capped.
 
 https://arxiv.org/abs/2503.19786
 """
@@ -33,6 +32,7 @@ class Gemma3(Gemma2):
 
     def __init__(self, c: Config) -> None:
         c.require("attn_logit_softcapping", (None,))
+        c.ignore("_sliding_window_pattern")  # which `layer_types` repeats
         super().__init__(c)
 
     def make_window(self, c: Config, layer: int) -> Window:

@@ -54,7 +54,7 @@ class Ministral3(Mistral):
 
     def prepare(self, positions: Tensor) -> Positions:
         found = super().prepare(positions)
-        if self.growth is None:
+        if self.growth is None or self.trained is None:
             return found
         steps = torch.div(positions, self.trained, rounding_mode="floor").float()
         return found._replace(factor=1 + self.growth * steps.log1p())

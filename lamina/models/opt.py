@@ -5,16 +5,14 @@ https://arxiv.org/abs/2205.01068  https://arxiv.org/abs/2112.10668  https://arxi
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from lamina.checkpoint.names import From, Value, renamed
 from lamina.config import Config
 from lamina.models.gpt import Gpt, with_or_without
-from lamina.nn import Embedding, LayerNorm, Linear, Norm, PostNormBlock, SelfAttention
+from lamina.nn import Embedding, LayerNorm, Linear, Norm, PostNormBlock, SelfAttention, Sinusoids
 
 BODY: dict[str, Value] = {
     "embedding": "model.embed_tokens",
@@ -88,7 +86,7 @@ class BioGPT(Gpt):
 
     def __init__(self, c: Config) -> None:
         super().__init__(c)
-        self.scale = math.sqrt(c.hidden_size) if c.get("scale_embedding", True) else 1.0
+        self.scale = c.hidden_size**0.5 if c.get("scale_embedding", True) else 1.0
 
     def make_norm(self, c: Config) -> Norm:
         c.ignore("layer_norm_eps")  # which transformers does not read
@@ -113,7 +111,7 @@ class XGLM(BioGPT):
     def __init__(self, c: Config) -> None:
         c.require("add_cross_attention", (False,), False)
         super().__init__(c)
-        self.sinusoids = Sinusoids(c.hidden_size, c.said("pad_token_id", 1))
+        self.sinusoids = Sinusoids(c.hidden_size, offset=2, padding=c.said("pad_token_id", 1))
 
     def make_attention(self, c: Config, layer: int, **options: Any) -> SelfAttention:
         return super().make_attention(c, layer, **dict(rope=None) | options)
@@ -123,26 +121,3 @@ class XGLM(BioGPT):
 
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + self.sinusoids(positions).to(x.dtype)
-
-
-class Sinusoids(nn.Module):
-    """Sines and cosines of (position + 2) · frequency: [B, T] -> [B, T, width]. Those of index `padding` are zero."""
-
-    def __init__(self, width: int, padding: int | None) -> None:
-        super().__init__()
-        self.width, self.padding = width, padding
-        self.frequencies: Tensor
-        self.register_buffer("frequencies", torch.empty(width // 2), persistent=False)
-        if not self.frequencies.is_meta:
-            self.reset_buffers()
-
-    def reset_buffers(self) -> None:
-        half = self.width // 2
-        self.frequencies = torch.exp(torch.arange(half).float() * -(math.log(10_000) / (half - 1)))
-
-    def forward(self, positions: Tensor) -> Tensor:
-        index = positions + 2
-        angles = index[..., None].float() * self.frequencies
-        table = torch.cat([angles.sin(), angles.cos()], dim=-1)
-        table = nn.functional.pad(table, (0, self.width % 2))
-        return table if self.padding is None or self.padding < 2 else table * (index != self.padding)[..., None]

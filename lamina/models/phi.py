@@ -55,6 +55,7 @@ class Phi3(Transformer):
     def complete(cls, config: Config) -> Config:
         """In early files longrope is called "su" or "yarn"."""
         c = super().complete(config)
+        c.ignore("original_max_position_embeddings")  # read where RoPE is scaled
         for name in ("rope_parameters", "rope_scaling"):
             given = c.get(name)
             if isinstance(given, Mapping) and given.get("rope_type", given.get("type")) in ("su", "yarn"):

@@ -135,8 +135,10 @@ def _read_of(
         return parameter.nbytes / parameter.shape[0] * min(rows, parameter.shape[0])
     if found := [module for module in owners if isinstance(module, Experts)]:
         every = parameter.shape[0]
-        visited = distinct_experts(every, each[id(found[0])], rows) if experts is None else experts
-        return parameter.nbytes / every * visited
+        if experts is None:
+            choices = every + found[0].identity  # identity experts have nothing to read
+            experts = distinct_experts(choices, each[id(found[0])], rows) * every / choices
+        return parameter.nbytes / every * experts
     return parameter.nbytes
 
 

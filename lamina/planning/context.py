@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from lamina.cache.cache import Cache
+from lamina.cache.layers.cross import CrossLayer
 from lamina.cache.layers.recurrent import RecurrentLayer
 
 
@@ -35,6 +36,22 @@ def fill_context(cache: Cache, tokens: int) -> Cache:
             if isinstance(layer, RecurrentLayer) and "base" in layer.data:
                 layer.data["base"].copy_(layer.data["head"])
     set_clock(cache, tokens)
+    return cache
+
+
+def attach_random(cache: Cache, positions: int) -> Cache:
+    """Gives every row a source of `positions` random keys and values, as if an encoder had made them."""
+    rows = torch.arange(cache.rows, device=cache.device)
+    lengths = torch.full_like(rows, positions)
+    for layer in cache.every_layer():
+        if isinstance(layer, CrossLayer):
+            spec, shape = layer.spec, (cache.rows, layer.spec.kv_heads, positions)
+            k, v = (
+                torch.randn(*shape, dim, dtype=cache.dtype, device=cache.device)
+                for dim in (spec.key_dim, spec.value_dim)
+            )
+            layer.attach(k, v, lengths, rows)
+    cache.clock.sourced = [True] * cache.rows
     return cache
 
 

@@ -20,7 +20,7 @@ from lamina.checkpoint.names import find_recipes, matches_any
 from lamina.checkpoint.source import Checkpoint, config_dtype, open_source
 from lamina.checkpoint.text_part import TextPartCheckpoint, towers
 from lamina.config import Config
-from lamina.errors import CheckpointError
+from lamina.errors import CheckpointError, InputError
 from lamina.loading import on_meta, refuse_quantized
 from lamina.model import Model
 from lamina.models import family_of
@@ -100,8 +100,8 @@ def inspect(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> I
     if source is not None:
         unused, problem = unused_tensors(model, source), problem or why_unfit(model, source, kind)
     try:
-        refuse_quantized(config, path)
-    except Exception as error:
+        refuse_quantized(config, path, getattr(cls, "quantized", ()))
+    except InputError as error:
         problem = str(error)
     grows, constant, per_source = cache_bytes(model)
     every, active, experts = count_parameters(model)

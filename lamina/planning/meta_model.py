@@ -52,8 +52,8 @@ def subject_of(what: What, dtype: str | torch.dtype | None = None) -> MetaModel:
         name = config.get("model_type", "a model")
     else:
         name, config = find_config(what)
-    refuse_quantized(Config(config), name)
-    family_of(Config(config))  # what cannot be built is refused by name
+    cls = family_of(Config(config))  # what cannot be built is refused by name
+    refuse_quantized(Config(config), name, getattr(cls, "quantized", ()))
     return MetaModel(name, on_meta(config, config_dtype(config) if dtype is None else dtype))
 
 

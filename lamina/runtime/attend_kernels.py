@@ -103,7 +103,7 @@ def _attend_shared(
     how = {**how, "page": source.page}
     heads = spec.kv_heads, spec.value_dim
     if source.waits_for is None and not source.coding.formats and supports_heads(q, *heads):
-        return attend_stored(q, table, *heads, spec.window, new=True, gate=gate, **how, **before)
+        return attend_stored(q, table, spec.kv_heads, spec.value_dim, spec.window, new=True, gate=gate, **how, **before)
     if new is None:
         raise InputError(
             f"{q.shape[1]} query heads that read another layer's {spec.kv_heads} key heads: the kernel takes as many "
@@ -115,7 +115,8 @@ def _attend_shared(
         else:
             coded = encode_queries(q, new, table, **before)
         return _gated(decode_codes(coded, table, spec.window, q.dtype, **how), gate)
-    return _gated(decode_attention(rotate_queries(q, table, **before), *new, table, spec.window, **how), gate)
+    q, (k, v) = rotate_queries(q, table, **before), new
+    return _gated(decode_attention(q, k, v, table, spec.window, **how), gate)
 
 
 def _attend_source(
@@ -134,11 +135,11 @@ def _attend_source(
     spec, table, sides = entry.spec, entry.table, _sides(entry)
     heads = spec.kv_heads, spec.value_dim
     if sides is None and supports_heads(q, *heads):
-        return attend_stored(q, table, *heads, Full(), new=False, gate=gate, **how, **before)
+        return attend_stored(q, table, spec.kv_heads, spec.value_dim, Full(), new=False, gate=gate, **how, **before)
     if sides is None:
         return _gated(attend_source(rotate_queries(q, table, **before), table, *heads, **how), gate)
-    parts = [side.empty(q, spec.kv_heads, 1) for side in sides]  # of no token: only their dtypes are used
-    coded = Coded(q, parts[0].codes, *parts, *sides, True)
+    k, v = (side.empty(q, spec.kv_heads, 1) for side in sides)  # of no token: only their dtypes are used
+    coded = Coded(q, k.codes, k, v, *sides, stored=True)
     if sides[0].form == "plain":
         coded = replace(coded, q=rotate_queries(q, table, **before))
     else:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from lamina import kernels
+from lamina.errors import InputError
 from lamina.kernels.gemm.fusion import FusionPlan
 from lamina.runtime.captured import Captured
 from lamina.runtime.eligibility import why_no_kernels
@@ -34,4 +35,5 @@ def trace_model(model: Model, logits: Literal["last", "all"] = "last") -> Fusion
     except torch.OutOfMemoryError:
         raise  # a later trace may find enough memory
     except Exception as problem:  # not raised here: capturing the step raises it again, with a better traceback
-        return FusionPlan(reason=f"a step cannot be traced: {type(problem).__name__}: {problem}")
+        reason = f"a step cannot be traced: {type(problem).__name__}: {problem}"
+        return FusionPlan(reason=reason, refused=isinstance(problem, InputError))

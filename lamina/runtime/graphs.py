@@ -104,6 +104,11 @@ class Graphs:
             matching = [found for key, found in self._programs.items() if key[:1] == (rows,)]
         return next((found.failed for found in matching if found.failed is not None), None)
 
+    def why_refused(self) -> str | None:
+        """Why no decode step can be captured, if a trace of one finds a memory call that kernels refuse."""
+        plan = self.fusion_plan()
+        return plan.reason if plan.refused else None
+
     def clear(self) -> None:
         """Drops every program; those that are lent are dropped when they are returned."""
         with self._changed:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import T5Config
 
 from lamina.bench import BenchSettings, ModelShape, run
 from lamina.bench.first_token import first_token
@@ -145,5 +146,19 @@ def test_the_first_token_is_timed_in_a_process_of_its_own(tmp_path: Path) -> Non
 
 
 def test_a_process_that_fails_says_why() -> None:
-    with pytest.raises(RuntimeError, match=r"nothing is neither a folder with config.json"):
+    with pytest.raises(RuntimeError, match=r"nothing is neither a Hub id, nor a folder with config.json"):
         first_token("nothing", "float32", "cpu", "lamina", timeout=120)
+
+
+def test_a_decoder_with_an_encoder_is_run_over_random_keys_and_values_of_its_source() -> None:
+    config = T5Config(d_model=16, d_kv=4, num_heads=4, d_ff=24, num_layers=2, vocab_size=67).to_dict()
+    s = settings(shape=ModelShape("tiny", config, source=30), rows=(2,), contexts=(8,), against="transformers")
+    results = run(s)
+    one = next(one for one in results.decoded if one.subject == "lamina")
+    cross = 2 * 2 * 2 * 4 * 4 * 30 * 4  # layers, rows, keys and values, heads, width, positions, float32
+    assert one.moved.tokens >= cross and not results.prefilled
+    assert results.skipped[0] == "first token and prefill: decode steps alone are measured with an encoder"
+    longer = run(settings(shape=s.shape, rows=(2,), contexts=(8,), encoder_positions=60)).decoded[0]
+    assert longer.moved.tokens == one.moved.tokens + cross
+    assert "30 encoder positions a row" in BenchReport(s, results).facts()[0]
+    assert "--source 60" in BenchReport(settings(shape=s.shape, encoder_positions=60), results).command

@@ -83,6 +83,13 @@ def test_a_dtype_that_cannot_be_computed_in_is_refused():
         config_dtype({"dtype": "float8_e4m3fn"})
 
 
+def test_settings_for_generation_in_the_configuration_count_where_there_is_no_file_for_them(save_folder):
+    path = save_folder(TENSORS, {"num_beams": 4, "top_k": None, "vocab_size": 5, "decoder": {"max_length": 9}})
+    assert open_source(path).generation_config == {"num_beams": 4, "max_length": 9}
+    (path / "generation_config.json").write_text('{"top_p": 0.5}')
+    assert open_source(path).generation_config == {"top_p": 0.5}
+
+
 def refused(path: Path, match: str) -> None:
     with pytest.raises(CheckpointError, match=match):
         open_source(path)

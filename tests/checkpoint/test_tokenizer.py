@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 
 from lamina import CheckpointError
 from lamina.checkpoint import Tokenizer, open_source
-from lamina.checkpoint.tokenizer import folder_tokenizer
+from lamina.checkpoint.tokenizer import UnknownTokenizer, folder_tokenizer
 from lamina.errors import InputError
 
 TEXTS = [
@@ -107,7 +107,11 @@ def test_eos_ids_come_from_the_configurations_or_else_from_the_token(save_folder
 def test_a_folder_without_tokenizer_gives_none_and_other_kinds_are_named(tmp_path):
     assert folder_tokenizer(tmp_path) is None
     (tmp_path / "tokenizer.model").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"has tokenizer\.model but no tokenizer\.json"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.model is not a SentencePiece model"):
+        folder_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.model").unlink()
+    (tmp_path / "vocab.json").write_text("{}")
+    with pytest.raises(UnknownTokenizer, match=r"has vocab\.json but no tokenizer\.json"):
         folder_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is not a tokenizer"):
@@ -225,12 +229,25 @@ def test_named_templates_are_chosen_by_name_and_by_tools(folder):
 
 
 def test_the_template_file_wins_over_the_tokenizer_configuration(folder):
+    write(folder, "processor_config.json", {"chat_template": "oldest"})
+    assert folder_tokenizer(folder).chat(MESSAGES) == "oldest"
     write(folder, "tokenizer_config.json", {"chat_template": "old"})
     assert folder_tokenizer(folder).chat(MESSAGES) == "old"
     write(folder, "chat_template.json", {"chat_template": "newer"})
     assert folder_tokenizer(folder).chat(MESSAGES) == "newer"
     write(folder, "chat_template.jinja", "newest")
     assert folder_tokenizer(folder).chat(MESSAGES) == "newest"
+
+
+def test_templates_by_name_may_be_an_object_and_odd_ones_are_refused(folder):
+    write(folder, "processor_config.json", {"chat_template": {"default": "a", "rag": "b"}})
+    assert folder_tokenizer(folder).templates == {"default": "a", "rag": "b"}
+    for odd in (5, ["a"], [{"name": "a"}], {"a": None}):
+        write(folder, "chat_template.json", {"chat_template": odd})
+        with pytest.raises(
+            CheckpointError, match=r"chat_template in .*chat_template\.json is neither a text nor a list"
+        ):
+            folder_tokenizer(folder)
 
 
 def test_a_template_may_refuse_messages_and_may_not_leave_the_sandbox():

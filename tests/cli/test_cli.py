@@ -158,7 +158,7 @@ def test_devices_dtypes_and_paths_that_are_not_there_are_told_in_one_line(checkp
         (["verify", "smollm"], "or a known name: smollm2"),
         (["inspect", "smollm"], "smollm is neither a"),
         (["verify", "llama-3.1-8b"], "as a shape without weights it can be planned and benchmarked"),
-        (["bench", "--shape", "smollm"], "one of smollm2, llama-3.1-8b"),
+        (["bench", "--shape", "smollm"], "one of smollm2, whisper-tiny.en, llama-3.1-8b"),
         (["bench", "--shape", "smollm2-135m", "--rows", "many"], "rows 'many' must be whole numbers"),
     ):
         done = run(*words)

@@ -43,8 +43,9 @@ def pair(family: str, name: str) -> tuple[Any, Model]:
         for parameter in theirs.parameters():
             if parameter.requires_grad:  # others are computed: tables of sinusoids
                 parameter.add_(torch.randn_like(parameter) * 0.05)
+        saved = theirs.state_dict()
         for name, buffer in theirs.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name in saved and buffer.is_floating_point():
                 buffer.add_(torch.randn_like(buffer) * 0.1)
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Llama4Config, Llama4ForConditionalGeneration
+from transformers import AutoModelForCausalLM, GptOssConfig, Llama4Config, Llama4ForConditionalGeneration
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import lamina
 from lamina import CheckpointError
@@ -68,3 +70,30 @@ def test_the_text_part_of_a_checkpoint_that_reads_images_is_loaded(tmp_path: Pat
     ours = lamina.load(tmp_path, device="cpu")
     ids = random_ids(2, 30, ours.vocab)
     assert relative(ours(ids), truth(theirs, ids)) < TOLERANCE
+
+
+def test_experts_stored_in_mxfp4_are_dequantized_at_load(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = GptOssConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, num_local_experts=4, num_experts_per_tok=2, layer_types=["full_attention"],
+    )  # fmt: skip
+    theirs = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    packed: dict[str, torch.Tensor] = {}
+    for name, parameter in theirs.named_parameters():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            experts, _, out = parameter.shape
+            blocks = torch.randint(0, 256, (experts, out, 1, 16), dtype=torch.uint8)
+            scales = torch.randint(121, 125, (experts, out, 1), dtype=torch.uint8)
+            parameter.data.copy_(convert_moe_packed_tensors(blocks, scales))
+            packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    theirs.save_pretrained(tmp_path)
+    tensors = {
+        name: t for name, t in load_file(tmp_path / "model.safetensors").items() if f"{name}_blocks" not in packed
+    }
+    save_file(tensors | packed, tmp_path / "model.safetensors")
+    values = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    ours = lamina.load(tmp_path, device="cpu")
+    ids = random_ids(1, 9, ours.vocab)
+    assert len(packed) == 4 and relative(ours(ids), truth(theirs, ids)) < TOLERANCE

@@ -90,7 +90,7 @@ def build_mixtures() -> int:
 
         def program() -> None:
             for mixture in mixtures:
-                for rows in (1, 3):
+                for rows in (1, 3) if mixture is mixtures[0] else (1,):
                     mixture.bfloat16()(torch.empty(rows, 1, 96, dtype=torch.bfloat16))
 
         def run() -> None:

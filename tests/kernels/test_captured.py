@@ -17,7 +17,13 @@ from tests.families.cases import FIRST
 from tests.families.harness import pair
 from tests.kernels.runs import PROMPTS, begin, both, start, tiny
 
-MORE = [("falcon_h1", "norm before gate, biases, own head dim"), ("gemma2", "untied, biases, one key head")]
+MORE = [
+    ("falcon_h1", "norm before gate, biases, own head dim"),
+    ("gemma2", "untied, biases, one key head"),
+    ("gemma3n_text", "last layers share, wide inputs"),
+    ("gemma4_text", "inputs of layers, last layers share"),
+    ("diffllama", "grouped"),
+]
 pytestmark = pytest.mark.usefixtures("few_programs")
 
 

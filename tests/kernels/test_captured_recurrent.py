@@ -6,11 +6,14 @@ import pytest
 import torch
 
 from tests.families.harness import pair
+from tests.kernels.passes import compared
 from tests.kernels.runs import both
 
 FAMILIES = [
-    ("jamba", "attention in the middle, experts in layer 1"),
+    ("falcon_mamba", "typical"),
     ("recurrent_gemma", "two recurrent, one sliding"),
+    ("rwkv", "typical"),
+    ("kimi_linear", "tied, all layers dense, low-rank queries"),
 ]
 pytestmark = pytest.mark.usefixtures("few_programs")
 
@@ -23,3 +26,4 @@ def test_captured_and_plain_steps_give_the_same(family: str, name: str) -> None:
     torch.testing.assert_close(captured.logits, plain.logits, rtol=1e-4, atol=1e-4)
     more = torch.tensor([[1, 2], [3, 4]])  # and plain passes go on from it
     torch.testing.assert_close(model(more, cache=captured), model(more, cache=plain), rtol=1e-4, atol=1e-4)
+    compared(model, captured, plain, (3,))

@@ -174,6 +174,12 @@ def test_what_cannot_be_captured_is_decoded_by_plain_passes_with_the_reason(capl
     assert sum("no kernel adds a bias" in record.message for record in caplog.records) == 1
 
 
+def test_a_bias_that_no_kernel_adds_is_told_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lamina.model.why_not_captured", lambda *_: None)  # as on a GPU
+    assert "no kernel adds a bias to the scores that has no kernel_form" in Sloped().explain()
+    assert tiny().explain() == "decoding: one captured graph a step"
+
+
 @pytest.mark.usefixtures("passes_by_kernels")
 def test_speculation_on_what_cannot_be_captured_reads_by_plain_passes() -> None:
     torch.manual_seed(0)

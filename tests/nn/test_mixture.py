@@ -226,3 +226,19 @@ def test_options_that_exclude_each_other_are_refused() -> None:
         mixture(NORMED, capacity=2)
     with pytest.raises(InputError, match="cannot choose from 8 experts"):
         mixture(Choice(3, groups=3))
+
+
+def test_tokens_of_earlier_passes_use_up_the_capacity_if_they_are_counted() -> None:
+    torch.manual_seed(0)
+    ours = mixture(Choice(1), experts=2, gated=False, capacity=3).requires_grad_(False)
+    x, before = torch.randn(1, 9, W), torch.zeros(1, 1, 2)
+
+    def count(tokens: Tensor) -> Tensor:
+        nonlocal before
+        sums = before + tokens.cumsum(-2)
+        before = sums[:, -1:]
+        return sums
+
+    whole, parts = ours(x), [ours(x[:, at : at + 2], count=count) for at in range(0, 9, 2)]
+    torch.testing.assert_close(torch.cat(parts, 1), whole)
+    assert (whole == 0).all(-1).any()  # some tokens found no room

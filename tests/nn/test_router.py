@@ -7,8 +7,12 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
+from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRouter
 
-from lamina.nn import Choice, Router
+from lamina.bench.flops import _weights_a_token
+from lamina.nn import Choice, Mixture, RMSNorm, Router
+from lamina.planning.bytes import _read_of
 
 RULES = {
     "softmax": Choice(3),
@@ -95,3 +99,27 @@ def test_an_exact_router_computes_in_float32_for_a_model_of_less() -> None:
     _, weights, opening = router(x)
     assert {"weight", "bias"} <= set(router.keep_float32) and weights.dtype == torch.float32 and opening is None
     torch.testing.assert_close(weights, router.choice.of(linear_logits(router, x))[1])
+
+
+def test_a_step_reads_the_experts_that_the_router_chooses_of_those_with_matrices() -> None:
+    mixture = Mixture(6, 8, 3, "silu", Choice(4), identity=8)
+    experts, down = mixture.experts, mixture.experts.down
+    assert _read_of(down, [experts], {id(experts): 4}, rows=1, experts=None) == down.nbytes / 8 * 2
+    assert _weights_a_token(experts, 4) == mixture.experts.first.numel() / 4 + down.numel() / 4
+
+
+def test_gemma_4_scales_the_input_of_its_router_by_a_norm_and_the_weights_by_expert() -> None:
+    torch.manual_seed(0)
+    config = Gemma4TextConfig(hidden_size=6, num_experts=8, top_k_experts=3, moe_intermediate_size=4)
+    theirs = Gemma4TextRouter(config).requires_grad_(False)
+    for tensor in theirs.state_dict().values():
+        tensor.normal_()
+    norm, ours = RMSNorm(6, config.rms_norm_eps), Router(6, 8, Choice(3, normed=True), scaled=True)
+    values = {"weight": theirs.proj.weight, "scales": theirs.per_expert_scale}
+    ours.load_state_dict(values)
+    norm.load_state_dict({"weight": theirs.scale * 6**-0.5})
+    x = torch.randn(5, 6)
+    _, expected, indices = theirs(x)
+    chosen, weights, _ = ours(norm(x))
+    assert torch.equal(chosen, indices)
+    torch.testing.assert_close(weights, expected)

@@ -72,21 +72,41 @@ def refuse(message: str) -> None:
 
 
 def folder_templates(path: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """The templates of a folder by name; files win over the entry in tokenizer_config.json."""
+    """The templates of a folder by name, from every place that has some; a later place wins:
+
+    processor_config.json, tokenizer_config.json, chat_template.json  the entry chat_template
+    chat_template.jinja                                               the default template
+    additional_chat_templates/NAME.jinja                              named ones
+    """
     templates: dict[str, str] = {}
-    entries = [tokenizer_config.get("chat_template")]
-    if (file := path / "chat_template.json").is_file():
-        entries.append(read_json(file).get("chat_template"))
-    for entry in entries:
-        if isinstance(entry, str):
-            templates[DEFAULT] = entry
-        elif isinstance(entry, list):
-            templates |= {item["name"]: item["template"] for item in entry}
+    for name in ("processor_config.json", "tokenizer_config.json", "chat_template.json"):
+        if name == "tokenizer_config.json":
+            found = tokenizer_config
+        else:
+            found = read_json(path / name) if (path / name).is_file() else {}
+        templates |= named_templates(found.get("chat_template"), path / name)
     if (file := path / "chat_template.jinja").is_file():
         templates[DEFAULT] = file.read_text(encoding="utf-8")
     for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
         templates[file.stem] = file.read_text(encoding="utf-8")
     return templates
+
+
+def named_templates(entry: Any, file: Path) -> dict[str, str]:
+    """The templates of an entry: a text, a list of {"name": …, "template": …}, or an object of texts by name.
+
+    >>> named_templates([{"name": "rag", "template": "…"}], Path("tokenizer_config.json"))
+    {'rag': '…'}
+    """
+    if isinstance(entry, str):
+        entry = {DEFAULT: entry}
+    elif isinstance(entry, list) and all(isinstance(item, dict) for item in entry):
+        entry = {item.get("name"): item.get("template") for item in entry}
+    if entry is None:
+        return {}
+    if not isinstance(entry, dict) or not all(isinstance(text, str) for pair in entry.items() for text in pair):
+        raise CheckpointError(f"chat_template in {file} is neither a text nor a list of named texts")
+    return entry
 
 
 def gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:

@@ -35,6 +35,7 @@ class Architecture:
     names: dict[str, str]  # GGUF module -> Hugging Face module; {i} is the layer
     paired: dict[str, str]  # GGUF module with rows in rotary pairs -> the config key of its number of heads
     derived: frozenset[str]  # tensors that the configuration already says
+    model_types: tuple[str, ...] = ()  # the families that have such files; the one of the same name if empty
 
 
 class GGUFCheckpoint(Checkpoint):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lamina.checkpoint.chat.template import gguf_templates
-from lamina.checkpoint.tokenizer import Tokenizer
+from lamina.checkpoint.tokenizer import Tokenizer, UnknownTokenizer
 from lamina.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any], eos_ids: Sequence[int]) -> Token
         return None
     builders = {"gpt2": byte_level, "llama": sentence_piece}
     if kind not in builders:
-        raise CheckpointError(f"the GGUF tokenizer is of kind {kind!r}; supported are: {', '.join(sorted(builders))}")
+        raise UnknownTokenizer(f"the GGUF tokenizer is of kind {kind!r}; supported are: {', '.join(sorted(builders))}")
     tokens: list[str] = value("tokens", [])
     if not tokens:
         raise CheckpointError(f"the GGUF tokenizer of kind {kind!r} has no tokenizer.ggml.tokens")
@@ -115,7 +115,7 @@ def byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[Backend,
 
     name = metadata.get("tokenizer.ggml.pre", "default")
     if name not in SPLITS:
-        raise CheckpointError(
+        raise UnknownTokenizer(
             f"the GGUF tokenizer splits text by {name!r} (tokenizer.ggml.pre), which is not known; "
             f"known are: {', '.join(sorted(SPLITS))}"
         )

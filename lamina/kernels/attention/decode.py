@@ -25,7 +25,7 @@ from lamina.attention.bias import KernelForm
 from lamina.attention.window import Full, Window
 from lamina.errors import InputError
 from lamina.kernels.attention.online_softmax import LOWEST, accumulate, merge_splits, store_output, to_scores
-from lamina.kernels.attention.score_bias import add_bias, bias_arguments, slopes_of
+from lamina.kernels.attention.score_bias import SCORE_BYTES, add_bias, bias_arguments, slopes_of
 from lamina.kernels.attention.split_kv import Division, assigned_split, shortest_split, target_splits
 from lamina.kernels.attention.tiling import Tiling
 from lamina.kernels.attention.visible import (
@@ -57,14 +57,16 @@ MOST_QUERIES = {2: 64, 4: 16}
 
 
 @cache
-def plan_for(key_dim: int, value_dim: int, dtype: torch.dtype, queries: int, limits: Limits) -> tuple[int, Tiling]:
+def plan_for(
+    key_dim: int, value_dim: int, dtype: torch.dtype, queries: int, limits: Limits, bias: str = ""
+) -> tuple[int, Tiling]:
     """-> (queries of a key head per program, the shape of the launch)."""
     if reason := why_no_heads(key_dim, value_dim, dtype):
         raise InputError(reason)
     most = min(max(16, triton.next_power_of_2(queries)), MOST_QUERIES[dtype.itemsize])
     for M in (most, most // 2, most // 4):
         shape = shape_for(key_dim, value_dim, dtype, M)
-        found = with_room(shape, key_dim, value_dim, dtype, M, MOST_NEW.value, limits.shared, limits)
+        found = with_room(shape, key_dim, value_dim, dtype, M, MOST_NEW.value, limits.shared, limits, bias)
         if found is not None and M >= 16:
             return M, found
     raise InputError(f"{limits.shared} bytes of shared memory are too few for heads of {key_dim} and {value_dim}")
@@ -87,6 +89,7 @@ def with_room(
     new: int,
     room: int,
     limits: Limits,
+    bias: str = "",
 ) -> Tiling | None:
     """The shape, or the first smaller one, whose shared memory fits `room` bytes with `queries` queries and `new` new
     tokens; None if none does."""
@@ -95,7 +98,7 @@ def with_room(
 
     def need(one: Tiling) -> int:
         """Blocks of keys and values; beside them queries, new tokens, and probabilities for the product with values."""
-        beside = new * size + rows * (row + one.block) * dtype.itemsize
+        beside = new * size + rows * (row + one.block) * dtype.itemsize + rows * one.block * SCORE_BYTES[bias]
         return one.block * size * limits.buffers(one.stages, rows) + beside + 2 * KIB
 
     return first_fit(smaller(shape), need, room)
@@ -218,7 +221,7 @@ def decode_attention(
     contiguous. The output's memory is [B, T, Hq, Dv], so concatenating the heads afterwards copies nothing.
     `most_parts` (target number of splits), `shape` and `least` are for measuring other configurations.
     """
-    tuning = dict(most_parts=most_parts, shape=shape, least=least)
+    tuning: dict[str, Any] = dict(most_parts=most_parts, shape=shape, least=least)
     return _launch(q, (k, v), table, k.shape[1], v.shape[3], window, scale, softcap, sinks, bias, page=page, **tuning)
 
 
@@ -267,7 +270,8 @@ def _launch(
         )
     queries = Hq // Hk * T
     limits = limits_of(q.device)
-    M, own = plan_for(D, Dv, k.dtype, queries, limits)
+    biases, bias_kind = bias_arguments(bias)
+    M, own = plan_for(D, Dv, k.dtype, queries, limits, bias_kind)
     blocks = triton.cdiv(queries, M)
     rows = M if blocks > 1 else queries
     least = least or shortest_split((shape or shape_for(D, Dv, k.dtype, M)).block)
@@ -276,7 +280,6 @@ def _launch(
     most = most_parts or target_splits(B, Hk * blocks, most_visible(window), least, limits.multiprocessors)
     out = torch.empty(B, T, Hq, Dv, dtype=q.dtype, device=q.device)
     division = Division.of(B, Hk * blocks, rows, Dv, most, out)
-    biases, bias_kind = bias_arguments(bias)
     R, values = triton.next_power_of_2(rows), max(16, triton.next_power_of_2(Dv))
     launch(
         _attend, (Hk * blocks, division.items),

@@ -77,14 +77,14 @@ def _shape(key_dim: int, value_dim: int, dtype: torch.dtype, crowded: bool) -> T
 
 
 def plan_for(
-    key_dim: int, value_dim: int, dtype: torch.dtype, queries: int, groups: int, limits: Limits
+    key_dim: int, value_dim: int, dtype: torch.dtype, queries: int, groups: int, limits: Limits, bias: str = ""
 ) -> tuple[Tiling, int, int]:
     """For `queries` queries of each of `groups` key heads of all rows: -> (the shape of the launch, programs per SM,
     tokens that a split has at least)."""
     plain, crowded = (_shape(key_dim, value_dim, dtype, some) for some in (False, True))
     own, programs = (crowded, 2) if 2 * groups > limits.multiprocessors and crowded != plain else (plain, 1)
     room = limits.room(programs if queries <= 32 else 1)  # with more queries, two programs fit on no device
-    shape = with_room(own, key_dim, value_dim, dtype, queries, 0, room, limits)
+    shape = with_room(own, key_dim, value_dim, dtype, queries, 0, room, limits, bias)
     if shape is None:
         raise InputError(
             f"{queries} queries of {key_dim} and {value_dim} values do not fit {limits.shared} bytes of shared memory; "
@@ -97,7 +97,7 @@ def plan_for(
 def load_new(
     q, k, v, q_head,  # this key head's queries [G, D], new key [D] and value [DV]; stride of query heads
     q_weight, k_weight, q_eps, k_eps, q_plus, k_plus, cos, sin, factor,  # as for `_attend_token`, of this row
-    k_slot, v_slot, takes_new, r, d, dv,  # of the new token: its slot, and whether this program takes it
+    k_store, v_store, own, takes_new, r, d, dv,  # of this row and head; cell of the new token, whether it is taken here
     G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PAIRS: tl.constexpr, NEIGHBOURS: tl.constexpr,
     NORMS: tl.constexpr, WEIGHTS: tl.constexpr, FACTOR: tl.constexpr, NEW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -115,8 +115,8 @@ def load_new(
                                   D, PAIRS, NEIGHBOURS, NORMS, WEIGHTS)  # fmt: skip
         new_value = tl.load(v + dv, mask=(dv < DV) & takes_new, other=0.0)[None, :]
     elif NEW == "stored":  # by an earlier launch of this pass, which may have been the one in front
-        new_key = tl.load(k_slot + d, mask=(d < D) & takes_new, other=0.0)[None, :]
-        new_value = tl.load(v_slot + dv, mask=(dv < DV) & takes_new, other=0.0)[None, :]
+        new_key = tl.load(k_store + own * D + d, mask=(d < D) & takes_new, other=0.0)[None, :]
+        new_value = tl.load(v_store + own * DV + dv, mask=(dv < DV) & takes_new, other=0.0)[None, :]
     else:
         new_key, new_value = d[None, :] * 0.0, (dv[None, :] * 0.0).to(k.dtype.element_ty)
     return queries.to(k.dtype.element_ty), new_key.to(k.dtype.element_ty), new_value
@@ -159,7 +159,6 @@ def _attend_token(
         takes_new = count < 0
     own = tl.where(length < keep, length, keep + (length - keep) % ring)  # the slot of the new token
     own = cell_of(pages, head, own, takes_new, HEADS, PAGE)
-    k_slot, v_slot = k_store + own * D, v_store + own * DV
     h, real = (head * G + r)[:, None], (r < G)[:, None]
     slopes = slopes_of(bias, h, real, BIAS)
     cos += row * rope_row
@@ -174,8 +173,8 @@ def _attend_token(
     LATE: tl.constexpr = k.dtype.element_ty != tl.float32  # queries in float32 would fill the registers of the loop
     if not LATE:
         queries, new_key, new_value = load_new(
-            q, k, v, q_head, q_weight, k_weight, q_eps, k_eps, q_plus, k_plus, cos, sin, factor, k_slot, v_slot,
-            takes_new, r, d, dv, G, D, DV, PAIRS, NEIGHBOURS, NORMS, WEIGHTS, FACTOR, NEW, PDL,
+            q, k, v, q_head, q_weight, k_weight, q_eps, k_eps, q_plus, k_plus, cos, sin, factor, k_store, v_store,
+            own, takes_new, r, d, dv, G, D, DV, PAIRS, NEIGHBOURS, NORMS, WEIGHTS, FACTOR, NEW, PDL,
         )  # fmt: skip
     top, total = tl.full([M], LOWEST, tl.float32), tl.zeros([M], tl.float32)
     mix = tl.zeros([M, DV_PAD], tl.float32)
@@ -188,8 +187,8 @@ def _attend_token(
         values = tl.load(v_store + cell[:, None] * DV + dv[None, :], mask=there & (dv < DV)[None, :], other=0.0)
         if LATE and start == begins:  # the loads of the first blocks are issued before this waits
             queries, new_key, new_value = load_new(
-                q, k, v, q_head, q_weight, k_weight, q_eps, k_eps, q_plus, k_plus, cos, sin, factor, k_slot, v_slot,
-                takes_new, r, d, dv, G, D, DV, PAIRS, NEIGHBOURS, NORMS, WEIGHTS, FACTOR, NEW, PDL,
+                q, k, v, q_head, q_weight, k_weight, q_eps, k_eps, q_plus, k_plus, cos, sin, factor, k_store, v_store,
+                own, takes_new, r, d, dv, G, D, DV, PAIRS, NEIGHBOURS, NORMS, WEIGHTS, FACTOR, NEW, PDL,
             )  # fmt: skip
         scores = to_scores(tl.dot(queries, tl.trans(keys), input_precision="ieee"), scale, softcap, SOFTCAP)
         if BIAS != "":
@@ -209,8 +208,8 @@ def _attend_token(
         mix = mix * rescale[:, None] + prob.to(v.dtype.element_ty).to(tl.float32)[:, None] * new_value.to(tl.float32)
         top = higher
         if NEW == "given":
-            tl.store(k_slot + d[None, :], new_key, mask=(d < D)[None, :])
-            tl.store(v_slot + dv[None, :], new_value, mask=(dv < DV)[None, :])
+            tl.store(k_store + own * D + d[None, :], new_key, mask=(d < D)[None, :])
+            tl.store(v_store + own * DV + dv[None, :], new_value, mask=(dv < DV)[None, :])
 
     if n_splits == 1:
         store_output(out, top, total, mix, sinks, gate + row * gate_row, gate_head, row, head, r, dv, count,
@@ -250,8 +249,8 @@ def attend_token(
     The last axis of q, k, v and gate is contiguous. A row with count 0 is not changed and gives zeros. `tuning`: as
     `_launch` takes it.
     """
-    before = dict(rope=rope, neighbours=neighbours, norms=norms, norms_last=norms_last, factor=factor)
-    how = dict(scale=scale, softcap=softcap, sinks=sinks, bias=bias, gate=gate)
+    before: dict[str, Any] = dict(rope=rope, neighbours=neighbours, norms=norms, norms_last=norms_last, factor=factor)
+    how: dict[str, Any] = dict(scale=scale, softcap=softcap, sinks=sinks, bias=bias, gate=gate)
     return _launch(q, (k, v), table, k.shape[1], v.shape[3], window, "given", **before, **how, **tuning)
 
 
@@ -304,7 +303,8 @@ def _launch(
     strides = (0,) * 4 if new is None else (*k.stride()[:2], *v.stride()[:2])
     G = Hq // Hk
     limits = limits_of(q.device)
-    own, waves, least_of_own = plan_for(D, Dv, k.dtype, G, B * Hk, limits)
+    biases, bias_kind = bias_arguments(bias)
+    own, waves, least_of_own = plan_for(D, Dv, k.dtype, G, B * Hk, limits, bias_kind)
     least = least or (least_of_own if shape is None else shortest_split(shape.block))
     shape = shape or own
     kind, span, keep = window_arguments(window)
@@ -314,7 +314,6 @@ def _launch(
     R, values = triton.next_power_of_2(G), max(16, triton.next_power_of_2(Dv))
     cos, sin = (q, q) if rope is None else rope
     weights, scalars = norm_arguments(norms, q)
-    biases, bias_kind = bias_arguments(bias)
     launch(
         _attend_token, (Hk, division.items),
         out, q, k, v, cos, sin, *weights, *(q if one is None else one for one in (factor, gate, sinks)),

@@ -19,6 +19,9 @@ import triton.language as tl
 from lamina.attention.bias import KernelForm, SlopeForm
 from lamina.kernels.attention.online_softmax import LOG2E
 
+# Shared memory per score of a block, for the loads of `add_bias`; slopes are loaded before the loop.
+SCORE_BYTES = {"": 0, "slopes": 0, "buckets": 8}
+
 
 @triton.jit
 def slopes_of(bias, h, real, BIAS: tl.constexpr):
@@ -39,7 +42,7 @@ def add_bias(scores, slopes, bias, buckets, farthest, h, real, distance, HEADS: 
         scores -= slopes * distance.to(tl.float32)
     elif BIAS == "buckets":
         near = tl.minimum(tl.maximum(distance, 0), farthest)
-        at = tl.load(buckets + near) * HEADS + h
+        at = tl.load(buckets + near).to(tl.int32) * HEADS + h
         scores += tl.load(bias + at, mask=real & (at >= 0), other=0.0).to(tl.float32) * LOG2E
     return scores
 

@@ -39,11 +39,13 @@ class Fusion(NamedTuple):
 class FusionPlan:
     """All fusions of a model, in the order of a decode step.
 
-    reason   why there are none, where the step could not be traced
+    reason    why there are none, where the step could not be traced
+    refused   whether that is a memory call that kernels refuse, so that no step can be captured
     """
 
     fusions: tuple[Fusion, ...] = ()
     reason: str | None = None
+    refused: bool = False
 
     def bind(self, model: nn.Module) -> Fusions:
         """The plan for the modules that `model` has at these paths now; a fusion whose modules are gone is left out."""

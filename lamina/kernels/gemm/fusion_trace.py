@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from lamina import kernels
 from lamina.kernels.gemm.deferred_norm import LANES, Unnormed
 from lamina.kernels.gemm.fusion import Fusion, FusionPlan, Fusions, NextNorm, version_of
-from lamina.kernels.launch import dry
+from lamina.kernels.launch import Launched, dry
 from lamina.kernels.limits import CARDS, assumed
 
 if TYPE_CHECKING:
@@ -36,10 +36,22 @@ EMPTY = {torch.empty, torch.empty_like, torch.empty_strided, Tensor.new_empty, T
 MOST_BYTES = 30_000_000  # of a weight in front of a norm that is worth fusing
 
 
-def trace(run: Callable[[], object], root: nn.Module, workspace: Workspace) -> FusionPlan:
-    """The plan for the modules of `root` by one run of `run`, with the kernels of this workspace and none launched."""
+def trace(
+    run: Callable[[], object], root: nn.Module, workspace: Workspace, launched: list[Launched] | None = None
+) -> FusionPlan:
+    """The plan for the modules of `root` by one run of `run`, with the kernels of this workspace and none launched.
+
+    launched   gets every launch that was left out
+    """
     workspace.fusions = tracer = Tracer(root)
-    with kernels.in_use(workspace), dry(), assumed(CARDS[90]), torch.inference_mode(False), torch.no_grad(), _Zeros():
+    with (
+        kernels.in_use(workspace),
+        dry(launched),
+        assumed(CARDS[90]),
+        torch.inference_mode(False),
+        torch.no_grad(),
+        _Zeros(),
+    ):
         run()
     return FusionPlan(tuple(tracer.found.values()))
 

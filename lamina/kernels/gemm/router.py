@@ -176,7 +176,7 @@ def _choose(
         picked = tl.where(j == step, _place(best), picked)
         if SPARSEMIXER:
             top = tl.max(tl.where(keys == best, merit, float("-inf")))
-            far = (top - merit) / tl.maximum(tl.abs(merit), top) > 2 * JITTER
+            far = top - merit > 2 * JITTER * tl.maximum(tl.abs(merit), top)
             others = tl.sum(tl.where(far | (keys >= best) | (keys == LOWEST), 0.0, tl.exp(merit - top)))
             shares = tl.where(j == step, 1 / (1 + others), shares)
         keys = tl.where(keys == best, LOWEST, keys)

@@ -34,4 +34,7 @@ name stands for them. "shared" means `shared=` the inner width of the shared exp
                                                                                   router_bias, capacity
     gemma4_text                          softmax, normed                          `Router(scaled=True)` and `Experts`
                                                                                   apart: each reads another norm of x
+
+A Switch decoder gives `Mixture.forward` a `count`, for example a recurrence without decay (`RGLRU` with g = 0), so that
+tokens of earlier passes count towards the capacity and a text in chunks is the text in one pass.
 """

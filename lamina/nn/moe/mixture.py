@@ -12,7 +12,7 @@ from lamina.errors import InputError
 from lamina.nn.linear import Linear
 from lamina.nn.mlp import MLP, GatedMLP
 from lamina.nn.moe.experts import Experts
-from lamina.nn.moe.router import Choice, Router, within_capacity
+from lamina.nn.moe.router import Choice, Count, Router, running_count, within_capacity
 
 
 class Mixture(nn.Module):
@@ -26,7 +26,8 @@ class Mixture(nn.Module):
     factor                       a fixed multiplier (of a shared module given as such, its own)
     latent                       > 0: experts work in this width, between `enter` and `leave`, with biases if
                                  latent_bias; router and shared expert do not
-    capacity                     > 0: in each pass, only so many tokens of a row use an expert; later ones skip it
+    capacity                     > 0: only so many tokens of a row use an expert; later ones skip it. Tokens of earlier
+                                 passes are known only to a `count` given to `forward`
 
     >>> import torch
     >>> mixture = Mixture(width=4, experts=8, inner=6, act="silu", choice=Choice(each=2), shared=5, opens=True)
@@ -81,11 +82,16 @@ class Mixture(nn.Module):
         elif shared:
             self.shared = MLP(width, shared, name, factor=factor)
 
-    def forward(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
-        """x [..., width] -> [..., width]; `onto`: a residual that the result is added to."""
+    def forward(self, x: Tensor, onto: Tensor | None = None, count: Count | None = None) -> Tensor:
+        """x [..., width] -> [..., width]
+
+        onto    a residual that the result is added to
+        count   if there is a capacity: running sums over the tokens of a row, with those of earlier passes
+        """
         chosen, weights, opening = self.router(x)
-        if 0 < self.capacity < chosen.shape[-2]:
-            within = within_capacity(chosen, self.router.weight.shape[0] - self.router.opens, self.capacity)
+        if self.capacity and (count is not None or chosen.shape[-2] > self.capacity):
+            experts = self.router.weight.shape[0] - self.router.opens
+            within = within_capacity(chosen, experts, self.capacity, count or running_count)
             weights = weights * within.to(weights.dtype)
         if kernels.on() and self.enter is None:
             return self._by_kernel(x, chosen, weights, opening, onto)

@@ -7,6 +7,7 @@ each family.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -148,11 +149,20 @@ class Router(nn.Module):
         return chosen, weights, opening
 
 
-def within_capacity(chosen: Tensor, experts: int, capacity: int) -> Tensor:
+Count = Callable[[Tensor], Tensor]
+"""Running sums of [..., T, E] over the tokens of a row, also those of earlier passes if it remembers them."""
+
+
+def running_count(tokens: Tensor) -> Tensor:
+    """Sums over the tokens of this pass."""
+    return tokens.cumsum(-2)
+
+
+def within_capacity(chosen: Tensor, experts: int, capacity: int, count: Count = running_count) -> Tensor:
     """chosen [..., T, 1] -> [..., T, 1]: True for the first `capacity` tokens of a row that chose the same expert.
 
     >>> within_capacity(torch.tensor([[0], [1], [0], [0]]), experts=2, capacity=2)[:, 0]
     tensor([ True,  True,  True, False])
     """
-    of_expert = torch.nn.functional.one_hot(chosen[..., 0].long(), experts)  # [..., T, E]
-    return of_expert.cumsum(-2).gather(-1, chosen.long()) <= capacity
+    of_expert = chosen == torch.arange(experts, device=chosen.device)  # [..., T, E]
+    return count(of_expert.float()).gather(-1, chosen.long()) <= capacity

@@ -8,12 +8,15 @@ from typing import Any
 from transformers import (
     ApertusConfig,
     ArceeConfig,
+    BitNetConfig,
     Cohere2Config,
     CohereConfig,
     CwmConfig,
     DiffLlamaConfig,
     Exaone4Config,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GemmaConfig,
     GraniteConfig,
     Ministral3Config,
@@ -36,6 +39,12 @@ LLAMA3: dict[str, Any] = dict(
     original_max_position_embeddings=32,
 )  # fmt: skip
 YARN: dict[str, Any] = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16)
+GEMMA3N: dict[str, Any] = dict(
+    head_dim=8, vocab_size_per_layer_input=67, hidden_size_per_layer_input=6, altup_num_inputs=4, laurel_rank=5
+)
+GEMMA4: dict[str, Any] = dict(
+    head_dim=8, global_head_dim=16, vocab_size_per_layer_input=67, hidden_size_per_layer_input=6
+)
 
 
 def small(config: type[PreTrainedConfig], **changes: Any) -> Any:
@@ -75,12 +84,52 @@ FAMILIES = {
             layer_types=[SLIDING, FULL], query_pre_attn_scalar=8,
         ),
     },
+    "gemma3n_text": {
+        "last layers share, wide inputs": small(
+            Gemma3nTextConfig, **GEMMA3N, num_hidden_layers=6, num_kv_shared_layers=3, sliding_window=6,
+            layer_types=[SLIDING, FULL, SLIDING, SLIDING, FULL, SLIDING],
+            activation_sparsity_pattern=[0.6, 0.0, 0.0, 0.9, 0.0, 0.0],
+        ),
+        "three versions, the second active, nothing shared, untied": small(
+            Gemma3nTextConfig, **GEMMA3N | dict(altup_num_inputs=3), altup_active_idx=1, altup_correct_scale=False,
+            num_kv_shared_layers=0, sliding_window=5, layer_types=[FULL, SLIDING], tie_word_embeddings=False,
+            attention_bias=True, final_logit_softcapping=2.0, intermediate_size=[24, 40],
+        ),
+        "scaled full layers, small second vocabulary": small(
+            Gemma3nTextConfig, **GEMMA3N | dict(vocab_size_per_layer_input=50), num_hidden_layers=3,
+            num_kv_shared_layers=1, sliding_window=8, num_key_value_heads=1, layer_types=[FULL, SLIDING, FULL],
+            rope_parameters={
+                FULL: dict(rope_type="linear", factor=8.0, rope_theta=1e5),
+                SLIDING: dict(rope_type="default", rope_theta=500.0),
+            },
+        ),
+    },
+    "gemma4_text": {
+        "inputs of layers, last layers share": small(
+            Gemma4TextConfig, **GEMMA4, num_hidden_layers=6, num_kv_shared_layers=3, sliding_window=6,
+            layer_types=[SLIDING, FULL, SLIDING, SLIDING, FULL, FULL], use_double_wide_mlp=True,
+            final_logit_softcapping=3.0,
+        ),
+        "values are keys, fewer key heads, experts": small(
+            Gemma4TextConfig, **GEMMA4 | dict(hidden_size_per_layer_input=0), num_hidden_layers=3,
+            layer_types=[SLIDING, FULL, FULL], attention_k_eq_v=True, num_global_key_value_heads=1, sliding_window=5,
+            enable_moe_block=True, num_experts=8, top_k_experts=3, moe_intermediate_size=20,
+        ),
+        "last layer full anyway, biases, untied": small(
+            Gemma4TextConfig, **GEMMA4, sliding_window=8, layer_types=[FULL, SLIDING], attention_bias=True,
+            tie_word_embeddings=False, use_bidirectional_attention="vision", hidden_activation="silu",
+            rope_parameters={
+                FULL: dict(rope_type="proportional", factor=4.0, rope_theta=1e3, partial_rotary_factor=0.5),
+                SLIDING: dict(rope_type="default", rope_theta=500.0),
+            },
+        ),
+    },
     "ministral": {
         "windows": small(MinistralConfig, sliding_window=7, head_dim=8),
         "listed layers, own head dim": small(
             MinistralConfig, sliding_window=5, head_dim=16, layer_types=[FULL, SLIDING], tie_word_embeddings=True
         ),
-        "full": small(MinistralConfig, sliding_window=None, num_key_value_heads=1, head_dim=8),
+        "full": small(MinistralConfig, sliding_window=5, layer_types=[FULL, FULL], num_key_value_heads=1, head_dim=8),
     },
     "ministral3": {
         "yarn, growing queries": small(
@@ -149,9 +198,9 @@ FAMILIES = {
     "olmo": {
         "plain": small(OlmoConfig),
         "clipped, biases, tied": small(OlmoConfig, clip_qkv=0.1, attention_bias=True, tie_word_embeddings=True),
-        "one key head, gelu, dynamic rope": small(
+        "one key head, gelu, linear rope": small(
             OlmoConfig, num_key_value_heads=1, hidden_act="gelu",
-            rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=2.0),
+            rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=4.0),
         ),
     },
     "olmo2": {
@@ -169,6 +218,13 @@ FAMILIES = {
         ),
         "tied, every head its own keys": small(
             Olmo3Config, sliding_window=8, tie_word_embeddings=True, num_key_value_heads=4, layer_types=[SLIDING, FULL]
+        ),
+    },
+    "bitnet": {
+        "plain": small(BitNetConfig),
+        "biases, tied, silu": small(BitNetConfig, attention_bias=True, tie_word_embeddings=True, hidden_act="silu"),
+        "one key head, llama3 rope": small(
+            BitNetConfig, num_key_value_heads=1, rope_parameters=LLAMA3, rms_norm_eps=1e-3
         ),
     },
     "apertus": {
@@ -207,7 +263,8 @@ FAMILIES = {
             Exaone4Config, sliding_window=6, sliding_window_pattern=2, num_hidden_layers=3
         ),
         "full with rope, tied": small(
-            Exaone4Config, sliding_window=None, layer_types=[FULL, FULL], tie_word_embeddings=True, num_key_value_heads=1
+            Exaone4Config, sliding_window=None, layer_types=[FULL, FULL], tie_word_embeddings=True,
+            num_key_value_heads=1,
         ),
         "listed layers, llama3 rope": small(
             Exaone4Config, sliding_window=5, layer_types=[FULL, SLIDING], num_key_value_heads=4, rope_parameters=LLAMA3,

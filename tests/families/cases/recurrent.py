@@ -5,7 +5,20 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from transformers import FalconMambaConfig, JambaConfig, MiniMaxConfig, PreTrainedConfig, RecurrentGemmaConfig
+from transformers import (
+    BambaConfig,
+    FalconMambaConfig,
+    GraniteMoeHybridConfig,
+    JambaConfig,
+    KimiLinearConfig,
+    MiniMaxConfig,
+    NemotronHConfig,
+    PreTrainedConfig,
+    RecurrentGemmaConfig,
+    RwkvConfig,
+    Zamba2Config,
+    ZambaConfig,
+)
 
 SIZES: dict[str, Any] = dict(
     hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
@@ -21,6 +34,47 @@ def small(config: type[PreTrainedConfig], **changes: Any) -> Any:
 def only_recurrent(config: type[PreTrainedConfig], **changes: Any) -> Any:
     sizes = dict(hidden_size=32, num_hidden_layers=2, state_size=8, vocab_size=67, initializer_range=0.3)
     return partial(config, **sizes | changes)
+
+
+def small_rwkv(**changes: Any) -> Any:
+    return partial(RwkvConfig, **dict(hidden_size=32, num_hidden_layers=2, vocab_size=67) | changes)
+
+
+def small_kimi(**changes: Any) -> Any:
+    sizes: dict[str, Any] = dict(
+        num_hidden_layers=3, layer_types=["linear_attention", "full_attention", "linear_attention"],
+        mlp_layer_types=["dense", "sparse", "sparse"], linear_head_dim=8, linear_num_heads=3, kv_lora_rank=16,
+        qk_rope_head_dim=4, qk_nope_head_dim=8, v_head_dim=6, num_experts=8, num_experts_per_tok=3,
+        moe_intermediate_size=12, num_key_value_heads=4, pad_token_id=None,
+    )  # fmt: skip
+    return small(KimiLinearConfig, **sizes | changes)
+
+
+def small_granite(**changes: Any) -> Any:
+    sizes: dict[str, Any] = dict(
+        num_hidden_layers=3, layer_types=["linear_attention", "full_attention", "linear_attention"], mamba_n_heads=8,
+        mamba_d_state=12, mamba_n_groups=2, mamba_chunk_size=16, shared_intermediate_size=40, intermediate_size=24,
+    )  # fmt: skip
+    return small(GraniteMoeHybridConfig, **sizes | changes)
+
+
+def small_nemotron(**changes: Any) -> Any:
+    sizes: dict[str, Any] = dict(
+        head_dim=8, mamba_num_heads=6, mamba_head_dim=8, ssm_state_size=12, n_groups=2, chunk_size=16,
+        n_routed_experts=6, moe_intermediate_size=12, moe_shared_expert_intermediate_size=20,
+    )  # fmt: skip
+    given = {name: value for name, value in SIZES.items() if name != "num_hidden_layers"}
+    return partial(NemotronHConfig, **given | sizes | changes)
+
+
+def small_zamba(config: type[PreTrainedConfig], **changes: Any) -> Any:
+    sizes: dict[str, Any] = dict(
+        num_hidden_layers=3, layers_block_type=["hybrid", "linear_attention", "hybrid"], mamba_d_state=8,
+        num_key_value_heads=4,
+    )  # fmt: skip
+    if config is Zamba2Config:
+        sizes |= dict(adapter_rank=6, n_mamba_heads=8, chunk_size=16)
+    return small(config, **sizes | changes)
 
 
 FAMILIES = {
@@ -59,6 +113,85 @@ FAMILIES = {
             RecurrentGemmaConfig, num_key_value_heads=None, conv1d_width=6, logits_soft_cap=100.0, num_hidden_layers=3,
             hidden_activation="gelu", rope_parameters={"rope_type": "default", "rope_theta": 1e3},
             block_types=["recurrent", "attention"], attention_window_size=9, w_init_variance_scale=1.0,
+        ),
+    },
+    "bamba": {
+        "attention in the middle": small(
+            BambaConfig, num_hidden_layers=3, attn_layer_indices=[1], mamba_n_heads=8, mamba_d_state=12,
+            mamba_n_groups=2, mamba_chunk_size=16,
+        ),
+        "tied, biases, no attention": small(
+            BambaConfig, mamba_n_heads=4, mamba_d_state=8, mamba_d_conv=6, mamba_proj_bias=True, mlp_bias=True,
+            tie_word_embeddings=True, time_step_limit=(0.02, 0.05), mamba_chunk_size=16,
+        ),
+        "attention first, biases, own head dim": small(
+            BambaConfig, attn_layer_indices=[0], attention_bias=True, num_key_value_heads=1, mamba_n_heads=6,
+            mamba_expand=3, mamba_d_state=8, mamba_conv_bias=False, mamba_chunk_size=16, rms_norm_eps=1e-3,
+        ),
+    },
+    "granitemoehybrid": {
+        "experts, no positions": small_granite(num_local_experts=4),
+        "dense, rope, tied, factors": small_granite(
+            num_local_experts=0, position_embedding_type="rope", tie_word_embeddings=True, embedding_multiplier=2.0,
+            logits_scaling=3.0, residual_multiplier=0.7, attention_multiplier=0.4,
+        ),
+        "experts, factors, biases": small_granite(
+            num_local_experts=3, num_experts_per_tok=1, residual_multiplier=0.5, attention_bias=True,
+            mamba_proj_bias=True, mamba_conv_bias=False, num_key_value_heads=1, hidden_act="gelu",
+            layer_types=["full_attention", "linear_attention"], num_hidden_layers=2,
+        ),
+    },
+    "nemotron_h": {
+        "one of each": small_nemotron(layers_block_type=["linear_attention", "full_attention", "mlp", "moe"]),
+        "tied, biases, latent experts": small_nemotron(
+            layers_block_type=["moe", "linear_attention", "moe"], moe_latent_size=20, mlp_bias=True, use_bias=True,
+            tie_word_embeddings=True, n_group=2, topk_group=1, norm_topk_prob=False, routed_scaling_factor=1.7,
+        ),
+        "pattern, long kernel, wide state": small_nemotron(
+            hybrid_override_pattern="M-*M", conv_kernel=6, ssm_state_size=20, use_conv_bias=False, n_groups=1,
+            time_step_min=0.05, num_key_value_heads=4, mlp_hidden_act="silu", mamba_hidden_act="gelu",
+        ),
+    },
+    "zamba": {
+        "two heads, one shared layer used twice": small_zamba(ZambaConfig, num_key_value_heads=4),
+        "untied, biases, three heads": small_zamba(
+            ZambaConfig, n_mamba_heads=3, mamba_expand=3, mamba_proj_bias=True, tie_word_embeddings=False,
+            mamba_dt_rank=5, mamba_d_conv=6, layers_block_type=["linear_attention", "hybrid"], num_hidden_layers=2,
+        ),
+        "one head, grouped keys, usual layers": small_zamba(
+            ZambaConfig, n_mamba_heads=1, num_key_value_heads=1, layers_block_type=None, mamba_conv_bias=False,
+            hidden_act="silu", num_hidden_layers=4, attn_layer_period=1, attn_layer_offset=0,
+        ),
+    },
+    "zamba2": {
+        "adapters of the MLP": small_zamba(Zamba2Config),
+        "two shared layers, all adapters, rope": small_zamba(
+            Zamba2Config, num_hidden_layers=4, num_mem_blocks=2, use_mem_rope=True, use_shared_attention_adapter=True,
+            layers_block_type=["hybrid", "hybrid", "linear_attention", "hybrid"], adapter_rank=3, initializer_range=0.1,
+        ),
+        "untied, biases, groups": small_zamba(
+            Zamba2Config, add_bias_linear=True, mamba_ngroups=2, tie_word_embeddings=False, mamba_d_conv=3,
+            n_mamba_heads=4, intermediate_size=None, time_step_min=0.05,
+        ),
+    },
+    "kimi_linear": {
+        "delta, latent, delta": small_kimi(),
+        "tied, all layers dense, low-rank queries": small_kimi(
+            q_lora_rank=20, mlp_layer_types=["dense"] * 3, tie_word_embeddings=True, linear_conv_kernel_dim=3,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+        ),
+        "as published: layers counted from one, groups of experts": small_kimi(
+            num_hidden_layers=2, mlp_layer_types=None, first_k_dense_replace=1, n_group=2, topk_group=1,
+            norm_topk_prob=False, layer_types=None, linear_attn_config=dict(
+                head_dim=6, num_heads=2, short_conv_kernel_size=4, full_attn_layers=[1], kda_layers=[2]
+            ),
+        ),
+    },
+    "rwkv": {
+        "typical": small_rwkv(),
+        "tied, halved after every layer": small_rwkv(tie_word_embeddings=True, rescale_every=1, num_hidden_layers=3),
+        "wider attention, narrow MLP, never halved": small_rwkv(
+            attention_hidden_size=48, intermediate_size=40, rescale_every=0, layer_norm_epsilon=1e-3
         ),
     },
     "jamba": {

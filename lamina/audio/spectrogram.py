@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +14,10 @@ from lamina.errors import InputError
 
 RATE, FFT, HOP = 16000, 400, 160
 """Samples per second, per spectrum, and from one spectrum to the next."""
+EXPECTED = {
+    "sampling_rate": RATE, "n_fft": FFT, "hop_length": HOP, "dither": 0.0, "padding_value": 0.0, "do_normalize": False,
+}  # fmt: skip
+"""Fields of a preprocessor_config.json, and the values for which `log_mel` is what they ask for."""
 LOUDEST = 8.0  # exponents of 10 below the loudest value of a recording that are kept apart
 
 
@@ -35,6 +41,13 @@ def log_mel(samples: Tensor, mels: int = 80, length: int | None = None) -> Tenso
     power = mel_filters(mels).to(samples.device) @ spectra.abs().square()
     log = power.clamp(min=1e-10).log10()
     return (log.clamp(min=log.max() - LOUDEST) + 4) / 4
+
+
+def check_preprocessor(config: Mapping[str, Any], mels: int) -> None:
+    """Raises InputError if a checkpoint's preprocessor_config.json asks for another spectrogram than `log_mel`."""
+    for name, value in {**EXPECTED, "feature_size": mels}.items():
+        if (said := config.get(name, value)) not in (None, value):
+            raise InputError(f"{name}={said!r} in preprocessor_config.json is not supported; known: {value!r}")
 
 
 @lru_cache(maxsize=4)

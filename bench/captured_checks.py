@@ -1,0 +1,388 @@
+"""Checks of one family on a GPU, run by `bench.device_check`.
+
+Every check returns whether it holds, and what is written down: the laws in float32 and bfloat16, logits against
+transformers' uncached pass, and captured decoding, greedy and drawn, against plain passes, with two caches in turn, one
+of them growing, through one graph; captured passes of 1 to 16 tokens, ragged in what is read and accepted, and
+speculation on them, against plain ones. Passes with counts that live on the device run without a single
+synchronisation, and device counts out of range are clamped and told at the next read. All of that in pages of a pool
+too, over caches of codes, and for many callers at once.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import lamina
+from bench.many_callers import many_callers
+from lamina.cache.layers.tokens import TokenLayer
+from lamina.generation import Result
+from lamina.model import Model
+from lamina.runtime import why_no_passes
+from tests.families.harness import pair, random_ids, relative, truth
+
+
+@dataclass
+class Family:
+    """A family's model on the GPU, with the same weights in both libraries."""
+
+    theirs: Any
+    model: Model
+    ids: Tensor
+
+    @classmethod
+    def of(cls, family: str, name: str) -> Family:
+        theirs, model = pair(family, name)
+        pair.cache_clear()
+        model = model.cuda()
+        length = min(40, model.context or 40)
+        return cls(theirs.cuda(), model, random_ids(2, length, model.vocab).cuda())
+
+    @property
+    def encodes(self) -> bool:
+        """True if the model reads a source."""
+        return any(spec.reads_source for entry in self.model.specs for spec in entry.values())
+
+
+@dataclass
+class WithEncoder(Family):
+    """A decoder that reads a source: `ids` are both the source and the text."""
+
+    @classmethod
+    def made_by(cls, config: Callable[[], Any]) -> WithEncoder:
+        from transformers import AutoModelForSeq2SeqLM
+
+        torch.manual_seed(0)
+        theirs = AutoModelForSeq2SeqLM.from_config(config(), dtype=torch.float32).eval()
+        with torch.no_grad():
+            for parameter in theirs.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+        with tempfile.TemporaryDirectory() as folder:
+            theirs.save_pretrained(folder)
+            model = lamina.load(folder, device="cpu").cuda()
+        return cls(theirs.cuda(), model, random_ids(2, 24, model.vocab).cuda())
+
+
+Found = tuple[bool, str]  # whether it is as it should be, and what is written down
+
+
+@torch.no_grad()
+def logits(one: Family) -> Found:
+    if one.encodes:
+        found = one.model(one.ids, source=one.model.encode(one.ids))
+        expected = one.theirs(input_ids=one.ids, decoder_input_ids=one.ids, use_cache=False).logits
+    else:
+        found, expected = one.model(one.ids), truth(one.theirs, one.ids)
+    assert found is not None
+    error = relative(found, expected)
+    return error < 2e-4, f"{error:.1e}"
+
+
+def laws(one: Family, **how: Any) -> Found:
+    report = lamina.verify(one.model, tries=1, **how)
+    if not report:
+        print(report, file=sys.stderr)
+    return report.ok, "ok" if report.ok else "FAILED"
+
+
+@torch.no_grad()
+def rounded(one: Family) -> Found:
+    """The model is in bfloat16 from here on."""
+
+    def run() -> Tensor:
+        source = {"source": one.model.encode(one.ids)} if one.encodes else {}
+        logits = one.model(one.ids, **source)
+        assert logits is not None
+        return logits.float()
+
+    exact = run()
+    one.model = one.model.to(torch.bfloat16)
+    if reason := why_plain(one.model):
+        return True, reason
+    said = same_but_for_ties(one.model, float((run() - exact).abs().max()))
+    return said == "yes", said
+
+
+def why_plain(model: Model) -> str | None:
+    """Why decode steps are not captured, which docs/families.md says too."""
+    reason = model.explain().partition("since ")[2]
+    return f"plain passes: {reason}" if reason else None
+
+
+def greedy(one: Family) -> Found:
+    """Whether captured greedy tokens are those of plain passes, in float32."""
+    if reason := why_plain(one.model):
+        return True, reason
+    found, expected = one.model.generate(PROMPTS, 20, eos_token_id=None), plain(one.model, PROMPTS, 20)
+    good = found.tokens == expected.tokens and "captured" in found.how
+    return good, "yes" if good else f"no: {found.how}"
+
+
+def yes(check: Callable[[Model], str]) -> Callable[[Family], Found]:
+    def asked(one: Family) -> Found:
+        said = check(one.model)
+        return not said.startswith("no:") if check is in_codes else said == "yes", said
+
+    return asked
+
+
+LOGITS, GREEDY = "logits against transformers, float32", "captured equals plain, greedy, float32"
+ROUNDED = "captured equals plain but for near-ties, greedy, bfloat16"
+PASSES = "passes of several tokens, and speculation on them, float32"
+LAWS, ROUNDED_LAWS = "laws, float32", "laws, bfloat16"
+
+
+def columns() -> dict[str, Callable[[Family], Found]]:
+    """Every check by its title, in order; the model is in bfloat16 after `ROUNDED`."""
+    return {
+        LOGITS: logits,
+        GREEDY: greedy,
+        LAWS: laws,
+        "laws on the host, float32": partial(laws, residence="host"),
+        "no sync in a decode pass": yes(without_syncs),
+        "captured equals plain, greedy and drawn, float32, captures for two caches": captured_is_plain,
+        PASSES: yes(passes_are_plain),
+        "in pages the same tokens, captured as without, greedy, drawn, drafted, in forks and beams, and no sync": yes(
+            in_pages
+        ),
+        f"captured passes over codes ({', '.join(CODECS)}) are plain ones, in pages too, float32": yes(in_codes),
+        "threads, CUDA streams, tasks and interleaved streams get the tokens of a run alone": yes(many_callers),
+        ROUNDED: rounded,
+        ROUNDED_LAWS: laws,
+    }
+
+
+SHORT = (LOGITS, GREEDY, PASSES, ROUNDED)
+"""What is checked of a family whose captured step launches the kernels of another."""
+WITH_ENCODER = (LOGITS, GREEDY, LAWS, ROUNDED, ROUNDED_LAWS)
+"""What is checked of a decoder with an encoder."""
+
+
+def own_model() -> dict[str, Found]:
+    """What a model of plain PyTorch layers gets without a line of its own for it."""
+    from docs.own_model import Mine
+
+    torch.manual_seed(0)
+    model = Mine().eval().cuda()
+    found: dict[str, Found] = {"how it decodes": ("captured" in model.explain(), model.explain())}
+    same = model.generate(PROMPTS, 30).tokens == plain(model, PROMPTS, 30).tokens
+    found["captured steps are plain passes"] = same, "yes" if same else "no"
+    said = passes_are_plain(model)
+    found["captured passes and speculation are plain ones"] = said == "yes", said
+    long = [[1] * (model.max_positions - 3), [5, 6]]
+    ends = model.generate(long, 12)
+    right = [len(row) for row in ends.tokens] == [3, 12] and ends.tokens[1] == model.generate(long[1:], 12).tokens[0]
+    found["rows end at the last learned position, others go on"] = right, f"{ends.reasons}"
+    for dtype in (torch.float32, torch.bfloat16):
+        started = time.perf_counter()
+        report = lamina.verify(model.to(dtype))
+        took = time.perf_counter() - started
+        found[f"lamina.verify in {dtype}"] = report.ok and took < 20, f"{'ok' if report.ok else report}, {took:.1f} s"
+    return found
+
+
+PROMPTS = [[5, 9, 12, 3, 44, 8, 21], [7], [30, 31, 32]]
+CODECS = ("int8", "k5v4", "fp8")  # of which the first in pages too
+DRAWN = {"do_sample": True, "top_k": 20, "top_p": 0.9, "temperature": 0.8, "repetition_penalty": 1.2, "seed": 5}
+
+
+def captured_is_plain(one: Family) -> Found:
+    """Whether generation through one graph gives the tokens of plain passes, and how often a step was captured."""
+    model = one.model
+    if reason := model.explain().partition("since ")[2]:
+        return False, reason
+    model.graphs.clear()
+    model.graphs.captures = 0
+    short, long = (model.generate(PROMPTS, more, eos_token_id=None) for more in (20, 30))
+    again = model.generate([[1, 2]] * 3, 40, eos_token_id=None, cache=short.cache)  # the same cache, grown in between
+    model.generate([[1, 2]] * 3, 4, eos_token_id=None, cache=long.cache)
+    captures = model.graphs.captures
+    longer = [p + t + [1, 2] for p, t in zip(PROMPTS, short.tokens, strict=True)]
+    expected = [plain(model, PROMPTS, 20), plain(model, PROMPTS, 30), plain(model, longer, 40)]
+    same = all(a.tokens == b.tokens for a, b in zip((short, long, again), expected, strict=True))
+    drawn = model.generate(PROMPTS, 20, eos_token_id=None, **DRAWN)
+    same &= drawn.tokens == plain(model, PROMPTS, 20, **DRAWN).tokens
+    captured = all("captured" in result.how for result in (short, long, again, drawn))
+    good = same and captured and captures == 1
+    return good, f"{'yes' if same and captured else 'no'}, {captures}"
+
+
+def plain(model: Model, prompts: list[list[int]], more: int, **settings: Any) -> Result:
+    """By plain passes: a captured step writes no logits down."""
+    return model.generate(prompts, more, eos_token_id=None, output_logits=True, **settings)
+
+
+def same_but_for_ties(model: Model, error: float) -> str:
+    """Whether captured greedy tokens are those of plain passes up to the first near-tie: a step whose best two logits
+    are less than four times the error apart."""
+    found, expected = model.generate(PROMPTS, 30, eos_token_id=None), plain(model, PROMPTS, 30)
+    for row, (a, b) in enumerate(zip(found.tokens, expected.tokens, strict=True)):
+        at = next((n for n, (one, other) in enumerate(zip(a, b, strict=True)) if one != other), None)
+        if at is not None:
+            best = expected.logits[row][: at + 1].float().topk(2, dim=-1).values
+            if not bool(((best[:, 0] - best[:, 1]) < 4 * error).any()):
+                return "no"
+    return "yes"
+
+
+@torch.no_grad()
+def passes_are_plain(model: Model) -> str:
+    """Whether captured passes of several tokens, and speculation on them, give what plain passes give."""
+    fast, slow = (model.new_cache(3) for _ in range(2))
+    if reason := why_no_passes(model, fast):
+        return reason
+    draw = random.Random(0)
+    for T in (3, 16, 1, 2, 8, 16):
+        ids = torch.tensor([[draw.randrange(model.vocab) for _ in range(T)] for _ in range(3)], device="cuda")
+        counts = [T, *(draw.randint(0, T) for _ in range(2))]
+        accepted = [draw.randint(count // 2, count) for count in counts]
+        step = slow.step(T, counts)
+        with model.graphs.pass_of(3, T) as one:
+            found, expected = one.read(fast, ids, counts), model.forward(ids, step)
+            assert expected is not None
+            for row, count in enumerate(counts):
+                if count and relative(found[row, :count], expected[row, :count]) > 2e-4:
+                    return f"no: logits of {T} tokens"
+            one.commit(accepted)
+        step.commit(accepted)
+        fast.poison()
+    fast.reserve(200)  # growing looks at the lengths
+    with model.graphs.pass_of(3, T) as one:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            one.read(fast, ids, counts)
+            one.commit(accepted)
+        except RuntimeError as error:
+            return f"no: {error}"
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    step = slow.step(T, counts)
+    model.forward(ids, step)
+    step.commit(accepted)
+    if fast.tokens != slow.tokens:
+        return "no: tokens"
+    expected_tokens = plain(model, PROMPTS, 30).tokens
+    for settings in ({"prompt_lookup_num_tokens": 3}, {"assistant_early_exit": 1, "num_assistant_tokens": 4}):
+        result = model.generate(PROMPTS, 30, eos_token_id=None, **settings)
+        if result.tokens != expected_tokens or not result.how.startswith("captured"):
+            return f"no: {next(iter(settings))}, {result.how}"
+    return "yes"
+
+
+def in_pages(model: Model) -> str:
+    """Whether caches in pages give the tokens of plain passes, captured wherever others are, wait for nothing, and give
+    all pages back."""
+    quiet = without_syncs(model, lamina.Pool(model, tokens=512, page=4, slack=2))
+    return quiet if quiet != "yes" else same_in_pages(model)
+
+
+def same_in_pages(model: Model) -> str:
+    pool = lamina.Pool(model, page=4)
+    settings: dict[str, Any]
+    for settings in ({}, DRAWN, {"num_beams": 3}, {"prompt_lookup_num_tokens": 3}):
+        cache = model.new_cache(3, pool=pool)
+        found = model.generate(PROMPTS, 20, eos_token_id=None, cache=cache, **settings)
+        dense = model.generate(PROMPTS, 20, eos_token_id=None, **settings)
+        expected = plain(model, PROMPTS, 20, **({} if "prompt_lookup_num_tokens" in settings else settings))
+        if not found.tokens == dense.tokens == expected.tokens or found.how != dense.how:
+            return f"no, with {settings or 'greedy'}: {found.how}"
+    if not model.start_ids and not forks_are_apart(model, cache):  # with a source, rows begin anew
+        return "no, with forks"
+    del cache, found
+    gc.collect()
+    return "yes" if pool.check().used == 0 else "pages are not given back"
+
+
+@torch.no_grad()
+def in_codes(model: Model) -> str:
+    """Whether captured passes over codes give what plain passes over codes do, and the very same in pages. Another
+    order of sums rounds a code to its neighbour now and then: they may be apart by a part of what the codec does."""
+    if not any(
+        isinstance(layer, TokenLayer) and layer.roles for entry in model.new_cache().layers for layer in entry.values()
+    ):
+        return "nothing is written in codes"
+    ids = random_ids(3, 40, model.vocab).cuda()
+    exact, worst = logits_by_pieces(model, model.new_cache(3), ids, plainly), 0.0
+    for codec in CODECS:
+        expected = logits_by_pieces(model, model.new_cache(3, codec=codec), ids, plainly)
+        found = logits_by_pieces(model, model.new_cache(3, codec=codec), ids, captured)
+        worst = max(worst, relative(found, expected) / max(relative(expected, exact), 1e-6))
+        if codec == CODECS[0]:
+            pool = lamina.Pool(model, page=4, codec=codec)
+            apart = relative(logits_by_pieces(model, model.new_cache(3, pool=pool), ids, captured), found)
+            if apart > 1e-5:
+                return f"no: {codec} in pages is {apart:.1e} off"
+    return "yes" if worst < 0.5 else f"no: up to {worst:.2f} of what the codec does"
+
+
+def logits_by_pieces(model: Model, cache: lamina.Cache, ids: Tensor, read: Callable[..., Tensor]) -> Tensor:
+    """The logits after each token behind a prompt of 16, in passes of one and of four."""
+    model(ids[:, :16], cache=cache)
+    found, at = [], 16
+    for T in (1, 4, 1, 4, 1):
+        found.append(read(model, cache, ids[:, at : at + T]).clone())
+        at += T
+    return torch.cat(found, dim=1)
+
+
+def captured(model: Model, cache: lamina.Cache, ids: Tensor) -> Tensor:
+    with model.graphs.pass_of(cache.rows, ids.shape[1], cache) as one:
+        logits = one.read(cache, ids).clone()
+        one.commit()
+    return logits
+
+
+def plainly(model: Model, cache: lamina.Cache, ids: Tensor) -> Tensor:
+    logits = model(ids, cache=cache)
+    assert logits is not None
+    return logits
+
+
+def forks_are_apart(model: Model, cache: lamina.Cache) -> bool:
+    """Whether forks go on as if they were alone, and leave what they come from as it is."""
+    tokens, forks = cache.tokens, [cache.fork() for _ in range(2)]
+    for fork, ids in zip(forks, ([1, 2], [3, 4, 5]), strict=True):
+        found = model.generate([ids] * cache.rows, 12, eos_token_id=None, cache=fork)
+        if found.tokens != plain(model, [row + ids for row in tokens], 12).tokens or cache.tokens != tokens:
+            return False
+    return True
+
+
+def without_syncs(model: Model, pool: lamina.Pool | None = None) -> str:
+    """Decodes with device counts and device acceptance while PyTorch forbids synchronisation."""
+    cache = model.new_cache(rows=3, capacity=64, slack=2, pool=pool)
+    ids = random_ids(3, 24, model.vocab).cuda()
+    model(ids[:, :5], cache=cache, counts=[5, 3, 1])
+    counts = torch.tensor([1, 0, 1], device="cuda")
+    several = torch.tensor([2, 4, 0], device="cuda")
+    accepted = torch.tensor([1, 4, 0], device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for t in range(5, 9):
+            model(ids[:, t : t + 1], cache=cache, counts=counts)
+            step = cache.step(4, several)
+            model.forward(ids[:, t : t + 4], step)
+            step.commit(accepted)
+    except RuntimeError as error:
+        return f"no: {error}"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    if cache.clock.sync() != [5 + 8, 3 + 16, 1 + 4] or cache.lengths.tolist() != [13, 19, 5]:
+        return f"wrong lengths {cache.lengths.tolist()}"
+    model(ids[:, :1], cache=cache, counts=torch.tensor([7, 0, 0], device="cuda"))
+    try:
+        cache.clock.sync()
+    except lamina.InputError:
+        return "yes"
+    return "device counts out of range were not told"

@@ -1,0 +1,1 @@
+"""Tokenizers from vocabulary files, for folders without tokenizer.json."""

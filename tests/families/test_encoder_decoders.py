@@ -1,0 +1,102 @@
+"""Every encoder–decoder family gives transformers' logits and greedy tokens, however sources and targets are fed.
+
+The truth is transformers' uncached pass over one row. One test per case, so that each model is made once.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import tempfile
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForSeq2SeqLM
+
+import lamina
+from lamina.encoder import EncoderDecoder
+from lamina.generation.prompt import from_padded, from_rows
+from tests.families.encoder_decoder_cases import FAMILIES
+from tests.families.harness import TOLERANCE, random_cuts, random_ids, relative, run_in_pieces, run_ragged
+
+ALL = [(family, name) for family, cases in FAMILIES.items() for name in cases]
+FIRST = [(family, next(iter(cases))) for family, cases in FAMILIES.items()]
+LENGTH = 30
+
+
+@functools.cache
+def pair(family: str, name: str) -> tuple[Any, EncoderDecoder]:
+    """A random model of transformers in float32, and ours loaded from what it saved."""
+    torch.manual_seed(0)
+    config = FAMILIES[family][name]()
+    theirs = AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    unsaved = theirs._keys_to_ignore_on_save or []
+    with torch.no_grad():
+        for path, tensor in [*theirs.named_parameters(), *theirs.named_buffers()]:
+            if path not in unsaved and (isinstance(tensor, torch.nn.Parameter) or path == "final_logits_bias"):
+                tensor.add_(torch.randn_like(tensor) * 0.05)
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        ours = lamina.load(folder, device="cpu")
+    assert isinstance(ours, EncoderDecoder)
+    return theirs, ours
+
+
+@torch.no_grad()
+def truth(theirs: Any, source: Tensor, target: Tensor) -> Tensor:
+    """One row in one uncached pass. source [S], target [T] -> [T, vocab]"""
+    return theirs(input_ids=source[None], decoder_input_ids=target[None], use_cache=False).logits[0]
+
+
+def random_row(length: int, vocab: int, seed: int) -> Tensor:
+    """Ids above the special ones: some families count no positions for padding."""
+    return random_ids(1, length, vocab - 3, seed)[0] + 3
+
+
+@pytest.mark.parametrize(("family", "name"), ALL, ids=[f"{f}-{n}" for f, n in ALL])
+def test_logits_and_greedy_tokens_are_those_of_transformers(family: str, name: str) -> None:
+    theirs, ours = pair(family, name)
+    vocab = ours.source_vocab or ours.vocab
+    sources = [random_row(n, vocab, seed=r) for r, n in enumerate((23, 9, 1))]
+    targets = [random_row(n, ours.vocab, seed=5 + r) for r, n in enumerate((LENGTH, 12, 1))]
+    expected = [truth(theirs, *row) for row in zip(sources, targets, strict=True)]
+
+    prompt = from_rows([row.tolist() for row in sources])
+    source = ours.encode(prompt.ids, prompt.counts)
+    for row, states in zip(sources, source.states, strict=True):
+        true = theirs.get_encoder()(row[None]).last_hidden_state[0]
+        assert relative(states[: len(row)], true) < TOLERANCE, "encoder"
+    alone = ours.encode(sources[0][None])
+    assert relative(ours(targets[0][None], source=alone)[0], expected[0]) < TOLERANCE, "one pass"
+    for seed in range(2):
+        rng = random.Random(seed)
+        cache = ours.new_cache(rows=1, capacity=[None, LENGTH][seed], source=alone)
+        logits = run_in_pieces(ours, targets[0][None], cache, random_cuts(LENGTH, rng))
+        assert relative(logits[0], expected[0]) < TOLERANCE, f"in pieces, seed {seed}"
+        cache = ours.new_cache(rows=3, capacity=[LENGTH, None][seed], slack=[0, 3][seed], source=source)
+        for found, true in zip(run_ragged(ours, targets, cache, rng), expected, strict=True):
+            assert relative(found, true) < TOLERANCE, f"ragged, seed {seed}"
+
+    padded, mask = torch.zeros(3, 23, dtype=torch.int64), torch.zeros(3, 23, dtype=torch.int64)
+    for r, row in enumerate(sources):
+        padded[r, 23 - len(row) :], mask[r, 23 - len(row) :] = row, 1
+    prompt = from_padded(padded, mask)
+    cache = ours.new_cache(rows=3, source=ours.encode(prompt.ids, prompt.counts))
+    rows = from_rows([row.tolist() for row in targets])
+    last = ours(rows.ids, cache=cache, counts=rows.counts, logits="last")
+    assert relative(last, torch.stack([true[-1] for true in expected])) < TOLERANCE, "left-padded sources"
+
+    tokens = ours.generate([sources[0].tolist()], 8, do_sample=False, eos_token_id=(), suppress_tokens=[1]).tokens[0]
+    start = list(ours.start_ids)
+    logits = truth(theirs, sources[0], torch.tensor(start + tokens))[len(start) - 1 : -1]
+    logits[:, 1] = -1e3  # padding, which some families count no position for
+    best = logits.max(dim=-1).values - logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    assert float(best.max()) < TOLERANCE * float(logits[:, 2:].abs().max()), "greedy"
+
+
+@pytest.mark.parametrize(("family", "name"), FIRST, ids=[family for family, _ in FIRST])
+def test_verify_passes(family: str, name: str) -> None:
+    report = lamina.verify(pair(family, name)[1], tries=1)
+    assert report.ok, str(report)

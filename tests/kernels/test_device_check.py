@@ -1,0 +1,77 @@
+"""`bench.device_check` without a GPU: who shares a run, shards, the record that a second run goes on from, the page."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from bench import device_check
+from bench.kernel_signature import signature
+from tests.families.cases import CASES
+
+
+def of(family: str) -> Any:
+    return signature(next(iter(CASES[family].values()))().to_dict())
+
+
+def test_families_that_launch_the_same_kernels_share_a_run() -> None:
+    assert of("llama") == of("qwen2") != of("gemma2")  # biases of products touch no cache
+    assert of("mistral") != of("llama")  # another window
+    assert len({of(family) for family in ("llama", "mamba", "mamba2", "deepseek_v3", "lfm2", "qwen3_next")}) == 6
+    assert None not in {of(family) for family in ("llama", "mamba", "qwen3_next")}
+
+
+def check(monkeypatch: pytest.MonkeyPatch, out: Path, *words: str) -> list[str]:
+    """Runs it with checks that do nothing; -> the families that were run."""
+    ran: list[str] = []
+
+    def run(family: str, shared: str | None) -> dict[str, Any]:
+        ran.append(family)
+        failed = ["laws, float32"] if family == "c" else []
+        return {"family": family, "shares": shared, "cells": {"laws, float32": "ok"}, "failed": failed, "seconds": 1.0}
+
+    plan = {"a": (None, 1), "b": (None, 2), "c": (None, 3), "d": ("a", 1), "e": ("b", 2)}
+    monkeypatch.setattr(device_check, "run", run)
+    monkeypatch.setattr(
+        device_check, "runs", lambda families: {k: v for k, v in plan.items() if k in families or not families}
+    )
+    monkeypatch.setattr(sys, "argv", ["device_check", str(out), *words])
+    with pytest.raises(SystemExit) as end:
+        device_check.main()
+    assert end.value.code == bool("c" in device_check.read(out.with_name(out.name + ".jsonl")))
+    return ran
+
+
+def test_shards_divide_the_families_and_a_second_run_skips_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.md"
+    assert check(monkeypatch, out, "--shard", "1/2") == ["a", "c", "e"]
+    assert check(monkeypatch, out, "--shard", "2/2") == ["b", "d"]
+    assert check(monkeypatch, out) == []
+    record = out.with_name("out.md.jsonl")
+    record.write_text("\n".join(record.read_text().splitlines()[:-1]) + '\n{"family": "d", "cel')  # cut while writing
+    assert check(monkeypatch, out) == ["d"]
+    text = out.read_text()
+    assert "| d | as a | as a | ok | as a |" in text and "- FAILED: c, laws, float32" in text
+    assert check(monkeypatch, out, "--again", "--families", "b") == ["b"]
+
+
+def test_a_family_that_the_installed_transformers_lacks_is_skipped_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device_check.stand_in_for_missing_configs() == []
+    missing = device_check.MissingConfig("NextConfig")
+    monkeypatch.setitem(CASES, "next", {"first": lambda: missing(hidden_size=8)})
+    line = device_check.run("next", None)
+    assert line["skipped"] == "transformers has no NextConfig" and line["failed"] == []
+    lines = {"next": line}
+    assert "- next was skipped: transformers has no NextConfig" in device_check.page(lines, "A machine.")
+    assert hasattr(transformers, "LlamaConfig")
+
+
+def test_an_error_in_a_check_is_written_down_and_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CASES, "broken", {"first": lambda: 1 // 0})
+    assert device_check.run("broken", None)["failed"] == ["ZeroDivisionError: integer division or modulo by zero"]
