@@ -53,7 +53,7 @@ class Falcon(Gpt):
         self.names = self.names | {"blocks.{i}.attention.qkv": qkv}
         self.alibi: AlibiBias | None = None
         if c.get("alibi", False):  # which is added before scores are scaled
-            c.ignore("rope_parameters", "rope_theta", "rope_scaling")
+            c.ignore("rope_parameters", "rope_parameters.*", "rope_theta", "rope_scaling")
             self.alibi = AlibiBias(alibi_slopes(heads, scale=c.head_width**-0.5))
 
     def make_block(self, c: Config, layer: int) -> nn.Module:

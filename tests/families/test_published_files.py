@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import tempfile
 from collections.abc import Callable
@@ -11,13 +12,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import lamina
 from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models import family
-from tests.families.cases import cases
-from tests.families.harness import pair, random_ids
+from lamina.nn import Rotary
+from tests.families.cases import cases, dense_b
+from tests.families.cases.dense_b import BLOOM, FALCON, GPT, MPT, NEO, OPT, SIZES, XGLM
+from tests.families.harness import TOLERANCE, pair, random_ids, relative, truth
+from tests.families.test_published_configs import built
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gpt2", dict(add_cross_attention=True), "add_cross_attention=True"),
@@ -114,3 +119,73 @@ def test_fields_under_their_old_names_are_read(name: str, now: str, before: dict
         loaded = lamina.load(folder, device="cpu")
     ids = random_ids(1, 5, ours.vocab)
     assert torch.equal(loaded(ids), ours(ids))
+
+
+NEEDED: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("gpt2", "gpt_bigcode", "openai-gpt"), GPT),
+    **dict.fromkeys(("gptj", "codegen"), GPT | dict(n_embd=256)),  # heads must have 64 dimensions to rotate
+    "gpt_neo": NEO | dict(num_layers=24),
+    "opt": OPT,
+    "xglm": XGLM,
+    "falcon": FALCON,
+    "bloom": BLOOM,
+    "mpt": MPT,
+}
+"""The fields that every file has, of families whose names for them are not Llama's."""
+
+
+@pytest.mark.parametrize("name", dense_b.FAMILIES)
+def test_fields_that_a_file_lacks_have_the_defaults_of_transformers(name: str) -> None:
+    changes = {"is_decoder": True} if name == "roformer" else {}
+    values = {
+        "model_type": name,
+        **NEEDED.get(name, SIZES | {"hidden_size": 2560, "num_attention_heads": 160}),
+        **changes,
+    }
+    full = AutoConfig.for_model(**values).to_dict()
+    ours, theirs = built(values), built(full)
+    assert ours.specs == theirs.specs and ours.context == theirs.context
+    assert described(ours) == described(theirs)
+    assert (ours.head.weight is ours.embedding.weight) == (theirs.head.weight is theirs.embedding.weight)
+
+
+def described(model: Any) -> dict[str, Any]:
+    """Shapes of parameters and plain attributes of modules, by path; frequencies of RoPE."""
+    found: dict[str, Any] = {path: one.shape for path, one in model.named_parameters()}
+    for path, module in model.named_modules():
+        found |= {
+            f"{path}.{key}": value
+            for key, value in vars(module).items()
+            if isinstance(value, bool | int | float | str) and not key.startswith("_")
+        }
+        if isinstance(module, Rotary):
+            found[path] = module.frequencies.tolist()
+        if hasattr(module, "act"):
+            found[f"{path}.act"] = str(module.act)
+    return found
+
+
+@pytest.mark.parametrize("name", dense_b.FAMILIES)
+def test_every_field_that_transformers_writes_is_read(name: str) -> None:
+    for case, options in cases(name).items():
+        config = Config(json.loads(options().to_json_string()))
+        with torch.device("meta"):
+            model = family(name).build(config)
+        model.context  # noqa: B018  which reads the number of positions
+        assert set(config.unread) <= {"model_type"}, case
+
+
+@pytest.mark.parametrize("name", [name for name in cases("falcon") if "ALiBi" in name])
+def test_eager_falcon_of_transformers_adds_alibi_twice(name: str) -> None:
+    """In the mask, and to the scores. So the truth for Falcon is its sdpa path."""
+    sdpa, ours = pair("falcon", name)
+    eager = AutoModelForCausalLM.from_config(
+        cases("falcon")[name](), dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    eager.load_state_dict(sdpa.state_dict())
+    ids = random_ids(1, 30, ours.vocab)
+    expected = truth(eager, ids)
+    assert relative(ours(ids), expected) > 100 * TOLERANCE
+    twice = copy.deepcopy(ours)
+    twice.alibi.slopes *= 2  # type: ignore[operator, union-attr]
+    assert relative(twice(ids), expected) < TOLERANCE
