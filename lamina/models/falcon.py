@@ -39,6 +39,7 @@ class Falcon(Gpt):
     act = ("activation", "gelu")
 
     def __init__(self, c: Config) -> None:
+        c.require("apply_residual_connection_post_layernorm", (False,), False)  # in published files
         heads = c.num_attention_heads
         if c.get("new_decoder_architecture", False):
             c.require("parallel_attn", (True,), True)

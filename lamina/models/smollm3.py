@@ -25,6 +25,7 @@ class SmolLM3(Transformer):
         return super().make_attention(c, layer, **dict(rope=rope) | options)
 
     def make_window(self, c: Config, layer: int) -> Window:
+        c.ignore("max_window_layers")  # in published files; no code reads it
         size, used = c.get("sliding_window"), c.get("use_sliding_window", False)
 
         def otherwise(i: int) -> str:

@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, FalconConfig, MptConfig
+from transformers.models.falcon import modeling_falcon
+from transformers.models.mpt import modeling_mpt
 
 import lamina
 from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models import family
-from lamina.nn import Rotary
+from lamina.nn import Rotary, alibi_slopes
 from tests.families.cases import cases, dense_b
 from tests.families.cases.dense_b import BLOOM, FALCON, GPT, MPT, NEO, OPT, SIZES, XGLM
 from tests.families.harness import TOLERANCE, pair, random_ids, relative, truth
@@ -34,13 +36,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("xglm", dict(add_cross_attention=True), "add_cross_attention=True"),
     ("falcon", dict(new_decoder_architecture=True, parallel_attn=False), "parallel_attn=False"),
     ("falcon", dict(num_ln_in_parallel_attn=2), "num_ln_in_parallel_attn=2"),
+    ("falcon", dict(apply_residual_connection_post_layernorm=True), "apply_residual_connection_post_layernorm=True"),
     ("bloom", dict(pretraining_tp=2, slow_but_exact=True), "slow_but_exact=True"),
     ("mpt", dict(no_bias=False), "no_bias=False"),
     ("mpt", dict(expansion_ratio=2), "expansion_ratio=2"),
     ("mpt", dict(logit_scale="inv_sqrt_d_model"), "logit_scale='inv_sqrt_d_model'"),
     ("mpt", dict(attn_config=dict(attn_type="multiquery_attention")), "attn_type='multiquery_attention'"),
     ("mpt", dict(attn_config=dict(alibi=False)), "alibi=False"),
-    ("mpt", dict(attn_config=dict(alibi_bias_max=16)), "alibi_bias_max=16"),
     ("mpt", dict(attn_config=dict(qk_ln=True)), "qk_ln=True"),
     ("mpt", dict(attn_config=dict(prefix_lm=True)), "prefix_lm=True"),
     ("starcoder2", dict(norm_type="rms_norm"), "norm_type='rms_norm'"),
@@ -189,3 +191,32 @@ def test_eager_falcon_of_transformers_adds_alibi_twice(name: str) -> None:
     twice = copy.deepcopy(ours)
     twice.alibi.slopes *= 2  # type: ignore[operator, union-attr]
     assert relative(twice(ids), expected) < TOLERANCE
+
+
+def test_falcon_of_transformers_rounds_alibi_to_bfloat16(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Slopes of 16 heads are no powers of two: with exact products its logits are ours, with its own they are not."""
+    torch.manual_seed(0)
+    config = FalconConfig(**FALCON | dict(hidden_size=64, num_attention_heads=16, alibi=True, initializer_range=0.2))
+    theirs = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
+    theirs.save_pretrained(tmp_path)
+    ours, ids = lamina.load(tmp_path, device="cpu"), random_ids(1, 60, 67)
+    assert relative(ours(ids), truth(theirs, ids)) > 2 * TOLERANCE
+
+    def exact(mask: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(alibi_slopes(heads))[:, None, None] * torch.arange(mask.shape[1])
+
+    monkeypatch.setattr(modeling_falcon, "build_alibi_tensor", exact)
+    assert relative(ours(ids), truth(theirs, ids)) < TOLERANCE
+
+
+def test_mpt_of_transformers_ignores_alibi_bias_max(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """MPT-7B-StoryWriter has 16. If transformers is made to use that, its logits are ours."""
+    torch.manual_seed(0)
+    config = MptConfig(**MPT | dict(attn_config=dict(alibi_bias_max=16), initializer_range=0.2))
+    theirs = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    theirs.save_pretrained(tmp_path)
+    ours, ids = lamina.load(tmp_path, device="cpu"), random_ids(1, 40, 67)
+    assert relative(ours(ids), truth(theirs, ids)) > 100 * TOLERANCE
+    made = modeling_mpt.build_mpt_alibi_tensor
+    monkeypatch.setattr(modeling_mpt, "build_mpt_alibi_tensor", lambda heads, n, _, device: made(heads, n, 16, device))
+    assert relative(ours(ids), truth(theirs, ids)) < TOLERANCE
