@@ -11,11 +11,7 @@ from torch import Tensor, nn
 
 from lamina.cache.memory import Memory
 from lamina.config import Config
-<<<<<<< HEAD
-from lamina.models.deepseek import DeepseekV3
-=======
 from lamina.models.deepseek import latent_names
->>>>>>> denseb
 from lamina.models.transformer import Transformer
 from lamina.nn import Block, GatedMLP, LatentAttention, Mixer, Positions, Rotary
 
