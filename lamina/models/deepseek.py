@@ -68,7 +68,7 @@ def prediction_layers(c: Config, default: int = 1) -> tuple[str, ...]:
 
 
 class DeepseekV2(Transformer):
-    no_effect = ("num_key_value_heads", "head_dim", "qk_head_dim", "n_group", "topk_group")
+    no_effect: tuple[str, ...] = ("num_key_value_heads", "head_dim", "qk_head_dim", "n_group", "topk_group")
     names = Transformer.names | {
         **latent_names("blocks.{i}.attention", "model.layers.{i}.self_attn"),
         **mixture_names("blocks.{i}.mlp", "model.layers.{i}.mlp"),
@@ -97,7 +97,7 @@ class DeepseekV2(Transformer):
 
 
 class DeepseekV3(DeepseekV2):
-    no_effect = ("num_key_value_heads", "head_dim", "qk_head_dim")
+    no_effect: tuple[str, ...] = ("num_key_value_heads", "head_dim", "qk_head_dim")
 
     def __init__(self, c: Config) -> None:
         c.require("scoring_func", ("sigmoid",), "sigmoid")
