@@ -268,7 +268,9 @@ NOT_FOR_INFERENCE = (
     "lambda_std_dev", "*w_init_variance_scale", "time_step_init_scheme", "time_step_floor", "time_step_scale",
     "initializer_*", "*_initializer_range", "*init_std", "init_device", "init_method*", "*router_jitter_noise",
     "input_jitter_noise", "rescale_prenorm_residual", "gradient_checkpointing", "deepspeed*", "apply_spec_augment",
-    "mask_time_*", "mask_feature_*", "label_smoothing", "z_loss_*",
+    "mask_time_*", "mask_feature_*", "label_smoothing", "z_loss_*", "*_init_variance_scale", "linear_a_log_*",
+    "linear_dt_*",
+    "time_step_floor", "time_step_init_scheme", "time_step_max", "time_step_scale",
     # other outputs and heads
     "output_*", "id2label", "label2id", "num_labels", "classifier_*", "summary_*", "pruned_heads", "prune_heads",
     "is_encoder_decoder", "is_decoder", "cross_attention_hidden_size", "chunk_size_feed_forward", "num_logits_to_keep",
