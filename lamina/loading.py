@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def on_meta(config: Mapping[str, Any], dtype: torch.dtype) -> Model:
     return model.eval()
 
 
-def refuse_quantized(config: Config, path: str | Path, readable: Collection[str]) -> None:
+def refuse_quantized(config: Config, path: str | PathLike[str], readable: Collection[str]) -> None:
     """Raises InputError if the checkpoint's weights are quantized in a format that its family does not read."""
     method = config.get("quantization_config", {}).get("quant_method")
     if method is not None and method not in readable:

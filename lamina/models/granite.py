@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from lamina.config import Config
 from lamina.models.transformer import Transformer
@@ -26,7 +26,7 @@ class Granite(Transformer):
         factors = dict(scale=c.attention_multiplier, factors=(1.0, c.residual_multiplier))
         return super().make_attention(c, layer, **factors | options)
 
-    def make_mlp(self, c: Config, layer: int) -> GatedMLP:
+    def make_mlp(self, c: Config, layer: int) -> nn.Module:
         act, bias = c.get(*self.act), c.get("mlp_bias", False)
         return GatedMLP(c.hidden_size, c.intermediate_size, act, bias, factors=(1.0, c.residual_multiplier))
 

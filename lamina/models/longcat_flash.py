@@ -70,7 +70,7 @@ def tensor_names(c: Config) -> Names:
 
 
 class LongcatFlash(Decoder):
-    ignored = ("model.mtp.*",)  # multi-token prediction
+    ignored: tuple[str, ...] = ("model.mtp.*",)  # multi-token prediction
 
     def __init__(self, c: Config) -> None:
         c.require("router_bias", (False,), False)

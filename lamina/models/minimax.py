@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lamina.attention.window import Full, Sliding, Window
 from lamina.cache.memory import Memory
-from lamina.checkpoint.names import Either, From, Names
+from lamina.checkpoint.names import Either, From, Value
 from lamina.config import Config
 from lamina.models.decoder import layer_types
 from lamina.models.transformer import Transformer
@@ -39,7 +39,7 @@ class MiniMaxBlock(nn.Module):
         return self.mlp(y, onto=self.alphas[1] * y)
 
 
-def tensor_names(c: Config) -> Names:
+def tensor_names(c: Config) -> dict[str, Value]:
     """Parameter names. Checkpoints interleave q, k and v of lightning attention by head."""
     head = c.head_width
     return Transformer.names | {

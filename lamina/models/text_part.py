@@ -6,7 +6,6 @@ It is built from `text_config` and loads the tensors of the text model, however 
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Self
 
 from lamina.checkpoint.source import Checkpoint
@@ -30,7 +29,9 @@ class TextPart(Model):
         return TextPartCheckpoint(source)
 
 
-@cache
+PARTS: dict[type[Model], type[Model]] = {}
+
+
 def text_part(cls: type[Model]) -> type[Model]:
     """The family for the text model inside a larger checkpoint.
 
@@ -38,4 +39,7 @@ def text_part(cls: type[Model]) -> type[Model]:
     >>> text_part(Llama).__name__
     'LlamaTextPart'
     """
-    return type(f"{cls.__name__}TextPart", (TextPart, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+    if cls not in PARTS:
+        about = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+        PARTS[cls] = type(f"{cls.__name__}TextPart", (TextPart, cls), about)
+    return PARTS[cls]

@@ -111,10 +111,11 @@ def weight_bytes(model: Model, rows: int, experts: float | None = None) -> float
 
 def chosen_experts(model: Model) -> dict[int, int]:
     """For each `Experts` module of a model, by its id: how many experts a token visits."""
+    pairs = ((getattr(module, "experts", None), getattr(module, "router", None)) for module in model.modules())
     return {
-        id(module.experts): module.router.choice.each
-        for module in model.modules()
-        if isinstance(getattr(module, "experts", None), Experts) and isinstance(getattr(module, "router", None), Router)
+        id(experts): router.choice.each
+        for experts, router in pairs
+        if isinstance(experts, Experts) and isinstance(router, Router)
     }
 
 

@@ -29,8 +29,9 @@ class GatedRMSNorm(nn.Module):
             from lamina.kernels.norm import gated_rms_norm  # imports Triton
 
             flat, gates = x.reshape(-1, x.shape[-1]), gate.reshape(-1, *gate.shape[-2:])  # without a copy
-            how = {"groups": self.groups, "gate_first": self.gate_first, "sigmoid": self.sigmoid}
-            out = gated_rms_norm(flat, gates, self.weight, self.eps, **how)
+            out = gated_rms_norm(
+                flat, gates, self.weight, self.eps, groups=self.groups, gate_first=self.gate_first, sigmoid=self.sigmoid
+            )
             return out.view(gate.shape)
         y = x.to(torch.promote_types(x.dtype, torch.float32))
         factor = (torch.sigmoid if self.sigmoid else F.silu)(gate.to(y.dtype))

@@ -44,7 +44,10 @@ class MambaMixer(nn.Module):
         self.project = Linear(width, 2 * inner, bias=bias)
         self.conv = ShortConvolution(inner, kernel, bias=conv_bias, act=act)
         self.select = Linear(inner, rank + 2 * state, bias=False)
-        self.dt_norm, self.B_norm, self.C_norm = norms or (None, None, None)
+        self.dt_norm: RMSNorm | None
+        self.B_norm: RMSNorm | None
+        self.C_norm: RMSNorm | None
+        self.dt_norm, self.B_norm, self.C_norm = (None, None, None) if norms is None else norms
         self.dt = Linear(rank, inner, bias=False)
         self.dt_bias = nn.Parameter(torch.zeros(inner))
         self.A = nn.Parameter(torch.full((inner, state), -1.0))

@@ -79,9 +79,9 @@ class Mamba2Mixer(nn.Module):
             self.scale = torch.cat([torch.full((n,), scale) for n, scale in zip(self.parts, self.scales, strict=True)])
 
     def forward(self, u: Tensor, memory: Memory, shared: Positions | None = None, onto: Tensor | None = None) -> Tensor:
-        inner, _, shared, _, heads = self.parts
+        inner, _, grouped, _, heads = self.parts
         projected = self.project(u, before=self.in_factor, scale=1.0 if self.scale is None else self.scale)
-        z, xBC, dt = projected.split([inner, inner + 2 * shared, heads], dim=-1)
+        z, xBC, dt = projected.split([inner, inner + 2 * grouped, heads], dim=-1)
         y = memory.mix(
             self.rule, xBC, {"dt": dt}, {"A": self.A}, conv=self.conv, gate=z, norm=self.norm,
             around={"dt_bias": self.dt_bias, "dt_limit": self.dt_limit, "skip": self.D},
