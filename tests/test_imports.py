@@ -9,7 +9,7 @@ from pathlib import Path
 import lamina
 
 PACKAGE = Path(lamina.__file__).parent
-EXPLAINED = {"runtime/kernel_backend.py"}  # a comment at the top is for all of the file
+EXPLAINED = {"runtime/attend_kernels.py", "runtime/kernel_backend.py"}  # a comment at the top is for all of the file
 LAZY = {"cli"}  # folders in which nothing is imported before it is needed: see their `__init__`
 
 

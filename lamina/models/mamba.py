@@ -33,6 +33,7 @@ class MambaBlock(nn.Module):
 
 
 class Mamba(Decoder):
+    no_effect: tuple[str, ...] = ("time_step_min", "time_step_max")  # of initial weights
     names = {
         "embedding": "backbone.embeddings",
         "blocks.{i}.norm": "backbone.layers.{i}.norm",

@@ -59,6 +59,7 @@ def tensor_names(c: Config) -> dict[str, Value]:
 
 
 class MiniMax(Transformer):
+    no_effect = ("block_size",)  # how transformers computes
     ignored = tuple(f"{ATTENTION}.{name}" for name in ("slope_rate", "query_decay", "key_decay", "diagonal_decay"))
     eps = ("rms_norm_eps", 1e-5)
     rope_base = 1e6

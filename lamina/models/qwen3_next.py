@@ -112,6 +112,7 @@ def tensor_names(c: Config) -> Names:
 
 
 class Qwen3Next(Decoder):
+    no_effect = ("intermediate_size",)
     ignored = ("mtp.*",)  # multi-token prediction layers
 
     def __init__(self, c: Config) -> None:

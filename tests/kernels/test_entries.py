@@ -26,6 +26,7 @@ from lamina.runtime import Graphs
 from lamina.runtime.eligibility import why_not_read
 from lamina.sampling.chooser import Chooser
 from tests.kernels.passes import compared
+from tests.kernels.test_fusion import launched
 from tests.laws.toys import HEADS, KV_HEADS, VOCAB, WIDTH, Attend, AttendCross, AttendShared, EncoderDecoder, Toy, heads
 
 pytestmark = [
@@ -132,6 +133,16 @@ def test_t5_is_captured_with_its_relative_bias_and_its_source() -> None:
     assert captured.tokens == plain.tokens
     torch.testing.assert_close(captured.logits, expected, rtol=1e-4, atol=1e-4)
     assert model.fusion_plan.reason is None
+
+
+@pytest.mark.parametrize(("kind", "attends"), [("shared", 4), ("cross", 2), ("biases", 2)])
+def test_every_attention_of_a_step_is_one_launch(kind: str, attends: int) -> None:
+    model = MODELS[kind]()
+    cache = started(model)
+    with Graphs(model).step(2, Chooser(), cache) as step, launched(runs=False) as launches:
+        step.begin(cache, torch.tensor([3, 11]), [1, 1], ())
+        step.run(1)
+    assert [name for name, _ in launches] == ["_positions", *["_attend_token"] * attends, "_finish"]
 
 
 def test_a_step_serves_caches_with_sources_of_different_lengths() -> None:
