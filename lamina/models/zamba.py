@@ -220,7 +220,7 @@ class Zamba2(ZambaBase):
 
     no_effect = (
         "hybrid_layer_ids", "kv_channels", "mamba_headdim", "num_query_groups", "use_conv_bias",
-        "attention_hidden_size", "attention_head_dim", "max_position_embeddings", "rope_parameters",
+        "attention_hidden_size", "attention_head_dim", "max_position_embeddings", "rope_parameters", "rope_parameters.*",
     )  # fmt: skip
 
     def __init__(self, c: Config) -> None:
