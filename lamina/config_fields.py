@@ -184,11 +184,12 @@ FIELDS: Mapping[str, Field] = {
     **each(
         HEADS,
         "num_attention_heads num_heads n_head n_heads attention_heads mamba_n_heads mamba_num_heads n_mamba_heads "
-        "linear_num_value_heads linear_num_heads n_groups n_group o_groups mamba_ngroups encoder_attention_heads "
-        "decoder_attention_heads num_encoder_attention_heads num_decoder_attention_heads encoder_num_attention_heads "
+        "linear_num_value_heads linear_num_heads n_groups n_group o_groups mamba_ngroups "
+        "num_encoder_attention_heads num_decoder_attention_heads encoder_num_attention_heads "
         "decoder_num_attention_heads encoder_num_key_value_heads decoder_num_key_value_heads index_n_heads "
         "num_expert_group num_global_key_value_heads",
     ),
+    **each(IntField(1, 100_000, divides="d_model"), "encoder_attention_heads decoder_attention_heads"),
     "num_key_value_heads": IntField(1, 100_000, divides="num_attention_heads"),
     "num_kv_heads": IntField(1, 100_000, also=(None,)),
     "linear_num_key_heads": IntField(1, 100_000, divides="linear_num_value_heads"),

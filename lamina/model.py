@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +60,7 @@ class Model(nn.Module):
     """Parameter paths in this model -> names in checkpoints; see lamina.checkpoint.names."""
     ignored: tuple[str, ...] = ()
     """Patterns of checkpoint tensors that are not loaded."""
-    no_effect: ClassVar[tuple[str, ...]] = ()
+    no_effect: tuple[str, ...] = ()
     """Fields of config.json that change nothing in this family, or only where another field asks for them."""
     max_positions: int | None = None
     """The number of positions, if that is a hard limit (a learned table)."""

@@ -97,7 +97,7 @@ class DeepseekV2(Transformer):
 
 
 class DeepseekV3(DeepseekV2):
-    no_effect = ("num_key_value_heads", "head_dim", "qk_head_dim")
+    no_effect: tuple[str, ...] = ("num_key_value_heads", "head_dim", "qk_head_dim")
 
     def __init__(self, c: Config) -> None:
         c.require("scoring_func", ("sigmoid",), "sigmoid")

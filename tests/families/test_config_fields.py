@@ -12,6 +12,7 @@ from lamina.models import TEXT_PARTS, family_of, known_types
 POSITIONS = {"max_position_embeddings", "n_positions", "context_length"}
 """Lengths of training: tables of positions are computed, so these bound nothing but `model.context`."""
 UNREAD = {
+    "exaone_moe": {"first_k_dense_replace"},  # where mlp_layer_types is not given
     "granitemoehybrid": {"rope_parameters.rope_theta"},  # without RoPE, unless position_embedding_type asks for it
     "kimi_linear": {"num_key_value_heads", "qk_head_dim", "head_dim"},  # sizes of latent attention are others
     "marian": {"decoder_vocab_size"},  # where embeddings are not shared
@@ -21,6 +22,7 @@ UNREAD = {
     },  # which its model in transformers does not read either, or only for initial weights
     "qwen2_moe": {"intermediate_size", "sliding_window"},  # of layers without experts, and with windows
     "qwen3_moe": {"intermediate_size"},
+    "solar_open": {"intermediate_size"},  # every layer has experts
     "smollm3": {"use_sliding_window"},  # where sliding_window is given
     "t5": {"dense_act_fn", "is_gated_act"},  # derived from feed_forward_proj
     "whisper": {"use_weighted_layer_sum", "median_filter_width"},  # of classification, and of word times
