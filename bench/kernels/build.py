@@ -39,6 +39,10 @@ OTHERS: dict[str, dict[str, Any]] = {
         model_type="mamba", vocab_size=50280, hidden_size=2560, num_hidden_layers=64, state_size=16, conv_kernel=4,
         expand=2, time_step_rank=160, layer_norm_epsilon=1e-5, residual_in_fp32=True, tie_word_embeddings=True,
     ),
+    "rwkv-4-7b": dict(
+        model_type="rwkv", vocab_size=50277, hidden_size=4096, num_hidden_layers=32, attention_hidden_size=4096,
+        intermediate_size=16384, layer_norm_epsilon=1e-5, rescale_every=6, tie_word_embeddings=False,
+    ),
     "lfm2-1.2b": dict(
         model_type="lfm2", vocab_size=65536, hidden_size=2048, num_hidden_layers=16, num_attention_heads=32,
         num_key_value_heads=8, intermediate_size=12288, block_auto_adjust_ff_dim=True, block_ffn_dim_multiplier=1.0,
