@@ -7,18 +7,25 @@ from typing import Any
 
 from transformers import (
     BartConfig,
+    BertConfig,
+    BertGenerationConfig,
     BlenderbotConfig,
     BlenderbotSmallConfig,
+    CamembertConfig,
+    ElectraConfig,
+    EncoderDecoderConfig,
     M2M100Config,
     MarianConfig,
     MBartConfig,
     MT5Config,
     PegasusConfig,
     PLBartConfig,
+    RobertaConfig,
     SwitchTransformersConfig,
     T5GemmaConfig,
     T5GemmaModuleConfig,
     UMT5Config,
+    XLMRobertaConfig,
 )
 
 SIZES: dict[str, Any] = dict(
@@ -84,6 +91,22 @@ def t5gemma(decoder: dict[str, Any] | None = None, whole: dict[str, Any] | None 
     return lambda: T5GemmaConfig(encoder=encoder, decoder=decoder, **dict(vocab_size=67) | (whole or {}))
 
 
+BERT_SIZES: dict[str, Any] = dict(
+    hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=67,
+    max_position_embeddings=64, layer_norm_eps=1e-3,
+)  # fmt: skip
+
+
+def bert_pair(
+    encoder: Any, decoder: Any, of_encoder: dict[str, Any] | None = None, of_decoder: dict[str, Any] | None = None
+) -> Any:
+    def make() -> Any:
+        first, second = encoder(**BERT_SIZES | (of_encoder or {})), decoder(**BERT_SIZES | (of_decoder or {}))
+        return EncoderDecoderConfig.from_encoder_decoder_configs(first, second, decoder_start_token_id=2)
+
+    return make
+
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "bart": bart_like(BartConfig),
     "plbart": bart_like(PLBartConfig),
@@ -98,6 +121,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
         )
     },
     "m2m_100": bart_like(M2M100Config),
+    "encoder-decoder": {
+        "bert and bert": bert_pair(BertConfig, BertConfig),
+        "roberta and narrow bert": bert_pair(
+            RobertaConfig,
+            BertConfig,
+            dict(type_vocab_size=1),
+            dict(hidden_size=24, num_attention_heads=2, hidden_act="relu", vocab_size=71, num_hidden_layers=1),
+        ),
+        "narrow electra and xlm-roberta": bert_pair(
+            ElectraConfig, XLMRobertaConfig, dict(embedding_size=16, hidden_size=24), dict(type_vocab_size=1)
+        ),
+        "camembert and electra": bert_pair(
+            CamembertConfig, ElectraConfig, None, dict(embedding_size=16, tie_word_embeddings=False)
+        ),
+        "bert-generation and itself": bert_pair(BertGenerationConfig, BertGenerationConfig),
+        "bert and camembert": bert_pair(BertConfig, CamembertConfig, dict(hidden_act="silu")),
+    },
     "mt5": t5_like(MT5Config),
     "umt5": t5_like(UMT5Config),
     "switch_transformers": {
