@@ -134,7 +134,7 @@ class Bart(EncoderDecoder):
             From("lm_head.weight", no_bias),
         ),
     }
-    ignored = ("model.shared.weight", "model.*.version")
+    ignored: tuple[str, ...] = ("model.shared.weight", "model.*.version")
 
     pre: ClassVar[bool] = False
     """Norms come before attention and MLP, and once more at the end."""
