@@ -18,6 +18,7 @@ PYTEST = $(RUN) -m pytest -q -n $(CORES) --dist worksteal
 
 # What `make check` runs: files that take a second or less, and one test of packages that have no such file.
 FAST := $(addprefix tests/, test_config.py test_own_model.py test_public.py test_readme.py \
+	$(addprefix audio/, test_log_mel.py test_wave.py) \
 	$(addprefix attention/, test_rotary.py test_view.py test_window.py) \
 	$(addprefix bench/, test_bytes.py test_codec_quality.py test_flops.py test_host_residence.py test_random_model.py) \
 	$(addprefix cache/, test_errors.py test_formats.py test_idle.py test_layout.py test_passes.py test_reorder.py) \

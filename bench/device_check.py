@@ -26,14 +26,17 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from datetime import date
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-CASES_FOLDER = Path(__file__).resolve().parent.parent / "tests" / "families" / "cases"
+if TYPE_CHECKING:
+    from bench.captured_checks import Family
+
+CASES_FOLDER = Path(__file__).resolve().parent.parent / "tests" / "families"
 
 
 class NotInTransformers(Exception):
@@ -55,7 +58,7 @@ def stand_in_for_missing_configs() -> list[str]:
     import transformers
 
     missing = []
-    for file in sorted(CASES_FOLDER.glob("*.py")):
+    for file in [*(CASES_FOLDER / "cases").glob("*.py"), *CASES_FOLDER.glob("*_cases.py")]:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module == "transformers":
                 missing += [one.name for one in node.names if not hasattr(transformers, one.name)]
@@ -67,23 +70,11 @@ def stand_in_for_missing_configs() -> list[str]:
 # -- what to run ---------------------------------------------------------------------------------------------------
 
 
-def with_encoder() -> dict[str, Callable[[], Any]]:
-    """Families with an encoder: name -> a function that makes a configuration."""
-    from transformers import T5Config
-
-    from tests.families import cases
-
-    def t5() -> Any:
-        return T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=67, decoder_start_token_id=0)
-
-    more = getattr(cases, "ENCODER_DECODERS", {})
-    return {"t5": t5} | {family: next(iter(one.values())) for family, one in more.items()}
-
-
 def runs(families: list[str]) -> dict[str, tuple[str | None, Hashable]]:
     """family -> the family whose run it shares (None: it gets every check), and its signature; full runs first."""
     from bench.kernel_signature import signature
     from tests.families.cases import CASES, CORE
+    from tests.families.encoder_decoder_cases import FAMILIES
 
     found: dict[str, tuple[str | None, Hashable]] = {}
     first: dict[Hashable, str] = {}
@@ -94,15 +85,26 @@ def runs(families: list[str]) -> dict[str, tuple[str | None, Hashable]]:
             kernels = None
         shared = first.setdefault(kernels, family) if kernels is not None and not families else family
         found[family] = (None if shared == family else shared, kernels)
-    found |= dict.fromkeys([*with_encoder(), "own"], (None, None))
+    found |= dict.fromkeys(["t5", *FAMILIES, "own"], (None, None))
     ordered = sorted(found, key=lambda family: found[family][0] is not None)
     return {family: found[family] for family in ordered if not families or family in families}
 
 
+def model_of(family: str) -> Family:
+    from bench.captured_checks import Family, WithEncoder
+    from tests.families.cases import CASES
+    from tests.families.encoder_decoder_cases import FAMILIES
+
+    if family == "t5":
+        return WithEncoder.t5()
+    if family in FAMILIES:
+        return WithEncoder.of(family, next(iter(FAMILIES[family])))
+    return Family.of(family, next(iter(CASES[family])))
+
+
 def run(family: str, shared: str | None) -> dict[str, Any]:
     """All checks of one family: a line of the record."""
-    from bench.captured_checks import SHORT, WITH_ENCODER, Family, WithEncoder, columns, own_model
-    from tests.families.cases import CASES
+    from bench.captured_checks import SHORT, WITH_ENCODER, columns, own_model
 
     line: dict[str, Any] = {"family": family, "shares": shared, "cells": {}, "failed": []}
     started = time.perf_counter()
@@ -112,12 +114,7 @@ def run(family: str, shared: str | None) -> dict[str, Any]:
             line["cells"] = {title: said for title, (_, said) in checks.items()}
             line["failed"] = [title for title, (good, _) in checks.items() if not good]
         else:
-            encoders = with_encoder()
-            one = (
-                WithEncoder.made_by(encoders[family])
-                if family in encoders
-                else Family.of(family, next(iter(CASES[family])))
-            )
+            one = model_of(family)
             wanted = WITH_ENCODER if one.encodes else SHORT if shared else tuple(columns())
             for title, check in columns().items():
                 if title in wanted:
@@ -157,7 +154,7 @@ def append(record: Path, line: dict[str, Any]) -> None:
 
 def page(lines: dict[str, dict[str, Any]], machine: str) -> str:
     """The record as Markdown."""
-    from bench.captured_checks import columns
+    from bench.captured_checks import GREEDY, columns
 
     titles = list(columns())
     rows = [["family", *titles, "seconds"], ["---"] * (len(titles) + 2)]
@@ -170,6 +167,8 @@ def page(lines: dict[str, dict[str, Any]], machine: str) -> str:
         else:
             other = f"as {line['shares']}" if line["shares"] else "–"
             rows.append([family, *(line["cells"].get(title, other) for title in titles), f"{line['seconds']:.0f}"])
+            if (said := line["cells"].get(GREEDY, "")).startswith("plain passes"):
+                notes.append(f"{family} is not captured: {said}")
         notes += [f"FAILED: {family}, {title}" for title in line["failed"]]
     table = "".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |\n" for row in rows)
     return f"{machine} Command: `python -m bench.device_check`.\n\n{table}\n" + "".join(f"- {note}\n" for note in notes)

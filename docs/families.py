@@ -25,6 +25,7 @@ from lamina.models import TEXT_PARTS, family_of, known_types
 from lamina.planning.inspection import why_not_on_a_gpu
 from lamina.planning.layer_kinds import kind_name
 from tests.families.cases import CASES
+from tests.families.encoder_decoder_cases import FAMILIES as ENCODER_DECODERS
 
 ROOT = Path(__file__).resolve().parent.parent
 README, PAGE, MEASURED = ROOT / "README.md", ROOT / "docs" / "families.md", ROOT / "docs" / "families.json"
@@ -66,7 +67,7 @@ class Entry(NamedTuple):
 def case_of() -> dict[str, tuple[str, str]]:
     """model_type -> its first case in tests/families/cases, as (family, case)."""
     found: dict[str, tuple[str, str]] = {}
-    for family, cases in CASES.items():
+    for family, cases in (CASES | ENCODER_DECODERS).items():
         name = next(iter(cases))
         found.setdefault(cases[name]().to_dict()["model_type"], (family, name))
     return found
@@ -78,7 +79,7 @@ def config_of(model_type: str) -> dict[str, Any]:
         return {"model_type": model_type, "text_config": config_of(TEXT_PARTS[model_type])}
     if model_type in case_of():
         family, name = case_of()[model_type]
-        return CASES[family][name]().to_dict()
+        return (CASES | ENCODER_DECODERS)[family][name]().to_dict()
     from transformers import AutoConfig
 
     return AutoConfig.for_model(model_type).to_dict()
@@ -126,19 +127,39 @@ def shares() -> dict[str, str]:
 
 def measure(wanted: list[str]) -> None:
     """Compares the first case of each family, or of those wanted, with transformers; stores what is found."""
-    from tests.families.harness import pair, random_ids, relative, truth
-
     found = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
     for model_type, (family, name) in sorted(case_of().items()):
         if wanted and family not in wanted and model_type not in wanted:
             continue
-        theirs, ours = pair(family, name)
-        ids = random_ids(2, min(40, ours.context or 40), ours.vocab)
-        error = round_up(relative(ours(ids), truth(theirs, ids)))  # type: ignore[arg-type]
+        error = round_up(error_with_encoder(family, name) if family in ENCODER_DECODERS else error_of(family, name))
         found[model_type] = {"error": error, "transformers": version("transformers")}
         print(f"{model_type}: {error:.0e}", flush=True)
         MEASURED.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
-        pair.cache_clear()
+
+
+def error_of(family: str, name: str) -> float:
+    from tests.families.harness import pair, random_ids, relative, truth
+
+    theirs, ours = pair(family, name)
+    pair.cache_clear()
+    ids = random_ids(2, min(40, ours.context or 40), ours.vocab)
+    return relative(ours(ids), truth(theirs, ids))  # type: ignore[arg-type]
+
+
+def error_with_encoder(family: str, name: str) -> float:
+    """The same with sources of 23 tokens."""
+    from tests.families.harness import relative
+    from tests.families.test_encoder_decoders import pair, random_row, truth
+
+    theirs, ours = pair(family, name)
+    pair.cache_clear()
+    errors = []
+    for seed in range(2):
+        source, target = random_row(23, ours.source_vocab or ours.vocab, seed), random_row(40, ours.vocab, seed + 5)
+        found = ours(target[None], source=ours.encode(source[None]))
+        assert found is not None
+        errors.append(relative(found[0], truth(theirs, source, target)))
+    return max(errors)
 
 
 def round_up(error: float) -> float:

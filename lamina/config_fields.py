@@ -184,11 +184,12 @@ FIELDS: Mapping[str, Field] = {
     **each(
         HEADS,
         "num_attention_heads num_heads n_head n_heads attention_heads mamba_n_heads mamba_num_heads n_mamba_heads "
-        "linear_num_value_heads linear_num_heads n_groups n_group o_groups mamba_ngroups encoder_attention_heads "
-        "decoder_attention_heads num_encoder_attention_heads num_decoder_attention_heads encoder_num_attention_heads "
+        "linear_num_value_heads linear_num_heads n_groups n_group o_groups mamba_ngroups "
+        "num_encoder_attention_heads num_decoder_attention_heads encoder_num_attention_heads "
         "decoder_num_attention_heads encoder_num_key_value_heads decoder_num_key_value_heads index_n_heads "
         "num_expert_group num_global_key_value_heads",
     ),
+    **each(IntField(1, 100_000, divides="d_model"), "encoder_attention_heads decoder_attention_heads"),
     "num_key_value_heads": IntField(1, 100_000, divides="num_attention_heads"),
     "num_kv_heads": IntField(1, 100_000, also=(None,)),
     "linear_num_key_heads": IntField(1, 100_000, divides="linear_num_value_heads"),
@@ -264,12 +265,15 @@ NOT_FOR_INFERENCE = (
     "finetuning_task", "transformers.js_config", "base_model_tp_plan", "base_model_pp_plan", "pretraining_tp",
     # training
     "*dropout*", "*_pdrop", "*layerdrop", "layer_drop*", "*_loss_coef", "*_loss_coefficient", "*aux_loss*",
+    "lambda_std_dev", "*w_init_variance_scale", "time_step_init_scheme", "time_step_floor", "time_step_scale",
     "initializer_*", "*_initializer_range", "*init_std", "init_device", "init_method*", "*router_jitter_noise",
     "input_jitter_noise", "rescale_prenorm_residual", "gradient_checkpointing", "deepspeed*", "apply_spec_augment",
-    "mask_time_*", "mask_feature_*", "label_smoothing", "z_loss_*",
+    "mask_time_*", "mask_feature_*", "label_smoothing", "z_loss_*", "*_init_variance_scale", "linear_a_log_*",
+    "linear_dt_*",
+    "time_step_floor", "time_step_init_scheme", "time_step_max", "time_step_scale",
     # other outputs and heads
     "output_*", "id2label", "label2id", "num_labels", "classifier_*", "summary_*", "pruned_heads", "prune_heads",
-    "is_encoder_decoder", "cross_attention_hidden_size", "chunk_size_feed_forward", "num_logits_to_keep",
+    "is_encoder_decoder", "is_decoder", "cross_attention_hidden_size", "chunk_size_feed_forward", "num_logits_to_keep",
     # tokens and generation: read from generation_config.json and the tokenizer
     "*_token_id", "*_token_index", "*_token_ids", "begin_suppress_tokens", "suppress_tokens",
     "max_length", "min_length", "num_beams", "num_beam_groups", "diversity_penalty", "do_sample", "early_stopping",

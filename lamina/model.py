@@ -60,6 +60,8 @@ class Model(nn.Module):
     """Parameter paths in this model -> names in checkpoints; see lamina.checkpoint.names."""
     ignored: tuple[str, ...] = ()
     """Patterns of checkpoint tensors that are not loaded."""
+    no_effect: tuple[str, ...] = ()
+    """Fields of config.json that change nothing in this family, or only where another field asks for them."""
     max_positions: int | None = None
     """The number of positions, if that is a hard limit (a learned table)."""
     max_source_positions: int | None = None
@@ -84,6 +86,7 @@ class Model(nn.Module):
     @classmethod
     def build(cls, config: Config) -> Self:
         """A model with this configuration and initial weights, in inference mode."""
+        config.ignore(*cls.no_effect)
         model = cls(config)
         model.config = config
         return model.requires_grad_(False).eval()

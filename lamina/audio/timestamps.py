@@ -33,20 +33,20 @@ class TimestampRules:
     end: int
     """Id that ends a row: ids below it are text."""
     latest: int | None = None
-    needs_tokens: ClassVar[bool] = True
+    needs_tokens: ClassVar[bool] = False
     excludes: ClassVar[str] = "all"
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
-        ids, new = history.ids, history.lengths - history.prompts  # [B, S], [B]
-        vocabulary = torch.arange(scores.shape[-1], device=scores.device)
+        new, vocab = history.lengths - history.prompts, scores.shape[-1]  # new [B]
+        vocabulary = torch.arange(vocab, device=scores.device)
         is_time = vocabulary >= self.first
         before, last = history.tail(2).unbind(dim=1)
         last_time = (new >= 1) & (last >= self.first)
         before_time = (new < 2) | (before >= self.first)
         opens, closes = last_time & before_time, last_time & ~before_time
 
-        made = torch.arange(ids.shape[1], device=ids.device) >= history.prompts[:, None]
-        newest = torch.where(made & (ids >= self.first), ids, -1).amax(dim=1)  # never decreasing, so the newest
+        made = history.seen(vocab) > history.seen_in_prompt(vocab)  # [B, V]
+        newest = torch.where(made & is_time, vocabulary, -1).amax(dim=1)  # never decreasing, so the newest
         least = torch.where(newest < 0, self.first, newest + (~closes).long())
         banned = (vocabulary == self.first - 1) | (is_time & (vocabulary < least[:, None]))
         banned = banned | (opens[:, None] & is_time) | (closes[:, None] & (vocabulary < self.end))

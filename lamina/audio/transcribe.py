@@ -2,8 +2,8 @@
 
 waveform     file or array -> samples at 16 kHz                                  wave.py, resampler.py
 features     samples -> log-mel spectrogram                                      spectrogram.py
-window       the next 30 s of each recording -> encoder -> source
-decode       `model.generate` over the source, again at a higher temperature where the result looks wrong
+window       the next 30 s of each recording -> encoder -> source               windows.py
+decode       `model.generate` over the source, again where the result looks wrong
 segments     timestamps mark segments, and say where the next window begins      timestamps.py
 
 Recordings are rows of one batch; each moves on by itself, and none depends on the others.
@@ -13,89 +13,34 @@ from __future__ import annotations
 
 import math
 import os
-import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.audio.spectrogram import HOP, RATE, check_preprocessor, log_mel
+from lamina.audio.spectrogram import check_preprocessor
 from lamina.audio.speech_ids import SpeechIds
-from lamina.audio.timestamps import Span, TimestampRules, spans_of
-from lamina.audio.transcription import Segment, Transcription
+from lamina.audio.transcription import Transcription
 from lamina.audio.wave import waveform
-from lamina.cache.layers.cross import Source
+from lamina.audio.windows import Recording, Thresholds, Windows
 from lamina.errors import InputError
-from lamina.generation.prompt import from_rows
 
 if TYPE_CHECKING:
     from lamina.models.whisper import Whisper
 
-COLD = 0.5  # text that was drawn at this temperature or above is no prompt for the next window
-
-
-@dataclass(frozen=True)
-class Thresholds:
-    """When a window is decoded again at the next temperature, or skipped. None: never."""
-
-    compression_ratio: float | None = None
-    logprob: float | None = None
-    no_speech: float | None = None
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One decoding of one window."""
-
-    tokens: list[int]
-    """New ids, the end token included."""
-    temperature: float
-    logprob: float | None
-    no_speech: float | None
-
-
-@dataclass
-class Recording:
-    """One recording on its way: `seek` frames of `frames` are done."""
-
-    samples: Tensor
-    window: int
-    """Frames of a window."""
-    mels: int
-    code: str | None = None
-    begin: list[int] = field(default_factory=list)
-    seek: int = 0
-    segments: list[Segment] = field(default_factory=list)
-    before: list[int] = field(default_factory=list)
-    """Text so far, as the next window's prompt."""
-    conditioned: bool = False
-    _features: Tensor | None = None
-
-    @property
-    def frames(self) -> int:
-        whole, rest = divmod(len(self.samples), HOP)
-        return whole + (rest > 0 and self.fits)
-
-    @property
-    def fits(self) -> bool:
-        """Whether one window holds all of it."""
-        return len(self.samples) <= self.window * HOP
-
-    @property
-    def left(self) -> int:
-        return min(self.frames - self.seek, self.window)
-
-    def features(self, device: torch.device) -> Tensor:
-        """The next window, [mels, window]. A recording that fits a window is padded with silence, as in training; the
-        last window of a longer one with zeros."""
-        if self._features is None:
-            length = self.window * HOP if self.fits else None
-            self._features = log_mel(self.samples.to(device), self.mels, length)
-        part = self._features[:, self.seek : self.seek + self.window]
-        return torch.nn.functional.pad(part, (0, self.window - part.shape[1]))
+RESERVED = {
+    "do_sample": "give temperature",
+    "num_return_sequences": "each recording has one text",
+    "stream": "texts are returned when they are whole",
+    **dict.fromkeys(
+        ("prompts", "attention_mask", "inputs_embeds", "decoder_input_ids", "decoder_attention_mask", "cache", "whole",
+         "prefixes", "row_ids"),
+        "call model.encode and model.generate for that",
+    ),
+}  # fmt: skip
+"""Parameters of `generate` that `transcribe` sets itself, and what to do instead."""
 
 
 @torch.no_grad()
@@ -140,6 +85,8 @@ def transcribe(
     >>> print(model.transcribe("speech.wav").text)                               # doctest: +SKIP
     >>> model.transcribe([a, b], rate=44100, language="fr", timestamps=True)     # doctest: +SKIP
     """
+    for name in settings.keys() & RESERVED.keys():
+        raise InputError(f"{name} is not a parameter of transcribe: {RESERVED[name]}")
     check_preprocessor(model.preprocessor_config, model.mels)
     recordings = [Recording(samples, 2 * model.max_source_positions, model.mels) for samples in _waveforms(audio, rate)]
     if timestamps not in (False, True, "segment"):
@@ -176,164 +123,6 @@ def transcribe(
         windows.next(waiting[:rows])
     found = [windows.result(one) for one in recordings]
     return found if isinstance(audio, list | tuple) else found[0]
-
-
-@dataclass(frozen=True)
-class Windows:
-    """Transcribes recordings, one window of each at a time."""
-
-    model: Whisper
-    ids: SpeechIds
-    task: str | None
-    timestamps: bool
-    prompt: list[int]
-    condition: bool
-    temperatures: tuple[float, ...]
-    limits: Thresholds
-    settings: Mapping[str, Any]
-
-    def next(self, recordings: list[Recording]) -> None:
-        """Transcribes the next window of each."""
-        for timed in (False, True):  # recordings with and without timestamps follow different rules
-            some = [one for one in recordings if (self.timestamps or not one.fits) == timed]
-            if some:
-                self._next(some, timed)
-
-    def _next(self, recordings: list[Recording], timed: bool) -> None:
-        model = self.model
-        source = model.encode(features=torch.stack([one.features(model.device) for one in recordings]))
-        self._detect([(i, one) for i, one in enumerate(recordings) if self.ids.languages and one.code is None], source)
-        for one in recordings:
-            one.begin = self.ids.begin(one.code, self.task, timed)
-        for one, attempt in zip(recordings, self._attempts(recordings, source, timed), strict=True):
-            self._take(one, attempt, timed)
-
-    def _detect(self, unknown: list[tuple[int, Recording]], source: Source) -> None:
-        """Sets the language of recordings: the likeliest one after the start token."""
-        if not unknown:
-            return
-        rows, codes = [i for i, _ in unknown], list(self.ids.languages)
-        start = torch.full((len(rows), 1), self.ids.start)
-        logits = self.model(start, source=source.select(rows), logits="last")
-        assert logits is not None
-        best = logits[:, list(self.ids.languages.values())].argmax(dim=-1).tolist()
-        for (_, recording), index in zip(unknown, best, strict=True):
-            recording.code = codes[index]
-
-    def _attempts(self, recordings: list[Recording], source: Source, timed: bool) -> list[Attempt]:
-        """Decodes each window, at rising temperatures until a result passes the thresholds."""
-        found: dict[int, Attempt] = {}
-        rows = list(range(len(recordings)))
-        for temperature in self.temperatures:
-            begun = [self._row(recordings[row]) for row in rows]
-            found |= zip(rows, self._decode(begun, source.select(rows), temperature, timed), strict=True)
-            rows = [row for row in rows if self._repeats(found[row])]
-            if not rows:
-                break
-        return [found[row] for row in range(len(recordings))]
-
-    def _row(self, recording: Recording) -> tuple[list[int], list[int]]:
-        """What a decoder's row begins with: earlier text, and the ids from the start token on."""
-        most = self.model.max_positions // 2 - 1
-        text = recording.before[-most:] if recording.conditioned else self.prompt
-        return [self.ids.known("previous", "<|startofprev|>"), *text] if text else [], recording.begin
-
-    def _decode(
-        self, begun: Sequence[tuple[list[int], list[int]]], source: Source, temperature: float, timed: bool
-    ) -> list[Attempt]:
-        model, settings = self.model, dict(self.settings)
-        cache = model.new_cache(len(begun), source=source)
-        prompts, silent = [[*before, *start] for before, start in begun], None
-        if self.limits.no_speech is not None:  # its probability is read after the start token
-            until = from_rows([[*before, start[0]] for before, start in begun])
-            logits = model(until.ids, cache=cache, counts=until.counts, logits="last")
-            assert logits is not None
-            silent = logits.float().softmax(dim=-1)[:, self.ids.no_speech].tolist()
-            prompts = [start[1:] for _, start in begun]
-        room = model.max_positions - min(len(before) + len(start) for before, start in begun)
-        if not {"max_new_tokens", "max_length"} & settings.keys():
-            settings["max_new_tokens"] = min(room, model.generation_defaults.get("max_length") or room)
-        if timed:
-            rules = TimestampRules(self.ids.first_timestamp, self.ids.end, self.ids.latest_first)
-            settings["logits_processor"] = [rules, *_listed(settings.get("logits_processor"))]
-        if temperature > 0:
-            settings |= {"do_sample": True, "temperature": temperature, "num_beams": 1}
-        else:
-            settings |= {"do_sample": False}
-        scored = self.limits.logprob is not None
-        by_beams = settings.get("num_beams", 1) > 1
-        if scored and not by_beams:
-            settings["output_scores"] = True
-        result = model.generate(cache=cache, decoder_input_ids=prompts, **settings)
-        logprobs: list[float | None] = [None] * len(begun)
-        if scored and by_beams:
-            logprobs = list(result.sequences_scores)
-        elif scored:
-            logprobs = [_mean(*one, temperature or 1.0) for one in zip(result.scores, result.tokens, strict=True)]
-        return [
-            Attempt(tokens, temperature, logprobs[row], None if silent is None else silent[row])
-            for row, tokens in enumerate(result.tokens)
-        ]
-
-    def _silent(self, attempt: Attempt) -> bool:
-        if attempt.no_speech is None or attempt.logprob is None:
-            return False
-        return attempt.logprob < self.limits.logprob and attempt.no_speech > self.limits.no_speech  # type: ignore[operator]
-
-    def _repeats(self, attempt: Attempt) -> bool:
-        """Whether a window is decoded again: its ids repeat themselves, or are unlikely."""
-        if self._silent(attempt):
-            return False
-        limits, ratio = self.limits, compression_ratio(attempt.tokens, self.model.vocab)
-        loops = limits.compression_ratio is not None and ratio > limits.compression_ratio
-        return loops or (limits.logprob is not None and (attempt.logprob or 0.0) < limits.logprob)
-
-    def _take(self, one: Recording, attempt: Attempt, timed: bool) -> None:
-        """Adds the segments of a window, and moves on to where the next one begins."""
-        one.conditioned = self.condition and attempt.temperature < COLD
-        if self._silent(attempt):
-            one.seek += one.left
-            return
-        tokens = attempt.tokens[:-1] if attempt.tokens[-1:] == [self.ids.end] else attempt.tokens
-        offset = one.seek * HOP / RATE
-        if timed:
-            first = self.ids.first_timestamp
-            spans, frames = spans_of(tokens, one.left, first)
-        else:
-            first = self.model.vocab if self.ids.no_timestamps is None else self.ids.first_timestamp
-            spans, frames = [Span(0.0, len(one.samples) / RATE, tokens)], one.left
-        for start, end, own in spans:
-            text = self._text(own, first)
-            one.segments.append(
-                Segment(
-                    offset + start, offset + end, text, own, attempt.temperature, attempt.logprob, attempt.no_speech
-                )
-            )
-            pair = len(own) > 2 and own[-2] >= first  # the second of a pair begins the next segment
-            one.before += own[:-1] if pair else own
-        one.seek += frames or one.left
-
-    def _text(self, tokens: Sequence[int], first: int) -> str:
-        tokenizer = self.model.tokenizer
-        return "" if tokenizer is None else tokenizer.decode(id for id in tokens if id < first).strip()
-
-    def result(self, one: Recording) -> Transcription:
-        first = self.model.vocab if self.ids.no_timestamps is None else self.ids.first_timestamp
-        text = self._text([id for segment in one.segments for id in segment.tokens], first)
-        return Transcription(text, one.segments, one.code, len(one.samples) / RATE)
-
-
-def compression_ratio(tokens: Sequence[int], vocab: int) -> float:
-    """Bytes of the ids ÷ bytes of their zlib compression: high if they repeat themselves."""
-    size = int(math.log2(vocab) / 8) + 1
-    raw = b"".join(id.to_bytes(size, "little") for id in tokens)
-    return len(raw) / len(zlib.compress(raw))
-
-
-def _mean(scores: Tensor, tokens: Sequence[int], temperature: float) -> float:
-    """The mean log-probability of tokens [n] by the scores [n, V], which were divided by the temperature."""
-    logprobs = (scores.float() * temperature).log_softmax(dim=-1)
-    return float(logprobs.gather(1, torch.tensor(tokens, device=scores.device)[:, None]).mean())
 
 
 def _waveforms(audio: Any, rate: Any) -> list[Tensor]:
@@ -382,7 +171,3 @@ def _temperatures(given: Any) -> tuple[float, ...]:
     if not several:
         raise InputError("temperature is empty: give at least one")
     return tuple(map(float, several))
-
-
-def _listed(value: Any) -> list[Any]:
-    return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]

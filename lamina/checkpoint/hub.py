@@ -55,6 +55,8 @@ def locate(
         return snapshot
     state = "in part only" if snapshot is not None else "not"
     looked = f"{name} does not exist here, and the Hugging Face cache has it {state} ({repository(name)}, {wanted})"
+    if snapshot is not None and offline() and any(snapshot.glob("pytorch_model*.bin")):
+        return snapshot  # pickles, which are refused by name
     if offline():
         raise CheckpointError(f"{looked}; HF_HUB_OFFLINE forbids a download: unset it, or give a folder")
     if find_spec("huggingface_hub") is None:
@@ -143,6 +145,12 @@ def download(name: str, revision: str, looked: str, pickle: bool, weights: bool)
             gguf = [file for file in listed if file.endswith(".gguf")]
             hint = "; it has GGUF files: download one of them and give its path" if gguf else ""
             raise CheckpointError(f"the Hub repository {name} ({revision}) has no config.json{hint}")
+        pickled = [file for file in listed if re.fullmatch(PICKLED[1], file)]
+        if weights and not pickle and pickled and not any(file.endswith(".safetensors") for file in files):
+            raise CheckpointError(
+                f"the Hub repository {name} ({revision}) has no *.safetensors; it has {pickled[0]}: a pickle, which "
+                "can run code when it is read: give another revision, or allow it with pickle=True (--pickle)"
+            )
         return Path(
             snapshot_download(name, revision=revision, cache_dir=cache_root(), allow_patterns=list(map(literal, files)))
         )

@@ -13,8 +13,7 @@ from lamina.cache.memory import Memory
 from lamina.checkpoint.names import From
 from lamina.config import Config
 from lamina.models.gpt import Gpt, split_groups, with_or_without
-from lamina.nn import Block, Positions, SelfAttention
-from lamina.nn.attention.alibi import AlibiBias, alibi_slopes
+from lamina.nn import AlibiBias, Block, Positions, SelfAttention, alibi_slopes
 
 LAYER = "transformer.h.{i}"
 

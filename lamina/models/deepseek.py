@@ -68,6 +68,7 @@ def prediction_layers(c: Config, default: int = 1) -> tuple[str, ...]:
 
 
 class DeepseekV2(Transformer):
+    no_effect: tuple[str, ...] = ("num_key_value_heads", "head_dim", "qk_head_dim", "n_group", "topk_group")
     names = Transformer.names | {
         **latent_names("blocks.{i}.attention", "model.layers.{i}.self_attn"),
         **mixture_names("blocks.{i}.mlp", "model.layers.{i}.mlp"),
@@ -96,6 +97,8 @@ class DeepseekV2(Transformer):
 
 
 class DeepseekV3(DeepseekV2):
+    no_effect: tuple[str, ...] = ("num_key_value_heads", "head_dim", "qk_head_dim")
+
     def __init__(self, c: Config) -> None:
         c.require("scoring_func", ("sigmoid",), "sigmoid")
         c.require("topk_method", ("noaux_tc",), "noaux_tc")
@@ -105,3 +108,13 @@ class DeepseekV3(DeepseekV2):
 
     def make_mixture(self, c: Config) -> Mixture:
         return balanced_mixture(c)
+
+
+class Glm4MoeLite(DeepseekV3):
+    """GLM-4.7 Flash."""
+
+    def make_mlp(self, c: Config, layer: int) -> nn.Module:
+        kinds = c.get("mlp_layer_types") or ["dense"]
+        dense = kinds[layer] == "dense" if layer < len(kinds) else False
+        factor = c.get("routed_scaling_factor", 1.8)
+        return super().make_mlp(c.with_values(first_k_dense_replace=layer + dense, routed_scaling_factor=factor), layer)

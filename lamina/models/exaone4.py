@@ -16,6 +16,7 @@ from lamina.nn import RMSNorm, SelfAttention
 
 
 class Exaone4(Olmo2):
+    no_effect = ("sliding_window_pattern",)
     defaults = {"sliding_window": 4096, "sliding_window_pattern": 4}
 
     def __init__(self, c: Config) -> None:

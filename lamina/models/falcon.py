@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from lamina.checkpoint.names import Either, From
 from lamina.config import Config
 from lamina.models.gpt import Gpt, split_groups
-from lamina.nn import Block, ParallelBlock, SelfAttention
-from lamina.nn.attention.alibi import AlibiBias, alibi_slopes
+from lamina.nn import AlibiBias, Block, ParallelBlock, SelfAttention, alibi_slopes
 
 LAYER = "transformer.h.{i}"
 
@@ -40,6 +39,7 @@ class Falcon(Gpt):
     act = ("activation", "gelu")
 
     def __init__(self, c: Config) -> None:
+        c.require("apply_residual_connection_post_layernorm", (False,), False)  # in published files
         heads = c.num_attention_heads
         if c.get("new_decoder_architecture", False):
             c.require("parallel_attn", (True,), True)
@@ -54,7 +54,7 @@ class Falcon(Gpt):
         self.names = self.names | {"blocks.{i}.attention.qkv": qkv}
         self.alibi: AlibiBias | None = None
         if c.get("alibi", False):  # which is added before scores are scaled
-            c.ignore("rope_parameters", "rope_theta", "rope_scaling")
+            c.ignore("rope_parameters", "rope_parameters.*", "rope_theta", "rope_scaling")
             self.alibi = AlibiBias(alibi_slopes(heads, scale=c.head_width**-0.5))
 
     def make_block(self, c: Config, layer: int) -> nn.Module:

@@ -68,6 +68,7 @@ def mamba(c: Config) -> Mamba2Mixer:
 
 
 class FalconH1(Decoder):
+    no_effect = ("mamba_norm_before_gate",)
     names = {
         "embedding": "model.embed_tokens",
         "blocks.{i}.mixer_norm": "model.layers.{i}.input_layernorm",

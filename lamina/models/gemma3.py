@@ -17,6 +17,7 @@ from lamina.nn import RMSNorm, Rotary, SelfAttention
 
 
 class Gemma3(Gemma2):
+    no_effect = ("_sliding_window_pattern",)
     defaults = {  # config.json of multimodal releases has few fields of the text model
         "vocab_size": 262_208,
         "num_attention_heads": 8,

@@ -16,7 +16,7 @@ from lamina.nn import SelfAttention
 class Helium(Transformer):
     eps = ("rms_norm_eps", 1e-8)
     rope_base = 100_000.0
-    defaults = {"head_dim": 128}
+    defaults = {"head_dim": 128, "num_key_value_heads": 20}
 
     def make_attention(self, c: Config, layer: int, **options: Any) -> SelfAttention:
         return super().make_attention(c, layer, **dict(neighbours=True, out_bias=False) | options)

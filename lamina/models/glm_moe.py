@@ -1,6 +1,6 @@
-"""GLM-4.5 and dots.llm1: grouped-query attention with the mixtures of DeepSeek V3.
+"""GLM-4.5, dots.llm1, Solar Open and K-EXAONE: grouped-query attention with the mixtures of DeepSeek V3.
 
-https://arxiv.org/abs/2508.06471  https://arxiv.org/abs/2506.05767
+https://arxiv.org/abs/2508.06471  https://arxiv.org/abs/2506.05767  https://arxiv.org/abs/2601.01739
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from typing import Any
 from torch import nn
 
 from lamina.attention.window import Full, Sliding, Window
+from lamina.checkpoint.names import Either
 from lamina.config import Config
 from lamina.models.decoder import layer_types
 from lamina.models.deepseek import balanced_mixture, mixture_names, prediction_layers
+from lamina.models.exaone4 import Exaone4
 from lamina.models.transformer import Transformer
 from lamina.nn import RMSNorm, SelfAttention
 
@@ -54,3 +56,28 @@ class Dots1(Transformer):
         if layer < c.get("first_k_dense_replace", 0):
             return super().make_mlp(c, layer)
         return balanced_mixture(c.with_values(norm_topk_prob=c.get("norm_topk_prob", False)))
+
+
+class SolarOpen(Glm4Moe):
+    defaults = {"head_dim": 128, "first_k_dense_replace": 0}
+    rope_base = 1_000_000.0
+    rope_partial = 1.0
+
+
+class ExaoneMoe(Exaone4):
+    """Layers of K-EXAONE have the norms of Llama, not those of EXAONE 4."""
+
+    names = Glm4Moe.names | {
+        "blocks.{i}.mlp.router.bias": Either(
+            "model.layers.{i}.mlp.e_score_correction_bias", "model.layers.{i}.mlp.gate.e_score_correction_bias"
+        )
+    }
+    aliases = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
+    order = "pre"
+
+    def make_mlp(self, c: Config, layer: int) -> nn.Module:
+        kinds = c.get("mlp_layer_types")
+        dense = kinds[layer] == "dense" if kinds else layer < c.get("first_k_dense_replace", 1)
+        if dense:
+            return super().make_mlp(c, layer)
+        return balanced_mixture(c.with_values(routed_scaling_factor=c.get("routed_scaling_factor", 2.5)))

@@ -60,6 +60,7 @@ class GPTBigCode(GPT2):
     act = ("activation_function", "gelu_pytorch_tanh")
 
     def __init__(self, c: Config) -> None:
+        c.ignore("inference_runner", "pad_key_length", "pre_allocate_kv_cache", "validate_runner_input")
         heads = c.num_attention_heads
         kv_heads = 1 if c.get("multi_query", True) else heads
         super().__init__(c.with_values(num_key_value_heads=kv_heads, scale_attn_by_inverse_layer_idx=False))

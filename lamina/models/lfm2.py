@@ -15,7 +15,8 @@ from lamina.cache.memory import Memory
 from lamina.checkpoint.names import From
 from lamina.config import Config
 from lamina.models.decoder import Decoder, layer_types, qkv_names
-from lamina.nn import GatedMLP, Linear, Positions, RMSNorm, Rotary, SelfAttention, ShortConvolution
+from lamina.nn import Choice, GatedMLP, Linear, Mixture, Positions, RMSNorm, Rotary, SelfAttention, ShortConvolution
+from lamina.nn.moe.names import expert_names
 
 
 class GatedConvolution(nn.Module):
@@ -34,7 +35,7 @@ class GatedConvolution(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, c: Config, kind: str, head_dim: int) -> None:
+    def __init__(self, c: Config, kind: str, head_dim: int, mlp: nn.Module) -> None:
         super().__init__()
         self.mixer: GatedConvolution | SelfAttention
         if kind == "conv":
@@ -46,7 +47,7 @@ class Block(nn.Module):
             )  # fmt: skip
         self.mixer_norm = RMSNorm(c.hidden_size, c.norm_eps)
         self.mlp_norm = RMSNorm(c.hidden_size, c.norm_eps)
-        self.mlp = GatedMLP(c.hidden_size, inner_width(c))
+        self.mlp = mlp
         self.specs = {"conv" if kind == "conv" else "attention": self.mixer.spec}
 
     def forward(self, x: Tensor, memory: Memory, shared: Positions) -> Tensor:
@@ -92,8 +93,33 @@ class Lfm2(Decoder):
         head_dim = c.head_width
         super().__init__(
             c,
-            (Block(c, kind, head_dim) for kind in layer_kinds(c)),
+            (Block(c, kind, head_dim, self.make_mlp(c, i)) for i, kind in enumerate(layer_kinds(c))),
             RMSNorm(c.hidden_size, c.norm_eps),
             rope=Rotary.of(c, head_dim, base=1_000_000.0),
             tied=c.get("tie_embedding", c.get("tie_word_embeddings", True)),
         )
+
+    def make_mlp(self, c: Config, layer: int) -> nn.Module:
+        return GatedMLP(c.hidden_size, inner_width(c))
+
+
+class Lfm2Moe(Lfm2):
+    """The first layers have a dense MLP, the others a mixture of experts."""
+
+    names = Lfm2.names | {
+        "blocks.{i}.mlp.router": "model.layers.{i}.feed_forward.gate",
+        "blocks.{i}.mlp.router.bias": "model.layers.{i}.feed_forward.expert_bias",
+        **expert_names(
+            "blocks.{i}.mlp.experts", "model.layers.{i}.feed_forward.experts", parts=("w1", "w3", "w2")
+        ),
+    }  # fmt: skip
+
+    def make_mlp(self, c: Config, layer: int) -> nn.Module:
+        if layer < c.get("num_dense_layers", 2):
+            return GatedMLP(c.hidden_size, c.intermediate_size)
+        choice = Choice(
+            c.get("num_experts_per_tok", 4), "sigmoid", normed=c.get("norm_topk_prob", True),
+            factor=c.get("routed_scaling_factor", 1.0), eps=1e-6,
+        )  # fmt: skip
+        experts, inner = c.get("num_experts", 32), c.get("moe_intermediate_size", 1792)
+        return Mixture(c.hidden_size, experts, inner, "silu", choice, balanced=c.get("use_expert_bias", True))

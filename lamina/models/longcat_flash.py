@@ -70,6 +70,7 @@ def tensor_names(c: Config) -> Names:
 
 
 class LongcatFlash(Decoder):
+    no_effect = ("num_key_value_heads", "head_dim", "qk_head_dim")
     ignored: tuple[str, ...] = ("model.mtp.*",)  # multi-token prediction
 
     def __init__(self, c: Config) -> None:

@@ -33,6 +33,7 @@ class MambaBlock(nn.Module):
 
 
 class Mamba(Decoder):
+    no_effect: tuple[str, ...] = ("time_step_min", "time_step_max")  # of initial weights
     names = {
         "embedding": "backbone.embeddings",
         "blocks.{i}.norm": "backbone.layers.{i}.norm",
@@ -44,6 +45,7 @@ class Mamba(Decoder):
     """Default of `tie_word_embeddings`."""
 
     def __init__(self, c: Config) -> None:
+        c.ignore("time_step_min")  # of the initial weights
         super().__init__(
             c,
             (MambaBlock(c, self.mixer(c)) for _ in range(c.num_hidden_layers)),

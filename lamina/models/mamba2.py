@@ -14,6 +14,7 @@ from lamina.nn import GatedRMSNorm, Mamba2Mixer, mamba2_names
 
 
 class Mamba2(Mamba):
+    no_effect: tuple[str, ...] = ("time_step_min", "time_step_max", "time_step_rank")  # of initial weights
     names = {
         "embedding": "backbone.embeddings",
         "blocks.{i}.norm": "backbone.layers.{i}.norm",

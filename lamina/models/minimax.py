@@ -59,11 +59,13 @@ def tensor_names(c: Config) -> dict[str, Value]:
 
 
 class MiniMax(Transformer):
+    no_effect = ("block_size",)  # how transformers computes
     ignored = tuple(f"{ATTENTION}.{name}" for name in ("slope_rate", "query_decay", "key_decay", "diagonal_decay"))
     eps = ("rms_norm_eps", 1e-5)
     rope_base = 1e6
 
     def __init__(self, c: Config) -> None:
+        c.ignore("block_size")  # how transformers cuts a sequence
         c = c.with_values(num_key_value_heads=c.get("num_key_value_heads", 8))
         super().__init__(c)
         self.names = tensor_names(c)

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from lamina.config import Config
 from lamina.models.gpt import Gpt
-from lamina.nn import LayerNorm, Norm, Positions, SelfAttention
-from lamina.nn.attention.alibi import AlibiBias, alibi_slopes
+from lamina.nn import AlibiBias, LayerNorm, Norm, Positions, SelfAttention, alibi_slopes
 
 BLOCK = "transformer.blocks.{i}"
 
@@ -36,16 +35,15 @@ class MPT(Gpt):
         c.require("logit_scale", (None,))
         c.require("expansion_ratio", (4,), 4)
         c.require("norm_type", ("low_precision_layernorm", "layernorm"), "low_precision_layernorm")
-        c.ignore("learned_pos_emb", "embedding_fraction", "verbose")  # unused with ALiBi; of training
+        c.ignore("learned_pos_emb", "embedding_fraction", "init_config", "init_config.*")  # ALiBi replaces; of training
         a = attention_config(c)
         a.require("attn_type", ("multihead_attention",), "multihead_attention")
         a.require("alibi", (True,), True)
-        a.require("alibi_bias_max", (8,), 8)
         for name in ("prefix_lm", "qk_ln", "attn_uses_sequence_id"):
             a.require(name, (False,), False)
         a.ignore("attn_impl", "model_type")
         super().__init__(c.with_values(attention_bias=False, mlp_bias=False, activation_function="gelu"))
-        self.alibi = AlibiBias(alibi_slopes(c.num_attention_heads))
+        self.alibi = AlibiBias(alibi_slopes(c.num_attention_heads, largest=a.get("alibi_bias_max", 8)))
 
     def make_norm(self, c: Config) -> Norm:
         return LayerNorm(c.hidden_size, c.get(*self.eps), bias=False)

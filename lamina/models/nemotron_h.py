@@ -21,6 +21,11 @@ from lamina.nn import MLP, Choice, GatedRMSNorm, Mamba2Mixer, Mixture, Norm, Pos
 from lamina.nn.moe.names import expert_names
 
 PATTERN = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
+UNUSED = (  # not read by transformers, or about multi-token prediction
+    "attention_bias", "expand", "mamba_proj_bias", "moe_shared_expert_overlap", "mtp_layers_block_type",
+    "mtp_hybrid_override_pattern", "n_shared_experts", "num_nextn_predict_layers", "residual_in_fp32", "sliding_window",
+    "time_step_limit", "mamba_dt_limit", "mamba_dt_max", "mamba_dt_init_floor", "mamba_expand",
+)  # fmt: skip
 OLDER = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
@@ -71,6 +76,7 @@ class NemotronH(Transformer):
     act = ("mlp_hidden_act", "relu2")
 
     def __init__(self, c: Config) -> None:
+        c.ignore(*UNUSED)
         super().__init__(c.with_values(num_hidden_layers=len(kinds(c))))
 
     def make_block(self, c: Config, layer: int) -> SingleBlock:

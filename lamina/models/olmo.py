@@ -9,11 +9,11 @@ https://arxiv.org/abs/2402.00838  https://arxiv.org/abs/2501.00656  https://arxi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from lamina.attention.window import Full, Window
 from lamina.config import Config
-from lamina.models.transformer import Transformer, ropes_by_type, window_by_type, with_ropes_by_type
+from lamina.models.transformer import Order, Transformer, ropes_by_type, window_by_type, with_ropes_by_type
 from lamina.nn import LayerNorm, RMSNorm, Rotary, SelfAttention
 
 
@@ -30,7 +30,7 @@ class Olmo2(Transformer):
         "blocks.{i}.attention_post_norm": "model.layers.{i}.post_attention_layernorm",
         "blocks.{i}.mlp_post_norm": "model.layers.{i}.post_feedforward_layernorm",
     }
-    order = "post"
+    order: ClassVar[Order] = "post"
     eps = ("rms_norm_eps", 1e-5)
 
     def make_attention(self, c: Config, layer: int, **options: Any) -> SelfAttention:

@@ -105,6 +105,7 @@ class XGLM(BioGPT):
         "num_attention_heads": "attention_heads",
         "intermediate_size": "ffn_dim",
     }
+    defaults = {"max_position_embeddings": 2048}
     act = ("activation_function", "gelu")
     learned_positions = False
 

@@ -44,6 +44,7 @@ class Phi(Transformer):
 
 
 class Phi3(Transformer):
+    no_effect = ("original_max_position_embeddings",)
     names = Transformer.names | {
         "blocks.{i}.attention.qkv": "model.layers.{i}.self_attn.qkv_proj",
         "blocks.{i}.mlp.gate_up": "model.layers.{i}.mlp.gate_up_proj",

@@ -15,6 +15,8 @@ from lamina.nn import RMSNorm, SelfAttention
 
 
 class Qwen2(Transformer):
+    no_effect = ("sliding_window", "max_window_layers")
+
     def make_attention(self, c: Config, layer: int, **options: Any) -> SelfAttention:
         return super().make_attention(c, layer, **dict(bias=True, out_bias=False) | options)
 

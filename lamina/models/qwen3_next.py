@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from lamina.cache.memory import Memory
 from lamina.cache.spec import LayerSpecs
-from lamina.checkpoint.names import From, Names, Stack
+from lamina.checkpoint.names import From, Names
 from lamina.config import Config
 from lamina.models.decoder import Decoder, layer_types
 from lamina.nn import Choice, GatedDeltaMixer, GatedMLP, Mixture, Positions, RMSNorm, Rotary, SelfAttention
+from lamina.nn.moe.names import expert_names
 from lamina.nn.recurrent.gated_delta import regroup_by_part
 
 
@@ -102,10 +103,7 @@ def tensor_names(c: Config) -> Names:
         "blocks.{i}.mlp.gate_up": (f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"),
         "blocks.{i}.mlp.down": f"{layer}.mlp.down_proj",
         "blocks.{i}.mlp.router": (f"{layer}.mlp.gate", f"{layer}.mlp.shared_expert_gate"),
-        "blocks.{i}.mlp.experts.gate_up": Stack(
-            (f"{layer}.mlp.experts.{{e}}.gate_proj.weight", f"{layer}.mlp.experts.{{e}}.up_proj.weight")
-        ),
-        "blocks.{i}.mlp.experts.down": Stack(f"{layer}.mlp.experts.{{e}}.down_proj.weight"),
+        **expert_names("blocks.{i}.mlp.experts", f"{layer}.mlp.experts"),
         "blocks.{i}.mlp.shared.gate_up": (f"{layer}.mlp.shared_expert.gate_proj", f"{layer}.mlp.shared_expert.up_proj"),
         "blocks.{i}.mlp.shared.down": f"{layer}.mlp.shared_expert.down_proj",
         "norm": "model.norm",
@@ -114,6 +112,7 @@ def tensor_names(c: Config) -> Names:
 
 
 class Qwen3Next(Decoder):
+    no_effect = ("intermediate_size",)
     ignored = ("mtp.*",)  # multi-token prediction layers
 
     def __init__(self, c: Config) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from lamina.attention.window import Full, Sliding, Window
 from lamina.config import Config
 from lamina.models.decoder import layer_types, mlp_names
+from lamina.models.olmo import Olmo2
 from lamina.models.qwen import Qwen3
 from lamina.models.transformer import Transformer
 from lamina.nn import Choice, Mixture, RMSNorm, SelfAttention
@@ -90,3 +91,14 @@ class OlmoE(Transformer):
 
     def make_mlp(self, c: Config, layer: int) -> nn.Module:
         return mixture(c, 8)
+
+
+class FlexOlmo(Olmo2):
+    """OLMo 2 with experts."""
+
+    names = Qwen3Moe.names | Olmo2.names
+    eps = ("rms_norm_eps", 1e-6)
+    rope_base = 500_000.0
+
+    def make_mlp(self, c: Config, layer: int) -> nn.Module:
+        return mixture(c, 5)

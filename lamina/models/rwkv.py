@@ -48,6 +48,7 @@ class Rwkv(Decoder):
     }
 
     def __init__(self, c: Config) -> None:
+        c.ignore("context_length")  # a recurrence goes on at any length
         super().__init__(
             c,
             (RwkvBlock(c, layer) for layer in range(c.num_hidden_layers)),

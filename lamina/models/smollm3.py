@@ -25,10 +25,11 @@ class SmolLM3(Transformer):
         return super().make_attention(c, layer, **dict(rope=rope) | options)
 
     def make_window(self, c: Config, layer: int) -> Window:
-        windows = c.get("sliding_window") is not None and c.get("use_sliding_window", False)
+        c.ignore("max_window_layers")  # in published files; no code reads it
+        size, used = c.get("sliding_window"), c.get("use_sliding_window", False)
 
         def otherwise(i: int) -> str:
-            return "sliding_attention" if windows and not rotated(c)[i] else "full_attention"
+            return "sliding_attention" if used and size is not None and not rotated(c)[i] else "full_attention"
 
         kind = layer_types(c, ["full_attention", "sliding_attention"], otherwise)[layer]
         return Full() if kind == "full_attention" else Sliding(c.sliding_window)

@@ -23,6 +23,7 @@ class StableLm(Transformer):
         )
         for part in "qk"
     }
+    defaults = {"num_key_value_heads": 32}
     eps = ("layer_norm_eps", 1e-5)
     rope_partial = 0.25
 

@@ -23,6 +23,7 @@ class Starcoder2(Gpt):
     def __init__(self, c: Config) -> None:
         c.require("mlp_type", ("default",), "default")  # in published files; transformers reads neither
         c.require("norm_type", ("layer_norm",), "layer_norm")
+        c.ignore("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
         super().__init__(c)
 
     def make_window(self, c: Config, layer: int) -> Window:

@@ -20,6 +20,8 @@ from lamina.config import Config
 from lamina.models.decoder import Decoder, layer_types, mlp_names, qkv_names
 from lamina.nn import Block, GatedMLP, Mixer, Norm, ParallelBlock, RMSNorm, Rotary, SelfAttention
 
+Order = Literal["pre", "post", "both", "parallel"]
+
 
 class Transformer(Decoder):
     names = {
@@ -40,7 +42,7 @@ class Transformer(Decoder):
     """Fields of the configuration by the names used here -> the names that this family's config.json has for them."""
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Values of fields that a config.json of this family may lack."""
-    order: ClassVar[Literal["pre", "post", "both", "parallel"]] = "pre"
+    order: ClassVar[Order] = "pre"
     """Where a block has norms: before attention and MLP, after them, or both; parallel: attention and MLP side by side
     after one norm."""
     tied: ClassVar[bool] = False

@@ -22,7 +22,7 @@ from lamina.config import Config
 from lamina.encoder import Encoder, EncoderDecoder
 from lamina.errors import InputError
 from lamina.models.t5 import bounded
-from lamina.nn import MLP, CrossAttention, Embedding, LayerNorm, Linear, SelfAttention
+from lamina.nn import MLP, CrossAttention, Embedding, LayerNorm, Linear, Positions, SelfAttention
 
 
 class WhisperEncoderBlock(nn.Module):
@@ -30,13 +30,13 @@ class WhisperEncoderBlock(nn.Module):
         super().__init__()
         heads = getattr(c, f"{side}_attention_heads")
         self.attention_norm = LayerNorm(c.d_model)
-        self.attention = SelfAttention(c.d_model, heads, heads, c.d_model // heads, bias=True, out_bias=True)
+        self.attention = SelfAttention(c.d_model, heads, heads, c.d_model // heads, bias=True, out_bias=True, rope=None)
         self.mlp_norm = LayerNorm(c.d_model)
         self.mlp = MLP(c.d_model, getattr(c, f"{side}_ffn_dim"), c.get("activation_function", "gelu"), bias=True)
         self.specs: LayerSpecs = {"attention": self.attention.spec}
 
     def forward(self, x: Tensor, memory: Memory, shared: None) -> Tensor:
-        x = self.attention(self.attention_norm(x), memory, None, onto=x)
+        x = self.attention(self.attention_norm(x), memory, Positions(), onto=x)
         return bounded(self.mlp(self.mlp_norm(x), onto=x))
 
 
@@ -52,7 +52,7 @@ class WhisperBlock(WhisperEncoderBlock):
         return self.source.read(states)
 
     def forward(self, x: Tensor, memory: Memory, shared: None) -> Tensor:
-        x = self.attention(self.attention_norm(x), memory["attention"], None, onto=x)
+        x = self.attention(self.attention_norm(x), memory["attention"], Positions(), onto=x)
         x = self.source(self.source_norm(x), memory["source"], onto=x)
         return self.mlp(self.mlp_norm(x), onto=x)
 

@@ -11,19 +11,18 @@ from torch import Tensor, nn
 
 from lamina.cache.memory import Memory
 from lamina.config import Config
-from lamina.models.deepseek import DeepseekV3
+from lamina.models.deepseek import latent_names
 from lamina.models.transformer import Transformer
-from lamina.nn import Block, GatedMLP, LatentAttention, Positions, Rotary
+from lamina.nn import Block, GatedMLP, LatentAttention, Mixer, Positions, Rotary
 
 
 class Youtu(Transformer):
-    names = Transformer.names | {path: name for path, name in DeepseekV3.names.items() if ".attention." in path}
+    names = Transformer.names | latent_names("blocks.{i}.attention", "model.layers.{i}.self_attn")
     defaults = dict(kv_lora_rank=512, q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
     tied = True
 
-    def make_block(self, c: Config, layer: int) -> nn.Module:
-        norms = (self.make_norm(c) for _ in range(2))
-        return Block(LatentAttention(c), self.make_mlp(c, layer), attention_norm=next(norms), mlp_norm=next(norms))
+    def make_mixer(self, c: Config, layer: int) -> Mixer:
+        return LatentAttention(c)
 
     def make_rope(self, c: Config) -> Rotary:
         c.ignore("head_dim", "qk_head_dim", "num_key_value_heads")  # follow from others

@@ -187,6 +187,7 @@ class Zamba(ZambaBase):
     """One shared layer, and Mamba mixers of several heads."""
 
     def __init__(self, c: Config) -> None:
+        c.ignore("time_step_min")  # of the initial weights
         super().__init__(c)
         self.names = {"embedding": "model.embed_tokens", "norm": "model.final_layernorm", "head": "lm_head"}
         for i in range(c.num_hidden_layers):
@@ -218,6 +219,9 @@ class Zamba2(ZambaBase):
 
     def __init__(self, c: Config) -> None:
         c.require("use_long_context", (False,), False)
+        c.ignore(
+            "hybrid_layer_ids", "kv_channels", "mamba_headdim", "num_query_groups", "use_conv_bias"
+        )  # not read by transformers
         c = c.with_values(attention_hidden_size=None, attention_head_dim=None)  # which transformers computes
         super().__init__(c)
         self.names = {"embedding": "model.embed_tokens", "norm": "model.final_layernorm", "head": "lm_head"}

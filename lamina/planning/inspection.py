@@ -93,7 +93,7 @@ def inspect(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> I
     cls = family_of(config)
     kind = config_dtype(values) if dtype is None else dtype
     with torch.device("meta"):
-        cls.build(config)
+        context = cls.build(config).context  # read from the configuration too
     model = on_meta(values, kind)
     source, problem = opened(path)
     unused: list[UnusedTensors] = []
@@ -111,7 +111,7 @@ def inspect(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> I
         family=f"{cls.__name__} ({cls.__module__})",
         format=format_of(source),
         dtype=str(model.dtype).removeprefix("torch."),
-        context=model.context,
+        context=context,
         layers=layer_kinds(model.specs),
         parameters=every,
         active=active,

@@ -25,9 +25,10 @@ class GatedDelta(Rule):
     """Inputs `q`, `k` (normalized and scaled by the model), `v`, `g` (log decay, <= 0), `beta`; no constants.
 
     Options of `around` in `memory.recur`:
-    unit   True: q and k are normalized to length one, and q is then divided by √key_dim
-    gates  (A, dt_bias): g and beta are raw projections, from which A · softplus(g + dt_bias) and sigmoid(beta) are made
-    gate   shaped like v: the output is multiplied by silu(gate)
+    unit     True: q and k are normalized to length one, and q is then divided by √key_dim
+    gates    (A, dt_bias): g and beta are raw projections, of which A · softplus(g + dt_bias) and sigmoid(beta) are made
+    doubled  True: beta is then doubled, so that a key's value can change its sign
+    gate     shaped like v: the output is multiplied by silu(gate)
 
     Value head h reads key head h // (value_heads // key_heads).
 
@@ -65,7 +66,12 @@ class GatedDelta(Rule):
         return {"q": key, "k": key, "v": value, "g": (self.value_heads,), "beta": (self.value_heads,)}
 
     def before(
-        self, inputs: Tensors, unit: bool = False, gates: tuple[Tensor, Tensor] | None = None, **around: Any
+        self,
+        inputs: Tensors,
+        unit: bool = False,
+        gates: tuple[Tensor, Tensor] | None = None,
+        doubled: bool = False,
+        **around: Any,
     ) -> Tensors:
         inputs = dict(inputs)
         if unit:
@@ -75,6 +81,8 @@ class GatedDelta(Rule):
             A, dt_bias = gates
             inputs["g"] = A * F.softplus(inputs["g"] + dt_bias)  # in float32, as dt_bias is
             inputs["beta"] = inputs["beta"].sigmoid()
+        if doubled:
+            inputs["beta"] = 2 * inputs["beta"]
         return inputs
 
     def after(self, out: Tensor, inputs: Tensors, gate: Tensor | None = None, **around: Any) -> Tensor:

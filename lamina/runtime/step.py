@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from lamina.cache.cache import Cache
@@ -29,7 +30,7 @@ from lamina.runtime.captured import Captured
 from lamina.runtime.cuda_graph import Program, copy_in
 from lamina.runtime.pointers import PLAIN_FORMAT, CacheFormat, header_of
 from lamina.sampling.exclusion import excluded
-from lamina.sampling.history import History, history_of
+from lamina.sampling.history import RECENT, History, history_of
 
 if TYPE_CHECKING:
     from lamina.model import Model
@@ -51,6 +52,7 @@ class CapturedStep(Captured):
         self.seen: Tensor | None = None  # [rows, vocab] how often each id occurs in each row, for processors
         if chooser.processors:
             self.seen, self.seen_in_prompt = self._int_zeros(2, rows, model.vocab)
+            self.recent = self._int_zeros(rows, RECENT)  # the last tokens of each row before `ids`
         self.scratch = scratch_for(rows, model.vocab, model.device)
         self._cache: weakref.ref[Cache] | None = None  # weak, so that its owner can free it
         self._most: list[int] = []  # final length of each row, at most
@@ -105,6 +107,7 @@ class CapturedStep(Captured):
             history = history_of(cache, before)
             self.seen.copy_(history.seen(self.model.vocab))
             self.seen_in_prompt.copy_(history.seen_in_prompt(self.model.vocab))
+            self.recent.copy_(history.tail(RECENT))
         self.ids.copy_(ids.reshape(-1, 1))
         self.counts.copy_(self.remaining > 0)
 
@@ -182,7 +185,8 @@ class CapturedStep(Captured):
         if self.seen is not None:
             self.seen.scatter_add_(1, self.ids, self.counts[:, None])
             lengths, in_prompt = self.positions[:, 0] + 1, self.seen_in_prompt
-            history = History(lengths, self.prompts, counts=self.seen, prompt_counts=in_prompt)
+            self.recent.copy_(torch.cat([self.recent[:, 1:], self.ids], dim=1))
+            history = History(lengths, self.prompts, counts=self.seen, prompt_counts=in_prompt, recent=self.recent)
             scores = self.chooser.scores(logits, history)
         noise = (self.seed, self.numbers) if self.chooser.sample else None
         marks = (self.header, self.ids, self.counts, self.remaining, self.ends, self.scratch)

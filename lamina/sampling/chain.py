@@ -3,7 +3,8 @@
 A processor is any callable (scores [B, V] float32, history) -> scores [B, V] (history.py). Ours are small frozen
 dataclasses with a few class attributes:
 
-    needs_tokens   False if lengths and counts suffice, so that the processor can be part of a captured step
+    needs_tokens   False if lengths, counts and `history.tail(2)` suffice, so that the processor can be part of a
+                   captured step
     excludes       which ids of a row it may ban: "none", "some" or "all" (exclusion.py)
     setting        of those that ban: the name of their setting, for the error about a row without any id left
 

@@ -1,8 +1,8 @@
 """`History`: the second argument of every processor: lengths and tokens of the rows, and how often each id occurred.
 
 A `History` describes the rows at one token. Counts are computed from `tokens` when first needed. A captured step has no
-`tokens` and passes counts instead. Slots past a row's length may hold anything. An id of -1 inside the length is a
-token without an id (an embedding): it matches nothing and is not counted.
+`tokens` and passes counts and the last `RECENT` tokens instead. Slots past a row's length may hold anything. An id of
+-1 inside the length is a token without an id (an embedding): it matches nothing and is not counted.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from lamina.cache.cache import Cache
 from lamina.cache.clock import on_device
 from lamina.errors import InputError
 
+RECENT = 2
+"""Last tokens of each row that a captured step passes."""
+
 
 @dataclass
 class History:
@@ -29,6 +32,7 @@ class History:
     sources: Tensor | None = None  # [B, E] the encoder's ids, padded with -1
     prompt_counts: Tensor | None = None  # [B, V] occurrences of each id in a row's prompt; computed on demand
     rows: Sequence[int] | None = None  # the number of each row in the call of `generate`; None: 0, 1, 2 …
+    recent: Tensor | None = None  # [B, RECENT] the last tokens, inside a captured step
 
     @property
     def ids(self) -> Tensor:
@@ -54,6 +58,8 @@ class History:
         tensor([[ 6,  7],
                 [-1,  8]])
         """
+        if self.tokens is None and self.recent is not None and n <= RECENT:
+            return self.recent[:, RECENT - n :]
         ids = self.ids
         if ids.shape[1] == 0:
             return ids.new_full((len(ids), n), -1)

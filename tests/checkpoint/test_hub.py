@@ -131,6 +131,11 @@ def test_a_download_fetches_only_what_is_needed(empty_cache, monkeypatch):
     listed[:] = ["model-Q8_0.gguf"]
     with pytest.raises(CheckpointError, match=r"has no config\.json; it has GGUF files"):
         open_source(NAME, revision="v2")
+    listed[:] = ["config.json", "pytorch_model-00001-of-00002.bin"]
+    with pytest.raises(
+        CheckpointError, match=r"has no \*\.safetensors; it has pytorch_model-00001.*: a pickle, .*pickle=True"
+    ):
+        open_source(NAME, revision="v2")
     listed[:] = [None]
     with pytest.raises(CheckpointError, match=r"cannot be downloaded: TypeError: .*; check the name and the network"):
         open_source(NAME, revision="v2")
@@ -163,6 +168,13 @@ def test_a_download_fetches_only_what_is_needed(empty_cache, monkeypatch):
 )  # fmt: skip
 def test_needed_files(files, pickle, expected):
     assert needed(files, pickle) == expected
+
+
+def test_pickles_in_the_cache_are_refused_by_name(empty_cache):
+    torch.save({"a": torch.ones(1)}, put(empty_cache) / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: a pickle"):
+        open_source(NAME)
+    assert set(open_source(NAME, pickle=True).names) == {"a"}
 
 
 def test_a_revision_is_for_hub_ids(tmp_path):

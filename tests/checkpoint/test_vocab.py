@@ -507,6 +507,13 @@ def test_the_reader_gives_what_was_written(tmp_path):
     assert not model.dummy_prefix and not model.collapse_spaces
 
 
+def test_files_that_do_not_fit_together_are_refused(tmp_path):
+    write(tmp_path, vocab={"a": 0}, config={"model_type": "marian"})
+    small_model().write(tmp_path / "source.spm")
+    with pytest.raises(CheckpointError, match=r"the tokenizer files of .* do not fit together: KeyError: '</s>'"):
+        folder_tokenizer(tmp_path)
+
+
 def test_what_is_missing_or_unknown_is_named(tmp_path):
     write(tmp_path, vocab={"a": 0}, tokenizer_config={"tokenizer_class": "GPT2Tokenizer"})
     with pytest.raises(CheckpointError, match=r"has no merges\.txt, which a GPT2Tokenizer needs"):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import Result
+from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
@@ -103,6 +104,18 @@ def test_generate_continues_a_text_as_asked(reader: Path) -> None:
         assert done.stderr.startswith("the theory") and done.stderr.endswith(" tokens/s\n")
 
 
+def test_generate_reads_pickles_only_if_told_to(reader: Path, tmp_path: Path) -> None:
+    for file in reader.iterdir():
+        if file.suffix == ".json":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    torch.save(load_file(reader / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    refused = run("generate", tmp_path, "the theory", "-n", "2", "--greedy")
+    assert refused.exit_code == 2 and "(--pickle)" in refused.stderr
+    done = run("generate", tmp_path, "the theory", "-n", "2", "--greedy", "--pickle")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout == run("generate", reader, "the theory", "-n", "2", "--greedy").stdout
+
+
 def test_chat_answers_a_question_or_talks_until_the_end_of_input(reader: Path) -> None:
     asked = run("chat", reader, "a thing", "-n", "6", "--greedy")
     answer = text_of(reader, [{"role": "user", "content": "a thing"}], do_sample=False)  # type: ignore[arg-type]
@@ -146,7 +159,10 @@ def assert_one_line(done: Result, text: str) -> None:
     assert done.stderr.count("\n") == 1 and done.stderr.endswith("\n")
 
 
-def test_devices_dtypes_and_paths_that_are_not_there_are_told_in_one_line(checkpoint: Path) -> None:
+def test_devices_dtypes_and_paths_that_are_not_there_are_told_in_one_line(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for words, text in (
         (["verify", checkpoint, "--device", "banana"], "device='banana' is not a device"),
         (["generate", checkpoint, "the", "--device", "cuda:63"], "device='cuda:63': "),
@@ -157,6 +173,8 @@ def test_devices_dtypes_and_paths_that_are_not_there_are_told_in_one_line(checkp
         ),
         (["verify", "smollm"], "or a known name: smollm2"),
         (["inspect", "smollm"], "smollm is neither a"),
+        (["generate", checkpoint, "the", "--revision", "v1"], "revision='v1' is for Hub ids"),
+        (["verify", "owner/none"], "owner/none does not exist here, and the Hugging Face cache has it not"),
         (["verify", "llama-3.1-8b"], "as a shape without weights it can be planned and benchmarked"),
         (["bench", "--shape", "smollm"], "one of smollm2, whisper-tiny.en, llama-3.1-8b"),
         (["bench", "--shape", "smollm2-135m", "--rows", "many"], "rows 'many' must be whole numbers"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lamina.audio.timestamps import TimestampRules
 from lamina.errors import CapacityError
 from lamina.generation.strategies.plain import decode_plain
 from lamina.runtime import Graphs, why_not_captured
@@ -87,3 +88,14 @@ def test_what_is_not_captured_says_why() -> None:
     model = pair("llama", "grouped")[1]
     assert model.explain() == ("decoding: plain passes, since the model is on cpu; decode steps are captured on a GPU")
     assert why_not_captured(model) is not None
+
+
+def test_rules_about_the_last_two_tokens_are_part_of_a_captured_step() -> None:
+    """Timestamps from id 40 on, end token 30: which ids may come next depends on the last two and on the largest."""
+    rules = TimestampRules(first=40, end=30, latest=2)
+    captured, _ = both(tiny(), logits_processor=[rules], max_new_tokens=8)
+    free = decode_plain(begin(tiny(), max_new_tokens=8)).tokens
+    assert captured.tokens != free and captured.how == "one captured graph a step"
+    for row in captured.tokens:
+        times = [token for token in row if token >= 40]
+        assert row[0] in (40, 41, 42) and len(times) > 2 and times == sorted(times)

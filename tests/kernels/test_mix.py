@@ -90,6 +90,8 @@ class Mixer:
         else:
             constants = {}
             around = {"unit": True, "gates": (-torch.rand(heads), torch.randn(shapes["g"]))}
+            if isinstance(rule, GatedDelta):
+                around["doubled"] = picks.random() < 0.5
         made = None
         match norm or picks.choice(["none", "whole", "groups", "heads"]):
             case "whole":

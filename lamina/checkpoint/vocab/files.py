@@ -82,9 +82,9 @@ class TokenizerFiles:
     ) -> Tokenizer:
         """Adds the tokens to the backend, and makes a tokenizer of it.
 
-        before  texts of tokens that come before each text
-        after   texts of tokens that come after it
-        extra   more tokens, special if given as text
+        before     texts of tokens that come before each text
+        after      texts of tokens that come after it
+        extra      more tokens, special if given as text
         languages  of translation models, the token of each language by code; LANGUAGE stands for it in before and after
         language   the code of the language that texts are in, unless the option src_lang names one
         """

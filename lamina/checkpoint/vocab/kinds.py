@@ -9,6 +9,7 @@ from typing import Any
 from lamina.checkpoint.tokenizer import Tokenizer, UnknownTokenizer
 from lamina.checkpoint.vocab import mapped, pieces, words
 from lamina.checkpoint.vocab.files import TokenizerFiles, read_optional
+from lamina.errors import CheckpointError, LaminaError
 
 Build = Callable[[TokenizerFiles], Tokenizer]
 
@@ -76,22 +77,36 @@ def own_files(path: Path) -> bool:
     return bool(needed) and all((path / name).is_file() for name in needed)
 
 
+def builder(files: TokenizerFiles, found: Sequence[str]) -> Build | None:
+    """The function for a folder's tokenizer; None for a kind that is not read.
+
+    found  names of its vocabulary files
+    """
+    general = files.options.get("tokenizer_class") in GENERAL
+    models = any(name in pieces.FILES for name in found)
+    build = CLASSES.get(class_of(files.path, files.options))
+    if build is not None and (not general or models or build in WITHOUT_MODEL):
+        return build
+    if models:
+        return pieces.sentence_piece
+    return words.gpt2 if general and (files.path / "merges.txt").is_file() and "vocab.json" in found else None
+
+
 def build_tokenizer(path: Path, eos_ids: Sequence[int] = ()) -> Tokenizer | None:
     """The tokenizer of a folder's vocabulary files; None if it has none."""
     found = [name for name in VOCABULARIES if (path / name).is_file()]
     if not found:
         return None
     files = TokenizerFiles(path, eos_ids)
-    kind = class_of(path, files.options)
+    if (build := builder(files, found)) is not None:
+        try:
+            return build(files)
+        except LaminaError:
+            raise
+        except Exception as error:  # of tokenizers, which raises nothing more precise; or a token that is not there
+            reason = f"{type(error).__name__}: {error}"
+            raise CheckpointError(f"the tokenizer files of {path} do not fit together: {reason}") from error
     said = files.options.get("tokenizer_class")
-    models = [name for name in found if name in pieces.FILES]
-    build = CLASSES.get(kind)
-    if build is not None and (said not in GENERAL or models or build in WITHOUT_MODEL):
-        return build(files)
-    if models:
-        return pieces.sentence_piece(files)
-    if said in GENERAL and (path / "merges.txt").is_file() and "vocab.json" in found:
-        return words.gpt2(files)
     raise UnknownTokenizer(
         f"{path} has {', '.join(found)} but no tokenizer.json, for a tokenizer of class {said or 'unknown'}, which is "
         "not read; save it as a fast tokenizer"

@@ -161,7 +161,7 @@ def piece_lookup(
         table[index] = known.get(text, vocab[unknown])
     backend = Backend(models.WordLevel(target, unk_token=unknown))
     backend.decoder = decoders.Metaspace(SPACE, "always")
-    made = files.finish(
+    return files.finish(
         backend,
         tokens,
         extra=extra,
@@ -171,7 +171,6 @@ def piece_lookup(
         unknown=vocab[unknown],
         **options,
     )
-    return made
 
 
 def blenderbot_small(files: TokenizerFiles) -> Tokenizer:

@@ -200,8 +200,8 @@ def plbart(files: TokenizerFiles) -> Tokenizer:
 def sentence_piece(files: TokenizerFiles) -> Tokenizer:
     """Ids, spaces and normalization as SentencePiece itself has them."""
     model = find_model(files)
-    names = {CONTROL: [piece.text for piece in model.pieces if piece.type == CONTROL]}[CONTROL]
-    defaults = {key: text for key, text in BASE.items() if text in names}
+    control = [piece.text for piece in model.pieces if piece.type == CONTROL]
+    defaults = {key: text for key, text in BASE.items() if text in control}
     tokens = files.tokens(defaults | dict(unk_token=model.pieces[model.unk_id].text))
     backend = exact(model, [piece.text for piece in model.pieces], unk_id=model.unk_id)
     return files.finish(backend, tokens, extra=added_pieces(model), **files.around(tokens))

@@ -60,9 +60,8 @@ def read_model(path: Path) -> SentencePieceModel:
     kind = trainer.get(3, UNIGRAM)
     if kind not in (UNIGRAM, BPE):
         raise CheckpointError(f"{path} is a SentencePiece model of type {kind}; read are 1 (unigram) and 2 (BPE)")
-    for number, name, value in ((24, "treat_whitespace_as_suffix", trainer.get(24, 0)),):
-        if value:
-            raise CheckpointError(f"{path} has {name}={bool(value)} (field {number}), which is not supported")
+    if trainer.get(24, 0):
+        raise CheckpointError(f"{path} has treat_whitespace_as_suffix=True, which is not supported")
     if not normalizer.get(5, 1):
         raise CheckpointError(f"{path} has escape_whitespaces=False, which is not supported")
     return SentencePieceModel(

@@ -46,7 +46,9 @@ def load_decay(g, head, d, K: tl.constexpr, exists, BY_CHANNEL: tl.constexpr):
 
 
 @triton.jit
-def delta_token(s, q, k, v, g, beta, a, dt_bias, scale, UNIT: tl.constexpr, BY_CHANNEL: tl.constexpr):
+def delta_token(
+    s, q, k, v, g, beta, a, dt_bias, scale, UNIT: tl.constexpr, BY_CHANNEL: tl.constexpr, DOUBLED: tl.constexpr
+):
     """One token of one head: s [K, V], q and k [K], v [V], log decay g and strength beta -> (new s, y [V]).
     BY_CHANNEL: g and dt_bias are [K], not scalars.
 
@@ -58,6 +60,8 @@ def delta_token(s, q, k, v, g, beta, a, dt_bias, scale, UNIT: tl.constexpr, BY_C
     if dt_bias is not None:
         g = a * softplus(g + dt_bias)
         beta = tl.sigmoid(beta)
+    if DOUBLED:
+        beta *= 2.0
     # With u = beta · (v - decay · Sᵀk), the new S is decay · S + k ⊗ u, and y = decay · Sᵀq + (k·q) u: both products
     # with the old S can run at once.
     decay = tl.exp(g)
@@ -81,7 +85,8 @@ def _gated_delta(
     out, table,  # [R, T, H, V]; the entry's table row, whose store is the states, float32 [R, H, K, V]
     q_row, q_token, k_row, k_token, v_row, v_token, g_row, g_token, beta_row, beta_token, gate_row, gate_token,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    SHARED: tl.constexpr, UNIT: tl.constexpr, BY_CHANNEL: tl.constexpr,  # SHARED: value heads per key head
+    SHARED: tl.constexpr, UNIT: tl.constexpr, BY_CHANNEL: tl.constexpr, DOUBLED: tl.constexpr,
+    # SHARED: value heads per key head
     BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, GROUP: tl.constexpr,  # GROUP: tokens loaded together
     LIVE_ONLY: tl.constexpr, WRITE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -115,7 +120,7 @@ def _gated_delta(
                 zs += (tl.load(z, mask=e_mask & exists, other=0.0).to(tl.float32),)
         for i in tl.static_range(GROUP):
             t, real = first + i, first + i < count
-            new, y = delta_token(s, qs[i], ks[i], vs[i], gs[i], betas[i], a, dt_bias, scale, UNIT, BY_CHANNEL)
+            new, y = delta_token(s, qs[i], ks[i], vs[i], gs[i], betas[i], a, dt_bias, scale, UNIT, BY_CHANNEL, DOUBLED)
             s = tl.where(real, new, s)
             if gate is not None:
                 y *= zs[i] * tl.sigmoid(zs[i])
@@ -131,6 +136,7 @@ def gated_delta_step(
     *,
     unit: bool = False,
     gates: tuple[Tensor, Tensor] | None = None,
+    doubled: bool = False,
     gate: Tensor | None = None,
     write: bool = True,
     tile: Tile | None = None,
@@ -142,6 +148,7 @@ def gated_delta_step(
     unit   q and k are normalized to length one, and q is then divided by √K
     gates  (A [H], dt_bias [H] or [H, K]): g and beta are as projected; the rule takes A · softplus(g + dt_bias)
            and sigmoid(beta)
+    doubled   beta is then doubled
     gate   z [B, T, H, V]: multiplies by silu(z), in the dtype of z
     """
     q, k, v, g, beta = (contiguous_tokens(inputs[name]) for name in ("q", "k", "v", "g", "beta"))
@@ -159,7 +166,7 @@ def gated_delta_step(
         q, k, v, g, beta, A, bias, z, key**-0.5, out, table,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *g.stride()[:2], *beta.stride()[:2],
         *row_and_token_strides(z), tokens,
-        heads, key, value, heads // key_heads, unit, by_channel, block, tall,
+        heads, key, value, heads // key_heads, unit, by_channel, doubled, block, tall,
         tokens_together(tokens), live_only, write,
         num_warps=tile.warps,
     )  # fmt: skip

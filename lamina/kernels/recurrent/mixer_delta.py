@@ -44,7 +44,7 @@ def _delta_kernel(
     H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, K: tl.constexpr, ACT: tl.constexpr,
     GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr, DIM: tl.constexpr, PROGRAMS: tl.constexpr,
     GATE_FIRST: tl.constexpr, UNNORMED: tl.constexpr, SIGMOID: tl.constexpr,
-    UNIT: tl.constexpr, BY_CHANNEL: tl.constexpr, BLOCK: tl.constexpr, D_BLOCK: tl.constexpr,
+    UNIT: tl.constexpr, BY_CHANNEL: tl.constexpr, DOUBLED: tl.constexpr, BLOCK: tl.constexpr, D_BLOCK: tl.constexpr,
     LIVE_ONLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (i, head, row): columns i · BLOCK … of the head's state [D, V]. The channels of x are q, k, then v."""
@@ -76,10 +76,10 @@ def _delta_kernel(
     z = tl.load(gate + row * gate_row + at_y, mask=e_mask, other=0.0).to(tl.float32)
 
     real = count > 0
-    query = convolve_new(q_sum, q_tap, new_q, ACT)
-    key = convolve_new(k_sum, k_tap, new_k, ACT)
-    value = convolve_new(v_sum, v_tap, new_v, ACT)
-    s, y = delta_token(s, query, key, value, log_decay, strength, a, step_bias, scale, UNIT, BY_CHANNEL)
+    query = convolve_new(q_sum, q_tap, new_q, d_mask, ACT)
+    key = convolve_new(k_sum, k_tap, new_k, d_mask, ACT)
+    value = convolve_new(v_sum, v_tap, new_v, e_mask, ACT)
+    s, y = delta_token(s, query, key, value, log_decay, strength, a, step_bias, scale, UNIT, BY_CHANNEL, DOUBLED)
     ring += length % size * C
     first = (block == 0) & (head % SHARED == 0)
     if not PROGRAMS:
@@ -103,7 +103,7 @@ def _delta_kernel(
 def mix_delta(
     rule: GatedDelta | ChannelDelta, x: Tensor, inputs: Tensors, rings: Tensor, table: Tensor,
     conv: ShortConvolution, gate: Tensor, norm: GatedRMSNorm | None,
-    *, unit: bool = False, gates: tuple[Tensor, Tensor] | None = None, tile: Tile | None = None,
+    *, unit: bool = False, gates: tuple[Tensor, Tensor] | None = None, doubled: bool = False, tile: Tile | None = None,
 ) -> Tensor:  # fmt: skip
     """`mix_step` for a delta rule; keywords as `gated_delta_step` has them."""
     by_channel = isinstance(rule, ChannelDelta)
@@ -122,6 +122,6 @@ def mix_delta(
         x, g, beta, z, conv.weight, conv.bias, A, dt_bias, key**-0.5, *end[:4], out, rings, table,
         x.stride(0), g.stride(0), beta.stride(0), z.stride(0),
         heads, key, value, heads // key_heads, conv.weight.shape[1], act_of(conv), *end[4:], unit, by_channel,
-        block, tall, live_only, num_warps=warps_for(tile, end),
+        doubled, block, tall, live_only, num_warps=warps_for(tile, end),
     )  # fmt: skip
     return end.result(out)

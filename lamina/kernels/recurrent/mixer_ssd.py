@@ -74,9 +74,9 @@ def _ssd_kernel(
     z = tl.load(gate + row * gate_row + at_x, mask=p_mask, other=0.0).to(tl.float32)
 
     real = count > 0
-    values = convolve_new(x_sum, x_tap, new_x, ACT)
-    keys = convolve_new(B_sum, B_tap, new_B, ACT)
-    queries = convolve_new(C_sum, C_tap, new_C, ACT)
+    values = convolve_new(x_sum, x_tap, new_x, p_mask, ACT)
+    keys = convolve_new(B_sum, B_tap, new_B, n_mask, ACT)
+    queries = convolve_new(C_sum, C_tap, new_C, n_mask, ACT)
     h, y = ssd_token(h, values, step_size(projected_dt, step_bias, low, high), keys, queries, a)
     ring += length % size * C
     first = (block == 0) & (head % SHARED == 0)

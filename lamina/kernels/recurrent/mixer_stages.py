@@ -53,10 +53,11 @@ def convolve_history(ring, size, length, weight, bias, c, c_mask, C: tl.constexp
 
 
 @triton.jit
-def convolve_new(y, tap, new, ACT: tl.constexpr):
-    """Adds the new input to `convolve_history` and applies the activation."""
+def convolve_new(y, tap, new, c_mask, ACT: tl.constexpr):
+    """Adds the new input to `convolve_history` and applies the activation; zero where there is no channel, which the
+    activation of zero need not be."""
     y += new.to(tl.float32) * tap
-    return y if ACT is None else activate(y, ACT)
+    return y if ACT is None else tl.where(c_mask, activate(y, ACT), 0.0)
 
 
 # -- after the rule --------------------------------------------------------------------------------------------------

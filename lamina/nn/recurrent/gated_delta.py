@@ -25,15 +25,19 @@ from lamina.recurrence import GatedDelta
 
 
 class GatedDeltaMixer(nn.Module):
-    """The output rows of `project` are q, k, v (inputs of the convolution), z, b, a, each for all its heads."""
+    """The output rows of `project` are q, k, v (inputs of the convolution), z, b, a, each for all its heads.
+
+    doubled   strengths are 2 · sigmoid(b)
+    """
 
     keep_float32 = ("A", "dt_bias")
 
     def __init__(
         self, width: int, key_heads: int, value_heads: int, key_dim: int, value_dim: int, kernel: int, *,
-        eps: float, act: str = "silu",
+        eps: float, act: str = "silu", doubled: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
+        self.doubled = doubled
         self.rule = GatedDelta(key_heads, value_heads, key_dim, value_dim)
         keys, values = key_heads * key_dim, value_heads * value_dim
         self.parts = [2 * keys + values, values, value_heads, value_heads]
@@ -49,7 +53,7 @@ class GatedDeltaMixer(nn.Module):
         qkv, z, b, a = self.project(u).split(self.parts, dim=-1)
         y = memory.mix(
             self.rule, qkv, {"g": a, "beta": b}, {}, conv=self.conv, gate=z, norm=self.norm,
-            around={"unit": True, "gates": (self.A, self.dt_bias)},
+            around={"unit": True, "gates": (self.A, self.dt_bias), "doubled": self.doubled},
         )  # fmt: skip
         return self.out(y, onto)
 

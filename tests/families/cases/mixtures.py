@@ -8,8 +8,15 @@ from transformers import (
     AfmoeConfig,
     DeepseekV2Config,
     Dots1Config,
+    Ernie4_5_MoeConfig,
+    ExaoneMoeConfig,
+    FlexOlmoConfig,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     GptOssConfig,
+    GraniteMoeConfig,
+    GraniteMoeSharedConfig,
+    HunYuanMoEV1Config,
     LongcatFlashConfig,
     MiniMaxM2Config,
     MixtralConfig,
@@ -17,6 +24,7 @@ from transformers import (
     PhimoeConfig,
     Qwen2MoeConfig,
     Qwen3MoeConfig,
+    SolarOpenConfig,
 )
 
 from tests.families.cases.llama_like import small
@@ -27,6 +35,11 @@ DEEPSEEK = dict(
     moe_intermediate_size=20, n_routed_experts=8, num_experts_per_tok=3, first_k_dense_replace=1,
 )  # fmt: skip
 NOAUX = dict(moe_intermediate_size=20, n_routed_experts=8, num_experts_per_tok=3, first_k_dense_replace=1)
+EXPERTS = dict(moe_intermediate_size=20, n_routed_experts=8, num_experts_per_tok=3)
+NOAUX_LATENT = DEEPSEEK | NOAUX
+del NOAUX_LATENT["first_k_dense_replace"]
+EXAONE = dict(moe_intermediate_size=20, num_experts=8, num_experts_per_tok=3)
+ERNIE = dict(moe_intermediate_size=20, moe_num_experts=4, moe_k=2)
 LONGCAT = DEEPSEEK | dict(
     ffn_hidden_size=40, expert_ffn_hidden_size=24, moe_topk=3, zero_expert_num=4, num_layers=2, head_dim=4,
 )  # fmt: skip
@@ -178,6 +191,85 @@ FAMILIES = {
         "biases, yarn, tied": small(
             DeepseekV2Config, **DEEPSEEK, attention_bias=True, mlp_bias=True, tie_word_embeddings=True,
             rope_parameters=YARN | dict(mscale=0.8, mscale_all_dim=1.1),
+        ),
+    },
+    "glm4_moe_lite": {
+        "dense first": small(Glm4MoeLiteConfig, **NOAUX_LATENT, n_shared_experts=1),
+        "groups, biases, tied": small(
+            Glm4MoeLiteConfig, **NOAUX_LATENT, n_shared_experts=1, n_group=4, topk_group=2, attention_bias=True,
+            tie_word_embeddings=True, rope_interleave=False,
+        ),
+        "all sparse, whole queries": small(
+            Glm4MoeLiteConfig, **NOAUX_LATENT | dict(q_lora_rank=None), n_shared_experts=2,
+            mlp_layer_types=["sparse", "sparse"], norm_topk_prob=False,
+        ),
+    },
+    "solar_open": {
+        "plain": small(SolarOpenConfig, **EXPERTS, n_shared_experts=1, head_dim=8),
+        "groups, biases, tied": small(
+            SolarOpenConfig, **EXPERTS, n_shared_experts=1, head_dim=16, n_group=4, topk_group=2, attention_bias=True,
+            tie_word_embeddings=True,
+        ),
+        "scaled, not normed": small(
+            SolarOpenConfig, **EXPERTS, n_shared_experts=2, head_dim=8, routed_scaling_factor=0.7, norm_topk_prob=False,
+            num_key_value_heads=1, rope_parameters=YARN,
+        ),
+    },
+    "exaone_moe": {
+        "sliding": small(ExaoneMoeConfig, **EXAONE, sliding_window=6, num_hidden_layers=4),
+        "groups, full, tied": small(
+            ExaoneMoeConfig, **EXAONE, n_group=4, topk_group=2, tie_word_embeddings=True, sliding_window=5,
+            layer_types=["full_attention", "sliding_attention"], first_k_dense_replace=0,
+        ),
+        "listed MLPs": small(
+            ExaoneMoeConfig, **EXAONE, sliding_window=6, sliding_window_pattern=2, num_shared_experts=2,
+            mlp_layer_types=["sparse", "dense"], routed_scaling_factor=0.8,
+        ),
+    },
+    "granitemoe": {
+        "plain": small(GraniteMoeConfig, num_local_experts=4),
+        "multipliers, tied": small(
+            GraniteMoeConfig, num_local_experts=4, embedding_multiplier=3.0, logits_scaling=2.0,
+            residual_multiplier=0.6, attention_multiplier=0.3, tie_word_embeddings=True,
+        ),
+        "biases, three experts": small(
+            GraniteMoeConfig, num_local_experts=6, num_experts_per_tok=3, attention_bias=True, num_key_value_heads=1
+        ),
+    },
+    "granitemoeshared": {
+        "shared": small(
+            GraniteMoeSharedConfig, num_local_experts=4, shared_intermediate_size=24, residual_multiplier=0.6
+        ),
+        "none shared": small(GraniteMoeSharedConfig, num_local_experts=4, embedding_multiplier=3.0),
+        "tied, biases": small(
+            GraniteMoeSharedConfig, num_local_experts=4, shared_intermediate_size=16, tie_word_embeddings=True,
+            attention_bias=True, logits_scaling=3.0, attention_multiplier=0.2,
+        ),
+    },
+    "ernie4_5_moe": {
+        "dense, then experts": small(Ernie4_5_MoeConfig, **ERNIE),
+        "biases, untied": small(Ernie4_5_MoeConfig, **ERNIE, use_bias=True, tie_word_embeddings=False),
+        "every other layer, none shared": small(
+            Ernie4_5_MoeConfig, **ERNIE, moe_layer_interval=2, moe_num_shared_experts=0, num_hidden_layers=4,
+            moe_layer_start_index=0, moe_layer_end_index=2,
+        ),
+    },
+    "hunyuan_v1_moe": {
+        "plain": small(HunYuanMoEV1Config, num_experts=4, moe_topk=2, head_dim=8),
+        "biases, tied": small(
+            HunYuanMoEV1Config, num_experts=4, moe_topk=1, head_dim=16, attention_bias=True, tie_word_embeddings=True
+        ),
+        "per layer": small(HunYuanMoEV1Config, num_experts=4, moe_topk=[2, 3], num_key_value_heads=1, head_dim=8),
+    },
+    "flex_olmo": {
+        "plain": small(FlexOlmoConfig, num_experts=4, num_experts_per_tok=2, eos_token_id=1, pad_token_id=0),
+        "normed, biases": small(
+            FlexOlmoConfig, num_experts=4, num_experts_per_tok=3, norm_topk_prob=True, attention_bias=True,
+            eos_token_id=1, pad_token_id=0,
+        ),
+        "tied": small(
+            FlexOlmoConfig, num_experts=5, num_experts_per_tok=1, tie_word_embeddings=True, num_key_value_heads=None,
+            eos_token_id=1, pad_token_id=0,
         ),
     },
     "longcat_flash": {

@@ -11,9 +11,13 @@ from transformers import (
     GraniteMoeHybridConfig,
     JambaConfig,
     KimiLinearConfig,
+    Lfm2MoeConfig,
     MiniMaxConfig,
     NemotronHConfig,
+    OlmoHybridConfig,
     PreTrainedConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     RecurrentGemmaConfig,
     RwkvConfig,
     Zamba2Config,
@@ -75,6 +79,28 @@ def small_zamba(config: type[PreTrainedConfig], **changes: Any) -> Any:
     if config is Zamba2Config:
         sizes |= dict(adapter_rank=6, n_mamba_heads=8, chunk_size=16)
     return small(config, **sizes | changes)
+
+
+def small_qwen(config: type[PreTrainedConfig], **changes: Any) -> Any:
+    sizes: dict[str, Any] = dict(
+        num_hidden_layers=3, layer_types=["linear_attention", "full_attention", "linear_attention"], head_dim=16,
+        linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=6,
+    )  # fmt: skip
+    given = dict(SIZES, initializer_range=0.05)
+    if config is Qwen3_5MoeTextConfig:
+        sizes |= dict(
+            num_experts=8, num_experts_per_tok=3, moe_intermediate_size=12, shared_expert_intermediate_size=20
+        )
+        del given["intermediate_size"]
+    return partial(config, **given | sizes | changes)
+
+
+def small_lfm(**changes: Any) -> Any:
+    sizes: dict[str, Any] = dict(
+        num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], num_dense_layers=1, num_experts=6,
+        num_experts_per_tok=3, moe_intermediate_size=20,
+    )  # fmt: skip
+    return small(Lfm2MoeConfig, **sizes | changes)
 
 
 FAMILIES = {
@@ -172,6 +198,55 @@ FAMILIES = {
         "untied, biases, groups": small_zamba(
             Zamba2Config, add_bias_linear=True, mamba_ngroups=2, tie_word_embeddings=False, mamba_d_conv=3,
             n_mamba_heads=4, intermediate_size=None, time_step_min=0.05,
+        ),
+    },
+    "olmo_hybrid": {
+        "delta and attention, no rope": small(
+            OlmoHybridConfig, layer_types=["linear_attention", "full_attention"], rope_parameters=None,
+            pad_token_id=None,
+        ),
+        "tied, rope, biases, strengths up to one": small(
+            OlmoHybridConfig, layer_types=["full_attention", "linear_attention"], tie_word_embeddings=True,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e4}, attention_bias=True, pad_token_id=None,
+            linear_allow_neg_eigval=False, linear_conv_kernel_dim=3,
+        ),
+        "usual layers, shared keys": small(
+            OlmoHybridConfig, num_hidden_layers=4, linear_num_key_heads=2, linear_num_value_heads=4,
+            linear_key_head_dim=6, linear_value_head_dim=5, num_key_value_heads=None, pad_token_id=None,
+            rope_parameters=None,
+        ),
+    },
+    "qwen3_5_text": {
+        "dense": small_qwen(Qwen3_5TextConfig),
+        "tied, biases, one key head": small_qwen(
+            Qwen3_5TextConfig, tie_word_embeddings=True, attention_bias=True, num_key_value_heads=1,
+            linear_num_value_heads=2, linear_conv_kernel_dim=2,
+        ),
+        "every third layer attends, more rope": small_qwen(
+            Qwen3_5TextConfig, layer_types=None, full_attention_interval=3,
+            rope_parameters=dict(
+                rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5, mrope_section=[2, 1, 1]
+            ),
+        ),
+    },
+    "qwen3_5_moe_text": {
+        "experts": small_qwen(Qwen3_5MoeTextConfig),
+        "tied, one expert": small_qwen(
+            Qwen3_5MoeTextConfig, tie_word_embeddings=True, num_experts_per_tok=1, num_hidden_layers=2,
+            layer_types=["full_attention", "linear_attention"],
+        ),
+        "biases, more key heads": small_qwen(
+            Qwen3_5MoeTextConfig, attention_bias=True, num_key_value_heads=4, linear_num_key_heads=4, num_experts=5,
+        ),
+    },
+    "lfm2_moe": {
+        "conv, attention, experts from layer 1": small_lfm(),
+        "untied, no bias of experts, weights as they are": small_lfm(
+            tie_word_embeddings=False, use_expert_bias=False, norm_topk_prob=False, routed_scaling_factor=1.5,
+            num_key_value_heads=1,
+        ),
+        "experts everywhere, biases, long kernel": small_lfm(
+            num_dense_layers=0, conv_bias=True, conv_L_cache=5, num_experts_per_tok=1
         ),
     },
     "kimi_linear": {
