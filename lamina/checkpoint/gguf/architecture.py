@@ -19,8 +19,9 @@ Change = Callable[[torch.Tensor, Fields], torch.Tensor]
 
 @dataclass(frozen=True)
 class Joined:
-    """One presented tensor made of several stored ones; fn(*tensors, config)."""
+    """A presented tensor that is made of several stored ones, or of a part of one; fn(*tensors, config)."""
 
+    name: str
     stored: tuple[str, ...]
     fn: Callable[..., torch.Tensor]
 
@@ -40,7 +41,7 @@ class Architecture:
     config       fields beside those of `common_config`, which it is given
     model_types  the families that have such files, the usual one first; the one of the same name if empty
     changes      patterns of GGUF tensor names -> what undoes that they are stored otherwise, fn(tensor, config)
-    joined       Hugging Face name -> the stored tensors that it is made of
+    joined       tensors that are made of several stored ones, if a file has them
     derived      tensors that the configuration already says, or that no model reads
     """
 
@@ -48,7 +49,7 @@ class Architecture:
     config: Callable[[Metadata, Fields], Fields] = lambda m, c: {}
     model_types: tuple[str, ...] = ()
     changes: Mapping[str, Change] = field(default_factory=dict)
-    joined: Mapping[str, Joined] = field(default_factory=dict)
+    joined: tuple[Joined, ...] = ()
     derived: tuple[str, ...] = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
     def configure(self, values: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> Fields:
@@ -64,10 +65,10 @@ class Architecture:
         found: dict[str, Presented] = {}
         left = {name: tensor for name, tensor in tensors.items() if not self._skipped(name, config)}
         used: set[str] = set()  # a tensor can be a part of several
-        for theirs, join in self.joined.items():
+        for join in self.joined:
             for numbers, parts in matching(join.stored, left):
                 fn = partial_config(join.fn, config)
-                found[theirs.format(**numbers)] = Presented(tuple(left[name] for name in parts), fn)
+                found[join.name.format(**numbers)] = Presented(tuple(left[name] for name in parts), fn)
                 used.update(parts)
         for name, tensor in left.items():
             if name in used:

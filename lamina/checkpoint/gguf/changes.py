@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,11 +82,23 @@ def stacked_pair(t: Tensor, u: Tensor, c: Fields) -> Tensor:
     return torch.cat([t, u], dim=-2)
 
 
-def pair(prefix: str, suffix: str = "_exps.weight", fn: Callable[..., Any] = stacked_pair) -> Joined:
+def gates_ups(name: str, suffix: str = "_exps.weight", fn: Callable[..., Tensor] = stacked_pair) -> Joined:
     """The gates and ups of experts as one tensor."""
-    return Joined((f"blk.{{i}}.{prefix}gate{suffix}", f"blk.{{i}}.{prefix}up{suffix}"), fn)
+    return Joined(name, (f"blk.{{i}}.ffn_gate{suffix}", f"blk.{{i}}.ffn_up{suffix}"), fn)
 
 
 def up_of_latents(k: Tensor, v: Tensor, c: Fields) -> Tensor:
     """MLA: what makes keys [H, rank, nope] and values [H, v, rank] of latents -> [H · (nope + v), rank]"""
     return torch.cat([k.transpose(1, 2), v], 1).flatten(0, 1)
+
+
+def regrouped_values(t: Tensor, c: Fields, dim: int | None = None) -> Tensor:
+    """Rows of value heads, the first of each key head, then the second of each … -> all of one key head together.
+    Rows before them, of queries and keys, stay.
+
+    dim   rows of a head; None: `linear_value_head_dim`
+    """
+    keys, values = c["linear_num_key_heads"], c["linear_num_value_heads"]
+    dim = c["linear_value_head_dim"] if dim is None else dim
+    rest, heads = t.split([t.shape[0] - values * dim, values * dim])
+    return torch.cat([rest, heads.unflatten(0, (values // keys, keys, dim)).transpose(0, 1).flatten(0, 2)])

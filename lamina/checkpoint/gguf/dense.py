@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lamina.checkpoint.gguf.architecture import Architecture, Change, Fields, Joined
 from lamina.checkpoint.gguf.changes import UNPAIRED, grouped_rows, transposed
-from lamina.checkpoint.gguf.metadata import Metadata, layer_types
+from lamina.checkpoint.gguf.metadata import Metadata, key_heads, layer_types
 from lamina.errors import CheckpointError
 
 LAYER = "model.layers.{i}"
@@ -151,27 +151,36 @@ def falcon_rows(t: Tensor, c: Fields) -> Tensor:
 
 
 def phi(m: Metadata, c: Fields) -> Fields:
-    return {"qk_layernorm": bool(m.with_tensor("attn_q_norm.weight"))}
+    """The metadata say that every head has its own keys, and four times the width, whatever the tensors are."""
+    found = {
+        "qk_layernorm": bool(m.with_tensor("attn_q_norm.weight")),
+        "intermediate_size": m.rows("blk.0.ffn_up.weight"),
+    }
+    return found | {"num_key_value_heads": key_heads(m, c["head_dim"]) or c["num_attention_heads"]}
 
 
 TRANSPOSED: dict[str, Change] = {
     f"blk.{{i}}.{name}.weight": transposed for name in ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
 }
 
-FALCON_NORMS = {
-    f"transformer.h.{{i}}.{name}.{leaf}": Joined(
-        (f"blk.{{i}}.attn_norm.{leaf}", f"blk.{{i}}.attn_norm_2.{leaf}"), lambda *args, n=n: args[n]
+FALCON_NORMS = tuple(
+    Joined(
+        f"transformer.h.{{i}}.{name}.{leaf}",
+        (f"blk.{{i}}.attn_norm.{leaf}", f"blk.{{i}}.attn_norm_2.{leaf}"),
+        lambda *args, n=n: args[n],
     )
     for n, name in enumerate(("ln_mlp", "ln_attn"))
     for leaf in ("weight", "bias")
-}
+)
 """Names of two norms. The first is that of the MLP."""
 
-SPLIT_QKV = {
-    f"{LAYER}.self_attn.{name}_proj.{leaf}": Joined((f"blk.{{i}}.attn_qkv.{leaf}",), lambda t, c, n=n: t.chunk(3)[n])
+SPLIT_QKV = tuple(
+    Joined(
+        f"{LAYER}.self_attn.{name}_proj.{leaf}", (f"blk.{{i}}.attn_qkv.{leaf}",), lambda t, c, n=n: t.chunk(3)[n]
+    )
     for n, name in enumerate("qkv")
     for leaf in ("weight", "bias")
-}
+)
 """Early files have queries, keys and values in one tensor."""
 
 DENSE = {

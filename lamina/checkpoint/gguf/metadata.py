@@ -33,6 +33,9 @@ class Metadata:
     def get(self, key: str, default: Any = None) -> Any:
         return self.values.get(f"{self.architecture}.{key}", default)
 
+    def __contains__(self, key: str) -> bool:
+        return f"{self.architecture}.{key}" in self.values
+
     def one(self, key: str, default: Any = ABSENT) -> Any:
         """A value that may be a list with an entry for each layer, zero in layers that do not have it."""
         found = self[key] if default is ABSENT else self.get(key, default)
@@ -65,14 +68,14 @@ def common_config(m: Metadata) -> dict[str, Any]:
         "hidden_size": width,
         "num_hidden_layers": m.layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": m.one("attention.head_count_kv", heads) or heads,
+        "num_key_value_heads": m.one("attention.head_count_kv", heads) or key_heads(m, head_dim),
         "head_dim": head_dim,
         "intermediate_size": m.get("feed_forward_length"),
         "rms_norm_eps": m.get("attention.layer_norm_rms_epsilon"),
         "layer_norm_eps": m.get("attention.layer_norm_epsilon"),
         "max_position_embeddings": m.get("context_length"),
         "vocab_size": m.rows("token_embd.weight"),
-        "attention_bias": bool(m.with_tensor("attn_q.bias")),
+        "attention_bias": any(m.with_tensor(f"attn_{name}.bias") for name in ("q", "qkv", "kv_a_mqa")),
         "mlp_bias": bool(m.with_tensor("ffn_up.bias")),
         "tie_word_embeddings": "output.weight" not in m.tensors,
         "rope_parameters": rope,
@@ -85,6 +88,12 @@ def common_config(m: Metadata) -> dict[str, Any]:
     if first and (dtype := DTYPES.get(max(first, key=lambda t: math.prod(t.shape)).kind.name)) is not None:
         config["dtype"] = dtype
     return config | {f"{kind}_token_id": token for kind, token in ids.items()}
+
+
+def key_heads(m: Metadata, head_dim: int) -> int:
+    """The number of key heads by the size of the first layer that has keys; 0 without any."""
+    layers = m.with_tensor("attn_k.weight")
+    return m.rows(f"blk.{layers[0]}.attn_k.weight") // head_dim if layers else 0
 
 
 TOKENS = {"bos": "bos", "eos": "eos", "pad": "padding"}
@@ -135,7 +144,7 @@ def rope_parameters(m: Metadata, head_dim: int) -> dict[str, Any]:
     as two tensors of factors."""
     parameters: dict[str, Any] = {"rope_theta": float(m.get("rope.freq_base", 10000.0))}
     dim = m.get("rope.dimension_count", head_dim)
-    if 0 < dim < head_dim:
+    if "rope.dimension_count" in m and 0 < dim <= head_dim:
         parameters["partial_rotary_factor"] = dim / head_dim
     if (stored := m.tensors.get("rope_freqs.weight")) is not None and m.architecture != "gemma4":
         return parameters | llama3_parameters(stored, parameters["rope_theta"], dim)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lamina.checkpoint.gguf.architecture import Architecture, Fields, Joined
-from lamina.checkpoint.gguf.changes import UNPAIRED, pair, row, stacked_pair, up_of_latents
+from lamina.checkpoint.gguf.changes import UNPAIRED, gates_ups, row, stacked_pair, up_of_latents
 from lamina.checkpoint.gguf.dense import LAYER, LLAMA, block, granite
 from lamina.checkpoint.gguf.metadata import Metadata, deepseek_experts, layer_types
 
@@ -29,21 +29,21 @@ LATENT = block(
     attn_kv_a_mqa="self_attn.kv_a_proj_with_mqa", attn_kv_a_norm="self_attn.kv_a_layernorm",
     attn_kv_b="self_attn.kv_b_proj",
 )  # fmt: skip
-LATENT_JOINED = {
-    f"{LAYER}.self_attn.kv_b_proj.weight": Joined(
-        ("blk.{i}.attn_k_b.weight", "blk.{i}.attn_v_b.weight"), up_of_latents
-    )
-}
+LATENT_JOINED = (
+    Joined(
+        f"{LAYER}.self_attn.kv_b_proj.weight", ("blk.{i}.attn_k_b.weight", "blk.{i}.attn_v_b.weight"), up_of_latents
+    ),
+)
 """Multi-head latent attention; files before April 2025 have attn_kv_b."""
 
 GRANITE = LLAMA | block(
     ffn_gate_inp="block_sparse_moe.router.layer", ffn_down_exps="block_sparse_moe.output_linear",
     ffn_down_shexp="shared_mlp.output_linear",
 )  # fmt: skip
-GRANITE_JOINED = {
-    f"{LAYER}.block_sparse_moe.input_linear.weight": pair("ffn_"),
-    f"{LAYER}.shared_mlp.input_linear.weight": pair("ffn_", "_shexp.weight"),
-}
+GRANITE_JOINED = (
+    gates_ups(f"{LAYER}.block_sparse_moe.input_linear.weight"),
+    gates_ups(f"{LAYER}.shared_mlp.input_linear.weight", "_shexp.weight"),
+)
 
 
 def qwen_moe(m: Metadata, c: Fields) -> Fields:
@@ -136,7 +136,6 @@ def deepseek2(m: Metadata, c: Fields) -> Fields:
     return found | {
         "norm_topk_prob": False,
         "topk_method": "group_limited_greedy" if grouped else "greedy",
-        "mlp_bias": False,
     }
 
 
@@ -166,10 +165,10 @@ MIXTURES = {
             "blk.{i}.ffn_down_exps.bias": f"{LAYER}.mlp.experts.down_proj_bias",
         },
         gpt_oss, ("gpt_oss",), {"blk.{i}.ffn_down_exps.weight": swapped},
-        {
-            f"{LAYER}.mlp.experts.gate_up_proj": pair("ffn_", fn=alternating_columns),
-            f"{LAYER}.mlp.experts.gate_up_proj_bias": pair("ffn_", "_exps.bias", alternating),
-        },
+        (
+            gates_ups(f"{LAYER}.mlp.experts.gate_up_proj", fn=alternating_columns),
+            gates_ups(f"{LAYER}.mlp.experts.gate_up_proj_bias", "_exps.bias", alternating),
+        ),
     ),
     "llama4": Architecture(
         LLAMA | block(
@@ -178,7 +177,7 @@ MIXTURES = {
             ffn_up_shexp="feed_forward.shared_expert.up_proj", ffn_down_shexp="feed_forward.shared_expert.down_proj",
         ) | {"blk.{i}.ffn_down_exps.weight": f"{LAYER}.feed_forward.experts.down_proj"},
         llama4, ("llama4_text", "llama4"), {"blk.{i}.ffn_down_exps.weight": swapped},
-        {f"{LAYER}.feed_forward.experts.gate_up_proj": pair("ffn_", fn=swapped_pair)},
+        (gates_ups(f"{LAYER}.feed_forward.experts.gate_up_proj", fn=swapped_pair),),
     ),
     "deepseek2": Architecture(
         DEEPSEEK | LATENT, deepseek2, ("deepseek_v2", "deepseek_v3"), joined=LATENT_JOINED
