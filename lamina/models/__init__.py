@@ -18,7 +18,7 @@ from lamina.model import Model
 from lamina.models.text_part import text_part
 
 if TYPE_CHECKING:
-    from lamina.checkpoint.gguf.file import Architecture
+    from lamina.checkpoint.gguf.architecture import Architecture
 
 FAMILIES = {
     "llama": "llama:Llama",
