@@ -49,6 +49,8 @@ FAMILIES = {
     "llama4_text": "llama4:Llama4",
     "deepseek_v2": "deepseek:DeepseekV2",
     "deepseek_v3": "deepseek:DeepseekV3",
+    "deepseek_v32": "deepseek_sparse:DeepseekV32",
+    "glm_moe_dsa": "deepseek_sparse:GlmMoeDsa",
     "longcat_flash": "longcat_flash:LongcatFlash",
     "glm4_moe": "glm_moe:Glm4Moe",
     "dots1": "glm_moe:Dots1",
