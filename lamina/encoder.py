@@ -101,3 +101,8 @@ class EncoderDecoder(Model):
         if 0 in real.high:
             raise InputError(f"row {real.high.index(0)} of the source is empty: give at least one token")
         return Source(self.encoder(ids, real.tensor, embeds=embeds), real.tensor)
+
+    def random_source(self, rows: int, length: int, generator: torch.Generator | None = None) -> Source:
+        device = self.device if generator is None else generator.device
+        vocab = self.vocab if self.source_vocab is None else self.source_vocab
+        return self.encode(torch.randint(vocab, (rows, length), generator=generator, device=device))

@@ -99,7 +99,7 @@ class Step:
         self._pending: dict[Key, Any] = {}
         self._views: dict[Hashable, View] = {}
         self._widened: tuple[RopeTable, RopeTable] | None = None
-        self._shared: dict[Key, tuple[Tensor, Tensor, View]] = {}
+        self._shared: dict[Key, tuple[Any, ...]] = {}
 
     @classmethod
     def alone(
@@ -176,12 +176,12 @@ class Step:
         if not torch.compiler.is_compiling():
             self.written.add(key)
 
-    def share(self, key: Key, k: Tensor, v: Tensor, view: View) -> None:
-        """Keeps a layer's keys and values for the layers that read it later in this pass."""
+    def share(self, key: Key, *what: Any) -> None:
+        """Keeps a layer's keys, values and View, or its selection, for the layers that read it later in this pass."""
         if self.cache is None or key in self.cache.shared:
-            self._shared[key] = (k, v, view)
+            self._shared[key] = what
 
-    def shared(self, key: Key, reader: Key) -> tuple[Tensor, Tensor, View]:
+    def shared(self, key: Key, reader: Key) -> tuple[Any, ...]:
         if key not in self._shared:
             raise InputError(
                 f"layer {reader[0]} shares layer {key[0]} entry {key[1]!r}, which has not attended in this pass"

@@ -18,7 +18,7 @@ from lamina.model import Model
 from lamina.models.text_part import text_part
 
 if TYPE_CHECKING:
-    from lamina.checkpoint.gguf.file import Architecture
+    from lamina.checkpoint.gguf.architecture import Architecture
 
 FAMILIES = {
     "llama": "llama:Llama",
@@ -49,6 +49,8 @@ FAMILIES = {
     "llama4_text": "llama4:Llama4",
     "deepseek_v2": "deepseek:DeepseekV2",
     "deepseek_v3": "deepseek:DeepseekV3",
+    "deepseek_v32": "deepseek_sparse:DeepseekV32",
+    "glm_moe_dsa": "deepseek_sparse:GlmMoeDsa",
     "longcat_flash": "longcat_flash:LongcatFlash",
     "glm4_moe": "glm_moe:Glm4Moe",
     "dots1": "glm_moe:Dots1",
@@ -89,6 +91,17 @@ FAMILIES = {
     "qwen3_next": "qwen3_next:Qwen3Next",
     "lfm2": "lfm2:Lfm2",
     "t5": "t5:T5",
+    "mt5": "t5:MT5",
+    "umt5": "t5:UMT5",
+    "t5gemma": "t5gemma:T5Gemma",
+    "switch_transformers": "switch_transformers:SwitchTransformers",
+    "bert": "bert:Bert",
+    "bert-generation": "bert:Bert",
+    "camembert": "bert:Bert",
+    "electra": "bert:Bert",
+    "roberta": "bert:Bert",
+    "xlm-roberta": "bert:Bert",
+    "encoder-decoder": "encoder_decoder:Pair",
     "bart": "bart:Bart",
     "plbart": "bart:PLBart",
     "mbart": "bart:MBart",

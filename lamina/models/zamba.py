@@ -219,8 +219,8 @@ class Zamba2(ZambaBase):
     """Several shared layers in turn, with adapters, and Mamba-2 mixers."""
 
     no_effect = (
-        "hybrid_layer_ids", "kv_channels", "mamba_headdim", "num_query_groups", "use_conv_bias",
-        "attention_hidden_size", "attention_head_dim", "max_position_embeddings", "rope_parameters", "rope_parameters.*",
+        "hybrid_layer_ids", "kv_channels", "mamba_headdim", "num_query_groups", "use_conv_bias", "rope_parameters",
+        "attention_hidden_size", "attention_head_dim", "max_position_embeddings", "rope_parameters.*",
     )  # fmt: skip
 
     def __init__(self, c: Config) -> None:

@@ -17,7 +17,7 @@ from lamina.cache.layers.tokens import TokenLayer
 from lamina.errors import InputError
 
 if TYPE_CHECKING:
-    from lamina.cache.spec import Latent, Shared
+    from lamina.cache.spec import Latent, Shared, SharedIndex
     from lamina.cache.step import Step
 
 KeysValues = tuple[Tensor, Tensor, View]
@@ -46,7 +46,14 @@ class SharedLayer(Layer):
     spec: Shared
 
     def keys_values(self, step: Step, key: Key, k: Tensor | None, v: Tensor | None) -> KeysValues:
-        return step.shared(self.spec.reads_from, key)
+        keys, values, view = step.shared(self.spec.reads_from, key)
+        return keys, values, view
+
+
+class SharedIndexLayer(Layer):
+    """Stores nothing: reads the selection that another layer made earlier in the same pass."""
+
+    spec: SharedIndex
 
 
 class LatentLayer(TokenLayer):

@@ -33,6 +33,10 @@ class StoredTensor:
     shape: tuple[int, ...]
     data: np.ndarray
 
+    def entry(self, index: int) -> StoredTensor:
+        """One matrix of a stack of them."""
+        return StoredTensor(self.name, self.kind, self.shape[1:], self.data[index])
+
 
 class GGUFHeader:
     """Maps a file, copy-on-write. One that is cut short, or is no GGUF file, raises ValueError."""
