@@ -93,6 +93,8 @@ FAMILIES = {
     "pegasus": "bart:Pegasus",
     "marian": "bart:Marian",
     "m2m_100": "bart:M2M100",
+    "mvp": "bart:Mvp",
+    "fsmt": "bart:FSMT",
     "whisper": "whisper:Whisper",
     "gpt2": "gpt2:GPT2",
     "gpt_bigcode": "gpt2:GPTBigCode",
