@@ -76,6 +76,7 @@ FAMILIES = {
     "t5": "t5:T5",
     "mt5": "t5:MT5",
     "umt5": "t5:UMT5",
+    "longt5": "longt5:LongT5",
     "t5gemma": "t5gemma:T5Gemma",
     "switch_transformers": "switch_transformers:SwitchTransformers",
     "bert": "bert:Bert",
