@@ -51,7 +51,7 @@ class LocalAttention(nn.Module):
         """x [B, S, width], shared `LongPositions` -> [B, S, width]; `onto`: a residual that the result is added to."""
         if memory.step.segments is not None:
             raise InputError("the encoder of LongT5 does not read packed segments: give each sequence a row of its own")
-        rows, length, block = *x.shape[:2], self.radius + 1
+        length, block = x.shape[1], self.radius + 1
         counts = memory.step.all_counts[:, None]  # [B, 1]
         blocks = -(-length // block)
         q, k, v = self.project(F.pad(x, (0, 0, 0, blocks * block - length)))  # [B, H, N · block, D]
