@@ -223,3 +223,34 @@ class Marian(Bart):
 class M2M100(Bart):
     pre, norms_embedding, learned, scaled, act = True, False, False, True, "relu"
     ignored = (*Bart.ignored, "model.encoder.embed_positions.weights", "model.decoder.embed_positions.weights")
+
+
+class Mvp(Bart):
+    def __init__(self, c: Config) -> None:
+        c.require("use_prompt", [False], False)
+        c.ignore("prompt_length", "prompt_mid_dim")
+        super().__init__(c)
+
+
+class FSMT(Bart):
+    """Encoder and decoder have vocabularies of their own, and the logits have no bias."""
+
+    names = Bart.names | {
+        "head": Either("model.decoder.output_projection", "model.decoder.embed_tokens"),
+        "head.bias": From("model.decoder.embed_tokens.weight", no_bias),
+    }
+    ignored = (*Bart.ignored, "model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
+    norms_embedding, learned, scaled, act = False, False, True, "relu"
+
+    def __init__(self, c: Config) -> None:
+        c.require("pad_token_id", [1], 1)  # positions start after it
+        c.ignore("langs", "decoder")
+        tied = c.get("tie_word_embeddings", False)
+        super().__init__(
+            c.with_values(
+                vocab_size=c.src_vocab_size,
+                decoder_vocab_size=c.tgt_vocab_size,
+                tie_word_embeddings=tied,
+                share_encoder_decoder_embeddings=tied,
+            )
+        )

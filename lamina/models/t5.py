@@ -6,7 +6,7 @@ mT5: https://arxiv.org/abs/2010.11934. UMT5, with a bias in every layer: https:/
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,18 @@ from lamina.checkpoint.names import Either, Value
 from lamina.config import Config
 from lamina.encoder import Encoder, EncoderDecoder
 from lamina.errors import InputError
-from lamina.nn import MLP, CrossAttention, Embedding, GatedMLP, Linear, Positions, RelativeBias, RMSNorm, SelfAttention
+from lamina.nn import (
+    MLP,
+    CrossAttention,
+    Embedding,
+    GatedMLP,
+    Linear,
+    Mixer,
+    Positions,
+    RelativeBias,
+    RMSNorm,
+    SelfAttention,
+)
 
 LARGEST = torch.finfo(torch.float16).max - 1000  # limit on hidden states in float16
 
@@ -55,10 +66,13 @@ class T5EncoderBlock(nn.Module):
         super().__init__()
         self.bias = position_bias(c, both_ways=not self.decoder) if family.own_biases else None
         self.attention_norm = norm(c)
-        self.attention = SelfAttention(c.d_model, c.num_heads, c.num_heads, c.d_kv, scale=1.0, rope=None)
+        self.attention = self.make_attention(c)
         self.mlp_norm = norm(c)
         self.mlp = family.make_mlp(c, layer, self.decoder)
         self.specs: LayerSpecs = self.attention.specs
+
+    def make_attention(self, c: Config) -> Mixer:
+        return SelfAttention(c.d_model, c.num_heads, c.num_heads, c.d_kv, scale=1.0, rope=None)
 
     def forward(self, x: Tensor, memory: Memory, shared: Positions) -> Tensor:
         return self.feed_forward(self.attend(x, memory, shared), memory)
@@ -78,7 +92,7 @@ class T5Block(T5EncoderBlock):
         super().__init__(c, family, layer)
         self.source_norm = norm(c)
         self.source = CrossAttention(c.d_model, c.num_heads, c.d_kv, scale=1.0)
-        self.specs = {"attention": self.attention.spec, "source": self.source.spec}
+        self.specs = {**self.specs, "source": self.source.spec}
 
     def cross(self, states: Tensor) -> tuple[Tensor, Tensor]:
         return self.source.read(states)
@@ -106,7 +120,7 @@ class T5Encoder(Encoder):
     def embed(self, ids: Tensor) -> Tensor:
         return self.embedding(ids)
 
-    def prepare(self, positions: Tensor) -> Positions:
+    def prepare(self, positions: Tensor) -> Any:
         return Positions(bias=self.bias)
 
     def finish(self, x: Tensor) -> Tensor:
@@ -151,6 +165,7 @@ class T5(EncoderDecoder):
     """Every layer has a bias on the scores; otherwise one is shared by all layers of a stack."""
     encoder_block: ClassVar[type[T5EncoderBlock]] = T5EncoderBlock
     block: ClassVar[type[T5Block]] = T5Block
+    stack: ClassVar[type[T5Encoder]] = T5Encoder
 
     def __init__(self, c: Config) -> None:
         super().__init__()
@@ -159,7 +174,7 @@ class T5(EncoderDecoder):
         self.vocab = c.vocab_size
         self.start_ids = (c.get("decoder_start_token_id", c.get("pad_token_id", 0)),)
         self.embedding = Embedding(c.vocab_size, c.d_model)
-        self.encoder = T5Encoder(c, family, self.embedding)
+        self.encoder = self.stack(c, family, self.embedding)
         self.bias = None if self.own_biases else position_bias(c, both_ways=False)
         layers = c.get("num_decoder_layers", c.num_layers)
         self.blocks = nn.ModuleList(self.block(c, family, layer) for layer in range(layers))
