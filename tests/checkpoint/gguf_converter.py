@@ -35,7 +35,6 @@ COMMON = {
     "attention.value_length": ("head_dim",),
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
     "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
-    "attention.sliding_window": ("sliding_window",),
     "expert_count": ("num_local_experts", "num_experts", "n_routed_experts"),
     "expert_used_count": ("num_experts_per_tok", "num_experts_per_token", "top_k_experts"),
     "expert_feed_forward_length": ("moe_intermediate_size",),
@@ -136,10 +135,6 @@ def changed(pattern: str, fn: Callable[[Tensor, Fields], Tensor]) -> Step:
     return lambda tensors, c: {n: fn(t, c) if re.search(pattern, n) else t for n, t in tensors.items()}
 
 
-def dropped(pattern: str) -> Step:
-    return lambda tensors, c: {n: t for n, t in tensors.items() if not re.search(pattern, n)}
-
-
 def split(pattern: str, names: tuple[str, ...], fn: Callable[[Tensor, Fields], Any]) -> Step:
     """Makes several tensors of one; names replace the pattern."""
 
@@ -164,17 +159,16 @@ paired: tuple[Step, ...] = (
     changed(r"q_proj\.\w+$", lambda t, c: pair_rows(t, c["num_attention_heads"])),
     changed(r"k_proj\.\w+$", lambda t, c: pair_rows(t, c["num_key_value_heads"])),
 )
+paired_weights: tuple[Step, ...] = (
+    changed(r"q_proj\.weight$", lambda t, c: pair_rows(t, c["num_attention_heads"])),
+    changed(r"k_proj\.weight$", lambda t, c: pair_rows(t, c["num_key_value_heads"])),
+)
 plus_one = changed(r"norm\.weight$", lambda t, c: t + 1)
 transposed = changed(r"(c_attn|c_proj|c_fc)\.weight$", lambda t, c: t.T)
 decays = changed(r"A_log$", lambda t, c: -t.exp())
 kernels = changed(r"conv1d\.weight$|conv\.conv\.weight$", lambda t, c: t.squeeze(1))
 columns = changed(r"(A_log|\.D)$", lambda t, c: t[:, None])
 dt_bias = renamed(r"\.dt_bias$", ".dt_proj.bias")
-no_head = dropped(r"^lm_head")
-gates_ups = split(r"gate_up_proj$", ("gate_proj.weight", "up_proj.weight"), lambda t, c: t.chunk(2, -2))
-linear_pairs = split(
-    r"block_sparse_moe\.input_linear", ("block_sparse_moe.gate", "block_sparse_moe.up"), lambda t, c: t.chunk(2, -2)
-)
 
 
 def stacked(tensors: Tensors, c: Fields) -> Tensors:
@@ -241,13 +235,17 @@ def latent_keys(c: Fields) -> Fields:
         "attention.value_length_mla": c["v_head_dim"],
         "rope.dimension_count": rotary,
         "rope.scaling.yarn_log_multiplier": None if mscale is None else 0.1 * mscale,
-        "expert_weights_norm": c.get("norm_topk_prob"),
+        "expert_weights_norm": c.get("norm_topk_prob") or None,
     }
 
 
 def mamba_keys(c: Fields) -> Fields:
     found = {"ssm.conv_kernel": c["conv_kernel"], "ssm.state_size": c["state_size"]}
-    return found | {"attention.head_count": 0, "attention.layer_norm_rms_epsilon": c["layer_norm_epsilon"]}
+    return found | {
+        "attention.head_count": 0, "attention.layer_norm_rms_epsilon": c["layer_norm_epsilon"],
+        "attention.layer_norm_epsilon": None, "context_length": 2**20, "feed_forward_length": 0,
+        "attention.key_length": None, "attention.value_length": None,
+    }  # fmt: skip
 
 
 def hybrid_keys(c: Fields) -> Fields:
@@ -316,7 +314,16 @@ def deviations(c: Fields) -> list[float]:
 
 
 def windows(c: Fields) -> Fields:
-    return {"attention.sliding_window_pattern": [kind == "sliding_attention" for kind in c["layer_types"]]}
+    pattern = [kind == "sliding_attention" for kind in c["layer_types"]]
+    return window(c) | {"attention.sliding_window_pattern": pattern}
+
+
+def window(c: Fields) -> Fields:
+    return {"attention.sliding_window": c["sliding_window"]}
+
+
+def rotates_all(c: Fields) -> Fields:
+    return {"rope.dimension_count": c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]}
 
 
 def local_base(c: Fields) -> Fields:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from tests.checkpoint.gguf_converter import (
     decays,
     delta_keys,
     deviations,
-    dropped,
     dt_bias,
     factors,
     falcon_groups,
@@ -29,15 +29,17 @@ from tests.checkpoint.gguf_converter import (
     latent_keys,
     local_base,
     mamba_keys,
-    no_head,
     paired,
+    paired_weights,
     plus_one,
     qkvz,
     renamed,
+    rotates_all,
     split,
     stacked,
     tiled,
     transposed,
+    window,
     windows,
 )  # fmt: skip
 
@@ -87,12 +89,20 @@ def longrope(tensors: Any, c: Fields) -> Any:
     return tensors | {f"rope_factors_{one}.weight": torch.tensor(rope[f"{one}_factor"]) for one in ("long", "short")}
 
 
+def attention_factor(c: Fields) -> float | None:
+    rope = c["rope_parameters"]
+    if rope["rope_type"] != "longrope":
+        return None
+    original = rope["original_max_position_embeddings"]
+    return math.sqrt(1 + math.log(c["max_position_embeddings"] / original) / math.log(original))
+
+
 def phi3(c: Fields) -> Fields:
     rope = c["rope_parameters"]
     return {
         "attention.sliding_window": c["sliding_window"] or 0,
         "rope.scaling.original_context_length": rope.get("original_max_position_embeddings", 4096),
-        "rope.scaling.type": "longrope" if rope["rope_type"] == "longrope" else None,
+        "rope.scaling.attn_factor": attention_factor(c),
         "rope.dimension_count": int(rope.get("partial_rotary_factor", 1.0) * c["hidden_size"]) // c["num_attention_heads"],
         "attention.key_length": None,
         "attention.value_length": None,
@@ -101,14 +111,30 @@ def phi3(c: Fields) -> Fields:
 
 def only_dense(c: Fields) -> Fields:
     """Of heads with their own keys and an MLP four times as wide, whatever is true."""
-    return {"attention.head_count_kv": c["num_attention_heads"], "feed_forward_length": 4 * c["hidden_size"]}
+    width, heads = c["hidden_size"], c["num_attention_heads"]
+    return {"attention.head_count_kv": heads, "feed_forward_length": 4 * width, "rope.freq_base": None}
+
+
+def stablelm(c: Fields) -> Fields:
+    return {"use_parallel_residual": c["use_parallel_residual"], "rope.freq_base": None}
 
 
 def falcon(c: Fields) -> Fields:
     return {
         "tensor_data_layout": "jploski", "context_length": 2048, "feed_forward_length": 4 * c["hidden_size"],
-        "attention.head_count_kv": falcon_groups(c), "rope.freq_base": None,
+        "attention.head_count_kv": falcon_groups(c), "rope.freq_base": None, "rope.scaling.type": None,
     }  # fmt: skip
+
+
+def glm4_moe(c: Fields) -> Fields:
+    """One more layer, for multi-token prediction."""
+    found = {"expert_weights_norm": c["norm_topk_prob"], "expert_gating_func": 2, "nextn_predict_layers": 1}
+    return found | {"block_count": c["num_hidden_layers"] + 1}
+
+
+def prediction_layer(tensors: Any, c: Fields) -> Any:
+    name = f"model.layers.{c['num_hidden_layers']}"
+    return tensors | {f"{name}.{part}.weight": torch.ones(32, 32) for part in ("eh_proj", "self_attn.q_proj")}
 
 
 def gemma4(c: Fields) -> Fields:
@@ -163,7 +189,7 @@ def granite_hybrid(c: Fields) -> Fields:
     kinds = c["layer_types"]
     return hybrid_keys(c) | {
         "attention.head_count_kv": by_layer(c["num_key_value_heads"], kinds, FULL),
-        "rope.scaling.finetuned": False, "context_length": 2**20,
+        "rope.scaling.finetuned": False, "context_length": 2**20, **rotates_all(c),
     }  # fmt: skip
 
 
@@ -201,7 +227,7 @@ def lfm2(c: Fields) -> Fields:
     heads = by_layer(c["num_key_value_heads"], c["layer_types"], FULL)
     return {
         "attention.head_count_kv": heads, "feed_forward_length": inner, "shortconv.l_cache": c["conv_L_cache"],
-        "expert_weights_scale": None,
+        "expert_weights_scale": None, "expert_gating_func": 2 if "num_experts" in c else None,
     }  # fmt: skip
 
 
@@ -230,16 +256,16 @@ QWEN35 = (
 NEXT_NAMES = {r"model\.layers\.(\d+)\.linear_attn\.in_proj_qkv\.weight": r"blk.\1.attn_qkv.weight"}
 
 FORMATS: dict[str, Format] = {
-    "llama": Format("llama", (*paired, with_divisors), lambda c: {"rope.dimension_count": c["head_dim"]}),
-    "mistral": Format("llama", paired),
-    "mixtral": Format("llama", (*paired, stacked, MERGED), names=STACK_NAMES),
+    "llama": Format("llama", (*paired, with_divisors), rotates_all),
+    "mistral": Format("llama", paired, rotates_all),
+    "mixtral": Format("llama", (*paired, stacked, MERGED), rotates_all, STACK_NAMES),
     "qwen2": Format("qwen2"),
     "qwen2_moe": Format("qwen2moe", (stacked,)),
     "qwen3": Format("qwen3"),
     "qwen3_moe": Format("qwen3moe", (stacked,)),
     "gemma": Format("gemma", (plus_one,), lambda c: {"rope.freq_base": None}),
-    "gemma2": Format("gemma2", (plus_one,), lambda c: {"rope.freq_base": None}),
-    "gemma3_text": Format("gemma3", (plus_one,), local_base),
+    "gemma2": Format("gemma2", (plus_one,), lambda c: window(c) | {"rope.freq_base": None}),
+    "gemma3_text": Format("gemma3", (plus_one,), lambda c: window(c) | local_base(c)),
     "gemma3n_text": Format("gemma3n", (altup, renamed(r"_scale$", "_scale.weight")), gemma3n),
     "gemma4_text": Format(
         "gemma4", (renamed(r"(layer_scalar|_proj)$", r"\1.weight"), constant("rope_freqs.weight", gemma4_divisors)),
@@ -251,14 +277,14 @@ FORMATS: dict[str, Format] = {
     ),
     "phi": Format("phi2", keys=only_dense),
     "phi3": Format("phi3", (longrope,), phi3),
-    "granite": Format("granite", paired),
-    "granitemoe": Format("granitemoe", (*paired, *GRANITE_STEPS), names=GRANITE_NAMES),
-    "granitemoeshared": Format("granitemoe", (*paired, *GRANITE_STEPS), names=GRANITE_NAMES),
+    "granite": Format("granite", paired, rotates_all),
+    "granitemoe": Format("granitemoe", (*paired, *GRANITE_STEPS), rotates_all, GRANITE_NAMES),
+    "granitemoeshared": Format("granitemoe", (*paired, *GRANITE_STEPS), rotates_all, GRANITE_NAMES),
     "cohere": Format("command-r", keys=lambda c: {"rope.scaling.type": "none"}),
-    "cohere2": Format("cohere2", keys=lambda c: {"rope.scaling.type": "none"}),
-    "olmo": Format("olmo", paired, lambda c: {"attention.clamp_kqv": c.get("clip_qkv")}),
+    "cohere2": Format("cohere2", keys=lambda c: window(c) | rotates_all(c) | {"rope.scaling.type": "none"}),
+    "olmo": Format("olmo", paired_weights, lambda c: {"attention.clamp_kqv": c.get("clip_qkv"), "attention.layer_norm_epsilon": 1e-5}),
     "olmo2": Format("olmo2"),
-    "olmo3": Format("olmo2", keys=windows),
+    "olmo3": Format("olmo2", keys=lambda c: windows(c) | local_base(c)),
     "glm4": Format("glm4"),
     "gpt2": Format("gpt2", (transposed,), lambda c: {"feed_forward_length": 4 * c["n_embd"]}),
     "gpt_oss": Format(
@@ -271,16 +297,20 @@ FORMATS: dict[str, Format] = {
             renamed(r"experts\.down_proj$", "experts.down_proj.weight"),
             renamed(r"down_proj_bias$", "down_proj.bias"),
         ),
-        lambda c: {"expert_feed_forward_length": c["intermediate_size"]},
+        lambda c: window(c) | {"expert_feed_forward_length": c["intermediate_size"]},
     ),
-    "smollm3": Format("smollm3", paired),
-    "stablelm": Format("stablelm", (head_norms,), lambda c: {"use_parallel_residual": c["use_parallel_residual"]}),
+    "smollm3": Format("smollm3", paired, rotates_all),
+    "stablelm": Format("stablelm", (head_norms,), stablelm),
     "starcoder2": Format("starcoder2"),
     "falcon": Format("falcon", (changed(r"query_key_value", falcon_rows),), falcon),
-    "bloom": Format("bloom", (renamed(r"transformer\.", ""), changed(r"query_key_value", bloom_rows))),
+    "bloom": Format(
+        "bloom", (renamed(r"transformer\.", ""), changed(r"query_key_value", bloom_rows)),
+        lambda c: {"attention.head_count_kv": c["n_head"], "feed_forward_length": 4 * c["hidden_size"],
+                   "context_length": c.get("seq_length", c["hidden_size"])},
+    ),
     "deepseek_v2": Format("deepseek2", (stacked, latent), latent_keys),
     "deepseek_v3": Format("deepseek2", (stacked, latent), latent_keys, BIAS),
-    "glm4_moe": Format("glm4moe", (stacked,), lambda c: {"expert_weights_norm": c["norm_topk_prob"]}, BIAS),
+    "glm4_moe": Format("glm4moe", (stacked, prediction_layer), glm4_moe, BIAS),
     "llama4": Format(
         "llama4",
         (
@@ -296,22 +326,22 @@ FORMATS: dict[str, Format] = {
     "mamba": Format(
         "mamba", (decays, kernels),
         lambda c: mamba_keys(c) | {"ssm.inner_size": c["intermediate_size"], "ssm.time_step_rank": c["time_step_rank"],
-                                   "ssm.dt_b_c_rms": False, "feed_forward_length": 0},
+                                   "ssm.dt_b_c_rms": False},
     ),
     "falcon_mamba": Format(
         "mamba", (decays, kernels),
         lambda c: mamba_keys(c) | {"ssm.inner_size": c["intermediate_size"], "ssm.time_step_rank": c["time_step_rank"],
-                                   "ssm.dt_b_c_rms": True, "feed_forward_length": 0},
+                                   "ssm.dt_b_c_rms": True},
     ),
     "mamba2": Format(
         "mamba2", (*MAMBA2, changed(r"mixer\.norm", lambda t, c: t.view(c["n_groups"], -1))),
         lambda c: mamba_keys(c) | {"ssm.inner_size": c["num_heads"] * c["head_dim"], "ssm.group_count": c["n_groups"],
-                                   "ssm.time_step_rank": c["num_heads"], "attention.key_length": None},
+                                   "ssm.time_step_rank": c["num_heads"]},
     ),
     "jamba": Format("jamba", (decays, kernels, stacked, MERGED), jamba),
     "falcon_h1": Format(
         "falcon-h1", (factors, *MAMBA2, changed(r"mamba\.norm", lambda t, c: t.view(c["mamba_n_groups"], -1))),
-        hybrid_keys, {r"model\.layers\.(\d+)\.pre_ff_layernorm\.weight": r"blk.\1.ffn_norm"},
+        lambda c: hybrid_keys(c) | {"embedding_scale": None}, {r"model\.layers\.(\d+)\.pre_ff_layernorm\.weight": r"blk.\1.ffn_norm"},
     ),
     "granitemoehybrid": Format(
         "granitehybrid",
