@@ -89,7 +89,7 @@ def olmo2(m: Metadata, c: Fields) -> Fields:
     """OLMo 3 has the same architecture, and windows. Only its layers without a window scale RoPE."""
     if not m.get("attention.sliding_window", 0):
         return {}
-    plain = {"rope_type": "default", "rope_theta": c["rope_theta"]}
+    plain = {"rope_type": "default", "rope_theta": float(m.get("rope.freq_base_swa", c["rope_theta"]))}
     ropes = {"full_attention": c["rope_parameters"], "sliding_attention": plain}
     return layer_types(m, every=4) | {"model_type": "olmo3", "rope_parameters": ropes}
 

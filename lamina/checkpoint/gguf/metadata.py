@@ -16,6 +16,8 @@ from lamina.checkpoint.gguf.header import StoredTensor
 from lamina.errors import CheckpointError
 
 ABSENT = object()
+VARYING = {"gemma4"}
+"""Architectures whose layers may differ in the number of key heads."""
 DTYPES = {"F16": "float16", "BF16": "bfloat16"}
 
 
@@ -42,7 +44,7 @@ class Metadata:
         if not isinstance(found, list):
             return found
         several = sorted(set(found) - {0})
-        if len(several) > 1:
+        if len(several) > 1 and self.architecture not in VARYING:
             raise CheckpointError(
                 f"{self.architecture}.{key} is {found}, and a {self.architecture} GGUF is read only if all layers that "
                 "have it have the same"

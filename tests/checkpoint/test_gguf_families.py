@@ -1,0 +1,137 @@
+"""A GGUF file of every architecture gives the logits of the folder that it was made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import lamina
+from lamina.checkpoint.gguf.file import ARCHITECTURES
+from tests.checkpoint.gguf_formats import FORMATS
+from tests.checkpoint.gguf_converter import write_gguf
+from tests.families.cases import cases
+from tests.families.harness import random_ids, relative
+
+TOLERANCE = 1e-5
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case of a family, changed to what a GGUF file can say: files assume what all releases of a family have."""
+
+    family: str
+    name: str | None = None  # the first if None
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.family}-{self.name}" if self.name else self.family
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 32, "mscale": 0.9,
+    "mscale_all_dim": 0.9, "beta_fast": 16, "beta_slow": 2,
+}  # fmt: skip
+CASES = [
+    Case("llama"),
+    Case("llama", "tied, biases, own head dim"),
+    Case("llama", "llama3 rope", {"rope_parameters": LLAMA3}),
+    Case("mistral", "full, own head dim"),
+    Case("mixtral"),
+    Case("qwen2"),
+    Case("qwen2_moe"),
+    Case("qwen3"),
+    Case("qwen3_moe"),
+    Case("gemma"),
+    Case("gemma2"),
+    Case("gemma3_text", changes={"layer_types": [SLIDING] * 5 + [FULL], "num_hidden_layers": 6, "query_pre_attn_scalar": 16}),
+    Case("gemma3n_text"),
+    Case("gemma4_text"),
+    Case("gemma4_text", "values are keys, fewer key heads, experts"),
+    Case("phi"),
+    Case("phi3"),
+    Case("phi3", "longrope, partly rotated, tied"),
+    Case("granite"),
+    Case("granitemoe"),
+    Case("granitemoeshared"),
+    Case("cohere"),
+    Case("cohere", "normed queries, biases"),
+    Case("cohere2", changes={"layer_types": [SLIDING] * 3 + [FULL], "num_hidden_layers": 4}),
+    Case("olmo"),
+    Case("olmo", "clipped, biases, tied"),
+    Case("olmo2"),
+    Case("olmo3"),
+    Case("glm4"),
+    Case("gpt2"),
+    Case("gpt_oss"),
+    Case("smollm3"),
+    Case("stablelm"),
+    Case("stablelm", "side by side, norms of heads, biases", {"rope_parameters.rope_theta": 10000.0}),
+    Case("starcoder2"),
+    Case("falcon"),
+    Case("falcon", "new architecture, two norms", {"rope_parameters.rope_theta": 10000.0, "bias": False}),
+    Case("bloom"),
+    Case("deepseek_v2"),
+    Case("deepseek_v2", "limited groups, whole queries"),
+    Case("deepseek_v3"),
+    Case("deepseek_v3", "yarn, one group, wide latent", {"rope_parameters": YARN}),
+    Case("glm4_moe"),
+    Case("llama4", changes={"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}),
+    Case("mamba"),
+    Case("falcon_mamba"),
+    Case("mamba2"),
+    Case("jamba"),
+    Case("falcon_h1"),
+    Case("granitemoehybrid"),
+    Case("granitemoehybrid", "dense, rope, tied, factors", {"position_embedding_type": None}),
+    Case("nemotron_h"),
+    Case("nemotron_h", "tied, biases, latent experts"),
+    Case("lfm2"),
+    Case("lfm2_moe"),
+    Case("qwen3_next"),
+    Case("qwen3_5_text"),
+    Case("qwen3_5_moe_text"),
+    Case("kimi_linear"),
+]  # fmt: skip
+
+
+def save(case: Case, folder: Path) -> None:
+    """A random model of transformers, saved as it saves models."""
+    found = cases(case.family)
+    config = found[case.name or next(iter(found))]()
+    for name, value in case.changes.items():
+        part, _, inner = name.partition(".")
+        if inner:
+            getattr(config, part)[inner] = value
+        else:
+            setattr(config, part, value)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():  # norms are one and biases zero by default, which would hide mistakes
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point():
+                tensor.add_(torch.randn_like(tensor) * 0.05)
+    model.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_file_gives_the_logits_of_its_original(tmp_path: Path, case: Case) -> None:
+    save(case, tmp_path)
+    path = write_gguf(tmp_path, FORMATS[case.family], tmp_path / "model.gguf")
+    original, ours = (lamina.load(source, device="cpu", dtype="float32") for source in (tmp_path, path))
+    ids = random_ids(1, 24, original.vocab)
+    assert relative(ours(ids), original(ids)) < TOLERANCE
+
+
+def test_every_architecture_is_tested() -> None:
+    assert {form.architecture for form in FORMATS.values()} | {"nemotron_h"} == set(ARCHITECTURES)
+    assert {case.family for case in CASES} == set(FORMATS)
