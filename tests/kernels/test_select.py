@@ -6,16 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from lamina.attention import Full, indexer, reference_attention
+from lamina.attention import Full, View, indexer, reference_attention
 from lamina.attention.rotary import rotate
 from lamina.cache import IndexKeys
+from lamina.cache.codec.codec import Coding
 from lamina.kernels.attention.indexer import select_tokens
 from lamina.kernels.attention.mla import decode_latent
 from lamina.kernels.attention.mla_project import out_of_latent
 from lamina.kernels.attention.tiling import Tiling
 from lamina.kernels.eligibility import why_no_index
-from lamina.runtime.kernel_backend import KERNELS, TableEntry
-from tests.kernels.stores import Held, error
+from lamina.runtime.kernel_backend import TableEntry
+from lamina.runtime.select_kernels import select
+from tests.kernels.stores import Held, Packed, error
 
 pytestmark = pytest.mark.usefixtures("few_programs")
 
@@ -29,27 +31,34 @@ def listed(chosen: Tensor, held: Held) -> list[list[list[int]]]:
     """The positions in [B, T, top] that are defined, of real tokens."""
     T, top = chosen.shape[1:]
     sees = torch.where(held.real(T), held.lengths[:, None] + torch.arange(T) + 1, 0).clamp(max=top)
-    return [[one[:n].tolist() for one, n in zip(*pair, strict=True)] for pair in zip(chosen, sees.tolist(), strict=True)]
+    return [
+        [one[:n].tolist() for one, n in zip(*pair, strict=True)] for pair in zip(chosen, sees.tolist(), strict=True)
+    ]
 
 
-@pytest.mark.parametrize(("T", "heads"), [(1, 3), (3, 18)])
-def test_the_highest_scores_are_selected_and_keys_are_stored(T: int, heads: int) -> None:
+@pytest.mark.parametrize(("T", "heads", "codec"), [(1, 3, "plain"), (3, 18, "plain"), (2, 4, "int8")])
+def test_the_highest_scores_are_selected_and_keys_are_stored(T: int, heads: int, codec: str) -> None:
     torch.manual_seed(T)
-    held = Held.random(Full(), [0, 6, 70], 1, (12,), slots=80, counts=None if T == 1 else [2, 0, 3])
+    D = 12 if codec == "plain" else 44  # 32 of which are rotated by a Hadamard matrix
+    held = Held.random(Full(), [0, 6, 70], 1, (D,), slots=80, counts=None if T == 1 else [2, 0, T])
     real, B = held.real(T), 3
-    q, k, weights = torch.randn(B, heads, T, 12), torch.randn(B, T, 12), torch.randn(B, T, heads)
+    q, k, weights = torch.randn(B, heads, T, D), torch.randn(B, T, D), torch.randn(B, T, heads)
     angles = torch.rand(B, T, 4)
     rope = angles.cos(), angles.sin()
     k, weights = (x.masked_fill(~real[..., None], float("nan")) for x in (k, weights))
-    keys = held.after([rotate(k[:, None], rope)])[0][:, 0]  # [B, S, D]
+    stored = Packed(held, codec, has_mean=False)
+    new = stored.through("k", rotate(k[:, None], rope))
+    keys = stored.seen.after([new])[0][:, 0]  # [B, S, D]
     at = held.lengths[:, None] + torch.arange(T)
     seen = (torch.arange(80) <= at[..., None]) & real[..., None]
     truth = indexer.select_tokens(rotate(q, rope), keys.nan_to_num(0), weights.nan_to_num(0), seen, 9)
     scores = torch.full((B, T, 90), float("nan"))
-    table = held.row({"k": held.fields[0]}, scores=scores.data_ptr(), score_room=90)
-    chosen = KERNELS.select(None, (0, "index"), TableEntry(IndexKeys(12, top=9), table), q, k, weights, rope=rope, neighbours=False)  # type: ignore[arg-type]  # fmt: skip  # noqa: E501
-    assert listed(chosen, held) == lists(truth)
-    torch.testing.assert_close(held.fields[0][:, 0], keys, rtol=1e-6, atol=1e-6, equal_nan=True)
+    table = held.row(stored.parts, scores=scores.data_ptr(), score_room=90)
+    coding = Coding(None, {"x": stored.formats["k"]} if stored.formats else {})
+    entry = TableEntry(IndexKeys(D, top=9), table, coding=coding)
+    assert listed(select(entry, q, k, weights, rope, False), held) == lists(truth)
+    if codec == "plain":
+        torch.testing.assert_close(held.fields[0][:, 0], keys, rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("block", [16, 128])
@@ -86,8 +95,6 @@ def test_attention_reads_the_selected_tokens_alone(T: int) -> None:
     parts = decode_latent(q, new, table, rank=16, scale=0.3, chosen=chosen, **how)  # type: ignore[arg-type]
     out = out_of_latent(parts, up, table)
     keys = stored.fields[0].nan_to_num(0)
-    from lamina.attention import View
-
     view = View(at, torch.arange(70).expand(3, -1), Full()).restricted(allowed)
     truth = reference_attention(q, keys, keys[..., :16], view, dtype=torch.float64, scale=0.3) @ up.double().mT
     assert error(out, truth, real) < 1e-5
@@ -96,6 +103,4 @@ def test_attention_reads_the_selected_tokens_alone(T: int) -> None:
 
 def test_keys_that_are_too_wide_are_named() -> None:
     assert why_no_index(IndexKeys(128)) is None
-    assert why_no_index(IndexKeys(320)) == (
-        "indexer keys of 320 values; the kernels that select tokens take up to 256"
-    )
+    assert why_no_index(IndexKeys(320)) == ("indexer keys of 320 values; the kernels that select tokens take up to 256")
