@@ -1,4 +1,4 @@
-"""The choice of a lightning indexer: for each query the tokens with the highest scores, which attention is restricted to.
+"""A lightning indexer: selects for each query the tokens with the highest scores. Attention is restricted to these.
 
     score(t, s) = Σ over heads h of weight(t, h) · relu(q(t, h) · k(s))
 

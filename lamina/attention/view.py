@@ -133,7 +133,9 @@ class View:
     def restricted(self, chosen: Tensor) -> View:
         """This View where a query sees, of what it saw, only the slots that are True in `chosen` [B, T, S]."""
         if chosen.shape != self.shape:
-            raise InputError(f"a selection {list(chosen.shape)} for queries and slots {list(self.shape)}: they must agree")
+            raise InputError(
+                f"a selection {list(chosen.shape)} for queries and slots {list(self.shape)}: they must agree"
+            )
         new = copy(self)
         new.finite, new.full, new.chosen = self.clean, False, chosen
         new._mask, new._blind, new._opened, new._block_mask = self.mask() & chosen[:, None], None, None, None

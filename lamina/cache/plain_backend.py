@@ -108,7 +108,7 @@ class PlainBackend:
     ) -> Tensor | None:  # fmt: skip
         """-> which of the slots that `attend_latent` reads are selected [B, T, S]; None: all that a query sees"""
         if isinstance(entry, SharedIndexLayer):
-            return one.shared(entry.spec.reads_from, key)[0]
+            return one.shared_selection(entry.spec.reads_from, key)
         if q is None or k is None or weights is None:
             raise InputError(f"layer {key[0]} entry {key[1]!r} stores keys: select(q, k, weights) needs all three")
         before: dict[str, Any] = dict(rope=rope, neighbours=neighbours, norm=None, norms_last=False)
@@ -120,7 +120,7 @@ class PlainBackend:
             if not view.clean:
                 keys = keys.masked_fill(~view.exists()[:, 0], 0)  # unused slots may hold NaN
             chosen = select_tokens(q, keys, weights, view.mask()[:, 0], top)
-        one.share(key, chosen)
+        one.share_selection(key, chosen)
         return chosen
 
     def call(self, one: Step, key: Key, entry: Layer, name: str, *args: Any, **how: Any) -> Any:

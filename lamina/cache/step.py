@@ -99,7 +99,8 @@ class Step:
         self._pending: dict[Key, Any] = {}
         self._views: dict[Hashable, View] = {}
         self._widened: tuple[RopeTable, RopeTable] | None = None
-        self._shared: dict[Key, tuple[Any, ...]] = {}
+        self._shared: dict[Key, tuple[Tensor, Tensor, View]] = {}
+        self._selections: dict[Key, Tensor | None] = {}
 
     @classmethod
     def alone(
@@ -176,17 +177,29 @@ class Step:
         if not torch.compiler.is_compiling():
             self.written.add(key)
 
-    def share(self, key: Key, *what: Any) -> None:
-        """Keeps a layer's keys, values and View, or its selection, for the layers that read it later in this pass."""
+    def share(self, key: Key, k: Tensor, v: Tensor, view: View) -> None:
+        """Keeps a layer's keys and values for the layers that read it later in this pass."""
         if self.cache is None or key in self.cache.shared:
-            self._shared[key] = what
+            self._shared[key] = (k, v, view)
 
-    def shared(self, key: Key, reader: Key) -> tuple[Any, ...]:
+    def shared(self, key: Key, reader: Key) -> tuple[Tensor, Tensor, View]:
         if key not in self._shared:
             raise InputError(
                 f"layer {reader[0]} shares layer {key[0]} entry {key[1]!r}, which has not attended in this pass"
             )
         return self._shared[key]
+
+    def share_selection(self, key: Key, chosen: Tensor | None) -> None:
+        """Keeps the selection of an indexer for the layers that read it later in this pass."""
+        if self.cache is None or key in self.cache.shared:
+            self._selections[key] = chosen
+
+    def shared_selection(self, key: Key, reader: Key) -> Tensor | None:
+        if key not in self._selections:
+            raise InputError(
+                f"layer {reader[0]} shares layer {key[0]} entry {key[1]!r}, which has not selected in this pass"
+            )
+        return self._selections[key]
 
     def attention_of(self, key: Key) -> str | Backend | None:
         """The backend of `lamina.attention` for this layer."""
@@ -275,6 +288,7 @@ class Step:
             self.staged.close()
         self._pending.clear()
         self._shared.clear()
+        self._selections.clear()
         self._views.clear()
 
     def base_after(self, accepted: Tensor) -> Tensor:

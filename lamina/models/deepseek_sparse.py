@@ -12,8 +12,8 @@ from torch import nn
 from lamina.checkpoint.names import Value
 from lamina.config import Config
 from lamina.errors import InputError
-from lamina.models.deepseek import DeepseekV3
 from lamina.models.decoder import layer_types
+from lamina.models.deepseek import DeepseekV3
 from lamina.nn import Indexer, LatentAttention, Mixer
 
 
@@ -49,7 +49,9 @@ class DeepseekV32(DeepseekV3):
         dense = c.first_k_dense_replace
         kinds = c.get("mlp_layer_types") or ["dense" if i < dense else "sparse" for i in range(c.num_hidden_layers)]
         if layer >= len(kinds) or kinds[layer] not in ("dense", "sparse"):
-            raise InputError(f"mlp_layer_types={kinds} must say dense or sparse for each of {c.num_hidden_layers} layers")
+            raise InputError(
+                f"mlp_layer_types={kinds} must say dense or sparse for each of {c.num_hidden_layers} layers"
+            )
         dense_before = layer + (kinds[layer] == "dense")
         return super().make_mlp(c.with_values(first_k_dense_replace=dense_before, mlp_bias=False), layer)
 
@@ -81,5 +83,7 @@ def indexer_types(c: Config) -> list[str]:
     if types is None:
         types = ["shared" if max(i - offset + 1, 0) % period else "full" for i in range(count)]
     if len(types) < count or not set(types) <= {"full", "shared"} or types[0] != "full":
-        raise InputError(f"indexer_types={types} must say full or shared for each of {count} layers, full for the first")
+        raise InputError(
+            f"indexer_types={types} must say full or shared for each of {count} layers, full for the first"
+        )
     return list(types[:count])

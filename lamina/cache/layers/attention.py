@@ -46,8 +46,7 @@ class SharedLayer(Layer):
     spec: Shared
 
     def keys_values(self, step: Step, key: Key, k: Tensor | None, v: Tensor | None) -> KeysValues:
-        keys, values, view = step.shared(self.spec.reads_from, key)
-        return keys, values, view
+        return step.shared(self.spec.reads_from, key)
 
 
 class SharedIndexLayer(Layer):

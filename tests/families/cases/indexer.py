@@ -6,6 +6,8 @@ transformers selects any.
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import DeepseekV32Config, GlmMoeDsaConfig
 
 from tests.families.cases.llama_like import small
@@ -16,6 +18,11 @@ SPARSE = dict(
     moe_intermediate_size=20, n_routed_experts=8, n_group=1, topk_group=1, num_experts_per_tok=3,
     first_k_dense_replace=1, index_n_heads=16, index_head_dim=8, index_topk=4, initializer_range=0.2,
 )  # fmt: skip
+
+
+def make(**changes: Any) -> GlmMoeDsaConfig:
+    return small(GlmMoeDsaConfig, **SPARSE | changes)()
+
 
 FAMILIES = {
     "deepseek_v32": {
