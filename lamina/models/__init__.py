@@ -113,6 +113,7 @@ FAMILIES = {
     "m2m_100": "bart:M2M100",
     "mvp": "bart:Mvp",
     "fsmt": "bart:FSMT",
+    "moonshine": "moonshine:Moonshine",
     "whisper": "whisper:Whisper",
     "gpt2": "gpt2:GPT2",
     "gpt_bigcode": "gpt2:GPTBigCode",
