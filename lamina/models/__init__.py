@@ -7,6 +7,7 @@ A family from outside the package is registered with `register_family`, or by an
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -215,7 +216,13 @@ def family(model_type: str) -> type[Model]:
     if model_type in TEXT_PARTS:
         return text_part(family(TEXT_PARTS[model_type]))
     if model_type not in FAMILIES:
-        raise InputError(f"model_type {model_type!r} is not supported; known: {', '.join(known_types())}")
+        known = known_types()
+        near = get_close_matches(model_type, known, n=5)
+        similar = f"; similar names are: {', '.join(near)}" if near else ""
+        raise InputError(
+            f"model_type {model_type!r} is not among the {len(known)} that are supported, which docs/families.md lists"
+            f"{similar}; lamina.register_family adds one"
+        )
     module, name = FAMILIES[model_type].split(":")
     return getattr(import_module(f"lamina.models.{module}"), name)
 

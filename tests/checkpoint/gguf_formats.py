@@ -47,7 +47,9 @@ FULL = "full_attention"
 BIAS = {r"model\.layers\.(\d+)\.mlp\.gate\.e_score_correction_bias": r"blk.\1.exp_probs_b.bias"}
 MERGED = renamed(r"(block_sparse_moe|feed_forward)\.experts\.(?=\D)", "mlp.experts.")
 W = {"w1": "gate", "w2": "down", "w3": "up"}
-STACK_NAMES = {rf"model\.layers\.(\d+)\.mlp\.experts\.{w}\.weight": rf"blk.\1.ffn_{n}_exps.weight" for w, n in W.items()}
+STACK_NAMES = {
+    rf"model\.layers\.(\d+)\.mlp\.experts\.{w}\.weight": rf"blk.\1.ffn_{n}_exps.weight" for w, n in W.items()
+}
 GRANITE_NAMES = {
     rf"model\.layers\.(\d+)\.{theirs}\.weight": rf"blk.\1.ffn_{ours}.weight"
     for theirs, ours in {
@@ -197,7 +199,11 @@ def without_experts(tensors: Any, c: Fields) -> Any:
     """The shared expert is called an MLP if there are no others."""
     if c["num_local_experts"]:
         return tensors
-    names = {"shared_mlp.gate.": "mlp.gate_proj.", "shared_mlp.up.": "mlp.up_proj.", "shared_mlp.output_linear.": "mlp.down_proj."}
+    names = {
+        "shared_mlp.gate.": "mlp.gate_proj.",
+        "shared_mlp.up.": "mlp.up_proj.",
+        "shared_mlp.output_linear.": "mlp.down_proj.",
+    }
     found = dict(tensors)
     for old in tensors:
         for theirs, ours in names.items():

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 import lamina
 from lamina.checkpoint.gguf.file import ARCHITECTURES
-from tests.checkpoint.gguf_formats import FORMATS
 from tests.checkpoint.gguf_converter import write_gguf
+from tests.checkpoint.gguf_formats import FORMATS
 from tests.families.cases import cases
 from tests.families.harness import random_ids, relative
 

@@ -175,9 +175,7 @@ FALCON_NORMS = tuple(
 """Names of two norms. The first is that of the MLP."""
 
 SPLIT_QKV = tuple(
-    Joined(
-        f"{LAYER}.self_attn.{name}_proj.{leaf}", (f"blk.{{i}}.attn_qkv.{leaf}",), lambda t, c, n=n: t.chunk(3)[n]
-    )
+    Joined(f"{LAYER}.self_attn.{name}_proj.{leaf}", (f"blk.{{i}}.attn_qkv.{leaf}",), lambda t, c, n=n: t.chunk(3)[n])
     for n, name in enumerate("qkv")
     for leaf in ("weight", "bias")
 )

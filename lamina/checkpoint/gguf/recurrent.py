@@ -24,8 +24,15 @@ from lamina.checkpoint.gguf.changes import (
 )  # fmt: skip
 from lamina.checkpoint.gguf.dense import LAYER, LLAMA, block, granite
 from lamina.checkpoint.gguf.metadata import Metadata, deepseek_experts
-from lamina.checkpoint.gguf.mixtures import DEEPSEEK, EXPERTS, GRANITE, GRANITE_JOINED, LATENT, LATENT_JOINED
-from lamina.checkpoint.gguf.mixtures import latent_fields
+from lamina.checkpoint.gguf.mixtures import (
+    DEEPSEEK,
+    EXPERTS,
+    GRANITE,
+    GRANITE_JOINED,
+    LATENT,
+    LATENT_JOINED,
+    latent_fields,
+)
 
 
 def mamba_names(theirs: str) -> dict[str, str]:
