@@ -114,6 +114,7 @@ FAMILIES = {
     "m2m_100": "bart:M2M100",
     "mvp": "bart:Mvp",
     "fsmt": "bart:FSMT",
+    "bigbird_pegasus": "bigbird_pegasus:BigBirdPegasus",
     "moonshine": "moonshine:Moonshine",
     "whisper": "whisper:Whisper",
     "gpt2": "gpt2:GPT2",

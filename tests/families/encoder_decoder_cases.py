@@ -9,6 +9,7 @@ from transformers import (
     BartConfig,
     BertConfig,
     BertGenerationConfig,
+    BigBirdPegasusConfig,
     BlenderbotConfig,
     BlenderbotSmallConfig,
     CamembertConfig,
@@ -142,6 +143,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "bert and camembert": bert_pair(BertConfig, CamembertConfig, dict(hidden_act="silu")),
     },
     "mvp": bart_like(MvpConfig),
+    "bigbird_pegasus": {
+        "full": small(BigBirdPegasusConfig, attention_type="original_full"),
+        "biases, untied, scaled": small(
+            BigBirdPegasusConfig, use_bias=True, tie_word_embeddings=False, scale_embedding=True
+        ),
+        "sparse": small(BigBirdPegasusConfig, block_size=2, num_random_blocks=1),
+        "sparse, two spare blocks, biases": small(
+            BigBirdPegasusConfig, block_size=2, num_random_blocks=2, use_bias=True
+        ),
+    },
     "fsmt": {
         "plain": small(FSMTConfig, num_beams=1, src_vocab_size=67, tgt_vocab_size=71),
         "unscaled, gelu, deep decoder": small(
