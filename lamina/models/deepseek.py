@@ -8,6 +8,8 @@ https://arxiv.org/abs/2405.04434  https://arxiv.org/abs/2412.19437
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import nn
 
 from lamina.checkpoint.names import Value
@@ -68,7 +70,7 @@ def prediction_layers(c: Config, default: int = 1) -> tuple[str, ...]:
 
 
 class DeepseekV2(Transformer):
-    no_effect = ("num_key_value_heads", "head_dim", "qk_head_dim", "n_group", "topk_group")
+    no_effect: ClassVar[tuple[str, ...]] = ("num_key_value_heads", "head_dim", "qk_head_dim", "n_group", "topk_group")
     names = Transformer.names | {
         **latent_names("blocks.{i}.attention", "model.layers.{i}.self_attn"),
         **mixture_names("blocks.{i}.mlp", "model.layers.{i}.mlp"),
