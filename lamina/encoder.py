@@ -17,7 +17,7 @@ from lamina.cache.layers.cross import Source
 from lamina.cache.spec import specs_of
 from lamina.cache.step import Step
 from lamina.errors import InputError
-from lamina.inputs import checked_ids
+from lamina.inputs import checked_ids, random_ids
 from lamina.model import Model
 
 
@@ -103,6 +103,5 @@ class EncoderDecoder(Model):
         return Source(self.encoder(ids, real.tensor, embeds=embeds), real.tensor)
 
     def random_source(self, rows: int, length: int, generator: torch.Generator | None = None) -> Source:
-        device = self.device if generator is None else generator.device
         vocab = self.vocab if self.source_vocab is None else self.source_vocab
-        return self.encode(torch.randint(vocab, (rows, length), generator=generator, device=device))
+        return self.encode(random_ids(vocab, (rows, length), generator or torch.Generator(self.device)))

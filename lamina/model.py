@@ -33,7 +33,7 @@ from lamina.errors import InputError
 from lamina.generation.entry import generate, stream
 from lamina.generation.result import Result
 from lamina.generation.stream import Event, Stream
-from lamina.inputs import check_ids, checked_ids, checked_marks
+from lamina.inputs import check_ids, checked_ids, checked_marks, random_ids
 from lamina.nn.attention.rotary import positions_of
 from lamina.runtime.builders import wait_for_kernels
 from lamina.runtime.compile import CompiledBlocks, why_not_compiled
@@ -196,7 +196,7 @@ class Model(nn.Module):
 
     def random_source(self, rows: int, length: int, generator: torch.Generator | None = None) -> Source:
         """The encoder's output for random input of `length` positions, which checks and plans read."""
-        return self.encode(None)
+        return self.encode(random_ids(self.vocab, (rows, length), generator or torch.Generator(self.device)))
 
     # -- passes ----------------------------------------------------------------------------------------------------
 

@@ -58,6 +58,14 @@ OTHERS: dict[str, dict[str, Any]] = {
         hidden_act="silu", max_position_embeddings=262144, tie_word_embeddings=False,
         rope_parameters=dict(rope_type="default", rope_theta=500000.0),
     ),
+    "deepseek-v3.2": dict(
+        model_type="deepseek_v32", vocab_size=129280, hidden_size=7168, num_hidden_layers=61, num_attention_heads=128,
+        num_key_value_heads=128, intermediate_size=18432, moe_intermediate_size=2048, n_routed_experts=256,
+        num_experts_per_tok=8, n_shared_experts=1, n_group=8, topk_group=4, routed_scaling_factor=2.5,
+        kv_lora_rank=512, q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+        first_k_dense_replace=3, index_n_heads=64, index_head_dim=128, index_topk=2048, rms_norm_eps=1e-6,
+        max_position_embeddings=163840, tie_word_embeddings=False,
+    ),
     "flan-t5-xl": dict(
         model_type="t5", vocab_size=32128, d_model=2048, d_kv=64, d_ff=5120, num_layers=24, num_decoder_layers=24,
         num_heads=32, relative_attention_num_buckets=32, relative_attention_max_distance=128, layer_norm_epsilon=1e-6,

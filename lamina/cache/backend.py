@@ -59,7 +59,7 @@ class Backend(Protocol[P, E]):
 
     def attend_latent(
         self, one: P, key: Key, entry: E, q: Tensor, kv: Tensor,
-        *, norm: RMSNorm, rope: RopeTable, neighbours: bool, up: Tensor, scale: float, restrict: Any,
+        *, norm: RMSNorm, rope: RopeTable, neighbours: bool, up: Tensor, scale: float, restrict: Any = None,
     ) -> Tensor: ...  # fmt: skip
 
     def convolve(

@@ -13,7 +13,14 @@ from lamina.attention.core import attention
 from lamina.attention.indexer import select_tokens
 from lamina.attention.rotary import RopeTable, rotate, rotate_neighbours
 from lamina.cache.backend import AttendOptions, Backend
-from lamina.cache.layers.attention import AttentionLayer, LatentLayer, SharedIndexLayer, SharedLayer, TokensLayer
+from lamina.cache.layers.attention import (
+    AttentionLayer,
+    IndexLayer,
+    LatentLayer,
+    SharedIndexLayer,
+    SharedLayer,
+    TokensLayer,
+)
 from lamina.cache.layers.base import Key, Layer
 from lamina.cache.layers.cross import CrossLayer
 from lamina.cache.layers.recurrent import ConvolutionLayer, RecurrentLayer
@@ -48,7 +55,8 @@ class PlainBackend:
 
     def attend_latent(
         self, one: Step, key: Key, entry: LatentLayer, q: Tensor, kv: Tensor,
-        *, norm: RMSNorm, rope: RopeTable, neighbours: bool, up: Tensor, scale: float, restrict: Tensor | None,
+        *, norm: RMSNorm, rope: RopeTable, neighbours: bool, up: Tensor, scale: float,
+        restrict: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Stores normed latents and rotated keys, and attends in the latent or over expanded keys: the cheaper one."""
         turn, rank, rope_dim = rotate_neighbours if neighbours else rotate, entry.spec.rank, entry.spec.rope_dim
@@ -103,7 +111,7 @@ class PlainBackend:
         return tokens["x"].masked_fill(~exists[..., None], 0), view.mask()[:, 0]
 
     def select(
-        self, one: Step, key: Key, entry: TokensLayer | SharedIndexLayer, q: Tensor | None, k: Tensor | None,
+        self, one: Step, key: Key, entry: IndexLayer | SharedIndexLayer, q: Tensor | None, k: Tensor | None,
         weights: Tensor | None, *, rope: RopeTable | None, neighbours: bool,
     ) -> Tensor | None:  # fmt: skip
         """-> which of the slots that `attend_latent` reads are selected [B, T, S]; None: all that a query sees"""

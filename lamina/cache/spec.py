@@ -21,7 +21,14 @@ from torch import Tensor, nn
 
 from lamina.attention.window import Full, Window
 from lamina.cache.codec.codec import Codec
-from lamina.cache.layers.attention import AttentionLayer, LatentLayer, SharedIndexLayer, SharedLayer, TokensLayer
+from lamina.cache.layers.attention import (
+    AttentionLayer,
+    IndexLayer,
+    LatentLayer,
+    SharedIndexLayer,
+    SharedLayer,
+    TokensLayer,
+)
 from lamina.cache.layers.cross import CrossLayer
 from lamina.cache.layers.recurrent import ConvolutionLayer, RecurrentLayer
 from lamina.errors import InputError
@@ -126,6 +133,9 @@ class IndexKeys(Tokens):
     def __post_init__(self) -> None:
         if self.window != Full() or self.top < 1:
             raise InputError(f"{self}: an indexer selects at least one of all tokens, window Full()")
+
+    def layer(self, keeping: Keeping | None) -> Layer:
+        return IndexLayer(self, {"x": (self.dim,)}, self.window, keeping)
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,8 @@ class KernelBackend:
 
     def attend_latent(
         self, one: Captured, key: Key, entry: TableEntry, q: Tensor, kv: Tensor,
-        *, norm: RMSNorm, rope: RopeTable, neighbours: bool, up: Tensor, scale: float, restrict: Tensor | None,
+        *, norm: RMSNorm, rope: RopeTable, neighbours: bool, up: Tensor, scale: float,
+        restrict: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         from lamina.kernels.attention.mla import decode_latent
         from lamina.kernels.attention.mla_project import into_latent, out_of_latent

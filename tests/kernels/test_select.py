@@ -10,13 +10,17 @@ from lamina.attention import Full, View, indexer, reference_attention
 from lamina.attention.rotary import rotate
 from lamina.cache import IndexKeys
 from lamina.cache.codec.codec import Coding
+from lamina.generation.strategies.plain import decode_plain
 from lamina.kernels.attention.indexer import select_tokens
 from lamina.kernels.attention.mla import decode_latent
 from lamina.kernels.attention.mla_project import out_of_latent
 from lamina.kernels.attention.tiling import Tiling
 from lamina.kernels.eligibility import why_no_index
+from lamina.runtime import Graphs
 from lamina.runtime.kernel_backend import TableEntry
 from lamina.runtime.select_kernels import select
+from lamina.sampling.chooser import Chooser
+from tests.kernels.runs import begin, small, start
 from tests.kernels.stores import Held, Packed, error
 
 pytestmark = pytest.mark.usefixtures("few_programs")
@@ -99,6 +103,19 @@ def test_attention_reads_the_selected_tokens_alone(T: int) -> None:
     truth = reference_attention(q, keys, keys[..., :16], view, dtype=torch.float64, scale=0.3) @ up.double().mT
     assert error(out, truth, real) < 1e-5
     assert not out.transpose(1, 2)[~real].any()
+
+
+def test_a_captured_step_goes_on_after_its_cache_grew() -> None:
+    model = small("glm_moe_dsa")
+    cache, logits = start(model)
+    expected = decode_plain(begin(model, max_new_tokens=3)).tokens
+    with Graphs(model).step(2, Chooser()) as step:
+        step.begin(cache, logits.argmax(-1), [9, 9], ())
+        step.run(1)
+        cache.reserve(100)  # more than the buffer of scores has room for
+        step.run(1)
+        assert step._scores is not None and step._scores.shape[-1] >= 100
+    assert [row[-2:] for row in cache.tokens] == [tokens[:2] for tokens in expected]
 
 
 def test_keys_that_are_too_wide_are_named() -> None:

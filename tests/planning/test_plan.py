@@ -126,7 +126,15 @@ def test_generate_leaves_the_cache_that_was_planned(family: str) -> None:
     assert lines(cache) == list(lamina.plan(subject, rows=2, length=43, prompt=3).lines)
 
 
-OWN = ["sliding, keep", "shared", "tokens", "cross", "nothing to remember", "from outside, among others"]
+OWN = [
+    "sliding, keep",
+    "shared",
+    "latent, selected",
+    "tokens",
+    "cross",
+    "nothing to remember",
+    "from outside, among others",
+]
 
 
 @pytest.mark.parametrize("kind", OWN)
