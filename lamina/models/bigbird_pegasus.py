@@ -60,16 +60,14 @@ class BigBirdEncoderBlock(BartEncoderBlock):
         return BlockSparseAttention(c)
 
 
+PARTS = {"q_proj": "self.query", "k_proj": "self.key", "v_proj": "self.value", "out_proj": "output"}
+
+
 def their_name(name: str) -> str:
-    """Names of BART -> of this family: the last norm is called the embedding's, and the encoder's attention is BERT's."""
-    for part, theirs in (
-        ("q_proj", "self.query"),
-        ("k_proj", "self.key"),
-        ("v_proj", "self.value"),
-        ("out_proj", "output"),
-    ):
-        if name.startswith("model.encoder."):
-            name = name.replace(f"self_attn.{part}", f"self_attn.{theirs}")
+    """Names of BART -> of this family: its last norm is called the embedding's, its encoder's attention is BERT's."""
+    head, _, part = name.rpartition(".self_attn.")
+    if head.startswith("model.encoder."):
+        return f"{head}.self_attn.{PARTS[part]}"
     return name.replace("coder.layer_norm", "coder.layernorm_embedding")
 
 

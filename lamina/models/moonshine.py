@@ -200,7 +200,7 @@ class Moonshine(EncoderDecoder):
             raise InputError(f"waves must be [B, N], not {list(waves.shape)}")
         lengths = [waves.shape[1]] * len(waves)
         if counts is not None:
-            lengths = Counts.of(counts, *waves.shape, self.device, "counts").tensor.tolist()
+            lengths = Counts.of(counts, len(waves), waves.shape[1], self.device, "counts").tensor.tolist()
         if min(lengths, default=0) < SHORTEST:
             raise InputError(f"a recording has {min(lengths, default=0)} samples, and the encoder needs {SHORTEST}")
         waves = waves.to(self.device, self.dtype)

@@ -190,7 +190,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         ),
     },
     "switch_transformers": {
-        "plain": switch(),
+        "plain": switch(num_layers=2, num_decoder_layers=2, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1),
         "tokens are dropped, router bias, gelu": switch(expert_capacity=3, router_bias=True, dense_act_fn="gelu"),
         "sparse in every layer, odd step, untied": switch(
             num_layers=2,

@@ -16,8 +16,11 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
 
 import lamina
+from lamina.config import Config
 from lamina.encoder import EncoderDecoder
+from lamina.errors import InputError
 from lamina.generation.prompt import from_padded, from_rows
+from lamina.models import family_of
 from tests.families.encoder_decoder_cases import FAMILIES
 from tests.families.harness import TOLERANCE, random_cuts, random_ids, relative, run_in_pieces, run_ragged
 
@@ -110,3 +113,18 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(family: str, name: s
 def test_verify_passes(family: str, name: str) -> None:
     report = lamina.verify(pair(family, name)[1], tries=1)
     assert report.ok, str(report)
+
+
+REFUSED = [
+    ("mvp", "use_prompt", True),
+    ("fsmt", "pad_token_id", 0),
+    ("bigbird_pegasus", "attention_type", "sparse"),
+    ("longt5", "encoder_attention_type", "global"),
+]
+
+
+@pytest.mark.parametrize(("family", "name", "value"), REFUSED)
+def test_options_that_are_not_supported_are_named(family: str, name: str, value: Any) -> None:
+    config = Config(next(iter(FAMILIES[family].values()))().to_dict() | {name: value})
+    with pytest.raises(InputError, match=f"{name}={value!r}"), torch.device("meta"):
+        family_of(config).build(config)
