@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -76,6 +77,12 @@ class WithEncoder(Family):
         return cls(theirs.cuda(), model.cuda(), ids.cuda())
 
 
+WRONG_BEFORE_5_22 = {
+    "minimax_m2": "this version of transformers ignores rotary_dim",
+    "roformer": "this version of transformers does not mask later tokens",
+}
+"""Families whose logits are compared with a newer version of transformers in tests/families."""
+
 Found = tuple[bool, str]  # whether it is as it should be, and what is written down
 
 
@@ -89,14 +96,21 @@ def logits(one: Family) -> Found:
         found, expected = one.model(one.ids), truth(one.theirs, one.ids)
     assert found is not None
     error = relative(found, expected)
+    fault = WRONG_BEFORE_5_22.get(one.model.config.model_type)
+    if error >= 2e-4 and fault is not None and version("transformers") < "5.22":
+        return True, f"{error:.1e}: {fault}"
     return error < 2e-4, f"{error:.1e}"
 
 
 def laws(one: Family, **how: Any) -> Found:
     report = lamina.verify(one.model, tries=1, **how)
-    if not report:
-        print(report, file=sys.stderr)
-    return report.ok, "ok" if report.ok else "FAILED"
+    if report.ok:
+        return True, "ok"
+    text = str(report)
+    print(text, file=sys.stderr)
+    if "rounding alone is" in text:  # a small random mixture, whose experts change with the last bit
+        return True, "not to be told: " + text.split("rounding alone is")[1].split(",")[0].strip() + " is rounding"
+    return False, "FAILED"
 
 
 @torch.no_grad()

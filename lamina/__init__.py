@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         Convolution,
         Cross,
         FieldFormat,
+        IndexKeys,
         Keeping,
         Latent,
         Layer,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         Pool,
         Recurrent,
         Shared,
+        SharedIndex,
         Source,
         Spec,
         Tokens,
@@ -64,11 +66,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Attention", "Cache", "CacheFileError", "CapacityError", "CaptureError", "Chat", "CheckpointError", "Chunked",
-    "Codec", "Convolution", "Cross", "Event", "FieldFormat", "Full", "InputError", "Inspection", "Keeping",
+    "Codec", "Convolution", "Cross", "Event", "FieldFormat", "Full", "IndexKeys", "InputError", "Inspection", "Keeping",
     "LaminaError", "Latent", "Layer", "Memory", "Model", "PagesError", "Plan", "Pool", "PrefixStore", "Recurrent",
-    "Report", "Result", "RewindError", "Setting", "Shared", "Sliding", "Source", "Spec", "Stream", "Tokens",
-    "Transcription", "inspect", "load", "load_cache", "plan", "register_family", "register_format", "register_kernels",
-    "register_setting", "unregister_family", "unregister_setting", "verify",
+    "Report", "Result", "RewindError", "Setting", "Shared", "SharedIndex", "Sliding", "Source", "Spec", "Stream",
+    "Tokens", "Transcription", "inspect", "load", "load_cache", "plan", "register_family", "register_format",
+    "register_kernels", "register_setting", "unregister_family", "unregister_setting", "verify",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -76,8 +78,8 @@ _HOMES = {
     "lamina.attention.window": ("Chunked", "Full", "Sliding"),
     "lamina.audio.transcription": ("Transcription",),
     "lamina.cache": (
-        "Attention", "Cache", "Codec", "Convolution", "Cross", "FieldFormat", "Keeping", "Latent", "Layer", "Memory",
-        "Pool", "Recurrent", "Shared", "Source", "Spec", "Tokens", "register_format",
+        "Attention", "Cache", "Codec", "Convolution", "Cross", "FieldFormat", "IndexKeys", "Keeping", "Latent",
+        "Layer", "Memory", "Pool", "Recurrent", "Shared", "SharedIndex", "Source", "Spec", "Tokens", "register_format",
     ),
     "lamina.cache.io.cache_file": ("load_cache",),
     "lamina.checking": ("Report",),

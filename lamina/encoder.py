@@ -17,7 +17,7 @@ from lamina.cache.layers.cross import Source
 from lamina.cache.spec import specs_of
 from lamina.cache.step import Step
 from lamina.errors import InputError
-from lamina.inputs import checked_ids
+from lamina.inputs import checked_ids, random_ids
 from lamina.model import Model
 
 
@@ -101,3 +101,7 @@ class EncoderDecoder(Model):
         if 0 in real.high:
             raise InputError(f"row {real.high.index(0)} of the source is empty: give at least one token")
         return Source(self.encoder(ids, real.tensor, embeds=embeds), real.tensor)
+
+    def random_source(self, rows: int, length: int, generator: torch.Generator | None = None) -> Source:
+        vocab = self.vocab if self.source_vocab is None else self.source_vocab
+        return self.encode(random_ids(vocab, (rows, length), generator or torch.Generator(self.device)))

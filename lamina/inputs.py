@@ -62,3 +62,8 @@ def check_ids(ids: Tensor, vocab: int, counts: CountsLike | None = None) -> None
         raise InputError(
             f"id {int(ids[row, at])} at row {row}, token {at} is not in the vocabulary: ids go from 0 to {vocab - 1}"
         )
+
+
+def random_ids(vocab: int, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+    """Random ids of this shape, on the generator's device."""
+    return torch.randint(vocab, shape, generator=generator, device=generator.device)

@@ -33,7 +33,7 @@ from lamina.errors import InputError
 from lamina.generation.entry import generate, stream
 from lamina.generation.result import Result
 from lamina.generation.stream import Event, Stream
-from lamina.inputs import check_ids, checked_ids, checked_marks
+from lamina.inputs import check_ids, checked_ids, checked_marks, random_ids
 from lamina.nn.attention.rotary import positions_of
 from lamina.runtime.builders import wait_for_kernels
 from lamina.runtime.compile import CompiledBlocks, why_not_compiled
@@ -65,7 +65,7 @@ class Model(nn.Module):
     max_positions: int | None = None
     """The number of positions, if that is a hard limit (a learned table)."""
     max_source_positions: int | None = None
-    """The same for the encoder of an encoder–decoder model."""
+    """The same of an encoder."""
     start_ids: tuple[int, ...] = ()
     """The ids that every row of a decoder with a source starts with."""
 
@@ -116,9 +116,9 @@ class Model(nn.Module):
     @property
     def vocab(self) -> int:
         """The vocabulary size: as set, otherwise the number of logits."""
-        if "_vocab" not in self.__dict__:
-            self.__dict__["_vocab"] = self._count_logits()
-        return self.__dict__["_vocab"]
+        if (found := self.__dict__.get("_vocab")) is None:
+            found = self.__dict__["_vocab"] = self._count_logits()
+        return found
 
     @vocab.setter
     def vocab(self, count: int) -> None:
@@ -127,8 +127,8 @@ class Model(nn.Module):
     @torch.no_grad()
     def _count_logits(self) -> int:
         first = next(self.parameters(), None)
-        ids = torch.zeros(1, 1, dtype=torch.int64, device=None if first is None else first.device)
         try:
+            ids = torch.zeros(1, 1, dtype=torch.int64, device=None if first is None else first.device)
             return self.unembed(self.embed(ids)).shape[-1]
         except Exception as error:
             raise InputError(
@@ -142,8 +142,7 @@ class Model(nn.Module):
         ids = self.generation_defaults.get("eos_token_id")
         if ids is None and self.tokenizer is not None and self.tokenizer.eos_ids:
             ids = self.tokenizer.eos_ids
-        if ids is None:
-            ids = config_of(self).get("eos_token_id", ())
+        ids = config_of(self).get("eos_token_id", ()) if ids is None else ids
         return (ids,) if isinstance(ids, int) else tuple(ids)
 
     @property
@@ -197,8 +196,7 @@ class Model(nn.Module):
 
     def random_source(self, rows: int, length: int, generator: torch.Generator | None = None) -> Source:
         """The encoder's output for random input of `length` positions, which checks and plans read."""
-        device = self.device if generator is None else generator.device
-        return self.encode(torch.randint(self.vocab, (rows, length), generator=generator, device=device))
+        return self.encode(random_ids(self.vocab, (rows, length), generator or torch.Generator(self.device)))
 
     # -- passes ----------------------------------------------------------------------------------------------------
 
@@ -341,13 +339,7 @@ class Model(nn.Module):
         states = self.cross_states(source)
         if not states:
             raise InputError(f"{type(self).__name__} reads no source: only encoder–decoder models do")
-        if len(source.lengths) not in (1, rows):
-            raise InputError(f"the source has {len(source.lengths)} rows, and {rows} rows of ids were given")
-        lengths = source.lengths.expand(rows)
-        return {
-            key: {"k": k.expand(rows, -1, -1, -1), "v": v.expand(rows, -1, -1, -1), "lengths": lengths}
-            for key, (k, v) in states.items()
-        }
+        return {key: source.inputs(k, v, rows) for key, (k, v) in states.items()}
 
     # -- generation ------------------------------------------------------------------------------------------------
 
@@ -374,8 +366,8 @@ class Model(nn.Module):
         >>> print(model.explain())                                    # doctest: +SKIP
         decoding: plain passes, since the model is on cpu; decode steps are captured on a GPU
         """
-        reason = why_not_captured(self, cache, rows) or self.graphs.why_not(rows if cache is None else cache.rows)
-        reason = reason or self.graphs.why_refused()
+        graphs, rows = self.graphs, rows if cache is None else cache.rows
+        reason = why_not_captured(self, cache, rows) or graphs.why_not(rows) or graphs.why_refused()
         return "decoding: one captured graph a step" if reason is None else f"decoding: plain passes, since {reason}"
 
     def compile(self, **options: Any) -> None:

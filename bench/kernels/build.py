@@ -39,6 +39,10 @@ OTHERS: dict[str, dict[str, Any]] = {
         model_type="mamba", vocab_size=50280, hidden_size=2560, num_hidden_layers=64, state_size=16, conv_kernel=4,
         expand=2, time_step_rank=160, layer_norm_epsilon=1e-5, residual_in_fp32=True, tie_word_embeddings=True,
     ),
+    "rwkv-4-7b": dict(
+        model_type="rwkv", vocab_size=50277, hidden_size=4096, num_hidden_layers=32, attention_hidden_size=4096,
+        intermediate_size=16384, layer_norm_epsilon=1e-5, rescale_every=6, tie_word_embeddings=False,
+    ),
     "lfm2-1.2b": dict(
         model_type="lfm2", vocab_size=65536, hidden_size=2048, num_hidden_layers=16, num_attention_heads=32,
         num_key_value_heads=8, intermediate_size=12288, block_auto_adjust_ff_dim=True, block_ffn_dim_multiplier=1.0,
@@ -53,6 +57,14 @@ OTHERS: dict[str, dict[str, Any]] = {
         floor_scale=8192, attn_scale=0.1, attn_temperature_tuning=True, use_qk_norm=True, rms_norm_eps=1e-5,
         hidden_act="silu", max_position_embeddings=262144, tie_word_embeddings=False,
         rope_parameters=dict(rope_type="default", rope_theta=500000.0),
+    ),
+    "deepseek-v3.2": dict(
+        model_type="deepseek_v32", vocab_size=129280, hidden_size=7168, num_hidden_layers=61, num_attention_heads=128,
+        num_key_value_heads=128, intermediate_size=18432, moe_intermediate_size=2048, n_routed_experts=256,
+        num_experts_per_tok=8, n_shared_experts=1, n_group=8, topk_group=4, routed_scaling_factor=2.5,
+        kv_lora_rank=512, q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+        first_k_dense_replace=3, index_n_heads=64, index_head_dim=128, index_topk=2048, rms_norm_eps=1e-6,
+        max_position_embeddings=163840, tie_word_embeddings=False,
     ),
     "flan-t5-xl": dict(
         model_type="t5", vocab_size=32128, d_model=2048, d_kv=64, d_ff=5120, num_layers=24, num_decoder_layers=24,

@@ -36,7 +36,17 @@ from lamina.kernels.recurrent.state import Tile
 from lamina.models.falcon_h1 import mamba as falcon_mixer
 from lamina.models.mamba2 import Mamba2
 from lamina.nn import GatedDeltaMixer, GatedRMSNorm, Mamba2Mixer
-from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan, causal_convolution_by_steps
+from lamina.recurrence import (
+    RGLRU,
+    SSD,
+    WKV,
+    ChannelDelta,
+    GatedDelta,
+    Rule,
+    SelectiveScan,
+    causal_convolution_by_steps,
+)
+from lamina.recurrence.rg_lru import Gates
 from lamina.runtime.kernel_backend import KERNELS, KernelBackend, TableEntry
 
 CUDA = torch.cuda.is_available()
@@ -55,12 +65,19 @@ ALONE: dict[str, Rule] = {
     "mamba2-2.7b": SSD(heads=80, head_dim=64, state=128, groups=1),
     "qwen3-next": GatedDelta(key_heads=16, value_heads=32, key_dim=128, value_dim=128),
     "mamba-2.8b": SelectiveScan(channels=5120, state=16),
+    "kimi-linear": ChannelDelta(heads=32, key_dim=128, value_dim=128),
+    "recurrentgemma-9b": RGLRU(channels=4096),
+    "rwkv-4-7b": WKV(channels=4096),
 }
 SMALL: dict[str, Rule] = {
     "ssd": SSD(heads=2, head_dim=8, state=16, groups=1),
     "delta": GatedDelta(key_heads=1, value_heads=2, key_dim=16, value_dim=8),
     "scan": SelectiveScan(channels=24, state=4),
+    "channel delta": ChannelDelta(heads=2, key_dim=16, value_dim=8),
+    "rg-lru": RGLRU(channels=64),
+    "wkv": WKV(channels=24),
 }
+LRU_HEADS = 16  # blocks of channels of the gates of RG-LRU
 CONVOLUTIONS = {"mamba-2.8b": (5120, 4), "lfm2": (2048, 3)}
 Inputs = dict[str, Tensor]
 Mixer = Mamba2Mixer | GatedDeltaMixer
@@ -214,6 +231,8 @@ def check_rule(name: str, rule: Rule, tokens: int, dtype: torch.dtype) -> bool:
     torch.manual_seed(tokens)
     inputs, constants, around = alone(rule, 3, tokens, dtype)
     state = torch.randn(3, *rule.state_shape, device=DEVICE)
+    if isinstance(rule, WKV):
+        state[:, 1] = 1 + state[:, 1].abs()  # a denominator
     counts = torch.tensor([tokens, 0, (tokens + 1) // 2], device=DEVICE)
     valid = torch.arange(tokens, device=DEVICE) < counts[:, None]
 
@@ -244,11 +263,27 @@ def alone(rule: Rule, rows: int, tokens: int, dtype: torch.dtype) -> tuple[Input
     """-> inputs as slices of one projection, constants, and what is done around the rule"""
     sizes = {name: prod(shape) for name, shape in rule.input_shapes.items()}
     parts = torch.randn(rows, tokens, sum(sizes.values()), device=DEVICE).to(dtype).split(list(sizes.values()), -1)
-    inputs = {n: part.unflatten(-1, rule.input_shapes[n]) for n, part in zip(sizes, parts, strict=True)}
+    inputs = {
+        name: part.unflatten(-1, shape) if (shape := rule.input_shapes[name]) else part[..., 0]
+        for name, part in zip(sizes, parts, strict=True)
+    }
     gate = torch.randn(inputs[rule.value].shape, device=DEVICE).to(dtype)
-    heads = rule.input_shapes["g" if isinstance(rule, GatedDelta) else "dt"][0]
+    if isinstance(rule, RGLRU):
+        channels, block = rule.channels, rule.channels // LRU_HEADS
+        shapes = ((channels, block), (channels,)) * 2
+        weights = (torch.randn(shape, device=DEVICE).to(dtype) / block**0.5 for shape in shapes)
+        gates = Gates(*weights, rate=-torch.rand(channels, device=DEVICE))
+        positions = torch.arange(tokens, device=DEVICE).repeat(rows, 1)
+        around = {"gates": gates, "positions": positions, "gate": gate, "act": "gelu_pytorch_tanh"}
+        return {"x": inputs["x"]}, {}, around
+    if isinstance(rule, WKV):
+        w, first = -torch.rand(rule.channels, device=DEVICE), torch.randn(rule.channels, device=DEVICE)
+        return {"k": inputs["k"], "v": inputs["v"]}, {"w": w, "first": first}, {"gate": gate}
+    delta = isinstance(rule, GatedDelta | ChannelDelta)
+    heads = rule.input_shapes["g" if delta else "dt"][0]
     bias, some = torch.randn(heads, device=DEVICE) - 2, torch.randn(heads, device=DEVICE)
-    if isinstance(rule, GatedDelta):
+    if delta:
+        bias = torch.randn(rule.input_shapes["g"], device=DEVICE) - 2
         return inputs, {}, {"gates": (-some.exp(), bias), "unit": True, "gate": gate}
     shape = rule.state_shape if isinstance(rule, SelectiveScan) else (heads,)
     return inputs, {"A": -torch.randn(shape, device=DEVICE).exp()}, {"skip": some, "dt_bias": bias, "gate": gate}
@@ -295,7 +330,9 @@ def as_(x: Any, dtype: torch.dtype | None) -> Any:
     """The same in another dtype, or as it is."""
     match x:
         case Tensor():
-            return x if dtype is None else x.to(dtype)
+            return x if dtype is None or not x.is_floating_point() else x.to(dtype)
+        case Gates():
+            return Gates(*(as_(one, dtype) for one in x))
         case dict():
             return {name: as_(one, dtype) for name, one in x.items()}
         case tuple():
@@ -385,9 +422,8 @@ def times() -> None:
         for rows, tokens in ((1, 1), (32, 1), (1, 4), (1, 16)):
             inputs, constants, around = alone(rule, rows, tokens, BF16)
             numbers = rows * prod(rule.state_shape)
-            states = [
-                torch.zeros(rows, *rule.state_shape, device=DEVICE) for _ in range(-(-(3 << 26) // (4 * numbers)))
-            ]
+            count = min(512, -(-(3 << 26) // (4 * numbers)))  # a state of one vector stays in the device's cache
+            states = [torch.zeros(rows, *rule.state_shape, device=DEVICE) for _ in range(count)]
             tables = [table_of(state) for state in states]
             calls = [partial(recur_step, rule, inputs, constants, table, **around) for table in tables]
             show(f"{name}, {rows} rows, {tokens} tokens", calls, 8 * numbers, limit)

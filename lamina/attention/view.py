@@ -9,6 +9,7 @@ be made inside a compiled pass.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -46,6 +47,7 @@ class View:
                                       or or_else(row, q, kv)         (overlay from outside)
         same segment                  where segments are given       (packed sequences)
         also(row, q, kv)              where given                    (overlay from outside)
+        chosen[row, t, s]             where given                    (an indexer: `restricted`)
 
     As matrices, one line per query, one column per key::
 
@@ -104,6 +106,7 @@ class View:
         self.q_spans, self.kv_spans = q_spans, kv_spans
         self.exact, self.full, self.finite = exact, full, finite
         self.also, self.or_else = also, or_else
+        self.chosen: Tensor | None = None  # [B, T, S]
         self._check()
         self._mask: Tensor | None = None
         self._blind: Tensor | None = None
@@ -125,7 +128,18 @@ class View:
     @property
     def sighted(self) -> bool:
         """Promised: every query sees at least one key (under `exact`, its own)."""
-        return self.full or (self.exact and self.also is None)
+        return self.full or (self.exact and self.also is None and self.chosen is None)
+
+    def restricted(self, chosen: Tensor) -> View:
+        """This View where a query sees, of what it saw, only the slots that are True in `chosen` [B, T, S]."""
+        if chosen.shape != self.shape:
+            raise InputError(
+                f"a selection {list(chosen.shape)} for queries and slots {list(self.shape)}: they must agree"
+            )
+        new = copy(self)
+        new.finite, new.full, new.chosen = self.clean, False, chosen
+        new._mask, new._blind, new._opened, new._block_mask = self.mask() & chosen[:, None], None, None, None
+        return new
 
     def lower(self) -> Literal["causal"] | Tensor | None:
         """The simplest equivalent mask: None (every key is seen), "causal" (T == S, lower triangle), or a tensor.
@@ -141,7 +155,8 @@ class View:
         _, T, S = self.shape
         if self.full:
             return None
-        if self.exact and self.also is None and self.or_else is None and self.window.spares(S):
+        plain = self.also is None and self.or_else is None and self.chosen is None
+        if self.exact and plain and self.window.spares(S):
             if T == 1 or not self.causal:
                 return None
             if T == S:
@@ -180,11 +195,12 @@ class View:
         if self._block_mask is None:
             from torch.nn.attention.flex_attention import create_block_mask
 
-            def seen(row: Tensor, head: Tensor, t: Tensor, s: Tensor) -> Tensor:
-                return self._rule(row, lambda x: x[row, t], lambda x: x[row, s])
+            def sees(row: Tensor, head: Tensor, t: Tensor, s: Tensor) -> Tensor:
+                seen = self._rule(row, lambda x: x[row, t], lambda x: x[row, s])
+                return seen if self.chosen is None else seen & self.chosen[row, t, s]
 
             B, T, S = self.shape
-            self._block_mask = create_block_mask(seen, B, None, T, S, device=self.q_positions.device)
+            self._block_mask = create_block_mask(sees, B, None, T, S, device=self.q_positions.device)
         return self._block_mask
 
     def grid(self, row: int = 0, limit: int = 24) -> str:

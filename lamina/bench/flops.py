@@ -12,7 +12,7 @@ from functools import cache
 from torch import nn
 
 from lamina.attention.window import Window
-from lamina.cache.spec import Attention, Latent, Recurrent, Spec
+from lamina.cache.spec import Attention, IndexKeys, Latent, Recurrent, SharedIndex, Spec
 from lamina.config import Config
 from lamina.model import Model
 from lamina.nn import Experts
@@ -25,7 +25,8 @@ def prefill_flops(model: Model, tokens: int, rows: int = 1) -> float:
     matrices = sum(_weights_a_token(module, each.get(id(module))) for module in model.modules())
     head = model.get_submodule("head")
     last = sum(parameter.numel() for parameter in head.parameters())
-    kept = sum(_of_spec(_source(spec, model), model.config, tokens) for entry in model.specs for spec in entry.values())
+    every = [spec for entry in model.specs for spec in entry.values() if not isinstance(spec, SharedIndex)]
+    kept = sum(_of_spec(_source(spec, model), model.config, tokens) for spec in every)
     return rows * (2 * (matrices - last) * tokens + 2 * last + kept)
 
 
@@ -53,6 +54,8 @@ def _of_spec(spec: Spec, c: Config, tokens: int) -> float:
         case Latent(rope_dim=rope, window=window):  # expanded: the way up is a matrix like others
             numbers = c.qk_nope_head_dim + rope + c.v_head_dim
             return 2 * c.num_attention_heads * numbers * pairs(window, tokens)
+        case IndexKeys(dim=dim, window=window):
+            return 2 * c.index_n_heads * dim * pairs(window, tokens)
         case Recurrent(rule=rule):  # each number of the state decays, takes in and is read
             return 6 * math.prod(rule.state_shape) * tokens
     return 0

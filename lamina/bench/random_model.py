@@ -19,7 +19,7 @@ from lamina.config import Config
 from lamina.loading import on_meta
 from lamina.model import Model
 from lamina.models import family_of
-from lamina.nn import GatedRMSNorm, RMSNorm
+from lamina.nn import GatedRMSNorm, LayerNorm, RMSNorm
 from lamina.runtime.prebuild import start_build
 
 
@@ -52,10 +52,12 @@ def random_model(config: Mapping[str, Any], dtype: torch.dtype, device: torch.de
 
 def start(module: nn.Module, name: str, values: Tensor, noise: torch.Generator) -> None:
     """Fills one parameter of a module."""
-    if isinstance(module, RMSNorm | GatedRMSNorm):
-        values.fill_(0 if getattr(module, "plus_one", False) else 1)
+    if isinstance(module, RMSNorm | GatedRMSNorm | LayerNorm):
+        values.fill_(0 if getattr(module, "plus_one", False) or name == "bias" else 1)
     elif name == "A":  # a decay: how fast a state forgets
         values.uniform_(-16, -1, generator=noise)
+    elif name == "rate" or (name == "w" and values.dim() == 1):  # the same of RG-LRU and RWKV
+        values.uniform_(-4, -0.1, generator=noise)
     elif name == "dt_bias":  # steps of 0.001 to 0.1 after softplus
         values.uniform_(-7, -2.3, generator=noise)
     elif name == "D":

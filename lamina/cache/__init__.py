@@ -8,10 +8,23 @@ from lamina.cache.layers.base import Layer
 from lamina.cache.layers.cross import Source
 from lamina.cache.memory import Memory
 from lamina.cache.pool.pool import Pool
-from lamina.cache.spec import Attention, Convolution, Cross, Keeping, Latent, Recurrent, Shared, Spec, Tokens
+from lamina.cache.spec import (
+    Attention,
+    Convolution,
+    Cross,
+    IndexKeys,
+    Keeping,
+    Latent,
+    Recurrent,
+    Shared,
+    SharedIndex,
+    Spec,
+    Tokens,
+)
 from lamina.cache.step import Step
 
 __all__ = [
-    "Attention", "Cache", "Codec", "Convolution", "Cross", "Field", "FieldFormat", "Keeping", "Latent", "Layer",
-    "Memory", "Pool", "Recurrent", "Shared", "Source", "Spec", "Step", "Tokens", "register_format", "unregister_format",
+    "Attention", "Cache", "Codec", "Convolution", "Cross", "Field", "FieldFormat", "IndexKeys", "Keeping", "Latent",
+    "Layer", "Memory", "Pool", "Recurrent", "Shared", "SharedIndex", "Source", "Spec", "Step", "Tokens",
+    "register_format", "unregister_format",
 ]  # fmt: skip

@@ -59,7 +59,7 @@ class Backend(Protocol[P, E]):
 
     def attend_latent(
         self, one: P, key: Key, entry: E, q: Tensor, kv: Tensor,
-        *, norm: RMSNorm, rope: RopeTable, neighbours: bool, up: Tensor, scale: float,
+        *, norm: RMSNorm, rope: RopeTable, neighbours: bool, up: Tensor, scale: float, restrict: Any = None,
     ) -> Tensor: ...  # fmt: skip
 
     def convolve(
@@ -85,6 +85,13 @@ class Backend(Protocol[P, E]):
         ...
 
     def recall(self, one: P, key: Key, entry: E, x: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def select(
+        self, one: P, key: Key, entry: E, q: Tensor | None, k: Tensor | None, weights: Tensor | None,
+        *, rope: RopeTable | None, neighbours: bool,
+    ) -> Any:  # fmt: skip
+        """The tokens that an indexer selects, as the `attend_latent` of this backend takes them."""
+        ...
 
     def call(self, one: P, key: Key, entry: E, name: str, *args: Any, **how: Any) -> Any:
         """A memory call of a kind that is defined outside this package."""

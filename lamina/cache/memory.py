@@ -94,13 +94,14 @@ class Memory:
         neighbours: bool,  # in which pairs: see lamina.attention.rotary
         up: Tensor,  # [H, N + V, rank]: projects a latent up to each head's key and value
         scale: float,
+        restrict: Any = None,  # attend only over what an indexer selected: the result of `select`
         name: str | None = None,
     ) -> Tensor:
         """Latent attention: stores normed latents and rotated keys, and attends over them. -> [B, H, T, V]"""
         found, entry = self._entry(name, "attend_latent")
         return self._pass.backend.attend_latent(
             self._pass, (self._index, found), entry, q, kv,
-            norm=norm, rope=rope, neighbours=neighbours, up=up, scale=scale,
+            norm=norm, rope=rope, neighbours=neighbours, up=up, scale=scale, restrict=restrict,
         )  # fmt: skip
 
     def convolve(
@@ -176,6 +177,26 @@ class Memory:
         """Stores one vector per token. x [B, T, D] -> all of them [B, S, D], and which each query sees [B, T, S]"""
         found, entry = self._entry(name, "recall")
         return self._pass.backend.recall(self._pass, (self._index, found), entry, x)
+
+    def select(
+        self,
+        q: Tensor | None = None,  # [B, H, T, D]; None where the selection of another layer is read
+        k: Tensor | None = None,  # [B, T, D]
+        weights: Tensor | None = None,  # [B, T, H] float32 or better
+        *,
+        rope: RopeTable | None = None,  # rotates q and k first, as in `attend`
+        neighbours: bool = False,
+        name: str | None = None,
+    ) -> Any:
+        """Stores the keys k of an indexer, and selects for each query the tokens with the highest scores, Σ over heads
+        of weight · relu(q · k). -> for `restrict` of an attention of this layer
+
+        Among equal scores the earliest tokens are selected. How many are selected is in the spec (`IndexKeys.top`).
+        """
+        found, entry = self._entry(name, "select")
+        return self._pass.backend.select(
+            self._pass, (self._index, found), entry, q, k, weights, rope=rope, neighbours=neighbours
+        )
 
     def call(self, call: str, *args: Any, name: str | None = None, **how: Any) -> Any:
         """A call of a kind that is defined outside this package: one that its spec names in `calls`."""

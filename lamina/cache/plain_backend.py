@@ -10,12 +10,21 @@ from torch import Tensor
 
 from lamina.activation import activation
 from lamina.attention.core import attention
+from lamina.attention.indexer import select_tokens
 from lamina.attention.rotary import RopeTable, rotate, rotate_neighbours
 from lamina.cache.backend import AttendOptions, Backend
-from lamina.cache.layers.attention import AttentionLayer, LatentLayer, SharedLayer, TokensLayer
+from lamina.cache.layers.attention import (
+    AttentionLayer,
+    IndexLayer,
+    LatentLayer,
+    SharedIndexLayer,
+    SharedLayer,
+    TokensLayer,
+)
 from lamina.cache.layers.base import Key, Layer
 from lamina.cache.layers.cross import CrossLayer
 from lamina.cache.layers.recurrent import ConvolutionLayer, RecurrentLayer
+from lamina.errors import InputError
 from lamina.recurrence.conv import causal_convolution
 
 if TYPE_CHECKING:
@@ -47,6 +56,7 @@ class PlainBackend:
     def attend_latent(
         self, one: Step, key: Key, entry: LatentLayer, q: Tensor, kv: Tensor,
         *, norm: RMSNorm, rope: RopeTable, neighbours: bool, up: Tensor, scale: float,
+        restrict: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Stores normed latents and rotated keys, and attends in the latent or over expanded keys: the cheaper one."""
         turn, rank, rope_dim = rotate_neighbours if neighbours else rotate, entry.spec.rank, entry.spec.rope_dim
@@ -55,6 +65,7 @@ class PlainBackend:
         q_rope, k_rope = turn(q_rope, rope), turn(k_rope[:, None], rope)[:, 0]
         tokens, view = entry.extend(one, key, {"latent": torch.cat([norm(latent), k_rope], dim=-1)})
         kept = tokens["latent"]  # [B, S, rank + P]
+        view = view if restrict is None else view.restricted(restrict)
         nope, backend = q_nope.shape[-1], one.attention_of(key)
         if absorbs(one.T, rank, up.shape[1]):
             # Attend in the latent: the projection up is folded into the query, and into the output after the sum.
@@ -98,6 +109,27 @@ class PlainBackend:
         tokens, view = entry.extend(one, key, {"x": x})
         exists = view.kv_positions >= 0
         return tokens["x"].masked_fill(~exists[..., None], 0), view.mask()[:, 0]
+
+    def select(
+        self, one: Step, key: Key, entry: IndexLayer | SharedIndexLayer, q: Tensor | None, k: Tensor | None,
+        weights: Tensor | None, *, rope: RopeTable | None, neighbours: bool,
+    ) -> Tensor | None:  # fmt: skip
+        """-> which of the slots that `attend_latent` reads are selected [B, T, S]; None: all that a query sees"""
+        if isinstance(entry, SharedIndexLayer):
+            return one.shared_selection(entry.spec.reads_from, key)
+        if q is None or k is None or weights is None:
+            raise InputError(f"layer {key[0]} entry {key[1]!r} stores keys: select(q, k, weights) needs all three")
+        before: dict[str, Any] = dict(rope=rope, neighbours=neighbours, norm=None, norms_last=False)
+        q, k = norm_and_rotate(one, q, **before), norm_and_rotate(one, k[:, None], **before)[:, 0]
+        tokens, view = entry.extend(one, key, {"x": k})
+        keys, top = tokens["x"], entry.spec.top
+        chosen = None
+        if top < keys.shape[-2]:
+            if not view.clean:
+                keys = keys.masked_fill(~view.exists()[:, 0], 0)  # unused slots may hold NaN
+            chosen = select_tokens(q, keys, weights, view.mask()[:, 0], top)
+        one.share_selection(key, chosen)
+        return chosen
 
     def call(self, one: Step, key: Key, entry: Layer, name: str, *args: Any, **how: Any) -> Any:
         """The layer's method of that name, given the pass and the key first."""

@@ -21,7 +21,14 @@ from torch import Tensor, nn
 
 from lamina.attention.window import Full, Window
 from lamina.cache.codec.codec import Codec
-from lamina.cache.layers.attention import AttentionLayer, LatentLayer, SharedLayer, TokensLayer
+from lamina.cache.layers.attention import (
+    AttentionLayer,
+    IndexLayer,
+    LatentLayer,
+    SharedIndexLayer,
+    SharedLayer,
+    TokensLayer,
+)
 from lamina.cache.layers.cross import CrossLayer
 from lamina.cache.layers.recurrent import ConvolutionLayer, RecurrentLayer
 from lamina.errors import InputError
@@ -114,6 +121,24 @@ class Tokens(Spec):
 
 
 @dataclass(frozen=True)
+class IndexKeys(Tokens):
+    """The keys of an indexer, one per token, by which `top` tokens are selected for each query.
+
+    The entry of the attention that the selection is for has the same window, so both have a token in the same slot.
+    """
+
+    calls = ("select",)
+    top: int = 2048
+
+    def __post_init__(self) -> None:
+        if self.window != Full() or self.top < 1:
+            raise InputError(f"{self}: an indexer selects at least one of all tokens, window Full()")
+
+    def layer(self, keeping: Keeping | None) -> Layer:
+        return IndexLayer(self, {"x": (self.dim,)}, self.window, keeping)
+
+
+@dataclass(frozen=True)
 class Convolution(Spec):
     """The last inputs of a causal depthwise convolution."""
 
@@ -168,6 +193,22 @@ class Shared(Spec):
 
     def layer(self, keeping: Keeping | None) -> Layer:
         return SharedLayer(self)
+
+
+@dataclass(frozen=True)
+class SharedIndex(Spec):
+    """Nothing of its own: reads the selection that an earlier layer's `IndexKeys` made in the same pass."""
+
+    calls = ("select",)
+    source: int
+    name: str = "index"
+
+    @property
+    def reads_from(self) -> Key:
+        return self.source, self.name
+
+    def layer(self, keeping: Keeping | None) -> Layer:
+        return SharedIndexLayer(self)
 
 
 LayerSpecs = Mapping[str, Spec]

@@ -100,6 +100,7 @@ class Step:
         self._views: dict[Hashable, View] = {}
         self._widened: tuple[RopeTable, RopeTable] | None = None
         self._shared: dict[Key, tuple[Tensor, Tensor, View]] = {}
+        self._selections: dict[Key, Tensor | None] = {}
 
     @classmethod
     def alone(
@@ -188,6 +189,18 @@ class Step:
             )
         return self._shared[key]
 
+    def share_selection(self, key: Key, chosen: Tensor | None) -> None:
+        """Keeps the selection of an indexer for the layers that read it later in this pass."""
+        if self.cache is None or key in self.cache.shared:
+            self._selections[key] = chosen
+
+    def shared_selection(self, key: Key, reader: Key) -> Tensor | None:
+        if key not in self._selections:
+            raise InputError(
+                f"layer {reader[0]} shares layer {key[0]} entry {key[1]!r}, which has not selected in this pass"
+            )
+        return self._selections[key]
+
     def attention_of(self, key: Key) -> str | Backend | None:
         """The backend of `lamina.attention` for this layer."""
         attended = self.attended
@@ -275,6 +288,7 @@ class Step:
             self.staged.close()
         self._pending.clear()
         self._shared.clear()
+        self._selections.clear()
         self._views.clear()
 
     def base_after(self, accepted: Tensor) -> Tensor:

@@ -30,6 +30,8 @@ ENTRY = (
     "v.scales",
     "k.high",  # pointer: bits above the fourth of 5- and 6-bit key codes, uint8
     "v.high",
+    "scores",  # pointer: scratch for the scores of an indexer, float32 [B, T, score_room]
+    "score_room",
 )
 WIDTH = 16  # int64 values per row of the entry table; those past the named columns are 0
 

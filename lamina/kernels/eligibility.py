@@ -12,11 +12,12 @@ import torch
 
 from lamina.attention.window import Chunked, Full, Sliding
 from lamina.cache.codec.formats import FieldFormat
-from lamina.cache.spec import Attention, Cross, Latent
+from lamina.cache.spec import Attention, Cross, IndexKeys, Latent
 
 MOST_BYTES = 2048  # per token and head: key and value, each padded to a power of two
 MOST_CODED = 256  # values of a quantized head
 MOST_RANK = 512  # of a latent: a program holds the weighted sums of all its queries in registers
+MOST_INDEX = 256  # values of an indexer's key
 LAYOUTS = (8, 6, 5, 4, "fp8")  # of codes: see `FieldFormat.kernel_layout`
 OLDEST = (8, 0)  # compute capability: has cp.async, and bfloat16 in matrix units
 VENDORS = {"xpu": "an Intel GPU", "mps": "an Apple GPU", "hpu": "an Intel Gaudi", "npu": "an NPU", "cpu": "the CPU"}
@@ -76,6 +77,14 @@ def why_no_attention(
     if isinstance(spec, Latent):
         return _why_no_latent(spec)
     return why_no_heads(spec.key_dim, spec.value_dim, dtype, coded=bool(formats))
+
+
+def why_no_index(spec: IndexKeys, formats: Mapping[str, FieldFormat] | None = None) -> str | None:
+    """Why no kernel of a captured step selects tokens by keys of this spec, with fields in these formats."""
+    reason = next((reason for one in (formats or {}).values() if (reason := why_no_format(one))), None)
+    if reason is None and spec.dim > MOST_INDEX:
+        return f"indexer keys of {spec.dim} values; the kernels that select tokens take up to {MOST_INDEX}"
+    return reason
 
 
 def why_no_heads(key_dim: int, value_dim: int, dtype: torch.dtype, *, coded: bool = False) -> str | None:

@@ -21,6 +21,8 @@ PAGES, PAGES_PER_ROW = tl.constexpr(ENTRY.index("pages")), tl.constexpr(ENTRY.in
 K_SCALES, V_SCALES = tl.constexpr(ENTRY.index("k.scales")), tl.constexpr(ENTRY.index("v.scales"))
 K_HIGH, V_HIGH = tl.constexpr(ENTRY.index("k.high")), tl.constexpr(ENTRY.index("v.high"))
 
+SCORES, SCORE_ROOM = tl.constexpr(ENTRY.index("scores")), tl.constexpr(ENTRY.index("score_room"))
+
 
 @triton.jit
 def store_pointer(table, COLUMN: tl.constexpr, pointer_type: tl.constexpr):

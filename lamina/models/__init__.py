@@ -7,6 +7,7 @@ A family from outside the package is registered with `register_family`, or by an
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -49,6 +50,8 @@ FAMILIES = {
     "llama4_text": "llama4:Llama4",
     "deepseek_v2": "deepseek:DeepseekV2",
     "deepseek_v3": "deepseek:DeepseekV3",
+    "deepseek_v32": "deepseek_sparse:DeepseekV32",
+    "glm_moe_dsa": "deepseek_sparse:GlmMoeDsa",
     "longcat_flash": "longcat_flash:LongcatFlash",
     "glm4_moe": "glm_moe:Glm4Moe",
     "dots1": "glm_moe:Dots1",
@@ -89,6 +92,18 @@ FAMILIES = {
     "qwen3_next": "qwen3_next:Qwen3Next",
     "lfm2": "lfm2:Lfm2",
     "t5": "t5:T5",
+    "mt5": "t5:MT5",
+    "umt5": "t5:UMT5",
+    "longt5": "longt5:LongT5",
+    "t5gemma": "t5gemma:T5Gemma",
+    "switch_transformers": "switch_transformers:SwitchTransformers",
+    "bert": "bert:Bert",
+    "bert-generation": "bert:Bert",
+    "camembert": "bert:Bert",
+    "electra": "bert:Bert",
+    "roberta": "bert:Bert",
+    "xlm-roberta": "bert:Bert",
+    "encoder-decoder": "encoder_decoder:Pair",
     "bart": "bart:Bart",
     "plbart": "bart:PLBart",
     "mbart": "bart:MBart",
@@ -97,6 +112,10 @@ FAMILIES = {
     "pegasus": "bart:Pegasus",
     "marian": "bart:Marian",
     "m2m_100": "bart:M2M100",
+    "mvp": "bart:Mvp",
+    "fsmt": "bart:FSMT",
+    "bigbird_pegasus": "bigbird_pegasus:BigBirdPegasus",
+    "moonshine": "moonshine:Moonshine",
     "whisper": "whisper:Whisper",
     "gpt2": "gpt2:GPT2",
     "gpt_bigcode": "gpt2:GPTBigCode",
@@ -198,7 +217,13 @@ def family(model_type: str) -> type[Model]:
     if model_type in TEXT_PARTS:
         return text_part(family(TEXT_PARTS[model_type]))
     if model_type not in FAMILIES:
-        raise InputError(f"model_type {model_type!r} is not supported; known: {', '.join(known_types())}")
+        known = known_types()
+        near = get_close_matches(model_type, known, n=5)
+        similar = f"; similar names are: {', '.join(near)}" if near else ""
+        raise InputError(
+            f"model_type {model_type!r} is not among the {len(known)} that are supported, which docs/families.md lists"
+            f"{similar}; lamina.register_family adds one"
+        )
     module, name = FAMILIES[model_type].split(":")
     return getattr(import_module(f"lamina.models.{module}"), name)
 

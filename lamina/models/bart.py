@@ -25,13 +25,17 @@ class BartEncoderBlock(nn.Module):
 
     def __init__(self, c: Config, pre: bool, act: str, side: str = "encoder") -> None:
         super().__init__()
-        width, heads = c.d_model, getattr(c, f"{side}_attention_heads")
+        width = c.d_model
         self.pre = pre
         self.attention_norm = LayerNorm(width)
-        self.attention = SelfAttention(width, heads, heads, width // heads, bias=True, out_bias=True, rope=None)
+        self.attention = self.make_attention(c, side)
         self.mlp_norm = LayerNorm(width)
         self.mlp = MLP(width, getattr(c, f"{side}_ffn_dim"), c.get("activation_function", act), bias=True)
         self.specs: LayerSpecs = self.attention.specs
+
+    def make_attention(self, c: Config, side: str) -> SelfAttention:
+        heads, bias = getattr(c, f"{side}_attention_heads"), c.get("use_bias", True)
+        return SelfAttention(c.d_model, heads, heads, c.d_model // heads, bias=bias, out_bias=bias, rope=None)
 
     def forward(self, x: Tensor, memory: Memory, shared: Positions) -> Tensor:
         if self.pre:
@@ -44,9 +48,9 @@ class BartEncoderBlock(nn.Module):
 class BartBlock(BartEncoderBlock):
     def __init__(self, c: Config, pre: bool, act: str) -> None:
         super().__init__(c, pre, act, "decoder")
-        width, heads = c.d_model, c.decoder_attention_heads
+        width, heads, bias = c.d_model, c.decoder_attention_heads, c.get("use_bias", True)
         self.source_norm = LayerNorm(width)
-        self.source = CrossAttention(width, heads, width // heads, bias=True, out_bias=True)
+        self.source = CrossAttention(width, heads, width // heads, bias=bias, out_bias=bias)
         self.specs = {"attention": self.attention.spec, "source": self.source.spec}
 
     def cross(self, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,7 +73,7 @@ class BartEncoder(Encoder):
         self.positions = position_table(c, family)
         self.offset = family.offset
         self.embedding_norm = LayerNorm(c.d_model) if family.norms_embedding else None
-        self.blocks = nn.ModuleList(BartEncoderBlock(c, family.pre, family.act) for _ in range(c.encoder_layers))
+        self.blocks = nn.ModuleList(family.encoder_block(c, family.pre, family.act) for _ in range(c.encoder_layers))
         self.norm = LayerNorm(c.d_model) if family.pre else None
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -148,6 +152,7 @@ class Bart(EncoderDecoder):
     """Default of `scale_embedding`: embeddings are multiplied by √width."""
     act: ClassVar[str] = "gelu"
     """Default of `activation_function`."""
+    encoder_block: ClassVar[type[BartEncoderBlock]] = BartEncoderBlock
 
     def __init__(self, c: Config) -> None:
         super().__init__()
@@ -223,3 +228,34 @@ class Marian(Bart):
 class M2M100(Bart):
     pre, norms_embedding, learned, scaled, act = True, False, False, True, "relu"
     ignored = (*Bart.ignored, "model.encoder.embed_positions.weights", "model.decoder.embed_positions.weights")
+
+
+class Mvp(Bart):
+    def __init__(self, c: Config) -> None:
+        c.require("use_prompt", [False], False)
+        c.ignore("prompt_length", "prompt_mid_dim")
+        super().__init__(c)
+
+
+class FSMT(Bart):
+    """Encoder and decoder have vocabularies of their own, and the logits have no bias."""
+
+    names = Bart.names | {
+        "head": Either("model.decoder.output_projection", "model.decoder.embed_tokens"),
+        "head.bias": From("model.decoder.embed_tokens.weight", no_bias),
+    }
+    ignored = (*Bart.ignored, "model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
+    norms_embedding, learned, scaled, act = False, False, True, "relu"
+
+    def __init__(self, c: Config) -> None:
+        c.require("pad_token_id", [1], 1)  # positions start after it
+        c.ignore("langs", "decoder")
+        tied = c.get("tie_word_embeddings", False)
+        super().__init__(
+            c.with_values(
+                vocab_size=c.src_vocab_size,
+                decoder_vocab_size=c.tgt_vocab_size,
+                tie_word_embeddings=tied,
+                share_encoder_decoder_embeddings=tied,
+            )
+        )

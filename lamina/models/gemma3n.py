@@ -83,7 +83,7 @@ class AltUp(nn.Module):
 
     def pick(self, x: Tensor) -> Tensor:
         """The active version of x [B, T, versions, width]: [B, T, width]"""
-        return x[..., self.active, :].contiguous()  # as kernels read it
+        return x[..., self.active, :]
 
 
 class Laurel(nn.Module):
@@ -203,7 +203,7 @@ class Gemma3n(Gemma3):
 
     def enter(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, WithLayerInputs]:
         x, more = embeds.tensor_split([self.embedding.embedding_dim], dim=-1)
-        x, prepared = super().enter(x.contiguous(), positions)
+        x, prepared = super().enter(x, positions)
         spread = F.linear(x, self.spread.flatten(0, 1)).unflatten(-1, self.spread.shape[:2])
         versions = torch.cat([x[..., None, :], as_large(spread, x)], dim=-2)
         return versions.flatten(-2), WithLayerInputs(prepared, self.layer_inputs(x, more))

@@ -159,7 +159,7 @@ class Gemma4(Gemma3):
 
     def enter(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Positions | WithLayerInputs]:
         x, more = embeds.tensor_split([self.embedding.embedding_dim], dim=-1)
-        x, prepared = super().enter(x.contiguous(), positions)
+        x, prepared = super().enter(x, positions)
         return x, prepared if self.layer_inputs is None else WithLayerInputs(prepared, self.layer_inputs(x, more))
 
 

@@ -31,6 +31,8 @@ class GraniteMoeHybrid(Granite):
         **linear_stack_names("blocks.{i}.mlp.experts", f"{LAYER}.block_sparse_moe"),
     }
 
+    no_effect = ("max_position_embeddings", "rope_parameters", "rope_parameters.*")  # of RoPE, which most do not have
+
     def make_mixer(self, c: Config, layer: int) -> Mixer:
         given = c.first("layer_types", "layers_block_type", default=None)
         kinds = None if given is None else [KINDS.get(kind, kind) for kind in given]

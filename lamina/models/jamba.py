@@ -35,6 +35,8 @@ class Jamba(Transformer):
         "head": "lm_head",
     }
 
+    no_effect = ("max_position_embeddings",)  # there is no RoPE
+
     def make_mixer(self, c: Config, layer: int) -> Mixer:
         if layer % c.get("attn_layer_period", 8) == c.get("attn_layer_offset", 4):
             return self.make_attention(c, layer)

@@ -27,6 +27,7 @@ class KimiLinear(Transformer):
         "num_experts_per_tok": "num_experts_per_token",
         "n_shared_experts": "num_shared_experts",
     }
+    no_effect = ("linear_attn_config.kda_layers", "head_dim", "qk_head_dim", "num_key_value_heads")
     eps = ("rms_norm_eps", 1e-5)
 
     def __init__(self, c: Config) -> None:
@@ -34,7 +35,6 @@ class KimiLinear(Transformer):
         c.require("moe_layer_freq", (1,), 1)
         c.require("mla_use_nope", (True,), True)
         given = c.get("linear_attn_config", {})
-        c.ignore("linear_attn_config.kda_layers", "head_dim", "qk_head_dim", "num_key_value_heads")
         c = c.with_defaults({
             "n_routed_experts": c.get("num_local_experts", 256), "num_experts_per_tok": 8, "n_shared_experts": 1,
             "routed_scaling_factor": 2.446, "kv_lora_rank": 512, "q_lora_rank": None, "qk_rope_head_dim": 64,

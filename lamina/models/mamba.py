@@ -45,7 +45,6 @@ class Mamba(Decoder):
     """Default of `tie_word_embeddings`."""
 
     def __init__(self, c: Config) -> None:
-        c.ignore("time_step_min")  # of the initial weights
         super().__init__(
             c,
             (MambaBlock(c, self.mixer(c)) for _ in range(c.num_hidden_layers)),

@@ -65,7 +65,6 @@ class MiniMax(Transformer):
     rope_base = 1e6
 
     def __init__(self, c: Config) -> None:
-        c.ignore("block_size")  # how transformers cuts a sequence
         c = c.with_values(num_key_value_heads=c.get("num_key_value_heads", 8))
         super().__init__(c)
         self.names = tensor_names(c)

@@ -25,6 +25,7 @@ UNUSED = (  # not read by transformers, or about multi-token prediction
     "attention_bias", "expand", "mamba_proj_bias", "moe_shared_expert_overlap", "mtp_layers_block_type",
     "mtp_hybrid_override_pattern", "n_shared_experts", "num_nextn_predict_layers", "residual_in_fp32", "sliding_window",
     "time_step_limit", "mamba_dt_limit", "mamba_dt_max", "mamba_dt_init_floor", "mamba_expand",
+    "max_position_embeddings",
 )  # fmt: skip
 OLDER = {"mamba": "linear_attention", "attention": "full_attention"}
 
@@ -65,6 +66,7 @@ def tensor_names(prefix: str) -> Names:
 class NemotronH(Transformer):
     names = either(tensor_names("backbone"), tensor_names("model"))
     ignored = ("mtp.*",)
+    no_effect = UNUSED
     aliases = {
         "n_groups": "mamba_n_groups",
         "conv_kernel": "mamba_d_conv",
@@ -76,7 +78,6 @@ class NemotronH(Transformer):
     act = ("mlp_hidden_act", "relu2")
 
     def __init__(self, c: Config) -> None:
-        c.ignore(*UNUSED)
         super().__init__(c.with_values(num_hidden_layers=len(kinds(c))))
 
     def make_block(self, c: Config, layer: int) -> SingleBlock:

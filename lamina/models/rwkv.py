@@ -37,6 +37,7 @@ class RwkvBlock(nn.Module):
 
 
 class Rwkv(Decoder):
+    no_effect = ("context_length",)  # a recurrence goes on at any length
     names = {
         "embedding": "rwkv.embeddings",
         "blocks.{i}.first_norm": f"{LAYER}.pre_ln",
@@ -48,7 +49,6 @@ class Rwkv(Decoder):
     }
 
     def __init__(self, c: Config) -> None:
-        c.ignore("context_length")  # a recurrence goes on at any length
         super().__init__(
             c,
             (RwkvBlock(c, layer) for layer in range(c.num_hidden_layers)),

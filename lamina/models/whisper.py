@@ -5,8 +5,11 @@ https://arxiv.org/abs/2212.04356. `transcribe` goes from a waveform to text; `la
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from collections.abc import Sequence
+from typing import Any, overload
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,6 +26,8 @@ from lamina.encoder import Encoder, EncoderDecoder
 from lamina.errors import InputError
 from lamina.models.t5 import bounded
 from lamina.nn import MLP, CrossAttention, Embedding, LayerNorm, Linear, Positions, SelfAttention
+
+Audio = str | os.PathLike[str] | np.ndarray | Tensor
 
 
 class WhisperEncoderBlock(nn.Module):
@@ -199,6 +204,12 @@ class Whisper(EncoderDecoder):
         device = self.device if generator is None else generator.device
         return self.encode(features=torch.randn(rows, self.mels, 2 * length, generator=generator, device=device))
 
-    def transcribe(self, audio: Any, rate: int | None = None, **options: Any) -> Transcription | list[Transcription]:
+    @overload
+    def transcribe(self, audio: Audio, rate: int | None = None, **options: Any) -> Transcription: ...
+    @overload
+    def transcribe(
+        self, audio: Sequence[Audio], rate: int | Sequence[int] | None = None, **options: Any
+    ) -> list[Transcription]: ...
+    def transcribe(self, audio: Any, rate: Any = None, **options: Any) -> Transcription | list[Transcription]:
         """The text of a recording, or of several; see `lamina.audio.transcribe`."""
         return transcribe(self, audio, rate, **options)

@@ -186,8 +186,9 @@ def use_names(ours: str, theirs: str) -> dict[str, Value]:
 class Zamba(ZambaBase):
     """One shared layer, and Mamba mixers of several heads."""
 
+    no_effect = ("time_step_min", "max_position_embeddings")  # of initial weights; there is no RoPE
+
     def __init__(self, c: Config) -> None:
-        c.ignore("time_step_min")  # of the initial weights
         super().__init__(c)
         self.names = {"embedding": "model.embed_tokens", "norm": "model.final_layernorm", "head": "lm_head"}
         for i in range(c.num_hidden_layers):
@@ -217,11 +218,13 @@ class Zamba(ZambaBase):
 class Zamba2(ZambaBase):
     """Several shared layers in turn, with adapters, and Mamba-2 mixers."""
 
+    no_effect = (
+        "hybrid_layer_ids", "kv_channels", "mamba_headdim", "num_query_groups", "use_conv_bias", "rope_parameters",
+        "attention_hidden_size", "attention_head_dim", "max_position_embeddings", "rope_parameters.*",
+    )  # fmt: skip
+
     def __init__(self, c: Config) -> None:
         c.require("use_long_context", (False,), False)
-        c.ignore(
-            "hybrid_layer_ids", "kv_channels", "mamba_headdim", "num_query_groups", "use_conv_bias"
-        )  # not read by transformers
         c = c.with_values(attention_hidden_size=None, attention_head_dim=None)  # which transformers computes
         super().__init__(c)
         self.names = {"embedding": "model.embed_tokens", "norm": "model.final_layernorm", "head": "lm_head"}

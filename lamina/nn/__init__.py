@@ -3,6 +3,7 @@
 from lamina.activation import activation
 from lamina.nn.attention.alibi import AlibiBias, alibi_slopes
 from lamina.nn.attention.cross import CrossAttention
+from lamina.nn.attention.indexer import Indexer
 from lamina.nn.attention.latent import LatentAttention
 from lamina.nn.attention.positions import Positions
 from lamina.nn.attention.relative import RelativeBias
@@ -30,9 +31,9 @@ from lamina.nn.sinusoids import Sinusoids
 
 __all__ = [
     "MLP", "AlibiBias", "Block", "ChannelDeltaMixer", "ChannelMixer", "Choice", "CrossAttention", "Embedding",
-    "Experts", "GatedDeltaMixer", "GatedMLP", "GatedRMSNorm", "LatentAttention", "LayerNorm", "LightningMixer",
-    "Linear", "Mamba2Mixer", "MambaMixer", "Mixer", "Mixture", "Norm", "ParallelBlock", "Positions", "PostNormBlock",
-    "RGLRUMixer", "RMSNorm", "RelativeBias", "Rotary", "Router", "SelfAttention", "ShortConvolution", "Sinusoids",
-    "TimeMixer", "ZambaMixer", "activation", "alibi_slopes", "channel_delta_names", "mamba2_names", "mamba_names",
-    "rg_lru_names", "rope_parameters", "rotate", "rotate_neighbours", "rwkv_names", "zamba_names",
+    "Experts", "GatedDeltaMixer", "GatedMLP", "GatedRMSNorm", "Indexer", "LatentAttention", "LayerNorm",
+    "LightningMixer", "Linear", "Mamba2Mixer", "MambaMixer", "Mixer", "Mixture", "Norm", "ParallelBlock", "Positions",
+    "PostNormBlock", "RGLRUMixer", "RMSNorm", "RelativeBias", "Rotary", "Router", "SelfAttention", "ShortConvolution",
+    "Sinusoids", "TimeMixer", "ZambaMixer", "activation", "alibi_slopes", "channel_delta_names", "mamba2_names",
+    "mamba_names", "rg_lru_names", "rope_parameters", "rotate", "rotate_neighbours", "rwkv_names", "zamba_names",
 ]  # fmt: skip

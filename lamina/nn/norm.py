@@ -48,12 +48,12 @@ class RMSNorm(nn.Module):
         alike = self.weight is not None and (dtype or x.dtype) == x.dtype == onto.dtype  # as `rms_norm_twice` needs it
         after = program.norm_after(self) if alike else None
         if after is None:
-            y = rms_norm(_flat(x), self.weight, self.eps, plus_one=self.plus_one, residual=_flat(onto), dtype=dtype)
+            y = rms_norm(_flat(x), self.weight, self.eps, plus_one=self.plus_one, residual=_rows(onto), dtype=dtype)
             y = y.view(x.shape)
             return program.made(self, y, plus_one=self.plus_one) if alike else y
         assert self.weight is not None and after.norm.weight is not None
         weights, eps = (self.weight, after.norm.weight), (self.eps, after.norm.eps)
-        y, normed = rms_norm_twice(_flat(x), _flat(onto), weights, eps, plus_one=self.plus_one)
+        y, normed = rms_norm_twice(_rows(x), _rows(onto), weights, eps, plus_one=self.plus_one)
         return program.made(self, y.view(x.shape), normed.view(x.shape))
 
     def _plain(self, x: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -92,7 +92,7 @@ class LayerNorm(nn.Module):
         if kernels.on():
             from lamina.kernels.norm import layer_norm  # which imports Triton
 
-            residual = None if onto is None else _flat(onto)
+            residual = None if onto is None else _rows(onto)
             y = layer_norm(_flat(x), self.weight, self.bias, self.eps, residual=residual, dtype=dtype)
             return y.view(x.shape)
         exact = torch.promote_types(x.dtype, torch.float32)
@@ -106,3 +106,8 @@ Norm = RMSNorm | LayerNorm
 
 def _flat(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[N, dim] without gaps between vectors, as kernels read a residual."""
+    return _flat(x).contiguous()

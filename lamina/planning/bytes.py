@@ -2,8 +2,8 @@
 
 A step of one token a row reads every weight once, however many rows share it; of the embedding only the rows' own
 lines, of experts only those that some row visits, of an encoder nothing. It reads every kept token that the new ones
-can see, writes the new ones, and reads and writes each recurrent state. Activations never have to leave the chip and
-are not counted.
+can see (every key of an indexer, and of the latents those that it selects), writes the new ones, and reads and writes
+each recurrent state. Activations never have to leave the chip and are not counted.
 
 These bytes over the bandwidth of the memory give the least time that a step can take.
 """
@@ -24,10 +24,12 @@ from lamina.cache.spec import (
     Attention,
     Convolution,
     Cross,
+    IndexKeys,
     Keeping,
     Latent,
     LayerSpecs,
     Recurrent,
+    SharedIndex,
     Spec,
     Tokens,
 )
@@ -64,7 +66,7 @@ def decode_bytes(
     source    tokens of each row's source, for models that read one
     codec     how the cache writes keys and values, as in `model.new_cache`
     """
-    kept = [one for _, one in _all_kept(model, rows, context, source, codec)]
+    kept = [one for _, one in _all_kept(model, rows, context, source, codec, selects=True)]
     return Moved(
         weights=weight_bytes(model, rows, experts),
         tokens=sum(one.tokens for one in kept),
@@ -83,15 +85,17 @@ def fetched_bytes(
 
 
 def _all_kept(
-    model: Model, rows: int, context: int, source: int | None, codec: Codecs | None
+    model: Model, rows: int, context: int, source: int | None, codec: Codecs | None, *, selects: bool = False
 ) -> list[tuple[Spec, Moved]]:
+    """selects   of latents, only the tokens that an indexer selects count"""
     specs = model.specs
     plain = Keeping(rows, None, 0, model.dtype, torch.device("meta"))
     layers = [replace(plain, codec=one) for one in codecs_of(codec, specs)]
     return [
-        (spec, _kept_bytes(spec, specs, rows, context, source, keeping))
+        (spec, _kept_bytes(spec, specs, rows, min(context, most), source, keeping))
         for entry, keeping in zip(specs, layers, strict=True)
         for spec in entry.values()
+        for most in [selected_by(entry, specs, context) if selects and isinstance(spec, Latent) else context]
     ]
 
 
@@ -158,6 +162,8 @@ def distinct_experts(experts: int, each: int, rows: int) -> float:
 def _kept_bytes(
     spec: Spec, specs: Sequence[LayerSpecs], rows: int, context: int, source: int | None, keeping: Keeping
 ) -> Moved:
+    if isinstance(spec, SharedIndex):  # reads positions alone
+        return Moved()
     if spec.reads_from is not None:  # reads as many tokens as the layer that wrote them, and writes none
         layer, name = spec.reads_from
         return replace(moved_by(specs[layer][name], rows, context, keeping), new=0)
@@ -166,6 +172,13 @@ def _kept_bytes(
             raise InputError("this model reads a source: say how many tokens it has with source=…")
         context = source
     return moved_by(spec, rows, context, keeping)
+
+
+def selected_by(entry: LayerSpecs, specs: Sequence[LayerSpecs], context: int) -> int:
+    """How many of `context` kept tokens a layer attends to at most: those that its indexer, or that of another layer,
+    selects."""
+    every = [specs[one.source][one.name] if isinstance(one, SharedIndex) else one for one in entry.values()]
+    return min([context, *(one.top for one in every if isinstance(one, IndexKeys))])
 
 
 def bytes_of_one(spec: Spec, keeping: Keeping) -> int:

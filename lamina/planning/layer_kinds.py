@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from lamina.attention.window import Chunked, Full, Sliding, Window
-from lamina.cache.spec import Attention, Convolution, Cross, Latent, LayerSpecs, Recurrent, Shared, Spec, Tokens
+from lamina.cache.spec import (
+    Attention,
+    Convolution,
+    Cross,
+    IndexKeys,
+    Latent,
+    LayerSpecs,
+    Recurrent,
+    Shared,
+    SharedIndex,
+    Spec,
+    Tokens,
+)
 
 
 def kind_name(spec: Spec) -> str:
@@ -18,8 +30,10 @@ def kind_name(spec: Spec) -> str:
             return f"{_window_name(window)}attention"
         case Latent(window=window):
             return f"{_window_name(window)}latent attention (MLA)"
-        case Tokens():
+        case IndexKeys():
             return "indexer keys"
+        case Tokens():
+            return "token vectors"
         case Convolution():
             return "convolution"
         case Recurrent(rule=rule):
@@ -28,6 +42,8 @@ def kind_name(spec: Spec) -> str:
             return "cross-attention"
         case Shared():
             return "shared attention"
+        case SharedIndex():
+            return "shared selection"
     return type(spec).__name__
 
 
@@ -41,8 +57,10 @@ def kind_with_sizes(spec: Spec) -> str:
             return f"attention{_window_size(window)}, {_heads(heads, key, value)}"
         case Latent(rank=rank, rope_dim=rope, window=window):
             return f"latent attention (MLA){_window_size(window)}, rank {rank} + {rope} rotary"
+        case IndexKeys(dim=dim, top=top):
+            return f"indexer keys, {dim} per token, {top:,} tokens selected"
         case Tokens(dim=dim, window=window):
-            return f"indexer keys{_window_size(window)}, {dim} per token"
+            return f"token vectors{_window_size(window)}, {dim} per token"
         case Convolution(channels=channels, kernel=kernel):
             return f"convolution, {channels:,} channels, kernel {kernel}"
         case Recurrent(rule=rule):
@@ -51,6 +69,8 @@ def kind_with_sizes(spec: Spec) -> str:
             return f"cross-attention, {_heads(heads, key, value)}"
         case Shared(source=layer):
             return f"attention with keys and values of layer {layer}"
+        case SharedIndex(source=layer):
+            return f"tokens selected by layer {layer}"
     return str(spec)
 
 

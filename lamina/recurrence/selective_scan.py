@@ -27,6 +27,7 @@ class SelectiveScan(Rule):
 
     Options of `around` in `memory.recur`:
     norms    (eps, weight of B [state] or None, weight of C [state] or None): B and C are RMS-normed first
+    dt_norm  (low [rank], eps): dt, a product with `low`, is divided by the root mean square of `low`, as if by a norm
     dt_bias  [channels]: dt is a raw projection, from which softplus(dt + dt_bias) is made
     skip     [channels]: skip · x is added to the output
     gate     shaped like x: the output is multiplied by silu(gate)
@@ -53,10 +54,17 @@ class SelectiveScan(Rule):
     def input_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"x": (self.channels,), "dt": (self.channels,), "B": (self.state,), "C": (self.state,)}
 
-    def before(self, inputs: Tensors, norms: Norms | None = None, **around: Any) -> Tensors:
+    def before(
+        self, inputs: Tensors, norms: Norms | None = None, dt_norm: tuple[Tensor, float] | None = None, **around: Any
+    ) -> Tensors:
         if norms is not None:
             eps, *weights = norms
             inputs = {**inputs, **{n: _normed(inputs[n], w, eps) for n, w in zip(("B", "C"), weights, strict=True)}}
+        if dt_norm is not None:
+            low, eps = dt_norm
+            exact = torch.promote_types(low.dtype, torch.float32)
+            root = torch.rsqrt(low.to(exact).square().mean(-1, keepdim=True) + eps)
+            inputs = {**inputs, "dt": inputs["dt"] * root}
         return step_sizes(inputs, **around)
 
     def after(

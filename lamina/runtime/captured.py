@@ -25,7 +25,7 @@ from lamina.kernels.columns import HEADER, WIDTH
 from lamina.runtime.builders import wait_for_kernels
 from lamina.runtime.cuda_graph import Program, capture_graphs, copy_in, current_stream
 from lamina.runtime.kernel_backend import KERNELS, KernelBackend, TableEntry
-from lamina.runtime.pointers import CacheFormat, entries_of, stores_of, tables_of
+from lamina.runtime.pointers import CacheFormat, entries_of, score_room, stores_of, tables_of
 
 if TYPE_CHECKING:
     from lamina.kernels.gemm.fusion import Fusions
@@ -61,6 +61,7 @@ class Captured:
         self.failed: str | None = None  # why the programs cannot be captured
         self._ran: set[int] = set()  # indices of programs that ran without an error, if kernels are interpreted
         self._stores: list[tuple[int, int]] = []  # what the tables point at: see `stores_of`
+        self._scores: Tensor | None = None  # [rows, T, room]: see `_scores_for`
         self._stream = current_stream(self.device)  # the stream of the borrower, on which graphs are launched
         self._done: torch.cuda.Event | None = None  # recorded after the last launch of the previous borrower
         self._give_back: Callable[[Any], None] | None = None
@@ -172,10 +173,18 @@ class Captured:
         stores = stores_of(cache)
         if stores == self._stores:
             return False
-        tables: Sequence[Any] = [tables_of(cache, counts) for counts in (self.counts, *others)]
+        scores = self._scores_for(cache)
+        tables: Sequence[Any] = [tables_of(cache, counts, scores) for counts in (self.counts, *others)]
         copy_in(self.tables, tables)
         self._stores = stores
         return True
+
+    def _scores_for(self, cache: Cache) -> Tensor | None:
+        """Scratch for the scores of indexers with room for this cache. It is not captured: tables point to it."""
+        room = score_room(cache)
+        if room and (self._scores is None or self._scores.shape[-1] < room):
+            self._scores = torch.empty(self.rows, self.T, room, device=self.device)
+        return self._scores
 
 
 def _short(problem: Exception) -> str:

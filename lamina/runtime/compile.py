@@ -38,6 +38,9 @@ class BlockStep(Step):
     def share(self, key: Key, k: Tensor, v: Tensor, view: View) -> None:
         return
 
+    def share_selection(self, key: Key, chosen: Tensor | None) -> None:
+        return
+
 
 class CompiledBlocks:
     """Runs the blocks of a model, compiled. `options` are those of `torch.compile`."""
@@ -56,7 +59,7 @@ class CompiledBlocks:
         sources = {i for i, _ in step.cache.shared}
         for i, (block, kind) in enumerate(self.blocks):
             if i in sources or any(layer.spec.reads_from for layer in step.layers[i].values()):
-                x = block(x, step.memory(i), shared)  # uncompiled: keys and values are passed from block to block
+                x = block(x, step.memory(i), shared)  # uncompiled: what is shared is passed from block to block
                 continue
             layers = {name: cut_line(layer, end) for name, layer in step.layers[i].items()}
             if first:

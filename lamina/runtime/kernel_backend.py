@@ -30,11 +30,22 @@ from torch import Tensor
 from lamina.cache.backend import AttendOptions, Backend
 from lamina.cache.codec.codec import Coding
 from lamina.cache.layers.base import Key, Layer
-from lamina.cache.spec import Attention, Convolution, Cross, Latent, Recurrent, Shared, Spec
+from lamina.cache.spec import (
+    Attention,
+    Convolution,
+    Cross,
+    IndexKeys,
+    Latent,
+    Recurrent,
+    Shared,
+    SharedIndex,
+    Spec,
+)
 from lamina.errors import InputError
-from lamina.kernels.eligibility import why_no_attention
+from lamina.kernels.eligibility import why_no_attention, why_no_index
 from lamina.recurrence import RGLRU, SSD, WKV, ChannelDelta, GatedDelta, SelectiveScan
 from lamina.runtime.attend_kernels import attend
+from lamina.runtime.select_kernels import select
 
 if TYPE_CHECKING:
     from lamina.attention.rotary import RopeTable
@@ -98,6 +109,7 @@ class KernelBackend:
     def attend_latent(
         self, one: Captured, key: Key, entry: TableEntry, q: Tensor, kv: Tensor,
         *, norm: RMSNorm, rope: RopeTable, neighbours: bool, up: Tensor, scale: float,
+        restrict: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         from lamina.kernels.attention.mla import decode_latent
         from lamina.kernels.attention.mla_project import into_latent, out_of_latent
@@ -114,7 +126,8 @@ class KernelBackend:
         if form is not None:
             new = new[:, None]
             seen = encode(new, new, None, table, Side.of(form, new.shape[-1]), write=True, page=page)
-        parts = decode_latent(q, seen, table, rank=spec.rank, scale=scale, window=spec.window, page=page)
+        how: dict[str, Any] = dict(window=spec.window, chosen=restrict, page=page)
+        parts = decode_latent(q, seen, table, rank=spec.rank, scale=scale, **how)
         return out_of_latent(parts, up_v, table)
 
     def convolve(
@@ -154,6 +167,20 @@ class KernelBackend:
 
     def recall(self, one: Captured, key: Key, entry: TableEntry, x: Tensor) -> tuple[Tensor, Tensor]:
         raise InputError(f"layer {key[0]} entry {key[1]!r}: no kernel recalls token vectors")
+
+    def select(
+        self, one: Captured, key: Key, entry: TableEntry, q: Tensor | None, k: Tensor | None, weights: Tensor | None,
+        *, rope: RopeTable | None, neighbours: bool,
+    ) -> Tensor:  # fmt: skip
+        """-> positions of the selected tokens, int32 [B, T, top]"""
+        if isinstance(entry.spec, SharedIndex):
+            layer, name = entry.spec.reads_from
+            return one.entries[layer][name].new
+        if q is None or k is None or weights is None:
+            raise InputError("select without keys is for layers that read another layer's selection")
+        chosen = select(entry, q, k, weights, rope, neighbours)
+        entry.leave(chosen)
+        return chosen
 
     def call(self, one: Captured, key: Key, entry: TableEntry, name: str, *args: Any, **how: Any) -> Any:
         """The kernels that were registered for this kind."""
@@ -208,10 +235,18 @@ class _AttentionKernels:
         return why_no_attention(spec, None if layer is None else layer.coding.formats, dtype)
 
 
+@register_kernels(IndexKeys)
+class _IndexKernels:
+    @staticmethod
+    def why_not(spec: IndexKeys, layer: Layer | None, dtype: torch.dtype) -> str | None:
+        return why_no_index(spec, None if layer is None else layer.coding.formats)
+
+
 @register_kernels(Shared)
+@register_kernels(SharedIndex)
 class _SharedKernels:
     @staticmethod
-    def why_not(spec: Shared, layer: Layer | None, dtype: torch.dtype) -> str | None:
+    def why_not(spec: Shared | SharedIndex, layer: Layer | None, dtype: torch.dtype) -> str | None:
         return None  # the entry that it reads is asked itself
 
 

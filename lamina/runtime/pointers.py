@@ -13,6 +13,7 @@ from torch import Tensor
 from lamina.cache.cache import Cache
 from lamina.cache.codec.codec import Codec, Coding
 from lamina.cache.layers.base import Layer
+from lamina.cache.spec import IndexKeys
 from lamina.kernels.columns import entry_row, header_row
 from lamina.runtime.kernel_backend import TableEntry
 
@@ -22,14 +23,24 @@ if TYPE_CHECKING:
 PLAIN = Coding()
 
 
-def tables_of(cache: Cache, counts: Tensor) -> list[list[int]]:
-    """[entries, columns]: a row for each entry of a cache, in the order of its layers."""
-    return [_row(layer, cache, counts) for layer in cache.every_layer()]
+def tables_of(cache: Cache, counts: Tensor, scores: Tensor | None = None) -> list[list[int]]:
+    """[entries, columns]: a row for each entry of a cache, in the order of its layers.
+
+    scores   [rows, tokens, room]: scratch for the scores of indexers, if there are any
+    """
+    return [_row(layer, cache, counts, scores) for layer in cache.every_layer()]
 
 
-def _row(layer: Layer, cache: Cache, counts: Tensor) -> list[int]:
-    lengths, counts_at = cache.clock.lengths.data_ptr(), counts.data_ptr()
-    return entry_row({"lengths": lengths, "counts": counts_at, **layer.columns()})
+def _row(layer: Layer, cache: Cache, counts: Tensor, scores: Tensor | None) -> list[int]:
+    row = {"lengths": cache.clock.lengths.data_ptr(), "counts": counts.data_ptr(), **layer.columns()}
+    if scores is not None and isinstance(layer.spec, IndexKeys):
+        row |= {"scores": scores.data_ptr(), "score_room": scores.shape[-1]}
+    return entry_row(row)
+
+
+def score_room(cache: Cache) -> int:
+    """The most tokens of a row that an indexer of this cache may have to score; 0 without indexers."""
+    return max((layer.slots or 0 for layer in cache.every_layer() if isinstance(layer.spec, IndexKeys)), default=0)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def test_a_peer_decodes_from_a_filled_context_and_can_be_taken_back_to_it(name: 
     for _ in range(2):
         peer.restart()
         peer.run(STEPS)
-        if name != "mamba2-2.7b":
+        if name not in ("mamba2-2.7b", "falcon-mamba-7b", "recurrentgemma-9b"):  # whose caches do not count
             assert int(peer.cache.get_seq_length()) == CONTEXT + STEPS
     peer.close()
     peer.prefill(torch.ones(1, 9, dtype=torch.int64))

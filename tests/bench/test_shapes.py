@@ -31,7 +31,10 @@ def test_a_shape_has_the_size_of_the_model_it_is_named_after_here_and_in_transfo
         theirs = auto.from_config(AutoConfig.for_model(config.pop("model_type"), **config))
     numbers = sum(parameter.numel() for parameter in ours.parameters())
     assert numbers == pytest.approx(SIZES[name], rel=2e-3)
-    assert numbers == pytest.approx(sum(parameter.numel() for parameter in theirs.parameters()), rel=1e-6)
+    # Whisper's keys have no bias; ours are zero
+    assert numbers == pytest.approx(
+        sum(parameter.numel() for parameter in theirs.parameters()), rel=1e-4 if speech else 1e-6
+    )
 
 
 def test_a_shape_can_be_a_configuration_of_ones_own(tmp_path: Path) -> None:
@@ -42,5 +45,7 @@ def test_a_shape_can_be_a_configuration_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_an_unknown_shape_is_told_with_those_that_are_known() -> None:
-    with pytest.raises(InputError, match=r"llama-9 is neither a Hub id, nor a folder .* one of smollm2, llama-3.1-8b"):
+    with pytest.raises(
+        InputError, match=r"llama-9 is neither a .*folder with config.json, .* one of smollm2, .*llama-3.1-8b"
+    ):
         find_shape("llama-9")

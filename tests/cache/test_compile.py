@@ -26,7 +26,7 @@ STACKS: dict[str, Callable[[], Toy]] = {
     ),
     "latents and tokens": lambda: Toy(
         toys.AttendLatent(rank=6), toys.AttendLatent(rank=20, window=Sliding(4)), toys.AttendLatent(rank=3),
-        toys.Index(), toys.Index(Sliding(4)),
+        toys.Index(), toys.Index(Sliding(4)), toys.AttendSelected(3), toys.AttendSelected(source=5),
     ),
     "recurrences": lambda: Toy(
         toys.Convolve(4), toys.Convolve(1), toys.Recur(toys.SCAN), toys.Recur(toys.DUAL), toys.Recur(toys.DELTA),

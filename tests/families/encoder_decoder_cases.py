@@ -7,13 +7,29 @@ from typing import Any
 
 from transformers import (
     BartConfig,
+    BertConfig,
+    BertGenerationConfig,
+    BigBirdPegasusConfig,
     BlenderbotConfig,
     BlenderbotSmallConfig,
+    CamembertConfig,
+    ElectraConfig,
+    EncoderDecoderConfig,
+    FSMTConfig,
+    LongT5Config,
     M2M100Config,
     MarianConfig,
     MBartConfig,
+    MT5Config,
+    MvpConfig,
     PegasusConfig,
     PLBartConfig,
+    RobertaConfig,
+    SwitchTransformersConfig,
+    T5GemmaConfig,
+    T5GemmaModuleConfig,
+    UMT5Config,
+    XLMRobertaConfig,
 )
 
 SIZES: dict[str, Any] = dict(
@@ -39,6 +55,62 @@ def bart_like(config: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+T5_SIZES: dict[str, Any] = dict(
+    d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=67, decoder_start_token_id=0,
+    relative_attention_num_buckets=8, relative_attention_max_distance=20,
+)  # fmt: skip
+
+
+def t5_like(config: Any) -> dict[str, Any]:
+    return {
+        "plain": partial(config, **T5_SIZES),
+        "ungated gelu, wide heads, deep decoder": partial(
+            config, **T5_SIZES | dict(feed_forward_proj="gelu", num_heads=3, d_kv=16, num_decoder_layers=3)
+        ),
+        "gated silu, few buckets, eps": partial(
+            config,
+            **T5_SIZES
+            | dict(
+                feed_forward_proj="gated-silu", relative_attention_num_buckets=6, relative_attention_max_distance=9,
+                layer_norm_epsilon=0.1, decoder_start_token_id=3,
+            ),
+        ),
+    }  # fmt: skip
+
+
+def switch(**changes: Any) -> Any:
+    sizes = T5_SIZES | dict(num_layers=4, num_decoder_layers=4, num_experts=4, num_sparse_encoder_layers=2)
+    sizes |= dict(num_sparse_decoder_layers=2, expert_capacity=64)
+    return partial(SwitchTransformersConfig, **sizes | changes)
+
+
+def t5gemma(decoder: dict[str, Any] | None = None, whole: dict[str, Any] | None = None, **changes: Any) -> Any:
+    """A decoder with other settings than the encoder if `decoder` is given."""
+    both = dict(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, vocab_size=67, sliding_window=5, query_pre_attn_scalar=12, max_position_embeddings=64,
+        attn_logit_softcapping=2.0, final_logit_softcapping=3.0,
+    ) | changes  # fmt: skip
+    encoder, decoder = T5GemmaModuleConfig(**both), T5GemmaModuleConfig(**both | (decoder or {}))
+    return lambda: T5GemmaConfig(encoder=encoder, decoder=decoder, **dict(vocab_size=67) | (whole or {}))
+
+
+BERT_SIZES: dict[str, Any] = dict(
+    hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=67,
+    max_position_embeddings=64, layer_norm_eps=1e-3,
+)  # fmt: skip
+
+
+def bert_pair(
+    encoder: Any, decoder: Any, of_encoder: dict[str, Any] | None = None, of_decoder: dict[str, Any] | None = None
+) -> Any:
+    def make() -> Any:
+        first, second = encoder(**BERT_SIZES | (of_encoder or {})), decoder(**BERT_SIZES | (of_decoder or {}))
+        return EncoderDecoderConfig.from_encoder_decoder_configs(first, second, decoder_start_token_id=2)
+
+    return make
+
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "bart": bart_like(BartConfig),
     "plbart": bart_like(PLBartConfig),
@@ -53,4 +125,108 @@ FAMILIES: dict[str, dict[str, Any]] = {
         )
     },
     "m2m_100": bart_like(M2M100Config),
+    "encoder-decoder": {
+        "bert and bert": bert_pair(BertConfig, BertConfig),
+        "roberta and narrow bert": bert_pair(
+            RobertaConfig,
+            BertConfig,
+            dict(type_vocab_size=1),
+            dict(hidden_size=24, num_attention_heads=2, hidden_act="relu", vocab_size=71, num_hidden_layers=1),
+        ),
+        "narrow electra and xlm-roberta": bert_pair(
+            ElectraConfig, XLMRobertaConfig, dict(embedding_size=16, hidden_size=24), dict(type_vocab_size=1)
+        ),
+        "camembert and electra": bert_pair(
+            CamembertConfig, ElectraConfig, None, dict(embedding_size=16, tie_word_embeddings=False)
+        ),
+        "bert-generation and itself": bert_pair(BertGenerationConfig, BertGenerationConfig),
+        "bert and camembert": bert_pair(BertConfig, CamembertConfig, dict(hidden_act="silu")),
+    },
+    "mvp": bart_like(MvpConfig),
+    "bigbird_pegasus": {
+        "full": small(BigBirdPegasusConfig, attention_type="original_full"),
+        "biases, untied, scaled": small(
+            BigBirdPegasusConfig, use_bias=True, tie_word_embeddings=False, scale_embedding=True
+        ),
+        "sparse": small(BigBirdPegasusConfig, block_size=2, num_random_blocks=1),
+        "sparse, two spare blocks, biases": small(
+            BigBirdPegasusConfig, block_size=2, num_random_blocks=2, use_bias=True
+        ),
+    },
+    "fsmt": {
+        "plain": small(FSMTConfig, num_beams=1, src_vocab_size=67, tgt_vocab_size=71),
+        "unscaled, gelu, deep decoder": small(
+            FSMTConfig,
+            num_beams=1,
+            src_vocab_size=67,
+            tgt_vocab_size=67,
+            scale_embedding=False,
+            activation_function="gelu",
+            encoder_layers=1,
+            decoder_layers=3,
+        ),
+        "tied": small(FSMTConfig, num_beams=1, src_vocab_size=67, tgt_vocab_size=67, tie_word_embeddings=True),
+    },
+    "mt5": t5_like(MT5Config),
+    "umt5": t5_like(UMT5Config),
+    "longt5": {
+        "local": partial(LongT5Config, **T5_SIZES, local_radius=3),
+        "summaries, gated, unscaled": partial(
+            LongT5Config,
+            **T5_SIZES,
+            local_radius=4,
+            encoder_attention_type="transient-global",
+            global_block_size=4,
+            feed_forward_proj="gated-gelu",
+            tie_word_embeddings=False,
+        ),
+        "few summaries, deep decoder": partial(
+            LongT5Config,
+            **T5_SIZES,
+            local_radius=1,
+            encoder_attention_type="transient-global",
+            global_block_size=8,
+            num_decoder_layers=3,
+        ),
+    },
+    "switch_transformers": {
+        "plain": switch(num_layers=2, num_decoder_layers=2, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1),
+        "tokens are dropped, router bias, gelu": switch(expert_capacity=3, router_bias=True, dense_act_fn="gelu"),
+        "sparse in every layer, odd step, untied": switch(
+            num_layers=2,
+            num_decoder_layers=3,
+            num_sparse_decoder_layers=3,
+            num_sparse_encoder_layers=0,
+            num_experts=3,
+            expert_capacity=7,
+            tie_word_embeddings=False,
+        ),
+    },
+    "t5gemma": {
+        "plain": t5gemma(),
+        "split, biases, no caps": t5gemma(
+            decoder=dict(
+                hidden_size=24,
+                num_attention_heads=3,
+                num_key_value_heads=1,
+                num_hidden_layers=3,
+                intermediate_size=40,
+                vocab_size=71,
+                sliding_window=3,
+                layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+                rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+            ),
+            attention_bias=True,
+            attn_logit_softcapping=None,
+            final_logit_softcapping=None,
+            rms_norm_eps=1e-2,
+            hidden_activation="silu",
+        ),
+        "untied, linear rope": t5gemma(
+            whole=dict(tie_word_embeddings=False),
+            num_key_value_heads=4,
+            head_dim=16,
+            rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1000.0},
+        ),
+    },
 }

@@ -19,6 +19,8 @@ from lamina.model import Model
 from tests.families.cases import cases
 
 TOLERANCE = 2e-4
+COMPUTED = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+"""Buffers of MiniMax that checkpoints hold though they follow from the configuration."""
 WRONG_IN_EAGER = {"falcon"}
 """Families whose truth is the sdpa path. Falcon: eager attention adds ALiBi twice, in the mask and to the scores."""
 
@@ -45,7 +47,7 @@ def pair(family: str, name: str) -> tuple[Any, Model]:
                 parameter.add_(torch.randn_like(parameter) * 0.05)
         saved = theirs.state_dict()
         for name, buffer in theirs.named_buffers():
-            if name in saved and buffer.is_floating_point():
+            if name in saved and buffer.is_floating_point() and not name.endswith(COMPUTED):
                 buffer.add_(torch.randn_like(buffer) * 0.1)
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)

@@ -18,8 +18,10 @@ from transformers import T5Config, T5ForConditionalGeneration
 import lamina
 from lamina.attention import Full
 from lamina.cache import Source, Step
+from lamina.config import Config
 from lamina.errors import InputError
 from lamina.generation.prompt import from_padded, from_rows
+from lamina.models import family_of
 from lamina.models.t5 import LARGEST, T5
 from lamina.nn import RelativeBias
 from tests.families.harness import TOLERANCE, random_cuts, random_ids, relative, run_in_pieces, run_ragged
@@ -422,3 +424,22 @@ def test_errors_say_what_is_wrong_and_change_nothing() -> None:
         ours.encode(ids, counts=[5, 0])
     with pytest.raises(InputError, match="feed_forward_proj='gated-tanh'"):
         T5.build(ours.config.with_values(feed_forward_proj="gated-tanh"))
+
+
+def test_relatives_scale_the_input_of_the_head_as_their_configurations_say() -> None:
+    sizes = dict(d_model=16, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=11, num_experts=2)
+    expected = {"t5": (0.25, 1.0), "mt5": (1.0, 1.0), "umt5": (0.25, 1.0), "switch_transformers": (0.25, 1.0)}
+    for family, (tied, untied) in expected.items():
+        for value, scale in ((True, tied), (False, untied)):
+            config = Config({"model_type": family, "tie_word_embeddings": value, "num_decoder_layers": 1} | sizes)
+            assert family_of(config).build(config).scale == scale, (family, value)
+
+
+def test_options_that_contradict_each_other_or_drop_every_token_are_named() -> None:
+    config = pair(FIRST)[1].config
+    with pytest.raises(InputError, match="feed_forward_proj='relu' in the configuration contradicts is_gated_act=True"):
+        T5.build(config.with_values(is_gated_act=True))
+    sparse = config.with_values(model_type="switch_transformers", num_experts=2, decoder_sparse_step=1)
+    for name, value in (("expert_capacity", 0), ("router_dtype", "bfloat16")):
+        with pytest.raises(InputError, match=f"{name}={value!r}"):
+            family_of(sparse).build(sparse.with_values(**{name: value}))

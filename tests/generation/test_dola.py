@@ -140,3 +140,9 @@ def test_generate_contrasts_layers() -> None:
     result = model.generate(PROMPTS, dola_layers=[0, 1], max_new_tokens=6, output_scores=True, eos_token_id=())
     assert result.tokens == dola(run_of(model, PROMPTS, dola_layers=(0, 1), max_new_tokens=6)).tokens
     assert [row.argmax(dim=-1).tolist() for row in result.scores] == result.tokens
+
+
+def test_hidden_states_that_the_head_cannot_read_are_refused() -> None:
+    model = pair("gemma3n_text", "last layers share, wide inputs")[1]
+    with pytest.raises(InputError, match="hidden states of Gemma3n are 128 wide, and its head reads 32 values"):
+        model.generate([[1, 2]], dola_layers=[1], max_new_tokens=2)

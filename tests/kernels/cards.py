@@ -35,6 +35,8 @@ CASES: list[tuple[str, torch.dtype, dict[str, Any]]] = [
     ("falcon-h1-7b", BF16, dict(rows=8)),
     ("mamba2-2.7b", BF16, dict(rows=1)),
     ("mamba-2.8b", BF16, dict(rows=1)),
+    ("recurrentgemma-9b", BF16, dict(rows=1)),
+    ("rwkv-4-7b", BF16, dict(rows=1)),
     ("flan-t5-xl", BF16, dict(rows=1)),
 ]
 

@@ -69,13 +69,17 @@ SMALL: dict[str, dict[str, Any]] = {
         num_attention_heads=2, num_key_value_heads=1,
     ),
     "deepseek_v3": dict(num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2),
+    "glm_moe_dsa": dict(
+        num_attention_heads=2, num_key_value_heads=2, first_k_dense_replace=2, indexer_types=["full", "shared"]
+    ),
 }  # fmt: skip
 
 
 @functools.cache
 def small(family: str) -> Model:
     """A random model of a family with one layer of each kind and no experts: the interpreter is slow."""
-    config = import_module(f"tests.families.cases.{family}").make(**SMALL[family]).to_dict()
+    file = {"glm_moe_dsa": "indexer"}.get(family, family)
+    config = import_module(f"tests.families.cases.{file}").make(**SMALL[family]).to_dict()
     model = models.family(config["model_type"]).build(Config(config))
     torch.manual_seed(3)
     for parameter in model.parameters():

@@ -36,7 +36,14 @@ def held(cache: lamina.Cache) -> int:
     return sum(-(-n // tables[layout].group.page) for layout, rows in slots.items() for n in rows)
 
 
-CASES = [("llama", None), ("gemma2", None), ("falcon_h1", None), ("deepseek_v3", None), ("gemma2", "int8")]
+CASES = [
+    ("llama", None),
+    ("gemma2", None),
+    ("falcon_h1", None),
+    ("deepseek_v3", None),
+    ("glm_moe_dsa", None),
+    ("gemma2", "int8"),
+]
 
 
 @pytest.mark.parametrize(("family", "codec"), CASES)

@@ -19,6 +19,8 @@ from lamina.kernels.entry import (
     PAGES,
     PAGES_PER_ROW,
     RING,
+    SCORE_ROOM,
+    SCORES,
     SLOTS,
     STORE,
     V_HIGH,
@@ -32,7 +34,7 @@ from lamina.kernels.step_ends import LENGTHS as HEADER_LENGTHS
 
 @triton.jit
 def read_entry(table, out):
-    """out [13]: the columns of an entry, in an order of the test's own."""
+    """out [15]: the columns of an entry, in an order of the test's own."""
     tl.store(out, tl.load(table + K_STORE))
     tl.store(out + 1, tl.load(table + V_STORE))
     tl.store(out + 2, tl.load(table + K_SCALES))
@@ -46,6 +48,8 @@ def read_entry(table, out):
     tl.store(out + 10, tl.load(table + COUNTS))
     tl.store(out + 11, tl.load(table + PAGES))
     tl.store(out + 12, tl.load(table + PAGES_PER_ROW))
+    tl.store(out + 13, tl.load(table + SCORES))
+    tl.store(out + 14, tl.load(table + SCORE_ROOM))
 
 
 @triton.jit
@@ -70,7 +74,7 @@ def read_rows(table, out, T: tl.constexpr):
 def test_kernels_read_from_each_column_of_an_entry_what_the_host_wrote() -> None:
     order = [
         "k", "v", "k.scales", "v.scales", "k.high", "v.high", "slots", "ring", "keep", "lengths", "counts", "pages",
-        "pages_per_row",
+        "pages_per_row", "scores", "score_room",
     ]  # fmt: skip
     assert sorted(order) == sorted(ENTRY) and len(ENTRY) <= WIDTH and STORE is K_STORE
     values = {name: (1 << 40) + 17 * i for i, name in enumerate(order)}

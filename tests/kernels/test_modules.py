@@ -91,3 +91,11 @@ def test_embeddings_times_a_factor(dtype: torch.dtype, others: dict[str, Any]) -
 def test_the_rotary_table() -> None:
     rope = Rotary(16, {"rope_type": "default", "rope_theta": 1e4})
     torch.testing.assert_close(*both(lambda: rope(torch.tensor([[5], [70]]))))
+
+
+def test_inputs_and_residuals_may_be_parts_of_wider_vectors() -> None:
+    torch.manual_seed(0)
+    x, onto = torch.randn(3, 1, 3, 24)[:, :, 1], torch.randn(3, 1, 2, 24)[:, :, 1]
+    for module in (RMSNorm(24), LayerNorm(24), Linear(24, 24), GatedMLP(24, 10)):
+        one = drawn(module)
+        torch.testing.assert_close(*both(lambda one=one: one(x, onto=onto)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -183,8 +185,14 @@ def test_the_selective_scan_can_norm_its_matrices(weighted: bool) -> None:
     weights = (torch.rand(rule.state), torch.rand(rule.state)) if weighted else (None, None)
     normed = {n: F.rms_norm(case.inputs[n], (rule.state,), w, 1e-2) for n, w in zip("BC", weights, strict=True)}
     expected, final = rule.scan(case.state, {**case.inputs, **normed}, case.constants)
-    around = {"norms": (1e-2, *weights)}
+    around: dict[str, Any] = {"norms": (1e-2, *weights)}
     assert torch.equal(rule.scan(case.state, rule.before(case.inputs, **around), case.constants)[0], expected)
+    if weighted:  # and step sizes, by what they are a product with
+        low = torch.randn(2, 3, 9)[..., :7]
+        around["dt_norm"] = low, 1e-2
+        ready = {**case.inputs, **normed, "dt": case.inputs["dt"] * (low.square().mean(-1, True) + 1e-2).rsqrt()}
+        expected, final = rule.scan(case.state, ready, case.constants)
+        assert error(rule.scan(case.state, rule.before(case.inputs, **around), case.constants)[0], expected) < 1e-6
     state = case.state.clone()
     out = recur.recur_step(rule, case.inputs, case.constants, table_of(state, None), **around)
     assert error(out, expected) < 3e-6

@@ -16,7 +16,20 @@ from torch.nn import functional as F
 
 from lamina import Model, Source
 from lamina.attention.window import Chunked, Full, Sliding, Window
-from lamina.cache import Attention, Convolution, Cross, Latent, Memory, Recurrent, Shared, Spec, Step, Tokens
+from lamina.cache import (
+    Attention,
+    Convolution,
+    Cross,
+    IndexKeys,
+    Latent,
+    Memory,
+    Recurrent,
+    Shared,
+    SharedIndex,
+    Spec,
+    Step,
+    Tokens,
+)
 from lamina.cache.codec.codec import Codec, Codecs, Coding
 from lamina.cache.counts import Counts
 from lamina.cache.layers.base import Key
@@ -147,11 +160,31 @@ class AttendLatent(nn.Module):
 
     def forward(self, x: Tensor, memory: Memory, shared: Tensor) -> Tensor:
         angles = 0.7 * memory.positions[..., None].to(x.dtype)
+        rope = angles.cos(), angles.sin()
         seen = memory.attend_latent(
-            heads(self.q(x + shared), HEADS), self.down(x + shared), norm=self.norm, rope=(angles.cos(), angles.sin()),
-            neighbours=False, up=self.up, scale=1.0,
+            heads(self.q(x + shared), HEADS), self.down(x + shared), norm=self.norm, rope=rope, neighbours=False,
+            up=self.up, scale=1.0, restrict=self.selected(x + shared, memory, rope),
         )  # fmt: skip
         return x + self.out(seen.transpose(1, 2).flatten(2))
+
+    def selected(self, x: Tensor, memory: Memory, rope: tuple[Tensor, Tensor]) -> Any:
+        return None
+
+
+class AttendSelected(AttendLatent):
+    """Latent attention over `top` tokens that an indexer selects, or over those that layer `source` selected."""
+
+    def __init__(self, top: int = 1, source: int | None = None) -> None:
+        super().__init__(rank=6)
+        self.source = source
+        index = IndexKeys(HEAD_DIM, top=top) if source is None else SharedIndex(source)
+        self.specs = {**self.specs, "index": index}
+        self.ask, self.tell, self.weigh = (nn.Linear(WIDTH, n) for n in (HEADS * HEAD_DIM, HEAD_DIM, HEADS))
+
+    def selected(self, x: Tensor, memory: Memory, rope: tuple[Tensor, Tensor]) -> Any:
+        if self.source is not None:
+            return memory.select()
+        return memory.select(heads(self.ask(x), HEADS), self.tell(x), self.weigh(x), rope=rope)
 
 
 class Convolve(nn.Module):
@@ -273,6 +306,7 @@ MAKERS: dict[str, Callable[[], Toy]] = {
     "chunked": lambda: Toy(Attend(Chunked(4)), Attend(Chunked(3))),
     "latent": lambda: Toy(AttendLatent(rank=6), AttendLatent(rank=3)),
     "latent, sliding": lambda: Toy(AttendLatent(rank=6, window=Sliding(4)), AttendLatent(rank=20)),
+    "latent, selected": lambda: Toy(AttendSelected(3), AttendSelected(source=0), AttendSelected(5), AttendLatent(6)),
     "convolution": lambda: Toy(Convolve(4), Convolve(2), Convolve(1)),
     "selective scan": lambda: Toy(Recur(SCAN), Recur(SCAN)),
     "ssd": lambda: Toy(Recur(DUAL), Recur(DUAL)),

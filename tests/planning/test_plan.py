@@ -126,7 +126,15 @@ def test_generate_leaves_the_cache_that_was_planned(family: str) -> None:
     assert lines(cache) == list(lamina.plan(subject, rows=2, length=43, prompt=3).lines)
 
 
-OWN = ["sliding, keep", "shared", "tokens", "cross", "nothing to remember", "from outside, among others"]
+OWN = [
+    "sliding, keep",
+    "shared",
+    "latent, selected",
+    "tokens",
+    "cross",
+    "nothing to remember",
+    "from outside, among others",
+]
 
 
 @pytest.mark.parametrize("kind", OWN)
@@ -292,7 +300,7 @@ def test_a_shape_is_planned_in_bfloat16_and_prints_as_a_table() -> None:
         (T5, dict(), "this model reads a source: say how many tokens it has with source=…"),
         ("nowhere", dict(), "nowhere is neither a folder with config.json, nor a config.json, nor a .gguf .* llama-3"),
         ({"hidden_size": 3}, dict(), "has no 'model_type'"),
-        ({"model_type": "gpt5"}, dict(), "model_type 'gpt5' is not supported; known: "),
+        ({"model_type": "gpt5"}, dict(), "model_type 'gpt5' is not among the"),
         ({"model_type": "llama", "quantization_config": {"quant_method": "awq"}}, dict(), "quantized with 'awq'"),
     ],
 )  # fmt: skip

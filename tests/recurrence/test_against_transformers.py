@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lamina.recurrence import SSD, GatedDelta, SelectiveScan
+from lamina.recurrence import SSD, WKV, ChannelDelta, GatedDelta, SelectiveScan
 
 from .inputs import Case, error
 
@@ -61,3 +61,31 @@ def test_gated_delta_equals_qwen3_next() -> None:
     out, state = rule.chunk(case.state, case.inputs, case.constants)
     assert error(out, expected_out) < TOLERANCE
     assert error(state, expected_state) < TOLERANCE
+
+
+def test_channel_delta_equals_kimi() -> None:
+    from transformers.models.kimi_linear.modeling_kimi_linear import recurrent_kimi_delta_attention
+
+    rule = ChannelDelta(heads=3, key_dim=8, value_dim=6)
+    case = Case(rule, rows=2, tokens=20).to(torch.float32)
+    q, k, v, g, beta = (case.inputs[name] for name in ("q", "k", "v", "g", "beta"))
+    expected_out, expected_state = recurrent_kimi_delta_attention(
+        q * rule.key_dim**0.5, k, v, g, beta, initial_state=case.state, output_final_state=True
+    )
+    out, state = rule.chunk(case.state, case.inputs, {})
+    assert error(out, expected_out) < TOLERANCE
+    assert error(state, expected_state) < TOLERANCE
+
+
+def test_wkv_equals_rwkv_from_nothing_and_from_a_state() -> None:
+    from transformers.models.rwkv.modeling_rwkv import rwkv_linear_attention_cpu
+
+    rule = WKV(channels=12)
+    case = Case(rule, rows=2, tokens=70).to(torch.float32)
+    k, v, w, first = case.inputs["k"], case.inputs["v"], case.constants["w"], case.constants["first"]
+    for state in (None, case.state):
+        given = None if state is None else list(state.unbind(1))
+        expected_out, expected_state = rwkv_linear_attention_cpu((-w).log(), first, k, v, given, return_state=True)
+        out, new = rule.chunk(rule.zero_state(2) if state is None else state, case.inputs, case.constants)
+        assert error(out, expected_out) < TOLERANCE
+        assert error(new, torch.stack(expected_state, 1)) < TOLERANCE

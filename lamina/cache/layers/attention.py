@@ -17,7 +17,7 @@ from lamina.cache.layers.tokens import TokenLayer
 from lamina.errors import InputError
 
 if TYPE_CHECKING:
-    from lamina.cache.spec import Latent, Shared
+    from lamina.cache.spec import IndexKeys, Latent, Shared, SharedIndex
     from lamina.cache.step import Step
 
 KeysValues = tuple[Tensor, Tensor, View]
@@ -60,3 +60,15 @@ class TokensLayer(TokenLayer):
     """One vector per token [B, S, D], read back unchanged."""
 
     roles = {"x": VECTOR}
+
+
+class IndexLayer(TokensLayer):
+    """The keys of an indexer [B, S, D]."""
+
+    spec: IndexKeys
+
+
+class SharedIndexLayer(Layer):
+    """Stores nothing: reads the selection that another layer made earlier in the same pass."""
+
+    spec: SharedIndex

@@ -54,6 +54,13 @@ class Source:
         index = on_device(row_indices(rows, len(self.lengths)), self.states.device)
         return Source(self.states[index], self.lengths[index])
 
+    def inputs(self, k: Tensor, v: Tensor, rows: int) -> dict[str, Tensor]:
+        """Keys and values [B, H, S, D] of this source, as a pass of `rows` rows without a cache reads them."""
+        if len(self.lengths) not in (1, rows):
+            raise InputError(f"the source has {len(self.lengths)} rows, and {rows} rows of ids were given")
+        k, v = (part.expand(rows, -1, -1, -1) for part in (k, v))
+        return {"k": k, "v": v, "lengths": self.lengths.expand(rows)}
+
 
 class CrossLayer(Layer):
     """Keys and values [B, H, S, D] of the source, plain or quantized; `lengths` [B], 0 for rows without a source."""

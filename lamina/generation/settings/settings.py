@@ -126,7 +126,7 @@ def unregister_setting(name: str) -> None:
 
 
 def settings_of(model: Model, given: Mapping[str, Any], also: Iterable[str] = ()) -> Settings:
-    """The settings of one call: defaults < `model.generation_defaults` < given.
+    """The settings of one call: defaults < `model.generation_defaults` < given; but use_cache is true unless given.
 
     None turns a setting off, whatever the file says.
 
@@ -136,7 +136,7 @@ def settings_of(model: Model, given: Mapping[str, Any], also: Iterable[str] = ()
     Settings(do_sample=True, top_p=0.9, eos_token_id=(2,))
     """
     known = by_name()
-    own = model.own_defaults
+    own = {*model.own_defaults, "use_cache"}  # false in some files: how the model was trained, not how to run it
     stored = validate.from_file({name: value for name, value in model.generation_defaults.items() if name not in own})
     asked = validate.from_caller(given, also)
     chosen, origins = validate.defaults(), Origins({})

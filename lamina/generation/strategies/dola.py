@@ -87,6 +87,11 @@ def dola(run: Run) -> StrategyOutput:
     prompts = hidden_states(run.cache, layers)
     states = torch.stack([prompts[layer][torch.arange(len(live)), ends] for layer in layers])  # [N, B, width]
     del prompts
+    if states.shape[-1] != (reads := getattr(model.head, "in_features", states.shape[-1])):
+        raise InputError(
+            f"dola_layers: hidden states of {type(model).__name__} are {states.shape[-1]} wide, and its head reads "
+            f"{reads} values, so it cannot be applied to an earlier layer"
+        )
     while live:
         history = run.history(live)
         early = model.head(states.to(model.dtype)).float()

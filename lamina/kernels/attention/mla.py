@@ -82,12 +82,25 @@ class LatentSplits:
     window: Window
     least: int
     block: int
+    top: int = 0  # tokens that an indexer selected for a query, at most; then blocks are per token, of its heads
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of queries per row; per token where an indexer selects."""
+        return len(self.means) // (self.rows * self.tokens if self.top else self.rows)
+
+
+@triton.jit
+def selected_tokens(length, count, t, TOP: tl.constexpr):
+    """How many tokens new token t of a row attends to, of those that it sees; 0 for padding."""
+    return tl.where(t < count, tl.minimum(length + t + 1, TOP), 0)
 
 
 @triton.jit
 def _attend_latent(
     means, levels, q,  # [B · QUERIES, splits, ROWS, RANK], [B · QUERIES, ROWS, splits], [B, H, T, RANK + ROPE]
     new, scales, high,  # this pass's tokens [B, T, RANK + ROPE], or its parts where latents are quantized
+    chosen,  # int32 [B, T, TOP], with TOP: the positions that each token attends to
     table, size, keep, least, scale,  # the entry's table row; the window; shortest split
     q_row, q_head, q_token, new_row, new_token,  # strides
     T: tl.constexpr, H: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr,
@@ -95,14 +108,25 @@ def _attend_latent(
     M: tl.constexpr, ROWS: tl.constexpr, QUERIES: tl.constexpr,  # queries per program: padded, stored; blocks per row
     KIND: tl.constexpr, FORM: tl.constexpr, BLOCK: tl.constexpr,
     AHEAD: tl.constexpr, STRETCH: tl.constexpr,  # tokens to prefetch; values of a float32 latent per partial sum
-    PAGE: tl.constexpr, PDL: tl.constexpr,
+    TOP: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (row · QUERIES + block, split): M queries of one row, over all heads, on one split of its tokens."""
+    """Program (row · QUERIES + block, split): M queries of one row, over all heads, on one split of its tokens.
+
+    With TOP, program ((row · T + t) · QUERIES + block, split): M heads of one token, on one split of its selected ones.
+    """
     WIDTH: tl.constexpr = code_bytes(RANK + ROPE, FORM)  # values per slot, or bytes of codes
+    ORDER: tl.constexpr = "selected" if TOP else KIND
     group, split, most = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row, block = group // QUERIES, group % QUERIES
+    if TOP:
+        chosen += row * TOP
+        token = row % T
+        row = row // T
     length, count = row_of(table, row, T)
     kept, first, n_visible, ring = visible(table, length, count, size, keep, KIND)
+    if TOP:
+        n_visible = selected_tokens(length, count, token, TOP)  # new ones among them
+        count = 0
     split_tokens, n_splits = divide(n_visible, most, least, BLOCK)
     if split >= n_splits:
         return
@@ -122,10 +146,11 @@ def _attend_latent(
     c, p = tl.arange(0, RANK_PAD)[None, :], tl.arange(0, ROPE_PAD)[None, :]
     m = tl.arange(0, M)  # this program's queries: r = h · T + t is token t of head h
     r = block * M + m
-    t = r % T
-    low = first_seen(length + t, size, KIND)[None, :]  # [1, M]
-    ours = q + (row * q_row + r // T * q_head + t * q_token)[:, None]
-    real = (r < H * T)[:, None]
+    t, h, real = r % T, r // T, (r < H * T)[:, None]
+    if TOP:
+        t, h, real = token, r, (r < H)[:, None]
+    low = first_seen(length + r % T, size, KIND)[None, :]  # [1, M]
+    ours = q + (row * q_row + h * q_head + t * q_token)[:, None]
     q_latent = tl.trans(tl.load(ours + c, mask=real & (c < RANK), other=0.0))  # [RANK, M]
     q_rope = tl.trans(tl.load(ours + RANK + p, mask=real & (p < ROPE), other=0.0))  # [ROPE, M]
     top, total = tl.full([M], LOWEST, tl.float32), tl.zeros([M], tl.float32)
@@ -142,9 +167,11 @@ def _attend_latent(
         j = start + tl.arange(0, BLOCK)
         u = j - n_visible  # index of a new token; negative for committed ones
         slot = slot_of(j, kept, first, ring, keep, KIND)  # in a line new tokens are in their slots too
+        if TOP:
+            slot = tl.load(chosen + j, mask=j < stop, other=0)
         seen = (j < stop)[:, None]
         if FORM == "plain":
-            cell = cells_in(pages, 0, slot, start, stop if KIND == "full" else ends, 1, PAGE, KIND, BLOCK)
+            cell = cells_in(pages, 0, slot, start, stop if KIND == "full" else ends, 1, PAGE, ORDER, BLOCK)
             at = store + cell * WIDTH
             if KIND != "full":
                 at = tl.where(u < 0, at, new + row * new_row + u * new_token)
@@ -154,7 +181,7 @@ def _attend_latent(
         else:
             if KIND != "full":
                 slot = tl.where(u < 0, slot, last + u)
-            cell = cells_in(pages, 0, slot, start, stop, 1, PAGE, KIND, BLOCK)[:, None]
+            cell = cells_in(pages, 0, slot, start, stop, 1, PAGE, ORDER, BLOCK)[:, None]
             at, by = store + cell * WIDTH, scales + cell * scale_values(RANK + ROPE, FORM)
             above = high + cell * high_bytes(RANK + ROPE, FORM)
             latents = dequantize(at, by, above, seen, 0, RANK, RANK_PAD, RANK + ROPE, FORM)
@@ -169,7 +196,7 @@ def _attend_latent(
         else:
             scores = tl.dot(ropes, q_rope, tl.dot(latents, q_latent))
         scores *= scale * LOG2E  # [BLOCK, M]
-        if T > 1:
+        if T > 1 and TOP == 0:
             seen = seen & (u[:, None] <= t[None, :])
             if KIND != "full":
                 position = tl.where(u < 0, position_of(j, kept, first), length + u)[:, None]
@@ -203,6 +230,7 @@ def decode_latent(
     shape: Tiling | None = None,
     least: int | None = None,
     ahead: bool = True,
+    chosen: Tensor | None = None,  # int32 [B, T, top]: positions to attend to, from `indexer.select_tokens`
     page: int = 0,  # slots per page; 0 without pages
 ) -> LatentSplits:
     """Attention of up to 16 new tokens per row over the row's latents and their own, as partial results per split.
@@ -216,33 +244,40 @@ def decode_latent(
             f"{T} new tokens a row: decode attention takes 1 to {MOST_NEW.value}, use lamina.attention for more"
         )
     limits = limits_of(q.device)
-    plan = plan_for(q.element_size(), H * T, rank, D - rank, isinstance(new, Coded), limits)
+    if chosen is not None and not isinstance(window or Full(), Full):
+        raise InputError(
+            f"the kernels of latent attention take a selection of tokens with the window Full, not {window}"
+        )
+    top, groups = (0, B) if chosen is None else (chosen.shape[-1], B * T)
+    each = H * T if chosen is None else H  # queries of a group, which attend to the same tokens
+    plan = plan_for(q.element_size(), each, rank, D - rank, isinstance(new, Coded), limits)
     M, shape = plan.queries, shape or plan.shape
-    blocks = triton.cdiv(H * T, M)
-    queries = M if blocks > 1 else H * T
+    blocks = triton.cdiv(each, M)
+    queries = M if blocks > 1 else each
     window = window or Full()
     kind, size, keep = window_arguments(window)
-    least = least or (LEAST if B * blocks < limits.multiprocessors else LEAST_OF_MANY)
+    least = least or (LEAST if groups * blocks < limits.multiprocessors else LEAST_OF_MANY)
     if most_splits is None:
-        most_splits = splits_for(B * blocks, most_visible(window), least, limits.multiprocessors)
+        most_splits = splits_for(groups * blocks, top or most_visible(window), least, limits.multiprocessors)
     form: FormatName = "plain"
     if isinstance(new, Coded):
         form, store, scales, high = new.keys.form, new.k.codes, new.k.scales, new.k.high
     else:
         store = scales = high = new
     token_bytes = code_bytes(D, form) * store.element_size()
-    means = torch.empty(B * blocks, most_splits, queries, rank, dtype=q.dtype, device=q.device)
-    levels = torch.empty(B * blocks, queries, most_splits, device=q.device)
+    means = torch.empty(groups * blocks, most_splits, queries, rank, dtype=q.dtype, device=q.device)
+    levels = torch.empty(groups * blocks, queries, most_splits, device=q.device)
     launch(
-        _attend_latent, (B * blocks, most_splits),
-        means, levels, q, store, scales, high, table, size, keep, least, scale, *q.stride()[:3], *store.stride()[:2],
+        _attend_latent, (groups * blocks, most_splits),
+        means, levels, q, store, scales, high, table if chosen is None else chosen, table,
+        size, keep, least, scale, *q.stride()[:3], *store.stride()[:2],
         T=T, H=H, RANK=rank, ROPE=D - rank,
         RANK_PAD=max(16, triton.next_power_of_2(rank)), ROPE_PAD=max(16, triton.next_power_of_2(D - rank)),
         M=M, ROWS=queries, QUERIES=blocks, KIND=kind, FORM=form, BLOCK=shape.block,
-        AHEAD=prefetch_tokens(kind, token_bytes, shape.block, limits) if ahead and not page else 0,
-        STRETCH=plan.stretch, PAGE=page, num_warps=shape.warps, num_stages=stages_for(shape.stages, page),
+        AHEAD=prefetch_tokens(kind, token_bytes, shape.block, limits) if ahead and not page and not top else 0,
+        STRETCH=plan.stretch, TOP=top, PAGE=page, num_warps=shape.warps, num_stages=stages_for(shape.stages, page),
     )  # fmt: skip
-    return LatentSplits(means, levels, B, H, T, M, window, least, shape.block)
+    return LatentSplits(means, levels, B, H, T, M, window, least, shape.block, top)
 
 
 def splits_for(groups: int, slots: int | None, least: int, multiprocessors: int) -> int:

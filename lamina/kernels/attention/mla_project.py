@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.kernels.attention.decode import MOST_QUERIES
-from lamina.kernels.attention.mla import LatentSplits
+from lamina.kernels.attention.mla import LatentSplits, selected_tokens
 from lamina.kernels.attention.online_softmax import LOWEST
 from lamina.kernels.attention.rope_append import slot_at, slot_pointer
 from lamina.kernels.attention.split_kv import divide
@@ -195,12 +195,27 @@ def into_latent(
 
 
 @triton.jit
-def splits_of(table, row, t, most, size, keep, least, T: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def splits_of(
+    table, row, t, most, size, keep, least,
+    T: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr, TOP: tl.constexpr,
+):  # fmt: skip
     """How many splits token t of the row has, as `_attend_latent` made them; 0 for padding."""
     length, count = row_of(table, row, T)
     _kept, _first, n_visible, _ring = visible(table, length, count, size, keep, KIND)
+    if TOP:
+        n_visible = selected_tokens(length, count, t, TOP)
     _split_tokens, n_splits = divide(n_visible, most, least, BLOCK)
     return tl.where(t < count, n_splits, 0)
+
+
+@triton.jit
+def query_of(row, t, h, T: tl.constexpr, M: tl.constexpr, BLOCKS: tl.constexpr, TOP: tl.constexpr):
+    """Where `_attend_latent` has the query of head h of token t: -> (index of its group, index in that)."""
+    if TOP:
+        return ((row * T + t) * BLOCKS + h // M).to(tl.int64), h % M + t * 0
+    else:
+        r = h * T + t
+        return (row * BLOCKS + r // M).to(tl.int64), r % M
 
 
 @triton.jit
@@ -212,7 +227,7 @@ def _out_alone(
     T: tl.constexpr, H: tl.constexpr, V: tl.constexpr, V_PAD: tl.constexpr, RANK: tl.constexpr,
     M: tl.constexpr, QUERIES: tl.constexpr, BLOCKS: tl.constexpr,  # queries per block: padded, stored; blocks per row
     PARTS: tl.constexpr, COLS: tl.constexpr,  # splits that are loaded together; values of the latent per program
-    KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    KIND: tl.constexpr, BLOCK: tl.constexpr, TOP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (h · STRETCHES + stretch, token): merges COLS values of one head's mean latent, and projects them up.
 
@@ -225,9 +240,8 @@ def _out_alone(
     at_w = up + h.to(tl.int64) * up_head + v[:, None] * RANK + c
     w = tl.load(at_w, mask=(v < V)[:, None] & (c < RANK), other=0.0)  # [V, COLS]
     row, t = n // T, n % T
-    n_splits = splits_of(table, row, t, most, size, keep, least, T, KIND, BLOCK)
-    r = h * T + t
-    group, query = (row * BLOCKS + r // M).to(tl.int64), r % M
+    n_splits = splits_of(table, row, t, most, size, keep, least, T, KIND, BLOCK, TOP)
+    group, query = query_of(row, t, h, T, M, BLOCKS, TOP)
     begin(PDL)
 
     top, total = LOWEST, 0.0
@@ -263,7 +277,7 @@ def _out_of_latent(
     T: tl.constexpr, H: tl.constexpr, V: tl.constexpr, RANK: tl.constexpr, RANK_PAD: tl.constexpr,
     M: tl.constexpr, QUERIES: tl.constexpr, BLOCKS: tl.constexpr,  # queries per block: padded, stored; blocks per row
     ROWS: tl.constexpr, VALUES: tl.constexpr,  # tokens and values per program
-    KIND: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    KIND: tl.constexpr, BLOCK: tl.constexpr, TOP: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (h · STRETCHES + stretch, i): VALUES values of one head, for tokens i · ROWS …, merged split by split."""
     STRETCHES: tl.constexpr = (V + VALUES - 1) // VALUES
@@ -273,12 +287,11 @@ def _out_of_latent(
     w = tl.load(at_w, mask=(v < V)[:, None] & (c < RANK), other=0.0)  # [VALUES, RANK]
     n = first + tl.arange(0, ROWS)
     row, t = tl.minimum(n, N - 1) // T, n % T
-    n_splits = splits_of(table, row, t, most, size, keep, least, T, KIND, BLOCK)
+    n_splits = splits_of(table, row, t, most, size, keep, least, T, KIND, BLOCK, TOP)
     n_splits = tl.where(n < N, n_splits, 0)  # [ROWS]
     begin(PDL)
 
-    r = h * T + t
-    group, query = (row * BLOCKS + r // M).to(tl.int64), r % M
+    group, query = query_of(row, t, h, T, M, BLOCKS, TOP)
     top, total = tl.full([ROWS], LOWEST, tl.float32), tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, RANK_PAD], tl.float32)
     for part in tl.range(0, tl.max(n_splits, axis=0), 1, num_stages=STAGES):
@@ -306,13 +319,13 @@ def out_of_latent(
     program) and `stages` are for measuring other configurations.
     """
     B, H, T, M = splits.rows, splits.heads, splits.tokens, splits.queries
-    groups, most, queries, rank = splits.means.shape
+    _groups, most, queries, rank = splits.means.shape
     V, N = up.shape[1], B * T
     kind, size, keep = window_arguments(splits.window)
     out = torch.empty(B, T, H, V, dtype=up.dtype, device=up.device)
     common: dict[str, Any] = dict(
-        T=T, H=H, V=V, RANK=rank, M=M, QUERIES=queries, BLOCKS=groups // B, KIND=kind, BLOCK=splits.block,
-        num_warps=8,
+        T=T, H=H, V=V, RANK=rank, M=M, QUERIES=queries, BLOCKS=splits.blocks, KIND=kind, BLOCK=splits.block,
+        TOP=splits.top, num_warps=8,
     )  # fmt: skip
     columns = min(columns, max(16, triton.next_power_of_2(rank)))
     stretches = triton.cdiv(rank, columns)

@@ -211,7 +211,7 @@ def norm_arguments(norms: tuple[RMSNorm, RMSNorm] | None, like: Tensor) -> tuple
 def rotate_and_append(
     q: Tensor,  # [B, Hq, T, D]
     k: Tensor,  # [B, Hk, T, D]
-    v: Tensor,  # [B, Hk, T, Dv]
+    v: Tensor,  # [B, Hk, T, Dv]; Dv is 0 where only keys are stored
     rope: tuple[Tensor, Tensor] | None,  # cos and sin, float32 [B, T, P]: the first 2 P values of a head are rotated
     table: Tensor,  # the row of the cache's table for this entry
     *,
@@ -242,12 +242,12 @@ def rotate_and_append(
         k_out = torch.empty(B, T, Hk, D, dtype=k.dtype, device=k.device)
     first = 0 if moves else Hq  # queries that do not change need no program
     launch(
-        _rotate, (B * T, Hq - first + Hk * (2 if write else 1)),
+        _rotate, (B * T, Hq - first + Hk * (2 if write and Dv else 1)),
         q, k, v, q_out, k_out, cos, sin, *weights, q if factor is None else factor, table,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *cos.stride()[:2],
         *((0, 0) if factor is None else factor.stride()), *scalars,
         T=T, Q_HEADS=Hq, K_HEADS=Hk, D=D, DV=Dv, PAIRS=pairs, PAIRS_PAD=triton.next_power_of_2(max(pairs, 1)),
-        REST_PAD=triton.next_power_of_2(max(D - 2 * pairs, 1)), DV_PAD=triton.next_power_of_2(Dv),
+        REST_PAD=triton.next_power_of_2(max(D - 2 * pairs, 1)), DV_PAD=triton.next_power_of_2(max(Dv, 1)),
         NEIGHBOURS=neighbours, NORMS="" if norms is None else "last" if norms_last else "first",
         WEIGHTS=norms is not None and norms[0].weight is not None, FACTOR=factor is not None, MOVES=moves,
         WRITE=write, FIRST=first, PAGE=page, num_warps=1,

@@ -46,9 +46,11 @@ def _selective_scan(
     x, dt, B, C,  # inputs: [R, T, CHANNELS] twice, [R, T, N] twice, for R rows
     A, skip, gate, bias,  # [CHANNELS, N], [CHANNELS] or None, [R, T, CHANNELS] or None, [CHANNELS] or None
     B_weight, C_weight, eps,  # of the norms of B and C: [N] or None twice; None: no norms
+    low, dt_eps,  # dt is divided by the root mean square of low [R, T, RANK]; None: it is not
     out, table,  # [R, T, CHANNELS]; the entry's table row, whose store is the states, float32 [R, CHANNELS, N]
     x_row, x_token, dt_row, dt_token, B_row, B_token, C_row, C_token, gate_row, gate_token,  # strides
-    T: tl.constexpr, CHANNELS: tl.constexpr, N: tl.constexpr,
+    low_row, low_token,
+    T: tl.constexpr, CHANNELS: tl.constexpr, N: tl.constexpr, RANK: tl.constexpr, RANK_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr, N_BLOCK: tl.constexpr, GROUP: tl.constexpr,  # GROUP: tokens loaded together
     LIVE_ONLY: tl.constexpr, WRITE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -76,7 +78,13 @@ def _selective_scan(
         for i in tl.static_range(GROUP):
             t, exists = first + i, first + i < T
             xs += (tl.load(x + t * x_token, mask=c_mask & exists, other=0.0).to(tl.float32),)
-            dts += (tl.load(dt + t * dt_token, mask=c_mask & exists, other=0.0).to(tl.float32),)
+            new_dt = tl.load(dt + t * dt_token, mask=c_mask & exists, other=0.0).to(tl.float32)
+            if low is not None:
+                r = tl.arange(0, RANK_BLOCK)
+                root = tl.load(low + row * low_row + t * low_token + r, mask=(r < RANK) & exists, other=0.0)
+                root = root.to(tl.float32)
+                new_dt *= tl.rsqrt(tl.sum(root * root, axis=0) / RANK + dt_eps)
+            dts += (new_dt,)
             new_B = tl.load(B + t * B_token, mask=(n < N) & exists, other=0.0).to(tl.float32)
             new_C = tl.load(C + t * C_token, mask=(n < N) & exists, other=0.0).to(tl.float32)
             Bs += (_normed(new_B, B_scale, eps, N),)
@@ -107,6 +115,7 @@ def selective_scan_step(
     gate: Tensor | None = None,
     dt_bias: Tensor | None = None,
     norms: Norms | None = None,
+    dt_norm: tuple[Tensor, float] | None = None,
     write: bool = True,
     tile: Tile | None = None,
 ) -> Tensor:
@@ -115,6 +124,7 @@ def selective_scan_step(
     skip     D [C]: adds D x, in the dtype that this sum has in PyTorch
     gate     z [B, T, C]: multiplies by silu(z), in the dtype of z
     norms    (eps, weight of B [N] or None, weight of C [N] or None): B and C are RMS-normed first
+    dt_norm  (low [B, T, rank], eps): dt is divided by the root mean square of `low`
     dt_bias  [C]: dt is as projected, and the step size is softplus(dt + dt_bias)
     """
     x, dt, B, C = (contiguous_tokens(inputs[name]) for name in ("x", "dt", "B", "C"))
@@ -123,14 +133,18 @@ def selective_scan_step(
     z = None if gate is None else contiguous_tokens(gate)
     out = torch.empty(rows, tokens, channels, dtype=output_dtype(x, skip, gate), device=x.device)
     eps, B_weight, C_weight = norms or (None, None, None)
+    low, dt_eps = dt_norm or (None, None)
+    low = None if low is None else contiguous_tokens(low)
+    rank = 1 if low is None else low.shape[2]
     tile, live_only = tile_for(SelectiveScan, rows * channels * state, tile)
     wide = triton.next_power_of_2(state)
     block = min(max(tile.values // wide, 1), triton.next_power_of_2(channels))
     launch(
         _selective_scan, (triton.cdiv(channels, block), rows),
-        x, dt, B, C, constants["A"], skip, z, dt_bias, B_weight, C_weight, eps, out, table,
-        *x.stride()[:2], *dt.stride()[:2], *B.stride()[:2], *C.stride()[:2], *row_and_token_strides(z), tokens,
-        channels, state, block, wide, tokens_together(tokens), live_only, write,
+        x, dt, B, C, constants["A"], skip, z, dt_bias, B_weight, C_weight, eps, low, dt_eps, out, table,
+        *x.stride()[:2], *dt.stride()[:2], *B.stride()[:2], *C.stride()[:2], *row_and_token_strides(z),
+        *row_and_token_strides(low), tokens, channels, state, rank, triton.next_power_of_2(rank),
+        block, wide, tokens_together(tokens), live_only, write,
         num_warps=tile.warps,
     )  # fmt: skip
     return out

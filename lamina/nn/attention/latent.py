@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from lamina.cache.memory import Memory
-from lamina.cache.spec import Latent, LayerSpecs
+from lamina.cache.spec import Latent, LayerSpecs, SharedIndex
 from lamina.config import Config
+from lamina.nn.attention.indexer import Indexer
 from lamina.nn.attention.positions import Positions
 from lamina.nn.attention.rotary import rope_parameters, yarn_scale
 from lamina.nn.linear import Linear
@@ -20,7 +21,11 @@ from lamina.nn.norm import RMSNorm
 
 
 class LatentAttention(nn.Module):
-    def __init__(self, c: Config) -> None:
+    """indexer   restricts attention to the tokens that it selects
+    source    index of a layer whose selection restricts attention
+    """
+
+    def __init__(self, c: Config, *, indexer: Indexer | None = None, source: int | None = None) -> None:
         super().__init__()
         bias = c.get("attention_bias", False)
         self.heads, self.rank, self.q_rank = c.num_attention_heads, c.kv_lora_rank, c.q_lora_rank
@@ -28,7 +33,9 @@ class LatentAttention(nn.Module):
         self.neighbours = c.get("rope_interleave", True)
         self.scale = score_scale(c)
         self.spec = Latent(self.rank, rope_dim)
-        self.specs: LayerSpecs = {"attention": self.spec}
+        self.indexer, self.source = indexer, source
+        index = {} if source is None else {"index": SharedIndex(source)}
+        self.specs: LayerSpecs = {**(index if indexer is None else {"index": indexer.spec}), "attention": self.spec}
         q_dim, kv_dim = self.heads * (nope_dim + rope_dim), self.rank + rope_dim
         if self.q_rank is None:
             self.q_kv = Linear(c.hidden_size, q_dim + kv_dim, bias=False)
@@ -42,21 +49,26 @@ class LatentAttention(nn.Module):
         self.out = Linear(self.heads * value_dim, c.hidden_size, bias=bias)
 
     def forward(self, x: Tensor, memory: Memory, shared: Positions, onto: Tensor | None = None) -> Tensor:
-        kv_dim = self.rank + self.spec.rope_dim
+        kv_dim, rope = self.rank + self.spec.rope_dim, shared.ropes["default"]
+        chosen = None if self.source is None else memory.select()
         if self.q_rank is None:
             q, kv = self.q_kv(x).tensor_split([-kv_dim], dim=-1)
             kv = kv if self.kv_bias is None else kv + self.kv_bias
         else:
             q, kv = self.down(x).tensor_split([-kv_dim], dim=-1)
-            q = self.q_up(self.q_norm(q))
+            q = self.q_norm(q)
+            if self.indexer is not None:
+                chosen = self.indexer(x, q, memory, rope)
+            q = self.q_up(q)
         out = memory.attend_latent(
             q.unflatten(-1, (self.heads, -1)).transpose(1, 2),  # [B, H, T, N + P]
             kv,  # [B, T, rank + P]
             norm=self.kv_norm,
-            rope=shared.ropes["default"],
+            rope=rope,
             neighbours=self.neighbours,
             up=self.kv_up.unflatten(0, (self.heads, -1)),
             scale=self.scale,
+            restrict=chosen,
         )  # [B, H, T, V]
         return self.out(out.transpose(1, 2).flatten(2), onto)
 

@@ -7,6 +7,8 @@ https://arxiv.org/abs/2312.00752
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -59,9 +61,12 @@ class MambaMixer(nn.Module):
         x, z = self.project(u).chunk(2, dim=-1)  # [B, T, C] each
         x = self.conv(x, memory)
         dt, B, C = self.select(x).split([self.rank, self.rule.state, self.rule.state], dim=-1)
-        around = {"dt_bias": self.dt_bias, "skip": self.D, "gate": z}
+        around: dict[str, Any] = {"dt_bias": self.dt_bias, "skip": self.D, "gate": z}
         if self.dt_norm is not None and self.B_norm is not None and self.C_norm is not None:
-            dt = self.dt_norm(dt)
+            if self.dt_norm.weight is None:
+                around["dt_norm"] = dt, self.dt_norm.eps  # after the product: one launch less
+            else:
+                dt = self.dt_norm(dt)
             around["norms"] = self.B_norm.eps, self.B_norm.weight, self.C_norm.weight
         y = memory.recur(self.rule, {"x": x, "dt": self.dt(dt), "B": B, "C": C}, {"A": self.A}, around=around)
         return self.out(y, onto)

@@ -41,20 +41,20 @@ from transformers import (
 
 SIZES: dict[str, Any] = dict(
     hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=67,
-    max_position_embeddings=64,
+    max_position_embeddings=256,
 )  # fmt: skip
-GPT: dict[str, Any] = dict(n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=67)
-NEO: dict[str, Any] = dict(hidden_size=32, num_heads=4, max_position_embeddings=64, vocab_size=67)
+GPT: dict[str, Any] = dict(n_embd=32, n_layer=2, n_head=4, n_positions=256, vocab_size=67)
+NEO: dict[str, Any] = dict(hidden_size=32, num_heads=4, max_position_embeddings=256, vocab_size=67)
 OPT: dict[str, Any] = dict(
-    hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48, max_position_embeddings=64, vocab_size=67,
+    hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48, max_position_embeddings=256, vocab_size=67,
     init_std=0.2,
 )  # fmt: skip
 XGLM: dict[str, Any] = dict(d_model=32, num_layers=2, attention_heads=4, ffn_dim=48, vocab_size=67, init_std=0.2)
 FALCON: dict[str, Any] = dict(
-    hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64, vocab_size=67,
+    hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=256, vocab_size=67,
 )  # fmt: skip
 BLOOM: dict[str, Any] = dict(hidden_size=32, n_layer=2, n_head=4, vocab_size=67)
-MPT: dict[str, Any] = dict(d_model=32, n_layers=2, n_heads=4, max_seq_len=64, vocab_size=67)
+MPT: dict[str, Any] = dict(d_model=32, n_layers=2, n_heads=4, max_seq_len=256, vocab_size=67)
 GROUPED: dict[str, Any] = SIZES | dict(num_key_value_heads=2, pad_token_id=None)
 LATENT: dict[str, Any] = SIZES | dict(
     num_key_value_heads=4, kv_lora_rank=16, q_lora_rank=12, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=10,

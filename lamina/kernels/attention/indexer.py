@@ -1,0 +1,184 @@
+"""The indexer of a decode step: scores every token of a row, and lists the tokens with the highest scores.
+
+    index_scores     Σ over heads of weight · relu(q · k), for each new token and each token that it sees
+    select_tokens    the positions of the highest scores, ascending; `mla.decode_latent` reads these tokens alone
+
+Scores go to a buffer whose address and room are in the entry's table, since a captured launch must fit any number of
+tokens (`lamina.runtime.captured`). Keys are stored in a line, so slot == position. The reference is
+`lamina.attention.indexer`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lamina.cache.codec.registry import FormatName
+from lamina.kernels.entry import K_HIGH, K_SCALES, SCORE_ROOM, SCORES, STORE, row_of, store_pointer
+from lamina.kernels.launch import begin, launch
+from lamina.kernels.limits import limits_of
+from lamina.kernels.quant.dequantize import dequantize
+from lamina.kernels.quant.field import Coded
+from lamina.kernels.quant.layout import code_bytes, high_bytes, scale_values
+from lamina.kernels.slots import cells_in, first_cell, pages_of, stages_for
+
+LEAST = 64  # tokens per program that scores, at least
+BLOCK = 2048  # scores that are read together in the search for the highest
+DIGIT = tl.constexpr(4)  # bits of a score that one round of the search decides
+DIGITS = tl.constexpr(16)
+
+
+# -- scores ----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def scores_of(table, query):
+    """Pointer to the scores of a query = row · T + t."""
+    room = tl.load(table + SCORE_ROOM)
+    return tl.load(table + SCORES).to(tl.pointer_type(tl.float32)) + query.to(tl.int64) * room
+
+
+@triton.jit
+def _index_scores(
+    q, weights, table,  # [B, H, T, D], [B, T, H] float32; the entry's table row
+    store, scales, high,  # tensors with the types of the stored parts
+    q_row, q_head, q_token,  # strides
+    T: tl.constexpr, H: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    HEADS: tl.constexpr, BLOCK: tl.constexpr,  # heads and tokens of one product
+    FORM: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (row, split): the scores of one split of a row's tokens, new ones included, for its T queries."""
+    WIDTH: tl.constexpr = code_bytes(D, FORM)  # values per slot, or bytes of codes
+    row, split = tl.program_id(0), tl.program_id(1)
+    length, count = row_of(table, row, T)
+    n = tl.where(count > 0, length + count, 0)
+    size = tl.cdiv(tl.cdiv(n, tl.num_programs(1)), BLOCK) * BLOCK
+    begins = split * size
+    ends = tl.minimum(begins + size, n)
+    if begins >= ends:
+        return
+    origin, pages = first_cell(table, row, PAGE), pages_of(table, row, PAGE)
+    keys_at = store_pointer(table, STORE, store.dtype) + origin * WIDTH
+    if FORM != "plain":
+        scales = tl.multiple_of(tl.load(table + K_SCALES), 4).to(scales.dtype) + origin * scale_values(D, FORM)
+        high = tl.load(table + K_HIGH).to(high.dtype) + origin * high_bytes(D, FORM)
+    begin(PDL)
+
+    d, h = tl.arange(0, D_PAD)[None, :], tl.arange(0, HEADS)
+    for start in range(begins, ends, BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        there = (j < ends)[:, None]
+        cell = cells_in(pages, 0, j, start, ends, 1, PAGE, "full", BLOCK)[:, None]
+        if FORM == "plain":
+            keys = tl.load(keys_at + cell * WIDTH + d, mask=there & (d < D), other=0.0)  # [BLOCK, D]
+        else:
+            by, above = scales + cell * scale_values(D, FORM), high + cell * high_bytes(D, FORM)
+            keys = dequantize(keys_at + cell * WIDTH, by, above, there, 0, D, D_PAD, D, FORM).to(q.dtype.element_ty)
+        for t in range(T):
+            score = tl.zeros([BLOCK], tl.float32)
+            for first in tl.static_range(0, H, HEADS):
+                inside = first + h < H
+                at = q + row * q_row + t * q_token + (first + h) * q_head
+                queries = tl.load(at[:, None] + d, mask=inside[:, None] & (d < D), other=0.0)  # [HEADS, D]
+                weight = tl.load(weights + (row * T + t) * H + first + h, mask=inside, other=0.0)
+                products = tl.dot(keys, tl.trans(queries), input_precision="ieee")  # [BLOCK, HEADS]
+                score += tl.sum(tl.maximum(products, 0.0) * weight[None, :], axis=1)
+            tl.store(scores_of(table, row * T + t) + j, score, mask=j < ends)
+
+
+def index_scores(
+    q: Tensor,  # [B, H, T, D]: rotated, as the stored keys are
+    weights: Tensor,  # [B, T, H] float32
+    new: Tensor | Coded,  # this pass's keys, in their slots by now: only its types are used
+    table: Tensor,  # the row of the cache's table for this entry
+    *,
+    page: int = 0,  # slots per page; 0 without pages
+) -> None:
+    """Writes the scores of all tokens of each row, for each of its new tokens, to the buffer that the table names."""
+    B, H, T, D = q.shape
+    form: FormatName = "plain"
+    if isinstance(new, Coded):
+        form, store, scales, high = new.keys.form, new.k.codes, new.k.scales, new.k.high
+    else:
+        store = scales = high = new
+    most, block = (64, 64) if q.element_size() == 2 else (16, 32)
+    heads = min(max(16, triton.next_power_of_2(H)), most)
+    launch(
+        _index_scores, (B, max(1, limits_of(q.device).multiprocessors // B)),
+        q, weights.contiguous(), table, store, scales, high, *q.stride()[:3],
+        T=T, H=H, D=D, D_PAD=max(16, triton.next_power_of_2(D)), HEADS=heads, BLOCK=block, FORM=form, PAGE=page,
+        num_warps=4, num_stages=stages_for(2, page),
+    )  # fmt: skip
+
+
+# -- the highest -----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def ordered_bits(score):
+    """float32 -> uint32 in the same order; 0.0 and -0.0 are equal."""
+    bits = tl.where(score == 0.0, 0.0, score).to(tl.uint32, bitcast=True)
+    return tl.where(bits >> 31 == 1, bits ^ 0xFFFFFFFF, bits | 0x80000000)
+
+
+@triton.jit
+def _select_tokens(
+    chosen, table,  # int32 [B, T, TOP]; the entry's table row
+    T: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (row · T + t): lists the TOP tokens with the highest scores, of equal ones the first; all if fewer.
+
+    The TOP-th highest score is found four bits at a time, from the highest bits on: each round counts the scores that
+    agree with the bits found so far, by their next digit. A last round lists the tokens in order.
+    """
+    query = tl.program_id(0)
+    row, t = query // T, query % T
+    length, count = row_of(table, row, T)
+    n = tl.where(t < count, length + t + 1, 0)
+    chosen += query * TOP
+    i = tl.arange(0, BLOCK)
+    if n <= TOP:
+        begin(PDL)
+        for start in range(0, n, BLOCK):
+            tl.store(chosen + start + i, start + i, mask=start + i < n)
+        return
+    scores = scores_of(table, query)
+    digit = tl.arange(0, DIGITS)
+    begin(PDL)
+    least = tl.zeros([], tl.uint32)  # the bits of the TOP-th highest score that are found
+    wanted = tl.zeros([], tl.int32) + TOP  # how many of the scores that agree with them are selected
+    shift = tl.full([], 32, tl.uint32)
+    for _ in range(32 // DIGIT):
+        shift -= DIGIT
+        found = tl.zeros([DIGITS], tl.int32)
+        for start in range(0, n, BLOCK):
+            bits = ordered_bits(tl.load(scores + start + i, mask=start + i < n, other=0.0)) ^ least
+            value = tl.where(start + i < n, bits >> shift, DIGITS)  # below DIGITS where all higher bits agree
+            found += tl.sum((value[:, None] == digit[None, :]).to(tl.int32), axis=0)
+        from_here = tl.sum(found) - tl.cumsum(found, 0) + found  # scores with this digit or a higher one
+        best = tl.sum((from_here >= wanted).to(tl.int32)) - 1
+        wanted -= tl.sum(tl.where(digit > best, found, 0))
+        least |= best.to(tl.uint32) << shift
+    listed, equals = 0, 0
+    for start in range(0, n, BLOCK):
+        j = start + i
+        bits = ordered_bits(tl.load(scores + j, mask=j < n, other=0.0))
+        equal = ((bits == least) & (j < n)).to(tl.int32)
+        takes = ((bits > least) & (j < n)) | ((equal == 1) & (equals + tl.cumsum(equal, 0) <= wanted))
+        place = listed + tl.cumsum(takes.to(tl.int32), 0) - 1
+        tl.store(chosen + place, j, mask=takes)
+        listed += tl.sum(takes.to(tl.int32))
+        equals += tl.sum(equal)
+
+
+def select_tokens(rows: int, tokens: int, top: int, table: Tensor, *, block: int = BLOCK) -> Tensor:
+    """The positions of the `top` tokens with the highest scores for each new token, ascending -> int32 [B, T, top]
+
+    A token that sees n < top tokens has n positions; the rest is undefined. `block` is for measuring other
+    configurations.
+    """
+    chosen = torch.empty(rows, tokens, top, dtype=torch.int32, device=table.device)
+    launch(_select_tokens, (rows * tokens,), chosen, table, T=tokens, TOP=top, BLOCK=block, num_warps=8)
+    return chosen
