@@ -73,8 +73,8 @@ def llama3_divisors(c: Fields) -> list[float]:
     old, found = rope["original_max_position_embeddings"], []
     for pair in range(dim // 2):
         wave = 2 * torch.pi * rope["rope_theta"] ** (2 * pair / dim)
-        share = (old / wave - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"])
-        share = min(max(share, 0.0), 1.0)
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        share = float(old / wave > low) if low == high else min(max((old / wave - low) / (high - low), 0.0), 1.0)
         found.append(1 / ((1 - share) / rope["factor"] + share))
     return found
 
@@ -338,6 +338,7 @@ FORMATS: dict[str, Format] = {
             changed(r"experts\.\w+_proj$", lambda t, c: t.transpose(1, 2)),
             split(r"gate_up_proj$", ("gate_proj.weight", "up_proj.weight"), lambda t, c: t.chunk(2, 1)),
             renamed(r"experts\.down_proj$", "experts.down_proj.weight"),
+            with_divisors,
         ),
         lambda c: {
             "feed_forward_length": c["intermediate_size_mlp"], "expert_feed_forward_length": c["intermediate_size"],

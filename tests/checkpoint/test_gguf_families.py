@@ -12,10 +12,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import lamina
-from lamina.checkpoint.gguf.file import ARCHITECTURES
+from lamina.checkpoint.gguf.changes import UNPAIRED
+from lamina.checkpoint.gguf.dense import LLAMA as LLAMA_NAMES
+from lamina.checkpoint.gguf.file import ARCHITECTURES, Architecture
+from lamina.models.llama import Llama
 from tests.checkpoint.gguf_converter import write_gguf
 from tests.checkpoint.gguf_formats import FORMATS
 from tests.checkpoint.gguf_older import OLDER
+from tests.checkpoint.test_gguf import llama_arrays, write
 from tests.families.cases import cases
 from tests.families.harness import random_ids, relative
 
@@ -40,6 +44,7 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }  # fmt: skip
+LLAMA4 = {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
 YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 32, "mscale": 0.9,
     "mscale_all_dim": 0.9, "beta_fast": 16, "beta_slow": 2,
@@ -91,7 +96,8 @@ CASES = [
     Case("deepseek_v3"),
     Case("deepseek_v3", "yarn, one group, wide latent", {"rope_parameters": YARN}),
     Case("glm4_moe"),
-    Case("llama4", changes={"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}),
+    Case("llama4", changes=LLAMA4),
+    Case("llama4", changes=LLAMA4 | {"rope_parameters": LLAMA3 | {"factor": 16.0, "high_freq_factor": 1.0}}),
     Case("mamba"),
     Case("falcon_mamba"),
     Case("mamba2"),
@@ -175,3 +181,23 @@ def test_experts_in_mxfp4_are_dequantized(tmp_path: Path) -> None:
     original, ours = (lamina.load(source, device="cpu", dtype="float32") for source in (tmp_path, path))
     ids = random_ids(1, 24, original.vocab)
     assert relative(ours(ids), original(ids)) < TOLERANCE
+
+
+def test_an_architecture_from_outside_the_package_is_read(tmp_path: Path) -> None:
+    class OutsideLlama(Llama):
+        pass
+
+    mine = Architecture(LLAMA_NAMES, model_types=("outside_llama",), changes=UNPAIRED)
+    lamina.register_family("outside_llama", OutsideLlama, gguf={"outside": mine})
+    try:
+        arrays = llama_arrays()
+        paths = [write(tmp_path / f"{name}.gguf", arrays, architecture=name) for name in ("llama", "outside")]
+        known, ours = (lamina.load(path, device="cpu") for path in paths)
+        assert type(ours) is OutsideLlama
+        ids = random_ids(1, 8, known.vocab)
+        assert torch.equal(ours(ids), known(ids))
+        with pytest.raises(lamina.InputError, match=r"GGUF architecture 'outside' is registered already"):
+            lamina.register_family("another", OutsideLlama, gguf={"outside": Architecture({})})
+    finally:
+        lamina.unregister_family("outside_llama")
+        del ARCHITECTURES["outside"]

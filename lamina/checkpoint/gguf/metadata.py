@@ -177,19 +177,21 @@ YARN = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow", "attention
 
 
 def llama3_parameters(stored: StoredTensor, theta: float, dim: int) -> dict[str, Any]:
+    """The settings of Llama 3's scaling that give these divisors. The constants that a file does not have are the same
+    in every Llama 3 release; Llama 4 has another `high_freq_factor`."""
     divisors = torch.from_numpy(stored.data).float()
-    # the other constants are the same in every Llama 3 release, and are not in the file
-    parameters = {
-        "rope_type": "llama3",
-        "rope_theta": theta,
-        "factor": round(float(divisors.max()), 4),
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
-    if not torch.allclose(divisors, llama3_divisors(parameters, dim), rtol=1e-3):
-        raise CheckpointError("rope_freqs.weight holds divisors that Llama 3's scaling does not give")
-    return parameters
+    for high in (4.0, 1.0):
+        parameters = {
+            "rope_type": "llama3",
+            "rope_theta": theta,
+            "factor": round(float(divisors.max()), 4),
+            "low_freq_factor": 1.0,
+            "high_freq_factor": high,
+            "original_max_position_embeddings": 8192,
+        }
+        if torch.allclose(divisors, llama3_divisors(parameters, dim), rtol=1e-3):
+            return parameters
+    raise CheckpointError("rope_freqs.weight holds divisors that Llama 3's scaling does not give")
 
 
 def llama3_divisors(parameters: Mapping[str, Any], head_dim: int) -> torch.Tensor:
