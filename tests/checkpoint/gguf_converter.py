@@ -66,7 +66,8 @@ class Format:
     names: Mapping[str, str] | None = None  # patterns of names that the table lacks -> GGUF name
 
 
-def write_gguf(folder: Path, form: Format, path: Path) -> Path:
+def write_gguf(folder: Path, form: Format, path: Path, kind_of: Callable[[str], Any] = lambda name: None) -> Path:
+    """kind_of: what a tensor is quantized to, by its GGUF name; None: float32"""
     c = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
     for step in form.steps:
@@ -79,7 +80,11 @@ def write_gguf(folder: Path, form: Format, path: Path) -> Path:
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == form.architecture)
     table = gguf.get_tensor_name_map(kind, keys["block_count"])
     for name, tensor in tensors.items():
-        writer.add_tensor(gguf_name(name, table, form.names or {}), tensor.contiguous().numpy())
+        name, values = gguf_name(name, table, form.names or {}), tensor.contiguous().numpy()
+        if (quantized := kind_of(name)) is None:
+            writer.add_tensor(name, values)
+        else:
+            writer.add_tensor(name, gguf.quantize(values, quantized), raw_dtype=quantized)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -302,8 +307,9 @@ def factors(tensors: Tensors, c: Fields) -> Tensors:
     gate, down = c["mlp_multipliers"]
     inward, outward = c["attention_in_multiplier"], c["attention_out_multiplier"]
     times: dict[str, Any] = {
-        "down_proj": down, "gate_proj": gate, "k_proj": c["key_multiplier"] * inward, "q_proj": inward, "v_proj": inward,
-        "o_proj": outward, "out_proj": c["ssm_out_multiplier"], "in_proj": c["ssm_in_multiplier"] * rows[:, None],
+        "down_proj": down, "gate_proj": gate, "k_proj": c["key_multiplier"] * inward, "q_proj": inward,
+        "v_proj": inward, "o_proj": outward, "out_proj": c["ssm_out_multiplier"],
+        "in_proj": c["ssm_in_multiplier"] * rows[:, None],
         "lm_head": c["lm_head_multiplier"], "embed_tokens": c["embedding_multiplier"],
     }  # fmt: skip
     return {name: t * times.get(name.split(".")[-2], 1.0) for name, t in tensors.items()}

@@ -73,8 +73,8 @@ def llama3_divisors(c: Fields) -> list[float]:
     old, found = rope["original_max_position_embeddings"], []
     for pair in range(dim // 2):
         wave = 2 * torch.pi * rope["rope_theta"] ** (2 * pair / dim)
-        share = (old / wave - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"])
-        share = min(max(share, 0.0), 1.0)
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        share = float(old / wave > low) if low == high else min(max((old / wave - low) / (high - low), 0.0), 1.0)
         found.append(1 / ((1 - share) / rope["factor"] + share))
     return found
 
@@ -100,12 +100,12 @@ def attention_factor(c: Fields) -> float | None:
 
 
 def phi3(c: Fields) -> Fields:
-    rope = c["rope_parameters"]
+    rope, heads = c["rope_parameters"], c["num_attention_heads"]
     return {
         "attention.sliding_window": c["sliding_window"] or 0,
         "rope.scaling.original_context_length": rope.get("original_max_position_embeddings", 4096),
         "rope.scaling.attn_factor": attention_factor(c),
-        "rope.dimension_count": int(rope.get("partial_rotary_factor", 1.0) * c["hidden_size"]) // c["num_attention_heads"],
+        "rope.dimension_count": int(rope.get("partial_rotary_factor", 1) * c["hidden_size"]) // heads,
         "attention.key_length": None,
         "attention.value_length": None,
     }  # fmt: skip
@@ -195,6 +195,17 @@ def granite_hybrid(c: Fields) -> Fields:
     }  # fmt: skip
 
 
+def bamba(c: Fields) -> Fields:
+    heads = [c["num_key_value_heads"] if i in c["attn_layer_indices"] else 0 for i in range(c["num_hidden_layers"])]
+    return hybrid_keys(c) | {"attention.head_count_kv": heads, "rope.scaling.finetuned": True}
+
+
+def ministral3(c: Fields) -> Fields:
+    rope = c["rope_parameters"]
+    found = {"rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"]}
+    return rotates_all(c) | found | {"attention.temperature_scale": rope["llama_4_scaling_beta"]}
+
+
 def without_experts(tensors: Any, c: Fields) -> Any:
     """The shared expert is called an MLP if there are no others."""
     if c["num_local_experts"]:
@@ -264,6 +275,7 @@ NEXT_NAMES = {r"model\.layers\.(\d+)\.linear_attn\.in_proj_qkv\.weight": r"blk.\
 FORMATS: dict[str, Format] = {
     "llama": Format("llama", (*paired, with_divisors), rotates_all),
     "mistral": Format("llama", paired, rotates_all),
+    "ministral3": Format("mistral3", paired, ministral3),
     "mixtral": Format("llama", (*paired, stacked, MERGED), rotates_all, STACK_NAMES),
     "qwen2": Format("qwen2"),
     "qwen2_moe": Format("qwen2moe", (stacked,)),
@@ -288,7 +300,10 @@ FORMATS: dict[str, Format] = {
     "granitemoeshared": Format("granitemoe", (*paired, *GRANITE_STEPS), rotates_all, GRANITE_NAMES),
     "cohere": Format("command-r", keys=lambda c: {"rope.scaling.type": "none"}),
     "cohere2": Format("cohere2", keys=lambda c: window(c) | rotates_all(c) | {"rope.scaling.type": "none"}),
-    "olmo": Format("olmo", paired_weights, lambda c: {"attention.clamp_kqv": c.get("clip_qkv"), "attention.layer_norm_epsilon": 1e-5}),
+    "olmo": Format(
+        "olmo", paired_weights,
+        lambda c: {"attention.clamp_kqv": c.get("clip_qkv"), "attention.layer_norm_epsilon": 1e-5},
+    ),
     "olmo2": Format("olmo2"),
     "olmo3": Format("olmo2", keys=lambda c: windows(c) | local_base(c)),
     "glm4": Format("glm4"),
@@ -323,6 +338,7 @@ FORMATS: dict[str, Format] = {
             changed(r"experts\.\w+_proj$", lambda t, c: t.transpose(1, 2)),
             split(r"gate_up_proj$", ("gate_proj.weight", "up_proj.weight"), lambda t, c: t.chunk(2, 1)),
             renamed(r"experts\.down_proj$", "experts.down_proj.weight"),
+            with_divisors,
         ),
         lambda c: {
             "feed_forward_length": c["intermediate_size_mlp"], "expert_feed_forward_length": c["intermediate_size"],
@@ -347,13 +363,18 @@ FORMATS: dict[str, Format] = {
     "jamba": Format("jamba", (decays, kernels, stacked, MERGED), jamba),
     "falcon_h1": Format(
         "falcon-h1", (factors, *MAMBA2, changed(r"mamba\.norm", lambda t, c: t.view(c["mamba_n_groups"], -1))),
-        lambda c: hybrid_keys(c) | {"embedding_scale": None}, {r"model\.layers\.(\d+)\.pre_ff_layernorm\.weight": r"blk.\1.ffn_norm"},
+        lambda c: hybrid_keys(c) | {"embedding_scale": None},
+        {r"model\.layers\.(\d+)\.pre_ff_layernorm\.weight": r"blk.\1.ffn_norm"},
     ),
     "granitemoehybrid": Format(
         "granitehybrid",
         (*paired, *MAMBA2, changed(r"mamba\.norm", lambda t, c: t.view(c["mamba_n_groups"], -1)), *GRANITE_STEPS,
          without_experts),
         granite_hybrid, GRANITE_NAMES,
+    ),
+    "bamba": Format(
+        "granitehybrid",
+        (*paired, *MAMBA2, changed(r"mamba\.norm", lambda t, c: t.view(c["mamba_n_groups"], -1))), bamba,
     ),
     "nemotron_h": Format(
         "nemotron_h_moe",

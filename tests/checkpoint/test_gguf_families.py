@@ -8,12 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import lamina
-from lamina.checkpoint.gguf.file import ARCHITECTURES
+from lamina.checkpoint.gguf.changes import UNPAIRED
+from lamina.checkpoint.gguf.dense import LLAMA as LLAMA_NAMES
+from lamina.checkpoint.gguf.file import ARCHITECTURES, Architecture
+from lamina.models.llama import Llama
 from tests.checkpoint.gguf_converter import write_gguf
 from tests.checkpoint.gguf_formats import FORMATS
+from tests.checkpoint.gguf_older import OLDER
+from tests.checkpoint.test_gguf import llama_arrays, write
 from tests.families.cases import cases
 from tests.families.harness import random_ids, relative
 
@@ -28,15 +34,17 @@ class Case:
     family: str
     name: str | None = None  # the first if None
     changes: dict[str, Any] = field(default_factory=dict)
+    older: str = ""  # the format of files of earlier times
 
     def __str__(self) -> str:
-        return f"{self.family}-{self.name}" if self.name else self.family
+        return "-".join(part for part in (self.family, self.name, self.older) if part)
 
 
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }  # fmt: skip
+LLAMA4 = {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
 YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 32, "mscale": 0.9,
     "mscale_all_dim": 0.9, "beta_fast": 16, "beta_slow": 2,
@@ -53,7 +61,10 @@ CASES = [
     Case("qwen3_moe"),
     Case("gemma"),
     Case("gemma2"),
-    Case("gemma3_text", changes={"layer_types": [SLIDING] * 5 + [FULL], "num_hidden_layers": 6, "query_pre_attn_scalar": 16}),
+    Case(
+        "gemma3_text",
+        changes={"layer_types": [SLIDING] * 5 + [FULL], "num_hidden_layers": 6, "query_pre_attn_scalar": 16},
+    ),
     Case("gemma3n_text"),
     Case("gemma4_text"),
     Case("gemma4_text", "values are keys, fewer key heads, experts"),
@@ -85,7 +96,8 @@ CASES = [
     Case("deepseek_v3"),
     Case("deepseek_v3", "yarn, one group, wide latent", {"rope_parameters": YARN}),
     Case("glm4_moe"),
-    Case("llama4", changes={"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}),
+    Case("llama4", changes=LLAMA4),
+    Case("llama4", changes=LLAMA4 | {"rope_parameters": LLAMA3 | {"factor": 16.0, "high_freq_factor": 1.0}}),
     Case("mamba"),
     Case("falcon_mamba"),
     Case("mamba2"),
@@ -101,6 +113,17 @@ CASES = [
     Case("qwen3_5_text"),
     Case("qwen3_5_moe_text"),
     Case("kimi_linear"),
+    Case("bamba"),
+    Case("ministral3"),
+    Case("mistral", "full, own head dim", older="mistral3"),
+    Case(
+        "nemotron_h", "pattern, long kernel, wide state", older="nemotron_h",
+        changes={"mamba_hidden_act": "silu", "mlp_hidden_act": "relu2", "time_step_min": 0.001},
+    ),
+    Case("mixtral", older="a tensor per expert"),
+    Case("deepseek_v2", older="latents in one tensor"),
+    Case("phi", changes={"num_key_value_heads": 4}, older="queries, keys and values in one tensor"),
+    Case("qwen3_next", older="rows by key head"),
 ]  # fmt: skip
 
 
@@ -126,12 +149,55 @@ def save(case: Case, folder: Path) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_file_gives_the_logits_of_its_original(tmp_path: Path, case: Case) -> None:
     save(case, tmp_path)
-    path = write_gguf(tmp_path, FORMATS[case.family], tmp_path / "model.gguf")
+    form = OLDER[case.older] if case.older else FORMATS[case.family]
+    path = write_gguf(tmp_path, form, tmp_path / "model.gguf")
     original, ours = (lamina.load(source, device="cpu", dtype="float32") for source in (tmp_path, path))
     ids = random_ids(1, 24, original.vocab)
     assert relative(ours(ids), original(ids)) < TOLERANCE
 
 
 def test_every_architecture_is_tested() -> None:
-    assert {form.architecture for form in FORMATS.values()} | {"nemotron_h"} == set(ARCHITECTURES)
+    assert {form.architecture for form in (*FORMATS.values(), *OLDER.values())} == set(ARCHITECTURES)
     assert {case.family for case in CASES} == set(FORMATS)
+    assert {case.older for case in CASES} == {*OLDER, ""}
+
+
+def test_experts_in_mxfp4_are_dequantized(tmp_path: Path) -> None:
+    """Values that MXFP4 has are read as they are. Blocks are of 32 values, the width of the model."""
+    import gguf
+
+    case = Case("gpt_oss", changes={"intermediate_size": 32})
+    save(case, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    kind = gguf.GGMLQuantizationType.MXFP4
+    for name, tensor in tensors.items():
+        if "experts" in name and "bias" not in name:  # rows of 32 are inputs, which are the second axis
+            rows = gguf.dequantize(gguf.quantize(tensor.mT.contiguous().numpy(), kind), kind)
+            tensors[name] = torch.from_numpy(rows).mT.contiguous()
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    path = write_gguf(
+        tmp_path, FORMATS["gpt_oss"], tmp_path / "model.gguf", lambda name: kind if "exps.w" in name else None
+    )
+    original, ours = (lamina.load(source, device="cpu", dtype="float32") for source in (tmp_path, path))
+    ids = random_ids(1, 24, original.vocab)
+    assert relative(ours(ids), original(ids)) < TOLERANCE
+
+
+def test_an_architecture_from_outside_the_package_is_read(tmp_path: Path) -> None:
+    class OutsideLlama(Llama):
+        pass
+
+    mine = Architecture(LLAMA_NAMES, model_types=("outside_llama",), changes=UNPAIRED)
+    lamina.register_family("outside_llama", OutsideLlama, gguf={"outside": mine})
+    try:
+        arrays = llama_arrays()
+        paths = [write(tmp_path / f"{name}.gguf", arrays, architecture=name) for name in ("llama", "outside")]
+        known, ours = (lamina.load(path, device="cpu") for path in paths)
+        assert type(ours) is OutsideLlama
+        ids = random_ids(1, 8, known.vocab)
+        assert torch.equal(ours(ids), known(ids))
+        with pytest.raises(lamina.InputError, match=r"GGUF architecture 'outside' is registered already"):
+            lamina.register_family("another", OutsideLlama, gguf={"outside": Architecture({})})
+    finally:
+        lamina.unregister_family("outside_llama")
+        del ARCHITECTURES["outside"]

@@ -103,6 +103,14 @@ SPLIT_TEXTS = {
     "gpt-4o": ("HelloWorld's 1234", ["Hello", "World's", " ", "123", "4"]),
     "tekken": ("HelloWorld 12", ["Hello", "World", " ", "1", "2"]),
     "deepseek-v3": ("a日本1234b!", ["a", "日本", "123", "4", "b", "!"]),
+    "falcon": ("I'm `a` 12345", ["I", "'", "m", " ", "`", "a", "`", " ", "123", "45"]),
+    "command-r": ("I'm 12", ["I", "'m", " ", "1", "2"]),
+    "deepseek-llm": ("Hi you!\n中12", ["Hi", " you", "!", "\n", "中", "12"]),
+    "deepseek-coder": ("Hi you! 12", ["Hi", " you", "!", " ", "1", "2"]),
+    "glm4": ("I'M 12345", ["I", "'M", " ", "123", "45"]),
+    "qwen35": ("café 12", ["café", " ", "1", "2"]),
+    "bloom": ("Hi you, 12!", ["Hi", " you", ",", " 12", "!"]),
+    "kimi-k2": ("HiYou's 中文ab1234", ["Hi", "You's", " ", "中文", "ab", "123", "4"]),
     "default": ("a+b 12345", ["a", "+", "b", " ", "123", "45"]),
 }
 
@@ -125,7 +133,7 @@ def test_words_that_are_tokens_are_taken_whole_where_the_split_says_so():
 def test_a_file_without_tokenizer_gives_none_and_unknown_kinds_are_named():
     assert gguf_tokenizer({}, ()) is None
     assert gguf_tokenizer({"tokenizer.ggml.model": "no_vocab"}, ()) is None
-    with pytest.raises(CheckpointError, match=r"of kind 'rwkv'; supported are: gpt2, llama"):
+    with pytest.raises(CheckpointError, match=r"of kind 'rwkv'; supported are: gemma4, gpt2, llama"):
         gguf_tokenizer({"tokenizer.ggml.model": "rwkv"}, ())
     with pytest.raises(CheckpointError, match=r"splits text by 'odd' .* known are: .*smollm"):
         gguf_tokenizer(metadata(pre="odd"), ())
@@ -171,6 +179,19 @@ def test_sentence_piece_merges_the_best_scored_pair_first(text):
     ids = tokenizer.encode(text)
     assert ids == [1, *merged_by_score(text)]
     assert tokenizer.decode(ids) == text
+
+
+def test_stored_merges_replace_scores():
+    tokens = [*SENTENCE_PIECE["tokenizer.ggml.tokens"]]
+    values = SENTENCE_PIECE | {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.merges": ["b c", "a bc", "▁ a"],
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    tokenizer = gguf_tokenizer(values, (2,))
+    ids = tokenizer.encode("abc aé")
+    assert [tokens[i] for i in ids] == ["<s>", "abc", "▁a", "<0xC3>", "<0xA9>"]
+    assert tokenizer.decode(ids) == "abc aé"
 
 
 def test_sentence_piece_needs_a_score_for_each_token():

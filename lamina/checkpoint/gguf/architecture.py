@@ -67,8 +67,8 @@ class Architecture:
         used: set[str] = set()  # a tensor can be a part of several
         for join in self.joined:
             for numbers, parts in matching(join.stored, left):
-                fn = partial_config(join.fn, config)
-                found[join.name.format(**numbers)] = Presented(tuple(left[name] for name in parts), fn)
+                stored = tuple(left[name] for name in parts)
+                found[join.name.format(**numbers)] = Presented(stored, partial_config(join.fn, config))
                 used.update(parts)
         for name, tensor in left.items():
             if name in used:

@@ -1,4 +1,7 @@
-"""What undoes that a GGUF file stores a tensor otherwise than the original checkpoint. Each also runs on meta tensors."""
+"""What undoes that a GGUF file stores a tensor otherwise than the original checkpoint.
+
+Each function is also run on meta tensors, to learn the shape that it gives.
+"""
 
 from __future__ import annotations
 

@@ -62,6 +62,17 @@ def llama(m: Metadata, c: Fields) -> Fields:
     return found
 
 
+def mistral3(m: Metadata, c: Fields) -> Fields:
+    """Ministral 3 multiplies queries by a factor that grows with their position. `yarn_log_multiplier` is
+    mscale_all_dim, which is mscale too."""
+    rope = c["rope_parameters"]
+    if (growth := m.get("attention.temperature_scale")) is None:
+        return {"model_type": "mistral", "sliding_window": None}
+    mscale = float(m.get("rope.scaling.yarn_log_multiplier", 1.0))
+    rope |= {"llama_4_scaling_beta": float(growth), "mscale": mscale, "mscale_all_dim": mscale}
+    return {"rope_parameters": rope, "sliding_window": None}
+
+
 def phi3(m: Metadata, c: Fields) -> Fields:
     length = m.get("rope.scaling.original_context_length")
     return {"sliding_window": m.get("attention.sliding_window", 0) or None, "original_max_position_embeddings": length}
@@ -195,6 +206,7 @@ DENSE = {
         },
         llama, ("llama", "mistral", "mixtral"), UNPAIRED,
     ),
+    "mistral3": Architecture(LLAMA, mistral3, ("ministral3", "mistral", "mistral3"), UNPAIRED),
     "qwen2": Architecture(LLAMA),
     "qwen3": Architecture(LLAMA),
     "smollm3": Architecture(LLAMA, changes=UNPAIRED),
@@ -219,7 +231,8 @@ DENSE = {
     "cohere2": Architecture(LLAMA, cohere),
     "glm4": Architecture(
         LLAMA | block(
-            ffn_up="mlp.gate_up_proj", post_attention_norm="post_self_attn_layernorm", post_ffw_norm="post_mlp_layernorm"
+            ffn_up="mlp.gate_up_proj", post_attention_norm="post_self_attn_layernorm",
+            post_ffw_norm="post_mlp_layernorm",
         )
     ),
     "stablelm": Architecture(

@@ -1,8 +1,8 @@
 """A GGUF file, presented as the Hugging Face checkpoint it was made from.
 
-The metadata becomes a config.json-like dict, tensor names become Hugging Face names, and a tensor is dequantized when it
-is read. Some are stored otherwise than in the original: rows in another order, norms with one added, matrices split or
-joined. Reading undoes that; `architectures` has a table for each architecture.
+The metadata becomes a config.json-like dict, tensor names become Hugging Face names, and a tensor is dequantized when
+it is read. Some are stored otherwise than in the original: rows in another order, norms with one added, matrices split
+or joined. Reading undoes that; `architectures` has a table for each architecture.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def gemma(m: Metadata, c: Fields) -> Fields:
 
 def gemma2(m: Metadata, c: Fields) -> Fields:
     narrow = m.layers == NARROW.get(m.architecture)
-    return layer_types(m, every=2) | {
+    return layer_types(m, every=2, window=4096) | {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": c["hidden_size"] // c["num_attention_heads"] if narrow else c["head_dim"],
         "attn_logit_softcapping": m.get("attn_logit_softcapping"),
@@ -41,7 +41,8 @@ def ropes(m: Metadata, c: Fields) -> Fields:
 
 
 def gemma3(m: Metadata, c: Fields) -> Fields:
-    return gemma2(m, c) | layer_types(m, every=6) | ropes(m, c)
+    found = {name: value for name, value in gemma2(m, c).items() if name != "sliding_window"}
+    return found | layer_types(m, every=6) | ropes(m, c)
 
 
 def with_layer_inputs(m: Metadata, c: Fields) -> Fields:

@@ -1,7 +1,7 @@
 """Metadata of a GGUF file as fields of config.json: those that all architectures share.
 
-A key begins with the architecture, as in `llama.block_count`. What a file does not say is read from its tensors, if they
-show it: biases, tied embeddings, and of which kind a layer is.
+A key begins with the architecture, as in `llama.block_count`. What a file does not say is read from its tensors, if
+they show it: biases, tied embeddings, and of which kind a layer is.
 """
 
 from __future__ import annotations
@@ -126,17 +126,16 @@ def deepseek_experts(m: Metadata) -> dict[str, Any]:
     }
 
 
-def layer_types(m: Metadata, every: int, first_full: bool = False) -> dict[str, Any]:
+def layer_types(m: Metadata, every: int, window: int = 0) -> dict[str, Any]:
     """The window, and which layers have it: as the file says, or all but every n-th one.
 
-    every        1: no layer has a window
-    first_full   the first of n layers is the one without a window, not the last
+    every    which layers have no window if the file does not say; 1: all
+    window   the window if the file does not say; 0: none
     """
-    window = m.get("attention.sliding_window", 0)
-    pattern = m.get("attention.sliding_window_pattern")
+    window = m.get("attention.sliding_window", window)
+    pattern = m.get("attention.sliding_window_pattern", every)
     if not isinstance(pattern, list):
-        full = 0 if first_full else every - 1
-        pattern = [i % every != full for i in range(m.layers)]
+        pattern = [(i + 1) % pattern != 0 for i in range(m.layers)]
     kinds = ["sliding_attention" if windowed and window else "full_attention" for windowed in pattern[: m.layers]]
     return {"layer_types": kinds} | ({"sliding_window": window} if window else {})
 
@@ -178,19 +177,21 @@ YARN = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow", "attention
 
 
 def llama3_parameters(stored: StoredTensor, theta: float, dim: int) -> dict[str, Any]:
+    """The settings of Llama 3's scaling that give these divisors. The constants that a file does not have are the same
+    in every Llama 3 release; Llama 4 has another `high_freq_factor`."""
     divisors = torch.from_numpy(stored.data).float()
-    # the other constants are the same in every Llama 3 release, and are not in the file
-    parameters = {
-        "rope_type": "llama3",
-        "rope_theta": theta,
-        "factor": round(float(divisors.max()), 4),
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
-    if not torch.allclose(divisors, llama3_divisors(parameters, dim), rtol=1e-3):
-        raise CheckpointError("rope_freqs.weight holds divisors that Llama 3's scaling does not give")
-    return parameters
+    for high in (4.0, 1.0):
+        parameters = {
+            "rope_type": "llama3",
+            "rope_theta": theta,
+            "factor": round(float(divisors.max()), 4),
+            "low_freq_factor": 1.0,
+            "high_freq_factor": high,
+            "original_max_position_embeddings": 8192,
+        }
+        if torch.allclose(divisors, llama3_divisors(parameters, dim), rtol=1e-3):
+            return parameters
+    raise CheckpointError("rope_freqs.weight holds divisors that Llama 3's scaling does not give")
 
 
 def llama3_divisors(parameters: Mapping[str, Any], head_dim: int) -> torch.Tensor:

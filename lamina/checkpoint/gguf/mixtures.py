@@ -91,22 +91,22 @@ def swapped_pair(gate: Tensor, up: Tensor, c: Fields) -> Tensor:
 
 
 def llama4(m: Metadata, c: Fields) -> Fields:
-    """The chunk is not in files: it is 8192 in all releases, as is the interval of layers without RoPE, 4. Layers with
-    RoPE norm queries and keys in Scout, which has 16 experts, and not in Maverick, with 128."""
+    """The chunk is not in files: it is 8192 in all releases, and every fourth layer has no RoPE, unless a window of 0
+    says that there are neither chunks nor such layers. Queries and keys are normed in Scout, which has 16 experts, and
+    not in Maverick, with 128."""
     experts = c.get("num_experts", 0)
-    mixed = m.with_tensor("ffn_gate_inp.weight")
-    chunk = m.get("attention.chunk_size", m.get("attention.sliding_window", 8192))
+    plain = m.get("attention.sliding_window") == 0
     return {
         "model_type": "llama4_text",
         "num_local_experts": experts,
         "intermediate_size": m.get("expert_feed_forward_length", c["intermediate_size"]),
         "intermediate_size_mlp": c["intermediate_size"],
         "hidden_act": "silu",
-        "moe_layers": mixed,
+        "moe_layers": m.with_tensor("ffn_gate_inp.weight"),
         "interleave_moe_layer_step": m.get("interleave_moe_layer_step", 1),
-        "attention_chunk_size": chunk or m["context_length"],
+        "attention_chunk_size": 8192,
         "use_qk_norm": experts != 128,
-    } | ({"layer_types": ["full_attention"] * m.layers} if chunk == 0 else {})
+    } | ({"layer_types": ["full_attention"] * m.layers, "no_rope_layers": [1] * m.layers} if plain else {})
 
 
 def latent_fields(m: Metadata, c: Fields) -> Fields:

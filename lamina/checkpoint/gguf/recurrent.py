@@ -142,7 +142,7 @@ def falcon_h1(m: Metadata, c: Fields) -> Fields:
 
 
 def granite_hybrid(m: Metadata, c: Fields) -> Fields:
-    """Without experts the shared expert is stored as an MLP."""
+    """Without experts the shared expert is stored as an MLP. Bamba has the same architecture: RoPE, and no factors."""
     experts = c.get("num_experts", 0)
     attending = m.with_tensor("attn_q.weight")
     return granite(m, c) | mamba2_fields(m) | {
@@ -150,7 +150,7 @@ def granite_hybrid(m: Metadata, c: Fields) -> Fields:
         "num_local_experts": experts,
         "shared_intermediate_size": m.get("expert_shared_feed_forward_length", c["intermediate_size"]),
         "layer_types": ["attention" if i in attending else "mamba" for i in range(m.layers)],
-        "position_embedding_type": "rope" if m.get("rope.scaling.finetuned", False) else "nope",
+        "position_embedding_type": "rope" if m.get("rope.scaling.finetuned", True) else "nope",
     }  # fmt: skip
 
 
@@ -324,7 +324,7 @@ RECURRENT = {
     ),
     "granitehybrid": Architecture(
         GRANITE | mamba2_names(f"{LAYER}.mamba") | block(ffn_down="shared_mlp.output_linear"),
-        granite_hybrid, ("granitemoehybrid",), MAMBA2 | UNPAIRED,
+        granite_hybrid, ("granitemoehybrid", "bamba"), MAMBA2 | UNPAIRED,
         (*GRANITE_JOINED, gates_ups(f"{LAYER}.shared_mlp.input_linear.weight", ".weight")),
     ),
     "nemotron_h": Architecture(NEMOTRON, nemotron_h, ("nemotron_h",), MAMBA2),

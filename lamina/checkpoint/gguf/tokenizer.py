@@ -1,16 +1,16 @@
 """A tokenizer rebuilt from GGUF metadata: tokens, merges or scores, token types, and how text is first split.
 
-Two kinds: "gpt2" (byte-level BPE, with the split that tokenizer.ggml.pre names) and "llama" (SentencePiece
-BPE, whose merges follow from the scores).
+Three kinds: "gpt2" (byte-level BPE, with the split that tokenizer.ggml.pre names), "llama" (SentencePiece BPE, whose
+merges follow from the scores) and "gemma4" (the same with merges).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lamina.checkpoint.chat.template import gguf_templates
+from lamina.checkpoint.gguf.splits import SPLITS
 from lamina.checkpoint.tokenizer import Tokenizer, UnknownTokenizer
 from lamina.errors import CheckpointError
 
@@ -19,50 +19,6 @@ if TYPE_CHECKING:
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # values of tokenizer.ggml.token_type
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's visible space
-
-
-@dataclass(frozen=True)
-class Split:
-    """How byte-level BPE cuts a text into words: each pattern in turn cuts what the one before left."""
-
-    patterns: tuple[str, ...]
-    whole_words: bool = False  # a word that is a token is taken at once, without merging
-    add_bos: bool = False  # where the file does not say
-
-
-SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-LLAMA3 = SUFFIX + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + SPACES
-QWEN2 = SUFFIX + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + SPACES
-UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*%s|"
-GPT4O = CASED % (SUFFIX + "?", SUFFIX + "?") + r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + SPACES
-TEKKEN = CASED % ("", "") + r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + SPACES
-
-PLAIN = Split((GPT2,))
-DIGITS = Split((r"\p{N}", GPT2))
-SPLITS: dict[str, Split] = {
-    "default": Split((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
-    "deepseek-v3": Split(
-        (
-            r"\p{N}{1,3}",
-            "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",  # Han, Hiragana, Katakana
-            r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-            r"| ?[\p{P}\p{S}]+[\r\n]*|" + SPACES,
-        )
-    ),
-    "tekken": Split((TEKKEN,), whole_words=True, add_bos=True),
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "exaone4", "granite-docling", "trillion"), PLAIN),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), DIGITS),
-    **dict.fromkeys(
-        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2"),
-        Split((LLAMA3,), whole_words=True, add_bos=True),
-    ),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), Split((LLAMA3,))),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan"), Split((QWEN2,))),
-    **dict.fromkeys(("gpt-4o", "llama4"), Split((GPT4O,))),
-}
 
 
 def gguf_tokenizer(metadata: Mapping[str, Any], eos_ids: Sequence[int]) -> Tokenizer | None:
@@ -76,7 +32,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any], eos_ids: Sequence[int]) -> Token
     kind = value("model", "none")
     if kind in ("none", "no_vocab"):
         return None
-    builders = {"gpt2": byte_level, "llama": sentence_piece}
+    builders = {"gemma4": merged_pieces, "gpt2": byte_level, "llama": sentence_piece}
     if kind not in builders:
         raise UnknownTokenizer(f"the GGUF tokenizer is of kind {kind!r}; supported are: {', '.join(sorted(builders))}")
     tokens: list[str] = value("tokens", [])
@@ -120,10 +76,7 @@ def byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[Backend,
             f"known are: {', '.join(sorted(SPLITS))}"
         )
     split = SPLITS[name]
-    # the space that separates the two halves is not the first character, which may be a space itself
-    cuts = [(merge, merge.index(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", [])]
-    merges = [(merge[:cut], merge[cut + 1 :]) for merge, cut in cuts]
-    backend = Backend(build_bpe(models.BPE, tokens, merges, ignore_merges=split.whole_words))
+    backend = Backend(build_bpe(models.BPE, tokens, stored_merges(metadata), ignore_merges=split.whole_words))
     steps: list[pre_tokenizers.PreTokenizer] = [
         pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in split.patterns
     ]
@@ -135,9 +88,6 @@ def byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[Backend,
 
 def sentence_piece(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[Backend, bool]:
     """SentencePiece BPE: the pair whose joined token scores highest is merged first."""
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, normalizers
-
     scores = metadata.get("tokenizer.ggml.scores", [])
     if len(scores) != len(tokens):
         raise CheckpointError(f"the GGUF tokenizer has {len(tokens)} tokens but {len(scores)} scores")
@@ -149,6 +99,25 @@ def sentence_piece(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[Back
         if text[:cut] in ids and text[cut:] in ids
     ]
     merges = [(left, right) for *_, left, right in sorted(pairs)]
+    return piece_backend(metadata, tokens, merges), True
+
+
+def merged_pieces(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[Backend, bool]:
+    """SentencePiece BPE whose merges are stored."""
+    return piece_backend(metadata, tokens, stored_merges(metadata)), True
+
+
+def stored_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    # the space that separates the two halves is not the first character, which may be a space itself
+    cuts = [(merge, merge.index(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", [])]
+    return [(merge[:cut], merge[cut + 1 :]) for merge, cut in cuts]
+
+
+def piece_backend(metadata: Mapping[str, Any], tokens: list[str], merges: list[tuple[str, str]]) -> Backend:
+    """BPE of text whose spaces are visible, without splitting it into words; unknown characters become bytes."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, normalizers
+
     unknown = tokens[metadata.get("tokenizer.ggml.unknown_token_id", 0)]
     backend = Backend(build_bpe(models.BPE, tokens, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     spaces = normalizers.Replace(" ", SPACE)
@@ -156,7 +125,7 @@ def sentence_piece(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[Back
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if prefix else spaces
     steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
-    return backend, True
+    return backend
 
 
 def build_bpe(make: Any, tokens: list[str], merges: list[tuple[str, str]], **options: Any) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.checkpoint.folder import read_json
-from lamina.checkpoint.gguf.tokenizer import QWEN2
+from lamina.checkpoint.gguf.splits import QWEN2
 from lamina.checkpoint.tokenizer import Tokenizer
 from lamina.checkpoint.vocab.files import TokenizerFiles, masked_left
 from lamina.errors import CheckpointError
