@@ -242,7 +242,7 @@ def _launch(
             APART=x.dtype == torch.float32, **flags,
         )  # fmt: skip
     elif n == 1:
-        held = config.held if k % config.block == 0 and k // config.block >= config.held * config.splits else 0
+        held = config.held if triton.cdiv(k, config.block) >= config.held * config.splits else 0
         sums = 0 if squares is None else len(squares)
         launch(
             rows_kernel, grid,
