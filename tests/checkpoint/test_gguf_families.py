@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,8 @@ def test_a_file_gives_the_logits_of_its_original(tmp_path: Path, case: Case) -> 
     original, ours = (lamina.load(source, device="cpu", dtype="float32") for source in (tmp_path, path))
     ids = random_ids(1, 24, original.vocab)
     assert relative(ours(ids), original(ids)) < TOLERANCE
+    unread = lamina.inspect(path).unread
+    assert set(unread) <= json.loads((tmp_path / "config.json").read_text()).keys(), "fields that the original lacks"
 
 
 def test_every_architecture_is_tested() -> None:

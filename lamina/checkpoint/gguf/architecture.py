@@ -42,6 +42,7 @@ class Architecture:
     model_types  the families that have such files, the usual one first; the one of the same name if empty
     changes      patterns of GGUF tensor names -> what undoes that they are stored otherwise, fn(tensor, config)
     joined       tensors that are made of several stored ones, if a file has them
+    unread       fields of `common_config` that the family does not have
     derived      tensors that the configuration already says, or that no model reads
     """
 
@@ -50,6 +51,7 @@ class Architecture:
     model_types: tuple[str, ...] = ()
     changes: Mapping[str, Change] = field(default_factory=dict)
     joined: tuple[Joined, ...] = ()
+    unread: tuple[str, ...] = ()
     derived: tuple[str, ...] = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
     def configure(self, values: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> Fields:
@@ -57,7 +59,8 @@ class Architecture:
         m = Metadata(values, tensors)
         kind = self.model_types[0] if self.model_types else m.architecture
         common = {"model_type": kind} | common_config(m)
-        return common | self.config(m, common)
+        own = self.config(m, common)
+        return {name: value for name, value in common.items() if name not in self.unread} | own
 
     def present(self, tensors: Mapping[str, StoredTensor], config: Fields) -> dict[str, Presented]:
         """The tensors by Hugging Face's names. One that nothing is known about keeps its own name, so that the loader
