@@ -106,6 +106,14 @@ def olmo2(m: Metadata, c: Fields) -> Fields:
     return layer_types(m, every=4) | {"model_type": "olmo3", "rope_parameters": ropes}
 
 
+def glm4(m: Metadata, c: Fields) -> Fields:
+    if "rope.dimension_sections" in m:
+        raise CheckpointError(
+            "this glm4 GGUF is of a model for images (GLM-4V), which orders the rows of heads otherwise"
+        )
+    return {}
+
+
 def stablelm(m: Metadata, c: Fields) -> Fields:
     """Layers with one norm have attention and MLP side by side, whatever the metadata says."""
     return {
@@ -234,7 +242,8 @@ DENSE = {
         LLAMA | block(
             ffn_up="mlp.gate_up_proj", post_attention_norm="post_self_attn_layernorm",
             post_ffw_norm="post_mlp_layernorm",
-        )
+        ),
+        glm4,
     ),
     "stablelm": Architecture(
         LLAMA | block(attn_q_norm="self_attn.q_layernorm.norms.{e}", attn_k_norm="self_attn.k_layernorm.norms.{e}"),

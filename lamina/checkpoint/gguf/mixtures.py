@@ -48,13 +48,19 @@ GRANITE_JOINED = (
 
 def qwen_moe(m: Metadata, c: Fields) -> Fields:
     """Qwen 3 scales the weights of a token's experts to a sum of one, Qwen 2 does not."""
-    dense = sorted(set(range(m.layers)) - set(m.with_tensor("ffn_gate_inp.weight")))
-    return {
-        "norm_topk_prob": m.architecture != "qwen2moe",
-        "mlp_only_layers": dense,
-        "decoder_sparse_step": 1,
-        "moe_intermediate_size": m.tensors[f"blk.{m.with_tensor('ffn_up_exps.weight')[0]}.ffn_up_exps.weight"].shape[1],
-    } | ({"qkv_bias": c["attention_bias"]} if m.architecture == "qwen2moe" else {})
+    sparse = m.with_tensor("ffn_gate_inp.weight")
+    shared = m.with_tensor("ffn_up_shexp.weight")
+    found = {"shared_expert_intermediate_size": m.rows(f"blk.{shared[0]}.ffn_up_shexp.weight")} if shared else {}
+    return (
+        found
+        | {
+            "norm_topk_prob": m.architecture != "qwen2moe",
+            "mlp_only_layers": [i for i in range(m.layers) if i not in sparse],
+            "decoder_sparse_step": 1,
+            "moe_intermediate_size": m.tensors[f"blk.{sparse[0]}.ffn_up_exps.weight"].shape[1],
+        }
+        | ({"qkv_bias": c["attention_bias"]} if m.architecture == "qwen2moe" else {})
+    )
 
 
 def granite_moe(m: Metadata, c: Fields) -> Fields:
