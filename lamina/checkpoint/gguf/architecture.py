@@ -28,10 +28,15 @@ class Joined:
 
 @dataclass(frozen=True)
 class Presented:
-    """A presented tensor: what it is read from, and what is done to it."""
+    """A presented tensor: what it is read from, and what is done to it. expert: the entry of a stack that it is"""
 
     stored: tuple[StoredTensor, ...]
     fn: Callable[..., torch.Tensor] | None = None
+    expert: int | None = None
+
+    @property
+    def parts(self) -> tuple[StoredTensor, ...]:
+        return self.stored if self.expert is None else (self.stored[0].entry(self.expert),)
 
 
 @dataclass(frozen=True)
@@ -78,11 +83,11 @@ class Architecture:
                 continue
             change = next((fn for pattern, fn in self.changes.items() if matches(pattern, name)), None)
             fn = None if change is None else partial_config(change, config)
-            for presented, one in self._named(name, tensor):
-                found[presented] = Presented((one,), fn)
+            for presented, expert in self._named(name, tensor):
+                found[presented] = Presented((tensor,), fn, expert)
         return found
 
-    def _named(self, name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
+    def _named(self, name: str, tensor: StoredTensor) -> Iterator[tuple[str, int | None]]:
         numbers = dict(zip("ie", re.findall(r"\.(\d+)(?=\.)", name), strict=False))
         pattern = re.sub(r"\.\d+(?=\.)", ".{e}", re.sub(r"^blk\.\d+\.", "blk.{i}.", name))
         module, _, leaf = pattern.rpartition(".")
@@ -90,12 +95,12 @@ class Architecture:
         if theirs is None and module in self.names:
             theirs = f"{self.names[module]}.{leaf}"
         if theirs is None:
-            yield name, tensor
+            yield name, None
         elif "{e}" in theirs and "e" not in numbers:
             for e in range(tensor.shape[0]):
-                yield theirs.format(**numbers, e=e), tensor.entry(e)
+                yield theirs.format(**numbers, e=e), e
         else:
-            yield theirs.format(**numbers), tensor
+            yield theirs.format(**numbers), None
 
     def _skipped(self, name: str, config: Fields) -> bool:
         layer = re.match(r"blk\.(\d+)\.", name)
