@@ -67,6 +67,12 @@ class Backend(Protocol[P, E]):
         *, act: str | None, gates: tuple[Tensor, Tensor] | None,
     ) -> Tensor: ...  # fmt: skip
 
+    def convolve_product(
+        self, one: P, key: Key, entry: E, x: Tensor, conv: ShortConvolution, product: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor] | None:
+        """A convolution and the product of its result; None where that is to be composed of `convolve` and `product`."""
+        ...
+
     def recur(
         self, one: P, key: Key, entry: E, inputs: Mapping[str, Tensor], constants: Mapping[str, Tensor],
         around: Mapping[str, Any],

@@ -120,6 +120,17 @@ class Memory:
             self._pass, (self._index, found), entry, x, weight, bias, act=act, gates=gates
         )
 
+    def convolve_product(
+        self, x: Tensor, conv: ShortConvolution, product: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """`conv` of x [B, T, C], and `product` of that. In a captured step of few rows the two may be one launch."""
+        found, entry = self._entry(None, "convolve")
+        both = self._pass.backend.convolve_product(self._pass, (self._index, found), entry, x, conv, product)
+        if both is not None:
+            return both
+        y = conv(x, self)
+        return y, product(y)
+
     def recur(
         self,
         rule: Rule,

@@ -89,6 +89,10 @@ class PlainBackend:
         y = y if act is None else activation(act)(y)
         return y if gates is None else gates[1] * y
 
+    def convolve_product(self, *args: Any) -> None:
+        """Composed of `convolve` and the product."""
+        return None
+
     def recur(
         self, one: Step, key: Key, entry: RecurrentLayer, inputs: Mapping[str, Tensor], constants: Mapping[str, Tensor],
         around: Mapping[str, Any],

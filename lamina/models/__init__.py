@@ -63,6 +63,7 @@ FAMILIES = {
     "ernie4_5_moe": "ernie_moe:Ernie4_5Moe",
     "hunyuan_v1_moe": "hunyuan:HunYuanMoEV1",
     "flex_olmo": "qwen_moe:FlexOlmo",
+    "mimo_v2_flash": "mimo:MiMoV2Flash",
     "mixtral": "mixtral:Mixtral",
     "phimoe": "mixtral:PhiMoe",
     "minimax_m2": "mixtral:MiniMaxM2",

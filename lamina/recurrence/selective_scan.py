@@ -9,6 +9,7 @@ states at the chunk starts, and a second scan from those gives the outputs. Noth
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from lamina.recurrence.rule import Rule, Tensors, skip_and_gate, step_sizes
 
 Norms = tuple[float, Tensor | None, Tensor | None]
+Map = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,12 @@ class SelectiveScan(Rule):
     """Inputs `x`, `dt` (>= 0, after softplus), `B`, `C`; constant `A` [channels, state], negative.
 
     Options of `around` in `memory.recur`:
-    norms    (eps, weight of B [state] or None, weight of C [state] or None): B and C are RMS-normed first
-    dt_norm  (low [rank], eps): dt, a product with `low`, is divided by the root mean square of `low`, as if by a norm
-    dt_bias  [channels]: dt is a raw projection, from which softplus(dt + dt_bias) is made
-    skip     [channels]: skip · x is added to the output
-    gate     shaped like x: the output is multiplied by silu(gate)
+    norms       (eps, weight of B [state] or None, weight of C [state] or None): B and C are RMS-normed first
+    dt_product  module [rank] -> [channels]: the input `dt` is [rank], and its product is meant
+    dt_norm     module: the norm of the input `dt` before that product
+    dt_bias     [channels]: dt is a raw projection, from which softplus(dt + dt_bias) is made
+    skip        [channels]: skip · x is added to the output
+    gate        shaped like x: the output is multiplied by silu(gate)
 
     >>> rule = SelectiveScan(channels=2, state=1)
     >>> token = {"x": torch.ones(1, 2), "dt": torch.ones(1, 2), "B": torch.ones(1, 1), "C": torch.ones(1, 1)}
@@ -55,16 +58,15 @@ class SelectiveScan(Rule):
         return {"x": (self.channels,), "dt": (self.channels,), "B": (self.state,), "C": (self.state,)}
 
     def before(
-        self, inputs: Tensors, norms: Norms | None = None, dt_norm: tuple[Tensor, float] | None = None, **around: Any
-    ) -> Tensors:
+        self, inputs: Tensors, norms: Norms | None = None, dt_product: Map | None = None, dt_norm: Map | None = None,
+        **around: Any,
+    ) -> Tensors:  # fmt: skip
         if norms is not None:
             eps, *weights = norms
             inputs = {**inputs, **{n: _normed(inputs[n], w, eps) for n, w in zip(("B", "C"), weights, strict=True)}}
-        if dt_norm is not None:
-            low, eps = dt_norm
-            exact = torch.promote_types(low.dtype, torch.float32)
-            root = torch.rsqrt(low.to(exact).square().mean(-1, keepdim=True) + eps)
-            inputs = {**inputs, "dt": inputs["dt"] * root}
+        if dt_product is not None:
+            low = inputs["dt"]
+            inputs = {**inputs, "dt": dt_product(low if dt_norm is None else dt_norm(low))}
         return step_sizes(inputs, **around)
 
     def after(

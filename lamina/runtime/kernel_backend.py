@@ -140,14 +140,25 @@ class KernelBackend:
             entry.at_commit = partial(convolve_step, x, weight, bias, entry.later, gates=gates)
         return convolve_step(x, weight, bias, entry.table, act=act, gates=gates, write=entry.later is None)
 
+    def convolve_product(
+        self, one: Captured, key: Key, entry: TableEntry, x: Tensor, conv: ShortConvolution, product: Any
+    ) -> tuple[Tensor, Tensor] | None:
+        """One kernel for both where that is faster, and the pass commits itself."""
+        from lamina.kernels.recurrent.conv_product import convolve_product_step, one_launch_is_faster
+
+        if entry.later is not None or not one_launch_is_faster(product, *x.shape[:2]):
+            return None
+        return convolve_product_step(x, conv, product.weight, entry.table)
+
     def recur(
         self, one: Captured, key: Key, entry: TableEntry, inputs: Tensors, constants: Tensors,
         around: Mapping[str, Any],
     ) -> Tensor:  # fmt: skip
-        from lamina.kernels.recurrent.recur import recur_step
+        from lamina.kernels.recurrent.recur import recur_step, with_products
 
         rule = entry.spec.rule
         if entry.later is not None:
+            inputs, around = with_products(rule, inputs, around)  # which commit need not compute again
             entry.at_commit = partial(recur_step, rule, inputs, constants, entry.later, **around)
         return recur_step(rule, inputs, constants, entry.table, **around, write=entry.later is None)
 

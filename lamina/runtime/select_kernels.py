@@ -12,14 +12,12 @@ if TYPE_CHECKING:
     from lamina.cache.codec.formats import FieldFormat
     from lamina.runtime.kernel_backend import TableEntry
 
-# Kernel modules import Triton at their top, so the function below imports them when it first launches.
-
 
 def select(
     entry: TableEntry, q: Tensor, k: Tensor, weights: Tensor, rope: RopeTable | None, neighbours: bool
 ) -> Tensor:
     """q [B, H, T, D], k [B, T, D], weights [B, T, H] -> positions of the selected tokens, int32 [B, T, top]"""
-    from lamina.kernels.attention.indexer import index_scores, select_tokens
+    from lamina.kernels.attention.indexer import index_scores, select_tokens  # imports Triton, as the next two do
     from lamina.kernels.attention.rope_append import rotate_and_append
     from lamina.kernels.quant.encode import Side, encode
 

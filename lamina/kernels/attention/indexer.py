@@ -78,7 +78,7 @@ def _index_scores(
             keys = dequantize(keys_at + cell * WIDTH, by, above, there, 0, D, D_PAD, D, FORM).to(q.dtype.element_ty)
         for t in range(T):
             score = tl.zeros([BLOCK], tl.float32)
-            for first in tl.static_range(0, H, HEADS):
+            for first in range(0, H, HEADS):
                 inside = first + h < H
                 at = q + row * q_row + t * q_token + (first + h) * q_head
                 queries = tl.load(at[:, None] + d, mask=inside[:, None] & (d < D), other=0.0)  # [HEADS, D]
@@ -109,7 +109,7 @@ def index_scores(
         _index_scores, (B, max(1, limits_of(q.device).multiprocessors // B)),
         q, weights.contiguous(), table, store, scales, high, *q.stride()[:3],
         T=T, H=H, D=D, D_PAD=max(16, triton.next_power_of_2(D)), HEADS=heads, BLOCK=block, FORM=form, PAGE=page,
-        num_warps=4, num_stages=stages_for(2, page),
+        num_warps=4 if q.element_size() == 2 else 8, num_stages=stages_for(2, page),
     )  # fmt: skip
 
 

@@ -71,6 +71,18 @@ def activate(x, ACT: tl.constexpr):
 
 
 @triton.jit
+def joined(y, z, ACT: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, PLUS: tl.constexpr, SLOPE: tl.constexpr):
+    """`Gating` of float32 gates y and ups z; act(y) if not GATED. A NaN stays one."""
+    if LIMIT > 0:
+        y = tl.where(y > LIMIT, LIMIT, y)
+        z = tl.where(z > LIMIT, LIMIT, tl.where(z < -LIMIT, -LIMIT, z))
+    y = activate(y * SLOPE, ACT) / SLOPE if SLOPE != 1 else activate(y, ACT)
+    if PLUS != 0:
+        z += PLUS
+    return y * z if GATED else y
+
+
+@triton.jit
 def wanted(m, at, keep, M, bias, factors, residual,
            GATED: tl.constexpr, BIAS: tl.constexpr, FACTORS: tl.constexpr, RESIDUAL: tl.constexpr):  # fmt: skip
     """Loads what `finish` needs beside the sums: bias of the gate or product, bias of the up row, factor, residual.

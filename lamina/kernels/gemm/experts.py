@@ -1,4 +1,5 @@
-"""Mixture of experts for few tokens: each (token, expert) pair reads its expert's weights in place, without sorting.
+"""Mixture of experts in a captured step: kernels for one token or few, and the choice between them and
+`grouped_experts.py`, in which tokens that chose the same expert share its weights.
 
     expert_gated    act(gate(x)) · up(x) of each chosen expert, or act(up(x)), times the router's weight
     expert_down     the sum of the chosen experts' down products, plus an optional residual
@@ -6,7 +7,7 @@
 A shared expert, which every token visits, is part of both launches; its size may differ. The router's weight multiplies
 the input of the down matrix, which is the same as multiplying its output. The reference is `lamina.nn.Mixture`.
 
-Pairs are the fast dimension of the grid, so tokens that chose the same expert read its rows at about the same time and
+Here each (token, expert) pair reads its expert's weights in place, without sorting. Pairs are the fast dimension of the grid, so tokens that chose the same expert read its rows at about the same time and
 share them in L2. Rows of the shared expert stay in registers while a program loops over tokens. All sizes are
 constexpr: a program issues all loads of a weight before it uses the first.
 
@@ -28,8 +29,11 @@ from torch import Tensor
 
 from lamina.activation import Gating
 from lamina.kernels.gemm.deferred_norm import DeferredNorm, norm_arguments, norm_factor, prepare_norm
-from lamina.kernels.gemm.epilogue import Act, act_kind, activate
+from lamina.kernels.gemm.epilogue import Act, act_kind, joined
+from lamina.kernels.gemm.grouped_experts import grouped_down, grouped_gated, grouped_tiles
+from lamina.kernels.gemm.product import Tiles
 from lamina.kernels.launch import begin, launch
+from lamina.kernels.limits import limits_of
 
 TOGETHER = 8  # most tokens that one program loops over, where all of them read the same rows
 PIECES = 24  # [rows, block] pieces of weights that fit the registers of a program for one token
@@ -64,7 +68,7 @@ def expert_gated(
     opening: Tensor | None = None,
     squares: Tensor | None = None,
     eps: float = 0.0,
-    share: Share | None = None,
+    share: Share | Tiles | None = None,
 ) -> Tensor:
     """x [N, K], first [E, 2I, K] (gates, then ups), chosen and weights [N, k] -> [N, k · I + S]
 
@@ -75,8 +79,15 @@ def expert_gated(
     shared        [2S, K] gate and up of the shared expert, or [S, K] if not gated
     opening       [N, 1] weight of the shared expert; None: 1
     squares       [P] x is one vector, still to be divided, as for `product`
+    share         None: chosen by `_config`
     """
     (tokens, width), k, matrices = x.shape, chosen.shape[1], 1 + gated
+    share = share or _config(x, first, k)
+    if isinstance(share, Tiles):
+        return grouped_gated(
+            x, first, chosen, weights, act, share, gated=gated, bias=bias, weigh_input=weigh_input, shared=shared,
+            shared_factor=shared_factor, opening=opening,
+        )  # fmt: skip
     inner, size = first.shape[1] // matrices, 0 if shared is None else shared.shape[0] // matrices
     share = share or _share(2 if gated else 4, 1024, x, [width] * 4)
     out = x.new_empty(tokens, k * inner + size)
@@ -109,7 +120,7 @@ def expert_down(
     shared: Tensor | None = None,
     residual: Tensor | None = None,
     next_norm: DeferredNorm | None = None,
-    share: Share | None = None,
+    share: Share | Tiles | None = None,
 ) -> Tensor:
     """h [N, k · I + S], down [E, W, I], chosen [N, k], shared [W, S], residual [N, W] -> [N, W]
 
@@ -122,6 +133,11 @@ def expert_down(
     """
     tokens, k, (experts, width, inner) = h.shape[0], chosen.shape[1], down.shape
     size = 0 if shared is None else shared.shape[1]
+    if isinstance(share := share or _config(h, down, k), Tiles):
+        some = h if weights is None else weights
+        return grouped_down(
+            h, down, chosen, some, share, bias=bias, identity=identity, shared=shared, residual=residual
+        )
     if share is None:
         share = replace(_share(2, 512, h, [*[inner] * k, size]), early=tokens == 1)
     out = h.new_empty(tokens, width, dtype=None if residual is None else residual.dtype)
@@ -140,6 +156,16 @@ def expert_down(
         RESIDUAL=residual is not None, NEXT_NORM=next_norm is not None, num_warps=share.warps,
     )  # fmt: skip
     return out
+
+
+def _config(x: Tensor, matrices: Tensor, each: int) -> Tiles | None:
+    """The tiles for x [N, …] and matrices [E, M, K], if tokens that chose the same expert are to share it.
+
+    They do not in a product of dtypes that differ, which tensor cores do not have."""
+    experts, _, k = matrices.shape
+    if x.dtype != matrices.dtype:
+        return None
+    return grouped_tiles(x.shape[0], each, experts, k, x.element_size(), limits_of(x.device))
 
 
 def _share(rows: int, block: int, x: Tensor, held: list[int]) -> Share:
@@ -217,7 +243,7 @@ def _gated_kernel(
             if n < N:
                 factor = SHARED_FACTOR * tl.load(opening + n).to(tl.float32) if OPENING else SHARED_FACTOR
                 y, z = _two(gate, up, x + n * x_stride, division, K, ROWS, BLOCK, GATED)
-                y = _joined(y, z, ACT, GATED, LIMIT, PLUS, SLOPE) * factor
+                y = joined(y, z, ACT, GATED, LIMIT, PLUS, SLOPE) * factor
                 tl.store(out + n * HIDDEN + CHOICES * INNER + i, y.to(out.dtype.element_ty), mask=i < SHARED)
     else:
         begin(PDL)
@@ -243,7 +269,7 @@ def _gated_kernel(
             y += tl.load(own, mask=i < INNER, other=0).to(tl.float32)
             if GATED:
                 z += tl.load(own + INNER, mask=i < INNER, other=0).to(tl.float32)
-        y = _joined(y, z, ACT, GATED, LIMIT, PLUS, SLOPE)
+        y = joined(y, z, ACT, GATED, LIMIT, PLUS, SLOPE)
         if not WEIGH_INPUT:
             y *= factor
         tl.store(out + n * HIDDEN + pair % CHOICES * INNER + i, y.to(out.dtype.element_ty), mask=i < INNER)
@@ -261,18 +287,6 @@ def _two(gate, up, x, division, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.c
     if GATED:
         z = tl.sum(products(zeros, up, v, K, BLOCK), 1) * division
     return y, z
-
-
-@triton.jit
-def _joined(y, z, ACT: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, PLUS: tl.constexpr, SLOPE: tl.constexpr):
-    """`Gating` of float32 gates y and ups z; act(y) if not GATED. A NaN stays one."""
-    if LIMIT > 0:
-        y = tl.where(y > LIMIT, LIMIT, y)
-        z = tl.where(z > LIMIT, LIMIT, tl.where(z < -LIMIT, -LIMIT, z))
-    y = activate(y * SLOPE, ACT) / SLOPE if SLOPE != 1 else activate(y, ACT)
-    if PLUS != 0:
-        z += PLUS
-    return y * z if GATED else y
 
 
 @triton.jit

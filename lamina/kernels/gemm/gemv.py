@@ -20,6 +20,15 @@ from lamina.kernels.launch import begin
 
 
 @triton.jit
+def _block(start, k, K, POLICY: tl.constexpr, WHOLE: tl.constexpr):
+    """The values k of a vector, or of each of several; zero past its K values, unless WHOLE: all of them exist."""
+    if WHOLE:
+        return tl.load(start + k, eviction_policy=POLICY)
+    else:
+        return tl.load(start + k, mask=k < K, other=0, eviction_policy=POLICY)
+
+
+@triton.jit
 def rows_kernel(
     x,  # [K]
     weight,  # [M, K], [2M, K] if GATED: gate rows, then up rows
@@ -48,9 +57,9 @@ def rows_kernel(
     ahead = split * BLOCK + tl.arange(0, BLOCK)[None, :]
     held, partners = (), ()
     for i in tl.static_range(HELD):
-        held += (tl.load(row + ahead + i * SPLITS * BLOCK, eviction_policy="evict_first"),)
+        held += (_block(row, ahead + i * SPLITS * BLOCK, K, "evict_first", EVEN or i < HELD - 1),)
         if GATED:
-            partners += (tl.load(partner + ahead + i * SPLITS * BLOCK, eviction_policy="evict_first"),)
+            partners += (_block(partner, ahead + i * SPLITS * BLOCK, K, "evict_first", EVEN or i < HELD - 1),)
     next_factor = 1.0
     if NEXT_NORM:
         next_factor = tl.load(next_weight + m, mask=keep, other=0).to(tl.float32) + next_plus
@@ -60,7 +69,8 @@ def rows_kernel(
         squared = partial_squares(squares, SQUARES)
     read = ()
     for i in tl.static_range(HELD):
-        read += (tl.load(x + ahead + i * SPLITS * BLOCK, eviction_policy="evict_last").to(tl.float32),)
+        v = _block(x, ahead + i * SPLITS * BLOCK, K, "evict_last", EVEN or i < HELD - 1)
+        read += (v.to(tl.float32),)
     if SQUARES:  # here, where the loads of the held blocks may still be in flight
         before *= tl.rsqrt(tl.sum(squared, 0) / K + eps)
     a = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
@@ -72,15 +82,10 @@ def rows_kernel(
             b += partners[i].to(tl.float32) * read[i]
     for start in tl.range((split + HELD * SPLITS) * BLOCK, K, SPLITS * BLOCK, loop_unroll_factor=UNROLL):
         k = start + tl.arange(0, BLOCK)[None, :]
-        inside = (k < K) | EVEN
-        if EVEN:
-            w = tl.load(row + k, eviction_policy="evict_first")
-            v = tl.load(x + k, eviction_policy="evict_last").to(tl.float32)
-        else:
-            w = tl.load(row + k, mask=inside, other=0, eviction_policy="evict_first")
-            v = tl.load(x + k, mask=inside, other=0, eviction_policy="evict_last").to(tl.float32)
+        w = _block(row, k, K, "evict_first", EVEN)
+        v = _block(x, k, K, "evict_last", EVEN).to(tl.float32)
         if GATED:
-            u = tl.load(partner + k, mask=inside, other=0, eviction_policy="evict_first")
+            u = _block(partner, k, K, "evict_first", EVEN)
         a += w.to(tl.float32) * v
         if GATED:
             b += u.to(tl.float32) * v

@@ -169,11 +169,11 @@ def choose(n: int, m: int, k: int, itemsize: int, is_gated: bool, limits: Limits
 
 def shared_bytes(tiles: Tiles, n: int, itemsize: int, is_gated: bool, limits: Limits) -> int:
     """Upper bound of a program's shared memory: per stage, tiles of the weight (gate and up if gated) and of x."""
-    each = tiles.block * (tiles.rows * (2 if is_gated else 1) + _padded(n)) * itemsize
+    each = tiles.block * (tiles.rows * (2 if is_gated else 1) + padded(n)) * itemsize
     return each * limits.buffers(tiles.stages, tiles.rows) + 2 * KIB
 
 
-def _padded(n: int) -> int:
+def padded(n: int) -> int:
     """Vectors of a tile: a power of two, and at least the 16 of a tensor core instruction."""
     return max(16, triton.next_power_of_2(n))
 
@@ -192,7 +192,7 @@ def _in_parts(config: AConfig, n: int, m: int, k: int, programs: int, shortest: 
 
 def parts_of(config: ProductConfig, n: int, m: int) -> tuple[int, int]:
     """Counters and partial sums in the workspace: one counter per tile of outputs, one sum per output and split."""
-    vectors = _padded(n) if isinstance(config, Tiles) else 1
+    vectors = padded(n) if isinstance(config, Tiles) else 1
     return -(-m // config.rows), config.splits * 2 * m * vectors
 
 
@@ -238,11 +238,11 @@ def _launch(
         strides = (x.stride(0), weight.stride(0), 0 if residual is None else residual.stride(0))
         launch(
             tiles_kernel, grid,
-            *pointers, m, k, n, *strides, *factors_of_all, N_BLOCK=_padded(n), STAGES=config.stages,
+            *pointers, m, k, n, *strides, *factors_of_all, N_BLOCK=padded(n), STAGES=config.stages,
             APART=x.dtype == torch.float32, **flags,
         )  # fmt: skip
     elif n == 1:
-        held = config.held if k % config.block == 0 and k // config.block >= config.held * config.splits else 0
+        held = config.held if triton.cdiv(k, config.block) >= config.held * config.splits else 0
         sums = 0 if squares is None else len(squares)
         launch(
             rows_kernel, grid,

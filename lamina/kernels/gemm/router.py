@@ -1,8 +1,9 @@
 """The router of a mixture of experts in one launch: token -> chosen experts and their weights.
 
 Each program computes the logits of a few experts for some tokens. The last program of these tokens to arrive chooses
-(`epilogue.arrive`). It finds the best experts one after the other: a logit and its index are packed into one integer,
-so the best is one max reduction, and of equal logits the lower index wins.
+(`epilogue.arrive`). It finds the best experts one after the other, of equal logits the one with the lower index. The
+experts of the layer wait for this, so it has to be quick: logits become int32 keys of the same order, and a program is
+one warp where it can be, which has an instruction for the maximum of such keys.
 
 The reference is `lamina.nn.Router`. Logits stay in float32 here, whatever the dtype of the weight.
 """
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from lamina.nn.moe.router import Choice
 
 CHOOSERS = 8  # most programs that choose; with more tokens each chooses for several
-LOWEST = tl.constexpr(-(1 << 63))
+ONE_WARP = 8 << 10  # most bytes of a weight row that one warp loads at once
+LOWEST = tl.constexpr(-(1 << 31))
 
 
 def route(
@@ -66,6 +68,7 @@ def route(
     opening = torch.empty(tokens, 1, device=x.device) if opens else None
     rows, block = 1 if outputs <= 264 else 2, min(2048, triton.next_power_of_2(width))
     together = triton.cdiv(tokens, CHOOSERS)
+    warps = 1 if rows * width * weight.element_size() <= ONE_WARP else 4
     rule: dict[str, Any] = dict(
         EACH=choice.each, EACH_BLOCK=triton.next_power_of_2(choice.each), SOFTMAX=choice.score == "softmax",
         SPARSEMIXER=choice.score == "sparsemixer", JITTER=choice.jitter, NORMED=choice.normed, LEAST=choice.least,
@@ -80,7 +83,7 @@ def route(
         x if scales is None else scales, logits, arrived, chosen, weights,
         weights if opening is None else opening, squares, tokens, x.stride(0), choice.factor, eps, K=width,
         OUTPUTS=outputs, SQUARES=0 if squares is None else len(squares),
-        ROWS=rows, BLOCK=block, TOKENS=together, STRETCHES=triton.cdiv(outputs, rows), num_warps=4,
+        ROWS=rows, BLOCK=block, TOKENS=together, STRETCHES=triton.cdiv(outputs, rows), num_warps=warps,
         **rule,
     )  # fmt: skip
     return chosen, weights, opening
@@ -158,30 +161,36 @@ def _choose(
     if GROUPS > 1:
         of_group = tl.max(merit, 1)  # [GROUPS_BLOCK]
         if PAIRS:
-            leaders = _place(tl.max(_ranked(merit, expert, inside), 1))
+            leaders = _lowest(merit == of_group[:, None], expert, inside, 1)
             of_group += tl.max(tl.where(expert == leaders[:, None], float("-inf"), merit), 1)
-        standing = _ranked(of_group, g, g < GROUPS)
+        standing = _ordered(of_group, g < GROUPS)
         shut = g >= 0
         for _ in range(GROUPS_EACH):
-            best_group = tl.max(standing)
-            shut = shut & (standing != best_group)
-            standing = tl.where(standing == best_group, LOWEST, standing)
+            best_group = _lowest(standing == tl.max(standing), g, g < GROUPS, 0)
+            shut = shut & (g != best_group)
+            standing = tl.where(g == best_group, LOWEST, standing)
         merit = tl.where(shut[:, None], float("-inf"), merit)
 
-    keys = _ranked(merit, expert, inside)
+    keys = _ordered(merit, inside)
     j, picked = tl.arange(0, EACH_BLOCK), tl.zeros([EACH_BLOCK], dtype=tl.int32)
-    shares = tl.zeros([EACH_BLOCK], dtype=tl.float32)
+    best_keys, shares = picked, tl.zeros([EACH_BLOCK], dtype=tl.float32)
     for step in range(EACH):
         best = tl.max(keys)
-        picked = tl.where(j == step, _place(best), picked)
+        place = _lowest(keys == best, expert, inside, None)
+        picked, best_keys = tl.where(j == step, place, picked), tl.where(j == step, best, best_keys)
         if SPARSEMIXER:
-            top = tl.max(tl.where(keys == best, merit, float("-inf")))
+            top = _value(best)
             far = top - merit > 2 * JITTER * tl.maximum(tl.abs(merit), top)
-            others = tl.sum(tl.where(far | (keys >= best) | (keys == LOWEST), 0.0, tl.exp(merit - top)))
+            others = tl.sum(tl.where(far | (expert == place) | (keys == LOWEST), 0.0, tl.exp(merit - top)))
             shares = tl.where(j == step, 1 / (1 + others), shares)
-        keys = tl.where(keys == best, LOWEST, keys)
-    own = tl.load(logits + picked, mask=j < EACH, other=float("-inf"), cache_modifier=".cg")
-    weight = shares if SPARSEMIXER else tl.where(j < EACH, _score(own, top, total, SOFTMAX), 0.0)
+        keys = tl.where(expert == place, LOWEST, keys)
+    if SPARSEMIXER:
+        weight = shares
+    else:
+        own = _value(best_keys)
+        if BIAS:
+            own = tl.load(logits + picked, mask=j < EACH, other=float("-inf"), cache_modifier=".cg")
+        weight = tl.where(j < EACH, _score(own, top, total, SOFTMAX), 0.0)
     if NORMED:
         divisor = tl.sum(weight)
         if LEAST > 0:
@@ -200,14 +209,24 @@ def _score(logits, top, total, SOFTMAX: tl.constexpr):
 
 
 @triton.jit
-def _ranked(values, places, inside):
-    """int64 keys that sort like the float32 values, and for equal values by descending index; LOWEST if not inside."""
-    bits = values.to(tl.int32, bitcast=True)
-    bits ^= (bits >> 31) & 0x7FFFFFFF  # the bits of negative floats sort in reverse
-    return tl.where(inside, (bits.to(tl.int64) << 32) | (0x7FFFFFFF - places).to(tl.int64), LOWEST)
+def _ordered(values, inside):
+    """int32 keys that sort like the float32 values; LOWEST if not inside, and above it otherwise."""
+    return tl.where(inside, tl.maximum(_mirrored(values.to(tl.int32, bitcast=True)), LOWEST + 1), LOWEST)
 
 
 @triton.jit
-def _place(ranked):
-    """The index in a key of `_ranked`."""
-    return 0x7FFFFFFF - (ranked & 0x7FFFFFFF).to(tl.int32)
+def _value(keys):
+    """The float32 values of keys of `_ordered`."""
+    return _mirrored(keys).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _mirrored(bits):
+    """The bits of negative floats sort in reverse: inverts all of them but the sign."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _lowest(here, places, inside, AXIS: tl.constexpr):
+    """The lowest of the indices `places` where `here`, along an axis or of all."""
+    return tl.min(tl.where(here & inside, places, 0x7FFFFFFF), AXIS)

@@ -9,6 +9,7 @@ For one token per row, `mixer.py` has the convolution before and the gated norm 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -16,11 +17,16 @@ from torch import Tensor
 from lamina.errors import InputError
 from lamina.kernels.recurrent.gated_delta import gated_delta_step
 from lamina.kernels.recurrent.rg_lru import rg_lru_step
-from lamina.kernels.recurrent.selective_scan import selective_scan_step
+from lamina.kernels.recurrent.selective_scan import selective_scan_step, with_step_sizes
 from lamina.kernels.recurrent.ssd import ssd_step
 from lamina.kernels.recurrent.wkv import wkv_step
 from lamina.recurrence import RGLRU, SSD, WKV, ChannelDelta, GatedDelta, Rule, SelectiveScan
 from lamina.recurrence.rule import Tensors
+
+
+def with_products(rule: Rule, inputs: Tensors, around: Mapping[str, Any]) -> tuple[Tensors, Mapping[str, Any]]:
+    """(inputs, around) with the products in them computed that the rule's kernel might compute by itself."""
+    return with_step_sizes(inputs, **around) if isinstance(rule, SelectiveScan) else (inputs, around)
 
 
 def recur_step(rule: Rule, inputs: Tensors, constants: Tensors, table: Tensor, **around: Any) -> Tensor:

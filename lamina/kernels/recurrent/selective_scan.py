@@ -3,6 +3,10 @@
     h = exp(dt · A) · h + (dt · x) ⊗ B        h [C, N], dt and x [C], in float32
     y = h · C
 
+With few rows a program also computes the step sizes of its channels, dt = softplus(W · norm(low) + bias): it loads its
+rows of W before waiting for the launch in front. With more rows each row would read W again, so that is a launch of its
+own. An RMS norm without a weight then only divides, after the product, in the scan.
+
 Reference: `lamina.recurrence.SelectiveScan`.
 """
 
@@ -11,13 +15,15 @@ Reference: `lamina.recurrence.SelectiveScan`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 
 from lamina.kernels.entry import COUNTS, count_of
-from lamina.kernels.launch import begin, launch
+from lamina.kernels.launch import begin, begin_together, launch
 from lamina.kernels.recurrent.state import (
     Tile,
     contiguous_tokens,
@@ -30,7 +36,12 @@ from lamina.kernels.recurrent.state import (
 )
 from lamina.recurrence import SelectiveScan
 from lamina.recurrence.rule import Tensors
-from lamina.recurrence.selective_scan import Norms
+from lamina.recurrence.selective_scan import Map, Norms
+
+if TYPE_CHECKING:
+    from lamina.nn.norm import RMSNorm
+
+FEW = 2  # rows · tokens for which a program computes its step sizes
 
 
 @triton.jit
@@ -43,10 +54,11 @@ def _normed(x, scale, eps, N: tl.constexpr):
 
 @triton.jit
 def _selective_scan(
-    x, dt, B, C,  # inputs: [R, T, CHANNELS] twice, [R, T, N] twice, for R rows
+    x, dt, B, C,  # inputs: [R, T, CHANNELS] twice (dt: None if dt_weight), [R, T, N] twice, for R rows
     A, skip, gate, bias,  # [CHANNELS, N], [CHANNELS] or None, [R, T, CHANNELS] or None, [CHANNELS] or None
     B_weight, C_weight, eps,  # of the norms of B and C: [N] or None twice; None: no norms
-    low, dt_eps,  # dt is divided by the root mean square of low [R, T, RANK]; None: it is not
+    low, dt_weight, low_weight, dt_eps,  # [R, T, RANK], [CHANNELS, RANK], [RANK]: dt = dt_weight · norm(low), where
+    # None means: dt is that product already, undivided; a norm without weight; no norm. low None: dt is final.
     out, table,  # [R, T, CHANNELS]; the entry's table row, whose store is the states, float32 [R, CHANNELS, N]
     x_row, x_token, dt_row, dt_token, B_row, B_token, C_row, C_token, gate_row, gate_token,  # strides
     low_row, low_token,
@@ -67,9 +79,17 @@ def _selective_scan(
     D = None if skip is None else tl.load(skip + c, mask=c_mask, other=0.0).to(tl.float32)
     B_scale = None if B_weight is None else tl.load(B_weight + n, mask=n < N, other=0.0).to(tl.float32)
     C_scale = None if C_weight is None else tl.load(C_weight + n, mask=n < N, other=0.0).to(tl.float32)
-    begin(PDL)
+    r = tl.arange(0, RANK_BLOCK)
+    r_mask = r < RANK
+    low_scale = None if low_weight is None else tl.load(low_weight + r, mask=r_mask, other=0.0).to(tl.float32)
+    if dt_weight is not None:
+        rank_mask = c_mask[:, None] & r_mask[None, :]
+        W = tl.load(dt_weight + c[:, None] * RANK + r[None, :], mask=rank_mask, other=0.0)  # [C, RANK]
+        begin_together(PDL)  # the product that follows loads only weights before it waits
+    else:
+        begin(PDL)
+        dt += row * dt_row + c
     x += row * x_row + c
-    dt += row * dt_row + c
     B += row * B_row + n
     C += row * C_row + n
     out += row * T * CHANNELS + c
@@ -78,12 +98,15 @@ def _selective_scan(
         for i in tl.static_range(GROUP):
             t, exists = first + i, first + i < T
             xs += (tl.load(x + t * x_token, mask=c_mask & exists, other=0.0).to(tl.float32),)
-            new_dt = tl.load(dt + t * dt_token, mask=c_mask & exists, other=0.0).to(tl.float32)
             if low is not None:
-                r = tl.arange(0, RANK_BLOCK)
-                root = tl.load(low + row * low_row + t * low_token + r, mask=(r < RANK) & exists, other=0.0)
-                root = root.to(tl.float32)
-                new_dt *= tl.rsqrt(tl.sum(root * root, axis=0) / RANK + dt_eps)
+                small = tl.load(low + row * low_row + t * low_token + r, mask=r_mask & exists, other=0.0)
+                small = small.to(tl.float32)  # [RANK]
+            if dt_weight is not None:
+                new_dt = tl.sum(W.to(tl.float32) * _normed(small, low_scale, dt_eps, RANK)[None, :], axis=1)
+            else:
+                new_dt = tl.load(dt + t * dt_token, mask=c_mask & exists, other=0.0).to(tl.float32)
+                if low is not None:
+                    new_dt *= tl.rsqrt(tl.sum(small * small, axis=0) / RANK + dt_eps)
             dts += (new_dt,)
             new_B = tl.load(B + t * B_token, mask=(n < N) & exists, other=0.0).to(tl.float32)
             new_C = tl.load(C + t * C_token, mask=(n < N) & exists, other=0.0).to(tl.float32)
@@ -106,6 +129,19 @@ def _selective_scan(
         tl.store(state, h, mask=tile_mask & (count > 0))
 
 
+def with_step_sizes(
+    inputs: Tensors, dt_product: Map | None = None, dt_norm: RMSNorm | None = None, **around: Any
+) -> tuple[Tensors, dict[str, Any]]:
+    """(inputs, around) with the product that makes `dt` computed; only the division by a norm may be left."""
+    if dt_product is None:
+        return inputs, around
+    low = inputs["dt"]
+    if dt_norm is not None and dt_norm.weight is None:
+        around["dt_divisor"] = low, dt_norm.eps
+        dt_norm = None
+    return {**inputs, "dt": dt_product(low if dt_norm is None else dt_norm(low))}, around
+
+
 def selective_scan_step(
     inputs: Tensors,
     constants: Tensors,
@@ -115,25 +151,38 @@ def selective_scan_step(
     gate: Tensor | None = None,
     dt_bias: Tensor | None = None,
     norms: Norms | None = None,
-    dt_norm: tuple[Tensor, float] | None = None,
+    dt_product: Map | None = None,
+    dt_norm: RMSNorm | None = None,
+    dt_divisor: tuple[Tensor, float] | None = None,
     write: bool = True,
     tile: Tile | None = None,
 ) -> Tensor:
     """Selective scan: x and dt [B, T, C], B and C [B, T, N]; A [C, N]; the state is [B, C, N] -> [B, T, C].
 
-    skip     D [C]: adds D x, in the dtype that this sum has in PyTorch
-    gate     z [B, T, C]: multiplies by silu(z), in the dtype of z
-    norms    (eps, weight of B [N] or None, weight of C [N] or None): B and C are RMS-normed first
-    dt_norm  (low [B, T, rank], eps): dt is divided by the root mean square of `low`
-    dt_bias  [C]: dt is as projected, and the step size is softplus(dt + dt_bias)
+    skip        D [C]: adds D x, in the dtype that this sum has in PyTorch
+    gate        z [B, T, C]: multiplies by silu(z), in the dtype of z
+    norms       (eps, weight of B [N] or None, weight of C [N] or None): B and C are RMS-normed first
+    dt_product  module: dt is [B, T, rank], and its product is meant; dt_norm: the norm of dt before that
+    dt_divisor  (low [B, T, rank], eps): dt is divided by the root mean square of `low`
+    dt_bias     [C]: dt is as projected, and the step size is softplus(dt + dt_bias)
     """
-    x, dt, B, C = (contiguous_tokens(inputs[name]) for name in ("x", "dt", "B", "C"))
-    rows, tokens, channels = x.shape
+    rows, tokens, channels = inputs["x"].shape
+    dt_weight, low_weight = None, None
+    low, dt_eps = dt_divisor or (None, None)
+    if dt_product is not None:
+        if rows * tokens <= FEW and _is_plain(dt_product, dt_norm):
+            dt_weight, low = dt_product.weight, inputs["dt"]
+            if dt_norm is not None:
+                low_weight, dt_eps = dt_norm.weight, dt_norm.eps
+        else:
+            inputs, around = with_step_sizes(inputs, dt_product, dt_norm)
+            low, dt_eps = around.get("dt_divisor", (None, None))
+    x, B, C = (contiguous_tokens(inputs[name]) for name in ("x", "B", "C"))
+    dt = None if dt_weight is not None else contiguous_tokens(inputs["dt"])
     state = B.shape[2]
     z = None if gate is None else contiguous_tokens(gate)
     out = torch.empty(rows, tokens, channels, dtype=output_dtype(x, skip, gate), device=x.device)
     eps, B_weight, C_weight = norms or (None, None, None)
-    low, dt_eps = dt_norm or (None, None)
     low = None if low is None else contiguous_tokens(low)
     rank = 1 if low is None else low.shape[2]
     tile, live_only = tile_for(SelectiveScan, rows * channels * state, tile)
@@ -141,10 +190,16 @@ def selective_scan_step(
     block = min(max(tile.values // wide, 1), triton.next_power_of_2(channels))
     launch(
         _selective_scan, (triton.cdiv(channels, block), rows),
-        x, dt, B, C, constants["A"], skip, z, dt_bias, B_weight, C_weight, eps, low, dt_eps, out, table,
-        *x.stride()[:2], *dt.stride()[:2], *B.stride()[:2], *C.stride()[:2], *row_and_token_strides(z),
-        *row_and_token_strides(low), tokens, channels, state, rank, triton.next_power_of_2(rank),
-        block, wide, tokens_together(tokens), live_only, write,
+        x, dt, B, C, constants["A"], skip, z, dt_bias, B_weight, C_weight, eps, low, dt_weight, low_weight, dt_eps,
+        out, table, *x.stride()[:2], *row_and_token_strides(dt), *B.stride()[:2], *C.stride()[:2],
+        *row_and_token_strides(z), *row_and_token_strides(low), tokens, channels, state, rank,
+        triton.next_power_of_2(rank), block, wide, tokens_together(tokens), live_only, write,
         num_warps=tile.warps,
     )  # fmt: skip
     return out
+
+
+def _is_plain(product: Any, norm: RMSNorm | None) -> bool:
+    """Whether the kernel computes this product of this norm: rows of the weight without gaps, and no bias."""
+    fits = isinstance(product, nn.Linear) and product.bias is None and product.weight.is_contiguous()
+    return fits and (norm is None or not norm.plus_one)

@@ -20,6 +20,7 @@ from lamina.nn.norm import Norm, RMSNorm
 class SelfAttention(nn.Module):
     """Grouped-query attention over the layer's memory.
 
+    value_dim       width of values; None: as keys
     rope            name of the RoPE table in `Positions.ropes`; None: no RoPE
     neighbours      RoPE pairs dimension 2i with 2i + 1, not i with i + half
     q_norm, k_norm  norms of queries and keys: of each head, or of all heads together if they are that wide
@@ -38,6 +39,7 @@ class SelfAttention(nn.Module):
         kv_heads: int,
         head_dim: int,
         *,
+        value_dim: int | None = None,
         bias: bool = False,
         out_bias: bool = False,
         window: Window | None = None,
@@ -59,18 +61,20 @@ class SelfAttention(nn.Module):
         self.softcap, self.clip = softcap, clip
         self.rope, self.neighbours, self.factored = rope, neighbours, factored
         self.in_factor, self.out_factor = factors
-        self.spec = Attention(kv_heads, head_dim, head_dim, window or Full())
+        value_dim = head_dim if value_dim is None else value_dim
+        self.spec = Attention(kv_heads, head_dim, value_dim, window or Full())
         self.specs: LayerSpecs = {"attention": self.spec}
-        self.parts = [heads, heads, kv_heads, kv_heads] if gated else [heads, kv_heads, kv_heads]
-        self.qkv = Linear(width, sum(self.parts) * head_dim, bias=bias)
-        self.out = Linear(heads * head_dim, width, bias=out_bias)
+        gate = [(heads, value_dim)] if gated else []
+        self.parts = [(heads, head_dim), *gate, (kv_heads, head_dim), (kv_heads, value_dim)]
+        self.qkv = Linear(width, sum(count * dim for count, dim in self.parts), bias=bias)
+        self.out = Linear(heads * value_dim, width, bias=out_bias)
         self.q_norm, self.k_norm, self.norms_last = q_norm, k_norm, norms_last
         self.sinks = nn.Parameter(torch.zeros(heads)) if sinks else None
 
     def forward(self, x: Tensor, memory: Memory, shared: Positions, onto: Tensor | None = None) -> Tensor:
         """x [B, T, width] -> [B, T, width]; `onto`: a residual that the result is added to."""
-        qkv = self.qkv(x, before=self.in_factor).unflatten(-1, (-1, self.head_dim))
-        q, *gate, k, v = qkv.split(self.parts, dim=2)  # [B, T, heads, D] each
+        flat = self.qkv(x, before=self.in_factor).split([count * dim for count, dim in self.parts], dim=-1)
+        q, *gate, k, v = (part.unflatten(-1, sizes) for part, sizes in zip(flat, self.parts, strict=True))
         q, k, norms = self._normed(q, k)
         if self.clip is not None:
             q, k, v = (part.clamp(-self.clip, self.clip) for part in (q, k, v))

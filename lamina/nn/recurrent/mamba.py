@@ -59,16 +59,13 @@ class MambaMixer(nn.Module):
 
     def forward(self, u: Tensor, memory: Memory, shared: Positions | None = None, onto: Tensor | None = None) -> Tensor:
         x, z = self.project(u).chunk(2, dim=-1)  # [B, T, C] each
-        x = self.conv(x, memory)
-        dt, B, C = self.select(x).split([self.rank, self.rule.state, self.rule.state], dim=-1)
+        x, selected = memory.convolve_product(x, self.conv, self.select)
+        dt, B, C = selected.split([self.rank, self.rule.state, self.rule.state], dim=-1)
         around: dict[str, Any] = {"dt_bias": self.dt_bias, "skip": self.D, "gate": z}
-        if self.dt_norm is not None and self.B_norm is not None and self.C_norm is not None:
-            if self.dt_norm.weight is None:
-                around["dt_norm"] = dt, self.dt_norm.eps  # after the product: one launch less
-            else:
-                dt = self.dt_norm(dt)
+        if self.B_norm is not None and self.C_norm is not None:
             around["norms"] = self.B_norm.eps, self.B_norm.weight, self.C_norm.weight
-        y = memory.recur(self.rule, {"x": x, "dt": self.dt(dt), "B": B, "C": C}, {"A": self.A}, around=around)
+        around |= {"dt_product": self.dt, "dt_norm": self.dt_norm}
+        y = memory.recur(self.rule, {"x": x, "dt": dt, "B": B, "C": C}, {"A": self.A}, around=around)
         return self.out(y, onto)
 
 

@@ -18,6 +18,7 @@ from transformers import (
     GraniteMoeSharedConfig,
     HunYuanMoEV1Config,
     LongcatFlashConfig,
+    MiMoV2FlashConfig,
     MiniMaxM2Config,
     MixtralConfig,
     OlmoeConfig,
@@ -224,6 +225,19 @@ FAMILIES = {
         "listed MLPs": small(
             ExaoneMoeConfig, **EXAONE, sliding_window=6, sliding_window_pattern=2, num_shared_experts=2,
             mlp_layer_types=["sparse", "dense"], routed_scaling_factor=0.8,
+        ),
+    },
+    "mimo_v2_flash": {
+        "sliding": small(
+            MiMoV2FlashConfig, **EXPERTS, head_dim=12, v_head_dim=8, sliding_window=6, num_hidden_layers=3
+        ),
+        "biases, tied, no value scale": small(
+            MiMoV2FlashConfig, **EXPERTS, head_dim=8, v_head_dim=12, sliding_window=5, attention_bias=True,
+            tie_word_embeddings=True, attention_value_scale=None, mlp_layer_types=["sparse", "dense"],
+        ),
+        "groups, other order": small(
+            MiMoV2FlashConfig, **EXPERTS, head_dim=12, v_head_dim=4, sliding_window=6, n_group=4, topk_group=2,
+            layer_types=["sliding_attention", "full_attention"], routed_scaling_factor=1.4, num_key_value_heads=1,
         ),
     },
     "granitemoe": {
