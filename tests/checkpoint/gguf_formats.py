@@ -178,6 +178,11 @@ def altup(tensors: Any, c: Fields) -> Any:
     return found
 
 
+def mamba(c: Fields) -> Fields:
+    found = {"ssm.inner_size": c["intermediate_size"], "ssm.time_step_rank": c["time_step_rank"]}
+    return mamba_keys(c) | found | {"ssm.dt_b_c_rms": c["model_type"] == "falcon_mamba"}
+
+
 def jamba(c: Fields) -> Fields:
     layers = range(c["num_hidden_layers"])
     attends = [i % c["attn_layer_period"] == c["attn_layer_offset"] for i in layers]
@@ -258,10 +263,7 @@ def kimi_linear(c: Fields) -> Fields:
     }  # fmt: skip
 
 
-def qwen_next_rows() -> Any:
-    return split(r"in_proj_qkvz\.", ("in_proj_qkv.", "in_proj_z."), qkvz)
-
-
+QKVZ = split(r"in_proj_qkvz\.", ("in_proj_qkv.", "in_proj_z."), qkvz)
 NEXT_NORMS = changed(r"(?<!linear_attn\.)norm\.weight$", lambda t, c: t + 1)
 NEXT = (decays, kernels, dt_bias, NEXT_NORMS, stacked)
 QWEN35 = (
@@ -345,16 +347,8 @@ FORMATS: dict[str, Format] = {
             "interleave_moe_layer_step": c["interleave_moe_layer_step"], "rope.dimension_count": c["head_dim"],
         },
     ),
-    "mamba": Format(
-        "mamba", (decays, kernels),
-        lambda c: mamba_keys(c) | {"ssm.inner_size": c["intermediate_size"], "ssm.time_step_rank": c["time_step_rank"],
-                                   "ssm.dt_b_c_rms": False},
-    ),
-    "falcon_mamba": Format(
-        "mamba", (decays, kernels),
-        lambda c: mamba_keys(c) | {"ssm.inner_size": c["intermediate_size"], "ssm.time_step_rank": c["time_step_rank"],
-                                   "ssm.dt_b_c_rms": True},
-    ),
+    "mamba": Format("mamba", (decays, kernels), mamba),
+    "falcon_mamba": Format("mamba", (decays, kernels), mamba),
     "mamba2": Format(
         "mamba2", (*MAMBA2, changed(r"mixer\.norm", lambda t, c: t.view(c["n_groups"], -1))),
         lambda c: mamba_keys(c) | {"ssm.inner_size": c["num_heads"] * c["head_dim"], "ssm.group_count": c["n_groups"],
@@ -387,7 +381,7 @@ FORMATS: dict[str, Format] = {
         "lfm2moe", (kernels, stacked, MERGED), lfm2,
         STACK_NAMES | {r"model\.layers\.(\d+)\.feed_forward\.expert_bias": r"blk.\1.exp_probs_b.bias"},
     ),
-    "qwen3_next": Format("qwen3next", (qwen_next_rows(), *NEXT), delta_keys, NEXT_NAMES),
+    "qwen3_next": Format("qwen3next", (QKVZ, *NEXT), delta_keys, NEXT_NAMES),
     "qwen3_5_text": Format("qwen35", QWEN35, delta_keys, NEXT_NAMES),
     "qwen3_5_moe_text": Format("qwen35moe", QWEN35, delta_keys, NEXT_NAMES),
     "kimi_linear": Format(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import lamina
+from lamina.checkpoint import open_source
 from lamina.checkpoint.gguf.changes import UNPAIRED
 from lamina.checkpoint.gguf.dense import LLAMA as LLAMA_NAMES
 from lamina.checkpoint.gguf.file import ARCHITECTURES, Architecture
@@ -44,6 +46,7 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }  # fmt: skip
+GEMMA3 = {"layer_types": [SLIDING] * 5 + [FULL], "num_hidden_layers": 6}
 LLAMA4 = {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
 YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 32, "mscale": 0.9,
@@ -61,9 +64,10 @@ CASES = [
     Case("qwen3_moe"),
     Case("gemma"),
     Case("gemma2"),
+    Case("gemma3_text", changes=GEMMA3 | {"query_pre_attn_scalar": 16}),
     Case(
-        "gemma3_text",
-        changes={"layer_types": [SLIDING] * 5 + [FULL], "num_hidden_layers": 6, "query_pre_attn_scalar": 16},
+        "gemma3_text", "scaled full layers, biases, untied, capped logits",
+        GEMMA3 | {"query_pre_attn_scalar": 8, "tie_word_embeddings": True},
     ),
     Case("gemma3n_text"),
     Case("gemma4_text"),
@@ -154,6 +158,8 @@ def test_a_file_gives_the_logits_of_its_original(tmp_path: Path, case: Case) -> 
     original, ours = (lamina.load(source, device="cpu", dtype="float32") for source in (tmp_path, path))
     ids = random_ids(1, 24, original.vocab)
     assert relative(ours(ids), original(ids)) < TOLERANCE
+    unread = lamina.inspect(path).unread
+    assert set(unread) <= json.loads((tmp_path / "config.json").read_text()).keys(), "fields that the original lacks"
 
 
 def test_every_architecture_is_tested() -> None:
@@ -201,3 +207,22 @@ def test_an_architecture_from_outside_the_package_is_read(tmp_path: Path) -> Non
     finally:
         lamina.unregister_family("outside_llama")
         del ARCHITECTURES["outside"]
+
+
+def test_a_model_for_images_is_refused_if_its_rows_have_another_order(tmp_path: Path) -> None:
+    def sections(writer: Any) -> None:
+        writer.add_rope_dimension_sections([8, 12, 12, 0])
+
+    path = write(tmp_path / "m.gguf", llama_arrays(), architecture="glm4", extra=sections)
+    with pytest.raises(lamina.CheckpointError, match=r"glm4 GGUF is of a model for images"):
+        open_source(path)
+
+
+def test_layers_with_different_numbers_of_key_heads_are_refused(tmp_path: Path) -> None:
+    def heads(writer: Any) -> None:
+        writer.kv_data[0].pop("qwen3.attention.head_count_kv")
+        writer.add_head_count_kv([2, 1])
+
+    path = write(tmp_path / "m.gguf", llama_arrays(), architecture="qwen3", extra=heads)
+    with pytest.raises(lamina.CheckpointError, match=r"qwen3\.attention\.head_count_kv is \[2, 1\]"):
+        open_source(path)

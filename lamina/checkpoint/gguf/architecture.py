@@ -28,10 +28,15 @@ class Joined:
 
 @dataclass(frozen=True)
 class Presented:
-    """A presented tensor: what it is read from, and what is done to it."""
+    """A presented tensor: what it is read from, and what is done to it. expert: the entry of a stack that it is"""
 
     stored: tuple[StoredTensor, ...]
     fn: Callable[..., torch.Tensor] | None = None
+    expert: int | None = None
+
+    @property
+    def parts(self) -> tuple[StoredTensor, ...]:
+        return self.stored if self.expert is None else (self.stored[0].entry(self.expert),)
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class Architecture:
     model_types  the families that have such files, the usual one first; the one of the same name if empty
     changes      patterns of GGUF tensor names -> what undoes that they are stored otherwise, fn(tensor, config)
     joined       tensors that are made of several stored ones, if a file has them
+    unread       fields of `common_config` that the family does not have
     derived      tensors that the configuration already says, or that no model reads
     """
 
@@ -50,6 +56,7 @@ class Architecture:
     model_types: tuple[str, ...] = ()
     changes: Mapping[str, Change] = field(default_factory=dict)
     joined: tuple[Joined, ...] = ()
+    unread: tuple[str, ...] = ()
     derived: tuple[str, ...] = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
     def configure(self, values: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> Fields:
@@ -57,7 +64,8 @@ class Architecture:
         m = Metadata(values, tensors)
         kind = self.model_types[0] if self.model_types else m.architecture
         common = {"model_type": kind} | common_config(m)
-        return common | self.config(m, common)
+        own = self.config(m, common)
+        return {name: value for name, value in common.items() if name not in self.unread} | own
 
     def present(self, tensors: Mapping[str, StoredTensor], config: Fields) -> dict[str, Presented]:
         """The tensors by Hugging Face's names. One that nothing is known about keeps its own name, so that the loader
@@ -75,11 +83,11 @@ class Architecture:
                 continue
             change = next((fn for pattern, fn in self.changes.items() if matches(pattern, name)), None)
             fn = None if change is None else partial_config(change, config)
-            for presented, one in self._named(name, tensor):
-                found[presented] = Presented((one,), fn)
+            for presented, expert in self._named(name, tensor):
+                found[presented] = Presented((tensor,), fn, expert)
         return found
 
-    def _named(self, name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
+    def _named(self, name: str, tensor: StoredTensor) -> Iterator[tuple[str, int | None]]:
         numbers = dict(zip("ie", re.findall(r"\.(\d+)(?=\.)", name), strict=False))
         pattern = re.sub(r"\.\d+(?=\.)", ".{e}", re.sub(r"^blk\.\d+\.", "blk.{i}.", name))
         module, _, leaf = pattern.rpartition(".")
@@ -87,12 +95,12 @@ class Architecture:
         if theirs is None and module in self.names:
             theirs = f"{self.names[module]}.{leaf}"
         if theirs is None:
-            yield name, tensor
+            yield name, None
         elif "{e}" in theirs and "e" not in numbers:
             for e in range(tensor.shape[0]):
-                yield theirs.format(**numbers, e=e), tensor.entry(e)
+                yield theirs.format(**numbers, e=e), e
         else:
-            yield theirs.format(**numbers), tensor
+            yield theirs.format(**numbers), None
 
     def _skipped(self, name: str, config: Fields) -> bool:
         layer = re.match(r"blk\.(\d+)\.", name)

@@ -17,6 +17,7 @@ def block(theirs: str = LAYER, /, **modules: str) -> dict[str, str]:
     return {f"blk.{{i}}.{ours}": f"{theirs}.{name}" for ours, name in modules.items()}
 
 
+ROPE = ("rope_parameters", "rope_theta")
 LLAMA = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -103,6 +104,14 @@ def olmo2(m: Metadata, c: Fields) -> Fields:
     plain = {"rope_type": "default", "rope_theta": float(m.get("rope.freq_base_swa", c["rope_theta"]))}
     ropes = {"full_attention": c["rope_parameters"], "sliding_attention": plain}
     return layer_types(m, every=4) | {"model_type": "olmo3", "rope_parameters": ropes}
+
+
+def glm4(m: Metadata, c: Fields) -> Fields:
+    if "rope.dimension_sections" in m:
+        raise CheckpointError(
+            "this glm4 GGUF is of a model for images (GLM-4V), which orders the rows of heads otherwise"
+        )
+    return {}
 
 
 def stablelm(m: Metadata, c: Fields) -> Fields:
@@ -213,7 +222,7 @@ DENSE = {
     "granite": Architecture(LLAMA, granite, changes=UNPAIRED),
     "olmo": Architecture(
         LLAMA, lambda m, c: {"clip_qkv": m.get("attention.clamp_kqv")},
-        changes={pattern.replace("*", "weight"): fn for pattern, fn in UNPAIRED.items()},
+        changes={pattern.replace("*", "weight"): fn for pattern, fn in UNPAIRED.items()}, unread=("layer_norm_eps",),
     ),
     "olmo2": Architecture(
         LLAMA | block(post_attention_norm="post_attention_layernorm", post_ffw_norm="post_feedforward_layernorm"),
@@ -225,7 +234,7 @@ DENSE = {
             attn_output="self_attn.dense", attn_q_norm="self_attn.q_layernorm", attn_k_norm="self_attn.k_layernorm",
             ffn_up="mlp.fc1", ffn_down="mlp.fc2",
         ),
-        phi, ("phi",), joined=SPLIT_QKV,
+        phi, ("phi",), joined=SPLIT_QKV, unread=("mlp_bias",),
     ),
     "command-r": Architecture(LLAMA, cohere, ("cohere",)),
     "cohere2": Architecture(LLAMA, cohere),
@@ -233,13 +242,16 @@ DENSE = {
         LLAMA | block(
             ffn_up="mlp.gate_up_proj", post_attention_norm="post_self_attn_layernorm",
             post_ffw_norm="post_mlp_layernorm",
-        )
+        ),
+        glm4,
     ),
     "stablelm": Architecture(
         LLAMA | block(attn_q_norm="self_attn.q_layernorm.norms.{e}", attn_k_norm="self_attn.k_layernorm.norms.{e}"),
         stablelm,
     ),
-    "starcoder2": Architecture(LLAMA | block(ffn_up="mlp.c_fc", ffn_down="mlp.c_proj"), starcoder2),
+    "starcoder2": Architecture(
+        LLAMA | block(ffn_up="mlp.c_fc", ffn_down="mlp.c_proj"), starcoder2, unread=("layer_norm_eps",)
+    ),
     "gpt2": Architecture(
         {
             "token_embd": "transformer.wte", "position_embd": "transformer.wpe", "output_norm": "transformer.ln_f",
@@ -250,8 +262,12 @@ DENSE = {
                 ffn_down="mlp.c_proj",
             ),
         },
-        gpt2, changes=TRANSPOSED,
+        gpt2, changes=TRANSPOSED, unread=("layer_norm_eps", *ROPE),
     ),
-    "bloom": Architecture(GPT, bloom, changes={"blk.{i}.attn_qkv.*": bloom_rows}),
-    "falcon": Architecture(GPT, falcon, changes={"blk.{i}.attn_qkv.*": falcon_rows}, joined=FALCON_NORMS),
+    "bloom": Architecture(
+        GPT, bloom, changes={"blk.{i}.attn_qkv.*": bloom_rows}, unread=("layer_norm_eps", *ROPE)
+    ),
+    "falcon": Architecture(
+        GPT, falcon, changes={"blk.{i}.attn_qkv.*": falcon_rows}, joined=FALCON_NORMS, unread=("layer_norm_eps",)
+    ),
 }  # fmt: skip

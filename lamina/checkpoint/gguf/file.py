@@ -60,13 +60,14 @@ class GGUFCheckpoint(Checkpoint):
 
     def shape(self, name: str) -> tuple[int, ...]:
         found = self._find(name)
-        if found.fn is None:
-            return found.stored[0].shape
-        return tuple(found.fn(*(torch.empty(tensor.shape, device="meta") for tensor in found.stored)).shape)
+        shapes = [tensor.shape if found.expert is None else tensor.shape[1:] for tensor in found.stored]
+        return (
+            shapes[0] if found.fn is None else tuple(found.fn(*(torch.empty(s, device="meta") for s in shapes)).shape)
+        )
 
     def read(self, name: str) -> torch.Tensor:
         found = self._find(name)
-        values = [self._dequantize(tensor) for tensor in found.stored]
+        values = [self._dequantize(tensor) for tensor in found.parts]
         return values[0] if found.fn is None else found.fn(*values)
 
     def tokenizer(self) -> Tokenizer | None:

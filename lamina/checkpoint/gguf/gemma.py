@@ -128,5 +128,6 @@ GEMMA = {
             "blk.{i}.ffn_gate_up_exps.weight": f"{LAYER}.experts.gate_up_proj",
         },
         gemma4, ("gemma4_text", "gemma4"), joined=(gates_ups(f"{LAYER}.experts.gate_up_proj"),),
+        unread=("num_experts_per_tok",),
     ),
 }  # fmt: skip

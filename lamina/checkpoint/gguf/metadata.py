@@ -78,7 +78,7 @@ def common_config(m: Metadata) -> dict[str, Any]:
         "max_position_embeddings": m.get("context_length"),
         "vocab_size": m.rows("token_embd.weight"),
         "attention_bias": any(m.with_tensor(f"attn_{name}.bias") for name in ("q", "qkv", "kv_a_mqa")),
-        "mlp_bias": bool(m.with_tensor("ffn_up.bias")),
+        "mlp_bias": True if m.with_tensor("ffn_up.bias") else None,
         "tie_word_embeddings": "output.weight" not in m.tensors,
         "rope_parameters": rope,
         "rope_theta": rope["rope_theta"],

@@ -48,14 +48,19 @@ GRANITE_JOINED = (
 
 def qwen_moe(m: Metadata, c: Fields) -> Fields:
     """Qwen 3 scales the weights of a token's experts to a sum of one, Qwen 2 does not."""
-    dense = sorted(set(range(m.layers)) - set(m.with_tensor("ffn_gate_inp.weight")))
-    return {
-        "norm_topk_prob": m.architecture != "qwen2moe",
-        "mlp_only_layers": dense,
-        "decoder_sparse_step": 1,
-        "moe_intermediate_size": m.tensors[f"blk.{m.with_tensor('ffn_up_exps.weight')[0]}.ffn_up_exps.weight"].shape[1],
-        "qkv_bias": c["attention_bias"],
-    }
+    sparse = m.with_tensor("ffn_gate_inp.weight")
+    shared = m.with_tensor("ffn_up_shexp.weight")
+    found = {"shared_expert_intermediate_size": m.rows(f"blk.{shared[0]}.ffn_up_shexp.weight")} if shared else {}
+    return (
+        found
+        | {
+            "norm_topk_prob": m.architecture != "qwen2moe",
+            "mlp_only_layers": [i for i in range(m.layers) if i not in sparse],
+            "decoder_sparse_step": 1,
+            "moe_intermediate_size": m.tensors[f"blk.{sparse[0]}.ffn_up_exps.weight"].shape[1],
+        }
+        | ({"qkv_bias": c["attention_bias"]} if m.architecture == "qwen2moe" else {})
+    )
 
 
 def granite_moe(m: Metadata, c: Fields) -> Fields:
@@ -156,7 +161,8 @@ MIXTURES = {
     ),
     "qwen3moe": Architecture(EXPERTS, qwen_moe, ("qwen3_moe",)),
     "granitemoe": Architecture(
-        GRANITE, granite_moe, ("granitemoe", "granitemoeshared"), UNPAIRED, GRANITE_JOINED
+        GRANITE, granite_moe, ("granitemoe", "granitemoeshared"), UNPAIRED, GRANITE_JOINED,
+        unread=("num_experts", "shared_expert_intermediate_size"),
     ),
     "gpt-oss": Architecture(
         LLAMA | block(ffn_gate_inp="mlp.router", post_attention_norm="post_attention_layernorm") | {
@@ -169,6 +175,7 @@ MIXTURES = {
             gates_ups(f"{LAYER}.mlp.experts.gate_up_proj", fn=alternating_columns),
             gates_ups(f"{LAYER}.mlp.experts.gate_up_proj_bias", "_exps.bias", alternating),
         ),
+        unread=("num_experts", "moe_intermediate_size"),
     ),
     "llama4": Architecture(
         LLAMA | block(
@@ -178,11 +185,13 @@ MIXTURES = {
         ) | {"blk.{i}.ffn_down_exps.weight": f"{LAYER}.feed_forward.experts.down_proj"},
         llama4, ("llama4_text", "llama4"), {"blk.{i}.ffn_down_exps.weight": swapped},
         (gates_ups(f"{LAYER}.feed_forward.experts.gate_up_proj", fn=swapped_pair),),
+        unread=("num_experts", "moe_intermediate_size"),
     ),
     "deepseek2": Architecture(
-        DEEPSEEK | LATENT, deepseek2, ("deepseek_v2", "deepseek_v3"), joined=LATENT_JOINED
+        DEEPSEEK | LATENT, deepseek2, ("deepseek_v2", "deepseek_v3"), joined=LATENT_JOINED, unread=("num_experts",)
     ),
     "glm4moe": Architecture(
-        DEEPSEEK | block(post_attention_norm="post_attention_layernorm"), glm4_moe, ("glm4_moe",)
+        DEEPSEEK | block(post_attention_norm="post_attention_layernorm"), glm4_moe, ("glm4_moe",),
+        unread=("num_experts",),
     ),
 }  # fmt: skip

@@ -22,7 +22,7 @@ from lamina.checkpoint.gguf.changes import (
     regrouped_values,
     row,
 )  # fmt: skip
-from lamina.checkpoint.gguf.dense import LAYER, LLAMA, block, granite
+from lamina.checkpoint.gguf.dense import LAYER, LLAMA, ROPE, block, granite
 from lamina.checkpoint.gguf.metadata import Metadata, deepseek_experts
 from lamina.checkpoint.gguf.mixtures import (
     DEEPSEEK,
@@ -96,8 +96,6 @@ def mamba2_fields(m: Metadata) -> Fields:
     return {
         "mamba_n_heads": heads,
         "mamba_d_head": inner // heads,
-        "mamba_d_ssm": inner,
-        "mamba_expand": inner / m["embedding_length"],
         "mamba_d_state": m["ssm.state_size"],
         "mamba_n_groups": m["ssm.group_count"],
         "mamba_d_conv": m["ssm.conv_kernel"],
@@ -138,7 +136,11 @@ def jamba(m: Metadata, c: Fields) -> Fields:
 def falcon_h1(m: Metadata, c: Fields) -> Fields:
     """The factors are not in files: the weights are stored multiplied by them."""
     normed = bool(m.with_tensor("ssm_norm.weight"))
-    return mamba2_fields(m) | {"mamba_rms_norm": normed, "mamba_norm_before_gate": False}
+    return mamba2_fields(m) | {
+        "mamba_d_ssm": m["ssm.inner_size"],
+        "mamba_rms_norm": normed,
+        "mamba_norm_before_gate": False,
+    }
 
 
 def granite_hybrid(m: Metadata, c: Fields) -> Fields:
@@ -164,7 +166,8 @@ def nemotron_h(m: Metadata, c: Fields) -> Fields:
             pattern[i] = kind
     dense = m.with_tensor("ffn_up.weight")
     eps = m.get("attention.layer_norm_rms_epsilon", m.get("attention.layer_norm_epsilon"))
-    return deepseek_experts(m) | {
+    experts = {name: value for name, value in deepseek_experts(m).items() if name != "first_k_dense_replace"}
+    return experts | {
         "hybrid_override_pattern": "".join(pattern),
         "layer_norm_epsilon": eps,
         "intermediate_size": m.rows(f"blk.{dense[0]}.ffn_up.weight") if dense else None,
@@ -182,6 +185,9 @@ def nemotron_h(m: Metadata, c: Fields) -> Fields:
     }
 
 
+NEMOTRON_UNREAD = (
+    "layer_norm_eps", "rms_norm_eps", "num_experts", "shared_expert_intermediate_size", "attention_bias", *ROPE,
+)  # fmt: skip
 MIXER = "backbone.layers.{i}.mixer"
 NEMOTRON = BACKBONE | mamba2_names(MIXER) | block(
     MIXER,
@@ -195,12 +201,15 @@ NEMOTRON = BACKBONE | mamba2_names(MIXER) | block(
 def lfm2(m: Metadata, c: Fields) -> Fields:
     """The file has the width of the MLP that the original computes."""
     attending = m.with_tensor("attn_q.weight")
-    return {
+    found: Fields = {
         "layer_types": ["full_attention" if i in attending else "conv" for i in range(m.layers)],
         "norm_eps": c["rms_norm_eps"],
         "conv_L_cache": m["shortconv.l_cache"],
         "conv_bias": bool(m.with_tensor("shortconv.conv.bias") or m.with_tensor("shortconv.in_proj.bias")),
-        "block_auto_adjust_ff_dim": False,
+    }
+    if "num_experts" not in c:
+        return found | {"block_auto_adjust_ff_dim": False}
+    return found | {
         "num_dense_layers": m.get("leading_dense_block_count", 0),
         "use_expert_bias": bool(m.with_tensor("exp_probs_b.bias")),
     }
@@ -224,19 +233,18 @@ def delta_fields(m: Metadata, c: Fields) -> Fields:
     """Fields of Qwen3-Next and Qwen3.5."""
     heads = m["ssm.time_step_rank"]
     attending = m.with_tensor("attn_q.weight")
-    dense = sorted(set(range(m.layers)) - set(m.with_tensor("ffn_gate_inp.weight")))
-    return {
+    found = {
         "layer_types": ["full_attention" if i in attending else "linear_attention" for i in range(m.layers)],
         "linear_num_key_heads": m["ssm.group_count"],
         "linear_num_value_heads": heads,
         "linear_key_head_dim": m["ssm.state_size"],
         "linear_value_head_dim": m["ssm.inner_size"] // heads,
         "linear_conv_kernel_dim": m["ssm.conv_kernel"],
-        "num_experts": c.get("num_experts", 0),
-        "norm_topk_prob": True,
-        "mlp_only_layers": dense,
-        "decoder_sparse_step": 1,
     }
+    if m.architecture != "qwen3next":
+        return found
+    dense = sorted(set(range(m.layers)) - set(m.with_tensor("ffn_gate_inp.weight")))
+    return found | {"norm_topk_prob": True, "mlp_only_layers": dense, "decoder_sparse_step": 1}
 
 
 DELTA = EXPERTS | block(
@@ -305,15 +313,25 @@ KIMI_CHANGES: dict[str, Change] = {
     "blk.{i}.ssm_conv1d_*.weight": kernel,
 }
 
+ATTENTION = (
+    "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings",
+    "attention_bias", *ROPE,
+)  # fmt: skip
+"""Fields that models without attention do not have."""
+
 RECURRENT = {
-    "mamba": Architecture(BACKBONE | mamba_names(MIXER), mamba, ("mamba", "falcon_mamba"), MAMBA),
-    "mamba2": Architecture(BACKBONE | mamba2_names(MIXER), mamba2, changes=MAMBA2),
+    "mamba": Architecture(
+        BACKBONE | mamba_names(MIXER), mamba, ("mamba", "falcon_mamba"), MAMBA, unread=ATTENTION
+    ),
+    "mamba2": Architecture(
+        BACKBONE | mamba2_names(MIXER), mamba2, changes=MAMBA2, unread=(*ATTENTION, "intermediate_size")
+    ),
     "jamba": Architecture(
         LLAMA | mamba_names(f"{LAYER}.mamba") | FEED_FORWARD | block(
             ffn_gate_inp="feed_forward.router", ffn_gate_exps="feed_forward.experts.{e}.gate_proj",
             ffn_up_exps="feed_forward.experts.{e}.up_proj", ffn_down_exps="feed_forward.experts.{e}.down_proj",
         ),
-        jamba, changes=MAMBA,
+        jamba, changes=MAMBA, unread=("attention_bias", *ROPE),
     ),
     "falcon-h1": Architecture(
         LLAMA | mamba2_names(f"{LAYER}.mamba") | FEED_FORWARD | {  # files lack the ".weight" of this norm
@@ -326,11 +344,17 @@ RECURRENT = {
         GRANITE | mamba2_names(f"{LAYER}.mamba") | block(ffn_down="shared_mlp.output_linear"),
         granite_hybrid, ("granitemoehybrid", "bamba"), MAMBA2 | UNPAIRED,
         (*GRANITE_JOINED, gates_ups(f"{LAYER}.shared_mlp.input_linear.weight", ".weight")),
+        unread=("num_experts", "shared_expert_intermediate_size", "rope_theta"),
     ),
-    "nemotron_h": Architecture(NEMOTRON, nemotron_h, ("nemotron_h",), MAMBA2),
-    "nemotron_h_moe": Architecture(NEMOTRON, nemotron_h, ("nemotron_h",), MAMBA2),
-    "lfm2": Architecture(LFM2, lfm2, changes={"blk.{i}.shortconv.conv.weight": kernel}),
-    "lfm2moe": Architecture(LFM2, lfm2, ("lfm2_moe",), {"blk.{i}.shortconv.conv.weight": kernel}),
+    "nemotron_h": Architecture(NEMOTRON, nemotron_h, ("nemotron_h",), MAMBA2, unread=NEMOTRON_UNREAD),
+    "nemotron_h_moe": Architecture(NEMOTRON, nemotron_h, ("nemotron_h",), MAMBA2, unread=NEMOTRON_UNREAD),
+    "lfm2": Architecture(
+        LFM2, lfm2, changes={"blk.{i}.shortconv.conv.weight": kernel}, unread=("rms_norm_eps", "attention_bias")
+    ),
+    "lfm2moe": Architecture(
+        LFM2, lfm2, ("lfm2_moe",), {"blk.{i}.shortconv.conv.weight": kernel},
+        unread=("rms_norm_eps", "attention_bias"),
+    ),
     "qwen3next": Architecture(
         DELTA, delta_fields, ("qwen3_next",), DELTA_CHANGES,
         (
@@ -342,5 +366,5 @@ RECURRENT = {
     ),
     "qwen35": Architecture(DELTA, delta_fields, ("qwen3_5_text", "qwen3_5"), QWEN35_CHANGES),
     "qwen35moe": Architecture(DELTA, delta_fields, ("qwen3_5_moe_text", "qwen3_5_moe"), QWEN35_CHANGES),
-    "kimi-linear": Architecture(KIMI, kimi_linear, ("kimi_linear",), KIMI_CHANGES, LATENT_JOINED),
+    "kimi-linear": Architecture(KIMI, kimi_linear, ("kimi_linear",), KIMI_CHANGES, LATENT_JOINED, unread=ROPE),
 }  # fmt: skip
