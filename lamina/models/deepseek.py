@@ -99,7 +99,7 @@ class DeepseekV2(Transformer):
 
 
 class DeepseekV3(DeepseekV2):
-    no_effect = ("num_key_value_heads", "head_dim", "qk_head_dim")
+    no_effect: ClassVar[tuple[str, ...]] = ("num_key_value_heads", "head_dim", "qk_head_dim", "ep_size")
 
     def __init__(self, c: Config) -> None:
         c.require("scoring_func", ("sigmoid",), "sigmoid")
