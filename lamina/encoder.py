@@ -104,4 +104,4 @@ class EncoderDecoder(Model):
 
     def random_source(self, rows: int, length: int, generator: torch.Generator | None = None) -> Source:
         vocab = self.vocab if self.source_vocab is None else self.source_vocab
-        return self.encode(random_ids(vocab, (rows, length), generator or torch.Generator(self.device)))
+        return self.encode(random_ids(vocab, (rows, length), generator, self.device))

@@ -64,6 +64,6 @@ def check_ids(ids: Tensor, vocab: int, counts: CountsLike | None = None) -> None
         )
 
 
-def random_ids(vocab: int, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """Random ids of this shape, on the generator's device."""
-    return torch.randint(vocab, shape, generator=generator, device=generator.device)
+def random_ids(vocab: int, shape: tuple[int, int], generator: torch.Generator | None, device: torch.device) -> Tensor:
+    """Random ids of this shape, on the generator's device, or on `device` without one."""
+    return torch.randint(vocab, shape, generator=generator, device=device if generator is None else generator.device)

@@ -196,7 +196,7 @@ class Model(nn.Module):
 
     def random_source(self, rows: int, length: int, generator: torch.Generator | None = None) -> Source:
         """The encoder's output for random input of `length` positions, which checks and plans read."""
-        return self.encode(random_ids(self.vocab, (rows, length), generator or torch.Generator(self.device)))
+        return self.encode(random_ids(self.vocab, (rows, length), generator, self.device))
 
     # -- passes ----------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,8 @@ class DeepseekV32(DeepseekV3):
     names = DeepseekV3.names | indexer_names("blocks.{i}.attention.indexer", "model.layers.{i}.self_attn.indexer")
     defaults: ClassVar[dict[str, Any]] = dict(
         index_topk=2048, index_head_dim=128, index_n_heads=64, n_group=8, topk_group=4, routed_scaling_factor=2.5,
-        n_shared_experts=1, first_k_dense_replace=3,
+        n_shared_experts=1, first_k_dense_replace=3, kv_lora_rank=512, q_lora_rank=1536, qk_nope_head_dim=128,
+        qk_rope_head_dim=64, v_head_dim=128, moe_intermediate_size=2048, n_routed_experts=256, num_experts_per_tok=8,
     )  # fmt: skip
     no_effect = (*DeepseekV3.no_effect, "mlp_bias")
     neighbours: ClassVar[bool] = False
@@ -39,6 +40,8 @@ class DeepseekV32(DeepseekV3):
     def __init__(self, c: Config) -> None:
         c.require("rope_interleave", (True,), True)
         c.require("indexer_rope_interleave", (self.neighbours,), self.neighbours)
+        if c.q_lora_rank is None:
+            raise InputError("q_lora_rank=null in the configuration: an indexer needs the latent of the queries")
         layer_types(c, ["indexed_attention"], lambda i: "indexed_attention")
         super().__init__(c)
 
@@ -59,7 +62,10 @@ class DeepseekV32(DeepseekV3):
 class GlmMoeDsa(DeepseekV32):
     """Layers of the type "shared" use the selection of the last layer before them that has an indexer."""
 
-    defaults = DeepseekV32.defaults | dict(index_n_heads=32, n_group=1, topk_group=1, rms_norm_eps=1e-5)
+    defaults = DeepseekV32.defaults | dict(
+        index_n_heads=32, n_group=1, topk_group=1, rms_norm_eps=1e-5, q_lora_rank=2048, qk_nope_head_dim=192,
+        v_head_dim=256,
+    )  # fmt: skip
     neighbours = True
 
     def make_mixer(self, c: Config, layer: int) -> Mixer:

@@ -47,6 +47,16 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         sliding_window=16, rope_theta=5e5, max_position_embeddings=512,
         rope_scaling=dict(rope_type="yarn", factor=8.0, original_max_position_embeddings=64, attention_factor=1.2),
     ),
+    "deepseek_v32, old names": SIZES | dict(
+        num_key_value_heads=4, rope_theta=1e4, scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1,
+        ep_size=1, n_routed_experts=16, num_nextn_predict_layers=1, rope_scaling=dict(
+            type="yarn", factor=4.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=1.0,
+            beta_fast=32, beta_slow=1,
+        ),
+    ),
+    "glm_moe_dsa, a period": SIZES | dict(
+        num_key_value_heads=4, n_routed_experts=16, index_topk_freq=2, indexer_rope_interleave=True,
+    ),
     "exaone4, every fourth layer": SIZES | dict(sliding_window=16, rope_theta=1e6),
     "cwm, settings of its own": SIZES | dict(sliding_window=16),
     "apertus, settings of its own": SIZES,

@@ -8,8 +8,8 @@ import sys
 
 FAMILIES = ("mamba2", "llama", "qwen3_next", "deepseek_v3", "deepseek_v32")  # every kind of kernel is in one of them
 PASSES = ("gemma2:4", "qwen3_next:2", "falcon_h1:16", "glm_moe_dsa:2")  # of so many tokens a row
-CODECS = ("llama:k8v4", "llama:k5v8", "llama:fp8", "deepseek_v3:int4", "deepseek_v32:fp8")
-PAGES = ("llama:p64", "deepseek_v3:p64", "gemma2:4,p16", "llama:k8v4,p48", "deepseek_v3:int8,p64", "deepseek_v32:p64")
+CODECS = ("llama:k8v4", "llama:k5v8", "llama:fp8", "deepseek_v3:int4")
+PAGES = ("llama:p64", "deepseek_v3:p64", "gemma2:4,p16", "llama:k8v4,p48", "deepseek_v3:int8,p64")
 BESIDE = "lfm2:beside"  # while plain passes run
 
 

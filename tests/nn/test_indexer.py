@@ -58,5 +58,7 @@ def test_types_of_indexers_that_cannot_be_are_named() -> None:
             indexer_types(Config(dict(num_hidden_layers=2, indexer_types=types)))
     with pytest.raises(InputError, match="indexer_rope_interleave=False"):
         built(indexer_rope_interleave=False)
+    with pytest.raises(InputError, match="q_lora_rank=null"):
+        family("glm_moe_dsa").build(Config(make().to_dict() | {"q_lora_rank": None}))
     with pytest.raises(InputError, match=r"an indexer selects at least one of all tokens, window Full\(\)"):
         lamina.IndexKeys(8, lamina.Sliding(4))

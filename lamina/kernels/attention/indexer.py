@@ -180,5 +180,8 @@ def select_tokens(rows: int, tokens: int, top: int, table: Tensor, *, block: int
     configurations.
     """
     chosen = torch.empty(rows, tokens, top, dtype=torch.int32, device=table.device)
-    launch(_select_tokens, (rows * tokens,), chosen, table, T=tokens, TOP=top, BLOCK=block, num_warps=8)
+    launch(
+        _select_tokens, (rows * tokens,),
+        chosen, table, T=tokens, TOP=top, BLOCK=block, num_warps=8,
+    )  # fmt: skip
     return chosen

@@ -59,7 +59,11 @@ def grouped_gated(
 ) -> Tensor:
     """As `expert_gated`. Outputs of identity experts are not written: `grouped_down` does not read them."""
     (tokens, width), (experts, rows, _), matrices = x.shape, first.shape, 1 + gated
-    inner, size, outputs = rows // matrices, 0 if shared is None else shared.shape[0] // matrices, tiles.rows // matrices
+    inner, size, outputs = (
+        rows // matrices,
+        0 if shared is None else shared.shape[0] // matrices,
+        tiles.rows // matrices,
+    )
     k = chosen.shape[1]
     out = x.new_empty(tokens, k * inner + size)
     for_all = triton.cdiv(size, outputs)

@@ -40,9 +40,7 @@ FAMILIES = {
         "more than there are": small(DeepseekV32Config, **SPARSE | dict(index_topk=64)),
     },
     "glm_moe_dsa": {
-        "selections shared": small(
-            GlmMoeDsaConfig, **SPARSE, num_hidden_layers=4, indexer_types=["full", "shared", "full", "shared"]
-        ),
+        "selection shared": small(GlmMoeDsaConfig, **SPARSE, indexer_types=["full", "shared"]),
         "a period, biases, tied": small(
             GlmMoeDsaConfig, **SPARSE | dict(index_topk=9, index_head_dim=4), num_hidden_layers=4, index_topk_freq=3,
             index_skip_topk_offset=1, attention_bias=True, tie_word_embeddings=True,
