@@ -64,7 +64,8 @@ def _selective_scan(
     x_row, x_token, dt_row, dt_token, B_row, B_token, C_row, C_token, gate_row, gate_token,  # strides
     low_row, low_token,
     T: tl.constexpr, CHANNELS: tl.constexpr, N: tl.constexpr, RANK: tl.constexpr, RANK_BLOCK: tl.constexpr,
-    PIECE: tl.constexpr, BLOCK: tl.constexpr, N_BLOCK: tl.constexpr, GROUP: tl.constexpr,  # GROUP: tokens loaded together
+    PIECE: tl.constexpr,  # values of the rank that are multiplied at a time
+    BLOCK: tl.constexpr, N_BLOCK: tl.constexpr, GROUP: tl.constexpr,  # GROUP: tokens loaded together
     LIVE_ONLY: tl.constexpr, WRITE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (i, row): channels i · BLOCK … of the row's state [CHANNELS, N], over all T tokens."""
@@ -193,6 +194,7 @@ def selective_scan_step(
     eps, B_weight, C_weight = norms or (None, None, None)
     low = None if low is None else contiguous_tokens(low)
     rank = 1 if low is None else low.shape[2]
+    ranks = triton.next_power_of_2(rank)
     tile, live_only = tile_for(SelectiveScan, rows * channels * state, tile)
     wide = triton.next_power_of_2(state)
     block = min(max(tile.values // wide, 1), triton.next_power_of_2(channels))
@@ -200,9 +202,8 @@ def selective_scan_step(
         _selective_scan, (triton.cdiv(channels, block), rows),
         x, dt, B, C, constants["A"], skip, z, dt_bias, B_weight, C_weight, eps, low, dt_weight, low_weight, dt_eps,
         out, table, *x.stride()[:2], *row_and_token_strides(dt), *B.stride()[:2], *C.stride()[:2],
-        *row_and_token_strides(z), *row_and_token_strides(low), tokens, channels, state, rank,
-        triton.next_power_of_2(rank), min(PIECE, triton.next_power_of_2(rank)), block, wide, tokens_together(tokens), live_only, write,
-        num_warps=tile.warps,
+        *row_and_token_strides(z), *row_and_token_strides(low), tokens, channels, state, rank, ranks,
+        min(PIECE, ranks), block, wide, tokens_together(tokens), live_only, write, num_warps=tile.warps,
     )  # fmt: skip
     return out
 
