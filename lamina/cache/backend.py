@@ -70,7 +70,7 @@ class Backend(Protocol[P, E]):
     def convolve_product(
         self, one: P, key: Key, entry: E, x: Tensor, conv: ShortConvolution, product: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor] | None:
-        """A convolution and the product of its result; None where that is to be composed of `convolve` and `product`."""
+        """A convolution and the product of its result; None where it is to be composed of `convolve` and `product`."""
         ...
 
     def recur(

@@ -12,6 +12,10 @@ from torch import Tensor
 from lamina.activation import ACTIVATIONS, activation
 from lamina.errors import InputError
 from lamina.kernels.recurrent import conv
+from lamina.kernels.recurrent.conv_product import convolve_product_step, one_launch_is_faster
+from lamina.kernels.workspace import scratch
+from lamina.nn.linear import Linear
+from lamina.nn.recurrent.short_conv import ShortConvolution
 from lamina.recurrence import causal_convolution_by_steps
 from tests.kernels.stores import Ring
 
@@ -74,6 +78,26 @@ def test_bfloat16_is_summed_in_float32_and_kept_as_it_came(seed: int) -> None:
     assert ((out - truth).abs() <= 2**-7 * truth.abs() + 1e-5).all()
     newest = (ring.lengths + 1) % ring.store.shape[1]
     assert torch.equal(ring.store[torch.arange(4), newest], x[:, 1])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_product_of_the_convolution_can_be_in_its_launch(seed: int) -> None:
+    ring, x, weight, bias, counts = random_case(seed, 1)
+    module = ShortConvolution(*weight.shape, bias=bias is not None, act="silu")
+    module.load_state_dict({"weight": weight} if bias is None else {"weight": weight, "bias": bias})
+    product, counts[:2] = Linear(weight.shape[0], 5, bias=False), torch.tensor([1, 0])
+    other, before = ring.table(counts), ring.store.clone()
+    with torch.no_grad():
+        plain = conv.convolve_step(x, module.weight, module.bias, other, act="silu")
+        expected, ring.store[:] = ring.store.clone(), before
+        out, y = convolve_product_step(x, module, product.weight, other, tile=(2, 32, 1))
+        assert torch.allclose(out, plain, rtol=1e-5, atol=1e-5)
+        assert torch.allclose(y, product(plain), rtol=1e-4, atol=1e-5)
+    assert torch.equal(ring.store.view(torch.int32), expected.view(torch.int32))
+    assert not scratch(x.device)[1].any()
+    assert one_launch_is_faster(product, 1, 1)
+    assert not any(one_launch_is_faster(product, *shape) for shape in ((1, 2), (4, 1)))
+    assert not one_launch_is_faster(Linear(4, 5), 1, 1) and not one_launch_is_faster(torch.relu, 1, 1)
 
 
 @pytest.mark.parametrize("act", ACTIVATIONS)

@@ -12,6 +12,8 @@ from torch import Tensor
 from lamina.kernels.columns import entry_row
 from lamina.kernels.recurrent import recur
 from lamina.kernels.recurrent.state import Tile
+from lamina.nn.linear import Linear
+from lamina.nn.norm import RMSNorm
 from lamina.recurrence import RGLRU, SSD, WKV, ChannelDelta, GatedDelta, Rule, SelectiveScan
 from lamina.recurrence.gated_delta import unit_length as unit
 from lamina.recurrence.rg_lru import Gates
@@ -187,14 +189,31 @@ def test_the_selective_scan_can_norm_its_matrices(weighted: bool) -> None:
     expected, final = rule.scan(case.state, {**case.inputs, **normed}, case.constants)
     around: dict[str, Any] = {"norms": (1e-2, *weights)}
     assert torch.equal(rule.scan(case.state, rule.before(case.inputs, **around), case.constants)[0], expected)
-    if weighted:  # and step sizes, by what they are a product with
-        low = torch.randn(2, 3, 9)[..., :7]
-        around["dt_norm"] = low, 1e-2
-        ready = {**case.inputs, **normed, "dt": case.inputs["dt"] * (low.square().mean(-1, True) + 1e-2).rsqrt()}
-        expected, final = rule.scan(case.state, ready, case.constants)
-        assert error(rule.scan(case.state, rule.before(case.inputs, **around), case.constants)[0], expected) < 1e-6
     state = case.state.clone()
     out = recur.recur_step(rule, case.inputs, case.constants, table_of(state, None), **around)
+    assert error(out, expected) < 3e-6
+    assert error(state, final) < 3e-6
+
+
+@pytest.mark.parametrize("rows", [1, 3])  # in the scan's launch, and before it
+@pytest.mark.parametrize(
+    "norm", [None, RMSNorm(70, 1e-2, weight=False), RMSNorm(70, 1e-2)], ids=["", "plain", "weight"]
+)
+def test_step_sizes_can_be_a_product_with_the_norm_of_their_input(rows: int, norm: RMSNorm | None) -> None:
+    rule = next(rule for rule in LARGER if isinstance(rule, SelectiveScan))
+    case = Case(rule, rows=rows, tokens=1).to(torch.float32)
+    product = Linear(70, rule.channels, bias=False)
+    if norm is not None and norm.weight is not None:
+        torch.nn.init.uniform_(norm.weight)
+    case.inputs["dt"] = torch.randn(rows, 1, 75)[..., :70]
+    around: dict[str, Any] = {"dt_product": product, "dt_norm": norm, "dt_bias": torch.randn(rule.channels)}
+    with torch.no_grad():
+        dt = product(case.inputs["dt"] if norm is None else norm(case.inputs["dt"]))
+        ready = {**case.inputs, "dt": F.softplus(dt + around["dt_bias"])}
+        expected, final = rule.scan(case.state, ready, case.constants)
+        assert error(rule.scan(case.state, rule.before(case.inputs, **around), case.constants)[0], expected) < 1e-6
+        state = case.state.clone()
+        out = recur.recur_step(rule, case.inputs, case.constants, table_of(state, None), **around)
     assert error(out, expected) < 3e-6
     assert error(state, final) < 3e-6
 

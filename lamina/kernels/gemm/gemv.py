@@ -69,8 +69,7 @@ def rows_kernel(
         squared = partial_squares(squares, SQUARES)
     read = ()
     for i in tl.static_range(HELD):
-        v = _block(x, ahead + i * SPLITS * BLOCK, K, "evict_last", EVEN or i < HELD - 1)
-        read += (v.to(tl.float32),)
+        read += (_block(x, ahead + i * SPLITS * BLOCK, K, "evict_last", EVEN or i < HELD - 1).to(tl.float32),)
     if SQUARES:  # here, where the loads of the held blocks may still be in flight
         before *= tl.rsqrt(tl.sum(squared, 0) / K + eps)
     a = tl.zeros([ROWS, BLOCK], dtype=tl.float32)

@@ -2,10 +2,10 @@
 
     x = act(convolve(x))        y = W x
 
-Mamba-1 has this between its projections, and both move few bytes. A program computes a tile of the product, ROWS outputs
-over BLOCK channels, and convolves these channels by itself: the programs of other outputs convolve them again, which
-reads a few kilobytes from L2. It loads its tile of W, the ring and the taps before waiting for the launch in front. The
-last program of a row of tiles adds up their parts (`gemm/epilogue.py`).
+Mamba-1 has this between its projections, and both move few bytes. A program computes a tile of the product, ROWS
+outputs over BLOCK channels, and convolves these channels by itself: the programs of other outputs convolve them again,
+which reads a few kilobytes from L2. It loads its tile of W, the ring and the taps before waiting for the launch in
+front. The last program of a row of tiles adds up their parts (`gemm/epilogue.py`).
 
 The programs of the first outputs store x and the ring's new slot, which is none of those that are read (`mixer.py`).
 A row without a token stores nothing in the ring, and x = 0, y = 0. Reference: `convolve_step`, then `product`.

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from lamina.nn.norm import RMSNorm
 
 FEW = 2  # rows · tokens for which a program computes its step sizes
+PIECE = 64  # of the rank: products that are added before the sum over threads
 
 
 @triton.jit
@@ -63,6 +64,7 @@ def _selective_scan(
     x_row, x_token, dt_row, dt_token, B_row, B_token, C_row, C_token, gate_row, gate_token,  # strides
     low_row, low_token,
     T: tl.constexpr, CHANNELS: tl.constexpr, N: tl.constexpr, RANK: tl.constexpr, RANK_BLOCK: tl.constexpr,
+    PIECE: tl.constexpr,  # values of the rank that are multiplied at a time
     BLOCK: tl.constexpr, N_BLOCK: tl.constexpr, GROUP: tl.constexpr,  # GROUP: tokens loaded together
     LIVE_ONLY: tl.constexpr, WRITE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -79,12 +81,12 @@ def _selective_scan(
     D = None if skip is None else tl.load(skip + c, mask=c_mask, other=0.0).to(tl.float32)
     B_scale = None if B_weight is None else tl.load(B_weight + n, mask=n < N, other=0.0).to(tl.float32)
     C_scale = None if C_weight is None else tl.load(C_weight + n, mask=n < N, other=0.0).to(tl.float32)
-    r = tl.arange(0, RANK_BLOCK)
-    r_mask = r < RANK
-    low_scale = None if low_weight is None else tl.load(low_weight + r, mask=r_mask, other=0.0).to(tl.float32)
+    r, part, W = tl.arange(0, RANK_BLOCK), tl.arange(0, PIECE), ()
     if dt_weight is not None:
-        rank_mask = c_mask[:, None] & r_mask[None, :]
-        W = tl.load(dt_weight + c[:, None] * RANK + r[None, :], mask=rank_mask, other=0.0)  # [C, RANK]
+        for i in tl.static_range(RANK_BLOCK // PIECE):
+            k = i * PIECE + part
+            at = dt_weight + c[:, None] * RANK + k[None, :]
+            W += (tl.load(at, mask=c_mask[:, None] & (k < RANK)[None, :], other=0.0),)  # [C, PIECE]
         begin_together(PDL)  # the product that follows loads only weights before it waits
     else:
         begin(PDL)
@@ -98,15 +100,22 @@ def _selective_scan(
         for i in tl.static_range(GROUP):
             t, exists = first + i, first + i < T
             xs += (tl.load(x + t * x_token, mask=c_mask & exists, other=0.0).to(tl.float32),)
-            if low is not None:
-                small = tl.load(low + row * low_row + t * low_token + r, mask=r_mask & exists, other=0.0)
-                small = small.to(tl.float32)  # [RANK]
             if dt_weight is not None:
-                new_dt = tl.sum(W.to(tl.float32) * _normed(small, low_scale, dt_eps, RANK)[None, :], axis=1)
+                products = tl.zeros([BLOCK, PIECE], tl.float32)
+                for j in tl.static_range(RANK_BLOCK // PIECE):
+                    k = j * PIECE + part
+                    v = tl.load(low + row * low_row + t * low_token + k, mask=(k < RANK) & exists, other=0.0)
+                    v = v.to(tl.float32)
+                    if low_weight is not None:
+                        v *= tl.load(low_weight + k, mask=k < RANK, other=0.0).to(tl.float32)
+                    products += W[j].to(tl.float32) * v[None, :]
+                new_dt = tl.sum(products, axis=1)
             else:
                 new_dt = tl.load(dt + t * dt_token, mask=c_mask & exists, other=0.0).to(tl.float32)
-                if low is not None:
-                    new_dt *= tl.rsqrt(tl.sum(small * small, axis=0) / RANK + dt_eps)
+            if dt_eps is not None:
+                whole = tl.load(low + row * low_row + t * low_token + r, mask=(r < RANK) & exists, other=0.0)
+                whole = whole.to(tl.float32)
+                new_dt *= tl.rsqrt(tl.sum(whole * whole, axis=0) / RANK + dt_eps)
             dts += (new_dt,)
             new_B = tl.load(B + t * B_token, mask=(n < N) & exists, other=0.0).to(tl.float32)
             new_C = tl.load(C + t * C_token, mask=(n < N) & exists, other=0.0).to(tl.float32)
@@ -185,6 +194,7 @@ def selective_scan_step(
     eps, B_weight, C_weight = norms or (None, None, None)
     low = None if low is None else contiguous_tokens(low)
     rank = 1 if low is None else low.shape[2]
+    ranks = triton.next_power_of_2(rank)
     tile, live_only = tile_for(SelectiveScan, rows * channels * state, tile)
     wide = triton.next_power_of_2(state)
     block = min(max(tile.values // wide, 1), triton.next_power_of_2(channels))
@@ -192,9 +202,8 @@ def selective_scan_step(
         _selective_scan, (triton.cdiv(channels, block), rows),
         x, dt, B, C, constants["A"], skip, z, dt_bias, B_weight, C_weight, eps, low, dt_weight, low_weight, dt_eps,
         out, table, *x.stride()[:2], *row_and_token_strides(dt), *B.stride()[:2], *C.stride()[:2],
-        *row_and_token_strides(z), *row_and_token_strides(low), tokens, channels, state, rank,
-        triton.next_power_of_2(rank), block, wide, tokens_together(tokens), live_only, write,
-        num_warps=tile.warps,
+        *row_and_token_strides(z), *row_and_token_strides(low), tokens, channels, state, rank, ranks,
+        min(PIECE, ranks), block, wide, tokens_together(tokens), live_only, write, num_warps=tile.warps,
     )  # fmt: skip
     return out
 
