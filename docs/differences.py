@@ -1,8 +1,9 @@
 """Finds families whose own cached or padded passes differ from their uncached pass: `python -m docs.differences`
 
 For the first test case of each decoder-only family, transformers alone: a row of 24 tokens in one uncached pass, then
-with its cache, 8 tokens and 16 single ones, 8 tokens three times, and in a batch with padding on the left and the positions that `generate`
-gives. Differences are relative to the largest logit. The table is written into docs/differences.md.
+with its cache, 8 tokens and 16 single ones, 8 tokens three times, and in a batch with padding on the left and the
+positions that `generate` gives. Differences are relative to the largest logit. The table is written into
+docs/differences.md.
 """
 
 from __future__ import annotations
