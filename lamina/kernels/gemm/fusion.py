@@ -39,13 +39,11 @@ class Fusion(NamedTuple):
 class FusionPlan:
     """All fusions of a model, in the order of a decode step.
 
-    prefetches  paths of a module that has a moment to prefetch weights, and of the product that runs after it
     reason    why there are none, where the step could not be traced
     refused   whether that is a memory call that kernels refuse, so that no step can be captured
     """
 
     fusions: tuple[Fusion, ...] = ()
-    prefetches: tuple[tuple[str, str], ...] = ()
     reason: str | None = None
     refused: bool = False
 
@@ -57,8 +55,7 @@ class FusionPlan:
             first, norm = modules.get(one.first), modules.get(one.norm)
             if first is not None and isinstance(getattr(norm, "weight", None), Tensor) and hasattr(norm, "plus_one"):
                 bound[first] = NextNorm(norm, one.dtype)  # type: ignore[arg-type]
-        pairs = [(modules.get(first), modules.get(product)) for first, product in self.prefetches]
-        return Fusions(bound, {first: product for first, product in pairs if first is not None and product is not None})
+        return Fusions(bound)
 
     def __str__(self) -> str:
         """
@@ -101,10 +98,8 @@ class Fusions:
     code runs than in the step that was traced, the norm is launched.
     """
 
-    def __init__(
-        self, bound: Mapping[nn.Module, NextNorm] | None = None, products: Mapping[nn.Module, nn.Module] | None = None
-    ) -> None:
-        self._next, self._products = dict(bound or {}), dict(products or {})
+    def __init__(self, bound: Mapping[nn.Module, NextNorm] | None = None) -> None:
+        self._next = dict(bound or {})
         self._ready: list[_Ready] = []
 
     def begin(self) -> None:
@@ -114,11 +109,6 @@ class Fusions:
     def norm_after(self, module: nn.Module) -> NextNorm | None:
         """The norm whose work this module does too, by the plan."""
         return self._next.get(module)
-
-    def weight_after(self, module: nn.Module) -> Tensor | None:
-        """The weight of the product that runs after this module, by the plan: the module may prefetch it to L2."""
-        weight = getattr(self._products.get(module), "weight", None)
-        return weight if isinstance(weight, Tensor) and weight.is_contiguous() else None
 
     def made(self, module: nn.Module, y: Tensor, normed: Tensor | None = None, **facts: Any) -> Tensor:
         """The module has computed y, and `normed`, the next norm of y, where it did that too; -> y
