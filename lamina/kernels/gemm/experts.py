@@ -32,12 +32,10 @@ from lamina.kernels.gemm.deferred_norm import DeferredNorm, norm_arguments, norm
 from lamina.kernels.gemm.epilogue import Act, act_kind, joined
 from lamina.kernels.gemm.grouped_experts import grouped_down, grouped_gated, grouped_tiles
 from lamina.kernels.gemm.product import Tiles
-from lamina.kernels.launch import BY_ASSEMBLY, begin, launch, prefetch_l2
+from lamina.kernels.launch import begin, launch
 from lamina.kernels.limits import limits_of
 
 TOGETHER = 8  # most tokens that one program loops over, where all of them read the same rows
-PREFETCHED = 16 << 20  # most bytes of the next weight that `expert_gated` prefetches while it waits for the router
-PREFETCHERS = tl.constexpr(512)  # programs that do so, all among those that start first
 PIECES = 24  # [rows, block] pieces of weights that fit the registers of a program for one token
 
 
@@ -46,15 +44,12 @@ class Share:
     """What one program computes: `rows` outputs, whose sums are loaded in pieces of `block`.
 
     early   rows with a known address are loaded before the kernel in front has finished
-    ahead   `expert_down` of one token: a program also prefetches the rows of the program so many behind it to L2, while
-            it waits for the kernel in front; 0: none
     """
 
     rows: int = 1
     block: int = 2048
     warps: int = 4
     early: bool = True
-    ahead: int = 0
 
 
 def expert_gated(
@@ -73,7 +68,6 @@ def expert_gated(
     opening: Tensor | None = None,
     squares: Tensor | None = None,
     eps: float = 0.0,
-    next_weight: Tensor | None = None,
     share: Share | Tiles | None = None,
 ) -> Tensor:
     """x [N, K], first [E, 2I, K] (gates, then ups), chosen and weights [N, k] -> [N, k · I + S]
@@ -85,7 +79,6 @@ def expert_gated(
     shared        [2S, K] gate and up of the shared expert, or [S, K] if not gated
     opening       [N, 1] weight of the shared expert; None: 1
     squares       [P] x is one vector, still to be divided, as for `product`
-    next_weight   a contiguous weight that is read soon after; one token: its beginning is prefetched to L2
     share         None: chosen by `_config`
     """
     (tokens, width), k, matrices = x.shape, chosen.shape[1], 1 + gated
@@ -101,15 +94,11 @@ def expert_gated(
     together = min(tokens, TOGETHER)
     for_all = triton.cdiv(size, share.rows) * triton.cdiv(tokens, together)
     gating = act if isinstance(act, Gating) else Gating()
-    programs = for_all + tokens * k * triton.cdiv(inner, share.rows)
-    ahead = 0
-    if next_weight is not None and tokens == 1:
-        ahead = min(next_weight.nbytes, PREFETCHED) // min(programs, PREFETCHERS.value) // 16 * 16
     launch(
-        _gated_kernel, (programs,),
+        _gated_kernel, (for_all + tokens * k * triton.cdiv(inner, share.rows),),
         x, first, x if shared is None else shared, x if bias is None else bias, chosen.contiguous(),
-        weights.contiguous(), x if opening is None else opening.contiguous(), squares, out,
-        x if next_weight is None else next_weight, tokens, x.stride(0), for_all, eps, AHEAD=ahead, SQUARES=0 if squares is None else len(squares), CHOICES=k, EXPERTS=first.shape[0], INNER=inner,
+        weights.contiguous(), x if opening is None else opening.contiguous(), squares, out, tokens, x.stride(0),
+        for_all, eps, SQUARES=0 if squares is None else len(squares), CHOICES=k, EXPERTS=first.shape[0], INNER=inner,
         SHARED=size, K=width, ROWS=share.rows, BLOCK=share.block, TOGETHER=together, EARLY=share.early, GATED=gated,
         ACT=act_kind(act.act if isinstance(act, Gating) else act), LIMIT=gating.limit or 0.0, PLUS=gating.plus,
         SLOPE=gating.slope, BIAS=bias is not None, IDENTITY=identity, WEIGH_INPUT=weigh_input,
@@ -163,7 +152,7 @@ def expert_down(
         *norm_arguments(next_norm), tokens, 0 if identity is None else identity.stride(0),
         0 if residual is None else residual.stride(0), eps, SQUARES=0 if squares is None else len(squares),
         CHOICES=k, EXPERTS=experts, INNER=inner, SHARED=size, W=width, ROWS=share.rows, BLOCK=share.block,
-        TOGETHER=together, EARLY=share.early, AHEAD=share.ahead, BIAS=bias is not None, IDENTITY=identity is not None,
+        TOGETHER=together, EARLY=share.early, BIAS=bias is not None, IDENTITY=identity is not None,
         RESIDUAL=residual is not None, NEXT_NORM=next_norm is not None, num_warps=share.warps,
     )  # fmt: skip
     return out
@@ -224,9 +213,8 @@ def _gated_kernel(
     chosen, weights, opening,  # [N, CHOICES] expert ids, [N, CHOICES], [N, 1]; opening is read if OPENING
     squares,  # [SQUARES] of the norm in front, float32 or int64
     out,  # [N, CHOICES · INNER + SHARED]
-    next_weight,  # prefetched to L2, AHEAD bytes by each of PREFETCHERS programs
     N, x_stride, for_all, eps,  # tokens, elements between rows of x, programs of the shared expert, eps of the norm
-    AHEAD: tl.constexpr, SQUARES: tl.constexpr,  # SQUARES 0: x is divided already
+    SQUARES: tl.constexpr,  # 0: x is divided already
     CHOICES: tl.constexpr, EXPERTS: tl.constexpr, INNER: tl.constexpr, SHARED: tl.constexpr, K: tl.constexpr,  # sizes
     ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, EARLY: tl.constexpr,  # `Share`
     GATED: tl.constexpr, ACT: tl.constexpr, LIMIT: tl.constexpr, PLUS: tl.constexpr, SLOPE: tl.constexpr,  # `Gating`
@@ -239,10 +227,6 @@ def _gated_kernel(
     The shared expert first: its weights can be loaded before the kernel in front, the router, has finished."""
     program = tl.program_id(0)
     HIDDEN: tl.constexpr = CHOICES * INNER + SHARED
-    if AHEAD > 0 and BY_ASSEMBLY:
-        if program < PREFETCHERS:
-            ITEM: tl.constexpr = next_weight.dtype.element_ty.primitive_bitwidth // 8
-            prefetch_l2(next_weight + program.to(tl.int64) * (AHEAD // ITEM), tl.cast(AHEAD, tl.int32))
     if program < for_all:
         if not EARLY:
             begin(PDL)
@@ -316,7 +300,7 @@ def _down_kernel(
     N, x_stride, residual_stride, eps,  # tokens, elements between rows of x and of the residual, eps of the norm
     SQUARES: tl.constexpr,  # 0: x is divided already
     CHOICES: tl.constexpr, EXPERTS: tl.constexpr, INNER: tl.constexpr, SHARED: tl.constexpr, W: tl.constexpr,  # sizes
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, EARLY: tl.constexpr, AHEAD: tl.constexpr,  # `Share`
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, EARLY: tl.constexpr,  # `Share`
     BIAS: tl.constexpr, IDENTITY: tl.constexpr, RESIDUAL: tl.constexpr, NEXT_NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (w, t): outputs w · ROWS … + ROWS of the tokens t · TOGETHER … + TOGETHER, summed over all their experts.
@@ -338,13 +322,6 @@ def _down_kernel(
                 if IDENTITY:
                     keep = experts[j] < EXPERTS
                 own += (pieces(down + experts[j] * (W * INNER) + row * INNER, INNER, BLOCK, "evict_first", keep),)
-            if AHEAD > 0 and BY_ASSEMBLY:
-                later = (tl.program_id(0) + AHEAD) * ROWS
-                if later + ROWS <= W:
-                    for j in tl.static_range(CHOICES):
-                        if not IDENTITY or experts[j] < EXPERTS:
-                            size = ROWS * INNER * (down.dtype.element_ty.primitive_bitwidth // 8)
-                            prefetch_l2(down + experts[j] * (W * INNER) + later * INNER, tl.cast(size, tl.int32))
             if EARLY:
                 begin(PDL)
             inside = h + n * (CHOICES * INNER + SHARED)

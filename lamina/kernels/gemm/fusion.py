@@ -40,13 +40,11 @@ class Fusion(NamedTuple):
 class FusionPlan:
     """All fusions of a model, in the order of a decode step.
 
-    prefetches  paths of a module that has a moment to prefetch weights, and of the product that runs after it
     reason    why there are none, where the step could not be traced
     refused   whether that is a memory call that kernels refuse, so that no step can be captured
     """
 
     fusions: tuple[Fusion, ...] = ()
-    prefetches: tuple[tuple[str, str], ...] = ()
     reason: str | None = None
     refused: bool = False
 
@@ -59,9 +57,7 @@ class FusionPlan:
             first, norm = modules.get(one.first), modules.get(one.norm)
             if first is not None and isinstance(getattr(norm, "weight", None), Tensor) and hasattr(norm, "plus_one"):
                 bound[first] = NextNorm(norm, one.dtype)  # type: ignore[arg-type]
-        pairs = [(modules.get(first), modules.get(product)) for first, product in self.prefetches]
-        products = {first: product for first, product in pairs if first is not None and product is not None}
-        return Fusions(bound, products, inline)
+        return Fusions(bound, inline)
 
     def __str__(self) -> str:
         """
@@ -107,12 +103,9 @@ class Fusions:
     """
 
     def __init__(
-        self,
-        bound: Mapping[nn.Module, NextNorm] | None = None,
-        products: Mapping[nn.Module, nn.Module] | None = None,
-        inline: Collection[nn.Module] = frozenset(),
+        self, bound: Mapping[nn.Module, NextNorm] | None = None, inline: Collection[nn.Module] = frozenset()
     ) -> None:
-        self._next, self._products, self._inline = dict(bound or {}), dict(products or {}), inline
+        self._next, self._inline = dict(bound or {}), inline
         self._ready: list[_Ready] = []
 
     def begin(self) -> None:
@@ -122,11 +115,6 @@ class Fusions:
     def norm_after(self, module: nn.Module) -> NextNorm | None:
         """The norm whose work this module does too, by the plan."""
         return self._next.get(module)
-
-    def weight_after(self, module: nn.Module) -> Tensor | None:
-        """The weight of the product that runs after this module, by the plan: the module may prefetch it to L2."""
-        weight = getattr(self._products.get(module), "weight", None)
-        return weight if isinstance(weight, Tensor) and weight.is_contiguous() else None
 
     def made(self, module: nn.Module, y: Tensor, normed: Tensor | None = None, **facts: Any) -> Tensor:
         """The module has computed y, and `normed`, the next norm of y, where it did that too; -> y

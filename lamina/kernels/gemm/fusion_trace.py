@@ -56,7 +56,7 @@ def trace(
         _Zeros(),
     ):
         run()
-    return FusionPlan(tuple(tracer.found.values()), tuple(tracer.prefetches.items()))
+    return FusionPlan(tuple(tracer.found.values()))
 
 
 class _Made(NamedTuple):
@@ -75,15 +75,8 @@ class Tracer(Fusions):
         super().__init__()
         self.paths = {module: path for path, module in root.named_modules()}
         self.found: dict[nn.Module, Fusion] = {}
-        self.prefetches: dict[str, str] = {}
         self._made: list[_Made] = []
-        self._asked: list[nn.Module] = []
         self._launched: set[nn.Module] = set()  # layer norms that something else reads
-
-    def weight_after(self, module: nn.Module) -> Tensor | None:
-        """The next product is not known yet: `made` notes it."""
-        self._asked.append(module)
-        return None
 
     def norm_after(self, module: nn.Module) -> NextNorm | None:
         return None
@@ -92,9 +85,6 @@ class Tracer(Fusions):
         """facts: `nbytes`, the bytes of weights that a product reads, or `plus_one` of a norm that adds a residual"""
         if module in self.paths:
             self._made.append(_Made(module, y, version_of(y), facts))
-            if isinstance(getattr(module, "weight", None), Tensor) and "nbytes" in facts:  # a product with one weight
-                self.prefetches |= {self.paths[one]: self.paths[module] for one in self._asked if one in self.paths}
-                self._asked.clear()
         return y
 
     def take(self, norm: RMSNorm, x: Tensor, dtype: torch.dtype) -> Tensor | None:

@@ -105,7 +105,6 @@ class Experts(nn.Module):
         from lamina.kernels.gemm.deferred_norm import deferred_norm, made, operand  # imports Triton
         from lamina.kernels.gemm.epilogue import kind_of
         from lamina.kernels.gemm.experts import expert_down, expert_gated
-        from lamina.kernels.workspace import fusions
 
         flat_choice, flat_weights = chosen.flatten(0, -2), weights.flatten(0, -2)
         if kind_of(self.act) is None:
@@ -118,7 +117,7 @@ class Experts(nn.Module):
         h = expert_gated(
             tokens, self.first, flat_choice, flat_weights, self.gating, gated=self.gated, bias=self.first_bias,
             identity=self.identity > 0, weigh_input=self.weigh_input, shared=shared_first, shared_factor=shared_factor,
-            opening=opening, squares=squares, eps=eps, next_weight=fusions(x.device).weight_after(self),
+            opening=opening, squares=squares, eps=eps,
         )  # fmt: skip
         residual = None if onto is None else onto.flatten(0, -2)
         deferred = deferred_norm(self, x, x.shape[-1])
