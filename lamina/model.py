@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 import torch
 from torch import Tensor, nn
 
+from lamina import kernels
 from lamina.cache.cache import Cache
 from lamina.cache.codec.codec import Codecs, codecs_of
 from lamina.cache.codec.key_mean import key_means_of
@@ -242,7 +243,7 @@ class Model(nn.Module):
 
     def enter(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Any]:
         """The input of the first block, from embedded tokens [B, T, width], and what all blocks share."""
-        if self.max_positions is not None:  # in a captured step, a full row that has ended is at position max_positions
+        if self.max_positions is not None and not kernels.on():  # a captured program clamps where it writes them
             positions = positions.clamp(max=self.max_positions - 1)
         return self.add_positions(embeds, positions), self.prepare(positions)
 

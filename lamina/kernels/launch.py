@@ -7,9 +7,10 @@ PDL starts a kernel before the one in front has finished, which hides the gap be
 lets the next kernel start. `PDL` is a constexpr that `launch` passes. A kernel may load weights, and everything that
 was written before the kernel in front started, before `begin`.
 
-A kernel may call `begin_together(PDL)` instead, which lets the next kernel start first and then waits. The next kernel
-can load its weights a little sooner, but may then start while the kernel in front of both still writes. So before its
-own `begin` it must not read what either of them writes.
+A kernel may call `begin_together(PDL)` instead, which lets the next kernel start first and then waits; `begin` does the
+same in a launch with `early=True`. The next kernel can load its weights a little sooner, but may then start while the
+kernels in front of both still write. So before its own `begin` it must not read what any of them writes. Of all kernels
+one reads such values there: `gemm/experts.py` reads the chosen experts, so its kernels are never launched early.
 """
 
 # mypy: allow-untyped-defs
@@ -28,6 +29,7 @@ from lamina.kernels import INTERPRETED
 from lamina.kernels.device_guard import current
 from lamina.kernels.limits import limits_of
 
+EARLY = tl.constexpr(2)  # as PDL: see `launch`
 BY_ASSEMBLY = tl.constexpr(not INTERPRETED)  # whether kernels may contain PTX
 
 
@@ -43,10 +45,15 @@ _builds: ContextVar[bool] = ContextVar("builds", default=False)
 _dry: ContextVar[list[Launched] | None] = ContextVar("dry", default=None)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *others: Any, **options: Any) -> None:
+def launch(
+    kernel: Any, grid: tuple[int, ...], first: Tensor, *others: Any, early: bool = False, **options: Any
+) -> None:
     """Launches a kernel on the device of its first argument, whichever device is the current one.
 
     Triton uses the current device and its current stream, so the tensors' device is made current.
+
+    early   `begin` lets the next kernel start before it waits; for kernels of a few microseconds, where what the next
+            one loads before its own `begin` takes as long as this kernel
     """
     if (launched := _dry.get()) is not None:
         launched.append(Launched(kernel.fn.__module__, kernel.fn.__name__, options))
@@ -55,7 +62,8 @@ def launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *others: Any, **op
     if pdl:
         options["launch_pdl"] = True
     with current(first.device):
-        kernel.run(first, *others, grid=grid, warmup=_builds.get(), PDL=pdl, **options)
+        how = EARLY.value if pdl and early else pdl
+        kernel.run(first, *others, grid=grid, warmup=_builds.get(), PDL=how, **options)
 
 
 @contextmanager
@@ -81,7 +89,10 @@ def dry(launched: list[Launched] | None = None) -> Iterator[None]:
 @triton.jit
 def begin(PDL: tl.constexpr):
     """Waits for the kernel in front, whose output must not be read before; then lets the next kernel start."""
-    if PDL:
+    if PDL == EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    elif PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
 

@@ -38,7 +38,7 @@ def int64_pointer(header, COLUMN: tl.constexpr):
 
 @triton.jit
 def _positions(
-    header, out, squares, used,  # the cache's header, int64 [B, T], int64 [used]
+    header, out, squares, used, last,  # the cache's header, int64 [B, T], int64 [used]; the largest position
     T: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (i): sets 1024 of the squares to zero. Every program writes all positions, the same values."""
@@ -47,15 +47,19 @@ def _positions(
     tl.store(squares + at, tl.zeros([1024], tl.int64), mask=at < used)
     n = tl.arange(0, BLOCK)
     lengths = int64_pointer(header, LENGTHS)
-    tl.store(out + n, tl.load(lengths + n // T, mask=n < TOKENS) + n % T, mask=n < TOKENS)
+    at = tl.load(lengths + n // T, mask=n < TOKENS) + n % T
+    tl.store(out + n, tl.minimum(at, last), mask=n < TOKENS)
 
 
-def positions(header: Tensor, out: Tensor) -> None:
-    """Writes the positions of each row's next T tokens to out [B, T], and sets the norms' sums of squares to zero."""
+def positions(header: Tensor, out: Tensor, most: int | None) -> None:
+    """Writes the positions of each row's next T tokens to out [B, T], and sets the norms' sums of squares to zero.
+
+    most   positions that the model has, None if not limited: a full row that has ended stays at the last of them
+    """
     tokens, squares = out.numel(), sums(out.device).begin()
     launch(
         _positions, (max(1, triton.cdiv(squares.numel(), 1024)),),
-        header, out, squares, squares.numel(), out.shape[1], tokens, triton.next_power_of_2(tokens),
+        header, out, squares, squares.numel(), (1 << 31 if most is None else most) - 1, out.shape[1], tokens, triton.next_power_of_2(tokens),
         num_warps=4,
     )  # fmt: skip
 

@@ -43,7 +43,7 @@ class Gpt(Transformer):
         return None if self.learned_positions else super().make_rope(c)
 
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
-        return x + self.position(positions) if self.learned_positions else x
+        return self.position(positions, onto=x) if self.learned_positions else x
 
 
 def transposed(name: str) -> From:

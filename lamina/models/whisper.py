@@ -88,7 +88,7 @@ class WhisperEncoder(Encoder):
         return F.gelu(self.conv2(x)).transpose(1, 2)
 
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
-        return x + self.positions(positions)
+        return self.positions(positions, onto=x)
 
     def finish(self, x: Tensor) -> Tensor:
         return self.norm(x)
@@ -165,7 +165,7 @@ class Whisper(EncoderDecoder):
         return self.embedding(ids)
 
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
-        return x + self.positions(positions)
+        return self.positions(positions, onto=x)
 
     def finish(self, x: Tensor) -> Tensor:
         return self.norm(x)

@@ -12,13 +12,18 @@ class Embedding(nn.Embedding):
         if not self.weight.is_meta:  # see `random_weight`
             super().reset_parameters()
 
-    def forward(self, ids: Tensor, scale: float = 1.0, rounded: bool = False) -> Tensor:
-        """ids [...] -> [..., width]; `rounded`: the factor is first rounded to the dtype of the vectors."""
+    def forward(
+        self, ids: Tensor, scale: float = 1.0, rounded: bool = False, onto: Tensor | None = None
+    ) -> Tensor:
+        """ids [...] -> [..., width]; `rounded`: the factor is first rounded to the dtype of the vectors.
+
+        onto   [..., width] that the vectors are added to, as learned positions are; None: 0
+        """
         if kernels.on():
             from lamina.kernels.embed import embed  # imports Triton
 
-            return embed(ids, self.weight, scale, rounded)
+            return embed(ids, self.weight, scale, rounded, onto)
         x = super().forward(ids)
-        if scale == 1:
-            return x
-        return x * (x.new_full((), scale) if rounded else scale)
+        if scale != 1:
+            x = x * (x.new_full((), scale) if rounded else scale)
+        return x if onto is None else onto + x

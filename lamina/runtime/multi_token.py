@@ -160,7 +160,7 @@ class CapturedPass(Captured):
         from lamina.kernels.step_ends import positions  # imports Triton
 
         with self._using_kernels():
-            positions(self.header, self.positions)
+            positions(self.header, self.positions, self.model.max_positions)
             self.model.forward(self.ids, self, logits="all")
 
     def commit_program(self) -> None:

@@ -178,7 +178,7 @@ class CapturedStep(Captured):
         from lamina.kernels import step_ends  # imports Triton
 
         with self._using_kernels():
-            step_ends.positions(self.header, self.positions)
+            step_ends.positions(self.header, self.positions, self.model.max_positions)
             logits = self.model.forward(self.ids, self, logits="last")
         assert logits is not None
         scores = logits

@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
+from lamina.cache.layers.cross import Source
 from lamina.model import Model
 from lamina.runtime.multi_token import CapturedPass
 from lamina.runtime.pointers import CacheFormat
@@ -56,9 +57,11 @@ def pass_launches(model: Model, rows: int, tokens: int) -> tuple[list[str], list
     return recorders[0].launched, recorders[1].launched
 
 
-def launches(model: Model, rows: int = 1, codec: str | None = None) -> tuple[list[str], list[list[str]], list[str]]:
+def launches(
+    model: Model, rows: int = 1, codec: str | None = None, source: Source | None = None
+) -> tuple[list[str], list[list[str]], list[str]]:
     """What a step launches before its first block, in each block, and after the last."""
-    cache = model.new_cache(rows=rows, capacity=32, codec=codec)
+    cache = model.new_cache(rows=rows, capacity=32, codec=codec, source=source)
     step = CapturedStep(model, rows, Chooser(), CacheFormat.of(cache))
     step.begin(cache, torch.zeros(rows, dtype=torch.int64), [4] * rows, ())
     recorder = Recorder()

@@ -151,7 +151,8 @@ class Parts(nn.Module):
         torch.manual_seed(0)
         self.first, self.second = Linear(16, 8, bias=False), Linear(16, 8, bias=False)
         self.norm, self.other, self.shifted = RMSNorm(8), RMSNorm(8, eps=0.1), RMSNorm(8, plus_one=True)
-        self.centred = LayerNorm(8)
+        self.centred, self.inline = LayerNorm(8), LayerNorm(16)
+        self.wide = Linear(16, 16)
         self.mlp = GatedMLP(8, 4)
         self.mixture = Mixture(8, experts=2, inner=4, act="silu", choice=Choice(each=1), shared=4)
         self.requires_grad_(False)
@@ -247,7 +248,23 @@ CASES: dict[str, tuple[Run, list[tuple[str, str]], int]] = {
         [],
         2,
     ),
-    "a layer norm between two products": (lambda p: p.mlp(p.centred(p.first(X))), [], 0),
+    "a layer norm in front of a gated product": (lambda p: p.mlp(p.centred(p.first(X))), [], 0),
+    "a layer norm in front of two products": (
+        lambda p: p.wide(y := p.inline(p.wide(X))) + p.wide(y),
+        [("", "inline")],
+        0,
+    ),
+    "a layer norm that a product and something else read": (lambda p: p.wide(y := p.inline(X), onto=y * 2), [], 0),
+    "a layer norm whose input is changed before a product reads its result": (
+        lambda p: (lambda x: (lambda y: p.wide(y, onto=x.mul_(2)))(p.inline(x)))(p.wide(X)),
+        [],
+        0,
+    ),
+    "a layer norm that runs twice, once in front of something else": (
+        lambda p: p.wide(p.inline(X)) + p.inline(X + 1),
+        [],
+        0,
+    ),
     "a layer norm of an RMS norm": (lambda p: p.mlp(p.centred(p.norm(p.first(X)))), [], 1),
     "an RMS norm of a sum that a layer norm makes": (
         lambda p: (lambda y: p.mlp(p.norm(p.centred(p.first(X), onto=y))))(p.second(X)),

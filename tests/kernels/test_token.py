@@ -13,8 +13,10 @@ from lamina.attention import Chunked, Full, Sliding, Window
 from lamina.attention.bias import kernel_form
 from lamina.cache.plain_backend import norm_and_rotate
 from lamina.cache.step import Step
-from lamina.kernels.attention.decode_fused import attend_stored, attend_token, supports
+from lamina.kernels.attention import decode_fused
+from lamina.kernels.attention.decode_fused import attend_stored, attend_token, single_plan, supports
 from lamina.kernels.attention.tiling import Tiling
+from lamina.kernels.limits import CARDS
 from lamina.nn import AlibiBias, RMSNorm, alibi_slopes
 from tests.kernels.stores import Held, error
 from tests.kernels.test_attend import relative
@@ -43,6 +45,7 @@ def run(
     ring: bool = True,
     splits: int = 3,
     dtype: torch.dtype = torch.float32,
+    shape: Tiling | None = SMALL,
 ) -> tuple[float, float]:
     """The error of the kernel, and that of the plain computation in the same number format; stores are compared."""
     torch.manual_seed(sum(lengths))
@@ -77,7 +80,7 @@ def run(
     stores = held.after([new_keys, v])
     plain, _ = attended(dtype)
     out = attend_token(
-        q, k, v, table=held.table(), window=window, norms=norms, factor=by, gate=gate, most_parts=splits, shape=SMALL,
+        q, k, v, table=held.table(), window=window, norms=norms, factor=by, gate=gate, most_parts=splits, shape=shape,
         least=16, bias=kernel_form(bias), **turn, **how,
     )  # fmt: skip
     assert supports(q, k, v) and out.shape == (B, Hq, 1, Dv)
@@ -90,6 +93,23 @@ def run(
 @pytest.mark.parametrize("pairs", [None, 8, 16])
 def test_ragged_rows_of_a_line(splits: int, pairs: int | None) -> None:
     assert run(Full(), [0, 1, 16, 77], splits=splits, pairs=pairs)[0] < 1e-5
+
+
+@pytest.mark.parametrize("splits", [1, 2, 5])
+def test_one_query_per_program(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_fused, "single_plan", lambda *_: (Tiling(16, 4, 1), 2, 16))
+    for length in (0, 16, 77):
+        how: dict[str, Any] = dict(heads=(2, 2), pairs=None, splits=splits, shape=None)
+        assert run(Full(), [length], dims=(32, 24), **how)[0] < 1e-5
+        assert run(Sliding(20, keep=3), [length], **how, gated=True, sinks=True, softcap=2.0)[0] < 1e-5
+    got, plain = run(Full(), [77], **how, dtype=torch.bfloat16)
+    assert got < 2 * plain
+
+
+def test_a_program_has_one_query_where_one_row_has_as_many_key_heads_and_they_are_few() -> None:
+    limits, dtype = CARDS[90], torch.bfloat16
+    assert single_plan(64, 64, dtype, 20, limits) == (Tiling(128, 4, 1), 2, 128)
+    assert single_plan(128, 128, torch.float32, 20, limits) is None and single_plan(64, 64, dtype, 64, limits) is None
 
 
 @pytest.mark.parametrize("window", [Sliding(20), Sliding(20, keep=3), Chunked(24)], ids=str)

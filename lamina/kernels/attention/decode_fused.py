@@ -9,6 +9,9 @@ No launch of this pass writes committed tokens, so the first blocks of a split, 
 before the launch in front has finished. Not in float32: there the queries alone fill the registers of the loop. The
 rest is as in `decode.py`. The slot that the new token takes is one that no query of this pass sees.
 
+One row with as many key heads as query heads and no RoPE (decoders with learned positions, which have short contexts,
+and their cross-attention) has one query per program (`single_plan`): M is 1, and products are sums in registers.
+
 Two kinds of layers store nothing here (`attend_stored`): one that reads the keys and values of another layer, which has
 stored this pass's token already, and cross-attention over a source, where there is no new token.
 
@@ -28,7 +31,14 @@ from lamina.attention.bias import KernelForm
 from lamina.attention.window import Window
 from lamina.errors import InputError
 from lamina.kernels.attention.decode import MOST_QUERIES, with_room
-from lamina.kernels.attention.online_softmax import LOWEST, accumulate, merge_splits, store_output, to_scores
+from lamina.kernels.attention.online_softmax import (
+    LOWEST,
+    accumulate,
+    accumulate_one,
+    merge_splits,
+    store_output,
+    to_scores,
+)
 from lamina.kernels.attention.rope_append import norm_and_rotate, norm_arguments
 from lamina.kernels.attention.score_bias import add_bias, bias_arguments, slopes_of
 from lamina.kernels.attention.split_kv import Division, assigned_split, shortest_split, target_splits
@@ -54,6 +64,7 @@ SHAPES = {
 }
 # Many rows: a smaller tile, so two programs fit per SM. One stage fewer would fit three, which unbalances the SMs.
 CROWDED = {512: Tiling(64, 4, 4)}
+SINGLE_TOKENS = 1024  # that programs with one block each must read together: see `single_plan`
 
 
 def supports(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -91,6 +102,21 @@ def plan_for(
             "use decode_attention"
         )
     return shape, programs, shortest_split(own.block)
+
+
+def single_plan(
+    key_dim: int, value_dim: int, dtype: torch.dtype, heads: int, limits: Limits
+) -> tuple[Tiling, int, int] | None:
+    """The same for one query of each of `heads` key heads, of one row; None if their programs read too few tokens.
+
+    A program loads one block into registers before it waits, and has no use for tensor cores. That is faster up to
+    a few thousand tokens, where a launch is mostly latency; a longer split is read one block after the other.
+    """
+    widest = max(16, triton.next_power_of_2(max(key_dim, value_dim)))
+    block = max(16, 16384 // (widest * dtype.itemsize))
+    programs = 2  # per SM
+    at_once = block * (programs * limits.multiprocessors // heads)
+    return None if at_once < SINGLE_TOKENS else (Tiling(block, 4, 1), programs, block)
 
 
 @triton.jit
@@ -190,11 +216,16 @@ def _attend_token(
                 q, k, v, q_head, q_weight, k_weight, q_eps, k_eps, q_plus, k_plus, cos, sin, factor, k_store, v_store,
                 own, takes_new, r, d, dv, G, D, DV, PAIRS, NEIGHBOURS, NORMS, WEIGHTS, FACTOR, NEW, PDL,
             )  # fmt: skip
-        scores = to_scores(tl.dot(queries, tl.trans(keys), input_precision="ieee"), scale, softcap, SOFTCAP)
-        if BIAS != "":
-            distance = (length - position_of(j, kept, first))[None, :]
-            scores = add_bias(scores, slopes, bias, buckets, farthest, h, real, distance, HEADS * G, BIAS)
-        top, total, mix = accumulate(top, total, mix, scores, (j < ends)[None, :], values)
+        if M == 1:
+            scores = tl.sum(queries.to(tl.float32) * keys.to(tl.float32), 1)  # [BLOCK]
+            scores = to_scores(scores, scale, softcap, SOFTCAP)
+            top, total, mix = accumulate_one(top, total, mix, scores, j < ends, values)
+        else:
+            scores = to_scores(tl.dot(queries, tl.trans(keys), input_precision="ieee"), scale, softcap, SOFTCAP)
+            if BIAS != "":
+                distance = (length - position_of(j, kept, first))[None, :]
+                scores = add_bias(scores, slopes, bias, buckets, farthest, h, real, distance, HEADS * G, BIAS)
+            top, total, mix = accumulate(top, total, mix, scores, (j < ends)[None, :], values)
 
     if takes_new:
         score = tl.sum(queries.to(tl.float32) * new_key.to(tl.float32), 1)
@@ -218,7 +249,7 @@ def _attend_token(
         n = tl.arange(0, R)
         whole, best, sums, mixed = merge_splits(
             parts, counters, top, total, mix, head, base, split, n_splits, r, n, dv,
-            G, DV, R, DV_PAD, BUNCH, TREE, CHUNK,
+            G, DV, R, DV_PAD, BUNCH, TREE, CHUNK, M == 1,
         )  # fmt: skip
         if whole:
             store_output(out, best, sums, mixed, sinks, gate + row * gate_row, gate_head, row, head, n, dv, count,
@@ -304,7 +335,10 @@ def _launch(
     G = Hq // Hk
     limits = limits_of(q.device)
     biases, bias_kind = bias_arguments(bias)
-    own, waves, least_of_own = plan_for(D, Dv, k.dtype, G, B * Hk, limits, bias_kind)
+    single = None
+    if B == G == 1 and rope is None and bias is None and shape is None:
+        single = single_plan(D, Dv, k.dtype, Hk, limits)
+    own, waves, least_of_own = single or plan_for(D, Dv, k.dtype, G, B * Hk, limits, bias_kind)
     least = least or (least_of_own if shape is None else shortest_split(shape.block))
     shape = shape or own
     kind, span, keep = window_arguments(window)
@@ -322,11 +356,11 @@ def _launch(
         *q.stride()[:2], *strides, cos.stride(0), 0 if factor is None else factor.stride(0),
         *((0, 0) if gate is None else gate.stride()[:2]), *scalars,
         G=G, HEADS=Hk, D=D, DV=Dv, PAIRS=0 if rope is None else cos.shape[-1],
-        D_PAD=max(16, triton.next_power_of_2(D)), DV_PAD=values, M=max(16, R), R=R, KIND=kind, NEIGHBOURS=neighbours,
+        D_PAD=max(16, triton.next_power_of_2(D)), DV_PAD=values, M=1 if single else max(16, R), R=R, KIND=kind, NEIGHBOURS=neighbours,
         NORMS="" if norms is None else "last" if norms_last else "first",
         WEIGHTS=norms is not None and norms[0].weight is not None, FACTOR=factor is not None, GATE=gate is not None,
         SOFTCAP=softcap is not None, SINKS=sinks is not None, BIAS=bias_kind, NEW=new_token, BLOCK=shape.block,
         **division.constants(R, values, shape.warps), PAGE=page,
-        num_warps=shape.warps, num_stages=stages_for(shape.stages, page),
+        num_warps=shape.warps, num_stages=stages_for(shape.stages, page), early=single is not None,
     )  # fmt: skip
     return out.transpose(1, 2)

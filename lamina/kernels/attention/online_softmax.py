@@ -45,6 +45,17 @@ def accumulate(top, total, mix, scores, seen, values):
 
 
 @triton.jit
+def accumulate_one(top, total, mix, scores, seen, values):
+    """The same for one query, without tensor cores: top and total [1], mix [1, DV], scores and seen [N]."""
+    scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, axis=0))
+    probs, rescale = tl.exp2(scores - tl.sum(higher, axis=0)), tl.exp2(top - higher)
+    total = total * rescale + tl.sum(probs, axis=0)
+    mix = mix * rescale[:, None] + tl.sum(probs[:, None] * values.to(tl.float32), axis=0)[None, :]
+    return higher, total, mix
+
+
+@triton.jit
 def store_output(
     out, top, total, mix,  # [B, T, HEADS · G, DV]; the finished triples of queries r
     sinks, gate, gate_head,  # [HEADS · G]; the row's gate [HEADS · G, DV] and its stride
@@ -121,13 +132,29 @@ def merge(
 
 
 @triton.jit
+def merge_at_once(parts, place, n_parts, d, N: tl.constexpr, DV: tl.constexpr):
+    """The same for one query and up to N splits, all loaded together -> top [1], total [1], mix [1, C]."""
+    i = tl.arange(0, N)
+    there = i < n_parts
+    at = parts + (place + i) * (DV + TAIL)
+    tops = tl.load(at + DV, mask=there, other=LOWEST, cache_modifier=".cg")
+    totals = tl.load(at + DV + 1, mask=there, other=0.0, cache_modifier=".cg")
+    inside = there[:, None] & (d < DV)[None, :]
+    mixes = tl.load(at[:, None] + d[None, :], mask=inside, other=0.0, cache_modifier=".cg")  # [N, C]
+    top = tl.max(tops, axis=0)
+    weights = tl.exp2(tops - top)
+    one = tl.zeros([1], tl.float32)
+    return one + top, one + tl.sum(totals * weights, axis=0), tl.sum(mixes * weights[:, None], axis=0)[None, :]
+
+
+@triton.jit
 def merge_splits(
     parts, counters,  # [groups, 2 · items, ROWS, DV + TAIL] float32; int32, zero before and after
     top, total, mix,  # of this program's queries `inner`
     group, base, split, n_splits,  # group of queries; the row's first item; this split and how many the row has
     inner, n, d,  # queries of this program [M]; queries to merge [R]; columns [C]
     ROWS: tl.constexpr, DV: tl.constexpr, R: tl.constexpr, C: tl.constexpr, BUNCH: tl.constexpr, TREE: tl.constexpr,
-    CHUNK: tl.constexpr,
+    CHUNK: tl.constexpr, AT_ONCE: tl.constexpr = False,  # one query, whose bunches are merged at once
 ):  # fmt: skip
     """Stores this program's split and merges what it completes.
 
@@ -144,7 +171,10 @@ def merge_splits(
     last = arrive(counters + bunch, in_bunch)
     best, sums, mixed = tl.full([R], LOWEST, tl.float32), tl.zeros([R], tl.float32), tl.zeros([R, C], tl.float32)
     if last:
-        best, sums, mixed = merge(parts, place + bunch * BUNCH, in_bunch, n, d, ROWS, DV, R, C, CHUNK)
+        if AT_ONCE:
+            best, sums, mixed = merge_at_once(parts, place + bunch * BUNCH, in_bunch, d, BUNCH, DV)
+        else:
+            best, sums, mixed = merge(parts, place + bunch * BUNCH, in_bunch, n, d, ROWS, DV, R, C, CHUNK)
         if TREE:
             bunches = tl.cdiv(n_splits, BUNCH)
             if bunches > 1:

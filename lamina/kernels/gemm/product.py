@@ -44,6 +44,7 @@ class Rows:
 
     unroll   loop iterations that are unrolled, so that their loads are in flight together
     held     blocks of the weight that are loaded before the kernel in front has finished
+    early    whether the next kernel may start while this one still waits (`launch`)
     """
 
     rows: int = 2
@@ -52,6 +53,7 @@ class Rows:
     splits: int = 1
     unroll: int = 1
     held: int = 2
+    early: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,8 +170,9 @@ def choose(n: int, m: int, k: int, itemsize: int, is_gated: bool, limits: Limits
         if (n > 16 or tiles.splits > 1) and not is_gated and limits.pdl:
             tiles = replace(tiles, stages=6)
         return fitted(smaller(tiles), lambda one: shared_bytes(one, n, itemsize, is_gated, limits), limits.shared)
-    if k % 512 and not is_gated and (config := whole_rows(m, k, itemsize)) is not None:
-        return config
+    whole = None if is_gated else whole_rows(m, k, itemsize)
+    if whole is not None and (whole.block < 512 or whole.held not in (2, 3, 4)):  # for these, the choice below is good
+        return whole
     # One configuration for all products of a layer is fastest: the next launch starts on SMs that the last one leaves.
     block = next((size for size in (1024, 512) if k % size == 0), max(16, min(1024, triton.next_power_of_2(k))))
     long = k >= 8 * block
@@ -184,12 +187,12 @@ def whole_rows(m: int, k: int, itemsize: int) -> Rows | None:
     large weights and for rows that are more than HELD_BLOCKS blocks of a power of two.
 
     >>> whole_rows(5120, 1280, 2)
-    Rows(rows=4, block=256, warps=1, splits=1, unroll=1, held=5)
+    Rows(rows=4, block=256, warps=1, splits=1, unroll=1, held=5, early=True)
     """
     block = min(1024, k & -k)
     if m * k * itemsize > HELD_BYTES or block < 16 or k // block > HELD_BLOCKS:
         return None
-    return Rows(4 if m > 2048 and itemsize == 2 else 2, block, max(1, block // 256), held=k // block)
+    return Rows(4 if m > 2048 and itemsize == 2 else 2, block, max(1, block // 256), held=k // block, early=True)
 
 
 def shared_bytes(tiles: Tiles, n: int, itemsize: int, is_gated: bool, limits: Limits) -> int:
@@ -262,7 +265,7 @@ def _launch(
     grid = (triton.cdiv(m, config.rows), config.splits)
     if isinstance(config, Tiles):
         if squares is not None or norm is not None or next_norm is not None:
-            raise InputError(f"{config}: norms are deferred or inline for one vector and Rows alone")
+            raise InputError(f"{config}: norms are deferred for one vector and Rows alone")
         strides = (x.stride(0), weight.stride(0), 0 if residual is None else residual.stride(0))
         launch(
             tiles_kernel, grid,
@@ -278,7 +281,8 @@ def _launch(
             rows_kernel, grid,
             *pointers, squares, *norms, *norm_arguments(next_norm), m, k, weight.stride(0), *factors_of_all,
             eps if norm is None else norm.eps, SQUARES=0 if squares is None else len(squares),
-            NEXT_NORM=next_norm is not None, NORM=norm is not None, HELD=held, UNROLL=config.unroll, **flags,
+            NEXT_NORM=next_norm is not None, NORM=norm is not None, HELD=held, UNROLL=config.unroll,
+            early=config.early, **flags,
         )  # fmt: skip
     else:
         raise InputError(f"{config} takes one vector, not {n}; use Tiles")
