@@ -26,7 +26,7 @@ from lamina.activation import Gating
 from lamina.kernels.gemm.epilogue import Act, act_kind, joined, plus
 from lamina.kernels.gemm.product import MOST, Tiles, padded, shared_bytes
 from lamina.kernels.launch import begin, launch
-from lamina.kernels.limits import Limits, fitted, smaller
+from lamina.kernels.limits import Limits, first_fit, fitted, smaller
 
 SUMMED = 512  # outputs of one program of the sum
 
@@ -34,12 +34,17 @@ SUMMED = 512  # outputs of one program of the sum
 def grouped_tiles(tokens: int, each: int, experts: int, k: int, itemsize: int, limits: Limits) -> Tiles | None:
     """The tiles for `tokens` that chose `each` of the experts, with sums over k; None where pairs are faster.
 
-    Pairs read an expert once for each token, so they are for few tokens, which seldom choose the same one.
+    Pairs read an expert once for each token, so they are for few tokens, which seldom choose the same one. Two programs
+    share an SM where they fit: one starts while the other streams.
     """
     if not 1 < tokens <= MOST or 4 * tokens * each < experts:
         return None
     tiles = Tiles(64, max(16, min(256 // itemsize, triton.next_power_of_2(k))), stages=4)
-    return fitted(smaller(tiles), lambda one: shared_bytes(one, tokens, itemsize, False, limits), limits.shared)
+
+    def need(one: Tiles) -> int:
+        return shared_bytes(one, tokens, itemsize, False, limits)
+
+    return first_fit(smaller(tiles), need, limits.room(2)) or fitted(smaller(tiles), need, limits.shared)
 
 
 def grouped_gated(
