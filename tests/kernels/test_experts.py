@@ -13,13 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lamina import kernels
 from lamina.activation import Gating
 from lamina.kernels.gemm import experts as module
-from lamina.kernels.gemm.deferred_norm import Unnormed
 from lamina.kernels.gemm import grouped_experts
+from lamina.kernels.gemm.deferred_norm import Unnormed
 from lamina.kernels.gemm.experts import PIECES, Share, expert_down, expert_gated
 from lamina.kernels.gemm.grouped_experts import grouped_tiles
 from lamina.kernels.gemm.product import Tiles
-from lamina.kernels.limits import CARDS, KIB
 from lamina.kernels.launch import launch
+from lamina.kernels.limits import CARDS, KIB
 from lamina.nn import MLP, Choice, Experts, GatedMLP, Mixture
 from tests.kernels.test_product import close, numbers
 

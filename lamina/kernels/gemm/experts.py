@@ -6,8 +6,8 @@
 A shared expert, which every token visits, is part of both launches; its size may differ. The router's weight multiplies
 the input of the down matrix, which is the same as multiplying its output. The reference is `lamina.nn.Mixture`.
 
-Each (token, expert) pair reads its expert's weights in place, without sorting. Pairs are the fast dimension of the grid,
-so tokens that chose the same expert read its rows at about the same time and share them in L2. Rows of the shared
+Each (token, expert) pair reads its expert's weights in place, without sorting. Pairs are the fast dimension of the
+grid, so tokens that chose the same expert read its rows at about the same time and share them in L2. Rows of the shared
 expert stay in registers while a program loops over tokens. All sizes are constexpr: a program issues all loads of a
 weight before it uses the first.
 

@@ -1,15 +1,15 @@
 """Mixture of experts for several tokens: the matrices of a chosen expert are read once for all tokens that chose it.
 
     grouped_gated   `expert_gated` in one launch
-    grouped_down    `expert_down` in two: the down product of each (token, expert) pair, then the sum over a token's pairs
+    grouped_down    `expert_down` in two: the down products of (token, expert) pairs, then the sum over a token's pairs
 
 A program multiplies a tile of one expert's matrix with the vectors of all tokens on tensor cores, and keeps the columns
 of those that chose the expert. So nothing is sorted or gathered: a tensor core instruction takes 16 columns anyway, and
 vectors of other tokens are masked, not read. Which tokens these are, each program finds in `chosen`.
 
-Programs belong to experts, or to (token, expert) pairs where there are fewer of those than experts; the first pair of an
-expert then works for all. Programs without tokens end at once. The sum adds pairs in the order of `chosen`, so results
-repeat bit for bit.
+Programs belong to experts, or to (token, expert) pairs where there are fewer of those than experts; the first pair of
+an expert then works for all. Programs without tokens end at once. The sum adds pairs in the order of `chosen`, so
+results repeat bit for bit.
 """
 
 # mypy: allow-untyped-defs, disable-error-code="assignment, no-redef"
