@@ -1,12 +1,14 @@
 """Finds families whose own cached or padded passes differ from their uncached pass: `python -m docs.differences`
 
 For the first test case of each decoder-only family, transformers alone: a row of 24 tokens in one uncached pass, then
-with its cache, 8 tokens and 16 single ones, 8 tokens three times, and in a batch with padding on the left. Differences
-are relative to the largest logit. The table is written into docs/differences.md.
+with its cache, 8 tokens and 16 single ones, 8 tokens three times, and in a batch with padding on the left and the
+positions that `generate` gives. Differences are relative to the largest logit. The table is written into
+docs/differences.md.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -47,7 +49,9 @@ def padded(theirs: Any, ids: Tensor, padding: int) -> Tensor:
     both[1] = random_ids(1, both.shape[1], int(ids.max()), seed=1)[0]
     mask = torch.ones_like(both)
     mask[0, :padding] = 0
-    return theirs(both, attention_mask=mask).logits[:1, padding:]
+    at = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}  # as its `generate` gives them
+    known = "position_ids" in inspect.signature(theirs.forward).parameters
+    return theirs(both, attention_mask=mask, **at if known else {}).logits[:1, padding:]
 
 
 def cell(way: Callable[[Any, Tensor], Tensor], theirs: Any, ids: Tensor, expected: Tensor) -> str:

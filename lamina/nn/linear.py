@@ -31,7 +31,7 @@ class Linear(nn.Linear):
     softcap   bound of the result's absolute value; None: no tanh
 
     The surrounding operations are arguments so that one kernel computes all of them. In a captured step x may be
-    `Unnormed`, and the kernel prepares the next norm where the model's fusion plan says so (`kernels/gemm/fusion.py`).
+    `Unnormed` or `Inlined`, and the kernel prepares the next norm where the model's fusion plan says so (`kernels/gemm/fusion.py`).
 
     >>> Linear(3, 2)(torch.ones(1, 3), onto=torch.ones(1, 2)).shape
     torch.Size([1, 2])
@@ -71,20 +71,21 @@ class Linear(nn.Linear):
         act: Callable[[Tensor], Tensor] | None,
         softcap: float | None,
     ) -> Tensor:
-        from lamina.kernels.gemm.deferred_norm import deferred_norm, made, operand  # which import Triton
+        from lamina.kernels.gemm.deferred_norm import deferred_norm, made  # which import Triton
         from lamina.kernels.gemm.epilogue import kind_of
+        from lamina.kernels.gemm.inline_norm import operand_and_norm
         from lamina.kernels.gemm.product import product
 
         if act is not None and kind_of(act) is None:  # no kernel computes it: PyTorch does, between two launches
             y = act(self._by_kernel(x, None, before, scale, None, None))
             y = y if softcap is None else (y / softcap).tanh() * softcap
             return y if onto is None else onto + y
-        x, squares, eps = operand(x)
+        x, norm = operand_and_norm(x, self.weight)
         flat, residual = x.reshape(-1, x.shape[-1]), None if onto is None else onto.reshape(-1, onto.shape[-1])
         deferred = deferred_norm(self, x, self.out_features)
         y = product(
             flat, self.weight, bias=self.bias, residual=residual, before=before, scale=scale, act=act, softcap=softcap,
-            squares=squares, eps=eps, next_norm=deferred,
+            next_norm=deferred, **norm,
         )  # fmt: skip
         return made(self, y.view(*x.shape[:-1], -1), deferred, self.weight.nbytes)
 

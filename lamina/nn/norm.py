@@ -86,12 +86,14 @@ class LayerNorm(nn.Module):
     def forward(self, x: Tensor, dtype: torch.dtype | None = None, onto: Tensor | None = None) -> Tensor:
         """onto + norm(x), in `dtype` or that of x. x and onto [..., dim]; onto is a residual, None: 0
 
-        In a captured step this is a launch of its own. It is not deferred to the next product as an RMS norm is: the
-        mean would have to be subtracted from the product's sums, times the sums of its weight's rows.
+        In a captured step the result is `Inlined` if the products that read it compute it (`kernels/gemm/fusion.py`).
         """
         if kernels.on():
-            from lamina.kernels.norm import layer_norm  # which imports Triton
+            from lamina.kernels.gemm.inline_norm import inlined  # which imports Triton
+            from lamina.kernels.norm import layer_norm
 
+            if onto is None and (later := inlined(self, x, dtype or x.dtype)) is not None:
+                return later
             residual = None if onto is None else _rows(onto)
             y = layer_norm(_flat(x), self.weight, self.bias, self.eps, residual=residual, dtype=dtype)
             return y.view(x.shape)

@@ -11,6 +11,9 @@ A partial result is `rank` values per query, too many for one program to merge. 
 stored as a mean of latents and its `level` (log2 of the sum of its exponentials), and `mla_project.out_of_latent`
 merges them. The rest is as in `decode.py`.
 
+Where an indexer selects tokens (`indexer.py`), each new token has its own list of positions, and its heads are the
+queries of one or a few programs; nothing else of the row is read.
+
 Quantized latents are dequantized as they are loaded. Those of new tokens are in their slots by then.
 """
 

@@ -1,8 +1,9 @@
-"""The fusion plan: which norms of a model are computed by the launch in front of them.
+"""The fusion plan: which norms of a model are computed by the launch in front of them, or by those behind.
 
     deferred   product → norm          the product also writes weight · y and Σ y²; the product behind the norm divides
                                        its own sums (`deferred_norm.py`)
     twice      norm + residual → norm  one launch writes the sum and the second norm of it (`rms_norm_twice`)
+    inline     layer norm → products   every program of these products computes the norm (`inline_norm.py`)
 
 A plan is a list of module paths, made once per model (`fusion_trace.py`) and shown by `print(model.fusion_plan)`:
 
@@ -15,7 +16,7 @@ that program, and so do the results that wait for their norm.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -23,15 +24,15 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from lamina.nn.norm import RMSNorm
+    from lamina.nn.norm import LayerNorm, RMSNorm
 
 
 class Fusion(NamedTuple):
     """`norm` has no launch of its own where it reads what `first` returned."""
 
-    first: str  # path of a product, or of a norm that adds a residual
+    first: str  # path of a product, or of a norm that adds a residual; "" if inline, after any module
     norm: str  # path of the norm that reads its result
-    kind: Literal["deferred", "twice"]
+    kind: Literal["deferred", "twice", "inline"]
     dtype: torch.dtype  # of the norm's result
 
 
@@ -51,11 +52,12 @@ class FusionPlan:
         """The plan for the modules that `model` has at these paths now; a fusion whose modules are gone is left out."""
         modules = dict(model.named_modules())
         bound: dict[nn.Module, NextNorm] = {}
+        inline = {modules[one.norm] for one in self.fusions if one.kind == "inline" and one.norm in modules}
         for one in self.fusions:
             first, norm = modules.get(one.first), modules.get(one.norm)
             if first is not None and isinstance(getattr(norm, "weight", None), Tensor) and hasattr(norm, "plus_one"):
                 bound[first] = NextNorm(norm, one.dtype)  # type: ignore[arg-type]
-        return Fusions(bound)
+        return Fusions(bound, inline)
 
     def __str__(self) -> str:
         """
@@ -66,8 +68,10 @@ class FusionPlan:
         """
         if not self.fusions:
             return "no fused norms" + ("" if self.reason is None else f": {self.reason}")
-        first, norm = max(len(one.first) for one in self.fusions), max(len(one.norm) for one in self.fusions)
-        return "\n".join(f"{one.first:{first}} → {one.norm:{norm}}  {one.kind}" for one in self.fusions)
+        both = [(one.first, one.norm) if one.first else (one.norm, "products") for one in self.fusions]
+        left, right = (max(map(len, ends)) for ends in zip(*both, strict=True))
+        lines = zip(both, self.fusions, strict=True)
+        return "\n".join(f"{first:{left}} → {second:{right}}  {one.kind}" for (first, second), one in lines)
 
 
 class NextNorm(NamedTuple):
@@ -98,8 +102,10 @@ class Fusions:
     code runs than in the step that was traced, the norm is launched.
     """
 
-    def __init__(self, bound: Mapping[nn.Module, NextNorm] | None = None) -> None:
-        self._next = dict(bound or {})
+    def __init__(
+        self, bound: Mapping[nn.Module, NextNorm] | None = None, inline: Collection[nn.Module] = frozenset()
+    ) -> None:
+        self._next, self._inline = dict(bound or {}), inline
         self._ready: list[_Ready] = []
 
     def begin(self) -> None:
@@ -125,6 +131,14 @@ class Fusions:
             if one.norm is norm and one.y is x and one.version == version_of(x) and one.result.dtype == dtype:
                 return self._ready.pop(i).result
         return None
+
+    def inlines(self, norm: LayerNorm, dtype: torch.dtype) -> Callable[[], None] | None:
+        """None if this norm is a launch, by the plan. Otherwise a function to call if it must be launched after all."""
+        return _expected if norm in self._inline else None
+
+
+def _expected() -> None:
+    """A launch that the plan does without: other code runs than in the step that was traced."""
 
 
 def version_of(x: Tensor) -> int:

@@ -11,11 +11,14 @@ A norm is fused with the module whose result it is given, as the same tensor, un
     where something else than a product of `lamina.nn` reads the norm's result: it would have to divide by itself.
 
 Where several norms read one result, the first is fused.
+
+A layer norm is inline if products that can compute it (`inline_norm.py`) are all that reads its result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -30,7 +33,7 @@ from lamina.kernels.limits import CARDS, assumed
 
 if TYPE_CHECKING:
     from lamina.kernels.workspace import Workspace
-    from lamina.nn.norm import RMSNorm
+    from lamina.nn.norm import LayerNorm, RMSNorm
 
 EMPTY = {torch.empty, torch.empty_like, torch.empty_strided, Tensor.new_empty, Tensor.new_empty_strided}
 MOST_BYTES = 30_000_000  # of a weight in front of a norm that is worth fusing
@@ -73,6 +76,7 @@ class Tracer(Fusions):
         self.paths = {module: path for path, module in root.named_modules()}
         self.found: dict[nn.Module, Fusion] = {}
         self._made: list[_Made] = []
+        self._launched: set[nn.Module] = set()  # layer norms that something else reads
 
     def norm_after(self, module: nn.Module) -> NextNorm | None:
         return None
@@ -93,6 +97,16 @@ class Tracer(Fusions):
         if not fits or self.found.setdefault(made.module, fusion) != fusion:
             return None
         return None if twice else _Watched(self, made.module, x.new_empty(x.shape, dtype=dtype), norm.eps)
+
+    def inlines(self, norm: LayerNorm, dtype: torch.dtype) -> Callable[[], None] | None:
+        if norm not in self.paths or norm in self._launched:
+            return None
+        self.found[norm] = Fusion("", self.paths[norm], "inline", dtype)
+        return partial(self._refuse, norm)
+
+    def _refuse(self, norm: LayerNorm) -> None:
+        self._launched.add(norm)
+        self.found.pop(norm, None)
 
 
 def _is_small(made: _Made, x: Tensor) -> bool:

@@ -6,6 +6,8 @@ few programs. Its first HELD blocks are loaded before the kernel in front has fi
 A deferred norm in front: x comes undivided, with sums of squares; every program adds these up and divides its own
 outputs. A deferred norm behind: outputs are also stored times that norm's weight, and their squares are added to
 counters (`deferred_norm.py`).
+
+An inline norm in front: x is the input of a layer norm, which every program computes by itself (`inline_norm.py`).
 """
 
 # mypy: allow-untyped-defs, disable-error-code="assignment, var-annotated"
@@ -35,11 +37,13 @@ def rows_kernel(
     bias, factors, residual,  # [M] ([2M] if GATED), [M], [M]; read if BIAS, FACTORS, RESIDUAL
     out,  # [M]
     parts, arrived,  # [2 or 1, SPLITS, M] float32 partial sums, [M / ROWS] int32 counters, zero between launches
-    squares,  # [SQUARES] of the norm in front, float32 or int64
+    squares,  # [SQUARES] of the deferred norm in front, float32 or int64
+    norm_weight, norm_bias,  # [K] of the inline norm in front; each may be None
     next_weight, next_out, next_squares, next_plus,  # the norm behind: [M], [M], [LANES, 4] int64, 0.0 or 1.0
     M, K, weight_stride,  # outputs, length of a sum, elements between rows of the weight
     before, scale, softcap, eps,  # factors on x and on the product, bound of the result, eps of the norm in front
     SQUARES: tl.constexpr, NEXT_NORM: tl.constexpr,  # 0: x is divided already; whether a norm behind is prepared
+    NORM: tl.constexpr,  # whether x is normed here; then HELD blocks are all of K
     ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, HELD: tl.constexpr, UNROLL: tl.constexpr,  # `Rows`
     EVEN: tl.constexpr,  # BLOCK divides K: no masks
     GATED: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr, FACTORS: tl.constexpr, RESIDUAL: tl.constexpr,
@@ -60,6 +64,13 @@ def rows_kernel(
         held += (_block(row, ahead + i * SPLITS * BLOCK, K, "evict_first", EVEN or i < HELD - 1),)
         if GATED:
             partners += (_block(partner, ahead + i * SPLITS * BLOCK, K, "evict_first", EVEN or i < HELD - 1),)
+    norm_factors, norm_shifts = (), ()
+    if NORM:
+        for i in tl.static_range(HELD):
+            if norm_weight is not None:
+                norm_factors += (tl.load(norm_weight + ahead + i * BLOCK, eviction_policy="evict_last"),)
+            if norm_bias is not None:
+                norm_shifts += (tl.load(norm_bias + ahead + i * BLOCK, eviction_policy="evict_last"),)
     next_factor = 1.0
     if NEXT_NORM:
         next_factor = tl.load(next_weight + m, mask=keep, other=0).to(tl.float32) + next_plus
@@ -72,6 +83,24 @@ def rows_kernel(
         read += (_block(x, ahead + i * SPLITS * BLOCK, K, "evict_last", EVEN or i < HELD - 1).to(tl.float32),)
     if SQUARES:  # here, where the loads of the held blocks may still be in flight
         before *= tl.rsqrt(tl.sum(squared, 0) / K + eps)
+    if NORM:  # two passes over registers: the variance of centred values cancels nothing, however large the mean is
+        total = read[0]
+        for i in tl.static_range(1, HELD):
+            total += read[i]
+        mean = tl.sum(total) / K
+        spread = tl.zeros([1, BLOCK], tl.float32)
+        for i in tl.static_range(HELD):
+            spread += (read[i] - mean) * (read[i] - mean)
+        deviation = tl.rsqrt(tl.sum(spread) / K + eps)
+        normed = ()
+        for i in tl.static_range(HELD):
+            value = (read[i] - mean) * deviation
+            if norm_weight is not None:
+                value *= norm_factors[i].to(tl.float32)
+            if norm_bias is not None:
+                value += norm_shifts[i].to(tl.float32)
+            normed += (value,)
+        read = normed
     a = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     b = a
 

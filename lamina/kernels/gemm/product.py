@@ -4,6 +4,7 @@
     gated_product    act(x Gᵀ · scale) · x Uᵀ, with G and U stacked in one matrix, as `lamina.nn.GatedMLP` stores them
 
 x may be `Unnormed`, and the product then divides its sums; it may also prepare the norm behind it (`deferred_norm.py`).
+A layer norm of x may be part of the product (`inline_norm.py`).
 
 `linear` and `gated` are the PyTorch references. `choose` picks the kernel and its configuration: `Rows` for one vector
 (`gemv.py`), `Tiles` for several (`skinny.py`).
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +31,11 @@ from lamina.kernels.launch import launch
 from lamina.kernels.limits import KIB, Limits, fitted, limits_of, smaller
 from lamina.kernels.workspace import COUNTERS, PARTS, scratch
 
+if TYPE_CHECKING:
+    from lamina.nn.norm import LayerNorm
+
 MOST = 64  # vectors of one product
+HELD_BYTES, HELD_BLOCKS = 16_000_000, 5  # of a weight whose programs hold whole rows: its size, blocks of a row
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,7 @@ def product(
     softcap: float | None = None,
     squares: Tensor | None = None,
     eps: float = 0.0,
+    norm: LayerNorm | None = None,
     next_norm: DeferredNorm | None = None,
     config: ProductConfig | None = None,
 ) -> Tensor:
@@ -89,6 +95,7 @@ def product(
     act         a name, or the function of `lamina.activation`; None: no activation
     softcap     None: no tanh
     squares     [P] x is one vector, still to be divided by √(Σ squares / K + eps): see `Unnormed`
+    norm        x is one vector, to be normed first; the config must hold whole rows, as that of `whole_rows` does
     next_norm   the norm of the result, for one vector, is prepared there
     config      in place of what `choose` says
 
@@ -97,8 +104,9 @@ def product(
     torch.Size([1, 24])
     """
     return _launch(
-        x, weight, weight.shape[0], bias, residual, before, scale, softcap, False, act, config, squares, eps, next_norm
-    )
+        x, weight, weight.shape[0], bias, residual, before, scale, softcap, False, act, config, squares, eps, norm,
+        next_norm,
+    )  # fmt: skip
 
 
 def gated_product(
@@ -119,7 +127,9 @@ def gated_product(
     act             a name, or the function of `lamina.activation`
     squares, eps    as in `product`
     """
-    return _launch(x, weight, weight.shape[0] // 2, bias, None, 1.0, scale, None, True, act, config, squares, eps, None)
+    return _launch(
+        x, weight, weight.shape[0] // 2, bias, None, 1.0, scale, None, True, act, config, squares, eps, None, None
+    )
 
 
 def linear(
@@ -158,6 +168,8 @@ def choose(n: int, m: int, k: int, itemsize: int, is_gated: bool, limits: Limits
         if (n > 16 or tiles.splits > 1) and not is_gated and limits.pdl:
             tiles = replace(tiles, stages=6)
         return fitted(smaller(tiles), lambda one: shared_bytes(one, n, itemsize, is_gated, limits), limits.shared)
+    if k % 512 and not is_gated and (config := whole_rows(m, k, itemsize)) is not None:
+        return config
     # One configuration for all products of a layer is fastest: the next launch starts on SMs that the last one leaves.
     block = next((size for size in (1024, 512) if k % size == 0), max(16, min(1024, triton.next_power_of_2(k))))
     long = k >= 8 * block
@@ -165,6 +177,19 @@ def choose(n: int, m: int, k: int, itemsize: int, is_gated: bool, limits: Limits
     config = Rows(1 if is_gated else 2, block, max(1, block // 256), unroll=4 if long else 1, held=held)
     programs = 4 * limits.multiprocessors
     return config if m >= 1024 else _in_parts(config, n, m, k, programs=programs, shortest=2 * config.block)
+
+
+def whole_rows(m: int, k: int, itemsize: int) -> Rows | None:
+    """The configuration for one vector in which a program loads its rows of the weight whole before it waits; None for
+    large weights and for rows that are more than HELD_BLOCKS blocks of a power of two.
+
+    >>> whole_rows(5120, 1280, 2)
+    Rows(rows=4, block=256, warps=1, splits=1, unroll=1, held=5)
+    """
+    block = min(1024, k & -k)
+    if m * k * itemsize > HELD_BYTES or block < 16 or k // block > HELD_BLOCKS:
+        return None
+    return Rows(4 if m > 2048 and itemsize == 2 else 2, block, max(1, block // 256), held=k // block)
 
 
 def shared_bytes(tiles: Tiles, n: int, itemsize: int, is_gated: bool, limits: Limits) -> int:
@@ -210,6 +235,7 @@ def _launch(
     config: ProductConfig | None,
     squares: Tensor | None,
     eps: float,
+    norm: LayerNorm | None,
     next_norm: DeferredNorm | None,
 ) -> Tensor:
     n, k = x.shape
@@ -220,6 +246,8 @@ def _launch(
             f"x {list(x.shape)} {x.dtype} and weight {list(weight.shape)} {weight.dtype} must have rows of the same "
             f"length and dtype, each contiguous"
         )
+    if norm is not None:
+        config = config or whole_rows(m, k, weight.element_size())
     config = config or choose(n, m, k, weight.element_size(), is_gated, limits_of(x.device))
     out = x.new_empty(n, m, dtype=None if residual is None else residual.dtype)
     parts, arrived = _workspace_for(config, n, m, x.device)
@@ -233,8 +261,8 @@ def _launch(
     )  # fmt: skip
     grid = (triton.cdiv(m, config.rows), config.splits)
     if isinstance(config, Tiles):
-        if squares is not None or next_norm is not None:
-            raise InputError(f"{config}: norms are deferred for one vector and Rows alone")
+        if squares is not None or norm is not None or next_norm is not None:
+            raise InputError(f"{config}: norms are deferred or inline for one vector and Rows alone")
         strides = (x.stride(0), weight.stride(0), 0 if residual is None else residual.stride(0))
         launch(
             tiles_kernel, grid,
@@ -243,11 +271,14 @@ def _launch(
         )  # fmt: skip
     elif n == 1:
         held = config.held if triton.cdiv(k, config.block) >= config.held * config.splits else 0
-        sums = 0 if squares is None else len(squares)
+        if norm is not None and (held * config.block != k or config.splits > 1):
+            raise InputError(f"{config}: an inline norm needs held blocks that are all of {k}, and no splits")
+        norms = (None, None) if norm is None else (norm.weight, norm.bias)
         launch(
             rows_kernel, grid,
-            *pointers, squares, *norm_arguments(next_norm), m, k, weight.stride(0), *factors_of_all, eps, SQUARES=sums,
-            NEXT_NORM=next_norm is not None, HELD=held, UNROLL=config.unroll, **flags,
+            *pointers, squares, *norms, *norm_arguments(next_norm), m, k, weight.stride(0), *factors_of_all,
+            eps if norm is None else norm.eps, SQUARES=0 if squares is None else len(squares),
+            NEXT_NORM=next_norm is not None, NORM=norm is not None, HELD=held, UNROLL=config.unroll, **flags,
         )  # fmt: skip
     else:
         raise InputError(f"{config} takes one vector, not {n}; use Tiles")
