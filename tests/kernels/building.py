@@ -86,12 +86,14 @@ def build_mixtures() -> int:
             Mixture(96, 4, 40, "relu2", Choice(2, "sigmoid", least=0.1), gated=False, shared=24, factor=0.5),
             Mixture(96, 4, 40, "silu", grouped, identity=2),
             Mixture(96, 4, 40, "silu", Choice(2, "sparsemixer"), shared=0),
+            Mixture(96, 64, 40, "silu", Choice(2)),  # of which three tokens seldom choose the same
         ]
 
         def program() -> None:
             for mixture in mixtures:
-                for rows in (1, 3) if mixture is mixtures[0] else (1,):
+                for rows in (1, 3):
                     mixture.bfloat16()(torch.empty(rows, 1, 96, dtype=torch.bfloat16))
+            mixtures[1].float()(torch.empty(3, 1, 96))
 
         def run() -> None:
             with kernels.in_use():

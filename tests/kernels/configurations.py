@@ -28,7 +28,7 @@ CHOSEN = (
 )  # fmt: skip
 FIXED = {  # that have nothing to choose
     "_positions", "_embed", "_angles", "_commit_tokens", "_finish", "_rotate", "_encode", "_norm_kernel",
-    "_gate_kernel",
+    "_gate_kernel", "_sum_pairs",
 }  # fmt: skip
 USES: list[dict[str, Any]] = [
     dict(rows=1), dict(rows=8), dict(rows=32), dict(rows=1, tokens=4), dict(rows=8, tokens=8),

@@ -13,12 +13,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lamina import kernels
 from lamina.activation import Gating
 from lamina.kernels.gemm import experts as module
+from lamina.kernels.gemm import grouped_experts
 from lamina.kernels.gemm.deferred_norm import Unnormed
 from lamina.kernels.gemm.experts import PIECES, Share, expert_down, expert_gated
+from lamina.kernels.gemm.grouped_experts import grouped_tiles
+from lamina.kernels.gemm.product import Tiles
+from lamina.kernels.launch import launch
+from lamina.kernels.limits import CARDS, KIB
 from lamina.nn import MLP, Choice, Experts, GatedMLP, Mixture
 from tests.kernels.test_product import close, numbers
 
-SHARES = [None, Share(4, 8), Share(2, 4, early=False)]
+SHARES = [None, Share(4, 8), Share(2, 4, early=False), Tiles(16, 16)]
 
 
 def a_choice(tokens: int, experts: int, each: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -153,7 +158,9 @@ class Launches(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", MIXTURES)
-def test_a_mixture_is_three_launches_and_nothing_else(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mixture_is_three_launches_for_one_token_and_four_for_several(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from lamina.kernels.gemm import router
 
     launched: list[str] = []
@@ -165,14 +172,53 @@ def test_a_mixture_is_three_launches_and_nothing_else(name: str, monkeypatch: py
         def run(self, *args: Any, **options: Any) -> None:
             launched.append(self.what)
 
-    for place, kernel in ((router, "_route_kernel"), (module, "_gated_kernel"), (module, "_down_kernel")):
-        monkeypatch.setattr(place, kernel, Counted(kernel))
-    mixture, x = a_mixture(name), torch.zeros(2, 1, 6)
-    router.scratch(x.device)  # made before, as a step that is captured has run before
-    with kernels.in_use(), Launches() as others:
-        mixture(x, x)
-    assert launched == ["_route_kernel", "_gated_kernel", "_down_kernel"]
-    assert others.seen == []
+    own = {router: ["_route_kernel"], module: ["_gated_kernel", "_down_kernel"]}
+    own[grouped_experts] = ["_grouped_gated", "_grouped_down", "_sum_pairs"]
+    for place, names in own.items():
+        for kernel in names:
+            monkeypatch.setattr(place, kernel, Counted(kernel))
+    mixture = a_mixture(name)
+    router.scratch(torch.device("cpu"))  # made before, as a step that is captured has run before
+    for rows, expected in ((1, own[module]), (4, own[grouped_experts])):
+        launched.clear()
+        x = torch.zeros(rows, 1, 6)
+        with kernels.in_use(), Launches() as others:
+            mixture(x, x)
+        assert launched == ["_route_kernel", *expected]
+        assert others.seen == []
+
+
+@pytest.mark.parametrize(("tokens", "experts"), [(17, 4), (5, 14)])  # fewer experts than pairs, and more
+@torch.no_grad()
+def test_tokens_that_chose_the_same_expert_share_it(tokens: int, experts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    mixture = Mixture(6, experts, 3, "silu", Choice(2), shared=5, identity=2)
+    x, onto = (numbers(1, tokens, 6, dtype=torch.float32, seed=seed) for seed in (1, 2))
+    mixture.router.weight[3:] *= 0.01  # so that many tokens choose the first three experts
+    launched = []
+    monkeypatch.setattr(grouped_experts, "launch", lambda *args, **more: (launched.append(more), launch(*args, **more)))
+    with kernels.in_use():
+        got, again = mixture(x, onto), mixture(x, onto)
+    assert [one["BY_PAIR"] for one in launched[:2]] == [2 * tokens < experts] * 2
+    assert torch.equal(got, again)
+    assert close(got, mixture(x, onto), copy.deepcopy(mixture).double()(x.double(), onto.double()))
+
+
+def test_few_tokens_of_many_experts_are_not_grouped() -> None:
+    for tokens, each, experts, grouped in (
+        (1, 8, 8, 0),
+        (2, 8, 128, 0),
+        (4, 8, 128, 1),
+        (16, 10, 72, 1),
+        (65, 2, 8, 0),
+    ):
+        assert (grouped_tiles(tokens, each, experts, 2048, 2, CARDS[90]) is not None) == bool(grouped)
+    assert grouped_tiles(16, 10, 72, 4096, 2, CARDS[90]) == Tiles(64, 128, stages=4)
+    for limits in CARDS.values():
+        for tokens in (2, 64):
+            tiles = grouped_tiles(tokens, 8, 64, 4096, 2, limits)
+            assert tiles is not None
+            assert grouped_experts.shared_bytes(tiles, tokens, 2, False, limits) <= limits.room(2) + KIB
 
 
 def test_shares_hold_no_more_than_registers_can() -> None:

@@ -1,5 +1,4 @@
-"""Mixture of experts in a captured step: kernels for one token or few, and the choice between them and
-`grouped_experts.py`, in which tokens that chose the same expert share its weights.
+"""Mixture of experts in a captured step. Several tokens take `grouped_experts.py`; the kernels here are for one or few.
 
     expert_gated    act(gate(x)) · up(x) of each chosen expert, or act(up(x)), times the router's weight
     expert_down     the sum of the chosen experts' down products, plus an optional residual
@@ -7,9 +6,10 @@
 A shared expert, which every token visits, is part of both launches; its size may differ. The router's weight multiplies
 the input of the down matrix, which is the same as multiplying its output. The reference is `lamina.nn.Mixture`.
 
-Here each (token, expert) pair reads its expert's weights in place, without sorting. Pairs are the fast dimension of the grid, so tokens that chose the same expert read its rows at about the same time and
-share them in L2. Rows of the shared expert stay in registers while a program loops over tokens. All sizes are
-constexpr: a program issues all loads of a weight before it uses the first.
+Each (token, expert) pair reads its expert's weights in place, without sorting. Pairs are the fast dimension of the
+grid, so tokens that chose the same expert read its rows at about the same time and share them in L2. Rows of the shared
+expert stay in registers while a program loops over tokens. All sizes are constexpr: a program issues all loads of a
+weight before it uses the first.
 
 Identity experts, whose indices follow those of the others, have no matrices: `expert_gated` writes zeros for them, and
 `expert_down` adds their input.
@@ -89,7 +89,7 @@ def expert_gated(
             shared_factor=shared_factor, opening=opening,
         )  # fmt: skip
     inner, size = first.shape[1] // matrices, 0 if shared is None else shared.shape[0] // matrices
-    share = share or _share(2 if gated else 4, 1024, x, [width] * 4)
+    share = share or _first_share(x, gated)
     out = x.new_empty(tokens, k * inner + size)
     together = min(tokens, TOGETHER)
     for_all = triton.cdiv(size, share.rows) * triton.cdiv(tokens, together)
@@ -133,18 +133,17 @@ def expert_down(
     """
     tokens, k, (experts, width, inner) = h.shape[0], chosen.shape[1], down.shape
     size = 0 if shared is None else shared.shape[1]
+    if weights is None:
+        assert bias is None and identity is None
+        weights = h
     if isinstance(share := share or _config(h, down, k), Tiles):
-        some = h if weights is None else weights
         return grouped_down(
-            h, down, chosen, some, share, bias=bias, identity=identity, shared=shared, residual=residual
+            h, down, chosen, weights, share, bias=bias, identity=identity, shared=shared, residual=residual
         )
     if share is None:
         share = replace(_share(2, 512, h, [*[inner] * k, size]), early=tokens == 1)
     out = h.new_empty(tokens, width, dtype=None if residual is None else residual.dtype)
     together = min(tokens, TOGETHER)
-    if weights is None:
-        assert bias is None and identity is None
-        weights = h
     launch(
         _down_kernel, (triton.cdiv(width, share.rows), triton.cdiv(tokens, together)),
         h, down, h if shared is None else shared, h if bias is None else bias, chosen.contiguous(),
@@ -166,6 +165,15 @@ def _config(x: Tensor, matrices: Tensor, each: int) -> Tiles | None:
     if x.dtype != matrices.dtype:
         return None
     return grouped_tiles(x.shape[0], each, experts, k, x.element_size(), limits_of(x.device))
+
+
+def _first_share(x: Tensor, gated: bool) -> Share:
+    """The share of `expert_gated`. For one token and narrow matrices: one row each of gate and up, in one piece."""
+    tokens, width = x.shape
+    if tokens == 1 and gated and width <= 2048:
+        share = _share(1, 2048, x, [width] * 2)
+        return replace(share, warps=min(share.warps, 4))
+    return _share(2 if gated else 4, 1024, x, [width] * 4)
 
 
 def _share(rows: int, block: int, x: Tensor, held: list[int]) -> Share:
@@ -237,12 +245,11 @@ def _gated_kernel(
         up = pieces(rows + SHARED * K, K, BLOCK, "evict_first") if GATED else gate
         if EARLY:
             begin(PDL)
-        division = norm_factor(squares, K, eps, SQUARES)
         for t in range(TOGETHER):
             n = (program % groups * TOGETHER + t).to(tl.int64)
             if n < N:
                 factor = SHARED_FACTOR * tl.load(opening + n).to(tl.float32) if OPENING else SHARED_FACTOR
-                y, z = _two(gate, up, x + n * x_stride, division, K, ROWS, BLOCK, GATED)
+                y, z = _two(gate, up, x + n * x_stride, squares, eps, SQUARES, K, ROWS, BLOCK, GATED)
                 y = joined(y, z, ACT, GATED, LIMIT, PLUS, SLOPE) * factor
                 tl.store(out + n * HIDDEN + CHOICES * INNER + i, y.to(out.dtype.element_ty), mask=i < SHARED)
     else:
@@ -260,15 +267,15 @@ def _gated_kernel(
         rows = first + expert * (MATRICES * INNER * K) + tl.minimum(i, INNER - 1)[:, None] * K
         gate = pieces(rows, K, BLOCK, "evict_first", keep)
         up = pieces(rows + INNER * K, K, BLOCK, "evict_first", keep) if GATED else gate
-        division = norm_factor(squares, K, eps, SQUARES)
-        y, z = _two(gate, up, x + n * x_stride, division, K, ROWS, BLOCK, GATED)
+        if BIAS:  # asked for before the products, which hide its latency
+            own = bias + expert * (MATRICES * INNER) + i
+            gate_bias = tl.load(own, mask=i < INNER, other=0)
+            up_bias = tl.load(own + INNER, mask=i < INNER, other=0) if GATED else gate_bias
+        y, z = _two(gate, up, x + n * x_stride, squares, eps, SQUARES, K, ROWS, BLOCK, GATED)
         if WEIGH_INPUT:
             y, z = y * factor, z * factor
         if BIAS:
-            own = bias + expert * (MATRICES * INNER) + i
-            y += tl.load(own, mask=i < INNER, other=0).to(tl.float32)
-            if GATED:
-                z += tl.load(own + INNER, mask=i < INNER, other=0).to(tl.float32)
+            y, z = y + gate_bias.to(tl.float32), z + up_bias.to(tl.float32)
         y = joined(y, z, ACT, GATED, LIMIT, PLUS, SLOPE)
         if not WEIGH_INPUT:
             y *= factor
@@ -276,12 +283,15 @@ def _gated_kernel(
 
 
 @triton.jit
-def _two(gate, up, x, division, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, GATED: tl.constexpr):
+def _two(gate, up, x, squares, eps, SQUARES: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+         GATED: tl.constexpr):  # fmt: skip
     """gate x and up x for one token, [ROWS] float32 each; the first twice if not GATED
 
-    gate and up are tuples of pieces [ROWS, BLOCK], x points at [K], `division` is the factor of a deferred norm or 1"""
+    gate and up are tuples of pieces [ROWS, BLOCK], x points at [K]; squares, eps and SQUARES are of a deferred norm,
+    whose factor is computed while the loads of x are in flight"""
     zeros = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     v = pieces(x, K, BLOCK, "evict_last")
+    division = norm_factor(squares, K, eps, SQUARES)
     y = tl.sum(products(zeros, gate, v, K, BLOCK), 1) * division
     z = y
     if GATED:
@@ -311,6 +321,9 @@ def _down_kernel(
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row = tl.minimum(m, W - 1)[:, None]
     for_all = pieces(shared + row * SHARED, SHARED, BLOCK, "evict_first")
+    next_factor = 1.0
+    if NEXT_NORM:
+        next_factor = tl.load(next_weight + m, mask=m < W, other=0).to(tl.float32) + next_plus
     for t in range(TOGETHER):
         n = (tl.program_id(1) * TOGETHER + t).to(tl.int64)
         if n < N:
@@ -346,5 +359,4 @@ def _down_kernel(
             y = (tl.sum(products(acc, for_all, v, SHARED, BLOCK), 1) + rest).to(out.dtype.element_ty)
             tl.store(out + n * W + m, y, mask=m < W)
             if NEXT_NORM:
-                factor = tl.load(next_weight + m, mask=m < W, other=0).to(tl.float32) + next_plus
-                prepare_norm(y, factor, next_out + m, next_squares, m < W)
+                prepare_norm(y, next_factor, next_out + m, next_squares, m < W)

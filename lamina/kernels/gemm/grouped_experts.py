@@ -1,15 +1,15 @@
 """Mixture of experts for several tokens: the matrices of a chosen expert are read once for all tokens that chose it.
 
     grouped_gated   `expert_gated` in one launch
-    grouped_down    `expert_down` in two: the down product of each (token, expert) pair, then the sum over a token's pairs
+    grouped_down    `expert_down` in two: the down products of (token, expert) pairs, then the sum over a token's pairs
 
 A program multiplies a tile of one expert's matrix with the vectors of all tokens on tensor cores, and keeps the columns
 of those that chose the expert. So nothing is sorted or gathered: a tensor core instruction takes 16 columns anyway, and
 vectors of other tokens are masked, not read. Which tokens these are, each program finds in `chosen`.
 
-Programs belong to experts, or to (token, expert) pairs where there are fewer of those than experts; the first pair of an
-expert then works for all. Programs without tokens end at once. The sum adds pairs in the order of `chosen`, so results
-repeat bit for bit.
+Programs belong to experts, or to (token, expert) pairs where there are fewer of those than experts; the first pair of
+an expert then works for all. Programs without tokens end at once. The sum adds pairs in the order of `chosen`, so
+results repeat bit for bit.
 """
 
 # mypy: allow-untyped-defs, disable-error-code="assignment, no-redef"
@@ -26,7 +26,7 @@ from lamina.activation import Gating
 from lamina.kernels.gemm.epilogue import Act, act_kind, joined, plus
 from lamina.kernels.gemm.product import MOST, Tiles, padded, shared_bytes
 from lamina.kernels.launch import begin, launch
-from lamina.kernels.limits import Limits, fitted, smaller
+from lamina.kernels.limits import Limits, first_fit, fitted, smaller
 
 SUMMED = 512  # outputs of one program of the sum
 
@@ -34,12 +34,17 @@ SUMMED = 512  # outputs of one program of the sum
 def grouped_tiles(tokens: int, each: int, experts: int, k: int, itemsize: int, limits: Limits) -> Tiles | None:
     """The tiles for `tokens` that chose `each` of the experts, with sums over k; None where pairs are faster.
 
-    Pairs read an expert once for each token, so they are for few tokens, which seldom choose the same one.
+    Pairs read an expert once for each token, so they are for few tokens, which seldom choose the same one. Two programs
+    share an SM where they fit: one starts while the other streams.
     """
     if not 1 < tokens <= MOST or 4 * tokens * each < experts:
         return None
     tiles = Tiles(64, max(16, min(256 // itemsize, triton.next_power_of_2(k))), stages=4)
-    return fitted(smaller(tiles), lambda one: shared_bytes(one, tokens, itemsize, False, limits), limits.shared)
+
+    def need(one: Tiles) -> int:
+        return shared_bytes(one, tokens, itemsize, False, limits)
+
+    return first_fit(smaller(tiles), need, limits.room(2)) or fitted(smaller(tiles), need, limits.shared)
 
 
 def grouped_gated(

@@ -116,11 +116,11 @@ def _route_kernel(
     if LOGIT_BIAS:
         more = tl.load(logit_bias + m, mask=m < GROUPS * SIZE, other=0).to(tl.float32)
     begin(PDL)
-    division = norm_factor(squares, K, eps, SQUARES)
     for t in range(TOKENS):
         n = tl.program_id(1) * TOKENS + t
         if n < N:
             v = pieces(x + n.to(tl.int64) * x_stride, K, BLOCK, "evict_last")
+            division = norm_factor(squares, K, eps, SQUARES)  # while the loads of x are in flight
             sums = products(tl.zeros([ROWS, BLOCK], dtype=tl.float32), w, v, K, BLOCK)
             own = tl.sum(sums, 1) * division
             tl.store(logits + n * OUTPUTS + m, own + more if LOGIT_BIAS else own, mask=m < OUTPUTS)
@@ -153,7 +153,7 @@ def _choose(
     merit = tl.load(logits + expert, mask=inside, other=float("-inf"), cache_modifier=".cg")
     top, total = 0.0, 1.0
     if SOFTMAX:
-        top = tl.max(merit)
+        top = _value(tl.max(_ordered(merit, inside)))
         total = tl.sum(tl.exp(merit - top))
     if BIAS:
         merit = _score(merit, top, total, SOFTMAX)
