@@ -160,7 +160,7 @@ def selective_scan_step(
     gate: Tensor | None = None,
     dt_bias: Tensor | None = None,
     norms: Norms | None = None,
-    dt_product: Map | None = None,
+    dt_product: Any = None,
     dt_norm: RMSNorm | None = None,
     dt_divisor: tuple[Tensor, float] | None = None,
     write: bool = True,
