@@ -59,5 +59,8 @@ def test_a_pass_of_several_tokens_launches_nothing_of_pytorchs(family: str) -> N
 
 
 def test_taking_in_is_a_launch_for_each_ring_and_state_and_one_for_the_rest() -> None:
-    for family, expected in (("llama", []), ("gemma2", ["_rotate"] * 2), ("mamba2", ["_convolve", "_ssd"] * 2)):
+    for family, expected in (
+        ("llama", []), ("gemma2", ["_rotate"] * 2), ("mamba", ["_convolve", "_selective_scan"] * 2),
+        ("mamba2", ["_convolve", "_ssd"] * 2),
+    ):  # fmt: skip
         assert pass_launches(pair(family, CASES[family])[1], rows=1, tokens=2)[1] == [*expected, "_commit_tokens"]

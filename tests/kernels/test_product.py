@@ -21,6 +21,7 @@ from lamina.kernels.gemm.product import (
     parts_of,
     product,
 )
+from lamina.kernels.launch import Launched, dry
 from lamina.kernels.limits import CARDS
 from lamina.kernels.workspace import COUNTERS, PARTS, scratch
 
@@ -135,6 +136,14 @@ def test_a_form_is_chosen_for_every_shape_and_its_parts_fit_the_scratch_store() 
                     if config.splits > 1:
                         counters, parts = parts_of(config, n, m)
                         assert counters <= COUNTERS and parts <= PARTS, (config, n, m, k)
+
+
+def test_blocks_are_held_where_no_block_divides_the_length_of_a_sum() -> None:
+    launched: list[Launched] = []
+    with dry(launched):
+        product(torch.empty(1, 3840), torch.empty(1024, 3840))
+        gated_product(torch.empty(1, 3840), torch.empty(2048, 3840), "silu")
+    assert [(one.options["HELD"], one.options["EVEN"]) for one in launched] == [(2, False), (4, False)]
 
 
 def test_views_with_their_own_row_stride_are_read_in_place() -> None:

@@ -160,7 +160,7 @@ def selective_scan_step(
     gate: Tensor | None = None,
     dt_bias: Tensor | None = None,
     norms: Norms | None = None,
-    dt_product: Map | None = None,
+    dt_product: Any = None,
     dt_norm: RMSNorm | None = None,
     dt_divisor: tuple[Tensor, float] | None = None,
     write: bool = True,
@@ -196,6 +196,7 @@ def selective_scan_step(
     rank = 1 if low is None else low.shape[2]
     ranks = triton.next_power_of_2(rank)
     tile, live_only = tile_for(SelectiveScan, rows * channels * state, tile)
+    warps = tile.warps if dt_weight is None else 2 * tile.warps  # the product has more values than the state
     wide = triton.next_power_of_2(state)
     block = min(max(tile.values // wide, 1), triton.next_power_of_2(channels))
     launch(
@@ -203,7 +204,7 @@ def selective_scan_step(
         x, dt, B, C, constants["A"], skip, z, dt_bias, B_weight, C_weight, eps, low, dt_weight, low_weight, dt_eps,
         out, table, *x.stride()[:2], *row_and_token_strides(dt), *B.stride()[:2], *C.stride()[:2],
         *row_and_token_strides(z), *row_and_token_strides(low), tokens, channels, state, rank, ranks,
-        min(PIECE, ranks), block, wide, tokens_together(tokens), live_only, write, num_warps=tile.warps,
+        min(PIECE, ranks), block, wide, tokens_together(tokens), live_only, write, num_warps=warps,
     )  # fmt: skip
     return out
 
