@@ -18,6 +18,7 @@ from lamina import kernels
 
 PIECES = 16  # slices of a weight: enough to give every core some
 MOST_ROWS = 64  # beyond that F.linear is as fast
+LEAST_WEIGHT = 2**16  # values; one core reads a smaller weight faster than several are started
 MKL = torch.backends.mkl.is_available()  # the library for which this was measured
 
 
@@ -97,7 +98,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """F.linear, by whichever operation is fastest on this device. x [..., in], weight [out, in] -> [..., out]"""
     if x.device.type == "cpu" and x.dtype == torch.float32 and MKL and not torch.compiler.is_exporting():
         rows = x.numel() // x.shape[-1]
-        if 0 < rows <= MOST_ROWS:
+        if 0 < rows <= MOST_ROWS and weight.numel() >= LEAST_WEIGHT:
             return few_rows(x, weight, bias)
     return F.linear(x, weight, bias)
 

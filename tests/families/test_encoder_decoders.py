@@ -22,7 +22,7 @@ from lamina.errors import InputError
 from lamina.generation.prompt import from_padded, from_rows
 from lamina.models import family_of
 from tests.families.encoder_decoder_cases import FAMILIES
-from tests.families.harness import TOLERANCE, random_cuts, random_ids, relative, run_in_pieces, run_ragged
+from tests.families.harness import TOLERANCE, random_cuts, random_ids, relative, run_in_pieces, run_ragged, verified
 
 ALL = [(family, name) for family, cases in FAMILIES.items() for name in cases]
 FIRST = [(family, next(iter(cases))) for family, cases in FAMILIES.items()]
@@ -111,7 +111,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(family: str, name: s
 
 @pytest.mark.parametrize(("family", "name"), FIRST, ids=[family for family, _ in FIRST])
 def test_verify_passes(family: str, name: str) -> None:
-    report = lamina.verify(pair(family, name)[1], tries=1)
+    report = verified(pair(family, name)[1])
     assert report.ok, str(report)
 
 

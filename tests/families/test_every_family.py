@@ -11,7 +11,6 @@ import random
 import pytest
 import torch
 
-import lamina
 from lamina.generation.prompt import from_padded
 from tests.families.cases import OTHER_FIRST, OTHERS
 from tests.families.harness import (
@@ -23,6 +22,7 @@ from tests.families.harness import (
     run_in_pieces,
     run_ragged,
     truth,
+    verified,
 )  # fmt: skip
 
 LENGTH = 40  # windows and chunks of the cases are at most 8 to 13: three times that and more
@@ -61,5 +61,5 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(family: str, name: s
 
 @pytest.mark.parametrize(("family", "name"), OTHER_FIRST, ids=[family for family, _ in OTHER_FIRST])
 def test_verify_passes(family: str, name: str) -> None:
-    report = lamina.verify(pair(family, name)[1], tries=1)
+    report = verified(pair(family, name)[1])
     assert report.ok, str(report)
