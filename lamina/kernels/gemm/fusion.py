@@ -135,8 +135,8 @@ class Fusions:
         return None
 
     def inlines(self, norm: LayerNorm, dtype: torch.dtype) -> Callable[[bool], None] | None:
-        """None if this norm is a launch, by the plan. Otherwise a function to call if it must be launched after all, with
-        whether its input is still as it was."""
+        """None if this norm is a launch, by the plan. Otherwise a function to call where it must be launched after all,
+        with whether its input is still as it was."""
         return _unplanned if norm in self._inline else None
 
 
