@@ -51,15 +51,15 @@ def _positions(
     tl.store(out + n, tl.minimum(at, last), mask=n < TOKENS)
 
 
-def positions(header: Tensor, out: Tensor, most: int | None) -> None:
+def positions(header: Tensor, out: Tensor, most: int | None = None) -> None:
     """Writes the positions of each row's next T tokens to out [B, T], and sets the norms' sums of squares to zero.
 
     most   positions that the model has, None if not limited: a full row that has ended stays at the last of them
     """
-    tokens, squares = out.numel(), sums(out.device).begin()
+    tokens, squares, last = out.numel(), sums(out.device).begin(), (1 << 31 if most is None else most) - 1
     launch(
         _positions, (max(1, triton.cdiv(squares.numel(), 1024)),),
-        header, out, squares, squares.numel(), (1 << 31 if most is None else most) - 1, out.shape[1], tokens, triton.next_power_of_2(tokens),
+        header, out, squares, squares.numel(), last, out.shape[1], tokens, triton.next_power_of_2(tokens),
         num_warps=4,
     )  # fmt: skip
 

@@ -12,9 +12,7 @@ class Embedding(nn.Embedding):
         if not self.weight.is_meta:  # see `random_weight`
             super().reset_parameters()
 
-    def forward(
-        self, ids: Tensor, scale: float = 1.0, rounded: bool = False, onto: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, ids: Tensor, scale: float = 1.0, rounded: bool = False, onto: Tensor | None = None) -> Tensor:
         """ids [...] -> [..., width]; `rounded`: the factor is first rounded to the dtype of the vectors.
 
         onto   [..., width] that the vectors are added to, as learned positions are; None: 0

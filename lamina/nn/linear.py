@@ -32,7 +32,8 @@ class Linear(nn.Linear):
     softcap   bound of the result's absolute value; None: no tanh
 
     The surrounding operations are arguments so that one kernel computes all of them. In a captured step x may be
-    `Unnormed` or `Inlined`, and the kernel prepares the next norm where the model's fusion plan says so (`kernels/gemm/fusion.py`).
+    `Unnormed` or `Inlined`: the kernel then does the rest of a norm. It prepares the next norm where the model's fusion
+    plan says so (`kernels/gemm/fusion.py`).
 
     >>> Linear(3, 2)(torch.ones(1, 3), onto=torch.ones(1, 2)).shape
     torch.Size([1, 2])

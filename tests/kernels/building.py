@@ -48,10 +48,13 @@ def build(family: str, hows: list[str], dtype: torch.dtype) -> int:
 
 
 def build_products() -> int:
-    """Sums in parts, with all that may stand around a product."""
+    """Sums in parts, with all that may stand around a product; a layer norm inside, attention of one query."""
+    from lamina.attention.window import Full
+    from lamina.kernels.attention.decode_fused import attend_token
+    from lamina.kernels.columns import WIDTH
     from lamina.kernels.gemm.deferred_norm import LANES, DeferredNorm
     from lamina.kernels.gemm.product import Rows, Tiles, gated_product, product
-    from lamina.nn import RMSNorm
+    from lamina.nn import LayerNorm, RMSNorm
     from lamina.runtime.builders import build_together
 
     def program() -> None:
@@ -63,6 +66,9 @@ def build_products() -> int:
                 product(x[:n], weight[:896], residual=rest[:n], config=config)
                 gated_product(x[:n], weight, "silu", config=config)
             product(x[:1], weight[:896], residual=rest[:1], next_norm=deferred, config=Rows(splits=2))
+        x, weight, q = (torch.empty(*size, dtype=torch.bfloat16) for size in ((1, 768), (3072, 768), (1, 12, 1, 64)))
+        product(x, weight, act="gelu", norm=LayerNorm(768).bfloat16())
+        attend_token(q, q, q, None, torch.empty(WIDTH, dtype=torch.int64), Full(), scale=1.0)
 
     def run() -> None:
         with torch.device("meta"):

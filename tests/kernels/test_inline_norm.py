@@ -9,9 +9,15 @@ import torch
 
 from lamina import kernels
 from lamina.config import Config
+<<<<<<< HEAD
 from lamina.errors import InputError
+=======
+from lamina.errors import InputError, LaminaError
+from lamina.kernels.gemm.fusion import Fusions
+>>>>>>> pnorm
 from lamina.kernels.gemm.inline_norm import Inlined
 from lamina.kernels.gemm.product import Rows, product, whole_rows
+from lamina.kernels.workspace import Workspace
 from lamina.models import family_of
 from lamina.nn import LayerNorm, Linear
 from lamina.runtime.step import CapturedStep
@@ -44,11 +50,16 @@ def test_a_product_computes_the_layer_norm_of_its_input(mean: float, dtype: torc
 
 @pytest.mark.parametrize(("weight", "bias"), [(False, False), (True, False), (False, True)])
 def test_norms_without_weight_or_bias(weight: bool, bias: bool) -> None:
+<<<<<<< HEAD
     norm, x, matrix = (
         layer_norm(32, weight, bias),
         numbers(1, 32, dtype=torch.float32),
         numbers(3, 32, dtype=torch.float32, seed=1),
     )
+=======
+    norm = layer_norm(32, weight, bias)
+    x, matrix = (numbers(n, 32, dtype=torch.float32, seed=n) for n in (1, 3))
+>>>>>>> pnorm
     torch.testing.assert_close(product(x, matrix, norm=norm), norm(x) @ matrix.T, rtol=1e-5, atol=1e-5)
 
 
@@ -63,16 +74,28 @@ def test_rows_that_are_not_held_whole_are_refused() -> None:
 def test_to_anything_but_a_small_product_it_is_the_tensor_that_the_norm_gives() -> None:
     norm, x = layer_norm(16), numbers(1, 1, 16, dtype=torch.float32)
     asked: list[int] = []
-    left = Inlined(x, norm, lambda: asked.append(1))
+    left = Inlined(x, norm, lambda unchanged: asked.append(1))
     torch.testing.assert_close(left * 2, norm(x) * 2)
     torch.testing.assert_close(left[..., :3] + 1, norm(x)[..., :3] + 1)
     assert len(asked) == 2 and "Inlined" in repr(left) and left.shape == x.shape
     ragged, linear = layer_norm(24), Linear(24, 5).requires_grad_(False)  # 24 is three blocks of 8: too short
     x = numbers(1, 24, dtype=torch.float32)
     with kernels.in_use():
-        got = linear(Inlined(x, ragged, lambda: asked.append(1)))
+        got = linear(Inlined(x, ragged, lambda unchanged: asked.append(1)))
     torch.testing.assert_close(got, linear(ragged(x)))
     assert len(asked) == 3
+
+
+def test_an_input_that_is_changed_between_norm_and_product_is_an_error() -> None:
+    norm, linear, x = layer_norm(16), Linear(16, 4).requires_grad_(False), numbers(1, 16, dtype=torch.float32)
+    workspace = Workspace(x.device)
+    workspace.fusions = Fusions(inline={norm})
+    with kernels.in_use(workspace):
+        y = norm(x)
+        assert isinstance(y, Inlined)
+        x.mul_(2)
+        with pytest.raises(LaminaError, match="the input of a layer norm was changed in place"):
+            linear(y)
 
 
 WHISPER: dict[str, Any] = dict(

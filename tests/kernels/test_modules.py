@@ -88,6 +88,13 @@ def test_embeddings_times_a_factor(dtype: torch.dtype, others: dict[str, Any]) -
     assert torch.equal(got, plain)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_embeddings_added_to_others(dtype: torch.dtype) -> None:
+    embedding, x = Embedding(9, 24, dtype=dtype).requires_grad_(False), torch.randn(3, 1, 24).to(dtype)
+    got, plain = both(lambda: embedding(torch.tensor([[3], [8], [0]]), onto=x))
+    assert torch.equal(got, plain)
+
+
 def test_the_rotary_table() -> None:
     rope = Rotary(16, {"rope_type": "default", "rope_theta": 1e4})
     torch.testing.assert_close(*both(lambda: rope(torch.tensor([[5], [70]]))))

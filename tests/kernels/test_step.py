@@ -72,6 +72,8 @@ def test_commit_tokens_records_the_accepted_tokens_and_leaves_other_rows_alone(T
     at = torch.zeros(rows, T, dtype=torch.int64)
     positions(header, at)
     assert torch.equal(at, lengths[:, None] + torch.arange(T))
+    positions(header, at, most=5)
+    assert torch.equal(at, (lengths[:, None] + torch.arange(T)).clamp(max=4))
     commit_tokens(logits, header, ids, accepted)
     for r, count in enumerate(accepted.tolist()):
         start = int(before["lengths"][r])

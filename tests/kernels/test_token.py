@@ -108,8 +108,8 @@ def test_one_query_per_program(splits: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_program_has_one_query_where_one_row_has_as_many_key_heads_and_they_are_few() -> None:
     limits, dtype = CARDS[90], torch.bfloat16
-    assert single_plan(64, 64, dtype, 20, limits) == (Tiling(128, 4, 1), 2, 128)
-    assert single_plan(128, 128, torch.float32, 20, limits) is None and single_plan(64, 64, dtype, 64, limits) is None
+    assert single_plan(64, 64, dtype, 20, limits) == (Tiling(256, 4, 1), 2, 256)
+    assert single_plan(64, 80, dtype, 20, limits) is None and single_plan(64, 64, dtype, 40, limits) is None
 
 
 @pytest.mark.parametrize("window", [Sliding(20), Sliding(20, keep=3), Chunked(24)], ids=str)

@@ -64,7 +64,9 @@ SHAPES = {
 }
 # Many rows: a smaller tile, so two programs fit per SM. One stage fewer would fit three, which unbalances the SMs.
 CROWDED = {512: Tiling(64, 4, 4)}
-SINGLE_TOKENS = 1024  # that programs with one block each must read together: see `single_plan`
+# One query per program (`single_plan`): bytes of keys that a program of four warps holds in its registers, beside as
+# many of values; and tokens that the programs must read at once.
+SINGLE_BYTES, SINGLE_TOKENS = 1 << 15, 2048
 
 
 def supports(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -107,16 +109,16 @@ def plan_for(
 def single_plan(
     key_dim: int, value_dim: int, dtype: torch.dtype, heads: int, limits: Limits
 ) -> tuple[Tiling, int, int] | None:
-    """The same for one query of each of `heads` key heads, of one row; None if their programs read too few tokens.
+    """The same for one query of each of `heads` key heads, of one row. None for wide heads, which fill the registers,
+    and where all programs together read too few tokens.
 
     A program loads one block into registers before it waits, and has no use for tensor cores. That is faster up to
     a few thousand tokens, where a launch is mostly latency; a longer split is read one block after the other.
     """
     widest = max(16, triton.next_power_of_2(max(key_dim, value_dim)))
-    block = max(16, 16384 // (widest * dtype.itemsize))
-    programs = 2  # per SM
+    block, programs = SINGLE_BYTES // (widest * dtype.itemsize), 2  # programs per SM
     at_once = block * (programs * limits.multiprocessors // heads)
-    return None if at_once < SINGLE_TOKENS else (Tiling(block, 4, 1), programs, block)
+    return None if widest > 64 or at_once < SINGLE_TOKENS else (Tiling(block, 4, 1), programs, block)
 
 
 @triton.jit
@@ -160,7 +162,7 @@ def _attend_token(
     q_eps, k_eps, q_plus, k_plus,  # of the norms: `plus` is added to the weight
     G: tl.constexpr, HEADS: tl.constexpr,  # G = Hq // Hk, HEADS = Hk
     D: tl.constexpr, DV: tl.constexpr, PAIRS: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr,
-    M: tl.constexpr, R: tl.constexpr,  # M, R: G, padded
+    M: tl.constexpr, R: tl.constexpr,  # G, padded; M is 1 with one query per program
     KIND: tl.constexpr, NEIGHBOURS: tl.constexpr, NORMS: tl.constexpr, WEIGHTS: tl.constexpr,
     FACTOR: tl.constexpr, GATE: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, BIAS: tl.constexpr,
     NEW: tl.constexpr,  # the new key and value are "given", are "stored" in their slot already, or there are "none"
@@ -356,7 +358,8 @@ def _launch(
         *q.stride()[:2], *strides, cos.stride(0), 0 if factor is None else factor.stride(0),
         *((0, 0) if gate is None else gate.stride()[:2]), *scalars,
         G=G, HEADS=Hk, D=D, DV=Dv, PAIRS=0 if rope is None else cos.shape[-1],
-        D_PAD=max(16, triton.next_power_of_2(D)), DV_PAD=values, M=1 if single else max(16, R), R=R, KIND=kind, NEIGHBOURS=neighbours,
+        D_PAD=max(16, triton.next_power_of_2(D)), DV_PAD=values, M=1 if single else max(16, R), R=R,
+        KIND=kind, NEIGHBOURS=neighbours,
         NORMS="" if norms is None else "last" if norms_last else "first",
         WEIGHTS=norms is not None and norms[0].weight is not None, FACTOR=factor is not None, GATE=gate is not None,
         SOFTCAP=softcap is not None, SINKS=sinks is not None, BIAS=bias_kind, NEW=new_token, BLOCK=shape.block,

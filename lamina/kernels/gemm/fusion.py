@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lamina.errors import LaminaError
+
 if TYPE_CHECKING:
     from lamina.nn.norm import LayerNorm, RMSNorm
 
@@ -132,13 +134,16 @@ class Fusions:
                 return self._ready.pop(i).result
         return None
 
-    def inlines(self, norm: LayerNorm, dtype: torch.dtype) -> Callable[[], None] | None:
-        """None if this norm is a launch, by the plan. Otherwise a function to call if it must be launched after all."""
-        return _expected if norm in self._inline else None
+    def inlines(self, norm: LayerNorm, dtype: torch.dtype) -> Callable[[bool], None] | None:
+        """None if this norm is a launch, by the plan. Otherwise a function to call where it must be launched after all,
+        with whether its input is still as it was."""
+        return _unplanned if norm in self._inline else None
 
 
-def _expected() -> None:
-    """A launch that the plan does without: other code runs than in the step that was traced."""
+def _unplanned(unchanged: bool) -> None:
+    """A launch that is not in the plan: other code runs than in the step that was traced, such as a hook."""
+    if not unchanged:
+        raise LaminaError("the input of a layer norm was changed in place before the norm's result was read")
 
 
 def version_of(x: Tensor) -> int:

@@ -98,13 +98,13 @@ class Tracer(Fusions):
             return None
         return None if twice else _Watched(self, made.module, x.new_empty(x.shape, dtype=dtype), norm.eps)
 
-    def inlines(self, norm: LayerNorm, dtype: torch.dtype) -> Callable[[], None] | None:
+    def inlines(self, norm: LayerNorm, dtype: torch.dtype) -> Callable[[bool], None] | None:
         if norm not in self.paths or norm in self._launched:
             return None
         self.found[norm] = Fusion("", self.paths[norm], "inline", dtype)
         return partial(self._refuse, norm)
 
-    def _refuse(self, norm: LayerNorm) -> None:
+    def _refuse(self, norm: LayerNorm, unchanged: bool) -> None:
         self._launched.add(norm)
         self.found.pop(norm, None)
 

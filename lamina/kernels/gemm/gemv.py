@@ -84,11 +84,11 @@ def rows_kernel(
     if SQUARES:  # here, where the loads of the held blocks may still be in flight
         before *= tl.rsqrt(tl.sum(squared, 0) / K + eps)
     if NORM:  # two passes over registers: the variance of centred values cancels nothing, however large the mean is
-        total = read[0]
-        for i in tl.static_range(1, HELD):
+        total = tl.zeros([1, BLOCK], tl.float32)
+        spread = total
+        for i in tl.static_range(HELD):
             total += read[i]
         mean = tl.sum(total) / K
-        spread = tl.zeros([1, BLOCK], tl.float32)
         for i in tl.static_range(HELD):
             spread += (read[i] - mean) * (read[i] - mean)
         deviation = tl.rsqrt(tl.sum(spread) / K + eps)

@@ -34,24 +34,29 @@ class Inlined(Tensor):
 
     For any other operation it is the tensor that the norm returns, by a launch.
 
-    launches   called when it is launched after all
+    launches   called when it is launched after all, with whether x is still as it was
     """
 
     x: Tensor
     norm: LayerNorm
-    launches: Callable[[], None]
+    launches: Callable[[bool], None]
     version: int
 
     @staticmethod
-    def __new__(cls, x: Tensor, norm: LayerNorm, launches: Callable[[], None]) -> Inlined:
+    def __new__(cls, x: Tensor, norm: LayerNorm, launches: Callable[[bool], None]) -> Inlined:
         return Tensor._make_wrapper_subclass(cls, x.shape, dtype=x.dtype, device=x.device)
 
-    def __init__(self, x: Tensor, norm: LayerNorm, launches: Callable[[], None]) -> None:
+    def __init__(self, x: Tensor, norm: LayerNorm, launches: Callable[[bool], None]) -> None:
         self.x, self.norm, self.launches, self.version = x, norm, launches, version_of(x)
+
+    @property
+    def unchanged(self) -> bool:
+        """False if x was changed in place since the norm was called."""
+        return self.version == version_of(self.x)
 
     def launched(self) -> Tensor:
         """The norm's result, [..., W]."""
-        self.launches()
+        self.launches(self.unchanged)
         flat = self.x.reshape(-1, self.x.shape[-1])
         return layer_norm(flat, self.norm.weight, self.norm.bias, self.norm.eps).view(self.x.shape)
 
@@ -81,8 +86,7 @@ def operand_and_norm(x: Tensor, weight: Tensor) -> tuple[Tensor, dict[str, Any]]
     """The vector that `product` reads, and its arguments for the norm of that vector that was left to it, if any."""
     if isinstance(x, Inlined):
         m, k = weight.shape
-        same = x.dtype == weight.dtype and x.version == version_of(x.x)
-        if same and whole_rows(m, k, weight.element_size()) is not None:
+        if x.dtype == weight.dtype and x.unchanged and whole_rows(m, k, weight.element_size()) is not None:
             return x.x, {"norm": x.norm}
         x = x.launched()
     x, squares, eps = operand(x)

@@ -171,7 +171,7 @@ def choose(n: int, m: int, k: int, itemsize: int, is_gated: bool, limits: Limits
             tiles = replace(tiles, stages=6)
         return fitted(smaller(tiles), lambda one: shared_bytes(one, n, itemsize, is_gated, limits), limits.shared)
     whole = None if is_gated else whole_rows(m, k, itemsize)
-    if whole is not None and (whole.block < 512 or whole.held not in (2, 3, 4)):  # for these, the choice below is good
+    if whole is not None and (whole.block < 512 or whole.held not in (2, 3, 4)):  # the choice below holds two blocks
         return whole
     # One configuration for all products of a layer is fastest: the next launch starts on SMs that the last one leaves.
     block = next((size for size in (1024, 512) if k % size == 0), max(16, min(1024, triton.next_power_of_2(k))))
