@@ -150,5 +150,5 @@ def test_files_beside_model_bin_are_needed(tmp_path: Path) -> None:
 def test_a_pickle_that_is_called_model_bin_is_no_such_file(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"PK\x03\x04" + b"\0" * 100)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="has no model.safetensors"):
+    with pytest.raises(CheckpointError, match=r"has no model\.safetensors"):
         open_source(tmp_path)

@@ -9,12 +9,8 @@ import torch
 
 from lamina import kernels
 from lamina.config import Config
-<<<<<<< HEAD
-from lamina.errors import InputError
-=======
 from lamina.errors import InputError, LaminaError
 from lamina.kernels.gemm.fusion import Fusions
->>>>>>> pnorm
 from lamina.kernels.gemm.inline_norm import Inlined
 from lamina.kernels.gemm.product import Rows, product, whole_rows
 from lamina.kernels.workspace import Workspace
@@ -50,16 +46,8 @@ def test_a_product_computes_the_layer_norm_of_its_input(mean: float, dtype: torc
 
 @pytest.mark.parametrize(("weight", "bias"), [(False, False), (True, False), (False, True)])
 def test_norms_without_weight_or_bias(weight: bool, bias: bool) -> None:
-<<<<<<< HEAD
-    norm, x, matrix = (
-        layer_norm(32, weight, bias),
-        numbers(1, 32, dtype=torch.float32),
-        numbers(3, 32, dtype=torch.float32, seed=1),
-    )
-=======
     norm = layer_norm(32, weight, bias)
     x, matrix = (numbers(n, 32, dtype=torch.float32, seed=n) for n in (1, 3))
->>>>>>> pnorm
     torch.testing.assert_close(product(x, matrix, norm=norm), norm(x) @ matrix.T, rtol=1e-5, atol=1e-5)
 
 

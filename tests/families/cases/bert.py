@@ -16,7 +16,7 @@ from transformers import (
 
 SIZES: dict[str, Any] = dict(
     hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=67,
-    max_position_embeddings=64, layer_norm_eps=1e-3, is_decoder=True,
+    max_position_embeddings=256, layer_norm_eps=1e-3, is_decoder=True,
 )  # fmt: skip
 PADDING = 2  # not an id of the rows that are compared: transformers counts no position for padding
 
