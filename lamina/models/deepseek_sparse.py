@@ -42,7 +42,7 @@ class DeepseekV32(DeepseekV3):
         c.require("indexer_rope_interleave", (self.neighbours,), self.neighbours)
         if c.q_lora_rank is None:
             raise InputError("q_lora_rank=null in the configuration: an indexer needs the latent of the queries")
-        layer_types(c, ["indexed_attention"], lambda i: "indexed_attention")
+        layer_types(c, ["indexed_attention", "deepseek_sparse_attention"], lambda i: "indexed_attention")
         super().__init__(c)
 
     def make_mixer(self, c: Config, layer: int) -> Mixer:
