@@ -263,27 +263,31 @@ NOT_FOR_INFERENCE = (
     "architectures", "auto_map", "_name_or_path", "name_or_path", "transformers_version", "_commit_hash", "model_name",
     "dtype", "torch_dtype", "attn_implementation", "_attn_implementation*", "use_cache", "return_dict", "torchscript",
     "use_return_dict", "tokenizer_class", "cache_implementation", "task_specific_params", "prefix", "problem_type",
-    "finetuning_task", "transformers.js_config", "base_model_tp_plan", "base_model_pp_plan", "pretraining_tp",
+    "finetuning_task", "transformers.js_config", "tokenizer_name", "verbose", "max_batch_size", "xla_dtype", "ep_size",
+    "base_model_tp_plan", "base_model_pp_plan", "pretraining_tp",
     # training
     "*dropout*", "*_pdrop", "*layerdrop", "layer_drop*", "*_loss_coef", "*_loss_coefficient", "*aux_loss*",
     "lambda_std_dev", "*w_init_variance_scale", "time_step_init_scheme", "time_step_floor", "time_step_scale",
     "initializer_*", "*_initializer_range", "*init_std", "init_device", "init_method*", "*router_jitter_noise",
     "input_jitter_noise", "rescale_prenorm_residual", "gradient_checkpointing", "deepspeed*", "apply_spec_augment",
     "mask_time_*", "mask_feature_*", "label_smoothing", "z_loss_*", "*_init_variance_scale", "linear_a_log_*",
-    "linear_dt_*",
+    "linear_dt_*", "*_init_scale", "*_xavier_init", "seq_aux", "fused_add_norm", "pad_vocab_size_multiple",
     "time_step_floor", "time_step_init_scheme", "time_step_max", "time_step_scale",
     # other outputs and heads
-    "output_*", "id2label", "label2id", "num_labels", "classifier_*", "summary_*", "pruned_heads", "prune_heads",
+    "output_*", "id2label", "label2id", "num_labels", "_num_labels", "classifier_*", "summary_*", "pruned_heads",
+    "prune_heads",
     "is_encoder_decoder", "is_decoder", "cross_attention_hidden_size", "chunk_size_feed_forward", "num_logits_to_keep",
+    "calc_logits_for_entire_prompt", "mtp_*", "use_mtp", "num_mtp_modules",
     # tokens and generation: read from generation_config.json and the tokenizer
-    "*_token_id", "*_token_index", "*_token_ids", "begin_suppress_tokens", "suppress_tokens",
+    "*_token_id", "im_*_id", "text_*_id", "mask_init_id", "pad_id", "*_token_index", "*_token_ids",
+    "begin_suppress_tokens", "suppress_tokens",
     "max_length", "min_length", "num_beams", "num_beam_groups", "diversity_penalty", "do_sample", "early_stopping",
     "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size",
     "encoder_no_repeat_ngram_size", "num_return_sequences",
-    "bad_words_ids", "remove_invalid_values", "exponential_decay_length_penalty",
+    "bad_words_ids", "forced_decoder_ids", "remove_invalid_values", "exponential_decay_length_penalty",
     "force_bos_token_to_be_generated",
     # how transformers computes, not what
     "use_mamba_kernels", "use_mambapy", "use_associative_scan", "use_mem_eff_path", "chunk_size", "mamba_chunk_size",
-    "mamba_ssm_cache_dtype",
+    "mamba_ssm_cache_dtype", "mamba_ssm_dtype",
 )  # fmt: skip
 """Patterns of fields that no family has to read."""

@@ -25,6 +25,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -193,6 +194,7 @@ def entry(parts: Part | tuple[Part, ...], numbers: Mapping[str, str], leaf: str)
     return tuple(pieces)
 
 
+@cache
 def expression(pattern: str) -> str:
     """A regular expression for a pattern: `{i}` is a number, `*` anything, the rest itself.
 

@@ -71,6 +71,15 @@ def own_name(name: str) -> str | None:
     return next((own + name.removeprefix(theirs) for theirs, own in PREFIXES.items() if name.startswith(theirs)), None)
 
 
+def is_text_part(name: str) -> bool:
+    """True for a tensor name that only multimodal releases have, and there in the text model.
+
+    >>> is_text_part("model.language_model.norm.weight"), is_text_part("lm_head.weight")
+    (True, False)
+    """
+    return name.startswith(("language_model.", "model.language_model."))
+
+
 def towers(names: Iterable[str]) -> dict[str, list[str]]:
     """Tensor names by tower: the first part of the name, or the first two if that is `model`.
 

@@ -162,6 +162,11 @@ TEXT_PARTS = {
 }
 """model_type of a multimodal release -> model_type of its text model, if its `text_config` does not name one."""
 
+OLDER = {
+    "minimax_text_01": "minimax",
+}
+"""model_type of a release before its family was part of transformers -> model_type since then."""
+
 OUTSIDE: dict[str, type[Model]] = {}
 """Registered families: model_type -> class."""
 
@@ -186,7 +191,8 @@ def register_family(
         return lambda found: register_family(model_type, found, gguf=gguf)
     if not isinstance(cls, type) or not issubclass(cls, Model):
         raise InputError(f"a family is a subclass of lamina.Model, not {cls!r}")
-    if model_type in FAMILIES or model_type in TEXT_PARTS or OUTSIDE.get(model_type, cls) is not cls:
+    taken = model_type in FAMILIES or model_type in TEXT_PARTS or model_type in OLDER
+    if taken or OUTSIDE.get(model_type, cls) is not cls:
         known = family(model_type)
         raise InputError(f"model_type {model_type!r} is registered: {known.__module__}.{known.__qualname__}")
     if gguf is not None:
@@ -211,6 +217,7 @@ def family(model_type: str) -> type[Model]:
     >>> family("llama").__name__
     'Llama'
     """
+    model_type = OLDER.get(model_type, model_type)
     if model_type not in FAMILIES and model_type not in TEXT_PARTS and model_type not in OUTSIDE:
         import_outside_families()
     if model_type in OUTSIDE:

@@ -59,7 +59,10 @@ class Apertus(Transformer):
     @classmethod
     def complete(cls, config: Config) -> Config:
         c = super().complete(config)
-        if c.get("rope_parameters") is None and c.get("rope_scaling") is None:
+        c.require("qk_norm", (True,), True)
+        c.require("post_norm", (False,), False)
+        c.require("mlp_bias", (False,), False)
+        if c.get("rope_parameters") is None and c.get("rope_scaling") is None and "rope_theta" not in c.values:
             c = c.with_values(rope_parameters=ROPE)
         return c
 

@@ -65,4 +65,5 @@ class Bamba(Transformer):
         return mamba2_mixer(c, c.get(*self.eps))
 
     def make_rope(self, c: Config) -> Rotary:
+        c.require("attn_rotary_emb", (c.head_width // 2,), c.head_width // 2)  # in published files
         return Rotary.of(c.with_values(partial_rotary_factor=None), c.head_width, self.rope_base, partial=0.5)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from lamina.cache.memory import Memory
@@ -139,6 +140,12 @@ class Bart(EncoderDecoder):
         ),
     }
     ignored: tuple[str, ...] = ("model.shared.weight", "model.*.version")
+    no_effect: tuple[str, ...] = (
+        # of the first files, where one configuration was for all of these families; a family knows the values
+        "num_hidden_layers", "normalize_before", "normalize_embedding", "add_final_layer_norm", "add_bias_logits",
+        "static_position_embeddings", "extra_pos_embeddings", "do_blenderbot_90_layernorm", "layernorm_variant",
+        "decoder_vocab_size",  # where the encoder has the same vocabulary
+    )  # fmt: skip
 
     pre: ClassVar[bool] = False
     """Norms come before attention and MLP, and once more at the end."""
@@ -213,9 +220,20 @@ class BlenderbotSmall(Bart):
 
 
 class Pegasus(Bart):
-    """Positions are sines and cosines, which its checkpoints hold."""
+    """Positions are sines and cosines. Files that transformers 5 writes hold them, the published ones do not."""
 
     pre, norms_embedding, offset = True, False, 0
+
+    def __init__(self, c: Config) -> None:
+        super().__init__(c)
+        count, width = c.max_position_embeddings, c.d_model
+
+        def computed(embedding: Tensor) -> Tensor:
+            return Sinusoids(width, inclusive=False)(torch.arange(count)).to(embedding.device, embedding.dtype)
+
+        for ours, theirs in (("encoder.positions", "model.encoder"), ("positions", "model.decoder")):
+            stored = f"{theirs}.embed_positions.weight"
+            self.names = {**self.names, f"{ours}.weight": Either(stored, From("model.shared.weight", computed))}
 
 
 class Marian(Bart):

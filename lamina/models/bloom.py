@@ -38,7 +38,7 @@ class Bloom(Gpt):
     def __init__(self, c: Config) -> None:
         if c.get("pretraining_tp", 1) > 1:
             c.require("slow_but_exact", (False,), False)
-        c.ignore("slow_but_exact", "seq_length", "offset_alibi", "skip_bias_add", "skip_bias_add_qkv")
+        c.ignore("slow_but_exact", "n_inner", "seq_length", "offset_alibi", "skip_bias_add", "skip_bias_add_qkv")
         c.ignore("bias_dropout_fusion", "masked_softmax_fusion", "attention_softmax_in_fp32", "unk_token_id")
         super().__init__(c)
         self.embedding_norm = self.make_norm(c)

@@ -36,6 +36,7 @@ class Cohere(Transformer):
         "blocks.{i}.attention.q_norm.weights": "model.layers.{i}.self_attn.q_norm.weight",
         "blocks.{i}.attention.k_norm.weights": "model.layers.{i}.self_attn.k_norm.weight",
     }
+    aliases = {"max_position_embeddings": "model_max_length"}  # where a file has both, the other is too small
     order = "parallel"
     tied = True
     eps = ("layer_norm_eps", 1e-5)
@@ -61,9 +62,20 @@ class Cohere(Transformer):
 
 class Cohere2(Cohere):
     rope_base = 10_000.0
+    no_effect = ("use_parallel_embedding",)
+
+    def __init__(self, c: Config) -> None:
+        for name in ("use_parallel_block", "use_gated_activation", "use_embedding_sharing"):  # in published files
+            c.require(name, (True,), True)
+        c.require("order_of_interleaved_layers", ("local_attn_first",), "local_attn_first")
+        c.require("position_embedding_type", ("rope_gptj",), "rope_gptj")
+        c.require("rotary_pct", (1.0,), 1.0)
+        super().__init__(c)
 
     def make_window(self, c: Config, layer: int) -> Window:
-        return window_by_type(c, layer, every=c.get("sliding_window_pattern", 4), default=4096)
+        every = c.first("sliding_window_pattern", "layer_switch", default=4)
+        c.ignore("layer_switch", "sliding_window_pattern")  # the same, and `layer_types` written short
+        return window_by_type(c, layer, every=every, default=4096)
 
     def make_attention(self, c: Config, layer: int, **options: Any) -> SelfAttention:
         rope = None if self.make_window(c, layer) == Full() else "default"

@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from lamina.checkpoint.names import Value
+from lamina.checkpoint.source import Checkpoint
+from lamina.checkpoint.text_part import TextPartCheckpoint, is_text_part
 from lamina.config import Config
 from lamina.errors import InputError
 from lamina.model import Model
@@ -44,6 +46,12 @@ class Decoder(Model):
         self.head = Linear(c.hidden_size, c.vocab_size, bias=head_bias)
         if tied:
             self.head.weight = self.embedding.weight
+
+    @classmethod
+    def part_of(cls, source: Checkpoint) -> Checkpoint:
+        """All of it; if its names are those of a multimodal release, the text model. (Fine-tuned text models are
+        published so, with the configuration of the text model alone.)"""
+        return TextPartCheckpoint(source) if any(map(is_text_part, source.names)) else source
 
     def embed(self, ids: Tensor) -> Tensor:
         return self.embedding(ids)

@@ -31,7 +31,11 @@ class Ernie4_5Moe(Ernie4_5):
     defaults = {"num_key_value_heads": 4}
     ignored = ("model.mtp_*",)  # multi-token prediction
 
+    no_effect = ("moe_capacity", "num_nextn_predict_layers")  # of training
+
     def make_mlp(self, c: Config, layer: int) -> nn.Module:
+        c.require("moe_gate", ("topk",), "topk")  # in published files; transformers reads neither
+        c.require("moe_use_aux_free", (True,), True)
         first, last = c.get("moe_layer_start_index", 1), c.get("moe_layer_end_index", -1)
         last = c.num_hidden_layers - 1 if last == -1 else last
         if (layer + 1) % c.get("moe_layer_interval", 1) or not first <= layer <= last:

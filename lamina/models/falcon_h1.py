@@ -68,7 +68,7 @@ def mamba(c: Config) -> Mamba2Mixer:
 
 
 class FalconH1(Decoder):
-    no_effect = ("mamba_norm_before_gate",)
+    no_effect = ("mamba_norm_before_gate", "mlp_expansion_factor", "time_step_min")
     names = {
         "embedding": "model.embed_tokens",
         "blocks.{i}.mixer_norm": "model.layers.{i}.input_layernorm",
@@ -83,6 +83,8 @@ class FalconH1(Decoder):
     ignored = ("model.layers.{i}.mamba.mup_vector",)
 
     def __init__(self, c: Config) -> None:
+        c.require("attn_layer_indices", (None,))  # in published files; transformers reads neither
+        c.require("mamba_use_mlp", (True,), True)
         head_dim = c.head_width
         super().__init__(
             c,

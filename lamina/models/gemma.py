@@ -19,8 +19,10 @@ class Gemma(Transformer):
 
     def __init__(self, c: Config) -> None:
         c.require("use_bidirectional_attention", (False,), False)
-        if c.get("hidden_act") == "gelu":  # the first releases say so, and were trained with the approximation
-            c = c.with_values(hidden_act="gelu_pytorch_tanh")
+        act = c.get("hidden_activation", c.get(*self.act))
+        if act == "gelu":  # the first releases say so, and were trained with the approximation
+            act = "gelu_pytorch_tanh"
+        c = c.with_values(**{self.act[0]: act})
         super().__init__(c)
 
     def make_norm(self, c: Config) -> RMSNorm:

@@ -30,6 +30,7 @@ class Gemma2(Gemma):
         "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0,
     }
+    no_effect: tuple[str, ...] = ("sliding_window_size", "hidden_act")  # `sliding_window`, `hidden_activation` again
     order = "both"
     act = ("hidden_activation", "gelu_pytorch_tanh")
 

@@ -29,6 +29,7 @@ class GptOss(Transformer):
         **interleaved_stack_names("blocks.{i}.mlp.experts", "model.layers.{i}.mlp.experts"),
     }
     quantized = ("mxfp4",)
+    no_effect = ("initial_context_length", "experts_per_token", "quantization_config.modules_to_not_convert")
     eps = ("rms_norm_eps", 1e-5)
     rope_base = 150_000.0
 

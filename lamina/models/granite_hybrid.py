@@ -31,7 +31,13 @@ class GraniteMoeHybrid(Granite):
         **linear_stack_names("blocks.{i}.mlp.experts", f"{LAYER}.block_sparse_moe"),
     }
 
-    no_effect = ("max_position_embeddings", "rope_parameters", "rope_parameters.*")  # of RoPE, which most do not have
+    no_effect = (  # of RoPE, which most do not have
+        "max_position_embeddings", "rope_parameters", "rope_parameters.*", "rope_theta", "rope_scaling",
+    )  # fmt: skip
+
+    def __init__(self, c: Config) -> None:
+        c.require("normalization_function", ("rmsnorm",), "rmsnorm")  # in published files
+        super().__init__(c)
 
     def make_mixer(self, c: Config, layer: int) -> Mixer:
         given = c.first("layer_types", "layers_block_type", default=None)

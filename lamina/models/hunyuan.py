@@ -10,13 +10,29 @@ from typing import Any
 from torch import nn
 
 from lamina.config import Config
+from lamina.errors import InputError
 from lamina.models.decoder import mlp_names
 from lamina.models.transformer import Transformer
 from lamina.nn import Choice, Mixture, RMSNorm, Rotary, SelfAttention, rope_parameters
 from lamina.nn.moe.names import expert_names
 
+FIXED = {
+    "use_qk_norm": True, "use_rotary_pos_emb": True, "use_mixed_mlp_moe": True, "norm_topk_prob": True,
+    "use_cla": False, "use_mla": False, "position_embedding_xdrope": False, "group_limited_greedy": False,
+    "moe_layer_num_skipped": 0, "norm_type": "rms",
+}  # fmt: skip
+UNUSED = (
+    # settings of what `FIXED` switches off, other names of fields, image tokens, training
+    "cla_share_factor", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_group",
+    "topk_group", "routed_scaling_factor", "attention_head_dim", "mlp_bias", "org_vocab_size",
+    "num_media_embeds", "anyres_pooling_size", "anyres_vit_max_image_size", "anyres_vit_two_views",
+    "skip_cls_token", "dense_list", "class_num", "pool_type",
+    "add_classification_head", "capacity_factor", "moe_drop_tokens", "moe_random_routing_dropped_token",
+)  # fmt: skip
+
 
 class HunYuanDenseV1(Transformer):
+    no_effect = UNUSED
     names = Transformer.names | {
         "blocks.{i}.attention.q_norm": "model.layers.{i}.self_attn.query_layernorm",
         "blocks.{i}.attention.k_norm": "model.layers.{i}.self_attn.key_layernorm",
@@ -24,8 +40,8 @@ class HunYuanDenseV1(Transformer):
     eps = ("rms_norm_eps", 1e-5)
 
     def __init__(self, c: Config) -> None:
-        c.require("use_qk_norm", (True,), True)  # in published files; transformers reads neither
-        c.require("use_cla", (False,), False)
+        for name, value in FIXED.items():  # in published files; transformers reads none of them
+            c.require(name, (value,), value)
         super().__init__(c.with_values(mlp_bias=False))
 
     def make_attention(self, c: Config, layer: int, **options: Any) -> SelfAttention:
@@ -57,5 +73,10 @@ class HunYuanMoEV1(HunYuanDenseV1):
             for count in (c.get("num_experts", 1), c.first("moe_topk", "num_experts_per_tok", default=1))
         )
         width, inner = c.hidden_size, c.intermediate_size
+        for name, value in (("moe_intermediate_size", inner), ("num_shared_expert", 1)):
+            c.ignore(name)
+            given = c.values.get(name, value)
+            if any(one != value for one in (given if isinstance(given, list) else [given])):
+                raise InputError(f"{name}={given} in the configuration is not supported; known: {value}")
         choice = Choice(each, normed=True)
         return Mixture(width, experts, inner, c.get(*self.act), choice, shared=inner, exact=True)

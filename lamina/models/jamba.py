@@ -35,7 +35,12 @@ class Jamba(Transformer):
         "head": "lm_head",
     }
 
-    no_effect = ("max_position_embeddings",)  # there is no RoPE
+    no_effect = ("max_position_embeddings", "n_ctx")  # there is no RoPE
+
+    def __init__(self, c: Config) -> None:
+        c.require("mamba_inner_layernorms", (True,), True)  # in published files; transformers reads neither
+        c.require("sliding_window", (None,))
+        super().__init__(c)
 
     def make_mixer(self, c: Config, layer: int) -> Mixer:
         if layer % c.get("attn_layer_period", 8) == c.get("attn_layer_offset", 4):

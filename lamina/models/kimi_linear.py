@@ -34,6 +34,8 @@ class KimiLinear(Transformer):
         c.require("moe_router_activation_func", ("sigmoid",), "sigmoid")
         c.require("moe_layer_freq", (1,), 1)
         c.require("mla_use_nope", (True,), True)
+        c.require("use_grouped_topk", (True,), True)
+        c.require("num_nextn_predict_layers", (0,), 0)
         given = c.get("linear_attn_config", {})
         c = c.with_defaults({
             "n_routed_experts": c.get("num_local_experts", 256), "num_experts_per_tok": 8, "n_shared_experts": 1,

@@ -89,7 +89,11 @@ class Lfm2(Decoder):
         "head": "lm_head",
     }
 
+    no_effect = ("block_dim", "block_norm_eps", "conv_dim", "conv_dim_out", "num_heads", "theta")  # the same again
+
     def __init__(self, c: Config) -> None:
+        for name in ("block_use_swiglu", "use_pos_enc"):  # in published files; transformers reads neither
+            c.require(name, (True,), True)
         head_dim = c.head_width
         super().__init__(
             c,

@@ -33,7 +33,10 @@ class MambaBlock(nn.Module):
 
 
 class Mamba(Decoder):
-    no_effect: tuple[str, ...] = ("time_step_min", "time_step_max")  # of initial weights
+    no_effect: tuple[str, ...] = (
+        "time_step_min", "time_step_max",  # of initial weights
+        "d_inner", "d_model", "n_layer", "ssm_cfg", "ssm_cfg.*",  # older names, beside the newer
+    )  # fmt: skip
     names = {
         "embedding": "backbone.embeddings",
         "blocks.{i}.norm": "backbone.layers.{i}.norm",
@@ -45,6 +48,7 @@ class Mamba(Decoder):
     """Default of `tie_word_embeddings`."""
 
     def __init__(self, c: Config) -> None:
+        c.require("rms_norm", (True,), True)
         super().__init__(
             c,
             (MambaBlock(c, self.mixer(c)) for _ in range(c.num_hidden_layers)),

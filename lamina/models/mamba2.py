@@ -14,7 +14,11 @@ from lamina.nn import GatedRMSNorm, Mamba2Mixer, mamba2_names
 
 
 class Mamba2(Mamba):
-    no_effect: tuple[str, ...] = ("time_step_min", "time_step_max", "time_step_rank")  # of initial weights
+    no_effect: tuple[str, ...] = (
+        "time_step_min", "time_step_max", "time_step_rank",  # of initial weights
+        "intermediate_size",
+        "norm_before_gate",  # true in Mamba-Codestral, which no code reads: the gate comes before the norm
+    )  # fmt: skip
     names = {
         "embedding": "backbone.embeddings",
         "blocks.{i}.norm": "backbone.layers.{i}.norm",

@@ -15,13 +15,15 @@ from lamina.attention.window import Full, Sliding, Window
 from lamina.cache.memory import Memory
 from lamina.checkpoint.names import Either, From, Value
 from lamina.config import Config
+from lamina.errors import InputError
 from lamina.models.decoder import layer_types
 from lamina.models.transformer import Transformer
-from lamina.nn import Choice, LightningMixer, Mixer, Mixture, Norm, Positions, SelfAttention
+from lamina.nn import Choice, LightningMixer, Mixer, Mixture, Norm, Positions, Rotary, SelfAttention
 from lamina.nn.moe.names import expert_names
 from lamina.nn.recurrent.gated_delta import regroup_by_part
 
 LAYER, ATTENTION = "model.layers.{i}", "model.layers.{i}.self_attn"
+FACTORS = [(kind, part) for kind in ("full", "linear") for part in ("alpha", "beta")]
 
 
 class MiniMaxBlock(nn.Module):
@@ -59,12 +61,20 @@ def tensor_names(c: Config) -> dict[str, Value]:
 
 
 class MiniMax(Transformer):
-    no_effect = ("block_size",)  # how transformers computes
+    no_effect = ("block_size", "shared_moe_mode")  # how transformers computes; of a shared expert, which none has
+    aliases = {  # names in the first release
+        **{f"{kind}_attn_{part}_factor": f"layernorm_{kind}_attention_{part}" for kind, part in FACTORS},
+        **{f"mlp_{part}_factor": f"layernorm_mlp_{part}" for part in ("alpha", "beta")},
+    }
     ignored = tuple(f"{ATTENTION}.{name}" for name in ("slope_rate", "query_decay", "key_decay", "diagonal_decay"))
     eps = ("rms_norm_eps", 1e-5)
     rope_base = 1e6
 
     def __init__(self, c: Config) -> None:
+        c.require("postnorm", (True,), True)  # in published files
+        c.ignore("shared_intermediate_size")
+        if (shared := c.values.get("shared_intermediate_size", 0)) not in (0, [0]):
+            raise InputError(f"shared_intermediate_size={shared} in the configuration is not supported; known: 0")
         c = c.with_values(num_key_value_heads=c.get("num_key_value_heads", 8))
         super().__init__(c)
         self.names = tensor_names(c)
@@ -87,6 +97,10 @@ class MiniMax(Transformer):
         factors = 1.0, c.get("full_attn_beta_factor", 1)
         return super().make_attention(c, layer, **dict(bias=False, out_bias=False, factors=factors) | options)
 
+    def make_rope(self, c: Config) -> Rotary:
+        """On the first `rotary_dim` dimensions of a head. (transformers 5 ignores it, and rotates all.)"""
+        return Rotary.of(c, c.head_width, self.rope_base, partial=c.get("rotary_dim", c.head_width) / c.head_width)
+
     def make_window(self, c: Config, layer: int) -> Window:
         window = c.get("sliding_window")
         return Full() if window is None else Sliding(window)
@@ -100,4 +114,5 @@ class MiniMax(Transformer):
 def linear(c: Config, layer: int) -> bool:
     """True if a layer has lightning attention."""
     known = ["full_attention", "linear_attention"]
-    return layer_types(c, known, lambda i: known[i % 2])[layer] == "linear_attention"
+    attends = c.get("attn_type_list", [i % 2 == 0 for i in range(c.num_hidden_layers)])  # 1: softmax, 0: lightning
+    return layer_types(c, known, lambda i: known[not attends[i]])[layer] == "linear_attention"

@@ -77,6 +77,15 @@ class MiniMaxM2(Mixtral):
     eps = ("rms_norm_eps", 1e-6)
     rope_base = 5_000_000.0
 
+    def __init__(self, c: Config) -> None:
+        for name in ("use_qk_norm", "use_routing_bias"):  # in published files; transformers reads none of these
+            c.require(name, (True,), True)
+        c.require("qk_norm_type", ("per_layer",), "per_layer")
+        c.require("shared_intermediate_size", (0,), 0)
+        if set(kinds := c.get("attn_type_list", ())) > {1}:
+            raise InputError(f"attn_type_list={kinds} in the configuration must be 1 (softmax attention) everywhere")
+        super().__init__(c)
+
     def make_attention(self, c: Config, layer: int, **options: Any) -> SelfAttention:
         dim, eps = c.get("head_dim", 128), c.get(*self.eps)
         q_norm, k_norm = (RMSNorm(n * dim, eps) for n in (c.num_attention_heads, c.num_key_value_heads))

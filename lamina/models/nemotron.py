@@ -22,6 +22,7 @@ class Jais2(Gpt):
 
 
 class Nemotron(Gpt):
+    no_effect = ("kv_channels",)  # `head_dim` again
     names = Gpt.names | {path: From(name, lambda t: t + 1) for path, name in NORMS.items()}
     defaults = {"attention_bias": False, "mlp_bias": False}
     eps = ("norm_eps", 1e-5)

@@ -25,7 +25,7 @@ UNUSED = (  # not read by transformers, or about multi-token prediction
     "attention_bias", "expand", "mamba_proj_bias", "moe_shared_expert_overlap", "mtp_layers_block_type",
     "mtp_hybrid_override_pattern", "n_shared_experts", "num_nextn_predict_layers", "residual_in_fp32", "sliding_window",
     "time_step_limit", "mamba_dt_limit", "mamba_dt_max", "mamba_dt_init_floor", "mamba_expand",
-    "max_position_embeddings",
+    "max_position_embeddings", "rms_norm_eps", "time_step_rank",
 )  # fmt: skip
 OLDER = {"mamba": "linear_attention", "attention": "full_attention"}
 
@@ -68,6 +68,7 @@ class NemotronH(Transformer):
     ignored = ("mtp.*",)
     no_effect = UNUSED
     aliases = {
+        "head_dim": "attention_head_dim",
         "n_groups": "mamba_n_groups",
         "conv_kernel": "mamba_d_conv",
         "time_step_min": "mamba_dt_min",

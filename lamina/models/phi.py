@@ -57,6 +57,8 @@ class Phi3(Transformer):
         """In early files longrope is called "su" or "yarn"."""
         c = super().complete(config)
         c.ignore("original_max_position_embeddings")  # read where RoPE is scaled
+        for name in ("full_attn_mod", "interpolate_factor"):  # in Phi-4; transformers reads neither
+            c.require(name, (1,), 1)
         for name in ("rope_parameters", "rope_scaling"):
             given = c.get(name)
             if isinstance(given, Mapping) and given.get("rope_type", given.get("type")) in ("su", "yarn"):

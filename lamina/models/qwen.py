@@ -17,6 +17,10 @@ from lamina.nn import RMSNorm, SelfAttention
 class Qwen2(Transformer):
     no_effect = ("sliding_window", "max_window_layers")
 
+    def __init__(self, c: Config) -> None:
+        c.require("use_mrope", (False,), False)
+        super().__init__(c)
+
     def make_attention(self, c: Config, layer: int, **options: Any) -> SelfAttention:
         return super().make_attention(c, layer, **dict(bias=True, out_bias=False) | options)
 

@@ -112,10 +112,12 @@ def tensor_names(c: Config) -> Names:
 
 
 class Qwen3Next(Decoder):
-    no_effect = ("intermediate_size",)
+    no_effect = ("intermediate_size", "mlp_only_layers", "sliding_window", "max_window_layers")
     ignored = ("mtp.*",)  # multi-token prediction layers
 
     def __init__(self, c: Config) -> None:
+        c.require("attn_output_gate", (True,), True)  # in published files; transformers reads neither
+        c.require("use_sliding_window", (False,), False)
         super().__init__(
             c,
             (Block(c, kind, is_dense(c, i)) for i, kind in enumerate(layer_kinds(c))),

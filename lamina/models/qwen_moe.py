@@ -38,6 +38,7 @@ def mixture(c: Config, each: int, **options: Any) -> Mixture:
 class Qwen2Moe(Transformer):
     """A shared expert beside the others, with a gate, which is one more row of the router's matrix."""
 
+    no_effect = ("intermediate_size", "sliding_window")  # of dense layers and of windows, which few have
     names = Transformer.names | {
         "blocks.{i}.mlp.router": (f"{MLP}.gate", f"{MLP}.shared_expert_gate"),
         **expert_names("blocks.{i}.mlp.experts", f"{MLP}.experts"),
@@ -61,6 +62,7 @@ class Qwen2Moe(Transformer):
 
 
 class Qwen3Moe(Qwen3):
+    no_effect = (*Qwen3.no_effect, "intermediate_size")
     names = Transformer.names | {
         "blocks.{i}.mlp.router": f"{MLP}.gate",
         **expert_names("blocks.{i}.mlp.experts", f"{MLP}.experts"),

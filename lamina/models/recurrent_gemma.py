@@ -38,6 +38,7 @@ class RecurrentGemma(Transformer):
     rope_partial = 0.5
 
     def __init__(self, c: Config) -> None:
+        c.require("embeddings_scale_by_sqrt_dim", (True,), True)
         super().__init__(c.with_values(head_dim=None))  # which transformers computes, whatever the file says
         self.softcap = c.get("logits_soft_cap", 30.0)
         # Rounded as it was in training, in a model of any dtype.
@@ -47,7 +48,7 @@ class RecurrentGemma(Transformer):
         return RMSNorm(c.hidden_size, c.get(*self.eps), plus_one=True)
 
     def make_mixer(self, c: Config, layer: int) -> Mixer:
-        kinds = c.get("block_types", ("recurrent", "recurrent", "attention"))
+        kinds = c.first("block_types", "_block_types", default=("recurrent", "recurrent", "attention"))
         if not kinds or not set(kinds) <= {"recurrent", "attention"}:
             raise InputError(f"block_types={kinds} in the configuration must be a list of recurrent and attention")
         if kinds[layer % len(kinds)] == "attention":

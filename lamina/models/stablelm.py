@@ -24,6 +24,7 @@ class StableLm(Transformer):
         for part in "qk"
     }
     defaults = {"num_key_value_heads": 32}
+    no_effect = ("norm_eps", "num_heads", "rope_pct", "rotary_scaling_factor")  # older names, beside the newer
     eps = ("layer_norm_eps", 1e-5)
     rope_partial = 0.25
 

@@ -24,6 +24,7 @@ class Starcoder2(Gpt):
         c.require("mlp_type", ("default",), "default")  # in published files; transformers reads neither
         c.require("norm_type", ("layer_norm",), "layer_norm")
         c.ignore("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
+        c.ignore("activation_function", "layer_norm_epsilon")  # older names, beside the newer
         super().__init__(c)
 
     def make_window(self, c: Config, layer: int) -> Window:

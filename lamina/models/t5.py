@@ -219,6 +219,7 @@ class MT5(T5):
 
 class UMT5(T5):
     act, own_biases = "gated-gelu", True
+    no_effect = ("scalable_attention",)
 
     def scales(self, c: Config) -> bool:
         """As the file says. (transformers 5 reads any file as tied, and so scales for checkpoints that are not.)"""

@@ -20,6 +20,7 @@ class TextPart(Model):
     @classmethod
     def build(cls, config: Config) -> Self:
         config.ignore(*config.values)  # the rest is about other towers
+        config.ignore(*(f"{name}.*" for name in config.values if name != "text_config"))
         text = config.part("text_config")
         tied = config.get("tie_word_embeddings")  # transformers ties by the outer configuration
         return super().build(text if tied is None else text.with_values(tie_word_embeddings=tied))

@@ -139,6 +139,7 @@ class Whisper(EncoderDecoder):
         "blocks.{i}.source.out": "model.decoder.layers.{i}.encoder_attn.out_proj",
     }
 
+    no_effect = ("num_hidden_layers", "median_filter_width", "use_weighted_layer_sum")
     own_defaults = ("forced_decoder_ids",)  # language and task, in older checkpoints
     max_positions: int
     max_source_positions: int

@@ -219,6 +219,7 @@ class Zamba2(ZambaBase):
     """Several shared layers in turn, with adapters, and Mamba-2 mixers."""
 
     no_effect = (
+        "use_shared_mlp_adapter", "ffn_hidden_size", "sliding_window", "time_step_limit", "rope_theta",
         "hybrid_layer_ids", "kv_channels", "mamba_headdim", "num_query_groups", "use_conv_bias", "rope_parameters",
         "attention_hidden_size", "attention_head_dim", "max_position_embeddings", "rope_parameters.*",
     )  # fmt: skip

@@ -71,6 +71,7 @@ def positions_of(config: Config) -> int | None:
     >>> positions_of(Config({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}))
     16384
     """
+    config.ignore(*POSITIONS)  # a file may have several of them, with the same value
     named = next((n for name in POSITIONS if isinstance(n := config.get(name), int) and n > 0), None)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type")) in ("longrope", "su", "dynamic"):  # see `Rotary`
