@@ -198,8 +198,8 @@ def register_family(
     if gguf is not None:
         from lamina.checkpoint.gguf.file import ARCHITECTURES  # not needed for other formats
 
-        if taken := [name for name, found in gguf.items() if ARCHITECTURES.get(name, found) is not found]:
-            raise InputError(f"the GGUF architecture {taken[0]!r} is registered already")
+        if others := [name for name, found in gguf.items() if ARCHITECTURES.get(name, found) is not found]:
+            raise InputError(f"the GGUF architecture {others[0]!r} is registered already")
         ARCHITECTURES.update(gguf)
     OUTSIDE[model_type] = cls
     return cls
