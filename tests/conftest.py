@@ -8,6 +8,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # also for the commands that tests start
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # trust the processor's flags: no compiling to try them out
 os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run on the CPU; chosen before anyone imports Triton
 
 import torch

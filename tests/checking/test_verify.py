@@ -48,7 +48,7 @@ def first(family: str) -> Model:
 
 
 def test_every_law_holds_on_the_host() -> None:
-    report = lamina.verify(first("falcon_h1"), tries=1, residence="host")
+    report = lamina.verify(first("falcon_h1"), tries=1, length=12, residence="host")
     assert report, str(report)
     assert "kept on the host" in str(report)
 
@@ -79,7 +79,7 @@ def test_a_mask_off_by_one_is_caught_and_named(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("family", ["mamba", "mamba2", "qwen3_next", "falcon_h1"])
 def test_a_state_not_rewound_is_caught_and_named(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RecurrentLayer, "rewind", lambda *_: None)
-    report = lamina.verify(first(family), tries=1)
+    report = lamina.verify(first(family), tries=1, length=10)
     assert {found.law for found in report.differences} == {"rewind"}
     assert report.first is not None
     assert report.first.where.startswith("layer 0")

@@ -22,7 +22,7 @@ from tests.families.harness import (
 
 LENGTH = 40  # windows and chunks of the cases are at most 8 to 13: three times that and more
 
-HISTORIES = 8
+HISTORIES = 9
 
 every_case = pytest.mark.parametrize(("family", "name"), ALL, ids=[f"{f}-{n}" for f, n in ALL])
 
@@ -78,7 +78,7 @@ def test_rewinding_in_the_middle_leaves_no_trace(family: str, name: str) -> None
     theirs, ours = pair(family, name)
     ids, other = random_ids(2, LENGTH, ours.vocab), random_ids(2, LENGTH, ours.vocab, seed=9)
     expected = truth(theirs, ids)
-    for seed in range(HISTORIES // 2):
+    for seed in range(HISTORIES // 3):
         rng = random.Random(seed)
         cache = ours.new_cache(rows=2, capacity=rng.choice([None, 2 * LENGTH]), slack=4)
         outs = []
