@@ -20,12 +20,13 @@ from lamina.models import family_of
 from tests.families import encoder_decoder_cases
 from tests.families.cases import cases
 from tests.families.harness import pair, random_ids
-from tests.families.releases import dense, encoder_decoder, gpt, mixtures, recurrent
+from tests.families.releases import dense, encoder_decoder, gpt, mixtures, others, recurrent
 from tests.families.releases.header import Header
 from tests.families.test_published_configs import built
 from tests.families.test_published_files import described
 
-RELEASES = dense.RELEASES | gpt.RELEASES | mixtures.RELEASES | recurrent.RELEASES | encoder_decoder.RELEASES
+TABLES = (dense, gpt, mixtures, recurrent, encoder_decoder, others)
+RELEASES = {name: release for table in TABLES for name, release in table.RELEASES.items()}
 
 
 @pytest.mark.parametrize("name", RELEASES)
