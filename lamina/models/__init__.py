@@ -191,8 +191,8 @@ def register_family(
         return lambda found: register_family(model_type, found, gguf=gguf)
     if not isinstance(cls, type) or not issubclass(cls, Model):
         raise InputError(f"a family is a subclass of lamina.Model, not {cls!r}")
-    taken = model_type in FAMILIES or model_type in TEXT_PARTS or model_type in OTHER_TYPES
-    if taken or OUTSIDE.get(model_type, cls) is not cls:
+    own = model_type in FAMILIES or model_type in TEXT_PARTS or model_type in OTHER_TYPES
+    if own or OUTSIDE.get(model_type, cls) is not cls:
         known = family(model_type)
         raise InputError(f"model_type {model_type!r} is registered: {known.__module__}.{known.__qualname__}")
     if gguf is not None:

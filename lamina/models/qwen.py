@@ -15,7 +15,7 @@ from lamina.nn import RMSNorm, SelfAttention
 
 
 class Qwen2(Transformer):
-    no_effect = ("sliding_window", "max_window_layers")
+    no_effect: tuple[str, ...] = ("sliding_window", "max_window_layers")
 
     def __init__(self, c: Config) -> None:
         c.require("use_mrope", (False,), False)

@@ -119,3 +119,11 @@ def test_published_fields_under_two_names() -> None:
     assert built(RELEASES["CohereForAI/c4ai-command-r-v01"].config).context == 131072
     apertus = RELEASES["swiss-ai/Apertus-8B-2509"].config | dict(rope_scaling=None, rope_theta=5e5)
     assert built(apertus).ropes["default"].settings["rope_type"] == "default"
+
+
+@pytest.mark.parametrize("release", ["state-spaces/mamba-130m-hf", "mistralai/Mamba-Codestral-7B-v0.1"])
+def test_the_embedding_of_mamba_has_two_names(release: str) -> None:
+    _, tensors, values = RELEASES[release]
+    model = built(values)
+    other = {name.replace(".embeddings.", ".embedding."): shape for name, shape in tensors.items()}
+    plan(model, Header(release, values, other), model.names, torch.bfloat16, tuple(model.ignored))
