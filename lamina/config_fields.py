@@ -271,7 +271,8 @@ NOT_FOR_INFERENCE = (
     "initializer_*", "*_initializer_range", "*init_std", "init_device", "init_method*", "*router_jitter_noise",
     "input_jitter_noise", "rescale_prenorm_residual", "gradient_checkpointing", "deepspeed*", "apply_spec_augment",
     "mask_time_*", "mask_feature_*", "label_smoothing", "z_loss_*", "*_init_variance_scale", "linear_a_log_*",
-    "linear_dt_*", "*_init_scale", "*_xavier_init", "seq_aux", "fused_add_norm", "pad_vocab_size_multiple",
+    "linear_dt_*", "*_init_scale", "*_xavier_init", "seq_aux", "altup_lr_multiplier", "fused_add_norm",
+    "pad_vocab_size_multiple",
     "time_step_floor", "time_step_init_scheme", "time_step_max", "time_step_scale",
     # other outputs and heads
     "output_*", "id2label", "label2id", "num_labels", "_num_labels", "classifier_*", "summary_*", "pruned_heads",

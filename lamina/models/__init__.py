@@ -162,10 +162,11 @@ TEXT_PARTS = {
 }
 """model_type of a multimodal release -> model_type of its text model, if its `text_config` does not name one."""
 
-OLDER = {
+OTHER_TYPES = {
+    "kimi_k2": "deepseek_v3",
     "minimax_text_01": "minimax",
 }
-"""model_type of a release before its family was part of transformers -> model_type since then."""
+"""model_type of releases that name their own -> the family they are of."""
 
 OUTSIDE: dict[str, type[Model]] = {}
 """Registered families: model_type -> class."""
@@ -191,8 +192,8 @@ def register_family(
         return lambda found: register_family(model_type, found, gguf=gguf)
     if not isinstance(cls, type) or not issubclass(cls, Model):
         raise InputError(f"a family is a subclass of lamina.Model, not {cls!r}")
-    taken = model_type in FAMILIES or model_type in TEXT_PARTS or model_type in OLDER
-    if taken or OUTSIDE.get(model_type, cls) is not cls:
+    own = model_type in FAMILIES or model_type in TEXT_PARTS or model_type in OTHER_TYPES
+    if own or OUTSIDE.get(model_type, cls) is not cls:
         known = family(model_type)
         raise InputError(f"model_type {model_type!r} is registered: {known.__module__}.{known.__qualname__}")
     if gguf is not None:
@@ -217,7 +218,7 @@ def family(model_type: str) -> type[Model]:
     >>> family("llama").__name__
     'Llama'
     """
-    model_type = OLDER.get(model_type, model_type)
+    model_type = OTHER_TYPES.get(model_type, model_type)
     if model_type not in FAMILIES and model_type not in TEXT_PARTS and model_type not in OUTSIDE:
         import_outside_families()
     if model_type in OUTSIDE:
@@ -245,7 +246,7 @@ def family_of(config: Config) -> type[Model]:
 
 
 def known_types() -> list[str]:
-    """Every model_type that can be loaded, sorted."""
+    """Every model_type that can be loaded, sorted; without `OTHER_TYPES`."""
     parts = (outer for outer, inner in TEXT_PARTS.items() if inner in FAMILIES)
     return sorted({*FAMILIES, *OUTSIDE, *parts})
 

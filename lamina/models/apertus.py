@@ -62,8 +62,8 @@ class Apertus(Transformer):
         c.require("qk_norm", (True,), True)
         c.require("post_norm", (False,), False)
         c.require("mlp_bias", (False,), False)
-        if c.get("rope_parameters") is None and c.get("rope_scaling") is None and "rope_theta" not in c.values:
-            c = c.with_values(rope_parameters=ROPE)
+        if c.get("rope_parameters") is None and "rope_scaling" not in c.values:  # null: not scaled
+            c = c.with_values(rope_parameters=ROPE | {"rope_theta": c.get("rope_theta", ROPE["rope_theta"])})
         return c
 
     def make_attention(self, c: Config, layer: int, **options: Any) -> SelfAttention:

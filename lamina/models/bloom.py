@@ -1,4 +1,4 @@
-"""BLOOM: ALiBi, biases, and a norm of the embeddings.
+"""BLOOM: a decoder with ALiBi instead of position embeddings, biases everywhere, and a norm of the embeddings.
 
 https://arxiv.org/abs/2211.05100
 """

@@ -40,6 +40,7 @@ class Falcon(Gpt):
 
     def __init__(self, c: Config) -> None:
         c.require("apply_residual_connection_post_layernorm", (False,), False)  # in published files
+        c.ignore("ff_factor")  # `ffn_hidden_size` in another unit
         heads = c.num_attention_heads
         if c.get("new_decoder_architecture", False):
             c.require("parallel_attn", (True,), True)

@@ -19,9 +19,9 @@ class Gemma(Transformer):
 
     def __init__(self, c: Config) -> None:
         c.require("use_bidirectional_attention", (False,), False)
-        act = c.get("hidden_activation", c.get(*self.act))
-        if act == "gelu":  # the first releases say so, and were trained with the approximation
-            act = "gelu_pytorch_tanh"
+        act = c.get("hidden_activation")
+        if act is None and (act := c.get(*self.act)) == "gelu":
+            act = "gelu_pytorch_tanh"  # `hidden_act` of the first releases, which were trained with the approximation
         c = c.with_values(**{self.act[0]: act})
         super().__init__(c)
 

@@ -108,6 +108,7 @@ class Gemma4(Gemma3):
     )  # fmt: skip
 
     def __init__(self, c: Config) -> None:
+        c.require("expert_intermediate_size", (None,))  # in published files
         if c.get("use_bidirectional_attention") == "vision":  # of images, which are not read here
             c = c.with_values(use_bidirectional_attention=False)
         if not c.get("enable_moe_block", False):

@@ -40,6 +40,12 @@ class Glm4Moe(Transformer):
 
 class Dots1(Transformer):
     names = Glm4Moe.names
+    no_effect = ("use_sliding_window",)  # which transformers does not read
+
+    def __init__(self, c: Config) -> None:
+        c.require("scoring_func", ("sigmoid", "noaux_tc"), "sigmoid")  # in published files; both mean sigmoids here
+        c.require("moe_layer_freq", (1,), 1)
+        super().__init__(c)
 
     def make_attention(self, c: Config, layer: int, **options: Any) -> SelfAttention:
         q_norm, k_norm = (RMSNorm(c.head_width, c.get(*self.eps)) for _ in range(2))

@@ -1,4 +1,6 @@
-"""GPT-2, GPT-BigCode (SantaCoder, StarCoder) and GPT-Neo: learned positions; one key head, or local attention.
+"""GPT-2: learned positions, LayerNorm, a plain MLP, biases.
+
+GPT-BigCode (SantaCoder, StarCoder) has one head of keys and values, GPT-Neo a sliding window in every other layer.
 
 https://openai.com/index/better-language-models  https://arxiv.org/abs/2301.03988  https://doi.org/10.5281/zenodo.5297715
 """

@@ -68,7 +68,7 @@ def swap(stack: Tensor) -> Tensor:
 
 
 class Llama4(Decoder):
-    no_effect = ("no_rope_layer_interval",)
+    no_effect = ("no_rope_layer_interval", "for_llm_compressor", "intermediate_size_mlp")  # the last: of dense layers
     names = {
         "embedding": "model.embed_tokens",
         "blocks.{i}.attention_norm": "model.layers.{i}.input_layernorm",

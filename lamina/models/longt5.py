@@ -112,6 +112,7 @@ SUMMARY = "encoder.block.{i}.layer.0.TransientGlobalSelfAttention.global_input_l
 
 
 class LongT5(T5):
+    no_effect = ("global_block_size",)  # where encoder_attention_type is "local"
     names = either(
         renamed(T5.names, encoder_attention("LocalSelfAttention")),
         renamed(T5.names, encoder_attention("TransientGlobalSelfAttention"))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.cache.memory import Memory
+from lamina.checkpoint.names import Either
 from lamina.config import Config
 from lamina.models.decoder import Decoder
 from lamina.nn import Mamba2Mixer, MambaMixer, Positions, RMSNorm, mamba_names
@@ -38,7 +39,7 @@ class Mamba(Decoder):
         "d_inner", "d_model", "n_layer", "ssm_cfg", "ssm_cfg.*",  # older names, beside the newer
     )  # fmt: skip
     names = {
-        "embedding": "backbone.embeddings",
+        "embedding": Either("backbone.embeddings", "backbone.embedding"),
         "blocks.{i}.norm": "backbone.layers.{i}.norm",
         **mamba_names("blocks.{i}.mixer", "backbone.layers.{i}.mixer"),
         "norm": "backbone.norm_f",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from lamina.checkpoint.names import Either
 from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.mamba import Mamba
@@ -20,7 +21,7 @@ class Mamba2(Mamba):
         "norm_before_gate",  # true in Mamba-Codestral, which no code reads: the gate comes before the norm
     )  # fmt: skip
     names = {
-        "embedding": "backbone.embeddings",
+        "embedding": Either("backbone.embeddings", "backbone.embedding"),
         "blocks.{i}.norm": "backbone.layers.{i}.norm",
         **mamba2_names("blocks.{i}.mixer", "backbone.layers.{i}.mixer"),
         "norm": "backbone.norm_f",

@@ -1,4 +1,4 @@
-"""Mixtral, Phi-3.5-MoE and MiniMax-M2: every layer has a mixture of experts.
+"""Mixtral, Phi-3.5-MoE and MiniMax-M2: Llama with a mixture of experts instead of the MLP in every layer.
 
 https://arxiv.org/abs/2401.04088  https://arxiv.org/abs/2409.12136 (sparsemixer)
 """

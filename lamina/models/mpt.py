@@ -1,4 +1,4 @@
-"""MPT: ALiBi, no biases.
+"""MPT: a decoder with ALiBi instead of position embeddings, LayerNorm, and no biases.
 
 https://www.databricks.com/blog/mpt-7b
 """

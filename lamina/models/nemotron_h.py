@@ -25,7 +25,8 @@ UNUSED = (  # not read by transformers, or about multi-token prediction
     "attention_bias", "expand", "mamba_proj_bias", "moe_shared_expert_overlap", "mtp_layers_block_type",
     "mtp_hybrid_override_pattern", "n_shared_experts", "num_nextn_predict_layers", "residual_in_fp32", "sliding_window",
     "time_step_limit", "mamba_dt_limit", "mamba_dt_max", "mamba_dt_init_floor", "mamba_expand",
-    "max_position_embeddings", "rms_norm_eps", "time_step_rank",
+    "max_position_embeddings", "rms_norm_eps", "norm_eps", "time_step_rank", "rope_theta", "partial_rotary_factor",
+    "intermediate_size",  # of MLP layers, where there are any
 )  # fmt: skip
 OLDER = {"mamba": "linear_attention", "attention": "full_attention"}
 

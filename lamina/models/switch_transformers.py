@@ -61,6 +61,9 @@ class SwitchTransformers(T5):
 
     def __init__(self, c: Config) -> None:
         c.require("router_dtype", ["float32"], "float32")
+        c.require("num_selected_experts", [1], 1)  # in published files; transformers reads none of these
+        c.require("batch_prioritized_routing", [False], False)
+        c.require("router_type", ["tokens_masked"], "tokens_masked")
         c.ignore("feed_forward_proj", "is_gated_act", "router_ignore_padding_tokens", "add_router_probs")
         super().__init__(c)
 

@@ -20,12 +20,13 @@ from lamina.models import family_of
 from tests.families import encoder_decoder_cases
 from tests.families.cases import cases
 from tests.families.harness import pair, random_ids
-from tests.families.releases import dense, encoder_decoder, gpt, mixtures, recurrent
+from tests.families.releases import dense, encoder_decoder, gpt, mixtures, others, recurrent
 from tests.families.releases.header import Header
 from tests.families.test_published_configs import built
 from tests.families.test_published_files import described
 
-RELEASES = dense.RELEASES | gpt.RELEASES | mixtures.RELEASES | recurrent.RELEASES | encoder_decoder.RELEASES
+TABLES = (dense, gpt, mixtures, recurrent, encoder_decoder, others)
+RELEASES = {name: release for table in TABLES for name, release in table.RELEASES.items()}
 
 
 @pytest.mark.parametrize("name", RELEASES)
@@ -118,3 +119,11 @@ def test_published_fields_under_two_names() -> None:
     assert built(RELEASES["CohereForAI/c4ai-command-r-v01"].config).context == 131072
     apertus = RELEASES["swiss-ai/Apertus-8B-2509"].config | dict(rope_scaling=None, rope_theta=5e5)
     assert built(apertus).ropes["default"].settings["rope_type"] == "default"
+
+
+@pytest.mark.parametrize("release", ["state-spaces/mamba-130m-hf", "mistralai/Mamba-Codestral-7B-v0.1"])
+def test_the_embedding_of_mamba_has_two_names(release: str) -> None:
+    _, tensors, values = RELEASES[release]
+    model = built(values)
+    other = {name.replace(".embeddings.", ".embedding."): shape for name, shape in tensors.items()}
+    plan(model, Header(release, values, other), model.names, torch.bfloat16, tuple(model.ignored))

@@ -73,6 +73,16 @@ RELEASES: dict[str, Release] = {
             vocab_size=128256,
         ),
     ),
+    "HuggingFaceTB/SmolLM2-135M": Release(
+        134_515_008,
+        llama_header(49152, 576, 1536, 30, 576, 192, tied=True),
+        COMMON | dict(
+            model_type="llama", attention_bias=False, hidden_act="silu", hidden_size=576, intermediate_size=1536,
+            is_llama_config=True, max_position_embeddings=8192, num_attention_heads=9, num_hidden_layers=30,
+            num_key_value_heads=3, pretraining_tp=1, rms_norm_eps=1e-05, rope_interleaved=False, rope_scaling=None,
+            rope_theta=100000, tie_word_embeddings=True, vocab_size=49152,
+        ),
+    ),
     "mistralai/Mistral-7B-v0.1": Release(
         7_241_732_096,
         llama_header(32000, 4096, 14336, 32, 4096, 1024),

@@ -220,8 +220,9 @@ RELEASES: dict[str, Release] = {
             decoder_ffn_dim=4096, decoder_layers=16, decoder_start_token_id=0, encoder_attention_heads=16,
             encoder_ffn_dim=4096, encoder_layers=16, eos_token_id=1, extra_pos_embeddings=1,
             force_bos_token_to_be_generated=False, forced_eos_token_id=1, length_penalty=0.6, max_length=64,
-            max_position_embeddings=512, normalize_before=True, normalize_embedding=False, num_beams=8, num_hidden_layers=16, pad_token_id=0, scale_embedding=True,
-            static_position_embeddings=True, vocab_size=96103,
+            max_position_embeddings=512, normalize_before=True, normalize_embedding=False, num_beams=8,
+            num_hidden_layers=16, pad_token_id=0, scale_embedding=True, static_position_embeddings=True,
+            vocab_size=96103,
         ),
     ),
     "facebook/blenderbot-400M-distill": Release(

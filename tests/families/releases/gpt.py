@@ -228,6 +228,26 @@ RELEASES: dict[str, Release] = {
             parallel_attn=True, vocab_size=65024,
         ),
     ),
+    "tiiuae/falcon-11B": Release(
+        10.84e9,
+        header("""
+            transformer.word_embeddings.weight 65024 4096
+            transformer.h.<0-59>.input_layernorm.{weight,bias} 4096
+            transformer.h.<0-59>.self_attention.query_key_value.weight 6144 4096
+            transformer.h.<0-59>.self_attention.dense.weight 4096 4096
+            transformer.h.<0-59>.mlp.dense_h_to_4h.weight 16384 4096
+            transformer.h.<0-59>.mlp.dense_4h_to_h.weight 4096 16384
+            transformer.ln_f.{weight,bias} 4096
+            lm_head.weight 65024 4096
+        """),
+        COMMON | dict(
+            model_type="falcon", activation="gelu", alibi=False, bias=False, bos_token_id=11, eos_token_id=11,
+            ff_factor=4, ffn_hidden_size=16384, hidden_dropout=0.0, hidden_size=4096, layer_norm_epsilon=1e-05,
+            max_position_embeddings=8192, multi_query=True, new_decoder_architecture=True, num_attention_heads=32,
+            num_hidden_layers=60, num_kv_heads=8, num_ln_in_parallel_attn=1, parallel_attn=True, rope_scaling=None,
+            rope_theta=500042.0, vocab_size=65024,
+        ),
+    ),
     "tiiuae/falcon-rw-1b": Release(
         1_311_625_216,
         header("""

@@ -62,9 +62,13 @@ JAMBA_MAMBA = ",".join(str(i) for i in range(32) if i % 8 != 4)
 NEMOTRON_PATTERN = "M-M-M-M*-" + "M-M-M-M-M*-" * 3 + "M-M-M-M-M-"
 
 
-def kinds(pattern: str, kind: str) -> str:
-    """Numbers of the layers of one kind."""
-    return ",".join(str(i) for i, one in enumerate(pattern) if one == kind)
+NANO_PATTERN = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+
+
+def numbers(pattern: str) -> dict[str, list[int]]:
+    """Numbers of the layers of each kind."""
+    names = {"M": "mamba", "-": "mlp", "*": "attention", "E": "moe"}
+    return {name: [i for i, one in enumerate(pattern) if one == kind] for kind, name in names.items()}
 
 
 GRANITE_H = ["attention" if i in (5, 15, 25, 35) else "mamba" for i in range(40)]
@@ -257,10 +261,7 @@ RELEASES: dict[str, Release] = {
             backbone.layers.<attention>.mixer.{k,v}_proj.weight 1024 4096
             backbone.norm_f.weight 4096
             lm_head.weight 131072 4096
-            """,
-            mamba=[i for i, kind in enumerate(NEMOTRON_PATTERN) if kind == "M"],
-            mlp=[i for i, kind in enumerate(NEMOTRON_PATTERN) if kind == "-"],
-            attention=[i for i, kind in enumerate(NEMOTRON_PATTERN) if kind == "*"],
+            """, **numbers(NEMOTRON_PATTERN),
         ),
         COMMON | dict(
             model_type="nemotron_h", attention_bias=False, attention_head_dim=128,
@@ -273,6 +274,45 @@ RELEASES: dict[str, Release] = {
             rms_norm_eps=1e-05, sliding_window=None, ssm_state_size=128, tie_word_embeddings=False,
             time_step_floor=0.0001, time_step_limit=[0.0, float("inf")], time_step_max=0.1, time_step_min=0.001,
             time_step_rank=256, use_bias=False, use_conv_bias=True, use_mamba_kernels=True, vocab_size=131072,
+        ),
+    ),
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": Release(
+        31.58e9,
+        header("""
+            backbone.embeddings.weight 131072 2688
+            backbone.layers.<0-51>.norm.weight 2688
+            backbone.layers.<mamba>.mixer.{A_log,D,dt_bias} 64
+            backbone.layers.<mamba>.mixer.conv1d.weight 6144 1 4
+            backbone.layers.<mamba>.mixer.conv1d.bias 6144
+            backbone.layers.<mamba>.mixer.in_proj.weight 10304 2688
+            backbone.layers.<mamba>.mixer.norm.weight 4096
+            backbone.layers.<mamba>.mixer.out_proj.weight 2688 4096
+            backbone.layers.<moe>.mixer.gate.weight 128 2688
+            backbone.layers.<moe>.mixer.gate.e_score_correction_bias 128
+            backbone.layers.<moe>.mixer.experts.<0-127>.up_proj.weight 1856 2688
+            backbone.layers.<moe>.mixer.experts.<0-127>.down_proj.weight 2688 1856
+            backbone.layers.<moe>.mixer.shared_experts.up_proj.weight 3712 2688
+            backbone.layers.<moe>.mixer.shared_experts.down_proj.weight 2688 3712
+            backbone.layers.<attention>.mixer.q_proj.weight 4096 2688
+            backbone.layers.<attention>.mixer.{k,v}_proj.weight 256 2688
+            backbone.layers.<attention>.mixer.o_proj.weight 2688 4096
+            backbone.norm_f.weight 2688
+            lm_head.weight 131072 2688
+            """, **numbers(NANO_PATTERN),
+        ),
+        COMMON | dict(
+            model_type="nemotron_h", attention_bias=False, chunk_size=128, conv_kernel=4, expand=2, head_dim=128,
+            hidden_dropout=0.0, hidden_size=2688, hybrid_override_pattern=NANO_PATTERN, intermediate_size=1856,
+            layer_norm_epsilon=1e-05, mamba_head_dim=64, mamba_hidden_act="silu", mamba_num_heads=64,
+            mamba_proj_bias=False, mamba_ssm_cache_dtype="float32", max_position_embeddings=262144, mlp_bias=False,
+            mlp_hidden_act="relu2", moe_intermediate_size=1856, moe_shared_expert_intermediate_size=3712, n_group=1,
+            n_groups=8, n_routed_experts=128, n_shared_experts=1, norm_eps=1e-05, norm_topk_prob=True,
+            num_attention_heads=32, num_experts_per_tok=6, num_hidden_layers=52, num_key_value_heads=2,
+            num_logits_to_keep=1, pad_token_id=0, partial_rotary_factor=1.0, rescale_prenorm_residual=True,
+            residual_in_fp32=False, rope_theta=10000, routed_scaling_factor=2.5, sliding_window=None,
+            ssm_state_size=128, tie_word_embeddings=False, time_step_floor=0.0001, time_step_max=0.1,
+            time_step_min=0.001, topk_group=1, use_bias=False, use_conv_bias=True, use_mamba_kernels=True,
+            vocab_size=131072,
         ),
     ),
     "ibm-granite/granite-4.0-h-small": Release(
