@@ -35,7 +35,7 @@ class Falcon(Gpt):
         "attention_bias": "bias",
         "mlp_bias": "bias",
     }
-    defaults = {"attention_bias": False, "mlp_bias": False}
+    defaults = {"attention_bias": False, "mlp_bias": False, "max_position_embeddings": 2048}
     act = ("activation", "gelu")
 
     def __init__(self, c: Config) -> None:

@@ -168,7 +168,8 @@ def heads_of(c: Config, layer: int, kind: str) -> tuple[int, int]:
     """Number of key heads and width of heads: `per_layer_config`, or in files of releases fields for full layers."""
     if c.get("per_layer_config") is not None:
         layers = c.part("per_layer_config")
-        own = layers.part(str(layer)) if str(layer) in layers.values else Config({})
+        key = next((key for key in layers.values if key.isdigit() and int(key) == layer), None)  # "5" or "05"
+        own = Config({}) if key is None else layers.part(key)
         for name in own.values.keys() - {"head_dim", "num_key_value_heads"}:
             raise InputError(f"{name}={own.get(name)!r} in per_layer_config of layer {layer} is not supported")
         return own.get("num_key_value_heads", c.num_key_value_heads), own.get("head_dim", c.head_dim)
