@@ -128,10 +128,14 @@ def shares() -> dict[str, str]:
 def measure(wanted: list[str]) -> None:
     """Compares the first case of each family, or of those wanted, with transformers; stores what is found."""
     found = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
-    for model_type, (family, name) in sorted(case_of().items()):
+    cases = case_of() | {family: (family, "") for family in WITH_OWN_TESTS}
+    for model_type, (family, name) in sorted(cases.items()):
         if wanted and family not in wanted and model_type not in wanted:
             continue
-        error = round_up(error_with_encoder(family, name) if family in ENCODER_DECODERS else error_of(family, name))
+        if family in WITH_OWN_TESTS:
+            error = round_up(WITH_OWN_TESTS[family]())
+        else:
+            error = round_up(error_with_encoder(family, name) if family in ENCODER_DECODERS else error_of(family, name))
         found[model_type] = {"error": error, "transformers": version("transformers")}
         print(f"{model_type}: {error:.0e}", flush=True)
         MEASURED.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
@@ -160,6 +164,31 @@ def error_with_encoder(family: str, name: str) -> float:
         assert found is not None
         errors.append(relative(found[0], truth(theirs, source, target)))
     return max(errors)
+
+
+def error_of_t5() -> float:
+    from tests.families import test_t5 as t5
+    from tests.families.harness import relative
+
+    theirs, ours = t5.pair(t5.FIRST)
+    source, target = t5.random_rows([23, 40])
+    found = ours(target[None], source=ours.encode(source[None]))
+    assert found is not None
+    return relative(found[0], t5.truth(theirs, source, target))
+
+
+def error_of_whisper() -> float:
+    from tests.families import test_whisper as whisper
+    from tests.families.harness import relative
+
+    theirs, ours = whisper.pair(whisper.FIRST)
+    source, target = whisper.random_features(theirs, [2 * whisper.POSITIONS])[0], whisper.random_rows([40])[0]
+    found = ours(target[None], source=ours.encode(features=source[None]))
+    assert found is not None
+    return relative(found[0], whisper.truth(theirs, source, target))
+
+
+WITH_OWN_TESTS = {"t5": error_of_t5, "whisper": error_of_whisper}
 
 
 def round_up(error: float) -> float:
