@@ -154,8 +154,7 @@ class Model(nn.Module):
         """
         if not any(spec.uses_positions for entry in self.specs for spec in entry.values()):
             return self.max_positions
-        named = positions_of(config_of(self))
-        return min((n for n in (named, self.max_positions) if n is not None), default=None)
+        return min((n for n in (positions_of(config_of(self)), self.max_positions) if n is not None), default=None)
 
     @property
     def device(self) -> torch.device:
