@@ -65,37 +65,19 @@ def verify(
         raise InputError(f"length={length}: the model has positions for {model.max_positions}")
     notes: list[str] = []
     longest = _length(model, notes) if length is None else length
-    ways = ways_of(model, longest)
-    return run_laws(model, chosen, ways, rows, longest, tries, seed, residence, notes, progress)
-
-
-def ways_of(model: Model, longest: int) -> list[Way]:
-    """Caches that grow and fixed ones, with slack and without, for rows of up to `longest` tokens."""
-    room = longest + 7 if model.max_positions is None else min(longest + 7, model.max_positions)
-    pairs = ((None, SLACK), (longest, SLACK), (None, 0), (room, 0))
-    return [Way(capacity, slack, model.max_positions) for capacity, slack in pairs]
-
-
-@torch.no_grad()
-def run_laws(
-    model: Model,
-    laws: list[str],
-    ways: list[Way],
-    rows: int,
-    longest: int,
-    tries: int,
-    seed: int,
-    residence: str,
-    notes: list[str],
-    progress: bool,
-) -> Report:
-    """`verify` with arguments that were checked, on the given ways of keeping."""
     generator = torch.Generator().manual_seed(seed)
     lengths = [longest, *(max(2, longest * (rows - r) // (rows + 1)) for r in range(1, rows))]
     ids = [torch.randint(0, model.vocab, (n,), generator=generator) for n in lengths]
-    units = [(law, way) for law in laws for way in ways if law != "rewind" or way.slack]
+    room = longest + 7 if model.max_positions is None else min(longest + 7, model.max_positions)
+    ways = [
+        Way(capacity, slack, model.max_positions)
+        for capacity, slack in ((None, SLACK), (longest, SLACK), (None, 0), (room, 0))
+    ]
+    units = [(law, way) for law in chosen for way in ways if law != "rewind" or way.slack]
     with without_plans(model, notes), Bar("verifying", len(units) + 1, "checks", progress) as bar:
-        run = Verification(Reference(model, ids, _sources(model, rows, generator)), ways, laws, notes, tries, residence)
+        run = Verification(
+            Reference(model, ids, _sources(model, rows, generator)), ways, chosen, notes, tries, residence
+        )
         if run.basics():
             bar.advance(1)
             for number, (law, way) in enumerate(units):

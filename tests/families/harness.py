@@ -16,8 +16,6 @@ from transformers import AutoModelForCausalLM
 
 import lamina
 from lamina.checking import Report
-from lamina.checking.laws import LAWS
-from lamina.checking.verify import run_laws, ways_of
 from lamina.model import Model
 from tests.families.cases import cases
 
@@ -58,17 +56,12 @@ def pair(family: str, name: str) -> tuple[Any, Model]:
 
 
 def verified(model: Model) -> Report:
-    """Every law of `lamina.verify` on shorter rows and half of its ways of keeping: growing, and fixed without slack.
-
-    Rows go twice past the largest window. Every kind of memory is in a core family, and those are verified in full
-    (tests/checking); here a family's own code could only fail by what it does with positions, padding and state.
-    """
+    """`lamina.verify` on two rows that go twice past the largest window; core families are verified at full length in
+    tests/checking."""
     windows = [getattr(spec, "window", None) for entry in model.specs for spec in entry.values()]
     spans = [window.span for window in windows if window is not None and window.span is not None]
     longest = max([16, *(2 * span + 4 for span in spans)])
-    longest = min(longest, model.max_positions or longest)
-    growing, _, _, fixed = ways_of(model, longest)
-    return run_laws(model, list(LAWS), [growing, fixed], 2, longest, 1, 0, "device", [], False)
+    return lamina.verify(model, rows=2, length=min(longest, model.max_positions or longest), tries=1, progress=False)
 
 
 def random_ids(rows: int, length: int, vocab: int, seed: int = 0) -> Tensor:
