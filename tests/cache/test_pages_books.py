@@ -116,14 +116,14 @@ class Ledger:
 OPERATIONS = ["append"] * 6 + ["rewind", "rewind", "reorder", "select", "fork", "fork", "reset", "drop", "release"]
 
 
-def test_five_thousand_random_operations_leak_nothing_and_keep_every_number() -> None:
+def test_ten_thousand_random_operations_leak_nothing_and_keep_every_number() -> None:
     rng = random.Random(0)
     torch.manual_seed(0)
     model = Toy(Notes())
     pool = Pool(model, tokens=72, page=3, slack=2)
     ledgers: list[Ledger] = []
     ran_out = 0
-    for i in range(5_000):
+    for i in range(10_000):
         if not ledgers:
             rows = rng.randint(1, 3)
             ledgers.append(Ledger(model.new_cache(rows, pool=pool), [[] for _ in range(rows)]))

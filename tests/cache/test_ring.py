@@ -75,7 +75,7 @@ class Ring:
         assert self.cache.lengths.tolist() == before
 
 
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", range(4))
 def test_a_ring_under_random_histories_equals_a_plain_list(part: int) -> None:
     for seed in range(500 * part, 500 * (part + 1)):
         rng = random.Random(seed)

@@ -21,7 +21,7 @@ PROMPTS = [
     "Once upon a time, in a village by the sea, there lived an old fisherman who",
     "def fibonacci(n):\n    ",
 ]
-NEW, ALONE = 24, 8
+NEW, ALONE = 40, 12
 
 
 @functools.cache
