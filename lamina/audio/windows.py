@@ -190,9 +190,10 @@ class Windows:
         ]
 
     def _silent(self, attempt: Attempt) -> bool:
-        if attempt.no_speech is None or attempt.logprob is None:
+        likely, silence = self.limits.logprob, self.limits.no_speech
+        if attempt.no_speech is None or attempt.logprob is None or likely is None or silence is None:
             return False
-        return attempt.logprob < self.limits.logprob and attempt.no_speech > self.limits.no_speech  # type: ignore[operator]
+        return attempt.logprob < likely and attempt.no_speech > silence
 
     def _repeats(self, attempt: Attempt) -> bool:
         """Whether a window is decoded again: its ids repeat themselves, or are unlikely."""

@@ -139,16 +139,6 @@ def find_recipes(names: Names, path: str, shape: tuple[int, ...]) -> list[Recipe
     return [recipe(one) for one in (value.choices if isinstance(value, Either) else (value,))]
 
 
-def under(prefix: str, names: Names) -> dict[str, Value]:
-    """The same table for checkpoints that hold the model as a part, each name with that prefix.
-
-    >>> under("text.", {"norm": "model.norm"})
-    {'norm': 'text.model.norm'}
-    """
-
-    return renamed(names, lambda name: prefix + name)
-
-
 def renamed(names: Names, rename: Callable[[str], str]) -> dict[str, Value]:
     """The same table with every checkpoint name changed.
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from lamina.attention.window import Chunked, Full, Window
-from lamina.checkpoint.names import From
 from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.decoder import Decoder, mlp_names, qkv_names
 from lamina.nn import Block, Choice, GatedMLP, Mixture, Positions, RMSNorm, Rotary, SelfAttention
+from lamina.nn.moe.names import swapped_stack_names
 
 
 def attention(c: Config, window: Window, rotary: bool) -> SelfAttention:
@@ -62,11 +62,6 @@ def blocks(c: Config) -> list[Block]:
     ]
 
 
-def swap(stack: Tensor) -> Tensor:
-    """[E, in, out] <-> [E, out, in]"""
-    return stack.transpose(1, 2)
-
-
 class Llama4(Decoder):
     no_effect = ("no_rope_layer_interval", "for_llm_compressor", "intermediate_size_mlp")  # the last: of dense layers
     names = {
@@ -77,8 +72,7 @@ class Llama4(Decoder):
         "blocks.{i}.mlp_norm": "model.layers.{i}.post_attention_layernorm",
         **mlp_names("blocks.{i}.mlp", "model.layers.{i}.feed_forward"),
         "blocks.{i}.mlp.router": "model.layers.{i}.feed_forward.router",
-        "blocks.{i}.mlp.experts.gate_up": From("model.layers.{i}.feed_forward.experts.gate_up_proj", swap),
-        "blocks.{i}.mlp.experts.down": From("model.layers.{i}.feed_forward.experts.down_proj", swap),
+        **swapped_stack_names("blocks.{i}.mlp.experts", "model.layers.{i}.feed_forward.experts"),
         **mlp_names("blocks.{i}.mlp.shared", "model.layers.{i}.feed_forward.shared_expert"),
         "norm": "model.norm",
         "head": "lm_head",

@@ -16,6 +16,7 @@ from lamina.cache.spec import LayerSpecs
 from lamina.checkpoint.names import From, Names
 from lamina.config import Config
 from lamina.models.decoder import Decoder, layer_types
+from lamina.models.qwen_moe import is_dense
 from lamina.nn import Choice, GatedDeltaMixer, GatedMLP, Mixture, Positions, RMSNorm, Rotary, SelfAttention
 from lamina.nn.moe.names import expert_names
 from lamina.nn.recurrent.gated_delta import regroup_by_part
@@ -64,12 +65,6 @@ def layer_kinds(c: Config) -> Sequence[str]:
     interval = c.get("full_attention_interval", 4)
     known = ["linear_attention", "full_attention"]
     return layer_types(c, known, lambda i: known[(i + 1) % interval == 0])
-
-
-def is_dense(c: Config, layer: int) -> bool:
-    """True if a layer has one dense MLP instead of experts."""
-    sparse = c.num_experts > 0 and (layer + 1) % c.get("decoder_sparse_step", 1) == 0
-    return not sparse or layer in c.get("mlp_only_layers", ())
 
 
 def tensor_names(c: Config) -> Names:
