@@ -7,11 +7,12 @@ Every read is recorded, so `config.unread` names the fields that no code has loo
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
 from lamina.config_fields import FIELDS, NOT_FOR_INFERENCE
-from lamina.errors import InputError
+from lamina.errors import InputError, UnknownName
 
 ABSENT = object()
 
@@ -105,6 +106,24 @@ class Config:
             text = ", ".join(repr(one) for one in known)
             raise InputError(f"{name}={value!r} in the configuration is not supported; known: {text}")
         return value
+
+    @contextmanager
+    def naming_fields(self) -> Iterator[None]:
+        """Where the code within raises `UnknownName`, the error names the field that has this name.
+
+        >>> config = Config({"hidden_act": "mish"})
+        >>> with config.naming_fields():
+        ...     raise UnknownName("activation", config.hidden_act, ["silu"])
+        Traceback (most recent call last):
+        lamina.errors.UnknownName: hidden_act='mish' in the configuration is not supported; known: silu
+        """
+        try:
+            yield
+        except UnknownName as error:
+            have = (path for path, value in fields(self.values, self.path) if value == error.name and path in self.seen)
+            if (found := next(have, None)) is None:
+                raise
+            raise UnknownName(found, error.name, error.known, " in the configuration") from None
 
     def with_aliases(self, aliases: Mapping[str, str]) -> Config:
         """The configuration with fields under further names: new name -> the name it has.
@@ -211,6 +230,14 @@ def unread_fields(values: Mapping[str, Any], seen: set[str], path: str) -> Itera
             yield path + name
         elif isinstance(value, Mapping) and f"{path}{name}.*" not in seen:
             yield from unread_fields(value, seen, f"{path}{name}.")
+
+
+def fields(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    """Each field with its path, those of objects inside too."""
+    for name, value in values.items():
+        yield path + name, value
+        if isinstance(value, Mapping):
+            yield from fields(value, f"{path}{name}.")
 
 
 EMPTY = Config({})

@@ -35,7 +35,7 @@ from lamina.generation.entry import generate, stream
 from lamina.generation.result import Result
 from lamina.generation.stream import Event, Stream
 from lamina.inputs import check_ids, checked_ids, checked_marks, random_ids
-from lamina.nn.attention.rotary import positions_of
+from lamina.nn.attention.rope_settings import positions_of
 from lamina.runtime.builders import wait_for_kernels
 from lamina.runtime.compile import CompiledBlocks, why_not_compiled
 from lamina.runtime.eligibility import why_not_captured
@@ -88,7 +88,8 @@ class Model(nn.Module):
     def build(cls, config: Config) -> Self:
         """A model with this configuration and initial weights, in inference mode."""
         config.ignore(*cls.no_effect)
-        model = cls(config)
+        with config.naming_fields():
+            model = cls(config)
         model.config = config
         return model.requires_grad_(False).eval()
 
@@ -376,8 +377,6 @@ class Model(nn.Module):
         The first pass with a new number of rows or tokens compiles for some seconds. Blocks of a kind share one
         program, which serves any length, and growing and fixed caches. `options` are those of `torch.compile`. Unlike
         with `nn.Module.compile`, prompts and other long passes run uncompiled. Captured decode steps do not need it.
-
-        >>> model.compile()                                           # doctest: +SKIP
         """
         wait_for_kernels(self)  # finish building kernels first, or Dynamo would trace modules in use
         self.compiled = CompiledBlocks(self.blocks, **options)
