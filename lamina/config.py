@@ -49,7 +49,7 @@ class Config:
         if name.startswith("__"):
             raise AttributeError(name)
         if name not in self.values:
-            raise self._lacks(repr(name))
+            raise self._lacks(" or ".join(map(repr, dict.fromkeys((name, self.aliases.get(name, name))))))
         return self._checked(name)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -133,7 +133,7 @@ class Config:
         """
         found = {new: old for new, old in aliases.items() if old in self.values}
         values = self.values | {new: self.values[old] for new, old in found.items()}
-        return Config(values, self.seen, self.path, self.aliases | found, self.given)
+        return Config(values, self.seen, self.path, {**self.aliases, **aliases}, self.given)
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Config:
         """The configuration with values for fields that are absent.
@@ -169,8 +169,9 @@ class Config:
 
     def _checked(self, name: str) -> Any:
         self._saw(name)
-        field = FIELDS.get(name)
-        value = self.values[name] if field is None else field.checked(name, self.values)
+        field, shown = FIELDS.get(name), self.aliases.get(name, name)
+        shown = shown if self.values.get(shown) is self.values[name] else name  # errors name the field of the file
+        value = self.values[name] if field is None else field.checked(shown, self.values)
         return Section(value, self.seen, f"{self.path}{name}.") if isinstance(value, Mapping) else value
 
     def _lacks(self, what: str) -> InputError:

@@ -109,6 +109,7 @@ def plan(
                 first = next(iter(recipes.values()))
                 missing += [name for name in first.sources if name not in source.names]
     unexpected = [name for name in sorted(source.names) if name not in used and not matches_any(name, ignore)]
+    unexpected = [name for name in unexpected if 0 not in source.shape(name)]  # of experts that are none, say
     problems = [
         f"{len(found)} {kind}: {listing(found, separator)}"
         for kind, found, separator in (

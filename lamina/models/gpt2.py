@@ -43,6 +43,7 @@ class GPT2(Gpt):
         "max_position_embeddings": "n_positions",
         "intermediate_size": "n_inner",
     }
+    defaults = {"max_position_embeddings": 1024}
     learned_positions = True
 
     def __init__(self, c: Config) -> None:
@@ -89,9 +90,10 @@ class GPTNeo(Gpt):
         return super().make_attention(c, layer, **dict(bias=False, scale=1.0) | options)
 
     def make_window(self, c: Config, layer: int) -> Window:
-        c.ignore("attention_layers")  # the same, written out
+        """`attention_layers` has the kind of each layer; `attention_types` has patterns that are repeated."""
         repeats = c.get("attention_types", [[["global", "local"], 12]])
-        kinds = [kind for pattern, times in repeats for _ in range(times) for kind in pattern]
+        kinds = c.get("attention_layers") or [kind for kinds, times in repeats for _ in range(times) for kind in kinds]
         if len(kinds) != c.num_hidden_layers or not set(kinds) <= {"global", "local"}:
-            raise InputError(f"attention_types={repeats} must say global or local for {c.num_hidden_layers} layers")
+            name, found = ("attention_layers", kinds) if c.get("attention_layers") else ("attention_types", repeats)
+            raise InputError(f"{name}={found} must say global or local for {c.num_hidden_layers} layers")
         return Full() if kinds[layer] == "global" else Sliding(c.get("window_size", 256))

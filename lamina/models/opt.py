@@ -40,6 +40,7 @@ class OPT(Gpt):
         ),
     )
     aliases = {"intermediate_size": "ffn_dim"}
+    defaults = {"intermediate_size": 3072}
     act = ("activation_function", "relu")
     learned_positions = True
 
@@ -82,6 +83,7 @@ class OPT(Gpt):
 class BioGPT(Gpt):
     names = renamed(BODY | LEARNED, lambda name: name.replace("model.", "biogpt.")) | {"head": "output_projection"}
     act = ("hidden_act", "gelu")
+    defaults = {"intermediate_size": 4096}
     learned_positions = True
 
     def __init__(self, c: Config) -> None:
@@ -105,7 +107,7 @@ class XGLM(BioGPT):
         "num_attention_heads": "attention_heads",
         "intermediate_size": "ffn_dim",
     }
-    defaults = {"max_position_embeddings": 2048}
+    defaults = {"max_position_embeddings": 2048, "intermediate_size": 4096}
     act = ("activation_function", "gelu")
     learned_positions = False
 
