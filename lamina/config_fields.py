@@ -201,7 +201,7 @@ FIELDS: Mapping[str, Field] = {
         "moe_num_shared_experts zero_expert_num expert_capacity",
     ),
     **each(
-        IntField(0, 1_000_000, among=("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")),
+        IntField(1, 1_000_000, among=("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")),
         "num_experts_per_tok num_experts_per_token moe_k top_k_experts",
     ),
     # numbers

@@ -8,7 +8,6 @@ https://arxiv.org/abs/2405.04434  https://arxiv.org/abs/2412.19437
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import nn
@@ -72,7 +71,7 @@ def prediction_layers(c: Config, default: int = 1) -> tuple[str, ...]:
 
 class DeepseekV2(Transformer):
     no_effect: tuple[str, ...] = ("num_key_value_heads", "head_dim", "qk_head_dim", "n_group", "topk_group")
-    defaults: ClassVar[Mapping[str, Any]] = dict(
+    defaults: ClassVar[dict[str, Any]] = dict(
         kv_lora_rank=512, q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
         n_routed_experts=64, moe_intermediate_size=1407,
     )  # fmt: skip
@@ -113,9 +112,7 @@ class DeepseekV3(DeepseekV2):
     )  # fmt: skip
 
     def __init__(self, c: Config) -> None:
-        c.require(
-            "head_dim", (c.qk_rope_head_dim,), c.qk_rope_head_dim
-        )  # the same again, by which transformers rotates
+        c.require("head_dim", (c.qk_rope_head_dim,), c.qk_rope_head_dim)  # by which transformers rotates
         c.require("scoring_func", ("sigmoid",), "sigmoid")
         c.require("topk_method", ("noaux_tc",), "noaux_tc")
         c.require("moe_layer_freq", (1,), 1)

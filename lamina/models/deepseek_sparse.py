@@ -5,7 +5,6 @@ https://arxiv.org/abs/2512.02556  https://arxiv.org/abs/2603.12201
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import nn
@@ -29,7 +28,7 @@ def indexer_names(ours: str, theirs: str) -> dict[str, Value]:
 
 class DeepseekV32(DeepseekV3):
     names = DeepseekV3.names | indexer_names("blocks.{i}.attention.indexer", "model.layers.{i}.self_attn.indexer")
-    defaults: ClassVar[Mapping[str, Any]] = DeepseekV3.defaults | dict(
+    defaults: ClassVar[dict[str, Any]] = DeepseekV3.defaults | dict(
         index_topk=2048, index_head_dim=128, index_n_heads=64
     )
     no_effect = (*DeepseekV3.no_effect, "mlp_bias")

@@ -35,7 +35,9 @@ class Qwen2(Transformer):
 
 
 class Qwen3(Qwen2):
+    defaults = {"head_dim": 128}
+
     def make_attention(self, c: Config, layer: int, **options: Any) -> SelfAttention:
-        bias, dim = c.get("attention_bias", False), c.get("head_dim", 128)
-        norms = dict(q_norm=RMSNorm(dim, c.get(*self.eps)), k_norm=RMSNorm(dim, c.get(*self.eps)))
-        return super().make_attention(c.with_values(head_dim=dim), layer, bias=bias, out_bias=bias, **norms, **options)
+        bias = c.get("attention_bias", False)
+        q_norm, k_norm = (RMSNorm(c.head_width, c.get(*self.eps)) for _ in range(2))
+        return super().make_attention(c, layer, bias=bias, out_bias=bias, q_norm=q_norm, k_norm=k_norm, **options)

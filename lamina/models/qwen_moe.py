@@ -68,8 +68,7 @@ class Qwen3Moe(Qwen3):
         **expert_names("blocks.{i}.mlp.experts", f"{MLP}.experts"),
     }
 
-    def make_attention(self, c: Config, layer: int, **options: Any) -> SelfAttention:
-        return super().make_attention(c.with_values(head_dim=c.head_width), layer, **options)
+    defaults = {}
 
     def make_window(self, c: Config, layer: int) -> Window:
         return Sliding(c.get("sliding_window", 4096)) if c.get("use_sliding_window", False) else Full()

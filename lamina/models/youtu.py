@@ -26,9 +26,7 @@ class Youtu(Transformer):
 
     def make_rope(self, c: Config) -> Rotary:
         c.ignore("qk_head_dim", "num_key_value_heads")  # follow from others
-        c.require(
-            "head_dim", (c.qk_rope_head_dim,), c.qk_rope_head_dim
-        )  # the same again, by which transformers rotates
+        c.require("head_dim", (c.qk_rope_head_dim,), c.qk_rope_head_dim)  # by which transformers rotates
         return Rotary.of(c, c.qk_rope_head_dim)
 
 

@@ -57,8 +57,8 @@ def rope_parameters(
     """
     field = next((name for name in FIELDS if config.get(name)), FIELDS[-1])
     found, path = plain(config, field), f"{field}."
-    by_kind = kind is not None and any(isinstance(value, Mapping) for value in found.values())
-    if by_kind:
+    by_kind = any(isinstance(value, Mapping) for value in found.values())
+    if kind is not None and by_kind:
         found, path = dict(found.get(kind) or {}), f"{field}.{kind}."
     for name in ("rope_theta", "partial_rotary_factor"):
         if found.get(name) is None:
