@@ -61,11 +61,15 @@ class Config:
 
     def first(self, *names: str, default: Any = ABSENT) -> Any:
         """The value of a field that has several names, the current one first; the default if all are absent or null.
+        Numbers under two names must be the same.
 
         >>> Config({"n_embd": 64, "hidden_size": None}).first("hidden_size", "n_embd")
         64
         """
-        found = next((value for value in [self.get(name) for name in names] if value is not None), default)
+        given = {name: value for name in names if (value := self.get(name)) is not None}
+        if len({value for value in given.values() if isinstance(value, int)}) > 1:
+            raise contradiction(given)
+        found = next(iter(given.values()), default)
         if found is ABSENT:
             raise self._lacks(" or ".join(map(repr, names)))
         return found
@@ -126,12 +130,17 @@ class Config:
             raise UnknownName(found, error.name, error.known, " in the configuration") from None
 
     def with_aliases(self, aliases: Mapping[str, str]) -> Config:
-        """The configuration with fields under further names: new name -> the name it has.
+        """The configuration with fields under further names: new name -> the name it has. A file that has both names
+        must have the same value in them, except for the length of the context.
 
         >>> Config({"n_embd": 64}).with_aliases({"hidden_size": "n_embd"}).hidden_size
         64
         """
         found = {new: old for new, old in aliases.items() if old in self.values}
+        for new, old in found.items():
+            one, other = self.values[old], self.values.get(new)
+            if new != "max_position_embeddings" and None not in (one, other) and one != other:
+                raise contradiction({old: one, new: other})
         values = self.values | {new: self.values[old] for new, old in found.items()}
         return Config(values, self.seen, self.path, {**self.aliases, **aliases}, self.given)
 
@@ -231,6 +240,11 @@ def unread_fields(values: Mapping[str, Any], seen: set[str], path: str) -> Itera
             yield path + name
         elif isinstance(value, Mapping) and f"{path}{name}.*" not in seen:
             yield from unread_fields(value, seen, f"{path}{name}.")
+
+
+def contradiction(given: Mapping[str, Any]) -> InputError:
+    text = " and ".join(f"{name}={value!r}" for name, value in given.items())
+    return InputError(f"{text} in the configuration contradict each other")
 
 
 def fields(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:

@@ -8,6 +8,7 @@ https://arxiv.org/abs/2405.04434  https://arxiv.org/abs/2412.19437
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import nn
@@ -71,6 +72,7 @@ def prediction_layers(c: Config, default: int = 1) -> tuple[str, ...]:
 
 class DeepseekV2(Transformer):
     no_effect: tuple[str, ...] = ("num_key_value_heads", "head_dim", "qk_head_dim", "n_group", "topk_group")
+    aliases: ClassVar[Mapping[str, str]] = {"n_routed_experts": "num_experts"}
     defaults: ClassVar[dict[str, Any]] = dict(
         kv_lora_rank=512, q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
         n_routed_experts=64, moe_intermediate_size=1407,
@@ -126,6 +128,7 @@ class DeepseekV3(DeepseekV2):
 class Glm4MoeLite(DeepseekV3):
     """GLM-4.7 Flash."""
 
+    aliases = {**DeepseekV3.aliases, "qk_rope_head_dim": "head_dim"}
     defaults = dict(
         n_group=1, topk_group=1, routed_scaling_factor=1.8, n_shared_experts=1, kv_lora_rank=512, q_lora_rank=768,
         qk_nope_head_dim=192, qk_rope_head_dim=64, v_head_dim=256, moe_intermediate_size=1536, n_routed_experts=64,

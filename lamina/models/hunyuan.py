@@ -73,7 +73,10 @@ class HunYuanMoEV1(HunYuanDenseV1):
     def make_mlp(self, c: Config, layer: int) -> nn.Module:
         experts, each = (
             count if isinstance(count, int) else count[layer]
-            for count in (c.get("num_experts", 1), c.first("moe_topk", "num_experts_per_tok", default=1))
+            for count in (
+                c.first("num_experts", "num_local_experts", default=1),
+                c.first("moe_topk", "num_experts_per_tok", default=1),
+            )
         )
         width, inner = c.hidden_size, c.intermediate_size
         for name, value in (("moe_intermediate_size", inner), ("num_shared_expert", 1)):

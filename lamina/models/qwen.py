@@ -9,6 +9,7 @@ from typing import Any
 
 from lamina.attention.window import Full, Sliding, Window
 from lamina.config import Config
+from lamina.errors import InputError
 from lamina.models.decoder import layer_types
 from lamina.models.transformer import Transformer
 from lamina.nn import RMSNorm, SelfAttention
@@ -30,8 +31,18 @@ class Qwen2(Transformer):
         kinds = layer_types(
             c, ["full_attention", "sliding_attention"], lambda i: "full_attention" if i < first else "sliding_attention"
         )
-        sliding = kinds[layer] == "sliding_attention" and c.get("use_sliding_window", False)
-        return Sliding(c.get("sliding_window", 4096)) if sliding else Full()
+        return window_if_used(c, kinds[layer])
+
+
+def window_if_used(c: Config, kind: str) -> Window:
+    """The window of a layer of this kind; sliding layers need `use_sliding_window`."""
+    if kind == "full_attention":
+        return Full()
+    if not c.get("use_sliding_window", False):
+        raise InputError(
+            f"layer_types={c.layer_types} in the configuration has sliding layers, and use_sliding_window=False"
+        )
+    return Sliding(c.get("sliding_window", 4096))
 
 
 class Qwen3(Qwen2):

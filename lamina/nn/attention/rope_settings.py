@@ -66,6 +66,7 @@ def rope_parameters(
         elif config.values.get(name) == found[name]:
             config.ignore(name)  # the same again
     found["rope_theta"] = base if found["rope_theta"] is None else found["rope_theta"]
+    Config(found).get("rope_type"), Config(found).get("type")  # which checks them
     found["rope_type"] = rope_type(found)
     if found["rope_type"] in ("llama3", "yarn", "longrope"):
         beside = None if by_kind else config.get(ORIGINAL)
@@ -114,7 +115,7 @@ def dynamic_length(settings: Mapping[str, Any], config: Config) -> int:
 
 def check(settings: dict[str, Any], used: list[str]) -> None:
     """Checks the values that are used, so that an error names what is wrong."""
-    read = Config({name: settings[name] for name in used if name in settings} | {"model_type": "RoPE"})
+    read = Config({name: settings[name] for name in used if name in settings} | {"model_type": "rotary positions"})
     for name in used:
         read.get(name)
     if settings["rope_type"] not in USED:

@@ -202,8 +202,8 @@ FAMILIES = {
     },
     "olmo_hybrid": {
         "delta and attention, no rope": small(
-            OlmoHybridConfig, layer_types=["linear_attention", "full_attention"], rope_parameters=None,
-            pad_token_id=None,
+            OlmoHybridConfig, layer_types=["linear_attention", "full_attention"], pad_token_id=None,
+            rope_parameters={"rope_type": "default", "rope_theta": None},
         ),
         "tied, rope, biases, strengths up to one": small(
             OlmoHybridConfig, layer_types=["full_attention", "linear_attention"], tie_word_embeddings=True,
