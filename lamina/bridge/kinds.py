@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,17 @@ ATTENTION = ("full_attention", "sliding_attention", "chunked_attention", "hybrid
 INDEXED = ("indexed_attention", "deepseek_sparse_attention", "qwen_sparse_attention")
 STATES = ("conv", "linear_attention", "hybrid", "hybrid_sliding")
 NOTHING = ("moe", "mlp")
+OWN_CACHE = {
+    "minimax": "keeps its linear states in a cache class of its own",
+    "recurrent_gemma": "keeps its states in its modules",
+    "rwkv": "has no past_key_values: its `state` is a list of tensors",
+    "xlstm": "has no past_key_values: its `cache_params` are of a class of its own",
+    "reformer": "has no past_key_values: it caches buckets",
+    "xlnet": "has no past_key_values: its `mems` are hidden states",
+    "openai-gpt": "has no past_key_values, and runs without a cache",
+    "xlm": "has no past_key_values, and runs without a cache",
+}
+"""Model types that do not read a `transformers.Cache`, and why."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +54,22 @@ def text_config(model_or_config: Any) -> Any:
     config = getattr(model_or_config, "config", model_or_config)
     if not hasattr(config, "get_text_config"):
         raise InputError(
-            f"{model_or_config!r} is neither a transformers model nor its configuration: give the model, or model.config"
+            f"{model_or_config!r} is no transformers model, nor its configuration: give the model, or model.config"
         )
-    return config.get_text_config(decoder=True)
+    decoder = config.get_text_config(decoder=True)
+    layers = getattr(decoder, "num_decoder_layers", None)
+    if decoder.is_encoder_decoder and layers not in (None, decoder.num_hidden_layers):  # T5: counts those of its encoder
+        decoder = copy.deepcopy(decoder)
+        decoder.num_hidden_layers = layers
+    return decoder
 
 
 def layer_kinds(config: Any) -> list[LayerKind]:
     """The kind of each layer of a decoder's configuration; a kind that the bridge does not store is refused by name."""
+    if config.model_type in OWN_CACHE:
+        raise InputError(
+            f"a {config.model_type} model cannot use lamina.bridge.Cache: it {OWN_CACHE[config.model_type]}"
+        )
     types, settings = get_layer_types_and_kwargs(config)
     if isinstance(settings, dict):  # one for all layers, in transformers 5.17
         settings = [settings] * len(types)
