@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lamina.checkpoint.loader import fill, finish_buffers, own_dtype, put, tensors_of
-from lamina.checkpoint.source import NESTED, config_dtype, nested_configs, open_source
+from lamina.checkpoint.source import config_dtype, nested_configs, open_source, with_context
 from lamina.checkpoint.tokenizer import UnknownTokenizer
 from lamina.config import Config
 from lamina.dtypes import float_dtype
@@ -75,18 +75,6 @@ def check_options(pickle: bool, context: int | None) -> None:
         raise InputError(f"pickle={pickle!r} must be True or False")
     if context is not None and (isinstance(context, bool) or not isinstance(context, int) or context < 1):
         raise InputError(f"context={context!r} must be a number of tokens, at least 1, or None")
-
-
-def with_context(config: Mapping[str, Any], context: int | None) -> dict[str, Any]:
-    """The configuration with the field `context`, also in the nested configuration of a text model.
-
-    >>> with_context({"text_config": {"model_type": "llama"}}, 4096)
-    {'text_config': {'model_type': 'llama', 'context': 4096}, 'context': 4096}
-    """
-    if context is None:
-        return dict(config)
-    nested = {key: value | {"context": context} for key in NESTED if isinstance(value := config.get(key), dict)}
-    return {**config, **nested, "context": context}
 
 
 def on_meta(config: Mapping[str, Any], dtype: torch.dtype) -> Model:

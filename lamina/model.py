@@ -77,12 +77,12 @@ class Model(nn.Module):
     """The checkpoint's configuration; empty for a model without one."""
     tokenizer: Tokenizer | None = None
     generation_defaults: Mapping[str, Any] = {}
-    """The contents of the checkpoint's generation_config.json."""
     preprocessor_config: Mapping[str, Any] = {}
-    """The contents of the checkpoint's preprocessor_config.json."""
+    """The contents of the checkpoint's generation_config.json, and of its preprocessor_config.json."""
     own_defaults: tuple[str, ...] = ()
     """Names in `generation_defaults` that the family reads itself, so that they are no settings of `generate`."""
     compiled: CompiledBlocks | None = None
+    sharing: Any = None  # of a model made by `lamina.from_transformers`: the bytes it shares (lamina.bridge)
 
     @classmethod
     def build(cls, config: Config) -> Self:

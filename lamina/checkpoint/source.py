@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,6 +155,18 @@ def nested_configs(config: dict[str, Any]) -> list[dict[str, Any]]:
     [{'dtype': 'bfloat16'}]
     """
     return [part for key in NESTED if isinstance(part := config.get(key), dict)]
+
+
+def with_context(config: Mapping[str, Any], context: int | None) -> dict[str, Any]:
+    """The configuration with the field `context`, also in the nested configuration of a text model.
+
+    >>> with_context({"text_config": {"model_type": "llama"}}, 4096)
+    {'text_config': {'model_type': 'llama', 'context': 4096}, 'context': 4096}
+    """
+    if context is None:
+        return dict(config)
+    nested = {key: value | {"context": context} for key in NESTED if isinstance(value := config.get(key), dict)}
+    return {**config, **nested, "context": context}
 
 
 def listing(items: Iterable[str], separator: str = ", ") -> str:
