@@ -1,0 +1,103 @@
+"""The caches that a transformers model is checked with: its own, its static one, and Lamina's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from lamina.checking.transformers.subject import Sources, Subject
+from lamina.errors import LaminaError
+
+SLACK = 3
+
+
+class NotTried(Exception):
+    """A path does not exist for this model or cache; the text says why."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A way of keeping. `make(subject, capacity, sources)` gives an empty cache, None for one that the model makes."""
+
+    name: str
+    make: Callable[[Subject, int, Sources | None], Any]
+    kind: str = "own"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def own(subject: Subject, capacity: int, sources: Sources | None) -> Any:
+    return None
+
+
+def dynamic(subject: Subject, capacity: int, sources: Sources | None) -> Any:
+    """As `generate` makes it."""
+    from transformers import DynamicCache, EncoderDecoderCache
+
+    if not default_cache(subject):
+        raise NotTried("its cache is made by the model alone")
+    cache = DynamicCache(config=subject.config)
+    return EncoderDecoderCache(cache, DynamicCache()) if subject.encoder_decoder else cache
+
+
+def static(subject: Subject, capacity: int, sources: Sources | None) -> Any:
+    from transformers import EncoderDecoderCache, StaticCache
+
+    if not default_cache(subject):
+        raise NotTried("its cache is made by the model alone")
+    try:
+        cache = StaticCache(config=subject.config, max_cache_len=capacity)
+        if sources is None:
+            return cache
+        whole = copy.deepcopy(subject.config)  # cross-attention has no window
+        if getattr(whole, "layer_types", None) is not None:
+            whole.sliding_window, whole.layer_types = None, ["full_attention"] * len(whole.layer_types)
+        return EncoderDecoderCache(cache, StaticCache(config=whole, max_cache_len=sources.hidden.shape[1]))
+    except Exception as error:
+        raise NotTried(f"there is no static cache for its configuration ({told(error)})") from error
+
+
+def lamina(slack: int, fixed: bool, residence: str) -> Callable[[Subject, int, Sources | None], Any]:
+    def make(subject: Subject, capacity: int, sources: Sources | None) -> Any:
+        try:
+            return bridge_cache()(subject.model, capacity=capacity if fixed else None, slack=slack, residence=residence)
+        except LaminaError as error:
+            raise NotTried(f"refused: {error}") from error
+
+    return make
+
+
+def bridge_cache() -> Any:
+    """The class `lamina.bridge.Cache`, None where it is not installed."""
+    try:
+        return import_module("lamina.bridge.cache").Cache
+    except ModuleNotFoundError:
+        return None
+
+
+def default_cache(subject: Subject) -> bool:
+    """Whether transformers' cache classes are meant for this model."""
+    supports = getattr(subject.model, "_supports_default_dynamic_cache", None)
+    return subject.cache_name != "state" and (supports is None or bool(supports()))
+
+
+def ways(subject: Subject, residence: str) -> list[Kept]:
+    """The caches to try, first its own."""
+    if subject.cache_name is None:
+        return []
+    found = [Kept("its cache", own), Kept("its static cache", static, "static")]
+    if bridge_cache() is not None:
+        found += [
+            Kept("lamina.bridge.Cache, growing", lamina(0, False, residence), "lamina"),
+            Kept("lamina.bridge.Cache, fixed", lamina(0, True, residence), "lamina"),
+            Kept(f"lamina.bridge.Cache, slack {SLACK}", lamina(SLACK, False, residence), "lamina"),
+        ]
+    return found
+
+
+def told(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
