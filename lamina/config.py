@@ -60,19 +60,27 @@ class Config:
         return self._checked(name)
 
     def first(self, *names: str, default: Any = ABSENT) -> Any:
-        """The value of a field that has several names, the current one first; the default if all are absent or null.
-        Numbers under two names must be the same.
+        """The value of the first of these fields that is neither absent nor null; the default if there is none.
 
         >>> Config({"n_embd": 64, "hidden_size": None}).first("hidden_size", "n_embd")
         64
         """
-        given = {name: value for name in names if (value := self.get(name)) is not None}
-        if len({value for value in given.values() if isinstance(value, int)}) > 1:
-            raise contradiction(given)
-        found = next(iter(given.values()), default)
+        found = next((value for value in [self.get(name) for name in names] if value is not None), default)
         if found is ABSENT:
             raise self._lacks(" or ".join(map(repr, names)))
         return found
+
+    def either(self, *names: str, default: Any = ABSENT) -> Any:
+        """The same for a field that has several names: a file that has more than one must have the same value in them.
+
+        >>> Config({"num_experts": 8, "num_local_experts": 4}).either("num_experts", "num_local_experts")
+        Traceback (most recent call last):
+        lamina.errors.InputError: num_experts=8 and num_local_experts=4 in the configuration contradict each other
+        """
+        given = {name: value for name in names if (value := self.get(name)) is not None}
+        if any(value != found for value in given.values() for found in given.values()):
+            raise contradiction(given)
+        return self.first(*names, default=default)
 
     def part(self, name: str) -> Config:
         """The object in a field, as a configuration of its own whose reads are recorded here too.

@@ -73,7 +73,7 @@ class Cohere2(Cohere):
         super().__init__(c)
 
     def make_window(self, c: Config, layer: int) -> Window:
-        every = c.first("sliding_window_pattern", "layer_switch", default=4)
+        every = c.either("sliding_window_pattern", "layer_switch", default=4)
         c.ignore("layer_switch", "sliding_window_pattern")  # the same, and `layer_types` written short
         return window_by_type(c, layer, every=every, default=4096)
 

@@ -42,9 +42,9 @@ class Ernie4_5Moe(Ernie4_5):
             return super().make_mlp(c, layer)
         width, inner, act = c.hidden_size, c.moe_intermediate_size, c.get(*self.act)
         choice = Choice(
-            c.first("moe_k", "num_experts_per_tok", default=6), normed=True, least=c.get("moe_norm_min", 1e-12)
+            c.either("moe_k", "num_experts_per_tok", default=6), normed=True, least=c.get("moe_norm_min", 1e-12)
         )
         many = c.get("moe_num_shared_experts", 2)
         shared = GatedMLP(width, inner * many, act, c.get("use_bias", False)) if many else 0
-        experts = c.first("moe_num_experts", "num_experts", default=64)
+        experts = c.either("moe_num_experts", "num_experts", default=64)
         return Mixture(width, experts, inner, act, choice, shared=shared, balanced=True, exact=True)

@@ -50,6 +50,6 @@ class GptOss(Transformer):
     def make_mlp(self, c: Config, layer: int) -> Mixture:
         c.require("hidden_act", ("silu",), "silu")
         gating = Gating("silu", limit=c.get("swiglu_limit", 7.0), plus=1.0, slope=c.get("swiglu_alpha", 1.702))
-        choice = Choice(c.first("num_experts_per_tok", "experts_per_token", default=4), normed=True)
-        experts = c.first("num_local_experts", "num_experts")
+        choice = Choice(c.either("num_experts_per_tok", "experts_per_token", default=4), normed=True)
+        experts = c.either("num_local_experts", "num_experts")
         return Mixture(c.hidden_size, experts, c.intermediate_size, gating, choice, logit_bias=True, bias=True)

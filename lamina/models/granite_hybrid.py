@@ -51,7 +51,9 @@ class GraniteMoeHybrid(Granite):
 
     def make_rope(self, c: Config) -> Rotary | None:
         if c.get("position_embedding_type") == "rope":
-            return Rotary.of(c, c.head_width, self.rope_base)
+            rotated = c.get("attn_rotary_emb")  # of Bamba, which GGUF files have as this family
+            partial = None if rotated is None else rotated / c.head_width
+            return Rotary.of(c, c.head_width, self.rope_base, partial=partial)
         c.ignore("rope_parameters", "rope_parameters.*", "rope_theta", "rope_scaling")
         return None
 

@@ -74,8 +74,8 @@ class HunYuanMoEV1(HunYuanDenseV1):
         experts, each = (
             count if isinstance(count, int) else count[layer]
             for count in (
-                c.first("num_experts", "num_local_experts", default=1),
-                c.first("moe_topk", "num_experts_per_tok", default=1),
+                c.either("num_experts", "num_local_experts", default=1),
+                c.either("moe_topk", "num_experts_per_tok", default=1),
             )
         )
         width, inner = c.hidden_size, c.intermediate_size

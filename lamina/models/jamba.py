@@ -58,7 +58,7 @@ class Jamba(Transformer):
         return super().make_attention(c, layer, **dict(bias=False, out_bias=False, rope=None) | options)
 
     def make_mlp(self, c: Config, layer: int) -> nn.Module:
-        experts = c.first("num_experts", "num_local_experts", default=16)
+        experts = c.either("num_experts", "num_local_experts", default=16)
         if experts == 1 or layer % c.get("expert_layer_period", 2) != c.get("expert_layer_offset", 1):
             return super().make_mlp(c, layer)
         choice = Choice(c.get("num_experts_per_tok", 2), "softmax")

@@ -106,7 +106,7 @@ class MiniMax(Transformer):
         return Full() if window is None else Sliding(window)
 
     def make_mlp(self, c: Config, layer: int) -> nn.Module:
-        experts, each = c.first("num_local_experts", "num_experts", default=8), c.get("num_experts_per_tok", 2)
+        experts, each = c.either("num_local_experts", "num_experts", default=8), c.get("num_experts_per_tok", 2)
         choice, factor = Choice(each, "softmax", normed=True), c.get("mlp_beta_factor", 1)
         return Mixture(c.hidden_size, experts, c.intermediate_size, c.get(*self.act), choice, factor=factor)
 

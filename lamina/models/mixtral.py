@@ -39,7 +39,7 @@ class Mixtral(Transformer):
         return self.make_mixture(c, Choice(c.get("num_experts_per_tok", self.each), normed=True))
 
     def make_mixture(self, c: Config, choice: Choice, **options: Any) -> Mixture:
-        experts = c.first("num_local_experts", "num_experts")
+        experts = c.either("num_local_experts", "num_experts")
         return Mixture(c.hidden_size, experts, c.intermediate_size, c.get(*self.act), choice, **options)
 
 

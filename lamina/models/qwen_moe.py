@@ -23,7 +23,7 @@ MLP = "model.layers.{i}.mlp"
 
 def is_dense(c: Config, layer: int) -> bool:
     """True if a layer has one dense MLP instead of experts."""
-    sparse = c.first("num_experts", "num_local_experts") > 0 and (layer + 1) % c.get("decoder_sparse_step", 1) == 0
+    sparse = c.either("num_experts", "num_local_experts") > 0 and (layer + 1) % c.get("decoder_sparse_step", 1) == 0
     return not sparse or layer in c.get("mlp_only_layers", ())
 
 
@@ -31,7 +31,7 @@ def mixture(c: Config, each: int, **options: Any) -> Mixture:
     """Scores are a softmax over all experts. each: default of `num_experts_per_tok`."""
     choice = Choice(c.get("num_experts_per_tok", each), normed=c.get("norm_topk_prob", False))
     inner = c.get("moe_intermediate_size") or c.intermediate_size
-    experts = c.first("num_experts", "num_local_experts")
+    experts = c.either("num_experts", "num_local_experts")
     return Mixture(c.hidden_size, experts, inner, c.get("hidden_act", "silu"), choice, **options)
 
 

@@ -62,7 +62,7 @@ class RecurrentGemma(Transformer):
         return super().make_attention(c, layer, **dict(out_bias=True) | options)
 
     def make_window(self, c: Config, layer: int) -> Window:
-        return Sliding(c.first("attention_window_size", "sliding_window", default=2048))
+        return Sliding(c.either("attention_window_size", "sliding_window", default=2048))
 
     def make_mlp(self, c: Config, layer: int) -> nn.Module:
         """Half as wide as `intermediate_size`, which counts both gate and up."""

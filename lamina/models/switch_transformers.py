@@ -65,7 +65,7 @@ class SwitchTransformers(T5):
         c.require("batch_prioritized_routing", [False], False)
         c.require("router_type", ["tokens_masked"], "tokens_masked")
         c.ignore("feed_forward_proj", "is_gated_act", "router_ignore_padding_tokens", "add_router_probs")
-        super().__init__(c)
+        super().__init__(c.with_defaults({"num_decoder_layers": 12}))
 
     @classmethod
     def make_mlp(cls, c: Config, layer: int, decoder: bool) -> nn.Module:

@@ -141,6 +141,7 @@ class T5Gemma(EncoderDecoder):
         super().__init__()
         source, target = (c.part(name).with_defaults(Gemma2.defaults) for name in ("encoder", "decoder"))
         c.ignore("vocab_size")  # each part has its own
+        source = source.with_values(context=c.get("context"))
         for part in (source, target):
             part.ignore("model_type", "is_decoder", "tie_word_embeddings", "final_logit_softcapping")
         self.vocab, self.source_vocab = target.vocab_size, source.vocab_size

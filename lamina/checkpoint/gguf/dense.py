@@ -160,6 +160,7 @@ def falcon(m: Metadata, c: Fields) -> Fields:
         "alibi": False,
         "bias": bool(m.with_tensor("attn_qkv.bias")),
         "ffn_hidden_size": m.rows("blk.0.ffn_up.weight"),
+        "intermediate_size": None,
         "layer_norm_epsilon": c["layer_norm_eps"],
     }
 

@@ -144,15 +144,19 @@ def falcon_h1(m: Metadata, c: Fields) -> Fields:
 
 
 def granite_hybrid(m: Metadata, c: Fields) -> Fields:
-    """Without experts the shared expert is stored as an MLP. Bamba has the same architecture: RoPE, and no factors."""
-    experts = c.get("num_experts", 0)
+    """Without experts the shared expert is stored as an MLP. Bamba has the same architecture: RoPE on a part of each
+    head, and no factors."""
+    experts, rope = c.get("num_experts", 0), dict(c["rope_parameters"])
+    part = rope.pop("partial_rotary_factor", 1)
+    rotated = {} if part == 1 else {"attn_rotary_emb": round(part * c["head_dim"])}
     attending = m.with_tensor("attn_q.weight")
-    return granite(m, c) | mamba2_fields(m) | {
+    return granite(m, c) | mamba2_fields(m) | rotated | {
         "mamba_expand": m["ssm.inner_size"] // c["hidden_size"],
         "num_local_experts": experts,
         "shared_intermediate_size": m.get("expert_shared_feed_forward_length", c["intermediate_size"]),
         "layer_types": ["attention" if i in attending else "mamba" for i in range(m.layers)],
         "position_embedding_type": "rope" if m.get("rope.scaling.finetuned", True) else "nope",
+        "rope_parameters": rope,
     }  # fmt: skip
 
 
@@ -298,6 +302,7 @@ def kimi_linear(m: Metadata, c: Fields) -> Fields:
         "num_shared_experts": experts["n_shared_experts"],
         "num_expert_group": experts["n_group"],
         "moe_renormalize": m.get("expert_weights_norm", True),
+        "norm_topk_prob": None,
         "model_max_length": c.get("max_position_embeddings"),
     }  # fmt: skip
 
