@@ -31,6 +31,7 @@ def load(
     revision: str | None = None,
     pickle: bool = False,
     context: int | None = None,
+    via: str | None = None,
 ) -> Model:
     """Loads a folder (config.json and *.safetensors), a .gguf file, a Hub id, or a checkpoint with a known name.
 
@@ -43,12 +44,18 @@ def load(
     pickle   whether pytorch_model.bin is read where there are no safetensors (tensors alone: weights_only=True)
     context  the longest row that will be used; only for rotary scaling that depends on it (longrope, dynamic); None:
              the trained length
+    via      "transformers": the model is loaded by transformers, and its own blocks run over Lamina's caches; for
+             families that Lamina does not have (`lamina.from_transformers`)
 
     >>> model = load("smollm2", dtype="float32")               # doctest: +SKIP
     >>> print(model.generate("The sky is").text[0])            # doctest: +SKIP
     """
     asked, place = float_dtype(dtype), check_device(device)
     check_options(pickle, context)
+    if via is not None:
+        from lamina.bridge.hf_blocks.loading import load_via  # which imports transformers, an optional dependency
+
+        return load_via(via, path, asked, place, revision=revision, pickle=pickle, context=context)
     source = open_source(path, revision=revision, pickle=pickle)
     config = Config(with_context(source.config, context))
     cls = family_of(config)

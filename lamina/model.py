@@ -69,7 +69,6 @@ class Model(nn.Module):
     """The same of an encoder."""
     start_ids: tuple[int, ...] = ()
     """The ids that every row of a decoder with a source starts with."""
-
     blocks: nn.ModuleList
     head: nn.Module
     """[..., width] -> [..., vocab], the last part of `unembed`"""
@@ -82,6 +81,7 @@ class Model(nn.Module):
     own_defaults: tuple[str, ...] = ()
     """Names in `generation_defaults` that the family reads itself, so that they are no settings of `generate`."""
     compiled: CompiledBlocks | None = None
+    uncaptured: str | None = None  # why decode steps of this class are never captured
     sharing: Any = None  # of a model made by `lamina.from_transformers`: the bytes it shares (lamina.bridge)
 
     @classmethod

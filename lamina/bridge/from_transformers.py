@@ -20,14 +20,20 @@ if TYPE_CHECKING:
 
 
 def from_transformers(
-    hf_model: PreTrainedModel, *, tokenizer: Tokenizer | None = None, context: int | None = None
+    hf_model: PreTrainedModel,
+    *,
+    via: str | None = None,
+    tokenizer: Tokenizer | None = None,
+    context: int | None = None,
 ) -> Model:
     """A Lamina model with the weights of a transformers model, which stay where they are.
 
     Parameters share their memory with `hf_model`; those that Lamina stores merged or in another layout are copies.
     `model.sharing` has the bytes. The model has the same dtype and device, the text part of a multimodal model, and no
-    tokenizer unless one is given.
+    tokenizer unless one is given. If Lamina does not have the family, the blocks of `hf_model` itself run over Lamina's
+    caches (`lamina/bridge/hf_blocks/model.py`).
 
+    via         "transformers": its own blocks, also for a family that Lamina has
     tokenizer   such as `lamina.checkpoint.open_source(path).tokenizer()`; None: for ids alone
     context     as in `lamina.load`: the longest row that will be used, for longrope and dynamic RoPE
 
@@ -37,14 +43,47 @@ def from_transformers(
     716.9 MiB shared, 420.0 MiB copied (merged 420.0 MiB)
     """
     check_model(hf_model)
+    check_via(via)
     source = MemoryCheckpoint(hf_model)
     config = Config(with_context(source.config, context))
+    if via is not None or not is_known(config):
+        return with_its_own_blocks(hf_model, tokenizer, context)
     with torch.device("meta"):
         model = family_of(config).build(config)
     model.sharing = share_weights(model, source, hf_model.dtype, hf_model.device)
     model.tokenizer = tokenizer
     model.generation_defaults = source.generation_config
     return model.eval()
+
+
+def with_its_own_blocks(hf_model: PreTrainedModel, tokenizer: Tokenizer | None, context: int | None = None) -> Model:
+    """A Lamina model that calls the transformers model."""
+    from lamina.bridge.hf_blocks.model import TransformersModel, checked  # which imports transformers
+
+    if context is not None:
+        raise InputError(f"context={context}: transformers' own blocks take their context from the configuration")
+    if hf_model.config.is_encoder_decoder:
+        raise InputError(
+            f"{type(hf_model).__name__} is an encoder–decoder model of a family that Lamina does not have; of those, "
+            "only decoders run with transformers' own blocks"
+        )
+    model = checked(TransformersModel(hf_model).requires_grad_(False).eval())
+    model.tokenizer = tokenizer
+    return model
+
+
+def is_known(config: Config) -> bool:
+    """True if Lamina has the family."""
+    try:
+        family_of(config)
+    except InputError:
+        return False
+    return True
+
+
+def check_via(via: str | None) -> None:
+    if via not in (None, "transformers"):
+        raise InputError(f'via={via!r}: it must be "transformers", for its own blocks, or None')
 
 
 def check_model(hf_model: Any) -> None:
