@@ -6,5 +6,7 @@
 
 from lamina.bridge.cache import Cache
 from lamina.bridge.encoder_decoder import EncoderDecoderCache
+from lamina.bridge.files import load_cache
+from lamina.bridge.pool import Pool
 
-__all__ = ["Cache", "EncoderDecoderCache"]
+__all__ = ["Cache", "EncoderDecoderCache", "Pool", "load_cache"]

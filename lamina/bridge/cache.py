@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,8 +10,11 @@ import torch
 import transformers
 from torch import Tensor
 
+from lamina.bridge.kept import rows_of
 from lamina.bridge.kinds import layer_kinds, text_config
 from lamina.bridge.layer_views import HybridView, IndexedView, LinearView, view_of
+from lamina.bridge.model_facts import ModelFacts
+from lamina.bridge.pool import Pool
 from lamina.bridge.specs import Attention, window_of
 from lamina.bridge.store import Settings, Store
 from lamina.cache import cache as lamina_cache
@@ -29,6 +33,7 @@ class Cache(transformers.Cache):
     codec             how keys and values are quantized: a name such as "int8", a `lamina.Codec`, or layer -> either
     residence         "device", or "host": bytes are stored there, and fetched layer by layer
     slack             how many tokens sliding windows and states can be cropped by, at any time
+    pool              a `lamina.bridge.Pool`, whose pages store the tokens; slack and codec are those of the pool
 
     >>> cache = lamina.bridge.Cache(model, codec="int8")                                   # doctest: +SKIP
     >>> model.generate(ids, past_key_values=cache, max_new_tokens=20)                      # doctest: +SKIP
@@ -49,19 +54,30 @@ class Cache(transformers.Cache):
         codec: Codecs | None = None,
         residence: str = "device",
         slack: int = 0,
+        pool: Pool | None = None,
     ) -> None:
-        config = text_config(model_or_config)
-        kinds = layer_kinds(config)
+        kinds = layer_kinds(text_config(model_or_config))
         if capacity is not None and check_int("capacity", capacity) < 1:
             raise InputError(f"capacity must be at least 1, not {capacity}; None lets the cache grow")
         if check_int("slack", slack) < 0:
             raise InputError(f"slack must be 0 or more, not {slack}")
-        self.store = Store(kinds, Settings(capacity, codec, checked_residence(residence), slack))
+        if pool is not None:
+            slack, codec = _of_pool(pool, residence, slack, codec)
+        settings = Settings(capacity, codec, checked_residence(residence), slack, pool)
+        self.store = Store(kinds, settings, ModelFacts(model_or_config, len(kinds)))
         self._views = [view_of(self.store, i, kind) for i, kind in enumerate(kinds)]
         super().__init__(layers=self._views)
 
     def __repr__(self) -> str:
         return "Cache, empty" if self.store.empty else repr(self.inner)
+
+    # -- files -----------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the cache to a file that `lamina.bridge.load_cache(path, model)` reads."""
+        if self._indexed:
+            raise InputError("the positions that this model's indexer stores cannot be saved: keep the cache in memory")
+        self.inner.save(path)
 
     @property
     def inner(self) -> lamina_cache.Cache:
@@ -106,29 +122,30 @@ class Cache(transformers.Cache):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i becomes what row beam_idx[i] was."""
-        self.store.reorder(beam_idx.tolist())
-        self._select_positions(beam_idx)
+        if not self.store.empty:
+            self.store.reorder(rows := rows_of(beam_idx))
+            self._select_positions(rows)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeats every row, copies next to each other."""
-        rows = [row for row in range(self.store.rows) for _ in range(repeats)]
-        self.store.select(rows)
-        self._select_positions(torch.tensor(rows))
+        if not self.store.empty:
+            self.store.select(rows := [row for row in range(self.inner.rows) for _ in range(repeats)])
+            self._select_positions(rows)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keeps these rows only, in this order. indices: numbers of rows, or a bool for each row"""
-        rows = indices.nonzero().flatten() if indices.dtype == torch.bool else indices
-        self.store.select(rows.tolist())
-        self._select_positions(rows)
+        if not self.store.empty:
+            self.store.select(rows := rows_of(indices))
+            self._select_positions(rows)
 
     @property
     def _indexed(self) -> list[Any]:
         """Layers whose indexer stores positions."""
         return [view for view in self._views if isinstance(view, IndexedView) and view.indexer_position_ids is not None]
 
-    def _select_positions(self, rows: Tensor) -> None:
+    def _select_positions(self, rows: list[int]) -> None:
         for view in self._indexed:
-            view.indexer_position_ids = view.indexer_position_ids[:, rows.to(view.indexer_position_ids.device)]
+            view.indexer_position_ids = view.indexer_position_ids[:, rows]
 
     def activate_past_recording(self) -> None:
         """From now on the tokens of each pass can be cropped, whatever the slack."""
@@ -185,3 +202,17 @@ class Cache(transformers.Cache):
     def get_max_cache_shape(self, layer_idx: int = 0) -> int:
         """The name of `get_max_length` in older versions."""
         return self.get_max_length(layer_idx)
+
+
+def _of_pool(pool: Pool, residence: str, slack: int, codec: Codecs | None) -> tuple[int, Codecs | None]:
+    """The slack and codec of a cache in this pool."""
+    if not isinstance(pool, Pool):
+        raise InputError(f"pool={pool!r}: it must be a lamina.bridge.Pool")
+    if residence != "device":
+        raise InputError(f"residence={residence!r} and a pool were given: pages are on the device; leave one out")
+    if slack not in (0, pool.slack) or codec not in (None, pool.codec):
+        raise InputError(
+            f"slack={slack} and codec={codec!r} were given, and the pool has slack={pool.slack} and "
+            f"codec={pool.codec!r}: give them to the pool"
+        )
+    return pool.slack, pool.codec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from lamina.bridge.cache import Cache
 from lamina.bridge.kinds import LayerKind
 from lamina.bridge.layer_views import CrossView
+from lamina.bridge.pool import Pool
 from lamina.bridge.store import Store
 from lamina.cache import cache as lamina_cache
 from lamina.cache.codec.codec import Codecs
@@ -70,8 +72,9 @@ class EncoderDecoderCache(transformers.EncoderDecoderCache):
         codec: Codecs | None = None,
         residence: str = "device",
         slack: int = 0,
+        pool: Pool | None = None,
     ) -> None:
-        own = DecoderCache(model_or_config, capacity, codec, residence, slack)
+        own = DecoderCache(model_or_config, capacity, codec, residence, slack, pool)
         self._cross = CrossCache(own.store)
         super().__init__(own, self._cross)
 
@@ -124,6 +127,10 @@ class EncoderDecoderCache(transformers.EncoderDecoderCache):
         new._cross = CrossCache(new.store)
         new.is_updated = dict(self.is_updated)
         return new
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes both halves to a file that `lamina.bridge.load_cache(path, model)` reads."""
+        self.self_attention_cache.save(path)
 
     def abort(self) -> None:
         """Drops a pass that was not finished, such as one that raised an error."""

@@ -7,7 +7,6 @@ first pass is kept aside, as it will be stored. In an empty cache its tokens see
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import prod
 
 import torch
 from torch import Tensor
@@ -74,17 +73,34 @@ class FirstPass:
 
     def add_tokens(self, key: Key, spec: Spec, codec: Codec, new: Fields) -> Fields:
         """Keeps tokens [B, *lead, T, D]; -> the same as attention sees them"""
-        self._note(next(iter(new.values())))
-        assert self.like is not None
-        self.specs[key] = spec
-        coding = spec.layer(Keeping(1, None, 0, self.like.dtype, self.like.device, codec)).coding
-        self.codings[key], self.tokens[key] = coding, coding.encode(new)
+        coding = self._coding(key, spec, codec, next(iter(new.values())))
+        self.tokens[key] = coding.encode(new)
         return coding.decode(self.tokens[key])
 
-    def add_source(self, key: Key, spec: Spec, new: Fields) -> Fields:
-        self._note(next(iter(new.values())))
-        self.specs[key], self.sources[key] = spec, new
-        return new
+    def add_source(self, key: Key, spec: Spec, codec: Codec, new: Fields) -> Fields:
+        """Keeps the keys and values [B, H, S, D] of an encoder's output; -> the same as attention sees them"""
+        self._coding(key, spec, codec, new["k"])
+        self.sources[key] = new
+        return self.source(key)
+
+    def source(self, key: Key) -> Fields:
+        """Keys and values of an encoder's output, as attention will see them once they are stored."""
+        coding = self.codings[key]
+        return coding.decode(coding.encode(self.sources[key]))
+
+    def _coding(self, key: Key, spec: Spec, codec: Codec, x: Tensor) -> Coding:
+        self._note(x)
+        self.specs[key] = spec
+        coding = self.codings[key] = spec.layer(Keeping(1, None, 0, x.dtype, x.device, codec)).coding
+        return coding
+
+    def read(self, key: Key, last: int | None) -> Fields | None:
+        """The last tokens of an entry, all when None."""
+        if key not in self.tokens:
+            return None
+        found = self.codings[key].decode(self.tokens[key])
+        first = 0 if last is None else max(0, tokens_of(found) - last)
+        return {name: x[..., first:, :] for name, x in found.items()}
 
     def add_columns(self, key: Key, new: Tensor, kernel: int) -> Tensor:
         self._note(new)

@@ -7,11 +7,12 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 from lamina.bridge.in_order import first_seen
 from lamina.bridge.kinds import LayerKind
-from lamina.bridge.specs import Attention, Cross, Index, window_of
+from lamina.bridge.specs import Attention, Columns, Cross, Index, State, window_of
 from lamina.bridge.store import Store
 from lamina.cache.layers.base import Key
 from lamina.errors import InputError
@@ -34,6 +35,9 @@ class View:
     def of(self, store: Store) -> Self:
         """The view of the same layer in another store."""
         return type(self)(store, self.index, self.kind)
+
+    def restore(self) -> None:
+        """Takes what the view knows of its layer from the store, after a cache was loaded."""
 
     @property
     def device(self) -> torch.device | None:
@@ -90,6 +94,11 @@ class AttentionView(View, CacheLayerMixin):
             self.sliding_window = kind.window
         self._spec: Attention | None = None
 
+    def restore(self) -> None:
+        super().restore()
+        spec = self.store.specs.get(self.key)
+        self._spec = spec if isinstance(spec, Attention) else None
+
     def spec(self, k: Tensor, v: Tensor) -> Attention:
         """What must be remembered, from the keys and values of a pass."""
         if self._spec is None or self._spec.dtype != k.dtype:
@@ -133,7 +142,8 @@ class AttentionView(View, CacheLayerMixin):
 
     @property
     def keys(self) -> Tensor | None:
-        """[B, H, N, D] in order of position: all keys, or those that the next query can see."""
+        """[B, H, N, D] in order of position: all keys, or those that the next query can see. In a cache of a fixed
+        capacity N is the capacity, or the window, and keys that are not there yet are zero."""
         return self._field("k")
 
     @property
@@ -141,9 +151,12 @@ class AttentionView(View, CacheLayerMixin):
         return self._field("v")
 
     def _field(self, name: str) -> Tensor | None:
-        window = self.kind.window
-        found = self.store.read(self.key, None if window is None else window - 1)
-        return None if found is None else found[name]
+        window, most = self.kind.window, self.get_max_length()
+        if self.store.settings.capacity is None:
+            found = self.store.read(self.key, None if window is None or self.store.recording else window - 1)
+            return None if found is None else found[name]
+        found = self.store.read(self.key, most)
+        return None if found is None else pad(found[name], (0, 0, 0, most - found[name].shape[-2]))
 
 
 class IndexedView(AttentionView):
@@ -214,6 +227,13 @@ class LinearView(View, LinearAttentionCacheLayerMixin):
         new = super().of(store)
         new.conv_kernel_size = dict(self.conv_kernel_size)
         return new
+
+    def restore(self) -> None:
+        super().restore()
+        for n in range(self.kind.states):
+            spec = self.store.specs.get((self.index, f"conv{n}"))
+            if isinstance(spec, Columns | State):
+                self.conv_kernel_size[n] = spec.kernel if isinstance(spec, Columns) else spec.shape[-1]
 
     @property
     def record_past(self) -> bool:
