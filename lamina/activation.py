@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lamina.errors import InputError
+from lamina.errors import UnknownName
 
 
 def relu2(x: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def activation(name: str) -> Callable[[Tensor], Tensor]:
     """The activation function with this name."""
     if name not in ACTIVATIONS:
-        raise InputError(f"activation {name!r} is not supported; known: {', '.join(ACTIVATIONS)}")
+        raise UnknownName("activation", name, ACTIVATIONS)
     return ACTIVATIONS[name]
 
 

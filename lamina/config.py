@@ -7,11 +7,12 @@ Every read is recorded, so `config.unread` names the fields that no code has loo
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
 from lamina.config_fields import FIELDS, NOT_FOR_INFERENCE
-from lamina.errors import InputError
+from lamina.errors import InputError, UnknownName
 
 ABSENT = object()
 
@@ -48,7 +49,7 @@ class Config:
         if name.startswith("__"):
             raise AttributeError(name)
         if name not in self.values:
-            raise self._lacks(repr(name))
+            raise self._lacks(" or ".join(map(repr, dict.fromkeys((name, self.aliases.get(name, name))))))
         return self._checked(name)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -60,11 +61,15 @@ class Config:
 
     def first(self, *names: str, default: Any = ABSENT) -> Any:
         """The value of a field that has several names, the current one first; the default if all are absent or null.
+        Numbers under two names must be the same.
 
         >>> Config({"n_embd": 64, "hidden_size": None}).first("hidden_size", "n_embd")
         64
         """
-        found = next((value for value in [self.get(name) for name in names] if value is not None), default)
+        given = {name: value for name in names if (value := self.get(name)) is not None}
+        if len({value for value in given.values() if isinstance(value, int)}) > 1:
+            raise contradiction(given)
+        found = next(iter(given.values()), default)
         if found is ABSENT:
             raise self._lacks(" or ".join(map(repr, names)))
         return found
@@ -106,15 +111,38 @@ class Config:
             raise InputError(f"{name}={value!r} in the configuration is not supported; known: {text}")
         return value
 
+    @contextmanager
+    def naming_fields(self) -> Iterator[None]:
+        """Where the code within raises `UnknownName`, the error names the field that has this name.
+
+        >>> config = Config({"hidden_act": "mish"})
+        >>> with config.naming_fields():
+        ...     raise UnknownName("activation", config.hidden_act, ["silu"])
+        Traceback (most recent call last):
+        lamina.errors.UnknownName: hidden_act='mish' in the configuration is not supported; known: silu
+        """
+        try:
+            yield
+        except UnknownName as error:
+            have = (path for path, value in fields(self.values, self.path) if value == error.name and path in self.seen)
+            if (found := next(have, None)) is None:
+                raise
+            raise UnknownName(found, error.name, error.known, " in the configuration") from None
+
     def with_aliases(self, aliases: Mapping[str, str]) -> Config:
-        """The configuration with fields under further names: new name -> the name it has.
+        """The configuration with fields under further names: new name -> the name it has. A file that has both names
+        must have the same value in them, except for the length of the context.
 
         >>> Config({"n_embd": 64}).with_aliases({"hidden_size": "n_embd"}).hidden_size
         64
         """
         found = {new: old for new, old in aliases.items() if old in self.values}
+        for new, old in found.items():
+            one, other = self.values[old], self.values.get(new)
+            if new != "max_position_embeddings" and None not in (one, other) and one != other:
+                raise contradiction({old: one, new: other})
         values = self.values | {new: self.values[old] for new, old in found.items()}
-        return Config(values, self.seen, self.path, self.aliases | found, self.given)
+        return Config(values, self.seen, self.path, {**self.aliases, **aliases}, self.given)
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Config:
         """The configuration with values for fields that are absent.
@@ -150,8 +178,9 @@ class Config:
 
     def _checked(self, name: str) -> Any:
         self._saw(name)
-        field = FIELDS.get(name)
-        value = self.values[name] if field is None else field.checked(name, self.values)
+        field, shown = FIELDS.get(name), self.aliases.get(name, name)
+        shown = shown if self.values.get(shown) is self.values[name] else name  # errors name the field of the file
+        value = self.values[name] if field is None else field.checked(shown, self.values)
         return Section(value, self.seen, f"{self.path}{name}.") if isinstance(value, Mapping) else value
 
     def _lacks(self, what: str) -> InputError:
@@ -211,6 +240,19 @@ def unread_fields(values: Mapping[str, Any], seen: set[str], path: str) -> Itera
             yield path + name
         elif isinstance(value, Mapping) and f"{path}{name}.*" not in seen:
             yield from unread_fields(value, seen, f"{path}{name}.")
+
+
+def contradiction(given: Mapping[str, Any]) -> InputError:
+    text = " and ".join(f"{name}={value!r}" for name, value in given.items())
+    return InputError(f"{text} in the configuration contradict each other")
+
+
+def fields(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    """Each field with its path, those of objects inside too."""
+    for name, value in values.items():
+        yield path + name, value
+        if isinstance(value, Mapping):
+            yield from fields(value, f"{path}{name}.")
 
 
 EMPTY = Config({})

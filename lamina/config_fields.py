@@ -201,7 +201,7 @@ FIELDS: Mapping[str, Field] = {
         "moe_num_shared_experts zero_expert_num expert_capacity",
     ),
     **each(
-        IntField(0, 1_000_000, among=("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")),
+        IntField(1, 1_000_000, among=("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")),
         "num_experts_per_tok num_experts_per_token moe_k top_k_experts",
     ),
     # numbers
@@ -214,15 +214,16 @@ FIELDS: Mapping[str, Field] = {
         FloatField(0, above=True),
         "rope_theta rope_local_base_freq compress_rope_theta factor low_freq_factor high_freq_factor "
         "query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping logits_soft_cap rotary_emb_base "
-        "swiglu_limit dim_model_base logits_scaling short_mscale long_mscale clip_qkv",
+        "swiglu_limit swiglu_alpha dim_model_base logits_scaling attention_multiplier short_mscale long_mscale "
+        "clip_qkv",
     ),
     **each(FloatField(0, 1, above=True), "partial_rotary_factor rotary_pct"),
     **each(
         FloatField(),
         "routed_scaling_factor attn_scale embedding_multiplier lm_head_multiplier key_multiplier "
         "attention_in_multiplier attention_out_multiplier ssm_in_multiplier ssm_out_multiplier beta_fast beta_slow "
-        "mscale mscale_all_dim attention_factor attention_multiplier residual_multiplier router_scaling_factor "
-        "logit_scale llama_4_scaling_beta swiglu_alpha alibi_bias_max scale_depth scale_emb route_scale lambda_std_dev "
+        "mscale mscale_all_dim attention_factor residual_multiplier router_scaling_factor "
+        "logit_scale llama_4_scaling_beta alibi_bias_max scale_depth scale_emb route_scale lambda_std_dev "
         "altup_coef_clip "
         "attention_value_scale time_step_scale full_attn_alpha_factor full_attn_beta_factor linear_attn_alpha_factor "
         "linear_attn_beta_factor mlp_alpha_factor mlp_beta_factor final_w_init_variance_scale embedding_fraction",

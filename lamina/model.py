@@ -35,7 +35,7 @@ from lamina.generation.entry import generate, stream
 from lamina.generation.result import Result
 from lamina.generation.stream import Event, Stream
 from lamina.inputs import check_ids, checked_ids, checked_marks, random_ids
-from lamina.nn.attention.rotary import positions_of
+from lamina.nn.attention.rope_settings import positions_of
 from lamina.runtime.builders import wait_for_kernels
 from lamina.runtime.compile import CompiledBlocks, why_not_compiled
 from lamina.runtime.eligibility import why_not_captured
@@ -77,18 +77,19 @@ class Model(nn.Module):
     """The checkpoint's configuration; empty for a model without one."""
     tokenizer: Tokenizer | None = None
     generation_defaults: Mapping[str, Any] = {}
-    """The contents of the checkpoint's generation_config.json."""
     preprocessor_config: Mapping[str, Any] = {}
-    """The contents of the checkpoint's preprocessor_config.json."""
+    """The contents of the checkpoint's generation_config.json, and of its preprocessor_config.json."""
     own_defaults: tuple[str, ...] = ()
     """Names in `generation_defaults` that the family reads itself, so that they are no settings of `generate`."""
     compiled: CompiledBlocks | None = None
+    sharing: Any = None  # of a model made by `lamina.from_transformers`: the bytes it shares (lamina.bridge)
 
     @classmethod
     def build(cls, config: Config) -> Self:
         """A model with this configuration and initial weights, in inference mode."""
         config.ignore(*cls.no_effect)
-        model = cls(config)
+        with config.naming_fields():
+            model = cls(config)
         model.config = config
         return model.requires_grad_(False).eval()
 
@@ -96,6 +97,12 @@ class Model(nn.Module):
     def part_of(cls, source: Checkpoint) -> Checkpoint:
         """The part of a checkpoint that this family loads, under the names of its table: by default all."""
         return source
+
+    def tensors_in(self, source: Checkpoint) -> Checkpoint:
+        """`part_of` the checkpoint; with the prefix of the names of `self.names` if it was saved without a head."""
+        from lamina.checkpoint.base_model import with_prefix  # a model of one's own needs no checkpoint
+
+        return with_prefix(self.part_of(source), self.names)
 
     if not TYPE_CHECKING:
 
@@ -376,8 +383,6 @@ class Model(nn.Module):
         The first pass with a new number of rows or tokens compiles for some seconds. Blocks of a kind share one
         program, which serves any length, and growing and fixed caches. `options` are those of `torch.compile`. Unlike
         with `nn.Module.compile`, prompts and other long passes run uncompiled. Captured decode steps do not need it.
-
-        >>> model.compile()                                           # doctest: +SKIP
         """
         wait_for_kernels(self)  # finish building kernels first, or Dynamo would trace modules in use
         self.compiled = CompiledBlocks(self.blocks, **options)

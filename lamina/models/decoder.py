@@ -72,10 +72,17 @@ def layer_types(c: Config, known: Sequence[str], otherwise: Callable[[int], str]
     >>> layer_types(Config({"num_hidden_layers": 2}), ["conv", "full_attention"], lambda i: "conv")
     ['conv', 'conv']
     """
+    return kinds_of_layers("layer_types", c.get("layer_types"), c, known, otherwise)
+
+
+def kinds_of_layers(
+    name: str, given: Sequence[str] | None, c: Config, known: Sequence[str], otherwise: Callable[[int], str]
+) -> Sequence[str]:
+    """The same for another field: its name, and what it has."""
     count = c.num_hidden_layers
-    found = c.get("layer_types") or [otherwise(i) for i in range(count)]
+    found = given or [otherwise(i) for i in range(count)]
     if len(found) < count or not set(found) <= set(known):
-        raise InputError(f"layer_types={found} must say {' or '.join(known)} for each of {count} layers")
+        raise InputError(f"{name}={found} must say {' or '.join(known)} for each of {count} layers")
     return found[:count]
 
 

@@ -8,6 +8,9 @@ https://arxiv.org/abs/2405.04434  https://arxiv.org/abs/2412.19437
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 from torch import nn
 
 from lamina.checkpoint.names import Value
@@ -69,6 +72,11 @@ def prediction_layers(c: Config, default: int = 1) -> tuple[str, ...]:
 
 class DeepseekV2(Transformer):
     no_effect: tuple[str, ...] = ("num_key_value_heads", "head_dim", "qk_head_dim", "n_group", "topk_group")
+    aliases: ClassVar[Mapping[str, str]] = {"n_routed_experts": "num_experts"}
+    defaults: ClassVar[dict[str, Any]] = dict(
+        kv_lora_rank=512, q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+        n_routed_experts=64, moe_intermediate_size=1407,
+    )  # fmt: skip
     names = Transformer.names | {
         **latent_names("blocks.{i}.attention", "model.layers.{i}.self_attn"),
         **mixture_names("blocks.{i}.mlp", "model.layers.{i}.mlp"),
@@ -78,7 +86,7 @@ class DeepseekV2(Transformer):
         return LatentAttention(c)
 
     def make_rope(self, c: Config) -> Rotary:
-        return Rotary.of(c.with_values(partial_rotary_factor=1.0), c.qk_rope_head_dim)
+        return Rotary.of(c, c.qk_rope_head_dim, self.rope_base)
 
     def make_mlp(self, c: Config, layer: int) -> nn.Module:
         return super().make_mlp(c, layer) if layer < c.get("first_k_dense_replace", 0) else self.make_mixture(c)
@@ -97,9 +105,16 @@ class DeepseekV2(Transformer):
 
 
 class DeepseekV3(DeepseekV2):
-    no_effect: tuple[str, ...] = ("num_key_value_heads", "head_dim", "qk_head_dim")
+    no_effect: tuple[str, ...] = ("num_key_value_heads", "qk_head_dim")
+    aliases = {"n_routed_experts": "num_local_experts"}
+    defaults = dict(
+        n_group=8, topk_group=4, routed_scaling_factor=2.5, n_shared_experts=1, first_k_dense_replace=3,
+        kv_lora_rank=512, q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+        moe_intermediate_size=2048, n_routed_experts=256, num_experts_per_tok=8,
+    )  # fmt: skip
 
     def __init__(self, c: Config) -> None:
+        c.require("head_dim", (c.qk_rope_head_dim,), c.qk_rope_head_dim)  # by which transformers rotates
         c.require("scoring_func", ("sigmoid",), "sigmoid")
         c.require("topk_method", ("noaux_tc",), "noaux_tc")
         c.require("moe_layer_freq", (1,), 1)
@@ -113,8 +128,14 @@ class DeepseekV3(DeepseekV2):
 class Glm4MoeLite(DeepseekV3):
     """GLM-4.7 Flash."""
 
+    aliases = {**DeepseekV3.aliases, "qk_rope_head_dim": "head_dim"}
+    defaults = dict(
+        n_group=1, topk_group=1, routed_scaling_factor=1.8, n_shared_experts=1, kv_lora_rank=512, q_lora_rank=768,
+        qk_nope_head_dim=192, qk_rope_head_dim=64, v_head_dim=256, moe_intermediate_size=1536, n_routed_experts=64,
+        num_experts_per_tok=4, rms_norm_eps=1e-5,
+    )  # fmt: skip
+
     def make_mlp(self, c: Config, layer: int) -> nn.Module:
         kinds = c.get("mlp_layer_types") or ["dense"]
         dense = kinds[layer] == "dense" if layer < len(kinds) else False
-        factor = c.get("routed_scaling_factor", 1.8)
-        return super().make_mlp(c.with_values(first_k_dense_replace=layer + dense, routed_scaling_factor=factor), layer)
+        return super().make_mlp(c.with_values(first_k_dense_replace=layer + dense), layer)

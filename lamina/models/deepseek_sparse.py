@@ -28,11 +28,9 @@ def indexer_names(ours: str, theirs: str) -> dict[str, Value]:
 
 class DeepseekV32(DeepseekV3):
     names = DeepseekV3.names | indexer_names("blocks.{i}.attention.indexer", "model.layers.{i}.self_attn.indexer")
-    defaults: ClassVar[dict[str, Any]] = dict(
-        index_topk=2048, index_head_dim=128, index_n_heads=64, n_group=8, topk_group=4, routed_scaling_factor=2.5,
-        n_shared_experts=1, first_k_dense_replace=3, kv_lora_rank=512, q_lora_rank=1536, qk_nope_head_dim=128,
-        qk_rope_head_dim=64, v_head_dim=128, moe_intermediate_size=2048, n_routed_experts=256, num_experts_per_tok=8,
-    )  # fmt: skip
+    defaults: ClassVar[dict[str, Any]] = DeepseekV3.defaults | dict(
+        index_topk=2048, index_head_dim=128, index_n_heads=64
+    )
     no_effect = (*DeepseekV3.no_effect, "mlp_bias")
     neighbours: ClassVar[bool] = False
     """How RoPE pairs the dimensions of the indexer's heads; attention itself always rotates neighbours."""

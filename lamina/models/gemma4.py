@@ -144,6 +144,7 @@ class Gemma4(Gemma3):
 
     def make_rope(self, c: Config) -> dict[str, Rotary]:
         kinds = self.kinds(c)
+        c.ignore(*(f"rope_parameters.{kind}{more}" for kind in {FULL, SLIDING} - {*kinds} for more in ("", ".*")))
         return {kind: Rotary.of(c, heads_of(c, kinds.index(kind), kind)[1], kind=kind) for kind in sorted(set(kinds))}
 
     def kinds(self, c: Config) -> Sequence[str]:

@@ -21,6 +21,8 @@ from lamina.nn import RMSNorm, SelfAttention
 
 class Glm4Moe(Transformer):
     names = Transformer.names | mixture_names("blocks.{i}.mlp", "model.layers.{i}.mlp")
+    aliases = {"n_routed_experts": "num_local_experts"}
+    defaults = {"n_shared_experts": 1}
     eps = ("rms_norm_eps", 1e-5)
     rope_partial = 0.5
 
@@ -40,6 +42,7 @@ class Glm4Moe(Transformer):
 
 class Dots1(Transformer):
     names = Glm4Moe.names
+    aliases = Glm4Moe.aliases
     no_effect = ("use_sliding_window",)  # which transformers does not read
 
     def __init__(self, c: Config) -> None:
@@ -65,7 +68,7 @@ class Dots1(Transformer):
 
 
 class SolarOpen(Glm4Moe):
-    defaults = {"head_dim": 128, "first_k_dense_replace": 0}
+    defaults = {**Glm4Moe.defaults, "head_dim": 128, "first_k_dense_replace": 0}
     rope_base = 1_000_000.0
     rope_partial = 1.0
 
@@ -79,6 +82,7 @@ class ExaoneMoe(Exaone4):
         )
     }
     aliases = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
+    defaults = {**Exaone4.defaults, "n_shared_experts": 1}
     order = "pre"
 
     def make_mlp(self, c: Config, layer: int) -> nn.Module:

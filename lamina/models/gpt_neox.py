@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from lamina.checkpoint.names import Either, From
 from lamina.config import Config
+from lamina.errors import InputError
 from lamina.models.gpt import Gpt, split_groups
 from lamina.nn import Block, ParallelBlock
 
@@ -30,6 +31,14 @@ class GPTNeoX(Gpt):
     eps = ("layer_norm_eps", 1e-5)
     act = ("hidden_act", "gelu")
     rope_partial = 0.25
+    defaults = {"intermediate_size": 24_576}
+
+    @classmethod
+    def complete(cls, config: Config) -> Config:
+        for name, own in cls.aliases.items():
+            if config.values.get(name) is not None and own not in config.values:
+                raise InputError(f"{name}={config.values[name]!r} in the configuration is called {own} in this family")
+        return super().complete(config)
 
     def __init__(self, c: Config) -> None:
         super().__init__(c)

@@ -31,9 +31,7 @@ class GraniteMoeHybrid(Granite):
         **linear_stack_names("blocks.{i}.mlp.experts", f"{LAYER}.block_sparse_moe"),
     }
 
-    no_effect = (  # of RoPE, which most do not have
-        "max_position_embeddings", "rope_parameters", "rope_parameters.*", "rope_theta", "rope_scaling",
-    )  # fmt: skip
+    no_effect = ("max_position_embeddings",)  # of RoPE, which most do not have
 
     def __init__(self, c: Config) -> None:
         c.require("normalization_function", ("rmsnorm",), "rmsnorm")  # in published files
@@ -52,8 +50,10 @@ class GraniteMoeHybrid(Granite):
         return super().make_attention(c, layer, **dict(rope="default" if positions == "rope" else None) | options)
 
     def make_rope(self, c: Config) -> Rotary | None:
-        rope = c.get("position_embedding_type") == "rope"
-        return Rotary.of(c, c.head_width, self.rope_base) if rope else None
+        if c.get("position_embedding_type") == "rope":
+            return Rotary.of(c, c.head_width, self.rope_base)
+        c.ignore("rope_parameters", "rope_parameters.*", "rope_theta", "rope_scaling")
+        return None
 
     def make_mlp(self, c: Config, layer: int) -> nn.Module:
         width, act, factor = c.hidden_size, c.get(*self.act), c.residual_multiplier

@@ -28,6 +28,9 @@ UNUSED = (
     "num_media_embeds", "anyres_pooling_size", "anyres_vit_max_image_size", "anyres_vit_two_views",
     "skip_cls_token", "dense_list", "class_num", "pool_type",
     "add_classification_head", "capacity_factor", "moe_drop_tokens", "moe_random_routing_dropped_token",
+    # of YaRN, beside rope_type="dynamic"
+    *(f"{where}.{name}" for where in ("rope_scaling", "rope_parameters")
+      for name in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")),
 )  # fmt: skip
 
 
@@ -49,7 +52,7 @@ class HunYuanDenseV1(Transformer):
         return super().make_attention(c, layer, **dict(q_norm=q_norm, k_norm=k_norm, norms_last=True) | options)
 
     def make_rope(self, c: Config) -> Rotary:
-        settings, dim = rope_parameters(c, self.rope_base), c.head_width
+        settings, dim = rope_parameters(c, self.rope_base, more=("alpha",)), c.head_width
         if settings["rope_type"] == "dynamic" and settings.get("alpha"):  # a fixed base, whatever the length
             settings |= {
                 "rope_type": "default",
@@ -70,7 +73,10 @@ class HunYuanMoEV1(HunYuanDenseV1):
     def make_mlp(self, c: Config, layer: int) -> nn.Module:
         experts, each = (
             count if isinstance(count, int) else count[layer]
-            for count in (c.get("num_experts", 1), c.first("moe_topk", "num_experts_per_tok", default=1))
+            for count in (
+                c.first("num_experts", "num_local_experts", default=1),
+                c.first("moe_topk", "num_experts_per_tok", default=1),
+            )
         )
         width, inner = c.hidden_size, c.intermediate_size
         for name, value in (("moe_intermediate_size", inner), ("num_shared_expert", 1)):

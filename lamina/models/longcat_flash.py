@@ -29,7 +29,7 @@ class ShortcutBlock(nn.Module):
         choice = Choice(c.moe_topk, factor=c.get("routed_scaling_factor", 6.0))
         self.mixture = Mixture(
             width, c.n_routed_experts, c.expert_ffn_hidden_size, act, choice, balanced=True, exact=True,
-            identity=c.get("zero_expert_num", 0),
+            identity=c.get("zero_expert_num", 256),
         )  # fmt: skip
         self.specs = {f"attention{i}": one.spec for i, one in enumerate(self.attentions)}
 
@@ -70,7 +70,7 @@ def tensor_names(c: Config) -> Names:
 
 
 class LongcatFlash(Decoder):
-    no_effect = ("num_key_value_heads", "head_dim", "qk_head_dim")
+    no_effect = ("num_key_value_heads",)
     ignored: tuple[str, ...] = ("model.mtp.*",)  # multi-token prediction
 
     def __init__(self, c: Config) -> None:
@@ -79,6 +79,9 @@ class LongcatFlash(Decoder):
         c.require("zero_expert_type", ("identity",), "identity")
         for name in ("mla_scale_q_lora", "mla_scale_kv_lora"):
             c.require(name, (True,), True)
+        c.require("head_dim", (c.qk_rope_head_dim,), c.qk_rope_head_dim)  # by which transformers rotates
+        dim = c.qk_nope_head_dim + c.qk_rope_head_dim
+        c.require("qk_head_dim", (dim,), dim)
         layers = c.get("num_layers") or c.num_hidden_layers // 2
         super().__init__(
             c,
@@ -88,6 +91,6 @@ class LongcatFlash(Decoder):
             tied=c.get("tie_word_embeddings", False),
         )
         self.names = tensor_names(c)
-        last = c.n_routed_experts + c.get("zero_expert_num", 0)  # transformers saves matrices of identity experts too
+        last = c.n_routed_experts + c.get("zero_expert_num", 256)  # transformers saves matrices of identity experts too
         unused = (f"model.layers.{{i}}.mlp.experts.{e}.*" for e in range(c.n_routed_experts, last))
         self.ignored = (*self.ignored, *unused)

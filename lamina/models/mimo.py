@@ -32,6 +32,7 @@ class MiMoV2Flash(Transformer):
         ),
     }
     ignored: tuple[str, ...] = ("model.mtp.*",)  # multi-token prediction
+    aliases = {"n_routed_experts": "num_local_experts"}
     defaults = {"head_dim": 192, "v_head_dim": 128}
     eps = ("rms_norm_eps", 1e-5)
 

@@ -34,6 +34,7 @@ class Ministral(Transformer):
 
 class Ministral3(Mistral):
     defaults = {"head_dim": 128, "sliding_window": None}
+    no_effect = ("rope_parameters.max_position_embeddings",)  # the field of the same name again
     eps = ("rms_norm_eps", 1e-5)
 
     @classmethod
@@ -45,7 +46,7 @@ class Ministral3(Mistral):
 
     def __init__(self, c: Config) -> None:
         super().__init__(c)
-        settings = Config(rope_parameters(c))
+        settings = Config(rope_parameters(c, more=("llama_4_scaling_beta", "original_max_position_embeddings")))
         self.growth = settings.get("llama_4_scaling_beta")
         self.trained = None if self.growth is None else settings.original_max_position_embeddings
 

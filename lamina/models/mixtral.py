@@ -56,7 +56,7 @@ class PhiMoe(Mixtral):
     def make_rope(self, c: Config) -> Rotary:
         """Longrope has a factor on cos and sin for each of its two ranges; its long frequencies are never used by
         transformers, which therefore is not the truth for rows beyond the trained context."""
-        rope = Rotary.of(c, c.head_width, self.rope_base)
+        rope = Rotary.of(c, c.head_width, self.rope_base, more=("short_mscale", "long_mscale"))
         settings = rope.settings
         if settings["rope_type"] == "longrope":
             long = (settings.get("longest") or 0) > settings["original_max_position_embeddings"]

@@ -42,7 +42,6 @@ class ModernBertDecoder(Transformer):
     def __init__(self, c: Config) -> None:
         self.head_bias = c.get("decoder_bias", True)  # type: ignore[misc]
         super().__init__(c)
-        c.ignore("sliding_window")  # half of `local_attention`
         self.embedding_norm, self.dense_norm = self.make_norm(c), self.make_norm(c)
         self.dense = Linear(c.hidden_size, c.hidden_size, bias=c.get("classifier_bias", False))
         self.dense_act = activation(c.get("classifier_activation", "gelu"))
@@ -60,7 +59,9 @@ class ModernBertDecoder(Transformer):
         return super().make_attention(c, layer, **dict(rope=kinds(c)[layer]) | options)
 
     def make_window(self, c: Config, layer: int) -> Window:
-        return Full() if kinds(c)[layer] == "full_attention" else Sliding(c.get("local_attention", 128) // 2)
+        """`sliding_window` is half of `local_attention`, and wins where a file has both."""
+        both = c.get("local_attention", 128) // 2
+        return Full() if kinds(c)[layer] == "full_attention" else Sliding(c.get("sliding_window", both))
 
     def make_rope(self, c: Config) -> dict[str, Rotary]:
         bases = c.get("global_rope_theta", 160_000.0), c.get("local_rope_theta", 10_000.0)

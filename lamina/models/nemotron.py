@@ -18,13 +18,14 @@ NORMS = {
 class Jais2(Gpt):
     eps = ("layer_norm_eps", 1e-5)
     act = ("hidden_act", "relu2")
+    defaults = {"intermediate_size": 26_624}
     tied = False
 
 
 class Nemotron(Gpt):
     no_effect = ("kv_channels",)  # `head_dim` again
     names = Gpt.names | {path: From(name, lambda t: t + 1) for path, name in NORMS.items()}
-    defaults = {"attention_bias": False, "mlp_bias": False}
+    defaults = {"attention_bias": False, "mlp_bias": False, "intermediate_size": 24_576}
     eps = ("norm_eps", 1e-5)
     act = ("hidden_act", "relu2")
     tied = False

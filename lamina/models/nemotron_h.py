@@ -70,6 +70,7 @@ class NemotronH(Transformer):
     no_effect = UNUSED
     aliases = {
         "head_dim": "attention_head_dim",
+        "n_routed_experts": "num_local_experts",
         "n_groups": "mamba_n_groups",
         "conv_kernel": "mamba_d_conv",
         "time_step_min": "mamba_dt_min",
@@ -116,7 +117,7 @@ class NemotronH(Transformer):
         )  # fmt: skip
         return Mixture(
             width, c.get("n_routed_experts", 8), c.get("moe_intermediate_size", 7688), act, choice,
-            shared=MLP(width, c.get("moe_shared_expert_intermediate_size", 7688), act, bias),
+            shared=MLP(width, c.get("moe_shared_expert_intermediate_size", 7688) or c.intermediate_size, act, bias),
             balanced=True, exact=True, gated=False, latent=c.get("moe_latent_size", 0), latent_bias=bias,
         )  # fmt: skip
 

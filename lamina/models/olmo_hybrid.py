@@ -74,8 +74,9 @@ class OlmoHybrid(Transformer):
 
 
 def rope_base(c: Config) -> float | None:
-    """The base of RoPE; None: there is no RoPE."""
-    return (c.get("rope_parameters") or {}).get("rope_theta") or c.get("rope_theta")
+    """The base of RoPE; None, which files have as null: there is no RoPE."""
+    given = c.get("rope_parameters") or {}
+    return given.get("rope_theta") if "rope_theta" in given else c.said("rope_theta", 10_000.0)
 
 
 def kind(c: Config, layer: int) -> str:

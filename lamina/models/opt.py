@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lamina.checkpoint.names import From, Value, renamed
 from lamina.config import Config
-from lamina.models.gpt import Gpt, with_or_without
+from lamina.models.gpt import Gpt
 from lamina.nn import Embedding, LayerNorm, Linear, Norm, PostNormBlock, SelfAttention, Sinusoids
 
 BODY: dict[str, Value] = {
@@ -30,16 +30,14 @@ LEARNED: dict[str, Value] = {"position": From("model.embed_positions", lambda t:
 
 
 class OPT(Gpt):
-    names = with_or_without(
-        "model.",
-        renamed(
-            BODY
-            | LEARNED
-            | {"norm": "model.final_layer_norm", "project_in": "model.project_in", "project_out": "model.project_out"},
-            lambda name: name.replace("model.", "model.decoder."),
-        ),
+    names = renamed(
+        BODY
+        | LEARNED
+        | {"norm": "model.final_layer_norm", "project_in": "model.project_in", "project_out": "model.project_out"},
+        lambda name: name.replace("model.", "model.decoder."),
     )
     aliases = {"intermediate_size": "ffn_dim"}
+    defaults = {"intermediate_size": 3072}
     act = ("activation_function", "relu")
     learned_positions = True
 
@@ -82,6 +80,7 @@ class OPT(Gpt):
 class BioGPT(Gpt):
     names = renamed(BODY | LEARNED, lambda name: name.replace("model.", "biogpt.")) | {"head": "output_projection"}
     act = ("hidden_act", "gelu")
+    defaults = {"intermediate_size": 4096}
     learned_positions = True
 
     def __init__(self, c: Config) -> None:
@@ -105,7 +104,7 @@ class XGLM(BioGPT):
         "num_attention_heads": "attention_heads",
         "intermediate_size": "ffn_dim",
     }
-    defaults = {"max_position_embeddings": 2048}
+    defaults = {"max_position_embeddings": 2048, "intermediate_size": 4096}
     act = ("activation_function", "gelu")
     learned_positions = False
 

@@ -51,6 +51,7 @@ class Phi3(Transformer):
     }
     defaults = {"original_max_position_embeddings": 4096}
     eps = ("rms_norm_eps", 1e-5)
+    rope_partial = 1.0
 
     @classmethod
     def complete(cls, config: Config) -> Config:

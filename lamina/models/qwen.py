@@ -9,6 +9,7 @@ from typing import Any
 
 from lamina.attention.window import Full, Sliding, Window
 from lamina.config import Config
+from lamina.errors import InputError
 from lamina.models.decoder import layer_types
 from lamina.models.transformer import Transformer
 from lamina.nn import RMSNorm, SelfAttention
@@ -30,12 +31,24 @@ class Qwen2(Transformer):
         kinds = layer_types(
             c, ["full_attention", "sliding_attention"], lambda i: "full_attention" if i < first else "sliding_attention"
         )
-        sliding = kinds[layer] == "sliding_attention" and c.get("use_sliding_window", False)
-        return Sliding(c.get("sliding_window", 4096)) if sliding else Full()
+        return window_if_used(c, kinds[layer])
+
+
+def window_if_used(c: Config, kind: str) -> Window:
+    """The window of a layer of this kind; sliding layers need `use_sliding_window`."""
+    if kind == "full_attention":
+        return Full()
+    if not c.get("use_sliding_window", False):
+        raise InputError(
+            f"layer_types={c.layer_types} in the configuration has sliding layers, and use_sliding_window=False"
+        )
+    return Sliding(c.get("sliding_window", 4096))
 
 
 class Qwen3(Qwen2):
+    defaults = {"head_dim": 128}
+
     def make_attention(self, c: Config, layer: int, **options: Any) -> SelfAttention:
-        bias, dim = c.get("attention_bias", False), c.get("head_dim", 128)
-        norms = dict(q_norm=RMSNorm(dim, c.get(*self.eps)), k_norm=RMSNorm(dim, c.get(*self.eps)))
-        return super().make_attention(c.with_values(head_dim=dim), layer, bias=bias, out_bias=bias, **norms, **options)
+        bias = c.get("attention_bias", False)
+        q_norm, k_norm = (RMSNorm(c.head_width, c.get(*self.eps)) for _ in range(2))
+        return super().make_attention(c, layer, bias=bias, out_bias=bias, q_norm=q_norm, k_norm=k_norm, **options)

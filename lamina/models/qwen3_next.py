@@ -117,7 +117,7 @@ class Qwen3Next(Decoder):
             c,
             (Block(c, kind, is_dense(c, i)) for i, kind in enumerate(layer_kinds(c))),
             RMSNorm(c.hidden_size, c.rms_norm_eps, plus_one=True),
-            rope=Rotary.of(c, c.head_dim, partial=0.25),
+            rope=Rotary.of(c, c.head_dim, partial=0.25, more=("mrope_section", "mrope_interleaved")),
             tied=c.get("tie_word_embeddings", False),
         )
         self.names = tensor_names(c)

@@ -13,7 +13,7 @@ from lamina.attention.window import Full, Sliding, Window
 from lamina.config import Config
 from lamina.models.decoder import layer_types, mlp_names
 from lamina.models.olmo import Olmo2
-from lamina.models.qwen import Qwen3
+from lamina.models.qwen import Qwen3, window_if_used
 from lamina.models.transformer import Transformer
 from lamina.nn import Choice, Mixture, RMSNorm, SelfAttention
 from lamina.nn.moe.names import expert_names
@@ -39,6 +39,7 @@ class Qwen2Moe(Transformer):
     """A shared expert beside the others, with a gate, which is one more row of the router's matrix."""
 
     no_effect = ("intermediate_size", "sliding_window")  # of dense layers and of windows, which few have
+    defaults = {"moe_intermediate_size": 1408}
     names = Transformer.names | {
         "blocks.{i}.mlp.router": (f"{MLP}.gate", f"{MLP}.shared_expert_gate"),
         **expert_names("blocks.{i}.mlp.experts", f"{MLP}.experts"),
@@ -53,7 +54,7 @@ class Qwen2Moe(Transformer):
         used, last = c.get("use_sliding_window", False), c.get("max_window_layers", 28)
         kinds = ["full_attention", "sliding_attention"]
         found = layer_types(c, kinds, lambda i: kinds[used and i % 2 == 0 and i < last])
-        return Sliding(c.get("sliding_window", 4096)) if used and found[layer] == kinds[1] else Full()
+        return window_if_used(c, found[layer])
 
     def make_mlp(self, c: Config, layer: int) -> nn.Module:
         if is_dense(c, layer):
@@ -68,8 +69,7 @@ class Qwen3Moe(Qwen3):
         **expert_names("blocks.{i}.mlp.experts", f"{MLP}.experts"),
     }
 
-    def make_attention(self, c: Config, layer: int, **options: Any) -> SelfAttention:
-        return super().make_attention(c.with_values(head_dim=c.head_width), layer, **options)
+    defaults = {"moe_intermediate_size": 768}
 
     def make_window(self, c: Config, layer: int) -> Window:
         return Sliding(c.get("sliding_window", 4096)) if c.get("use_sliding_window", False) else Full()

@@ -39,7 +39,7 @@ class RecurrentGemma(Transformer):
 
     def __init__(self, c: Config) -> None:
         c.require("embeddings_scale_by_sqrt_dim", (True,), True)
-        super().__init__(c.with_values(head_dim=None))  # which transformers computes, whatever the file says
+        super().__init__(c)
         self.softcap = c.get("logits_soft_cap", 30.0)
         # Rounded as it was in training, in a model of any dtype.
         self.embedding_factor = float(torch.tensor(c.hidden_size**0.5, dtype=torch.bfloat16, device="cpu"))

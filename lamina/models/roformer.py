@@ -38,6 +38,7 @@ class RoFormer(Gpt):
     }
     ignored = ("roformer.encoder.embed_positions.weight", "cls.predictions.bias", "roformer.pooler.*")
     eps = ("layer_norm_eps", 1e-12)
+    defaults = {"intermediate_size": 3072}
     act = ("hidden_act", "gelu")
 
     def __init__(self, c: Config) -> None:

@@ -16,7 +16,7 @@ class Starcoder2(Gpt):
         "blocks.{i}.mlp.down": "model.layers.{i}.mlp.c_proj",
     }
     aliases = {"attention_bias": "use_bias", "mlp_bias": "use_bias"}
-    defaults = {"num_key_value_heads": 2}
+    defaults = {"num_key_value_heads": 2, "intermediate_size": 12_288}
     eps = ("norm_epsilon", 1e-5)
     act = ("hidden_act", "gelu_pytorch_tanh")
 

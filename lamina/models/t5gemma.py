@@ -20,7 +20,7 @@ from lamina.models.decoder import mlp_names, qkv_names
 from lamina.models.gemma2 import Gemma2
 from lamina.models.transformer import window_by_type
 from lamina.nn import CrossAttention, Embedding, GatedMLP, Linear, Positions, RMSNorm, Rotary, SelfAttention
-from lamina.nn.attention.rotary import positions_of
+from lamina.nn.attention.rope_settings import positions_of
 
 
 @dataclass(frozen=True)

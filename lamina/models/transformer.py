@@ -17,8 +17,10 @@ from torch import nn
 
 from lamina.attention.window import Full, Sliding, Window
 from lamina.config import Config
+from lamina.errors import InputError
 from lamina.models.decoder import Decoder, layer_types, mlp_names, qkv_names
 from lamina.nn import Block, GatedMLP, Mixer, Norm, ParallelBlock, RMSNorm, Rotary, SelfAttention
+from lamina.nn.attention.rope_settings import KNOWN, plain
 
 Order = Literal["pre", "post", "both", "parallel"]
 
@@ -53,8 +55,8 @@ class Transformer(Decoder):
     """The field with the activation of MLPs, and its default."""
     rope_base: ClassVar[float] = 10_000.0
     """Default of `rope_theta`."""
-    rope_partial: ClassVar[float] = 1.0
-    """Default of `partial_rotary_factor`."""
+    rope_partial: ClassVar[float | None] = None
+    """Default of `partial_rotary_factor`; None: heads are rotated whole."""
     head_bias: ClassVar[bool] = False
     """Default of `lm_head_bias`: the head adds a bias."""
 
@@ -139,9 +141,14 @@ def with_ropes_by_type(c: Config, base: float, sliding_base: float | None = None
     base           default of the base of full attention
     sliding_base   default of the base of sliding attention; None: the base of full attention
     """
-    given, theta = dict(c.get("rope_parameters") or {}), c.get("rope_theta", base)
-    if not any(isinstance(value, Mapping) for value in given.values()):
-        given = {"full_attention": given | (c.get("rope_scaling") or {})}
+    given, theta = plain(c, "rope_parameters"), c.get("rope_theta", base)
+    if given and not any(isinstance(value, Mapping) for value in given.values()):
+        raise InputError(
+            f"rope_parameters={given} in the configuration must have an object for full_attention, and one for "
+            "sliding_attention; settings of full attention alone are called rope_scaling"
+        )
+    given["full_attention"] = (given.get("full_attention") or {}) | plain(c, "rope_scaling")
+    c.ignore(*(f"rope_scaling.{name}" for name in KNOWN))
     bases = {
         "full_attention": theta,
         "sliding_attention": c.get("rope_local_base_freq", theta if sliding_base is None else sliding_base),

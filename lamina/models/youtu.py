@@ -25,8 +25,9 @@ class Youtu(Transformer):
         return LatentAttention(c)
 
     def make_rope(self, c: Config) -> Rotary:
-        c.ignore("head_dim", "qk_head_dim", "num_key_value_heads")  # follow from others
-        return Rotary.of(c.with_values(partial_rotary_factor=1.0), c.qk_rope_head_dim)
+        c.ignore("qk_head_dim", "num_key_value_heads")  # follow from others
+        c.require("head_dim", (c.qk_rope_head_dim,), c.qk_rope_head_dim)  # by which transformers rotates
+        return Rotary.of(c, c.qk_rope_head_dim)
 
 
 class MiniCPM3(Youtu):

@@ -22,7 +22,7 @@ from lamina.activation import activation
 from lamina.cache.memory import Memory
 from lamina.checkpoint.names import Either, Value, either
 from lamina.config import Config
-from lamina.models.decoder import Decoder, layer_types, mlp_names, qkv_names
+from lamina.models.decoder import Decoder, kinds_of_layers, mlp_names, qkv_names
 from lamina.nn import (
     GatedRMSNorm,
     Linear,
@@ -58,7 +58,7 @@ class TiedLayer(nn.Module):
 
     def __init__(self, c: Config, head_dim: int, heads: int, kv_heads: int, bias: bool) -> None:
         super().__init__()
-        width, inner, eps = c.hidden_size, c.get("intermediate_size", 4 * c.hidden_size), c.get("rms_norm_eps", 1e-5)
+        width, inner, eps = c.hidden_size, c.get("intermediate_size") or 4 * c.hidden_size, c.get("rms_norm_eps", 1e-5)
         wide = c.get("attention_hidden_size", 2 * width)
         self.attention_norm, self.mlp_norm = RMSNorm(wide, eps), RMSNorm(width, eps)
         self.qkv = Linear(wide, (heads + 2 * kv_heads) * head_dim, bias=False)
@@ -164,9 +164,10 @@ class ZambaBase(Decoder):
 
 
 def listed(c: Config, otherwise: Sequence[str]) -> Sequence[str]:
+    """`layers_block_type` with the current names of kinds."""
     found = c.first("layers_block_type", "layer_types", default=None)
     kinds = None if found is None else ["linear_attention" if kind == "mamba" else kind for kind in found]
-    return layer_types(c.with_values(layer_types=kinds), ["linear_attention", "hybrid"], lambda i: otherwise[i])
+    return kinds_of_layers("layers_block_type", kinds, c, ["linear_attention", "hybrid"], lambda i: otherwise[i])
 
 
 def use_names(ours: str, theirs: str) -> dict[str, Value]:
@@ -189,7 +190,7 @@ class Zamba(ZambaBase):
     no_effect = ("time_step_min", "max_position_embeddings")  # of initial weights; there is no RoPE
 
     def __init__(self, c: Config) -> None:
-        super().__init__(c)
+        super().__init__(c.with_defaults({"intermediate_size": 14_848}))
         self.names = {"embedding": "model.embed_tokens", "norm": "model.final_layernorm", "head": "lm_head"}
         for i in range(c.num_hidden_layers):
             theirs = f"model.layers.{i}" + (".mamba_decoder" if i in self.hybrid else "")
@@ -219,15 +220,22 @@ class Zamba2(ZambaBase):
     """Several shared layers in turn, with adapters, and Mamba-2 mixers."""
 
     no_effect = (
-        "use_shared_mlp_adapter", "ffn_hidden_size", "sliding_window", "time_step_limit", "rope_theta",
-        "hybrid_layer_ids", "kv_channels", "mamba_headdim", "num_query_groups", "use_conv_bias", "rope_parameters",
-        "attention_hidden_size", "attention_head_dim", "max_position_embeddings", "rope_parameters.*",
+        "use_shared_mlp_adapter", "ffn_hidden_size", "sliding_window", "time_step_limit", "kv_channels",
+        "num_query_groups", "use_conv_bias", "max_position_embeddings",
     )  # fmt: skip
 
     def __init__(self, c: Config) -> None:
         c.require("use_long_context", (False,), False)
-        c = c.with_values(attention_hidden_size=None, attention_head_dim=None)  # which transformers computes
+        if not self.rotates(c):
+            c.ignore("rope_theta", "rope_parameters", "rope_parameters.*")
         super().__init__(c)
+        inner = int(c.get("mamba_expand", 2) * c.hidden_size)
+        for name, value in (  # computed from others, and written to files
+            ("attention_hidden_size", 2 * c.hidden_size),
+            ("mamba_headdim", inner // c.get("n_mamba_heads", 8)),
+            ("hybrid_layer_ids", self.hybrid),
+        ):
+            c.require(name, (value,), value)
         self.names = {"embedding": "model.embed_tokens", "norm": "model.final_layernorm", "head": "lm_head"}
         for i in range(c.num_hidden_layers):
             theirs = f"model.layers.{i}" + (".mamba_decoder" if i in self.hybrid else "")

@@ -7,7 +7,8 @@ from lamina.nn.attention.indexer import Indexer
 from lamina.nn.attention.latent import LatentAttention
 from lamina.nn.attention.positions import Positions
 from lamina.nn.attention.relative import RelativeBias
-from lamina.nn.attention.rotary import Rotary, rope_parameters, rotate, rotate_neighbours
+from lamina.nn.attention.rope_settings import rope_parameters
+from lamina.nn.attention.rotary import Rotary, rotate, rotate_neighbours
 from lamina.nn.attention.self_attention import SelfAttention
 from lamina.nn.block import Block, Mixer, ParallelBlock, PostNormBlock
 from lamina.nn.embedding import Embedding

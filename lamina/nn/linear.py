@@ -98,7 +98,7 @@ class Linear(nn.Linear):
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """F.linear, by whichever operation is fastest on this device. x [..., in], weight [out, in] -> [..., out]"""
     if x.device.type == "cpu" and x.dtype == torch.float32 and MKL and not torch.compiler.is_exporting():
-        rows = x.numel() // x.shape[-1]
+        rows = x.numel() // max(x.shape[-1], 1)  # an MLP may have no inner dimension
         if 0 < rows <= MOST_ROWS and weight.numel() >= LEAST_WEIGHT:
             return few_rows(x, weight, bias)
     return F.linear(x, weight, bias)

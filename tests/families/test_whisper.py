@@ -400,7 +400,7 @@ def test_options_that_are_not_implemented_are_named() -> None:
         Whisper.build(lamina.config.Config(config | {"scale_embedding": True}))
     with pytest.raises(InputError, match="encoder_attention_heads=5 in the configuration does not divide d_model=32"):
         Whisper.build(lamina.config.Config(config | {"encoder_attention_heads": 5}))
-    with pytest.raises(InputError, match="activation 'mish' is not supported"):
+    with pytest.raises(InputError, match="activation_function='mish' in the configuration is not supported"):
         Whisper.build(lamina.config.Config(config | {"activation_function": "mish"}))
 
 

@@ -12,7 +12,7 @@ from lamina.errors import CapacityError, InputError
 from lamina.generation.chat import Chat
 from lamina.generation.stopping import Stopping
 from lamina.model import Model
-from lamina.nn.attention.rotary import positions_of
+from lamina.nn.attention.rope_settings import positions_of
 from tests.families.cases import FIRST
 from tests.families.harness import pair
 from tests.families.test_t5 import FIRST as T5_FIRST

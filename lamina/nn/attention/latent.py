@@ -15,7 +15,8 @@ from lamina.cache.spec import Latent, LayerSpecs, SharedIndex
 from lamina.config import Config
 from lamina.nn.attention.indexer import Indexer
 from lamina.nn.attention.positions import Positions
-from lamina.nn.attention.rotary import rope_parameters, yarn_scale
+from lamina.nn.attention.rope_settings import rope_parameters
+from lamina.nn.attention.rotary import yarn_scale
 from lamina.nn.linear import Linear
 from lamina.nn.norm import RMSNorm
 
@@ -75,7 +76,7 @@ class LatentAttention(nn.Module):
 
 def score_scale(c: Config) -> float:
     """The factor on attention scores, larger if YaRN scales positions beyond the trained context."""
-    settings = rope_parameters(c)
+    settings = rope_parameters(c, more=("factor", "mscale_all_dim"))
     stretched = settings["rope_type"] != "default" and settings.get("mscale_all_dim")
     sharper = yarn_scale(settings["factor"], settings["mscale_all_dim"]) if stretched else 1.0
     return sharper**2 * (c.qk_nope_head_dim + c.qk_rope_head_dim) ** -0.5

@@ -16,70 +16,7 @@ from lamina import kernels
 from lamina.attention.rotary import RopeTable, rotate, rotate_neighbours
 from lamina.config import Config
 from lamina.errors import InputError
-
-NEEDED = {
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": ("original_max_position_embeddings",),
-    "dynamic": ("factor",),
-    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
-}
-"""Rotary type -> the settings that it requires."""
-
-
-def rope_parameters(
-    config: Config, base: float = 10_000.0, *, partial: float = 1.0, kind: str | None = None
-) -> dict[str, Any]:
-    """The rotary settings, from `rope_parameters` or from the older `rope_theta` and `rope_scaling`.
-
-    base, partial   defaults of `rope_theta` and `partial_rotary_factor`
-    kind            a layer type ("sliding_attention" …), if the configuration has settings for each
-    """
-    config.ignore("rope_scaling", "rope_theta", "partial_rotary_factor")  # `rope_parameters` wins, as in transformers
-    found = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    if kind is not None and any(isinstance(value, dict) for value in found.values()):
-        found = dict(found.get(kind) or {})
-    for name, default in (("rope_theta", base), ("partial_rotary_factor", partial)):
-        if found.get(name) is None:
-            found[name] = config.get(name, default)
-    found["rope_type"] = found.get("rope_type", found.get("type", "default"))
-    if found["rope_type"] in ("su", "longrope"):  # "su" is an old name
-        found["rope_type"] = "longrope"
-    if found.get("original_max_position_embeddings") is None and found["rope_type"] in ("longrope", "yarn"):
-        original = config.get("original_max_position_embeddings", config.get("max_position_embeddings"))
-        if original is not None:
-            found["original_max_position_embeddings"] = original
-    read = Config(found | {"model_type": "rotary positions"})
-    for name in found:  # checks every value, so that an error names it
-        read.get(name)
-    for name in NEEDED.get(read.rope_type, ()):
-        getattr(read, name)
-    found["longest"] = config.get("context")
-    return found
-
-
-POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx")
-
-
-def positions_of(config: Config) -> int | None:
-    """The context length of a checkpoint according to its configuration; None if that has none.
-
-    Configurations with llama3 scaling give the scaled length. With linear and yarn scaling many give the length before
-    scaling, so the result is the larger of the given length and `factor` times the original one. With longrope and
-    dynamic scaling it is the length that the frequencies are for.
-
-    >>> positions_of(Config({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}))
-    16384
-    """
-    config.ignore(*POSITIONS)  # a file may have several of them, with the same value
-    named = next((n for name in POSITIONS if isinstance(n := config.get(name), int) and n > 0), None)
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if rope.get("rope_type", rope.get("type")) in ("longrope", "su", "dynamic"):  # see `Rotary`
-        trained = rope.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
-        return config.get("context") or trained or named
-    if named is None or rope.get("rope_type", rope.get("type")) not in ("linear", "yarn"):
-        return named
-    return max(named, round((rope.get("original_max_position_embeddings") or named) * (rope.get("factor") or 1)))
+from lamina.nn.attention.rope_settings import ORIGINAL, USED, rope_parameters
 
 
 class Rotary(nn.Module):
@@ -95,7 +32,11 @@ class Rotary(nn.Module):
     def __init__(self, dim: int, settings: dict[str, Any], max_positions: int | None = None) -> None:
         super().__init__()
         if dim < 2 or dim % 2:
-            raise InputError(f"rotary positions rotate pairs of dimensions, and {dim} of a head cannot be paired")
+            part = settings.get("partial_rotary_factor", 1.0)
+            raise InputError(
+                f"rotary positions rotate pairs of dimensions, and {dim} of a head cannot be paired (head_dim × "
+                f"partial_rotary_factor={part})"
+            )
         self.dim, self.settings, self.max_positions = dim, settings, max_positions
         self.scale = 1.0
         self.frequencies: Tensor
@@ -104,11 +45,9 @@ class Rotary(nn.Module):
             self.reset_buffers()
 
     @classmethod
-    def of(
-        cls, c: Config, head_dim: int, base: float = 10_000.0, *, partial: float = 1.0, kind: str | None = None
-    ) -> Rotary:
+    def of(cls, c: Config, head_dim: int, base: float = 10_000.0, **options: Any) -> Rotary:
         """The table for heads of this width; the arguments after it as in `rope_parameters`."""
-        settings = rope_parameters(c, base, partial=partial, kind=kind)
+        settings = rope_parameters(c, base, **options)
         proportional = settings["rope_type"] == "proportional"  # rotates all dimensions, some by zero
         dim = head_dim if proportional else int(head_dim * settings["partial_rotary_factor"])
         return cls(dim, settings, c.get("max_position_embeddings"))
@@ -138,15 +77,14 @@ def frequencies(dim: int, parameters: dict[str, Any], max_positions: int | None)
         case "yarn":
             return _yarn(plain, dim, parameters, max_positions)
         case "dynamic":
-            return _dynamic(dim, parameters, max_positions), 1.0
+            return _dynamic(dim, parameters), 1.0
         case "longrope":
             return _longrope(plain, parameters, max_positions)
         case "proportional":
             rotated = torch.arange(dim // 2) < int(parameters["partial_rotary_factor"] * dim // 2)
             return plain * rotated / (parameters.get("factor") or 1.0), 1.0
         case other:
-            known = "default, linear, dynamic, yarn, longrope, llama3, proportional"
-            raise InputError(f"rotary type {other!r} is not supported; known: {known}")
+            raise InputError(f"rope_type={other!r} is not supported; known: {', '.join(map(repr, USED))}")
 
 
 def _llama3(plain: Tensor, p: dict[str, Any]) -> Tensor:
@@ -180,11 +118,9 @@ def _yarn(plain: Tensor, dim: int, p: dict[str, Any], max_positions: int | None)
     return plain * (slowed / factor + 1 - slowed), float(scale)
 
 
-def _dynamic(dim: int, p: dict[str, Any], max_positions: int | None) -> Tensor:
+def _dynamic(dim: int, p: dict[str, Any]) -> Tensor:
     """Rows longer than the trained context rotate by a larger base, so that no frequency is new to the model."""
-    trained = p.get("original_max_position_embeddings") or max_positions
-    if trained is None:
-        raise InputError("dynamic rotary scaling needs max_position_embeddings in the configuration")
+    trained = p[ORIGINAL]
     longest = max(p.get("longest") or trained, trained)
     growth = p["factor"] * longest / trained - (p["factor"] - 1)
     base = p["rope_theta"] * growth ** (dim / (dim - 2))
@@ -214,8 +150,6 @@ __all__ = [
     "RopeTable",
     "Rotary",
     "frequencies",
-    "positions_of",
-    "rope_parameters",
     "rotate",
     "rotate_neighbours",
     "yarn_scale",

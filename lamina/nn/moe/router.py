@@ -110,7 +110,7 @@ class Router(nn.Module):
         exact: bool = False,
     ) -> None:
         super().__init__()
-        if choice.each > experts or experts % choice.groups or choice.groups_each > choice.groups:
+        if not 1 <= choice.each <= experts or experts % choice.groups or choice.groups_each > choice.groups:
             raise InputError(f"{choice} cannot choose from {experts} experts")
         self.choice, self.opens = choice, opens
         self.keep_float32 = ("weight", "bias", "logit_bias", "scales") if exact else ()

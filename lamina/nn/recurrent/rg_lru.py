@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lamina.activation import activation
 from lamina.cache.memory import Memory
 from lamina.cache.spec import LayerSpecs, Recurrent
 from lamina.checkpoint.names import From, Value
@@ -28,6 +29,7 @@ class RGLRUMixer(nn.Module):
 
     def __init__(self, width: int, inner: int, heads: int, kernel: int, *, act: str) -> None:
         super().__init__()
+        activation(act)  # raises if it is not known
         self.act = act
         self.rule = RGLRU(inner)
         self.project = Linear(width, 2 * inner)

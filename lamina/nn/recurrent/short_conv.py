@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from lamina.activation import activation
 from lamina.cache.memory import Memory
 from lamina.cache.spec import Convolution
 
@@ -15,6 +16,8 @@ class ShortConvolution(nn.Module):
 
     def __init__(self, channels: int, kernel: int, *, bias: bool = True, act: str | None = None) -> None:
         super().__init__()
+        if act is not None:
+            activation(act)  # raises if it is not known
         self.act = act
         self.spec = Convolution(channels, kernel)
         self.weight = nn.Parameter(torch.zeros(channels, kernel))
