@@ -31,7 +31,8 @@ class Kept:
 
 
 def own(subject: Subject, capacity: int, sources: Sources | None) -> Any:
-    return None
+    """None lets the model make it; one that returns none is given one, as `generate` gives it."""
+    return None if subject.returns_cache else dynamic(subject, capacity, sources)
 
 
 def dynamic(subject: Subject, capacity: int, sources: Sources | None) -> Any:

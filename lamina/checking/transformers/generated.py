@@ -28,8 +28,11 @@ def generate(probe: Probe, rng: random.Random) -> None:
     if probe.kept.kind == "lamina":
         cache = probe.kept.make(probe.subject, ids.shape[1] + NEW, _sources(probe))
         _call(probe, ids, mask, {_cache_name(probe): cache})
+    elif probe.kept.kind == "static":
+        probe.kept.make(probe.subject, ids.shape[1] + NEW, _sources(probe))  # raises where there is none
+        _call(probe, ids, mask, {}, "static")
     else:
-        _call(probe, ids, mask, {}, "static" if probe.kept.kind == "static" else "dynamic")
+        _call(probe, ids, mask, {}, "dynamic")
 
 
 def generate_continued(probe: Probe, rng: random.Random) -> None:
@@ -93,8 +96,8 @@ def _call(probe: Probe, ids: Tensor, mask: Tensor, given: dict[str, Any], implem
     subject, recorder = probe.subject, probe.truth.recorder
     settings = GenerationConfig(
         do_sample=False, num_beams=1, max_new_tokens=NEW, min_new_tokens=NEW, return_dict_in_generate=True,
-        output_logits=True, disable_compile=True, pad_token_id=subject.pad,
-        cache_implementation=implementation,
+        output_logits=True, disable_compile=True, use_cache=True, pad_token_id=subject.pad,
+        cache_implementation=implementation, suppress_tokens=sorted(subject.special) or None,
     )  # fmt: skip
     given = {"generation_config": settings, **given}
     if (sources := _sources(probe)) is not None:

@@ -7,6 +7,7 @@ model.
 from __future__ import annotations
 
 import inspect
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -83,14 +84,25 @@ class Subject:
         return int(self.config.vocab_size)
 
     @property
-    def drawable(self) -> Tensor:
-        """The ids that rows are made of: all but special ones, to which some models give a meaning."""
+    def special(self) -> set[int]:
+        """Ids of special tokens, to which some models give a meaning."""
         special: set[int] = set()
         for config in (self.model.config, self.config):
             for name, value in config.to_dict().items():
                 if name.endswith(("token_id", "token_index")):
                     special |= {value} if isinstance(value, int) else set(value) if isinstance(value, list) else set()
+        return {id for id in special if 0 <= id < self.vocab}
+
+    @property
+    def drawable(self) -> Tensor:
+        """The ids that rows are made of."""
+        special = self.special
         return torch.tensor([i for i in range(self.vocab) if i not in special])
+
+    @cached_property
+    def returns_cache(self) -> bool:
+        """Whether a forward with use_cache=True returns a cache."""
+        return self.cached(self.drawable[:2][None], None, self.sources(1, 0))[1] is not None
 
     @property
     def pad(self) -> int:
@@ -108,7 +120,7 @@ class Subject:
     @property
     def most(self) -> int | None:
         """How many positions the model has, where that is limited."""
-        names = ("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx", "seq_length")
+        names = ("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx", "max_seq_len")
         found = [getattr(self.config, name, None) for name in names]
         return min((size for size in found if isinstance(size, int) and size > 0), default=None)
 
