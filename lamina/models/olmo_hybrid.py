@@ -70,6 +70,7 @@ class OlmoHybrid(Transformer):
 
     def make_rope(self, c: Config) -> Rotary | None:
         base = rope_base(c)
+        c.ignore("rope_parameters.rope_type")  # where there is no RoPE
         return None if base is None else Rotary.of(c, c.head_width, base)
 
 
