@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from lamina.checking.transformers.subject import Sources, Subject
 from lamina.errors import LaminaError
 
 SLACK = 3
+KINDS = ("own", "static", "lamina")
+"""Kinds of caches: that which the model makes, transformers' static one, and Lamina's."""
 
 
 class NotTried(Exception):
@@ -24,7 +25,7 @@ class Kept:
 
     name: str
     make: Callable[[Subject, int, Sources | None], Any]
-    kind: str = "own"
+    kind: str
 
     def __str__(self) -> str:
         return self.name
@@ -64,20 +65,15 @@ def static(subject: Subject, capacity: int, sources: Sources | None) -> Any:
 
 def lamina(slack: int, fixed: bool, residence: str) -> Callable[[Subject, int, Sources | None], Any]:
     def make(subject: Subject, capacity: int, sources: Sources | None) -> Any:
+        from lamina import bridge  # which imports transformers
+
         try:
-            return bridge_cache()(subject.model, capacity=capacity if fixed else None, slack=slack, residence=residence)
+            cache = bridge.EncoderDecoderCache if subject.encoder_decoder else bridge.Cache
+            return cache(subject.model, capacity=capacity if fixed else None, slack=slack, residence=residence)
         except LaminaError as error:
             raise NotTried(f"refused: {error}") from error
 
     return make
-
-
-def bridge_cache() -> Any:
-    """The class `lamina.bridge.Cache`, None where it is not installed."""
-    try:
-        return import_module("lamina.bridge.cache").Cache
-    except ModuleNotFoundError:
-        return None
 
 
 def default_cache(subject: Subject) -> bool:
@@ -86,18 +82,18 @@ def default_cache(subject: Subject) -> bool:
     return subject.cache_name != "state" and (supports is None or bool(supports()))
 
 
-def ways(subject: Subject, residence: str) -> list[Kept]:
-    """The caches to try, first its own."""
+def ways(subject: Subject, kinds: Sequence[str], residence: str) -> list[Kept]:
+    """The caches of these kinds to try, first its own."""
     if subject.cache_name is None:
         return []
-    found = [Kept("its cache", own), Kept("its static cache", static, "static")]
-    if bridge_cache() is not None:
-        found += [
-            Kept("lamina.bridge.Cache, growing", lamina(0, False, residence), "lamina"),
-            Kept("lamina.bridge.Cache, fixed", lamina(0, True, residence), "lamina"),
-            Kept(f"lamina.bridge.Cache, slack {SLACK}", lamina(SLACK, False, residence), "lamina"),
-        ]
-    return found
+    found = [
+        Kept("its cache", own, "own"),
+        Kept("its static cache", static, "static"),
+        Kept("lamina.bridge.Cache, growing", lamina(0, False, residence), "lamina"),
+        Kept("lamina.bridge.Cache, fixed", lamina(0, True, residence), "lamina"),
+        Kept(f"lamina.bridge.Cache, slack {SLACK}", lamina(SLACK, False, residence), "lamina"),
+    ]
+    return [kept for kept in found if kept.kind in kinds]
 
 
 def told(error: Exception) -> str:

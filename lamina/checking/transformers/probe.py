@@ -16,6 +16,7 @@ from lamina.checking.transformers.caches import Kept, NotTried, told
 from lamina.checking.transformers.recorder import Pass
 from lamina.checking.transformers.subject import Sources, Subject
 from lamina.checking.transformers.truth import BEFORE, OUTSIDE, Column, Truth
+from lamina.errors import RewindError
 
 
 class Found:
@@ -143,7 +144,10 @@ class Run:
 
     def crop(self, tokens: int) -> None:
         """Takes back the last tokens of every row."""
-        self.cache.crop(-tokens)
+        try:
+            self.cache.crop(-tokens)
+        except RewindError as error:
+            raise NotTried(f"refused: {error}") from error
         self.mask = self.mask[:, : self.mask.shape[1] - tokens]
 
     def reorder(self, verb: str, index: list[int]) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from lamina.checking import tolerance
 from lamina.checking.report import Difference, Report
-from lamina.checking.transformers.caches import Kept, NotTried, own, told, ways
+from lamina.checking.transformers.caches import KINDS, Kept, NotTried, own, told, ways
 from lamina.checking.transformers.paths import ASKED, PATHS, SERVED, UNCACHED, WITHOUT
 from lamina.checking.transformers.probe import Found, Probe
 from lamina.checking.transformers.subject import Subject
@@ -34,10 +34,12 @@ def is_transformers_model(model: object) -> bool:
     )
 
 
+@torch.no_grad()
 def verify_transformers(
     model: nn.Module,
     *,
     laws: Sequence[str] | None = None,
+    caches: Sequence[str] = KINDS,
     rows: int = 3,
     length: int | None = None,
     tries: int = 2,
@@ -46,7 +48,8 @@ def verify_transformers(
     progress: bool = True,
 ) -> Report:
     """Compares the cached, padded and continued passes of a transformers model with its uncached pass over each row
-    alone. `laws` are names of paths (paths.py); the other arguments are those of `lamina.verify`."""
+    alone. `laws` are names of paths (paths.py), `caches` some of "own", "static" and "lamina"; the other arguments
+    are those of `lamina.verify`."""
     chosen = [law for law in PATHS if law not in ASKED] if laws is None else list(dict.fromkeys(laws))
     for law in chosen:
         if law not in PATHS:
@@ -65,10 +68,10 @@ def verify_transformers(
     ids = [drawable[torch.randint(0, len(drawable), (n,), generator=generator)] for n in lengths]
     truth = Truth(subject, ids, subject.sources(rows, seed))
     run = Check(truth, chosen, laws is not None, notes, tries)
-    kept = ways(subject, residence)
+    kept = ways(subject, caches, residence)
     if not kept:
         notes.append("its forward takes no cache")
-    units = [(law, way) for law in chosen for way in ([Kept(UNCACHED, own)] if law in WITHOUT else kept)]
+    units = [(law, way) for law in chosen for way in ([Kept(UNCACHED, own, "none")] if law in WITHOUT else kept)]
     units = [(law, way) for law, way in units if way.kind in SERVED.get(law, {way.kind})]
     with Bar("verifying", len(units) + 1, "checks", progress) as bar:
         if run.basics():
