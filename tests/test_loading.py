@@ -163,7 +163,5 @@ def test_quantized_weights_are_refused_by_their_method(checkpoint: Path) -> None
 
 
 def test_an_unknown_rotary_type_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(
-        lamina.InputError, match="rope_type='spiral' in the configuration is not supported; known"
-    ):
+    with pytest.raises(lamina.InputError, match="rope_type='spiral' in the configuration is not supported; known"):
         lamina.load(change(checkpoint, rope_parameters={"rope_type": "spiral"}), device="cpu")
