@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lamina.attention.window import Chunked, Full, Sliding
     from lamina.audio.transcription import Transcription
+    from lamina.bridge.from_transformers import from_transformers
     from lamina.cache import (
         Attention,
         Cache,
@@ -69,14 +70,15 @@ __all__ = [
     "Codec", "Convolution", "Cross", "Event", "FieldFormat", "Full", "IndexKeys", "InputError", "Inspection", "Keeping",
     "LaminaError", "Latent", "Layer", "Memory", "Model", "PagesError", "Plan", "Pool", "PrefixStore", "Recurrent",
     "Report", "Result", "RewindError", "Setting", "Shared", "SharedIndex", "Sliding", "Source", "Spec", "Stream",
-    "Tokens", "Transcription", "inspect", "load", "load_cache", "plan", "register_family", "register_format",
-    "register_kernels", "register_setting", "unregister_family", "unregister_setting", "verify",
+    "Tokens", "Transcription", "from_transformers", "inspect", "load", "load_cache", "plan", "register_family",
+    "register_format", "register_kernels", "register_setting", "unregister_family", "unregister_setting", "verify",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
 _HOMES = {
     "lamina.attention.window": ("Chunked", "Full", "Sliding"),
     "lamina.audio.transcription": ("Transcription",),
+    "lamina.bridge.from_transformers": ("from_transformers",),
     "lamina.cache": (
         "Attention", "Cache", "Codec", "Convolution", "Cross", "FieldFormat", "IndexKeys", "Keeping", "Latent",
         "Layer", "Memory", "Pool", "Recurrent", "Shared", "SharedIndex", "Source", "Spec", "Tokens", "register_format",

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lamina.checkpoint.loader import fill, finish_buffers, own_dtype, put, tensors_of
-from lamina.checkpoint.source import NESTED, config_dtype, open_source
+from lamina.checkpoint.source import config_dtype, nested_configs, open_source, with_context
 from lamina.checkpoint.tokenizer import UnknownTokenizer
 from lamina.config import Config
 from lamina.dtypes import float_dtype
@@ -31,6 +31,7 @@ def load(
     revision: str | None = None,
     pickle: bool = False,
     context: int | None = None,
+    via: str | None = None,
 ) -> Model:
     """Loads a folder (config.json and *.safetensors), a .gguf file, a Hub id, or a checkpoint with a known name.
 
@@ -43,12 +44,18 @@ def load(
     pickle   whether pytorch_model.bin is read where there are no safetensors (tensors alone: weights_only=True)
     context  the longest row that will be used; only for rotary scaling that depends on it (longrope, dynamic); None:
              the trained length
+    via      "transformers": the model is loaded by transformers, and its own blocks run over Lamina's caches; for
+             families that Lamina does not have (`lamina.from_transformers`)
 
     >>> model = load("smollm2", dtype="float32")               # doctest: +SKIP
     >>> print(model.generate("The sky is").text[0])            # doctest: +SKIP
     """
     asked, place = float_dtype(dtype), check_device(device)
     check_options(pickle, context)
+    if via is not None:
+        from lamina.bridge.hf_blocks.loading import load_via  # which imports transformers, an optional dependency
+
+        return load_via(via, path, asked, place, revision=revision, pickle=pickle, context=context)
     source = open_source(path, revision=revision, pickle=pickle)
     config = Config(with_context(source.config, context))
     cls = family_of(config)
@@ -57,7 +64,7 @@ def load(
         model = cls.build(config)
     kind = config_dtype(source.config) if asked is None else asked
     building = start_build(partial(on_meta, config.values, kind), kind, place)
-    fill(model, cls.part_of(source), model.names, dtype=kind, device=place, ignore=model.ignored)
+    fill(model, model.tensors_in(source), model.names, dtype=kind, device=place, ignore=model.ignored)
     if building is not None:
         building.register(model)
     try:
@@ -77,18 +84,6 @@ def check_options(pickle: bool, context: int | None) -> None:
         raise InputError(f"context={context!r} must be a number of tokens, at least 1, or None")
 
 
-def with_context(config: Mapping[str, Any], context: int | None) -> dict[str, Any]:
-    """The configuration with the field `context`, also in the nested configuration of a text model.
-
-    >>> with_context({"text_config": {"model_type": "llama"}}, 4096)
-    {'text_config': {'model_type': 'llama', 'context': 4096}, 'context': 4096}
-    """
-    if context is None:
-        return dict(config)
-    nested = {key: value | {"context": context} for key in NESTED if isinstance(value := config.get(key), dict)}
-    return {**config, **nested, "context": context}
-
-
 def on_meta(config: Mapping[str, Any], dtype: torch.dtype) -> Model:
     """Builds the model of a configuration on the meta device, with each parameter in the dtype it will be loaded in."""
     with torch.device("meta"):
@@ -103,9 +98,22 @@ def on_meta(config: Mapping[str, Any], dtype: torch.dtype) -> Model:
 
 def refuse_quantized(config: Config, path: str | PathLike[str], readable: Collection[str]) -> None:
     """Raises InputError if the checkpoint's weights are quantized in a format that its family does not read."""
-    method = config.get("quantization_config", {}).get("quant_method")
-    if method is not None and method not in readable:
-        raise InputError(f"{path} holds weights quantized with {method!r}; Lamina reads plain ones and GGUF files")
+    config.get("quantization_config", {}).get("quant_method")  # an error unless it is an object; and it is read
+    for part in (config.values, *nested_configs(dict(config.values))):
+        for field in ("quantization_config", "compression_config", "quantization"):
+            settings = part.get(field)
+            if not isinstance(settings, Mapping) or not settings:
+                continue
+            method = settings.get("quant_method")
+            if method is None or method not in readable:
+                how = f"{field}={short_settings(settings)}" if method is None else repr(method)
+                raise InputError(f"{path} holds weights quantized with {how}; Lamina reads plain ones and GGUF files")
+
+
+def short_settings(settings: Mapping[str, Any]) -> str:
+    """The first settings of a configuration, for an error."""
+    items = [f"{name!r}: {value!r}" for name, value in settings.items() if not isinstance(value, dict | list)]
+    return f"{{{', '.join(items[:4])}}}"
 
 
 def check_device(device: str | torch.device | None) -> torch.device:

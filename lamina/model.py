@@ -69,7 +69,6 @@ class Model(nn.Module):
     """The same of an encoder."""
     start_ids: tuple[int, ...] = ()
     """The ids that every row of a decoder with a source starts with."""
-
     blocks: nn.ModuleList
     head: nn.Module
     """[..., width] -> [..., vocab], the last part of `unembed`"""
@@ -77,12 +76,13 @@ class Model(nn.Module):
     """The checkpoint's configuration; empty for a model without one."""
     tokenizer: Tokenizer | None = None
     generation_defaults: Mapping[str, Any] = {}
-    """The contents of the checkpoint's generation_config.json."""
     preprocessor_config: Mapping[str, Any] = {}
-    """The contents of the checkpoint's preprocessor_config.json."""
+    """The contents of the checkpoint's generation_config.json, and of its preprocessor_config.json."""
     own_defaults: tuple[str, ...] = ()
     """Names in `generation_defaults` that the family reads itself, so that they are no settings of `generate`."""
     compiled: CompiledBlocks | None = None
+    uncaptured: str | None = None  # why decode steps of this class are never captured
+    sharing: Any = None  # of a model made by `lamina.from_transformers`: the bytes it shares (lamina.bridge)
 
     @classmethod
     def build(cls, config: Config) -> Self:
@@ -97,6 +97,12 @@ class Model(nn.Module):
     def part_of(cls, source: Checkpoint) -> Checkpoint:
         """The part of a checkpoint that this family loads, under the names of its table: by default all."""
         return source
+
+    def tensors_in(self, source: Checkpoint) -> Checkpoint:
+        """`part_of` the checkpoint; with the prefix of the names of `self.names` if it was saved without a head."""
+        from lamina.checkpoint.base_model import with_prefix  # a model of one's own needs no checkpoint
+
+        return with_prefix(self.part_of(source), self.names)
 
     if not TYPE_CHECKING:
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 import lamina
@@ -160,6 +160,44 @@ def test_an_unknown_family_is_refused_with_similar_ones(checkpoint: Path) -> Non
 def test_quantized_weights_are_refused_by_their_method(checkpoint: Path) -> None:
     with pytest.raises(lamina.InputError, match="quantized with 'fp8'"):
         lamina.load(change(checkpoint, quantization_config={"quant_method": "fp8"}), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("settings", "how"),
+    [
+        (
+            {"quantization_config": {"bits": 4, "group_size": 64}},
+            r"quantization_config=\{'bits': 4, 'group_size': 64\}",
+        ),
+        ({"quantization_config": {"load_in_4bit": True}}, r"quantization_config=\{'load_in_4bit': True\}"),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, "'compressed-tensors'"),
+        ({"text_config": {"quantization_config": {"quant_method": "awq"}}}, "'awq'"),
+    ],
+)
+def test_quantized_weights_are_refused_wherever_the_configuration_says_so(
+    checkpoint: Path, settings: dict[str, object], how: str
+) -> None:
+    with pytest.raises(lamina.InputError, match=f"quantized with {how}; Lamina reads plain ones and GGUF"):
+        lamina.load(change(checkpoint, **settings), device="cpu")
+
+
+def test_integers_where_weights_should_be_are_refused(checkpoint: Path) -> None:
+    file = checkpoint / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.1.mlp.down_proj.weight"
+    save_file(tensors | {name: tensors[name].to(torch.int8)}, file)
+    with pytest.raises(CheckpointError, match=rf"1 of integers, as of quantized weights, .*: {name} \(torch\.int8\)"):
+        lamina.load(checkpoint, device="cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.float8_e5m2])
+def test_tensors_are_converted_from_the_dtype_they_are_stored_in(checkpoint: Path, dtype: torch.dtype) -> None:
+    file = checkpoint / "model.safetensors"
+    tensors = {name: x.to(dtype) for name, x in load_file(file).items()}
+    save_file(tensors, file)
+    model = lamina.load(checkpoint, device="cpu")
+    assert model.dtype == torch.float32  # as the configuration says
+    assert torch.equal(model.embedding.weight, tensors["model.embed_tokens.weight"].float())
 
 
 def test_an_unknown_rotary_type_is_refused(checkpoint: Path) -> None:

@@ -49,6 +49,11 @@ def files() -> set[str]:
     return set(listed.stdout.split("\n")) - {""}
 
 
+def test_the_root_holds_no_file_that_an_example_wrote(files: set[str]) -> None:
+    known = {"CHANGELOG.md", "LICENSE", "Makefile", "README.md", "constraints.txt", "pyproject.toml"}
+    assert {file for file in files if "/" not in file and not file.startswith(".")} == known
+
+
 @every_page
 def test_every_path_that_a_page_names_exists(page: Path, files: set[str]) -> None:
     """In backticks: from the root, from lamina/ or from the page's folder, or the last part of a path."""

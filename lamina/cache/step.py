@@ -123,7 +123,11 @@ class Step:
 
     def memory(self, i: int) -> Memory:
         """The memory of layer `i` of the model."""
-        return Memory(self, i, self.layers[i] if self.staged is None else self.staged.entry(i, self))
+        return Memory(self, i, self.entries(i))
+
+    def entries(self, i: int) -> Mapping[str, Layer]:
+        """The entries of layer `i`, on the device; valid until another layer is asked for."""
+        return self.layers[i] if self.staged is None else self.staged.entry(i, self)
 
     def has_run(self, ids: Tensor | None) -> None:
         """Notes that every block has run over these ids."""

@@ -18,13 +18,14 @@ from torch import Tensor
 from lamina.cache.cache import Cache
 from lamina.cache.step import Step
 from lamina.checking import tolerance
+from lamina.checking.choices import choices, differ, joined
 from lamina.checking.laws import Way
 from lamina.checking.reference import Reference
-from lamina.checking.watch import routing
 from lamina.errors import InputError
 
 FLIPPED = -1.0
-"""In place of an error: at a near-tie, rounding sent the token to another expert, so there is nothing to compare."""
+"""In place of an error: at a near-tie, rounding chose another expert for the token, or other tokens for it to read, so
+there is nothing to compare."""
 
 Errors = tuple[list[int], Tensor]  # places [n], and the errors there [n, parts]
 
@@ -115,9 +116,16 @@ class WholeModel(Probe):
     def __init__(self, reference: Reference, exact: Tensor, residence: str) -> None:
         super().__init__(reference, residence)
         self.exact, self.scale = exact, tolerance.scales(exact)
-        rounding = tolerance.errors(reference.truth, exact, self.scale)
+        rounding = tolerance.errors(reference.truth, exact, self.scale).cpu().masked_fill(reference.elsewhere, 0.0)
         self.rounding = float(rounding.max())  # of the uncached pass
         self.roughest = int(rounding.argmax())
+        self._inputs = torch.cat([watch.inputs[0][0] for watch in reference.watches])  # [N, W] of the first block
+        self._input_scale = tolerance.scales(self._inputs)
+        self._chosen = [reference.chosen(i) for i in range(len(self.model.blocks))]
+        self._made: list[Tensor | None] = []  # what each block chose in the last pass
+        self._entered: list[Tensor] = []  # [R, T, W]: what the first block was given there
+        self._flips: list[Tensor] = []  # for each of `found`: which tokens blocks chose something else for
+        self.flipped = torch.zeros(0, dtype=torch.bool)  # the same for all that `take` gave last
 
     def _forward(
         self, parts: Sequence[Sequence[int]], step: Step, judged: bool, blocks: int | None = None
@@ -133,7 +141,14 @@ class WholeModel(Probe):
             for i, block in enumerate(self.model.blocks[:blocks]):
                 x = block(x, step.memory(i), shared)
             return []
-        out = self.model.forward(ids, step, "all" if judged else None)
+        self._entered = []
+        hook = self.model.blocks[0].register_forward_pre_hook(lambda _, given: self._entered.append(given[0]))
+        try:
+            with choices(self.model.blocks) as made:
+                out = self.model.forward(ids, step, "all" if judged else None)
+        finally:
+            hook.remove()
+        self._made = [joined(one) for one in made]
         return [] if out is None else [out]
 
     def _padding(self, n: int) -> list[int]:
@@ -141,7 +156,35 @@ class WholeModel(Probe):
 
     def _errors(self, out: list[Tensor], tokens: Tensor, places: Tensor) -> Tensor:
         found = out[0].flatten(0, 1)[tokens]
+        self._flips.append(self._flipped(tokens, places))
         return tolerance.errors(found, self.exact[places], self.scale[places])[:, None]
+
+    def _flipped(self, tokens: Tensor, places: Tensor) -> Tensor:
+        """[n]: for which tokens some block chose something else than without a cache, though the first block was given
+        the same: a fault in front of the blocks is no near-tie."""
+        flips = torch.zeros_like(places, dtype=torch.bool)
+        for chosen, made in zip(self._chosen, self._made, strict=False):  # a compiled model tells no choices
+            if chosen is not None and made is not None:
+                flips |= differ(made.flatten(0, 1)[tokens], chosen[places])
+        if not self._entered:
+            return flips & False
+        entered = self._entered[0].flatten(0, 1)[tokens]
+        error = tolerance.errors(entered, self._inputs[places], self._input_scale[places])
+        return flips & (error <= tolerance.least(self.model.dtype))
+
+    def take(self) -> tuple[list[int], Tensor]:
+        self.flipped = torch.cat(self._flips).cpu() if self._flips else torch.zeros(0, dtype=torch.bool)
+        self._flips = []
+        return super().take()
+
+    def unsure(self, places: list[int]) -> Tensor:
+        """[n]: which of the tokens that `take` gave may differ since a near-tie was decided otherwise, for them or for
+        one before them in their row: in double precision, or in one of these passes. More than a quarter of the tokens
+        are not at a near-tie."""
+        others = torch.zeros_like(self.reference.elsewhere)
+        if 4 * int(self.flipped.sum()) <= len(places):
+            others[torch.tensor(places)[self.flipped]] = True
+        return (self.reference.behind(others) | self.reference.elsewhere)[places]
 
 
 class EachBlock(Probe):
@@ -151,7 +194,7 @@ class EachBlock(Probe):
         super().__init__(reference, residence)
         self.tables = reference.blocks()
         self.rounding = torch.stack([table.rounding.amax() for table in self.tables]).tolist()
-        self._routed: list[Tensor | None] = []
+        self._made: list[Tensor | None] = []  # what each block chose in the last pass
         self._ids = torch.tensor(reference.flat_ids).to(self.model.device)
 
     def _forward(
@@ -162,23 +205,23 @@ class EachBlock(Probe):
         ids = self._ids[places.clamp(min=0)]
         shared = self.model.enter(self.model.embed(ids), step.positions)[1]
         outs: list[Tensor] = []
-        self._routed = []
+        self._made = []
         for i, (block, table) in enumerate(zip(self.model.blocks[:blocks], self.tables, strict=False)):
             self.running = i
             x = table.inputs[places.clamp(min=0)]
             x = torch.where(padding, 3 * table.inputs[-1], x)  # seen if anything looks at it
-            with routing(block) as chosen:
+            with choices([block]) as made:
                 outs.append(block(x, step.memory(i), shared))
-            self._routed.append(chosen[0] if chosen else None)
+            self._made.append(joined(made[0]))
         self.running = None
         return outs
 
     def _errors(self, out: list[Tensor], tokens: Tensor, places: Tensor) -> Tensor:
         columns = []
-        for made, table, routed in zip(out, self.tables, self._routed, strict=True):
-            errors = tolerance.errors(made.flatten(0, 1)[tokens], table.exact[places], table.scale[places])
-            if routed is not None and table.chosen is not None:
-                flipped = table.flipped(routed.flatten(0, -2)[tokens], places)
+        for found, table, made in zip(out, self.tables, self._made, strict=True):
+            errors = tolerance.errors(found.flatten(0, 1)[tokens], table.exact[places], table.scale[places])
+            if made is not None and table.chosen is not None:
+                flipped = table.flipped(made.flatten(0, 1)[tokens], places)
                 errors = torch.where(flipped, FLIPPED, errors)
             columns.append(errors)
         return torch.stack(columns, dim=1)

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from lamina.cache.layers.cross import Source
 from lamina.cache.step import Step
 from lamina.checking import tolerance
-from lamina.checking.watch import Watch, routing
+from lamina.checking.choices import choices, differ, joined
+from lamina.checking.watch import Watch
 from lamina.model import Model
 
 
@@ -33,6 +34,9 @@ class Reference:
         self.watches: list[Watch] = []  # by row
         self.logits: list[Tensor] = []  # by row: [T, vocab]
         self.single: str | None = None  # why there is no double precision, and `truth` stands for `exact`
+        self.elsewhere = torch.zeros(len(self.flat_ids), dtype=torch.bool)
+        """[N]: tokens for which double precision chooses other experts, or other tokens to read, and those behind them
+        in their row: `exact` and `truth` differ there by more than rounding."""
 
     def record(self, row: int) -> None:
         """The uncached pass over a row that all others are compared with."""
@@ -85,10 +89,26 @@ class Reference:
         steps = [self.step(s, double=True) for s in range(len(self.rows))]
         shared = [doubled(self.shared(ids, step)) for ids, step in zip(self.ids, steps, strict=True)]
         xs = [watch.inputs[0].double() for watch in self.watches]
+        others = torch.zeros_like(self.elsewhere, device=self.model.device)
         for i, block in enumerate(self.model.blocks):
             wide = in_double(block)
-            xs = [wide(x, step.memory(i), more) for x, step, more in zip(xs, steps, shared, strict=True)]
+            for s, (step, row) in enumerate(zip(steps, self.rows, strict=True)):
+                with choices([wide]) as made:
+                    xs[s] = wide(xs[s], step.memory(i), shared[s])
+                chosen, exactly = self.watches[s].chosen[i], joined(made[0])
+                if chosen is not None and exactly is not None:
+                    others[row.start : row.stop] |= differ(chosen, exactly)[0]
+        self.elsewhere = self.behind(others.cpu())
         return torch.cat([self.model.unembed(x.to(self.model.dtype))[0] for x in xs])
+
+    def behind(self, tokens: Tensor) -> Tensor:
+        """[N] -> [N]: these tokens and all that come after one of them in its row."""
+        return torch.cat([tokens[row.start : row.stop].cummax(0).values for row in self.rows])
+
+    def chosen(self, block: int) -> Tensor | None:
+        """[N, K]: what a block chose for each token in the uncached passes; None if it makes no choices."""
+        made = [one for watch in self.watches if (one := watch.chosen[block]) is not None]
+        return torch.cat([one[0] for one in made]) if made else None
 
     def blocks(self) -> list[BlockTable]:
         """Each block on the inputs it had in the uncached pass, in double precision."""
@@ -98,48 +118,48 @@ class Reference:
         for i, block in enumerate(self.model.blocks):
             wide = block if self.single is not None else in_double(block)
             outs: list[Tensor] = []
-            routed: list[Tensor] = []
+            chosen_exactly: list[Tensor] = []
             for watch, step, more in zip(self.watches, steps, shared, strict=True):
                 if self.single is not None:
                     outs.append(watch.outputs[i][0])
                     continue
-                with routing(wide) as chosen:
+                with choices([wide]) as made:
                     outs.append(wide(watch.inputs[i].double(), step.memory(i), more)[0])
-                routed += [chosen[0][0]] if chosen else []
-            plain = [watch.chosen[i] for watch in self.watches]
+                exactly = joined(made[0])
+                chosen_exactly += [] if exactly is None else [exactly[0]]
             tables.append(
                 BlockTable(
                     torch.cat([watch.inputs[i][0] for watch in self.watches]),
                     torch.cat([watch.outputs[i][0] for watch in self.watches]),
                     torch.cat(outs),
-                    torch.cat([one[0] for one in plain if one is not None]) if routed else None,
-                    torch.cat(routed) if routed else None,
+                    self.chosen(i) if chosen_exactly else None,
+                    torch.cat(chosen_exactly) if chosen_exactly else None,
                 )
             )
         return tables
 
 
 class BlockTable:
-    """One block in the uncached passes: inputs [N, W], exact [N, W] and scale [N], the experts of each token."""
+    """One block in the uncached passes: inputs [N, W], exact [N, W] and scale [N], what it chose for each token."""
 
     def __init__(
         self, inputs: Tensor, made: Tensor, exact: Tensor, chosen: Tensor | None, chosen_exactly: Tensor | None
     ) -> None:
         self.inputs, self.exact, self.scale = inputs, exact, tolerance.scales(exact)
-        self.chosen = None if chosen is None else chosen.sort(dim=-1).values  # [N, K]
+        self.chosen = chosen  # [N, K]
         self.rounding = tolerance.errors(made, exact, self.scale)  # [N] of the uncached pass
         self.ties = 0
         if self.chosen is not None and chosen_exactly is not None:
-            # A near-tie: in double precision the token goes to other experts, so there is nothing to compare with.
-            tied = (self.chosen != chosen_exactly.sort(dim=-1).values).any(dim=-1)
+            # A near-tie: double precision chooses something else, so there is nothing to compare with.
+            tied = differ(self.chosen, chosen_exactly)
             self.ties = int(tied.sum())
             self.chosen[tied] = -1
             self.rounding = self.rounding.masked_fill(tied, 0.0)
 
-    def flipped(self, routed: Tensor, places: Tensor) -> Tensor:
-        """[n, K], [n] -> [n]: which tokens went to other experts than without a cache."""
+    def flipped(self, chosen: Tensor, places: Tensor) -> Tensor:
+        """[n, K], [n] -> [n]: for which tokens the block chose something else than without a cache."""
         assert self.chosen is not None
-        return (routed.sort(dim=-1).values != self.chosen[places]).any(dim=-1)
+        return differ(chosen, self.chosen[places])
 
 
 def in_double(block: nn.Module) -> nn.Module:

@@ -20,6 +20,7 @@ class Difference:
     error: float
     allowed: float
     said: str | None = None  # what is wrong, where it is not that error
+    logits: float | None = None  # the largest error of the logits in these passes, where `error` is that of a layer
     raised: Exception | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:

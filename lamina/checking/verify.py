@@ -13,11 +13,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 
 from lamina.cache.layers.cross import Source
 from lamina.checking.laws import LAWS, Way
 from lamina.checking.reference import Reference
 from lamina.checking.report import Report
+from lamina.checking.transformers import is_transformers_model, verify_transformers
 from lamina.checking.verification import Verification
 from lamina.checkpoint.progress import Bar
 from lamina.errors import InputError
@@ -29,7 +31,7 @@ SLACK = 3
 
 @torch.no_grad()
 def verify(
-    model: Model,
+    model: Model | nn.Module,
     *,
     laws: Sequence[str] | None = None,
     rows: int = 3,
@@ -41,6 +43,9 @@ def verify(
 ) -> Report:
     """Proves on this model that the cache changes nothing, or names where it does.
 
+    model   a Lamina model; or a transformers model, whose cached, padded and continued passes, over its own caches and
+            over `lamina.bridge.Cache`, are compared with its uncached pass (laws are then the paths of
+            checking/transformers/paths.py)
     laws    some of the laws; determinism, inputs and precision are always checked before them
     length  tokens of the longest row; None goes past three times the largest window, as far as 96 tokens reach
     tries   how often each row is fed by each law on each way of keeping, with other cuts each time
@@ -53,7 +58,12 @@ def verify(
     ...     assert lamina.verify(model)
     """
     if not isinstance(model, Model):
-        raise InputError(f"verify takes a lamina.Model, not {type(model).__name__}")
+        if not is_transformers_model(model):
+            raise InputError(f"verify takes a lamina.Model or a transformers model, not {type(model).__name__}")
+        check_numbers(rows, length, tries, seed)
+        return verify_transformers(
+            model, laws=laws, rows=rows, length=length, tries=tries, seed=seed, residence=residence, progress=progress
+        )
     chosen = list(LAWS) if laws is None else list(dict.fromkeys(laws))
     for law in chosen:
         if law not in LAWS:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lamina.checking.choices import Choices, choices, joined
 from lamina.model import Model
-from lamina.nn.moe.experts import Experts
 
 
 class Watch:
@@ -25,30 +25,24 @@ class Watch:
         self.model, self.earlier = model, earlier
         self.inputs: list[Tensor] = []  # by block: [R, T, W]
         self.outputs: list[Tensor] = []
-        self.chosen: list[Tensor | None] = []  # by block: the experts of each token [R, T, K], where there are some
+        self.chosen: list[Tensor | None] = []  # by block: what it chose for each token [R, T, K], if it chooses
         self._untouched: list[Tensor] = []  # by block: whether its arguments are what they were
         self._given: list[Tensor] = []
-        self._routed: list[Tensor] = []
+        self._choices: Choices = []
 
     @contextlib.contextmanager
     def on(self) -> Iterator[Watch]:
         blocks = list(dict.fromkeys(self.model.blocks))
         hooks = [block.register_forward_pre_hook(self._before) for block in blocks]
         hooks += [block.register_forward_hook(self._after) for block in blocks]
-        hooks += [
-            module.register_forward_pre_hook(lambda _, given: self._routed.append(given[1]))
-            for block in blocks
-            for module in block.modules()
-            if isinstance(module, Experts)
-        ]
         try:
-            yield self
+            with choices(blocks) as self._choices:
+                yield self
         finally:
             for hook in hooks:
                 hook.remove()
 
     def _before(self, _: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        self._routed.clear()
         self.inputs.append(given[0].clone())
         if self.earlier is not None and len(self.inputs) == 1:  # the others get what `_after` gives
             given = (self.earlier.inputs[0].clone(), *given[1:])
@@ -58,7 +52,7 @@ class Watch:
     def _after(self, _: nn.Module, given: tuple[Any, ...], made: Tensor) -> Tensor | None:
         same = [equal(now, then).all() for now, then in zip(_tensors(given), self._given, strict=True)]
         self._untouched.append(torch.stack(same).all())
-        self.chosen.append(self._routed[0] if self._routed else None)
+        self.chosen.append(joined(self._choices[-1]))
         self.outputs.append(made.clone())
         at = len(self.outputs) - 1
         return None if self.earlier is None or at >= len(self.earlier.outputs) else self.earlier.outputs[at].clone()
@@ -90,22 +84,6 @@ def same_bits(then: Tensor, now: Tensor, counts: list[int]) -> Tensor:
     """[R, T, W] each -> [R, T]: which tokens have the same bits. What padding has does not matter."""
     padding = torch.arange(then.shape[1]) >= torch.tensor(counts)[:, None]
     return equal(then, now).flatten(2).all(dim=-1) | padding.to(then.device)
-
-
-@contextlib.contextmanager
-def routing(block: nn.Module) -> Iterator[list[Tensor]]:
-    """Collects which experts tokens are sent to: chosen [B, T, K]."""
-    chosen: list[Tensor] = []
-    hooks = [
-        module.register_forward_pre_hook(lambda _, given: chosen.append(given[1]))
-        for module in block.modules()
-        if isinstance(module, Experts)
-    ]
-    try:
-        yield chosen
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _tensors(given: tuple[Any, ...]) -> list[Tensor]:

@@ -62,6 +62,8 @@ def named_checkpoint(path: str | os.PathLike[str]) -> Path:
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"{path!r} is neither a path nor one of the known names: {', '.join(NAMED)}")
     given = os.fspath(path)
+    if not given or "\0" in given:
+        raise InputError(f"path={given!r}: give a folder, a file, a Hub id, or one of {', '.join(NAMED)}")
     if given not in NAMED or os.path.exists(given):
         return Path(given).expanduser()
     found = NAMED[given].find()

@@ -21,7 +21,9 @@ from pathlib import Path, PurePosixPath
 from lamina.checkpoint.demo_weights import named_checkpoint
 from lamina.errors import CheckpointError, InputError
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+PART = r"[A-Za-z0-9][\w.-]*"
+HUB_ID = re.compile(f"{PART}/{PART}")
+ADDRESS = re.compile(f"https?://[^/]+/({PART}/{PART}|{PART})")
 SMALL = re.compile(
     r"(?!.*\.index\.).*\.(json|txt|jinja|model|spm)|model\.safetensors\.index\.json|additional_chat_templates/.*\.jinja"
 )
@@ -45,6 +47,8 @@ def locate(
     if revision is not None and (not isinstance(revision, str) or not revision):
         raise InputError(f"revision={revision!r} must be the name of a branch, a tag or a commit")
     found = named_checkpoint(path)
+    if isinstance(path, str) and (address := ADDRESS.match(path)) is not None:
+        raise InputError(f"{path} is an address: give the Hub id {address[1]}, or a folder")
     if not is_hub_id(path):
         if revision is not None:
             raise InputError(f"revision={revision!r} is for Hub ids such as Qwen/Qwen3-0.6B, and {path} is none")
@@ -65,14 +69,17 @@ def locate(
 
 
 def is_hub_id(path: str | os.PathLike[str]) -> bool:
-    """Whether a text is of the form owner/name and no local path. A path below an existing folder is never an id.
+    """Whether a text is of the form owner/name and no local path. A path below an existing folder is never an id. An
+    old id without an owner (gpt2) is one if the cache has it.
 
     >>> is_hub_id("Qwen/Qwen3-0.6B"), is_hub_id("./mine"), is_hub_id("a/b/c"), is_hub_id("a/model.gguf")
     (True, False, False, False)
     """
-    if not isinstance(path, str) or HUB_ID.fullmatch(path) is None or path.lower().endswith((".gguf", ".json")):
+    if not isinstance(path, str) or path.lower().endswith((".gguf", ".json")) or os.path.exists(path):
         return False
-    return not os.path.exists(path) and not os.path.isdir(path.partition("/")[0])
+    if re.fullmatch(PART, path) is not None:
+        return repository(path).is_dir()
+    return HUB_ID.fullmatch(path) is not None and not os.path.isdir(path.partition("/")[0])
 
 
 def cache_root() -> Path:
@@ -96,7 +103,11 @@ def cached_snapshot(name: str, revision: str) -> Path | None:
     ref = folder / "refs" / revision
     commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision
     snapshot = folder / "snapshots" / commit
-    return snapshot if (snapshot / "config.json").is_file() else None
+    if (snapshot / "config.json").is_file():
+        return snapshot
+    if files := sorted(map(str, snapshot.glob("*.gguf"))):
+        raise CheckpointError(f"{name} has GGUF files and no config.json: give the path of one, such as {files[0]}")
+    return None
 
 
 def is_complete(snapshot: Path, pickle: bool) -> bool:
@@ -111,7 +122,10 @@ def is_complete(snapshot: Path, pickle: bool) -> bool:
             except (ValueError, KeyError, AttributeError):
                 return True  # the error is named when it is opened
             return all((snapshot / shard).is_file() for shard in shards)
-    return any(snapshot.glob("*.safetensors"))
+    from lamina.checkpoint.folder import numbered, plain_files  # which imports this module
+
+    names = [file.name for file in plain_files(snapshot)]
+    return bool(names) and all((snapshot / name).is_file() for name in (*names, *numbered(names)))
 
 
 def offline() -> bool:

@@ -91,6 +91,7 @@ def plan(
     """What fills what; raises one error that names everything missing, misshapen or left over."""
     missing: list[str] = []
     misshapen: list[str] = []
+    integers: list[str] = []
     used: set[str] = set()
     places: list[Destination] = []
     for paths, tensor in tensors_of(module):
@@ -101,6 +102,8 @@ def plan(
         for some, recipe in shared_paths(paths, whole, source):
             if problem := shape_problem(recipe, source, tuple(tensor.shape)):
                 misshapen.append(f"{some[0]}: {problem}")
+            if isinstance(tensor, nn.Parameter):
+                integers += integer_pieces(recipe, source)
             places.append(Destination(some, tensor, own_dtype(module, some, tensor, dtype), recipe))
         if not whole and isinstance(tensor, nn.Parameter):
             if not recipes:
@@ -116,6 +119,7 @@ def plan(
             ("missing", missing, ", "),
             ("unexpected", unexpected, ", "),
             ("of another shape", misshapen, "; "),
+            ("of integers, as of quantized weights, which are not read", integers, ", "),
         )
         if found
     ]
@@ -192,6 +196,13 @@ def shape_problem(recipe: Recipe, source: Checkpoint, expected: tuple[int, ...])
             each = " for each entry" if recipe.stacked else ""
             return f"found {' + '.join(texts)}, expected {list(wanted)}{each}"
     return None
+
+
+def integer_pieces(recipe: Recipe, source: Checkpoint) -> list[str]:
+    """The tensors that would be copied as they are and are not floating-point numbers."""
+    names = [piece.names[0] for entry in recipe.entries for piece in entry if piece.fn is None]
+    stored = {name: dtype for name in names if (dtype := source.dtype(name)) is not None}
+    return [f"{name} ({dtype})" for name, dtype in stored.items() if not dtype.is_floating_point]
 
 
 def copy_pieces(values: torch.Tensor, recipe: Recipe, source: Checkpoint) -> None:

@@ -172,6 +172,22 @@ def either(*tables: Names) -> dict[str, Value]:
     return {path: Either(*(one for value in values for one in choices(value))) for path, values in found.items()}
 
 
+def stored_names(names: Names) -> list[str]:
+    """The checkpoint names of a table, as it spells them.
+
+    >>> stored_names({"norm": "model.norm", "head": Either("lm_head", "model.embed")})
+    ['model.norm', 'lm_head', 'model.embed']
+    """
+    found: list[str] = []
+
+    def keep(name: str) -> str:
+        found.append(name)
+        return name
+
+    renamed(names, keep)
+    return found
+
+
 def choices(value: Value) -> tuple[Single, ...]:
     return value.choices if isinstance(value, Either) else (value,)
 

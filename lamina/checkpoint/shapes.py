@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from lamina.checkpoint.ctranslate2 import is_ctranslate2
 from lamina.checkpoint.demo_weights import NAMED
-from lamina.checkpoint.folder import read_json
+from lamina.checkpoint.folder import read_config, read_json
 from lamina.checkpoint.hub import is_hub_id, locate
-from lamina.checkpoint.source import open_source
-from lamina.errors import InputError
+from lamina.checkpoint.source import names_dtype, open_source
+from lamina.errors import CheckpointError, InputError
 
 
 @dataclass(frozen=True)
@@ -247,25 +248,29 @@ SHAPES = {
 }  # fmt: skip
 
 
-def find_shape(name: str | os.PathLike[str]) -> ModelShape:
+def find_shape(name: str | os.PathLike[str], revision: str | None = None) -> ModelShape:
     """A known shape, or that of a checkpoint: a folder with config.json, a config.json, a .gguf file, a name, a Hub id.
+
+    revision  a branch, tag or commit, of a Hub id
 
     >>> find_shape("llama-3.1-8b").config["hidden_size"]
     4096
     """
     if isinstance(name, str) and name in SHAPES:
         return SHAPES[name]
-    path = locate(name, weights=False)
-    if path.suffix.lower() == ".gguf" and path.is_file():
-        return ModelShape(path.name, open_source(path).config)
-    if is_ctranslate2(path):
-        return ModelShape(str(name) if name in NAMED else path.resolve().name, open_source(path).config)
-    file = path / "config.json" if path.is_dir() else path
-    if not file.is_file() or file.suffix != ".json":
+    path = locate(name, revision, weights=False)
+    if path.suffix == ".json" and path.is_file():
+        return ModelShape(path.stem, read_json(path))
+    if not path.exists():
         raise InputError(
             f"{name} is neither a folder with config.json, nor a config.json, nor a .gguf file, nor one of "
             f"{', '.join((*NAMED, *SHAPES))}, nor a Hub id (owner/name)"
         )
-    if is_hub_id(name):
-        return ModelShape(str(name), read_json(file))
-    return ModelShape(path.resolve().name if path.is_dir() else path.stem, read_json(file))
+    known = str(name) if name in NAMED or is_hub_id(name) else path.resolve().name
+    if not path.is_dir() or is_ctranslate2(path):
+        return ModelShape(known if path.is_dir() else path.name, open_source(path).config)
+    config = read_config(path)
+    if names_dtype(config) is None:  # then it is that of the tensors, if there are some
+        with suppress(CheckpointError):
+            config = open_source(path).config
+    return ModelShape(known, config)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,10 @@ class Checkpoint(ABC):
     @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, without reading it."""
+
+    def dtype(self, name: str) -> torch.dtype | None:
+        """The dtype that a tensor is stored in; None if it is read as floating-point numbers, whatever is stored."""
+        return None
 
     @abstractmethod
     def read(self, name: str) -> torch.Tensor:
@@ -99,14 +103,28 @@ and *.safetensors, a .gguf file, or a known name: smollm2, whisper-tiny.en; or a
     if path.is_dir():
         return CTranslate2Checkpoint(path) if is_ctranslate2(path) else FolderCheckpoint(path, pickle)
     if not path.exists():
-        from lamina.checkpoint.shapes import SHAPES  # which import this module
-
-        shape = " (as a shape without weights it can be planned and benchmarked)" if str(path) in SHAPES else ""
-        raise CheckpointError(f"{path} does not exist{shape}; {expected}")
-    if path.suffix.lower() == ".gguf":
+        raise CheckpointError(f"{path} does not exist{why_absent(path)}; {expected}")
+    if path.suffix.lower() == ".gguf" or begins_as_gguf(path):
         return GGUFCheckpoint(path)
-    hint = f" (give its folder, {path.parent})" if path.suffix == ".safetensors" else ""
+    inside = path.suffix in (".safetensors", ".bin", ".json") and path.parent.is_dir()
+    hint = f" (give its folder, {path.parent})" if inside else ""
     raise CheckpointError(f"{path} is neither a folder nor a .gguf file{hint}; {expected}")
+
+
+def why_absent(path: Path) -> str:
+    """What may have been meant by a path that does not exist."""
+    from lamina.checkpoint.shapes import SHAPES  # which imports this module
+
+    if str(path) in SHAPES:
+        return " (as a shape without weights it can be planned and benchmarked)"
+    beside = sorted(file.name for file in path.parent.glob("*.gguf")) if path.suffix.lower() == ".gguf" else []
+    return f" ({path.parent} has {listing(beside)})" if beside else ""
+
+
+def begins_as_gguf(path: Path) -> bool:
+    """Whether a file is GGUF by its first bytes; that of another program may have no ending."""
+    with path.open("rb") as opened:
+        return opened.read(4) == b"GGUF"
 
 
 def config_dtype(config: dict[str, Any]) -> torch.dtype:
@@ -115,18 +133,19 @@ def config_dtype(config: dict[str, Any]) -> torch.dtype:
     >>> config_dtype({"torch_dtype": "bfloat16"})
     torch.bfloat16
     """
-    for part in (config, *nested_configs(config)):
-        for key in ("dtype", "torch_dtype"):
-            value = part.get(key)
-            if value is None or value == "auto":
-                continue
-            name = str(value).removeprefix("torch.")
-            if name not in FLOATS:
-                raise CheckpointError(
-                    f"the configuration's {key} is {value!r}, not one of {', '.join(FLOATS)}; pass dtype="
-                )
-            return FLOATS[name]
-    return torch.float32
+    if (found := names_dtype(config)) is None:
+        return torch.float32
+    key, value = found
+    name = str(value).removeprefix("torch.")
+    if name not in FLOATS:
+        raise CheckpointError(f"the configuration's {key} is {value!r}, not one of {', '.join(FLOATS)}; pass dtype=")
+    return FLOATS[name]
+
+
+def names_dtype(config: dict[str, Any]) -> tuple[str, Any] | None:
+    """The field of a configuration that names a dtype, and its value; None if none does."""
+    named = ((key, part.get(key)) for part in (config, *nested_configs(config)) for key in ("dtype", "torch_dtype"))
+    return next(((key, value) for key, value in named if value is not None and value != "auto"), None)
 
 
 def nested_configs(config: dict[str, Any]) -> list[dict[str, Any]]:
@@ -136,6 +155,18 @@ def nested_configs(config: dict[str, Any]) -> list[dict[str, Any]]:
     [{'dtype': 'bfloat16'}]
     """
     return [part for key in NESTED if isinstance(part := config.get(key), dict)]
+
+
+def with_context(config: Mapping[str, Any], context: int | None) -> dict[str, Any]:
+    """The configuration with the field `context`, also in the nested configuration of a text model.
+
+    >>> with_context({"text_config": {"model_type": "llama"}}, 4096)
+    {'text_config': {'model_type': 'llama', 'context': 4096}, 'context': 4096}
+    """
+    if context is None:
+        return dict(config)
+    nested = {key: value | {"context": context} for key in NESTED if isinstance(value := config.get(key), dict)}
+    return {**config, **nested, "context": context}
 
 
 def listing(items: Iterable[str], separator: str = ", ") -> str:

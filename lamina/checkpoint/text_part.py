@@ -54,6 +54,9 @@ class TextPartCheckpoint(Checkpoint):
     def shape(self, name: str) -> tuple[int, ...]:
         return self.whole.shape(self._stored.get(name, name))
 
+    def dtype(self, name: str) -> torch.dtype | None:
+        return self.whole.dtype(self._stored.get(name, name))
+
     def read(self, name: str) -> torch.Tensor:
         return self.whole.read(self._stored.get(name, name))
 

@@ -22,7 +22,7 @@ from lamina.checkpoint.chat.messages import (
     with_text,
 )
 from lamina.checkpoint.chat.template import choose, folder_templates, render
-from lamina.checkpoint.folder import read_json
+from lamina.checkpoint.tensor_file import refuse_pointer
 from lamina.checkpoint.vocab.languages import Languages, languages_of
 from lamina.errors import CheckpointError, InputError
 
@@ -291,28 +291,32 @@ class TextStream:
 
 
 def folder_tokenizer(path: Path, eos_ids: Sequence[int] = ()) -> Tokenizer | None:
-    """The tokenizer of a checkpoint folder: tokenizer.json, with what tokenizer_config.json adds; else that of its
-    vocabulary files (`lamina/checkpoint/vocab/`). None if there are none."""
+    """The tokenizer of a checkpoint folder: tokenizer.json, with the tokens that tokenizer_config.json adds; else that
+    of its vocabulary files (`lamina/checkpoint/vocab/`). None if there are none.
+
+    What comes around a text (bos …) is what tokenizer.json says, whatever add_bos_token is, as in transformers."""
     from tokenizers import Tokenizer as Backend
 
-    from lamina.checkpoint.vocab.kinds import build_tokenizer, class_of, own_files  # which import this module
+    from lamina.checkpoint.vocab.files import TokenizerFiles  # which imports this module
+    from lamina.checkpoint.vocab.kinds import build_tokenizer, class_of, own_files
 
     file = path / "tokenizer.json"
     if not file.is_file() or own_files(path):
         return build_tokenizer(path, eos_ids)
+    refuse_pointer(file)
     try:
         backend = Backend.from_file(str(file))
     except Exception as error:  # the library raises nothing more precise
-        raise CheckpointError(f"{file} is not a tokenizer: {error}") from error
+        raise CheckpointError(f"{file} is not a tokenizer: {error}; copy or download it again") from error
     backend.no_truncation()
     backend.no_padding()
-    config: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):  # the first in older folders
-        config |= read_json(path / name) if (path / name).is_file() else {}
-    special = {key: text for key in config if key.endswith("_token") and (text := token_text(config[key])) is not None}
+    files = TokenizerFiles(path, eos_ids)
+    tokens, options = files.tokens({}, backend.get_added_tokens_decoder().values()), files.options
+    files.add_to(backend, tokens)
+    backend.encode_special_tokens = bool(options.get("split_special_tokens", False))
 
     def id_of(kind: str) -> int | None:
-        return backend.token_to_id(special[kind]) if kind in special else None
+        return backend.token_to_id(tokens[kind].content) if kind in tokens else None
 
     if not eos_ids and (eos := id_of("eos_token")) is not None:
         eos_ids = (eos,)
@@ -320,10 +324,13 @@ def folder_tokenizer(path: Path, eos_ids: Sequence[int] = ()) -> Tokenizer | Non
         backend,
         eos_ids=eos_ids,
         bos_id=id_of("bos_token"),
-        add_bos=config.get("add_bos_token") is True,
-        templates=folder_templates(path, config),
-        special_tokens=special,
-        languages=languages_of(class_of(path, config), config, backend.get_vocab(), id_of("eos_token")),
+        templates=folder_templates(path, options),
+        special_tokens={
+            name: text
+            for name in options
+            if name.endswith("_token") and (text := token_text(options[name])) is not None
+        },
+        languages=languages_of(class_of(path, options), options, backend.get_vocab(), id_of("eos_token")),
     )
 
 

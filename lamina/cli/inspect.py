@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from lamina.cli.common import Pickle, Revision
+
 Path = Annotated[
     str,
     typer.Argument(
@@ -23,10 +25,12 @@ def inspect(
     dtype: Annotated[
         str | None, typer.Option(help="In which it would be loaded; the checkpoint's own if none.")
     ] = None,
+    revision: Revision = None,
+    pickle: Pickle = False,
     as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
 ) -> None:
     from lamina.dtypes import float_dtype
     from lamina.planning.inspection import inspect as look
 
-    found = look(path, float_dtype(dtype))
+    found = look(path, float_dtype(dtype), revision=revision, pickle=pickle)
     typer.echo(json.dumps(asdict(found), indent=2) if as_json else str(found))

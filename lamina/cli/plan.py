@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
+from lamina.cli.common import Revision
+
 What = Annotated[
     str,
     typer.Argument(
         metavar="PATH_OR_CONFIG",
-        help="A folder with config.json, a config.json, a .gguf file, a benchmark shape such as llama-3.1-8b, or a "
-        "known name: smollm2, whisper-tiny.en.",
+        help="A folder with config.json, a config.json, a .gguf file, a Hub id, a benchmark shape such as "
+        "llama-3.1-8b, or a known name: smollm2, whisper-tiny.en.",
     ),
 ]
 
@@ -37,6 +39,7 @@ def plan(
     dtype: Annotated[str | None, typer.Option(help="The checkpoint's own when not given.")] = None,
     bandwidth: Annotated[str | None, typer.Option(help="Of the memory, such as 4.3TB/s: how fast decoding is.")] = None,
     link: Annotated[str | None, typer.Option(help="The same between host and device, such as 50GB/s.")] = None,
+    revision: Revision = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
 ) -> None:
     from lamina import planning
@@ -44,7 +47,7 @@ def plan(
     found = planning.plan(
         what, rows=rows, length=length, capacity=capacity, reserve=reserve, slack=slack, prompt=prompt,
         prefill_chunk=prefill_chunk, source=source, codec=codec, residence=residence, page=page, dtype=dtype,
-        memory=memory, bandwidth=bandwidth, link=link,
+        memory=memory, bandwidth=bandwidth, link=link, revision=revision,
     )  # fmt: skip
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=2))

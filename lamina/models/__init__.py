@@ -231,7 +231,8 @@ def family(model_type: str) -> type[Model]:
         similar = f"; similar names are: {', '.join(near)}" if near else ""
         raise InputError(
             f"model_type {model_type!r} is not among the {len(known)} that are supported, which docs/families.md lists"
-            f"{similar}; lamina.register_family adds one"
+            f'{similar}; lamina.register_family adds one, and lamina.load(path, via="transformers") runs it with the '
+            "blocks of transformers"
         )
     module, name = FAMILIES[model_type].split(":")
     return getattr(import_module(f"lamina.models.{module}"), name)

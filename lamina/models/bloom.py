@@ -12,27 +12,24 @@ from torch import Tensor, nn
 from lamina.cache.memory import Memory
 from lamina.checkpoint.names import From
 from lamina.config import Config
-from lamina.models.gpt import Gpt, split_groups, with_or_without
+from lamina.models.gpt import Gpt, split_groups
 from lamina.nn import AlibiBias, Block, Positions, SelfAttention, alibi_slopes
 
 LAYER = "transformer.h.{i}"
 
 
 class Bloom(Gpt):
-    names = with_or_without(
-        "transformer.",
-        {
-            "embedding": "transformer.word_embeddings",
-            "embedding_norm": "transformer.word_embeddings_layernorm",
-            "blocks.{i}.attention_norm": f"{LAYER}.input_layernorm",
-            "blocks.{i}.attention.out": f"{LAYER}.self_attention.dense",
-            "blocks.{i}.mlp_norm": f"{LAYER}.post_attention_layernorm",
-            "blocks.{i}.mlp.up": f"{LAYER}.mlp.dense_h_to_4h",
-            "blocks.{i}.mlp.down": f"{LAYER}.mlp.dense_4h_to_h",
-            "norm": "transformer.ln_f",
-            "head": "lm_head",
-        },
-    )
+    names = {
+        "embedding": "transformer.word_embeddings",
+        "embedding_norm": "transformer.word_embeddings_layernorm",
+        "blocks.{i}.attention_norm": f"{LAYER}.input_layernorm",
+        "blocks.{i}.attention.out": f"{LAYER}.self_attention.dense",
+        "blocks.{i}.mlp_norm": f"{LAYER}.post_attention_layernorm",
+        "blocks.{i}.mlp.up": f"{LAYER}.mlp.dense_h_to_4h",
+        "blocks.{i}.mlp.down": f"{LAYER}.mlp.dense_4h_to_h",
+        "norm": "transformer.ln_f",
+        "head": "lm_head",
+    }
     aliases = {"hidden_size": "n_embed", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
 
     def __init__(self, c: Config) -> None:
@@ -44,7 +41,7 @@ class Bloom(Gpt):
         self.embedding_norm = self.make_norm(c)
         self.alibi = AlibiBias(alibi_slopes(c.num_attention_heads))
         qkv = From(f"{LAYER}.self_attention.query_key_value", split_groups(c.num_attention_heads, c.head_width))
-        self.names = self.names | with_or_without("transformer.", {"blocks.{i}.attention.qkv": qkv})
+        self.names = {**self.names, "blocks.{i}.attention.qkv": qkv}
 
     def make_block(self, c: Config, layer: int) -> nn.Module:
         kind = NormedResidualBlock if c.get("apply_residual_connection_post_layernorm", False) else Block

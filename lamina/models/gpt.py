@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from lamina.checkpoint.names import Either, From, Names, Single, Value, renamed
+from lamina.checkpoint.names import From
 from lamina.config import Config
 from lamina.models.transformer import Transformer
 from lamina.nn import MLP, Embedding, LayerNorm, Norm, SelfAttention
@@ -63,17 +63,3 @@ def split_groups(kv_heads: int, head_dim: int) -> Callable[[Tensor], Tensor]:
         return torch.cat([heads[:, :-2].flatten(0, 2), heads[:, -2].flatten(0, 1), heads[:, -1].flatten(0, 1)])
 
     return split
-
-
-def with_or_without(prefix: str, names: Names) -> dict[str, Value]:
-    """The same table, also for checkpoints that lack the prefix (saved without a head).
-
-    >>> with_or_without("transformer.", {"norm": "transformer.ln_f"})["norm"].choices
-    ('transformer.ln_f', 'ln_f')
-    """
-
-    def choices(value: Value) -> tuple[Single, ...]:
-        return value.choices if isinstance(value, Either) else (value,)
-
-    bare = renamed(names, lambda name: name.removeprefix(prefix))
-    return {path: Either(*choices(value), *choices(bare[path])) for path, value in names.items()}

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from lamina.attention.window import Full, Sliding, Window
-from lamina.checkpoint.names import From
+from lamina.checkpoint.names import From, Value
 from lamina.config import Config
 from lamina.errors import InputError
-from lamina.models.gpt import Gpt, split_groups, transposed, with_or_without
+from lamina.models.gpt import Gpt, split_groups, transposed
 from lamina.nn import SelfAttention
 
 BODY = {
@@ -31,10 +31,10 @@ MASKS = ("*h.{i}.attn.bias", "*h.{i}.attn.masked_bias")
 
 
 class GPT2(Gpt):
-    names = with_or_without(
-        "transformer.",
-        {path: name if "norm" in path or "{i}" not in path else transposed(name) for path, name in BODY.items()},
-    ) | {"head": "lm_head"}
+    names: dict[str, Value] = {
+        **{path: name if "norm" in path or "{i}" not in path else transposed(name) for path, name in BODY.items()},
+        "head": "lm_head",
+    }
     ignored: tuple[str, ...] = MASKS
     aliases = {
         "hidden_size": "n_embd",
@@ -59,7 +59,7 @@ class GPT2(Gpt):
 
 
 class GPTBigCode(GPT2):
-    names = with_or_without("transformer.", BODY) | {"head": "lm_head"}
+    names = {**BODY, "head": "lm_head"}
     act = ("activation_function", "gelu_pytorch_tanh")
 
     def __init__(self, c: Config) -> None:
@@ -68,20 +68,18 @@ class GPTBigCode(GPT2):
         kv_heads = 1 if c.get("multi_query", True) else heads
         super().__init__(c.with_values(num_key_value_heads=kv_heads, scale_attn_by_inverse_layer_idx=False))
         grouped = From("transformer.h.{i}.attn.c_attn", split_groups(kv_heads, c.head_width))
-        self.names = self.names | with_or_without("transformer.", {"blocks.{i}.attention.qkv": grouped})
+        self.names = {**self.names, "blocks.{i}.attention.qkv": grouped}
 
 
 class GPTNeo(Gpt):
     """Layers attend to the whole row or to the last `window_size` tokens, and scores are not scaled."""
 
-    names = with_or_without(
-        "transformer.",
-        BODY
-        | {
-            "blocks.{i}.attention.qkv": tuple(f"transformer.h.{{i}}.attn.attention.{part}_proj" for part in "qkv"),
-            "blocks.{i}.attention.out": "transformer.h.{i}.attn.attention.out_proj",
-        },
-    ) | {"head": "lm_head"}
+    names = {
+        **BODY,
+        "blocks.{i}.attention.qkv": tuple(f"transformer.h.{{i}}.attn.attention.{part}_proj" for part in "qkv"),
+        "blocks.{i}.attention.out": "transformer.h.{i}.attn.attention.out_proj",
+        "head": "lm_head",
+    }
     ignored = ("*h.{i}.attn.attention.bias", "*h.{i}.attn.attention.masked_bias")
     aliases = {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
     learned_positions = True

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lamina.checkpoint.names import From, Value, renamed
 from lamina.config import Config
-from lamina.models.gpt import Gpt, with_or_without
+from lamina.models.gpt import Gpt
 from lamina.nn import Embedding, LayerNorm, Linear, Norm, PostNormBlock, SelfAttention, Sinusoids
 
 BODY: dict[str, Value] = {
@@ -30,14 +30,11 @@ LEARNED: dict[str, Value] = {"position": From("model.embed_positions", lambda t:
 
 
 class OPT(Gpt):
-    names = with_or_without(
-        "model.",
-        renamed(
-            BODY
-            | LEARNED
-            | {"norm": "model.final_layer_norm", "project_in": "model.project_in", "project_out": "model.project_out"},
-            lambda name: name.replace("model.", "model.decoder."),
-        ),
+    names = renamed(
+        BODY
+        | LEARNED
+        | {"norm": "model.final_layer_norm", "project_in": "model.project_in", "project_out": "model.project_out"},
+        lambda name: name.replace("model.", "model.decoder."),
     )
     aliases = {"intermediate_size": "ffn_dim"}
     defaults = {"intermediate_size": 3072}

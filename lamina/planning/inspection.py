@@ -13,10 +13,13 @@ from lamina import kernels
 from lamina.cache.codec.codec import Codec
 from lamina.cache.spec import Attention, Keeping, Latent, Spec, Tokens
 from lamina.cache.summary import size
+from lamina.checkpoint.ctranslate2 import CTranslate2Checkpoint
 from lamina.checkpoint.gguf.file import GGUFCheckpoint
+from lamina.checkpoint.hub import locate
 from lamina.checkpoint.loader import plan as check_fit
 from lamina.checkpoint.loader import tensors_of
 from lamina.checkpoint.names import find_recipes, matches_any
+from lamina.checkpoint.shapes import SHAPES
 from lamina.checkpoint.source import Checkpoint, config_dtype, open_source
 from lamina.checkpoint.text_part import TextPartCheckpoint, towers
 from lamina.config import Config
@@ -30,6 +33,7 @@ from lamina.planning.meta_model import find_config
 from lamina.runtime.eligibility import why_no_kernels
 
 GPU = "an NVIDIA GPU of sm_80 or later"
+CONFIG_ALONE = "a configuration alone"
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,13 @@ class Inspection:
     family: str
     """The class, and its module."""
     format: str
-    """safetensors, GGUF, or a configuration alone"""
+    """safetensors, pickle, GGUF, CTranslate2, or a configuration alone"""
     dtype: str
     context: int | None
     layers: dict[str, list[int]]
-    """What layers remember, in words -> indices of the layers."""
+    """What layers remember, in words -> indices of the layers; of the decoder, if there is an encoder too."""
+    encoder: str | None
+    """The encoder, in words."""
     parameters: int
     active: int
     """Parameters that one token uses: without those of experts that it does not visit."""
@@ -66,6 +72,8 @@ class Inspection:
     """Bytes per row that do not grow: full windows, convolutions, states."""
     source_bytes: int
     """Bytes per token of an encoder's output, for decoders with cross-attention."""
+    tensors: int | None
+    """How many tensors the checkpoint has; None for a configuration alone."""
     unused: tuple[UnusedTensors, ...]
     unread: tuple[str, ...]
     """Fields of the configuration that no code read."""
@@ -78,24 +86,34 @@ class Inspection:
         return text(self)
 
 
-def inspect(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Inspection:
+def inspect(
+    path: str | os.PathLike[str],
+    dtype: torch.dtype | None = None,
+    *,
+    revision: str | None = None,
+    pickle: bool = False,
+) -> Inspection:
     """What a checkpoint is: family, layer kinds, parameters, cache bytes, and what of it is not used.
 
-    path   a folder, a .gguf file, a Hub id, a config.json, or a known name or shape such as "llama-3.1-8b"
-    dtype  in which it would be loaded; None: the checkpoint's own
+    path      a folder, a .gguf file, a Hub id, a config.json, or a known name or shape such as "llama-3.1-8b"; of a Hub
+              id that is not in the cache only the configuration is downloaded
+    dtype     in which it would be loaded; None: the checkpoint's own
+    revision  a branch, tag or commit, of a Hub id
+    pickle    whether pytorch_model.bin is opened where there are no safetensors
 
     >>> found = inspect("llama-3.1-8b")
     >>> found.family, found.token_bytes, found.not_captured
     ('Llama (lamina.models.llama)', 131072, None)
     """
-    name, values = find_config(path)
+    name, values = find_config(path, revision)
     config = Config(values)
     cls = family_of(config)
     kind = config_dtype(values) if dtype is None else dtype
     with torch.device("meta"):
         context = cls.build(config).context  # read from the configuration too
     model = on_meta(values, kind)
-    source, problem = opened(path)
+    place = None if path in SHAPES else locate(path, revision, weights=False)
+    source, problem = opened(place, pickle)
     unused: list[UnusedTensors] = []
     if source is not None:
         unused, problem = unused_tensors(model, source), problem or why_unfit(model, source, kind)
@@ -109,10 +127,11 @@ def inspect(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> I
         name=name,
         model_type=config.model_type,
         family=f"{cls.__name__} ({cls.__module__})",
-        format=format_of(source),
+        format=format_of(source, place),
         dtype=str(model.dtype).removeprefix("torch."),
         context=context,
         layers=layer_kinds(model.specs),
+        encoder=encoder_of(model),
         parameters=every,
         active=active,
         experts=experts,
@@ -120,6 +139,7 @@ def inspect(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> I
         token_bytes=grows,
         row_bytes=constant,
         source_bytes=per_source,
+        tensors=None if source is None else len(source.names),
         unused=tuple(unused),
         unread=tuple(config.unread),
         not_captured=why_not_on_a_gpu(model),
@@ -127,20 +147,36 @@ def inspect(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> I
     )
 
 
-def opened(path: str | os.PathLike[str]) -> tuple[Checkpoint | None, str | None]:
+def opened(place: Path | None, pickle: bool) -> tuple[Checkpoint | None, str | None]:
     """The tensors of a checkpoint; None for a configuration alone. And why they cannot be read, if they are there."""
+    if place is None or place.suffix == ".json":
+        return None, None
     try:
-        return open_source(path), None
+        return open_source(place, pickle=pickle), None
     except CheckpointError as error:
-        folder = Path(path)
-        files = [file for end in ("safetensors", "bin", "gguf") for file in folder.glob(f"*.{end}")]
-        return None, str(error) if folder.is_dir() and files else None
+        return None, str(error) if weight_files(place) else None
 
 
-def format_of(source: Checkpoint | None) -> str:
-    if source is None:
-        return "a configuration alone"
-    return "GGUF" if isinstance(source, GGUFCheckpoint) else "safetensors"
+def weight_files(folder: Path) -> list[str]:
+    """The endings of the weight files of a folder."""
+    return [end for end in ("safetensors", "bin", "gguf") if any(folder.glob(f"*.{end}*"))]
+
+
+def format_of(source: Checkpoint | None, place: Path | None) -> str:
+    """The format of a checkpoint; that of its files if they cannot be opened."""
+    if isinstance(source, GGUFCheckpoint):
+        return "GGUF"
+    if isinstance(source, CTranslate2Checkpoint):
+        return "CTranslate2"
+    found = weight_files(place) if place is not None and place.is_dir() else []
+    return {"safetensors": "safetensors", "bin": "pickle", "gguf": "GGUF"}[found[0]] if found else CONFIG_ALONE
+
+
+def encoder_of(model: Model) -> str | None:
+    """The encoder of a model, in words."""
+    encoder = getattr(model, "encoder", None)
+    count = len(getattr(encoder, "blocks", ()))
+    return f"{count} layer{'s' * (count != 1)}, run once for each source" if count else None
 
 
 def why_not_on_a_gpu(model: Model) -> str | None:
@@ -155,8 +191,8 @@ def why_not_on_a_gpu(model: Model) -> str | None:
 
 def unused_tensors(model: Model, source: Checkpoint) -> list[UnusedTensors]:
     """Towers that are skipped, and tensors that a pattern of the family's `ignored` matches."""
-    part = type(model).part_of(source)
-    skipped = part.skipped if isinstance(part, TextPartCheckpoint) else []
+    text, part = model.part_of(source), model.tensors_in(source)
+    skipped = text.skipped if isinstance(text, TextPartCheckpoint) else []
     found = [tensors(prefix, names, source) for prefix, names in towers(skipped).items()]
     used = {name for paths, like in tensors_of(model) for path in paths for name in sources(model, path, like)}
     for pattern in model.ignored:
@@ -177,7 +213,7 @@ def tensors(what: str, names: Sequence[str], source: Checkpoint) -> UnusedTensor
 def why_unfit(model: Model, source: Checkpoint, dtype: torch.dtype) -> str | None:
     """Why the tensors do not fit the model: missing, unexpected or of another shape."""
     try:
-        check_fit(model, type(model).part_of(source), model.names, dtype, tuple(model.ignored))
+        check_fit(model, model.tensors_in(source), model.names, dtype, tuple(model.ignored))
     except CheckpointError as error:
         return str(error)
     return None
@@ -242,8 +278,11 @@ def text(found: Inspection) -> str:
         ("family", f"{found.family}, model_type {found.model_type}"),
         ("format", f"{found.format}, loaded in {found.dtype}"),
     ]
+    if found.encoder is not None:
+        lines.append(("encoder", found.encoder))
+    decoder = "decoder " if found.encoder is not None else ""
     for kinds, indices in found.layers.items():
-        lines.append((f"layer{'s' * (len(indices) > 1)} {ranges(indices)}", kinds))
+        lines.append((f"{decoder}layer{'s' * (len(indices) > 1)} {ranges(indices)}", kinds))
     if found.context is not None:
         lines.append(("context", f"{found.context:,} tokens"))
     active = "" if found.active == found.parameters else f", {number(found.active)} active per token"
@@ -254,11 +293,14 @@ def text(found: Inspection) -> str:
     lines.append(("cache", f"{size(found.token_bytes)} per token, {size(found.row_bytes)} per row besides"))
     if found.source_bytes:
         lines.append(("", f"{size(found.source_bytes)} per token of the source"))
+    if found.tensors is not None and not found.unused and found.problem is None:
+        lines.append(("tensors", f"all {found.tensors:,} are loaded"))
     for one in found.unused:
         lines.append(
             ("not loaded", f"{one.what}: {one.tensors:,} tensor{'s' * (one.tensors != 1)}, {size(one.nbytes)}")
         )
-    lines.append(("not read", ", ".join(found.unread) if found.unread else "every field of the configuration is read"))
+    unread = f"not read by this family: {', '.join(found.unread)}" if found.unread else "every field is read"
+    lines.append(("configuration", unread))
     reason = found.not_captured
     lines.append(("decoding", f"captured on {GPU}" if reason is None else f"plain passes, since {reason}"))
     if found.problem is not None:
@@ -269,7 +311,9 @@ def text(found: Inspection) -> str:
 
 def number(count: int) -> str:
     """
-    >>> number(8_030_261_248), number(134_515_008)
-    ('8.03 B', '134.5 M')
+    >>> number(8_030_261_248), number(134_515_008), number(52_096)
+    ('8.03 B', '134.5 M', '52,096')
     """
+    if count < 1e6:
+        return f"{count:,}"
     return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"

@@ -40,8 +40,8 @@ class MetaModel:
         return sum({id(x): x.nbytes for x in tensors}.values())
 
 
-def subject_of(what: What, dtype: str | torch.dtype | None = None) -> MetaModel:
-    """A model, its configuration, or where that is: a folder, a config.json, a .gguf file, a known name."""
+def subject_of(what: What, dtype: str | torch.dtype | None = None, revision: str | None = None) -> MetaModel:
+    """A model, its configuration, or where that is: a folder, a config.json, a .gguf file, a known name, a Hub id."""
     dtype = float_dtype(dtype)
     if isinstance(what, Model):
         if dtype not in (None, what.dtype):
@@ -51,19 +51,21 @@ def subject_of(what: What, dtype: str | torch.dtype | None = None) -> MetaModel:
         config = dict(what.values if isinstance(what, Config) else what)
         name = config.get("model_type", "a model")
     else:
-        name, config = find_config(what)
+        name, config = find_config(what, revision)
     cls = family_of(Config(config))  # what cannot be built is refused by name
     refuse_quantized(Config(config), name, getattr(cls, "quantized", ()))
     return MetaModel(name, on_meta(config, config_dtype(config) if dtype is None else dtype))
 
 
-def find_config(what: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
+def find_config(what: str | os.PathLike[str], revision: str | None = None) -> tuple[str, dict[str, Any]]:
     """A name to call it by, and the configuration.
+
+    revision  a branch, tag or commit, of a Hub id
 
     >>> find_config("llama-3.1-8b")[1]["hidden_size"]
     4096
     """
-    shape = find_shape(what)
+    shape = find_shape(what, revision)
     if shape.name in SHAPES and shape is SHAPES[shape.name]:
         return shape.name, {"dtype": "bfloat16", **shape.config}  # as benchmarks run it on a GPU
     return shape.name, dict(shape.config)

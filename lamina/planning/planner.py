@@ -138,11 +138,12 @@ def plan(
     memory: int | str | None = None,
     bandwidth: float | str | None = None,
     link: float | str | None = None,
+    revision: str | None = None,
 ) -> Plan:
     """What a model with a cache of `rows` rows of `length` tokens takes, and what fits into `memory`.
 
     what       a model, a configuration, or where that is: a folder with config.json, a config.json, a .gguf file, a
-               name that `load` knows (smollm2), or the name of a benchmark shape
+               name that `load` knows (smollm2), a Hub id, or the name of a benchmark shape
     length     tokens that each row holds in the end. None: the capacity, else as many as fit into `memory`, else 4096
     capacity, slack           of the cache, as in `model.new_cache`
     reserve                   room for the prompt and 512 new tokens is made at first, and more as they come, up to
@@ -156,12 +157,13 @@ def plan(
     memory     the budget on the device, such as "24GiB" or a number of bytes
     bandwidth  such as "4.3TB/s" or bytes a second: tells the tokens a second that no decode step can exceed
     link       the same of the way between host and device, such as "50GB/s"
+    revision   a branch, tag or commit, of a Hub id
 
     >>> found = plan("llama-3.1-8b", rows=8, length=16384)
     >>> found.weights, found.lines[0].nbytes
     (16060522752, 17179869184)
     """
-    planner = _Planner(subject_of(what, dtype))
+    planner = _Planner(subject_of(what, dtype, revision))
     budget = None if memory is None else parse_size(memory)
     rate = None if bandwidth is None else parse_rate(bandwidth)
     way = None if link is None else parse_rate(link, "link")

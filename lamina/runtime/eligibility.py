@@ -25,6 +25,8 @@ def why_not_captured(model: Model, cache: Cache | None = None, rows: int = 1) ->
     """Why decode steps are not captured in a CUDA graph; None if they are."""
     if cache is not None and cache.recomputes:
         return "without a cache every pass recomputes whole rows"
+    if model.uncaptured is not None:
+        return model.uncaptured
     if model.device.type != "cuda":
         return f"the model is on {model.device.type}; decode steps are captured on a GPU"
     if reason := kernels.why_not(next(model.parameters())):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,6 +54,7 @@ class Spm:
     unk_id: int = 0
     dummy_prefix: bool = True
     collapse: bool = True
+    replaced: dict[str, str] = field(default_factory=dict)  # what the charsmap says
 
     def write(self, path: Path) -> Path:
         """Writes the protocol buffer."""
@@ -83,12 +84,20 @@ class Spm:
 
     # the reference: how SentencePiece cuts a text
     def encode(self, text: str) -> list[str]:
-        if self.collapse:
-            text = " ".join(part for part in text.split(" ") if part)
+        text = self.normalize(text)
         if not text:
             return []
-        text = (SPACE if self.dummy_prefix else "") + text.replace(" ", SPACE)
         return self._merge(text) if self.kind == BPE else self._viterbi(text)
+
+    def normalize(self, text: str) -> str:
+        keys, out = sorted(self.replaced, key=len, reverse=True), ""
+        while text:
+            key = next((key for key in keys if text.startswith(key)), text[0])
+            out, text = out + self.replaced.get(key, key), text[len(key) :]
+        if self.collapse:
+            out = " ".join(part for part in out.split(" ") if part)
+        out = (SPACE if self.dummy_prefix and out else "") + out.replace(" ", SPACE)
+        return out.rstrip(SPACE) if self.collapse else out
 
     def _viterbi(self, text: str) -> list[str]:
         scores = {t: float32(s) for t, s, k in self.pieces if k in (NORMAL, USER)}

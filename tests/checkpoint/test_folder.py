@@ -19,8 +19,8 @@ TENSORS = {
 
 @pytest.mark.parametrize("shards", [0, 1, 2, 3])
 def test_every_tensor_is_read_as_it_was_saved(save_folder, shards):
-    source = open_source(str(save_folder(TENSORS, {"model_type": "x"}, shards)))
-    assert source.config == {"model_type": "x"}
+    source = open_source(str(save_folder(TENSORS, {"model_type": "x", "dtype": "float32"}, shards)))
+    assert source.config == {"model_type": "x", "dtype": "float32"}
     assert set(source.names) == set(TENSORS)
     for name, tensor in TENSORS.items():
         assert source.shape(name) == tuple(tensor.shape)
@@ -32,6 +32,39 @@ def test_any_safetensors_files_do_where_there_is_neither_a_model_file_nor_an_ind
     save_folder({"a": torch.ones(1)}, name="first")
     save_folder({"b": torch.zeros(1)}, name="second")
     assert set(open_source(tmp_path).names) == {"a", "b"}
+
+
+@pytest.mark.parametrize("other", ["consolidated", "consolidated-00001-of-00002", "adapter_model"])
+def test_files_of_other_formats_are_not_read_beside_shards_without_an_index(save_folder, tmp_path, other):
+    save_folder({"a": torch.ones(1)}, name="model-00001-of-00001")
+    save_folder({"layers.0.wq": torch.zeros(1)}, name=other)
+    assert set(open_source(tmp_path).names) == {"a"}
+
+
+def test_files_named_model_come_before_others(save_folder, tmp_path):
+    save_folder({"a": torch.ones(1)}, name="model.fp16")
+    save_folder({"a": torch.ones(1)}, name="other")
+    assert set(open_source(tmp_path).names) == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        (
+            "consolidated.safetensors",
+            r"\(it holds consolidated\.safetensors: a release in Mistral's or Meta's own format",
+        ),
+        ("adapter_model.safetensors", r"\(it holds adapter_model\.safetensors: an adapter of another model: merge it"),
+        ("tf_model.h5", r"\(it holds tf_model\.h5: weights of TensorFlow: save the model as safetensors\)"),
+        ("model-Q8_0.gguf", r"\(it holds model-Q8_0\.gguf: give the path of that file\)"),
+    ],
+)
+@pytest.mark.parametrize("config", [False, True])
+def test_a_folder_of_another_format_says_what_it_holds(tmp_path, file, message, config):
+    (tmp_path / file).write_bytes(b"")
+    if config:
+        (tmp_path / "config.json").write_text("{}")
+    refused(tmp_path, message)
 
 
 def test_the_single_file_wins_over_other_files(save_folder, tmp_path):
@@ -78,6 +111,13 @@ def test_config_dtype(config, dtype):
     assert config_dtype(config) == dtype
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_without_a_dtype_in_the_configuration_it_is_that_of_the_tensors(save_folder, dtype):
+    tensors = {"a": torch.arange(3), "b": torch.ones(2, dtype=torch.float8_e4m3fn), "c": torch.ones(1, dtype=dtype)}
+    assert config_dtype(open_source(save_folder(tensors)).config) == dtype
+    assert config_dtype(open_source(save_folder(tensors, {"dtype": "float32"})).config) == torch.float32
+
+
 def test_a_dtype_that_cannot_be_computed_in_is_refused():
     with pytest.raises(CheckpointError, match=r"dtype is 'float8_e4m3fn', not one of .*float32"):
         config_dtype({"dtype": "float8_e4m3fn"})
@@ -103,13 +143,18 @@ def test_a_path_that_does_not_exist_says_what_was_looked_for(tmp_path):
 
 def test_a_file_that_is_no_checkpoint_says_what_was_looked_for(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"")
-    refused(tmp_path / "model.safetensors", r"neither a folder nor a \.gguf file \(give its folder")
+    for name in ("model.safetensors", "config.json", "model.safetensors.index.json", "pytorch_model.bin"):
+        (tmp_path / name).write_bytes(b"")
+        refused(tmp_path / name, rf"neither a folder nor a \.gguf file \(give its folder, {tmp_path}\)")
+    (tmp_path / "m-00001-of-00002.gguf").write_bytes(b"")
+    refused(tmp_path / "m-00002-of-00002.gguf", rf"does not exist \({tmp_path} has m-00001-of-00002\.gguf\); expected")
 
 
 def test_a_folder_without_config_is_refused(tmp_path):
-    refused(tmp_path, r"has no config\.json$")
-    (tmp_path / "tiny.gguf").write_bytes(b"")
-    refused(tmp_path, r"has no config\.json \(it holds tiny\.gguf: give that file instead\)")
+    refused(tmp_path, r"has no config\.json, which describes the model \(it is empty\)$")
+    for name in ("big", "tiny"):
+        (tmp_path / f"{name}.gguf").write_bytes(b"")
+    refused(tmp_path, r"has no config\.json, .* \(it holds big\.gguf, tiny\.gguf: give the path of one of them\)")
 
 
 def test_a_folder_without_weights_is_refused(tmp_path):
@@ -155,8 +200,11 @@ def test_a_pickle_with_anything_but_tensors_is_refused_and_runs_nothing(tmp_path
         (tmp_path / "pytorch_model.bin").write_bytes(b"cut")
     else:
         torch.save(content, tmp_path / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin (cannot be read as a file of|holds something else)"):
+    with pytest.raises(
+        CheckpointError, match=r"pytorch_model\.bin (cannot be read as a file of|holds something else|is cut short)"
+    ) as told:
         open_source(tmp_path, pickle=True)
+    assert "weights_only" not in str(told.value)  # PyTorch's advice to run what the file says
     assert not (tmp_path / "harm").exists()
 
 
@@ -172,7 +220,37 @@ def test_missing_shards_are_named_with_a_count_of_the_rest(save_folder):
     path = save_folder({f"t{i:02}": torch.ones(1) for i in range(12)}, shards=12)
     for file in sorted(path.glob("*.safetensors"))[1:]:
         file.unlink()
-    refused(path, r"lacks 11 of 12 shards: model-00002-of-00012\.safetensors, .* and 3 more$")
+    message = r"lacks 11 of 12 shards: model-00002-of-00012\.safetensors, .* and 3 more; copy or download them again$"
+    refused(path, message)
+    (path / "model.safetensors.index.json").unlink()  # the name of the one that is there says how many there are
+    refused(path, message)
+
+
+def test_a_shard_that_links_to_nothing_is_missing_and_so_is_a_single_file(save_folder):
+    path = save_folder(TENSORS, shards=2)
+    file = path / "model-00002-of-00002.safetensors"
+    file.unlink()
+    file.symlink_to("../blobs/0123")
+    refused(path, r"lacks 1 of 2 shards: model-00002-of-00002\.safetensors")
+    for file in path.glob("*.safetensors*"):
+        file.unlink()
+    (path / "model.safetensors").symlink_to("../blobs/0123")
+    refused(path, r"model\.safetensors is a link to \.\./blobs/0123, which does not exist; copy or download it again")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_a_pointer_of_git_lfs_is_named_as_such(tmp_path, name):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
+    with pytest.raises(CheckpointError, match=r"is a pointer of Git LFS, not the file itself: run git lfs pull"):
+        open_source(tmp_path, pickle=True)
+
+
+@pytest.mark.parametrize("place", [5, None, ["a"]])
+def test_an_index_must_name_files(save_folder, place):
+    path = save_folder(TENSORS, shards=1)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a.weight": place}}))
+    refused(path, r"must name a file for each tensor, and does not for a\.weight")
 
 
 def test_a_tensor_that_its_shard_lacks_is_named(save_folder):
@@ -202,7 +280,7 @@ def test_a_truncated_file_is_refused_when_it_is_opened(save_folder, size):
 def test_a_tensor_in_two_files_is_refused(save_folder, tmp_path):
     save_folder({"a": torch.ones(1)}, name="first")
     save_file({"a": torch.ones(1)}, tmp_path / "second.safetensors")
-    refused(tmp_path, r"second\.safetensors repeats tensors of another file in .*: a$")
+    refused(tmp_path, r"second\.safetensors repeats tensors of another file in .*: a; leave one of the two$")
 
 
 def test_asking_for_an_unknown_tensor_names_it(save_folder):

@@ -52,7 +52,9 @@ def test_any_part_opens_all(parts, whole):
 
 def test_missing_parts_are_named(parts):
     parts[1].unlink()
-    with pytest.raises(CheckpointError, match=r"lacks 1 of 3 parts: m-00002-of-00003\.gguf$"):
+    with pytest.raises(
+        CheckpointError, match=r"lacks 1 of 3 parts: m-00002-of-00003\.gguf; copy or download them again$"
+    ):
         open_source(parts[2])
 
 
@@ -76,3 +78,14 @@ def test_tensors_that_no_part_has_are_counted(parts, tmp_path):
     write(parts[2], {"other.weight": np.ones(2, np.float32), "more.weight": np.ones(2, np.float32)}, extra=add)
     with pytest.raises(CheckpointError, match=r"parts of .* tensors, and should have \d+"):
         open_source(parts[0])
+
+
+def test_a_file_is_read_by_its_first_bytes_where_its_name_says_nothing(whole, tmp_path):
+    names = set(open_source(whole).names)
+    assert set(open_source(whole.rename(tmp_path / "sha256-0123")).names) == names
+
+
+def test_a_pointer_of_git_lfs_is_named_as_such(tmp_path):
+    (tmp_path / "m.gguf").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
+    with pytest.raises(CheckpointError, match="is a pointer of Git LFS"):
+        open_source(tmp_path / "m.gguf")

@@ -13,6 +13,7 @@ from tokenizers import pre_tokenizers as pre
 from lamina import CheckpointError
 from lamina.checkpoint import open_source, packaged_smollm2
 from lamina.checkpoint.gguf.tokenizer import SPLITS, gguf_tokenizer
+from lamina.checkpoint.tokenizer import UnknownTokenizer
 
 from .test_tokenizer import BACKEND, SPECIAL, TEXTS
 
@@ -224,3 +225,42 @@ def test_smollm2_is_read_right():
     ids = tokenizer.encode(chat, special=False)
     assert (ids[0], ids.count(1), ids.count(2)) == (1, 3, 2)
     assert tokenizer.decode(ids, skip_special=False) == chat
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"merges": None}, r"has no tokenizer\.ggml\.merges, by which text is cut"),
+        ({"merges": ["ab"]}, r"tokenizer\.ggml\.merges has 'ab', which is not two tokens with a space between them"),
+        ({"merges": ["ab "]}, r"tokens and merges do not fit"),
+    ],
+)
+def test_merges_that_cannot_be_read_are_refused(changes, message):
+    with pytest.raises(CheckpointError, match=message):
+        gguf_tokenizer(metadata(**changes), ())
+
+
+def test_an_id_past_the_last_token_is_left_out_with_a_notice(caplog):
+    tokenizer = gguf_tokenizer(metadata(bos_token_id=10**6, add_bos_token=True), ())
+    assert tokenizer.bos_id is None and tokenizer.encode("hi") == BACKEND.encode("hi").ids
+    assert "bos_token_id is 1000000, and the GGUF tokenizer has 320 tokens" in caplog.text
+
+
+def test_a_chat_template_must_be_a_text():
+    with pytest.raises(CheckpointError, match=r"the chat template 'rag' of the GGUF file .* is no text"):
+        gguf_tokenizer(metadata() | {"tokenizer.chat_template.rag": 5}, ())
+
+
+def test_a_tokenizer_file_beside_a_gguf_file_counts_if_that_has_none_that_is_read(tmp_path):
+    from .test_gguf import llama_arrays, write
+
+    def add(kind: str) -> Any:
+        return lambda writer: writer.add_tokenizer_model(kind)
+
+    path = write(tmp_path / "m.gguf", llama_arrays(), extra=add("rwkv"))
+    with pytest.raises(UnknownTokenizer, match=r"of kind 'rwkv'; .*; a tokenizer\.json beside the file would be read"):
+        open_source(path).tokenizer()
+    BACKEND.save(str(tmp_path / "tokenizer.json"))
+    for extra in (add("rwkv"), None):
+        path = write(tmp_path / "m.gguf", llama_arrays(), extra=extra)
+        assert open_source(path).tokenizer().encode(TEXTS[0]) == BACKEND.encode(TEXTS[0]).ids

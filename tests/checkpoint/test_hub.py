@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from lamina import CheckpointError, InputError
+from lamina import CheckpointError, InputError, inspect, plan
 from lamina.checkpoint import open_source
 from lamina.checkpoint.hub import cache_root, is_hub_id, locate, needed
 from lamina.checkpoint.shapes import find_shape
@@ -182,3 +182,63 @@ def test_a_revision_is_for_hub_ids(tmp_path):
         open_source(tmp_path, revision="v1")
     with pytest.raises(InputError, match="revision='' must be the name of a branch, a tag or a commit"):
         open_source(NAME, revision="")
+
+
+def test_the_cache_may_hold_links_to_blobs_as_huggingface_hub_lays_it_out(empty_cache):
+    snapshot, blobs = put(empty_cache), empty_cache / "models--owner--some-model.1" / "blobs"
+    blobs.mkdir()
+    save_file({"a": torch.ones(1)}, blobs / "f00d")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/f00d")
+    assert set(open_source(NAME).names) == {"a"}
+    (blobs / "f00d").unlink()
+    with pytest.raises(CheckpointError, match="the Hugging Face cache has it in part only"):
+        open_source(NAME)
+
+
+@pytest.mark.parametrize("file", ["consolidated.safetensors", "model-00001-of-00002.safetensors"])
+def test_files_that_are_not_all_weights_are_not_enough(empty_cache, file):
+    save_file({"a": torch.ones(1)}, put(empty_cache) / file)
+    with pytest.raises(CheckpointError, match="the Hugging Face cache has it in part only"):
+        open_source(NAME)
+
+
+def test_an_old_id_without_an_owner_is_found_in_the_cache_alone(empty_cache):
+    with pytest.raises(CheckpointError, match=r"gpt2 does not exist; expected a folder"):
+        open_source("gpt2")
+    snapshot = put(empty_cache)
+    save_file({"a": torch.ones(1)}, snapshot / "model.safetensors")
+    snapshot.parent.parent.rename(empty_cache / "models--gpt2")
+    assert set(open_source("gpt2").names) == {"a"}
+    assert find_shape("gpt2").name == "gpt2"
+
+
+def test_a_repository_of_gguf_files_says_which_path_to_give(empty_cache):
+    snapshot = put(empty_cache)
+    (snapshot / "config.json").unlink()
+    (snapshot / "m-Q8_0.gguf").write_bytes(b"GGUF")
+    with pytest.raises(
+        CheckpointError, match=r"has GGUF files and no config\.json: give the path of one, .*m-Q8_0\.gguf"
+    ):
+        open_source(NAME)
+
+
+def test_an_address_is_answered_with_the_id():
+    with pytest.raises(InputError, match=r"is an address: give the Hub id Qwen/Qwen3-0\.6B, or a folder"):
+        open_source("https://hub.example/Qwen/Qwen3-0.6B/tree/main")
+
+
+@pytest.mark.parametrize("path", ["", "a\0b"])
+def test_a_path_that_cannot_be_one_is_refused(path):
+    with pytest.raises(InputError, match=r"path=.*: give a folder, a file, a Hub id, or one of smollm2"):
+        open_source(path)
+
+
+def test_an_inspection_asks_for_the_configuration_alone(empty_cache):
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 9}
+    for layers, commit, ref in ((1, COMMIT, "main"), (2, "ffff", "v1")):
+        config = {"model_type": "llama", "num_hidden_layers": layers, "max_position_embeddings": 64, **sizes}
+        (put(empty_cache, commit, ref) / "config.json").write_text(json.dumps(config))
+    assert inspect(NAME).format == "a configuration alone" and inspect(NAME).problem is None
+    assert (len(inspect(NAME).layers), inspect(NAME).name) == (1, NAME)
+    assert inspect(NAME, revision="v1").parameters > inspect(NAME).parameters
+    assert plan(NAME, revision="v1", length=8).weights > plan(NAME, length=8).weights

@@ -14,6 +14,7 @@ from lamina import CheckpointError
 from lamina.checkpoint import Tokenizer, open_source
 from lamina.checkpoint.tokenizer import UnknownTokenizer, folder_tokenizer
 from lamina.errors import InputError
+from tests.checkpoint.vocab_files import compare
 
 TEXTS = [
     "Hello world, it's 2024!",
@@ -75,13 +76,70 @@ def test_special_adds_what_the_post_processor_adds(folder):
     assert tokenizer.encode("hi") == [1, *tokenizer.encode("hi", special=False)]
 
 
-def test_add_bos_token_is_honoured_once(folder):
-    write(folder, "tokenizer_config.json", {"bos_token": "<|im_start|>", "add_bos_token": True})
-    tokenizer = folder_tokenizer(folder)
-    assert tokenizer.bos_id == 1
-    assert tokenizer.encode("hi") == [1, *BACKEND.encode("hi").ids]
-    assert tokenizer.encode("hi", special=False) == BACKEND.encode("hi").ids
-    assert tokenizer.encode("<|im_start|>hi") == BACKEND.encode("<|im_start|>hi").ids
+FLAGS = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": False}
+ADDED = {
+    "320": FLAGS | {"content": "<new>", "special": True},
+    "321": FLAGS | {"content": "<left>", "lstrip": True},
+    "322": FLAGS | {"content": "<right>", "rstrip": True},
+    "323": FLAGS | {"content": "<word>", "single_word": True, "normalized": True},
+}
+NAMED = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        NAMED,
+        *(NAMED | {"add_bos_token": bos, "add_eos_token": True} for bos in (True, False, None)),
+        NAMED | {"pad_token": "[PAD]", "unk_token": "<new>"},
+        NAMED | {"added_tokens_decoder": ADDED},
+        NAMED | {"added_tokens_decoder": {"900": ADDED["320"], "321": ADDED["322"]}},  # ids follow the vocabulary
+        NAMED | {"extra_special_tokens": ["<new>", "<left>"]},
+        {"additional_special_tokens": ["<right>"]},
+        {"extra_special_tokens": {"image_token": "<new>"}},
+        {"image_token": "<left>"},
+        {"mask_token": "<mask>"},
+        {"split_special_tokens": True},
+    ],
+)
+@pytest.mark.parametrize("around", [False, True])
+def test_ids_and_text_are_those_of_transformers_whatever_the_configuration_says(folder, config, around):
+    import transformers
+
+    backend = Backend.from_str(BACKEND.to_str())
+    backend.add_special_tokens([AddedToken("<mask>", lstrip=True)])
+    if around:
+        backend.post_processor = processors.TemplateProcessing(
+            single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)]
+        )
+    backend.save(str(folder / "tokenizer.json"))
+    write(folder, "tokenizer_config.json", config | {"tokenizer_class": "PreTrainedTokenizerFast"})
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(str(folder))
+    compare(folder_tokenizer(folder), theirs, [*TEXTS, *ODD])
+
+
+ODD = [
+    "<|im_start|>hi", "a <new> b<new>", "x <left> y <left>", "x <right> y<right>  z", "a <word> b<word>c",
+    "[PAD] a[PAD]", " <mask> a<mask>", "<|im_end|> <|endoftext|>", "e\u0301\u0301", " ", "\n\n a", "a" * 500,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("decoder", [False, True])
+def test_older_files_add_tokens_unless_the_configuration_lists_them(folder, decoder):
+    import transformers
+
+    write(folder, "special_tokens_map.json", NAMED | {"additional_special_tokens": ["<left>"], "pad_token": "<new>"})
+    write(folder, "added_tokens.json", {"<new>": 320, "<word>": 321})
+    listed = {"added_tokens_decoder": {"320": ADDED["322"]}} if decoder else {}
+    write(folder, "tokenizer_config.json", listed | {"tokenizer_class": "PreTrainedTokenizerFast"})
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(str(folder))
+    compare(folder_tokenizer(folder), theirs, [*TEXTS, *ODD])
+
+
+def test_a_tokenizer_file_that_is_a_pointer_is_named_as_such(tmp_path):
+    write(tmp_path, "tokenizer.json", "version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(CheckpointError, match="is a pointer of Git LFS"):
+        folder_tokenizer(tmp_path)
 
 
 def test_truncation_and_padding_stored_in_the_file_are_left_out(folder):

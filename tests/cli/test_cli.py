@@ -58,6 +58,14 @@ def test_verify_exits_with_1_when_a_law_fails(checkpoint: Path) -> None:
     assert "FAILED, first at layer 0 (attention)" in done.stdout
 
 
+def test_verify_via_transformers_checks_its_own_model(checkpoint: Path) -> None:
+    done = run("verify", checkpoint, "--via", "transformers", "--length", "10", "--tries", "1")
+    assert done.exit_code == 0, done.stdout
+    assert done.stdout.startswith("LlamaForCausalLM of transformers")
+    assert "its static cache" in done.stdout
+    assert run("verify", checkpoint, "--via", "vllm").exit_code == 2
+
+
 def test_inspect_shows_what_each_layer_remembers(checkpoint: Path) -> None:
     done = run("inspect", checkpoint)
     assert done.exit_code == 0, done.stderr

@@ -51,7 +51,7 @@ class Fingerprint:
     @staticmethod
     def of(model: Model) -> Fingerprint:
         known = {name: value for name, value in config_of(model).values.items() if name not in NEUTRAL}
-        sampled = [_sample(parameter) for parameter in model.parameters()]
+        sampled = [torch.zeros(0, SAMPLE), *(_sample(parameter)[None] for parameter in model.parameters())]
         return Fingerprint(
             type(model).__name__,
             model.vocab,
@@ -59,7 +59,7 @@ class Fingerprint:
             json.loads(json.dumps(known, default=str)),
             sum(parameter.numel() for parameter in model.parameters()),
             dtype_name(model.dtype),
-            base64.b64encode(torch.stack(sampled).cpu().numpy().tobytes()).decode(),
+            base64.b64encode(torch.cat([one.cpu() for one in sampled]).numpy().tobytes()).decode(),
         )
 
     def as_values(self) -> dict[str, Any]:

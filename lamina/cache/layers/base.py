@@ -167,6 +167,10 @@ class Layer:
         """[B] how many tokens each row can be rewound by; None if this layer sets no limit."""
         return None
 
+    def check_rewind(self, lengths: Sequence[int], kept: Sequence[int]) -> None:
+        """Raises RewindError if a row of lengths[i] cannot be rewound to kept[i], although `rewindable` allows it: for
+        layers that can be rewound to some lengths only."""
+
     def rewind(self, clock: Clock, changed: Tensor) -> None:
         """Restores what depends on the lengths, after the clock was rewound for the rows that `changed` [B] marks."""
 

@@ -260,6 +260,15 @@ class TokenLayer(Layer):
 
         return tokens, step.view(("stored", self.window, self.layout, slots), make)
 
+    def held(self, step: Step, longest: int) -> tuple[Fields, Tensor]:
+        """Tokens committed before this pass. -> fields [R, *lead, S, D], and the position in each slot [R, S], -1: none
+
+        longest   at least the number of tokens of each row before the pass
+        """
+        slots = min(self.slots, longest)  # slot == position until a ring wraps
+        tokens = self.coding.decode(self.storage.read_run(self.data, step, 0, slots))
+        return tokens, self._within_reach(step, self.layout.positions(slots, step.before))
+
     def _first_seen(self, start: int) -> int | None:
         """First position of a contiguous range that holds all that queries at `start` or later can see; None if kept
         first tokens make that two ranges."""

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from lamina.cache.cache import Cache
 
 
-def join(caches: Sequence[Cache], room: int = 0) -> Cache:
-    """See `Cache.join`."""
+def join(caches: Sequence[Cache], room: int = 0, slack: int = 0) -> Cache:
+    """See `Cache.join`. slack: at least this much, where theirs is less."""
     if not caches:
         raise InputError("join needs at least one cache")
     if (room := check_int("room", room)) < 0:
@@ -38,7 +38,7 @@ def join(caches: Sequence[Cache], room: int = 0) -> Cache:
     first = caches[0]
     for other in caches[1:]:
         _same_kind(first, other)
-    slack = max(cache.slack for cache in caches)
+    slack = max(slack, *(cache.slack for cache in caches))
     pool = next((cache.pool for cache in caches if cache.pool is not None), None)
     if pool is not None and pool.slack < slack:
         raise InputError(

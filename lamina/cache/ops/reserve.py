@@ -36,7 +36,11 @@ def grow(cache: Cache, tokens: int, record: int) -> None:
     """Makes room for `tokens` tokens per row in every layer, and for `record` ids per row."""
     for layer in cache.every_layer():
         layer.reserve(tokens)
-    cache._room = max(cache._room, tokens)
+    # Stores that grow have room for more than was asked for: passes up to that length need not come here again.
+    slots = [layer.slots for layer in cache.every_layer() if layer.grows and layer.slots is not None]
+    limit = cache.limit
+    room = min([*slots, *([] if limit is None else [limit])], default=tokens)
+    cache._room = max(cache._room, tokens, room)
     have = cache.record.shape[1]
     if record > have:
         new = allocate((cache.rows, grown(have, record, cache._expected)), torch.int64, cache.device, -1)

@@ -33,8 +33,11 @@ def rewind(cache: Cache, n: CountsLike) -> None:
                 f"can be rewound by {most} (the cache's slack is {cache.slack}). Make the cache with "
                 f"slack={back} or more, fork it before the tokens to be dropped, or reset the row."
             )
+    kept = [length - back for length, back in zip(lengths, counts, strict=True)]
+    for layer in cache.every_layer():
+        layer.check_rewind(lengths, kept)
     cache._abort_open_pass()
-    changed, kept = amounts.tensor > 0, [length - back for length, back in zip(lengths, counts, strict=True)]
+    changed = amounts.tensor > 0
     change = Change()
     change.write(partial(clock.set_lengths, on_device(kept, cache.device), kept))
     for layer in cache.every_layer():

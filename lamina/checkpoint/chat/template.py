@@ -113,4 +113,7 @@ def gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     """The templates of a GGUF file: tokenizer.chat_template, and tokenizer.chat_template.NAME."""
     key = "tokenizer.chat_template"
     named = {k.removeprefix(key + "."): v for k, v in metadata.items() if k.startswith(key + ".")}
-    return named | ({DEFAULT: metadata[key]} if key in metadata else {})
+    found = named | ({DEFAULT: metadata[key]} if key in metadata else {})
+    if odd := [name for name, text in found.items() if not isinstance(text, str)]:
+        raise CheckpointError(f"the chat template {odd[0]!r} of the GGUF file ({key}) is no text")
+    return found

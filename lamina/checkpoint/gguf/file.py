@@ -19,6 +19,7 @@ from lamina.checkpoint.gguf.header import StoredTensor
 from lamina.checkpoint.gguf.split import read_parts
 from lamina.checkpoint.source import Checkpoint
 from lamina.errors import CheckpointError
+from lamina.notices import notice
 
 if TYPE_CHECKING:
     from lamina.checkpoint.tokenizer import Tokenizer
@@ -72,8 +73,19 @@ class GGUFCheckpoint(Checkpoint):
 
     def tokenizer(self) -> Tokenizer | None:
         from lamina.checkpoint.gguf.tokenizer import gguf_tokenizer  # tokenizers is slow to import
+        from lamina.checkpoint.tokenizer import UnknownTokenizer, folder_tokenizer
 
-        return gguf_tokenizer(self.metadata, self.eos_ids)
+        beside = self.path.parent / "tokenizer.json"
+        try:
+            found, why = gguf_tokenizer(self.metadata, self.eos_ids), f"{self.path.name} has none"
+        except UnknownTokenizer as error:
+            if not beside.is_file():
+                raise UnknownTokenizer(f"{error}; a tokenizer.json beside the file would be read instead") from error
+            found, why = None, str(error)
+        if found is None and beside.is_file():
+            notice(f"the tokenizer is that of {beside}: {why}")
+            return folder_tokenizer(self.path.parent, self.eos_ids)
+        return found
 
     def _find(self, name: str) -> Presented:
         if name not in self._presented:

@@ -11,6 +11,7 @@ from typing import Any
 
 from lamina.checkpoint.gguf.header import GGUFHeader, StoredTensor
 from lamina.checkpoint.source import listing
+from lamina.checkpoint.tensor_file import refuse_pointer
 from lamina.errors import CheckpointError
 
 PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
@@ -30,7 +31,9 @@ def read_parts(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
         )
     files = [path.with_name(f"{match[1]}-{number:05}-of-{match[3]}{path.suffix}") for number in range(1, count + 1)]
     if absent := [file.name for file in files if not file.is_file()]:
-        raise CheckpointError(f"{path.parent} lacks {len(absent)} of {count} parts: {listing(absent)}")
+        raise CheckpointError(
+            f"{path.parent} lacks {len(absent)} of {count} parts: {listing(absent)}; copy or download them again"
+        )
     headers = [header if file == path else read_header(file) for file in files]
     tensors: dict[str, StoredTensor] = {}
     for number, (file, part) in enumerate(zip(files, headers, strict=True)):
@@ -46,8 +49,11 @@ def read_parts(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
 
 
 def read_header(path: Path) -> GGUFHeader:
+    refuse_pointer(path)
     try:
         return GGUFHeader(path)
     except ValueError as error:
         size = path.stat().st_size
-        raise CheckpointError(f"{path} ({size} bytes) is cut short or not a GGUF file: {error}") from error
+        raise CheckpointError(
+            f"{path} ({size} bytes) is cut short or not a GGUF file: {error}; copy or download it again"
+        ) from error

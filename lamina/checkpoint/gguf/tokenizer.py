@@ -13,6 +13,7 @@ from lamina.checkpoint.chat.template import gguf_templates
 from lamina.checkpoint.gguf.splits import SPLITS
 from lamina.checkpoint.tokenizer import Tokenizer, UnknownTokenizer
 from lamina.errors import CheckpointError
+from lamina.notices import notice
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -46,6 +47,12 @@ def gguf_tokenizer(metadata: Mapping[str, Any], eos_ids: Sequence[int]) -> Token
 
     def token(kind: str) -> str | None:
         index = value(f"{kind}_token_id")
+        if index is not None and index >= len(tokens):
+            notice(
+                f"tokenizer.ggml.{kind}_token_id is {index}, and the GGUF tokenizer has {len(tokens)} tokens: it is "
+                "read as if it were not there",
+                unexpected=True,
+            )
         return tokens[index] if index is not None and index < len(tokens) else None
 
     bos, eos = token("bos"), token("eos")
@@ -58,7 +65,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any], eos_ids: Sequence[int]) -> Token
     return Tokenizer(
         backend,
         eos_ids=eos_ids,
-        bos_id=value("bos_token_id"),
+        bos_id=None if bos is None else value("bos_token_id"),
         templates=gguf_templates(metadata),
         special_tokens={f"{name}_token": text for name, text in names.items() if text is not None},
     )
@@ -108,8 +115,13 @@ def merged_pieces(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[Backe
 
 
 def stored_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    key = "tokenizer.ggml.merges"
+    if key not in metadata:
+        raise CheckpointError(f"the GGUF tokenizer has no {key}, by which text is cut: convert the model again")
     # the space that separates the two halves is not the first character, which may be a space itself
-    cuts = [(merge, merge.index(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", [])]
+    cuts = [(merge, merge.find(" ", 1)) for merge in metadata[key]]
+    if odd := [merge for merge, cut in cuts if cut < 0]:
+        raise CheckpointError(f"{key} has {odd[0]!r}, which is not two tokens with a space between them")
     return [(merge[:cut], merge[cut + 1 :]) for merge, cut in cuts]
 
 

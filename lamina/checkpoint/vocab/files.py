@@ -46,9 +46,14 @@ class TokenizerFiles:
 
     @property
     def extra(self) -> list[Any]:
-        """Special tokens without a name of their own."""
+        """Special tokens besides those of `NAMED_TOKENS`: with names such as image_token, and without."""
+        named = [
+            value
+            for name, value in self.options.items()
+            if name.endswith("_token") and name not in NAMED_TOKENS and token_text(value) is not None
+        ]
         listed = self.options.get("extra_special_tokens") or self.options.get("additional_special_tokens") or []
-        return list(listed.values()) if isinstance(listed, dict) else list(listed)
+        return [*named, *(listed.values() if isinstance(listed, dict) else listed)]
 
     def named(self, name: str) -> Path:
         """A file that the tokenizer needs."""
@@ -56,9 +61,12 @@ class TokenizerFiles:
             raise CheckpointError(f"{self.path} has no {name}, which a {self.options.get('tokenizer_class')} needs")
         return file
 
-    def tokens(self, defaults: Mapping[str, Any]) -> dict[str, AddedToken]:
-        """The special tokens by name: what the files say, else `defaults`. A null means that there is none."""
-        known = {token.content: token for token in self.added.values()}
+    def tokens(self, defaults: Mapping[str, Any], stored: Iterable[AddedToken] = ()) -> dict[str, AddedToken]:
+        """The special tokens by name: what the files say, else `defaults`. A null means that there is none.
+
+        stored  tokens of tokenizer.json, whose flags count if no added_tokens_decoder says others
+        """
+        known = {token.content: token for token in (*stored, *self.added.values())}
         found = {}
         for name in NAMED_TOKENS:
             value = self.options[name] if name in self.options else defaults.get(name)
@@ -66,6 +74,15 @@ class TokenizerFiles:
                 continue
             found[name] = known.get(text or "") or added_token(value, special=True)
         return found
+
+    def add_to(
+        self, backend: Backend, tokens: Mapping[str, AddedToken], extra: Iterable[str | AddedToken] = ()
+    ) -> None:
+        """Adds tokens to a backend that it does not have: those with an id, then special ones, then `extra`."""
+        backend.add_tokens([self.added[index] for index in sorted(self.added)])
+        known = {token.content for token in self.added.values()}
+        listed = [*tokens.values(), *(added_token(token, special=True) for token in (*extra, *self.extra))]
+        backend.add_tokens([token for token in listed if token.content not in known])
 
     def finish(
         self,
@@ -90,15 +107,12 @@ class TokenizerFiles:
         """
         from tokenizers.processors import TemplateProcessing
 
-        backend.add_tokens([self.added[index] for index in sorted(self.added)])
+        self.add_to(backend, tokens, extra)
         for index, token in self.added.items():
             if (own := backend.token_to_id(token.content)) != index:
                 raise CheckpointError(
                     f"{self.path} gives the added token {token.content!r} the id {index}, and the vocabulary {own}"
                 )
-        known = {token.content for token in self.added.values()}
-        listed = [*tokens.values(), *(added_token(token, special=True) for token in (*extra, *self.extra))]
-        backend.add_tokens([token for token in listed if token.content not in known])
         if languages is not None:
             more["languages"] = self._languages(backend, languages, language, before, after)
         elif before or after:

@@ -1,87 +1,116 @@
-"""Tokenizers that cut text with one model and look the pieces up in another vocabulary: marian, m2m_100,
-blenderbot-small.
-
-Their `backend` has the ids of the model, and decodes. Text is cut by `source`, whose ids `table` translates.
+"""Tokenizers that cut text with one model and look the pieces up in another vocabulary: marian, m2m_100, plbart,
+bert-generation (whose vocabulary is that of the model), blenderbot-small.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lamina.checkpoint.chat.messages import check_text, short
-from lamina.checkpoint.tokenizer import Tokenizer
 from lamina.checkpoint.vocab import languages
-from lamina.checkpoint.vocab.files import LANGUAGE, TokenizerFiles
-from lamina.checkpoint.vocab.pieces import exact
-from lamina.checkpoint.vocab.sentencepiece import BYTE, CONTROL, SPACE, UNKNOWN, UNUSED, read_model
+from lamina.checkpoint.vocab.files import LANGUAGE, TokenizerFiles, masked_left
+from lamina.checkpoint.vocab.parted import PartedTokenizer, word_merges
+from lamina.checkpoint.vocab.pieces import FAIRSEQ, PAIRED, codes_of, find_model, piece_model
+from lamina.checkpoint.vocab.sentencepiece import (
+    BYTE,
+    CONTROL,
+    SPACE,
+    UNKNOWN,
+    UNUSED,
+    SentencePieceModel,
+    read_model,
+)
 from lamina.checkpoint.vocab.words import read_vocab
 from lamina.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
+    from tokenizers import AddedToken
     from tokenizers import Tokenizer as Backend
 
-SPOKEN = re.compile(r">>.*?<<", re.DOTALL)
+    from lamina.checkpoint.tokenizer import Tokenizer
 
 
-class MappedTokenizer(Tokenizer):
-    """A tokenizer whose `encode` cuts text with another backend than the one that decodes.
+class PieceTokenizer(PartedTokenizer):
+    """Cuts text as SentencePiece does, and looks the pieces up.
 
-    source    cuts text; its special tokens are those of `backend`
-    table     id of `source` -> id of `backend`
-    first     ids that come before each text
-    last      ids that come after it
-    codes     ids of language codes that a text may begin with, such as >>fr<<; None: it begins with none
+    pieces    the SentencePiece model
+    vocab     ids of pieces
+    unknown   the id of pieces without one
+    codes     whether a text may begin with a language code, such as >>fr<<
+    gap       what follows a special token when it is decoded
+    joined    whether special tokens are decoded as pieces, between others
     """
 
     def __init__(
         self,
         backend: Backend,
         *,
-        source: Backend,
-        table: Sequence[int],
-        first: Sequence[int] = (),
-        last: Sequence[int] = (),
-        codes: Mapping[str, int] | None = None,
-        unknown: int = 0,
+        pieces: SentencePieceModel,
+        vocab: Mapping[str, int],
+        unknown: int,
+        codes: bool = False,
+        gap: str = "",
+        joined: bool = False,
         **options: Any,
     ) -> None:
-        self._first, self._last = list(first), list(last)
         super().__init__(backend, **options)
-        self._source, self._table, self._codes, self._unknown = source, table, codes, unknown
+        # SentencePiece finds these pieces in no text; a text never has the name that they get here
+        hidden = (CONTROL, UNKNOWN, UNUSED) if pieces.byte_fallback else (CONTROL, UNKNOWN, UNUSED, BYTE)
+        texts = [piece.text if piece.type not in hidden else f"\0{i}" for i, piece in enumerate(pieces.pieces)]
+        self._pieces, self._source = pieces, piece_model(pieces, texts, pieces.unk_id)
+        self._table = [vocab.get(text, unknown) for text in texts]
+        self._vocab, self._unknown, self._codes = vocab, unknown, codes
+        self._gap, self._joined = gap, joined
 
-    def encode(self, text: str, special: bool = True) -> list[int]:
-        if not isinstance(text, str):
-            raise InputError(f"only text can be encoded, not {short(text)}")
-        check_text(text, "the text")
-        ids = self._cut(text)
-        return [*self._first, *ids, *self._last] if special else ids
+    def part_ids(self, text: str) -> list[int]:
+        code = []
+        if self._codes and text.startswith(">>") and (end := text.find("<<")) >= 0:
+            code, text = [self._vocab.get(text[: end + 2], self._unknown)], text[end + 2 :]
+        shown = self._pieces.normalized(text)
+        return code + [self._table[piece.id] for piece in self._source.model.tokenize(shown)] if shown else code
 
-    def _surround(self, before: Sequence[int], after: Sequence[int]) -> None:
-        self._first, self._last = list(before), list(after)
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        tokens = []
+        for index in map(int, ids):
+            if index < 0:
+                raise InputError(f"token id {index} is negative")
+            if (token := self.backend.id_to_token(index)) is not None:
+                tokens.append(token)
+        special = {text for text, token in self._added.items() if token.special}
+        if skip_special:
+            tokens, special = [token for token in tokens if token not in special], set()
+        text = ""
+        run: list[str] = []
+        for token in tokens:
+            if token in special and not self._joined:
+                text, run = f"{text}{self._text(run)}{token}{self._gap}", []
+            else:
+                run.append(token)
+        return (text + self._text(run)).strip()
 
-    def _cut(self, text: str) -> list[int]:
-        first = []
-        if self._codes is not None and (code := SPOKEN.match(text)) is not None:
-            first = [self._codes.get(code[0], self._unknown)]
-            text = text[code.end() :]
-        return first + [self._table[i] for i in self._source.encode(text, add_special_tokens=False).ids]
+    def _text(self, pieces: Sequence[str]) -> str:
+        """The text of pieces, without the space that was put before it."""
+        from tokenizers import decoders
+
+        if not pieces:
+            return ""
+        steps = [decoders.ByteFallback()] if self._pieces.byte_fallback else []
+        text = decoders.Sequence([decoders.Replace(SPACE, " "), *steps, decoders.Fuse()]).decode(list(pieces))
+        if self._joined or not (self._pieces.dummy_prefix or self._pieces.collapse_spaces):
+            return text
+        return text.lstrip(" ") if self._pieces.collapse_spaces else text.removeprefix(" ")
 
 
-class SmallBlenderbotTokenizer(MappedTokenizer):
+class SmallBlenderbotTokenizer(PartedTokenizer):
     """Lower-case words, cut at some punctuation; a line break after a word is the word __newln__."""
 
-    def _cut(self, text: str) -> list[int]:
-        ids: list[int] = []
-        special = {token.content: index for index, token in self.backend.get_added_tokens_decoder().items()}
-        for part in re.split(f"({'|'.join(map(re.escape, sorted(special, key=len, reverse=True)))})", text):
-            if part in special:
-                ids.append(special[part])
-                continue
-            for word in split_words(part):
-                ids += [self._table[piece.id] for piece in self._source.model.tokenize(word)]
-        return ids
+    def __init__(self, backend: Backend, *, table: Sequence[int], **options: Any) -> None:
+        super().__init__(backend, **options)
+        self._table = table
+
+    def part_ids(self, text: str) -> list[int]:
+        return [self._table[piece.id] for word in split_words(text) for piece in self.backend.model.tokenize(word)]
 
 
 def split_words(text: str) -> list[str]:
@@ -105,8 +134,8 @@ def marian(files: TokenizerFiles) -> Tokenizer:
     separate = files.options.get("separate_vocabs", False)
     target = read_vocab(files.named("target_vocab.json")) if separate else vocab
     last = [vocab[tokens["eos_token"].content]]
-    codes = {text: index for text, index in vocab.items() if SPOKEN.fullmatch(text)}
-    return piece_lookup(files, tokens, "source.spm", vocab, target, last=last, codes=codes)
+    model = read_model(files.named("source.spm"))
+    return piece_lookup(files, tokens, model, vocab, target, last=last, codes=True, gap=" ")
 
 
 def m2m_100(files: TokenizerFiles) -> Tokenizer:
@@ -123,52 +152,76 @@ def m2m_100(files: TokenizerFiles) -> Tokenizer:
     vocab = vocab | codes
     around: dict[str, Any] = dict(before=[LANGUAGE], after=[tokens["eos_token"].content], language="en")
     around["languages"] = {code: f"__{code}__" for code in lists[named]}
-    return piece_lookup(files, tokens, "sentencepiece.bpe.model", vocab, vocab, extra=list(codes), **around)
+    model = read_model(files.named("sentencepiece.bpe.model"))
+    return piece_lookup(files, tokens, model, vocab, vocab, extra=list(codes), **around)
+
+
+def plbart(files: TokenizerFiles) -> Tokenizer:
+    """After each text come `</s>` and the code of its language, where src_lang names one."""
+    model, tokens = find_model(files), files.tokens(masked_left(PAIRED))
+    name = files.options.get("language_codes", "base")
+    if name not in languages.PLBART:
+        raise CheckpointError(f"language_codes={name!r} of {files.path} is not one of {', '.join(languages.PLBART)}")
+    codes = languages.PLBART[name]
+    texts = [*FAIRSEQ, *(piece.text for piece in model.pieces[3:]), *codes]
+    mask = tokens["mask_token"].content
+    if name == "base":
+        texts.append(mask)
+    else:
+        tokens.pop("mask_token")
+    vocab = {text: index for index, text in enumerate(texts)}
+    around: dict[str, Any] = dict(after=[tokens["eos_token"].content, LANGUAGE], joined=True)
+    around["languages"] = {code.strip("_"): code for code in codes} | codes_of(codes)
+    around["language"] = None if name == "base" else "en_XX"
+    also = [] if name == "base" else [mask]  # found in a text, and unknown
+    return piece_lookup(files, tokens, model, vocab, vocab, extra=codes, also=also, **around)
+
+
+def bert_generation(files: TokenizerFiles) -> Tokenizer:
+    """Ids, spaces and normalization as SentencePiece itself has them; nothing comes around a text."""
+    model = find_model(files)
+    names = dict(bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<pad>", sep_token="<::::>")
+    vocab = {piece.text: index for index, piece in enumerate(model.pieces)}
+    return piece_lookup(files, files.tokens(names), model, vocab, vocab, joined=True)
 
 
 def piece_lookup(
     files: TokenizerFiles,
-    tokens: dict[str, Any],
-    spm: str,
-    vocab: dict[str, int],
-    target: dict[str, int],
+    tokens: Mapping[str, AddedToken],
+    model: SentencePieceModel,
+    vocab: Mapping[str, int],
+    target: Mapping[str, int],
     extra: Sequence[str] = (),
+    also: Sequence[str] = (),
     **options: Any,
 ) -> Tokenizer:
     """A tokenizer that cuts text with a SentencePiece model and looks the pieces up in a vocabulary.
 
     vocab   ids of the pieces of a text
     target  ids of what the model writes
+    extra   more special tokens
+    also    more texts that text is cut at
     """
-    from tokenizers import AddedToken, decoders, models
     from tokenizers import Tokenizer as Backend
+    from tokenizers import models
 
     unknown = tokens["unk_token"].content
     if unknown not in vocab:
         raise CheckpointError(f"vocab.json of {files.path} lacks the token {unknown!r}")
-    model = read_model(files.named(spm))
-    special = {token.content for token in tokens.values()} | set(extra)
-    # SentencePiece finds these pieces in no text; a text never has the name that they get here
-    hidden = (CONTROL, UNKNOWN, UNUSED) if model.byte_fallback else (CONTROL, UNKNOWN, UNUSED, BYTE)
-    texts = [piece.text if piece.type not in hidden else f"\0{i}" for i, piece in enumerate(model.pieces)]
-    source = exact(model, texts, model.unk_id)
-    source.add_tokens([AddedToken(text, special=True, normalized=False) for text in sorted(special)])
-    source.add_tokens([files.added[index] for index in sorted(files.added)])
-    ids = source.get_vocab()
-    table = [vocab[unknown]] * len(ids)
-    known = vocab | {token.content: index for index, token in files.added.items()}
-    for text, index in ids.items():
-        table[index] = known.get(text, vocab[unknown])
-    backend = Backend(models.WordLevel(target, unk_token=unknown))
-    backend.decoder = decoders.Metaspace(SPACE, "always")
+    backend = Backend(models.WordLevel(dict(target), unk_token=unknown))
+    files.add_to(backend, tokens, extra)
+    added = [token.content for token in backend.get_added_tokens_decoder().values()]
+    new = {text: backend.token_to_id(text) for text in added if text not in target}
+    known = dict(vocab) | {text: index for text, index in new.items() if index is not None and text not in vocab}
     return files.finish(
         backend,
         tokens,
         extra=extra,
-        make=MappedTokenizer,
-        source=source,
-        table=table,
+        make=PieceTokenizer,
+        pieces=model,
+        vocab=vocab,
         unknown=vocab[unknown],
+        kept={text: known.get(text, vocab[unknown]) for text in (*added, *also)},
         **options,
     )
 
@@ -176,28 +229,17 @@ def piece_lookup(
 def blenderbot_small(files: TokenizerFiles) -> Tokenizer:
     """BPE of words. In vocab.json the pieces before the last of a word end in @@; here, as in merges.txt, the last one
     ends in </w>."""
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models
+    from tokenizers import decoders
 
     names = dict(bos_token="__start__", eos_token="__end__", unk_token="__unk__", pad_token="__null__")
     tokens = files.tokens(names)
     named = {token.content for token in tokens.values()}
-    written = read_vocab(files.named("vocab.json"))
     vocab: dict[str, int] = {}
-    for text, index in written.items():
+    for text, index in read_vocab(files.named("vocab.json")).items():
         inner = text.endswith("@@") and len(text) > 2
         vocab[text if text in named else text[:-2] if inner else f"{text}</w>"] = index
     lines = files.named("merges.txt").read_text(encoding="utf-8").split("\n")[1:-1]
     merges = [(pair[0], pair[1]) for line in lines if len(pair := line.split()) == 2]
-    unknown = written[tokens["unk_token"].content]
-    table = {index: index for index in vocab.values()}
-    for left, right in merges:  # pieces that only lead to others: on their own they are unknown
-        for text in (left, right, left + right):
-            if text not in vocab:
-                vocab[text] = index = max(table) + 1
-                table[index] = unknown
-    options = dict(unk_token=tokens["unk_token"].content, end_of_word_suffix="</w>", fuse_unk=False)
-    backend = Backend(models.BPE(vocab, merges, **options))
+    backend, table = word_merges(vocab, merges, tokens["unk_token"].content)
     backend.decoder = decoders.BPEDecoder("</w>")
-    listed = [table.get(index, unknown) for index in range(max(table) + 1)]
-    return files.finish(backend, tokens, make=SmallBlenderbotTokenizer, source=backend, table=listed, unknown=unknown)
+    return files.finish(backend, tokens, make=SmallBlenderbotTokenizer, table=table)

@@ -178,25 +178,6 @@ def nllb(files: TokenizerFiles) -> Tokenizer:
     return files.finish(backend, tokens, extra=[*added_pieces(model), *codes], **around, **spoken)
 
 
-def plbart(files: TokenizerFiles) -> Tokenizer:
-    """After each text come `</s>` and the code of its language, where src_lang names one."""
-    model, tokens = find_model(files), files.tokens(masked_left(PAIRED))
-    name = files.options.get("language_codes", "base")
-    if name not in languages.PLBART:
-        raise CheckpointError(f"language_codes={name!r} of {files.path} is not one of {', '.join(languages.PLBART)}")
-    codes = languages.PLBART[name]
-    texts = [*FAIRSEQ, *(piece.text for piece in model.pieces[3:]), *codes]
-    if name == "base":
-        texts.append(tokens["mask_token"].content)
-    else:
-        tokens.pop("mask_token")
-    backend = exact(model, texts, unk_id=3)
-    named = {code.strip("_"): code for code in codes}
-    after = [tokens["eos_token"].content, LANGUAGE]
-    language = None if name == "base" else "en_XX"
-    return files.finish(backend, tokens, after=after, extra=codes, languages=named | codes_of(codes), language=language)
-
-
 def sentence_piece(files: TokenizerFiles) -> Tokenizer:
     """Ids, spaces and normalization as SentencePiece itself has them."""
     model = find_model(files)
@@ -214,12 +195,7 @@ def exact(model: SentencePieceModel, texts: Sequence[str], unk_id: int) -> Backe
     """
     from tokenizers import Regex, decoders, normalizers
 
-    if model.kind == BPE:
-        backend = bpe(model, texts, unk_token=texts[unk_id], byte_fallback=model.byte_fallback)
-    else:
-        worst = min(piece.score for piece in model.pieces)
-        scores = {piece.text: piece.score for piece in model.pieces}
-        backend = unigram([(text, scores.get(text, worst)) for text in texts], unk_id, [], fallback=model.byte_fallback)
+    backend = piece_model(model, texts, unk_id)
     steps = charsmap(model)
     if model.collapse_spaces:
         steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), single_spaces()]
@@ -231,6 +207,16 @@ def exact(model: SentencePieceModel, texts: Sequence[str], unk_id: int) -> Backe
     ends: list[decoders.Decoder] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*ends, decoders.Strip(" ", 1, 0)] if model.dummy_prefix else ends)
     return backend
+
+
+def piece_model(model: SentencePieceModel, texts: Sequence[str], unk_id: int) -> Backend:
+    """A backend with the model alone: text must be normalized."""
+    if model.kind == BPE:
+        return bpe(model, texts, unk_token=texts[unk_id], byte_fallback=model.byte_fallback)
+    worst = min(piece.score for piece in model.pieces)
+    scores = {piece.text: piece.score for piece in model.pieces}
+    found = [(text, scores.get(text, worst)) for text in texts]
+    return unigram(found, unk_id, [], fallback=model.byte_fallback)
 
 
 def unigram(

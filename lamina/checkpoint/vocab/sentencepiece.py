@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lamina.checkpoint.vocab.normalizer import SPACE, normalized
 from lamina.errors import CheckpointError
 
-SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's visible space
+__all__ = ["BPE", "BYTE", "CONTROL", "NORMAL", "SPACE", "UNIGRAM", "UNKNOWN", "UNUSED", "USER_DEFINED"]
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of pieces
 UNIGRAM, BPE = 1, 2  # types of models
 
@@ -44,6 +45,10 @@ class SentencePieceModel:
     dummy_prefix: bool = True
     collapse_spaces: bool = True
     ids: dict[str, int] = field(default_factory=dict)
+
+    def normalized(self, text: str) -> str:
+        """A text as the model cuts it, with visible spaces."""
+        return normalized(text, self.charsmap, self.dummy_prefix, self.collapse_spaces)
 
 
 def read_model(path: Path) -> SentencePieceModel:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.checkpoint.folder import read_json
-from lamina.checkpoint.gguf.splits import QWEN2
+from lamina.checkpoint.gguf.splits import QWEN2, QWEN35
 from lamina.checkpoint.tokenizer import Tokenizer
 from lamina.checkpoint.vocab.files import TokenizerFiles, masked_left
 from lamina.errors import CheckpointError
@@ -20,6 +20,8 @@ PAIRED = dict(
     mask_token="<mask>",
 )  # fmt: skip
 
+BERT = dict(unk_token="[UNK]", sep_token="[SEP]", pad_token="[PAD]", cls_token="[CLS]", mask_token="[MASK]")
+
 
 def gpt2(files: TokenizerFiles) -> Tokenizer:
     """Byte-level BPE; nothing comes around a text unless the options ask for it."""
@@ -27,7 +29,7 @@ def gpt2(files: TokenizerFiles) -> Tokenizer:
     return files.finish(byte_level(files), tokens, **files.around(tokens))
 
 
-def qwen2(files: TokenizerFiles) -> Tokenizer:
+def qwen2(files: TokenizerFiles, pattern: str = QWEN2) -> Tokenizer:
     """Byte-level BPE with another split into words, of text in Unicode's form C."""
     from tokenizers import Regex, normalizers, pre_tokenizers
 
@@ -36,9 +38,41 @@ def qwen2(files: TokenizerFiles) -> Tokenizer:
     backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(QWEN2), behavior="isolated"),
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
             pre_tokenizers.ByteLevel(bool(files.options.get("add_prefix_space")), use_regex=False),
         ]
+    )
+    return files.finish(backend, tokens, **files.around(tokens))
+
+
+def qwen3_5(files: TokenizerFiles) -> Tokenizer:
+    """The same, with accents as parts of words."""
+    return qwen2(files, QWEN35)
+
+
+def gpt_neox(files: TokenizerFiles) -> Tokenizer:
+    """Byte-level BPE of text in Unicode's form C."""
+    from tokenizers import normalizers
+
+    tokens = files.tokens(dict(bos_token=END, eos_token=END, unk_token=END, pad_token="<|padding|>"))
+    backend = byte_level(files)
+    backend.normalizer = normalizers.NFC()
+    return files.finish(backend, tokens, **files.around(tokens))
+
+
+def cohere(files: TokenizerFiles) -> Tokenizer:
+    """Byte-level BPE of text in Unicode's form C, in which every digit is a word."""
+    from tokenizers import normalizers, pre_tokenizers
+
+    names = dict(
+        bos_token="<BOS_TOKEN>", eos_token="<|END_OF_TURN_TOKEN|>", unk_token="<UNK>", sep_token="<SEP>",
+        pad_token="<PAD>", cls_token="<CLS>", mask_token="<MASK_TOKEN>",
+    )  # fmt: skip
+    tokens, backend = files.tokens(names), byte_level(files)
+    backend.normalizer = normalizers.NFC()
+    assert backend.pre_tokenizer is not None
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), backend.pre_tokenizer]
     )
     return files.finish(backend, tokens, **files.around(tokens))
 
@@ -106,8 +140,7 @@ def bert(files: TokenizerFiles) -> Tokenizer:
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-    names = dict(unk_token="[UNK]", sep_token="[SEP]", pad_token="[PAD]", cls_token="[CLS]", mask_token="[MASK]")
-    tokens, options = files.tokens(names), files.options
+    tokens, options = files.tokens(BERT), files.options
     vocab = read_lines(files.named("vocab.txt"))
     backend = Backend(models.WordPiece(vocab, unk_token=tokens["unk_token"].content))
     backend.normalizer = normalizers.BertNormalizer(

@@ -29,6 +29,7 @@ SIZES: dict[str, Any] = dict(
     vocab_size=67, max_position_embeddings=256,
     initializer_range=0.3,  # large enough for states to be heard in the logits
 )  # fmt: skip
+SMALL_WEIGHTS: dict[str, Any] = dict(initializer_range=0.15)  # with larger ones these magnify the rounding of bfloat16
 
 
 def small(config: type[PreTrainedConfig], **changes: Any) -> Any:
@@ -179,7 +180,7 @@ FAMILIES = {
         ),
     },
     "zamba": {
-        "two heads, one shared layer used twice": small_zamba(ZambaConfig, num_key_value_heads=4),
+        "two heads, one shared layer used twice": small_zamba(ZambaConfig, num_key_value_heads=4, **SMALL_WEIGHTS),
         "untied, biases, three heads": small_zamba(
             ZambaConfig, n_mamba_heads=3, mamba_expand=3, mamba_proj_bias=True, tie_word_embeddings=False,
             mamba_dt_rank=5, mamba_d_conv=6, layers_block_type=["linear_attention", "hybrid"], num_hidden_layers=2,
@@ -190,7 +191,7 @@ FAMILIES = {
         ),
     },
     "zamba2": {
-        "adapters of the MLP": small_zamba(Zamba2Config),
+        "adapters of the MLP": small_zamba(Zamba2Config, **SMALL_WEIGHTS),
         "two shared layers, all adapters, rope": small_zamba(
             Zamba2Config, num_hidden_layers=4, num_mem_blocks=2, use_mem_rope=True, use_shared_attention_adapter=True,
             layers_block_type=["hybrid", "hybrid", "linear_attention", "hybrid"], adapter_rank=3, initializer_range=0.1,
@@ -271,7 +272,7 @@ FAMILIES = {
     },
     "jamba": {
         "attention in the middle, experts in layer 1": small(
-            JambaConfig, num_hidden_layers=3, attn_layer_period=3, attn_layer_offset=1, num_experts=4
+            JambaConfig, num_hidden_layers=3, attn_layer_period=3, attn_layer_offset=1, num_experts=4, **SMALL_WEIGHTS
         ),
         "tied, biases, no experts": small(
             JambaConfig, attn_layer_period=2, attn_layer_offset=0, num_experts=1, tie_word_embeddings=True,

@@ -1,0 +1,218 @@
+"""`Cache`: a `transformers.Cache` that is one Lamina cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from lamina.bridge.kept import rows_of
+from lamina.bridge.kinds import layer_kinds, text_config
+from lamina.bridge.layer_views import HybridView, IndexedView, LinearView, view_of
+from lamina.bridge.model_facts import ModelFacts
+from lamina.bridge.pool import Pool
+from lamina.bridge.specs import Attention, window_of
+from lamina.bridge.store import Settings, Store
+from lamina.cache import cache as lamina_cache
+from lamina.cache.codec.codec import Codecs
+from lamina.cache.counts import check_int
+from lamina.cache.storage.host import checked_residence
+from lamina.errors import InputError
+
+
+class Cache(transformers.Cache):
+    """Keys, values and states of any transformers model, kept by Lamina. Give it as `past_key_values`, or `cache_params`.
+    For an encoder–decoder model an `EncoderDecoderCache` is made.
+
+    model_or_config   a transformers model, or its configuration
+    capacity          the most tokens a row may hold; None: stores grow as needed
+    codec             how keys and values are quantized: a name such as "int8", a `lamina.Codec`, or layer -> either
+    residence         "device", or "host": bytes are stored there, and fetched layer by layer
+    slack             how many tokens sliding windows and states can be cropped by, at any time
+    pool              a `lamina.bridge.Pool`, whose pages store the tokens; slack and codec are those of the pool
+
+    >>> cache = lamina.bridge.Cache(model, codec="int8")                                   # doctest: +SKIP
+    >>> model.generate(ids, past_key_values=cache, max_new_tokens=20)                      # doctest: +SKIP
+    """
+
+    def __new__(cls, model_or_config: Any = None, *args: Any, **kwargs: Any) -> Any:
+        config = getattr(model_or_config, "config", model_or_config)
+        if cls is Cache and getattr(config, "is_encoder_decoder", False):
+            from lamina.bridge.encoder_decoder import EncoderDecoderCache  # that module imports this one
+
+            return EncoderDecoderCache(model_or_config, *args, **kwargs)
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        model_or_config: Any,
+        capacity: int | None = None,
+        codec: Codecs | None = None,
+        residence: str = "device",
+        slack: int = 0,
+        pool: Pool | None = None,
+    ) -> None:
+        kinds = layer_kinds(text_config(model_or_config))
+        if capacity is not None and check_int("capacity", capacity) < 1:
+            raise InputError(f"capacity must be at least 1, not {capacity}; None lets the cache grow")
+        if check_int("slack", slack) < 0:
+            raise InputError(f"slack must be 0 or more, not {slack}")
+        if pool is not None:
+            slack, codec = _of_pool(pool, residence, slack, codec)
+        settings = Settings(capacity, codec, checked_residence(residence), slack, pool)
+        self.store = Store(kinds, settings, ModelFacts(model_or_config, len(kinds)))
+        self._views = [view_of(self.store, i, kind) for i, kind in enumerate(kinds)]
+        super().__init__(layers=self._views)
+
+    def __repr__(self) -> str:
+        return "Cache, empty" if self.store.empty else repr(self.inner)
+
+    # -- files -----------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the cache to a file that `lamina.bridge.load_cache(path, model)` reads."""
+        if self._indexed:
+            raise InputError("the positions that this model's indexer stores cannot be saved: keep the cache in memory")
+        self.inner.save(path)
+
+    @property
+    def inner(self) -> lamina_cache.Cache:
+        """The Lamina cache behind this one, with every pass committed."""
+        return self.store.inner
+
+    def __iter__(self) -> Iterator[tuple[Tensor | None, Tensor | None]]:
+        for layer in self.layers:
+            yield layer.keys, layer.values
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Cache:
+        return self.fork()
+
+    # -- verbs -----------------------------------------------------------------------------------------------------
+
+    def fork(self) -> Cache:
+        """An independent copy."""
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        new.store = self.store.fork()
+        new.layers = new._views = [view.of(new.store) for view in self._views]
+        return new
+
+    def abort(self) -> None:
+        """Drops a pass that was not finished, such as one that raised an error."""
+        self.store.abort()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Drops the last `-tokens_to_remove` tokens of every row."""
+        n = check_int("tokens_to_remove", tokens_to_remove)
+        if n > 0:
+            raise InputError(f"crop({n}): give a negative number, how many tokens are dropped")
+        self.store.crop(-n)
+        for view in self._indexed:
+            view.indexer_position_ids = view.indexer_position_ids[..., : self.store.length]
+
+    def reset(self) -> None:
+        """Empties the cache."""
+        self.store.reset()
+        for view in self._indexed:
+            view.indexer_position_ids = None
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row i becomes what row beam_idx[i] was."""
+        if not self.store.empty:
+            self.store.reorder(rows := rows_of(beam_idx))
+            self._select_positions(rows)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeats every row, copies next to each other."""
+        if not self.store.empty:
+            self.store.select(rows := [row for row in range(self.inner.rows) for _ in range(repeats)])
+            self._select_positions(rows)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keeps these rows only, in this order. indices: numbers of rows, or a bool for each row"""
+        if not self.store.empty:
+            self.store.select(rows := rows_of(indices))
+            self._select_positions(rows)
+
+    @property
+    def _indexed(self) -> list[Any]:
+        """Layers whose indexer stores positions."""
+        return [view for view in self._views if isinstance(view, IndexedView) and view.indexer_position_ids is not None]
+
+    def _select_positions(self, rows: list[int]) -> None:
+        for view in self._indexed:
+            view.indexer_position_ids = view.indexer_position_ids[:, rows]
+
+    def activate_past_recording(self) -> None:
+        """From now on the tokens of each pass can be cropped, whatever the slack."""
+        self.store.recording = True
+
+    def early_initialization(
+        self,
+        batch_size: int,
+        num_heads: int | list[int],
+        head_dim: int | list[int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Allocates memory now instead of in the first pass."""
+        heads = [num_heads] * len(self.layers) if isinstance(num_heads, int) else num_heads
+        dims = [head_dim] * len(self.layers) if isinstance(head_dim, int) else head_dim
+        for name, given in (("num_heads", heads), ("head_dim", dims)):
+            if len(given) != len(self.layers):
+                raise InputError(f"{name} has {len(given)} values, and the cache has {len(self.layers)} layers")
+        if self.store.empty:
+            specs = {
+                view.key: Attention(H, D, D, window_of(view.kind.window), H, dtype)
+                for view, H, D in zip(self._views, heads, dims, strict=True)
+                if view.kind.attends
+            }
+            self.store.prepare(specs, batch_size, dtype, torch.device(device))
+
+    # -- facts -----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_linear(self) -> list[bool]:
+        """Whether each layer has states alone."""
+        return [isinstance(view, LinearView) and not isinstance(view, HybridView) for view in self._views]
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """Whether tokens of the open pass can be cropped; always for layers with states."""
+        return self._views[layer_idx].record_past
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the cache; -1 before anything is stored."""
+        return self.store.rows or -1
+
+    @property
+    def max_batch_size(self) -> int:
+        """The name of `batch_size` in older versions."""
+        return self.batch_size
+
+    @property
+    def max_cache_len(self) -> int:
+        """The name of `get_max_length()` in older versions."""
+        return self.get_max_length()
+
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
+        """The name of `get_max_length` in older versions."""
+        return self.get_max_length(layer_idx)
+
+
+def _of_pool(pool: Pool, residence: str, slack: int, codec: Codecs | None) -> tuple[int, Codecs | None]:
+    """The slack and codec of a cache in this pool."""
+    if not isinstance(pool, Pool):
+        raise InputError(f"pool={pool!r}: it must be a lamina.bridge.Pool")
+    if residence != "device":
+        raise InputError(f"residence={residence!r} and a pool were given: pages are on the device; leave one out")
+    if slack not in (0, pool.slack) or codec not in (None, pool.codec):
+        raise InputError(
+            f"slack={slack} and codec={codec!r} were given, and the pool has slack={pool.slack} and "
+            f"codec={pool.codec!r}: give them to the pool"
+        )
+    return pool.slack, pool.codec

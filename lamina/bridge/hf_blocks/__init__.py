@@ -1,0 +1,1 @@
+"""Lamina models whose blocks are transformers' own, for families that Lamina does not have."""

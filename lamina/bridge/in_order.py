@@ -1,0 +1,63 @@
+"""Stores the tokens of a pass in a layer, and reads in the order of positions what its queries may see.
+
+The masks of transformers describe keys in the order of their positions: `kv_length` of them from position `kv_offset`.
+A line is in that order, so a view of it is returned and nothing is copied. A ring that has wrapped is two runs of slots,
+which are concatenated.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from lamina.cache.codec.formats import Fields
+from lamina.cache.layers.base import Key
+from lamina.cache.layers.tokens import TokenLayer
+from lamina.cache.step import Step
+from lamina.cache.storage.device import Storage
+
+
+def first_seen(window: int | None, length: int) -> int:
+    """First position that queries from position `length` on can see, with a window of this many tokens.
+
+    >>> first_seen(None, 9), first_seen(4, 2), first_seen(4, 9)
+    (0, 0, 6)
+    """
+    return 0 if window is None else max(0, length + 1 - window)
+
+
+def extend(layer: TokenLayer, step: Step, key: Key, start: int, new: Fields) -> Fields:
+    """Stores parts [B, *lead, T, width] at positions start …; -> the parts of all tokens that their queries may see.
+
+    A ring is written now if T is 1, and otherwise when the pass is committed, as in `TokenLayer.extend`.
+    """
+    layout, T = layer.layout, step.T
+    if layout.ring is None:
+        step.wrote(key)
+        if type(layer.storage) is Storage:
+            return {name: _append(store, start, T, new[name]) for name, store in layer.data.items()}
+        layer.storage.write_run(layer.data, step, start, new)
+        return layer.storage.read_run(layer.data, step, 0, start + T)
+    first = first_seen(layer.window.span, start)
+    if T > 1:
+        step.leave(key, new)
+        return joined([*runs(layer, step, first, start), new])
+    step.wrote(key)
+    layer.storage.write_run(layer.data, step, start % layout.ring, new)
+    return joined(runs(layer, step, first, start + 1))
+
+
+def _append(store: torch.Tensor, start: int, T: int, new: torch.Tensor) -> torch.Tensor:
+    store.narrow(-2, start, T).copy_(new)
+    return store.narrow(-2, 0, start + T)
+
+
+def runs(layer: TokenLayer, step: Step, first: int, end: int) -> list[Fields]:
+    """The parts of positions first … end - 1, in as few runs of slots as there are."""
+    return [layer.storage.read_run(layer.data, step, *run) for run in layer.layout.runs(first, end)]
+
+
+def joined(pieces: list[Fields]) -> Fields:
+    """The pieces one after the other; a single one is not copied."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return {name: torch.cat([piece[name].to(pieces[-1][name].dtype) for piece in pieces], dim=-2) for name in pieces[0]}

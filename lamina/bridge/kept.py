@@ -1,0 +1,190 @@
+"""`Kept`: a Lamina cache whose rows all have the same length, and the verbs of transformers on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from lamina.bridge.in_order import joined, runs
+from lamina.bridge.specs import State
+from lamina.cache.cache import Cache
+from lamina.cache.codec.formats import Fields
+from lamina.cache.layers.base import Key, Layer
+from lamina.cache.layers.cross import CrossLayer
+from lamina.cache.layers.tokens import TokenLayer
+from lamina.cache.ops.join import join
+from lamina.cache.spec import Spec
+from lamina.cache.step import Step
+from lamina.errors import InputError
+
+
+class Kept:
+    """The cache, once its shapes are known, and everything about it that does not need a pass.
+
+    specs     entry -> what it remembers
+    rows      of the cache; 0 before anything is stored
+    device    where passes run; None before anything is stored
+    slack     of the cache; it grows while the past is recorded
+    """
+
+    def __init__(self, slack: int) -> None:
+        self.specs: dict[Key, Spec] = {}
+        self.rows, self.slack = 0, slack
+        self.device: torch.device | None = None
+        self._inner: Cache | None = None
+        self._known: frozenset[Key] = frozenset()  # every entry that a pass writes, once the first pass is over
+        self._step: Step | None = None
+        self._length = 0  # tokens of each row that are committed
+        self._alike: list[list[int]] = []  # [B, B] how many leading tokens two rows certainly have in common
+
+    def adopt(self, cache: Cache) -> None:
+        """Makes this the cache, whose specs are known."""
+        self._inner, self.rows, self.device = cache, cache.rows, cache.device
+        self._known = frozenset(key for key, spec in self.specs.items() if not spec.reads_source)
+        self._length = cache.clock.sync()[0]
+        self._alike = [[0] * cache.rows for _ in range(cache.rows)]
+
+    def finish(self) -> None:
+        """Commits the pass that is open, if any."""
+        raise NotImplementedError
+
+    # -- facts -----------------------------------------------------------------------------------------------------
+
+    @property
+    def inner(self) -> Cache:
+        """The Lamina cache, with all passes committed."""
+        self.finish()
+        if self._inner is None:
+            raise InputError("nothing is stored in this cache yet: run the model over it first")
+        return self._inner
+
+    @property
+    def has_states(self) -> bool:
+        """True if some layer has a state that the model computes; unknown before the first pass has ended."""
+        return any(isinstance(spec, State) for spec in self.specs.values())
+
+    def layer(self, key: Key) -> Layer:
+        """The layer of an entry; that on the device, if a pass is open over a cache on the host."""
+        assert self._inner is not None
+        step = self._step
+        entry = self._inner.layers[key[0]] if step is None or step.staged is None else step.staged.entry(key[0], step)
+        return entry[key[1]]
+
+    def length_of(self, key: Key) -> int:
+        """Tokens that an entry holds."""
+        if self._step is not None and key in self._step.written:
+            return self._length + self._step.T
+        return self._length
+
+    def read(self, key: Key, last: int | None = None) -> Fields | None:
+        """The last tokens of an entry in order [B, *lead, N, D], all when None; None if nothing is stored."""
+        if key not in self._known:
+            return None
+        assert self._inner is not None
+        step, end = self._step, self.length_of(key)
+        first = 0 if last is None else max(0, end - last)
+        layer = self._inner.layers[key[0]][key[1]]
+        assert isinstance(layer, TokenLayer)
+        if step is None:
+            step = Step(self._inner.layers, 1, self._inner.clock.lengths, None)
+        pending = step._pending.get(key)  # tokens of the open pass that a ring stores at commit
+        pieces = runs(layer, step, first, end if pending is None else self._length)
+        pieces = [{name: layer.storage.to_device(x) for name, x in piece.items()} for piece in pieces]
+        if pending is not None:
+            behind = max(0, first - self._length)
+            pieces.append({name: x[..., behind:, :] for name, x in pending.items()})
+        elif not pieces:
+            pieces = [layer.storage.read_run(layer.data, step, 0, 0)]
+        return layer.coding.decode(joined(pieces))
+
+    def source(self, key: Key) -> Fields | None:
+        """Keys and values [B, H, S, D] of an encoder's output; None if there is none."""
+        if self._inner is None or key not in self.specs or not self._inner.clock.sourced[0]:
+            return None
+        layer = self.layer(key)
+        assert isinstance(layer, CrossLayer)
+        return layer.coding.decode({name: layer.storage.to_device(x) for name, x in layer.parts.items()})
+
+    # -- verbs -----------------------------------------------------------------------------------------------------
+
+    def rewind(self, n: int) -> None:
+        """Drops the last n tokens of every row, which are committed."""
+        if not n:
+            return
+        assert self._inner is not None
+        if n == self._length:
+            self._clear()
+        else:
+            self._inner.rewind(n)
+        self._length -= n
+        self._alike = [[min(one, self._length) for one in row] for row in self._alike]
+
+    def _clear(self) -> None:
+        """Drops every token; sources stay attached."""
+        assert self._inner is not None
+        cache = self._inner
+        cross = [layer for layer in cache.every_layer() if isinstance(layer, CrossLayer)]
+        lengths = [layer.data["lengths"].clone() for layer in cross]
+        cache.reset()
+        for layer, held in zip(cross, lengths, strict=True):
+            layer.data["lengths"].copy_(held)
+        if cross:
+            cache.clock.note_sources(range(cache.rows))
+
+    def make_slack(self, needed: int) -> None:
+        """Enlarges rings so that `needed` tokens can be dropped after they are committed."""
+        cache = self._inner
+        assert cache is not None
+        if needed > self.slack and any(layer.layout is not None and layer.layout.ring for layer in cache.every_layer()):
+            self.slack = max(needed, 2 * self.slack)
+            self._inner = join([cache], slack=self.slack)
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Row i becomes what row rows[i] was."""
+        cache, alike = self.inner, self._alike
+        if len(rows) != cache.rows:  # transformers allows it
+            return self.select(rows)
+        cache.reorder(rows, since=[alike[i][source] for i, source in enumerate(rows)])
+        self._alike = [[self._length if a == b else alike[a][b] for b in rows] for a in rows]
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Replaces the cache by one of these rows, in this order."""
+        cache, alike = self.inner, self._alike
+        self._inner, self.rows = cache.select(rows), len(rows)
+        self._alike = [[self._length if a == b else alike[a][b] for b in rows] for a in rows]
+
+    def fork(self) -> Self:
+        """An independent copy."""
+        self.finish()
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        new.specs, new._alike = dict(self.specs), [list(row) for row in self._alike]
+        new._inner = None if self._inner is None else self._inner.fork()
+        return new
+
+    def attach(self, key: Key, source: Fields) -> None:
+        """Stores keys and values [B, H, S, D] of an encoder's output."""
+        assert self._inner is not None
+        layer = self._inner.layers[key[0]][key[1]]
+        assert isinstance(layer, CrossLayer)
+        rows, S = source["k"].shape[0], source["k"].shape[-2]
+        lengths = torch.full((rows,), S, device=self.device)
+        layer.attach(source["k"], source["v"], lengths, torch.arange(rows, device=self.device))
+        self._inner.clock.note_sources(range(rows))
+
+
+def detached(fields: Fields) -> Fields:
+    """The fields without their gradients."""
+    if not torch.is_grad_enabled() or not any(x.requires_grad for x in fields.values()):
+        return fields
+    return {name: x.detach() for name, x in fields.items()}
+
+
+def rows_of(given: Tensor | Sequence[int]) -> list[int]:
+    """Numbers of rows: given as such, or as a bool for each row."""
+    if not isinstance(given, Tensor):
+        return [int(row) for row in given]
+    return (given.nonzero().flatten() if given.dtype == torch.bool else given).tolist()

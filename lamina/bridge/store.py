@@ -1,0 +1,380 @@
+"""`Store`: one Lamina cache, filled by calls that come layer by layer and never say where a pass begins or ends.
+
+A model of transformers calls `update` once for each layer in every pass. The store opens a pass with the first such
+call and commits it when every entry has been written. Until the first pass is over nobody knows which entries there
+are, nor their shapes: it is kept aside (first_pass.py), and the Lamina cache is made when an entry comes for the second
+time.
+
+    pass 1      extend(0), extend(1), …       kept aside; the new tokens are all there is to see
+    pass 2      extend(0)                     makes the cache, commits pass 1, opens pass 2
+                extend(1), … the last         commits pass 2
+
+A pass stays open until the next one begins if the past is recorded, since `crop` then says how many of its tokens are
+kept, and if there are recurrent states, since a model may change them in place after its last call.
+
+Rows are rectangular: padding is stored like any token, and the masks of transformers hide it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+from lamina.bridge.first_pass import FirstPass, as_columns, as_tokens, last_columns, tokens_of
+from lamina.bridge.in_order import extend
+from lamina.bridge.kept import Kept, detached
+from lamina.bridge.kinds import LayerKind
+from lamina.bridge.specs import Attention, Columns, State
+from lamina.bridge.states import StateLayer
+from lamina.cache.cache import Cache
+from lamina.cache.codec.codec import Codecs, codecs_of
+from lamina.cache.codec.formats import Fields
+from lamina.cache.layers.base import Key
+from lamina.cache.layers.tokens import TokenLayer
+from lamina.cache.spec import Spec
+from lamina.cache.step import Step
+from lamina.errors import InputError
+
+if TYPE_CHECKING:
+    from lamina.bridge.model_facts import ModelFacts
+    from lamina.bridge.pool import Pool
+
+RECORDED = 64  # tokens of one pass that recording makes room for, when the next pass begins without a crop
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the user wants the cache stored: see `lamina.bridge.Cache`."""
+
+    capacity: int | None = None
+    codec: Codecs | None = None
+    residence: str = "device"
+    slack: int = 0
+    pool: Pool | None = None
+
+
+class Store(Kept):
+    """See the top of the file."""
+
+    def __init__(self, kinds: Sequence[LayerKind], settings: Settings, model: ModelFacts) -> None:
+        super().__init__(settings.slack)
+        self.kinds, self.settings, self.model = kinds, settings, model
+        self.codecs = codecs_of(settings.codec, [_stands_for(kind) for kind in kinds])
+        self.recording = False
+        self._first = FirstPass()
+        self._states: dict[Key, Tensor] = {}  # states that the open pass was given, or may have changed
+        self._given: set[Key] = set()  # those of `_states` that were given
+        self._handed: dict[Key, Tensor] = {}  # last inputs of convolutions that the model asked for
+        self._tail = 0  # committed tokens since the last crop, while recording
+
+    # -- facts -----------------------------------------------------------------------------------------------------
+
+    @property
+    def empty(self) -> bool:
+        """True if nothing was stored yet, so that not even the shapes are known."""
+        return self._inner is None and not self._first
+
+    @property
+    def length(self) -> int:
+        """Tokens of each row, those of a complete open pass too."""
+        if self._first:
+            return self._first.T
+        return self._length + (self._step.T if self._step is not None and self._complete else 0)
+
+    @property
+    def _complete(self) -> bool:
+        """True if every entry has been written in the open pass."""
+        done = self._states.keys() | self._handed.keys() | (set() if self._step is None else self._step.written)
+        return self._known <= done
+
+    def length_of(self, key: Key) -> int:
+        if key in self._first:
+            return self._first.T
+        if self._step is not None and key in self._given:
+            return self._length + self._step.T
+        return super().length_of(key)
+
+    def holds(self, key: Key) -> bool:
+        """True if something was stored for this entry, or memory was allocated for it."""
+        return key in self._first or (self._inner is not None and key in self.specs)
+
+    def read(self, key: Key, last: int | None = None) -> Fields | None:
+        return self._first.read(key, last) if key in self._first else super().read(key, last)
+
+    def source(self, key: Key) -> Fields | None:
+        return self._first.source(key) if key in self._first else super().source(key)
+
+    # -- tokens ----------------------------------------------------------------------------------------------------
+
+    def extend(self, key: Key, spec: Spec, new: Fields) -> Fields:
+        """Appends tokens [B, *lead, T, D] to an entry. -> the fields of all tokens that their queries may see"""
+        stored, T = detached(new), tokens_of(new)
+        if key not in self._known:
+            if not self._is_first(key):
+                return self.extend(key, spec, new)
+            found = self._first.add_tokens(key, spec, self.codecs[key[0]], stored)
+            return found if self._first.codings[key].formats else new
+        step = self._step
+        if step is None or key in step.written:
+            step = self._begin(T, next(iter(new.values())))
+        elif T != step.T:
+            raise InputError(
+                f"layer {key[0]} was given {T} tokens in a pass of {step.T}: all layers get the same tokens"
+            )
+        layer = self.layer(key)
+        assert isinstance(layer, TokenLayer)
+        found = extend(layer, step, key, self._length, layer.coding.encode(stored))
+        if len(step.written) == len(self._known) and not self.recording:
+            self._commit()
+        return layer.coding.decode(found)
+
+    def _is_first(self, key: Key) -> bool:
+        """True if this entry is written in the first pass; if that has ended with this call, it is committed."""
+        if key in self._first:
+            self.finish()
+            return False
+        if self._known and self._length:
+            raise InputError(
+                f"layer {key[0]} ({key[1]}) is used for the first time after {self._length} tokens: the first pass "
+                "over a cache must run through all layers"
+            )
+        if self._known:  # memory was allocated, or the cache was emptied, and the model has more entries
+            self._step, self._inner, self._known = None, None, frozenset()
+        return True
+
+    def _begin(self, T: int, x: Tensor) -> Step:
+        """Opens a pass of T tokens; the one that is open is committed."""
+        if self._step is not None:
+            self.finish()
+        assert self._inner is not None
+        if len(x) != self.rows:
+            if self._length:
+                raise InputError(
+                    f"this cache holds {self.rows} rows of {self._length} tokens, and {len(x)} rows were given: repeat "
+                    "or select its rows first, or reset it"
+                )
+            self._build(len(x), x.dtype, x.device)
+        if self.recording:
+            self.make_slack(self._tail + min(T, RECORDED))
+        self._step = self._inner.step(T)
+        return self._step
+
+    # -- states ----------------------------------------------------------------------------------------------------
+
+    def columns(self, key: Key, new: Tensor, kernel: int) -> Tensor:
+        """Appends inputs [B, *lead, T] of a convolution; -> those and up to `kernel` before them"""
+        new = detached({"x": new})["x"]
+        if key not in self._known:
+            if not self._is_first(key):
+                return self.columns(key, new, kernel)
+            return self._first.add_columns(key, new, kernel)
+        spec = self.specs[key]
+        if isinstance(spec, Columns):
+            return as_columns(self.extend(key, spec, {"x": as_tokens(new)})["x"], spec.lead)
+        before = self.state(key)
+        both = new if before is None else torch.cat([before, new], dim=-1)
+        self.set_state(key, last_columns(both, kernel).contiguous())
+        return both
+
+    def last_columns(self, key: Key, kernel: int) -> Tensor | None:
+        """The last inputs [B, *lead, kernel] of a convolution, with zeros before the first; None if there are none.
+        The model may write those of its next pass, of one token, into them."""
+        self._finish_if_asked_again(key)
+        if key in self._first.columns:
+            return last_columns(self._first.columns[key][0], kernel)
+        if key not in self._known or not self.length_of(key):
+            return None
+        spec = self.specs[key]
+        if not isinstance(spec, Columns):
+            return self.state(key)
+        found = self.read(key, kernel)
+        assert found is not None
+        self._handed[key] = last_columns(as_columns(found["x"], spec.lead), kernel).clone()
+        return self._handed[key]
+
+    def _store_changed_columns(self) -> None:
+        """Stores the inputs of convolutions that a model, in a pass of one token, wrote into their state itself."""
+        step = self._step
+        assert step is not None
+        for key in self._known - step.written - self._states.keys():
+            if step.T > 1:
+                raise InputError(
+                    f"layer {key[0]} changed its convolution state in a pass of {step.T} tokens without giving them"
+                )
+            layer = self.layer(key)
+            assert isinstance(layer, TokenLayer)
+            extend(layer, step, key, self._length, {"x": as_tokens(self._handed[key][..., -1:])})
+
+    def state(self, key: Key) -> Tensor | None:
+        """The state of an entry, None if there is none. The model may change it in place, as a part of its next pass."""
+        self._finish_if_asked_again(key)
+        if key in self._first.states:
+            return self._first.states[key]
+        if key in self._states:
+            return self._states[key]
+        if key not in self._known or not self._length:
+            return None
+        layer = self.layer(key)
+        assert isinstance(layer, StateLayer)
+        self._states[key] = layer.live()
+        return self._states[key]
+
+    def set_state(self, key: Key, new: Tensor) -> Tensor:
+        """Replaces the state of an entry, as a part of the pass."""
+        new = detached({"x": new})["x"]
+        if key not in self._known and self._is_first(key):
+            return self._first.add_state(key, new)
+        if key in self._given:
+            self.finish()
+        self._states[key] = new
+        self._given.add(key)
+        return new
+
+    def _finish_if_asked_again(self, key: Key) -> None:
+        """A model asks for a state before it gives a new one: if all layers have given theirs, a new pass begins."""
+        if key in self._first:
+            over = self._first.layers >= {i for i, kind in enumerate(self.kinds) if kind.remembers}
+        else:
+            over = self._step is not None and self._complete
+        if over:
+            self.finish()
+
+    # -- the end of a pass -----------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        if self._first:
+            self._finish_first()
+        elif self._step is not None:
+            if not self._complete:
+                missing = sorted(self._known - self._step.written - self._states.keys() - self._handed.keys())
+                shown = ", ".join(f"{i} ({name})" for i, name in missing[:4])
+                raise InputError(
+                    f"a pass of {self._step.T} tokens ended before layer {shown} was updated, so it is not stored: "
+                    "drop it with cache.abort(), then run it again"
+                )
+            self._commit()
+        elif self._given:  # a model without attention and convolutions: each pass counts as one token
+            assert self._inner is not None
+            self._step = self._inner.step(1)
+            self._commit()
+        self._forget()  # states that somebody asked for between passes
+
+    def _forget(self) -> None:
+        self._states.clear()
+        self._given.clear()
+        self._handed.clear()
+
+    def abort(self) -> None:
+        """Drops the pass that is open, if any: the cache is as it was before it."""
+        if self._step is not None:
+            self._step.abort()
+        self._step, self._first = None, FirstPass()
+        self._forget()
+
+    def _commit(self, accepted: int | None = None) -> None:
+        step = self._step
+        assert step is not None
+        taken = step.T if accepted is None else accepted
+        for key, state in self._states.items():
+            step.leave(key, state)
+        if self._handed:
+            self._store_changed_columns()
+        if taken:
+            step.commit(None if accepted is None else [taken] * self.rows)
+        else:
+            step.abort()
+        self._step = None
+        if self._states or self._handed:
+            self._forget()
+        self._length += taken
+        self._tail = self._tail + min(taken, RECORDED) if self.recording and accepted is None else 0
+
+    def _finish_first(self) -> None:
+        """Makes the Lamina cache and commits the first pass to it."""
+        first, self._first = self._first, FirstPass()
+        T, like = first.settle(), first.like
+        assert like is not None
+        self.specs |= first.specs
+        if self.recording:
+            self.slack = max(self.slack, min(T, RECORDED))
+        self._build(len(like), like.dtype, like.device)
+        assert self._inner is not None
+        for key, source in first.sources.items():
+            self.attach(key, source)
+        if not first.tokens and not first.states:
+            return
+        if self.settings.capacity is None:
+            self._inner.reserve(T + T // 8 + 64)
+        self._step = step = self._inner.step(T)
+        for key in list(first.tokens):
+            layer = self.layer(key)
+            assert isinstance(layer, TokenLayer)
+            extend(layer, step, key, 0, first.tokens.pop(key))
+        self._states |= first.states
+        self._commit()
+
+    def _build(self, rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Makes the Lamina cache for the entries that are known, with nothing in it."""
+        settings, listed = self.settings, self.model.listed(self.specs)
+        pool = None if settings.pool is None else settings.pool.made(self.model, listed, dtype, device)
+        if settings.pool is not None:
+            self.model = settings.pool.model
+        self.adopt(
+            Cache(
+                listed, rows=rows, capacity=settings.capacity, slack=self.slack, dtype=dtype, device=device,
+                codec={i: codec for i, codec in enumerate(self.codecs) if self.kinds[i].attends},
+                residence=settings.residence, model=self.model, pool=pool,
+            )
+        )  # fmt: skip
+
+    def prepare(self, specs: Mapping[Key, Spec], rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Makes the Lamina cache now, for entries of these specs; nothing may be stored yet."""
+        self.specs |= specs
+        self._build(rows, dtype, device)
+
+    def set_source(self, key: Key, spec: Spec, source: Fields) -> Fields:
+        """Replaces the keys and values [B, H, S, D] of an encoder's output; -> the same as attention sees them"""
+        source = detached(source)
+        if self._inner is not None and key in self.specs:
+            self.attach(key, source)
+            found = self.source(key)
+            assert found is not None
+            return found
+        return self._first.add_source(key, spec, self.codecs[key[0]], source)
+
+    # -- verbs -----------------------------------------------------------------------------------------------------
+
+    def crop(self, n: int) -> None:
+        """Drops the last n tokens of every row."""
+        n = min(n, self.length)
+        if self._first or self._states:
+            self.finish()
+        if self._step is not None and self._complete:
+            kept = max(self._step.T - n, 0)
+            n -= self._step.T - kept
+            self._commit(kept)
+        self.finish()
+        self.rewind(n)
+        self._tail = 0
+
+    def reset(self) -> None:
+        """Empties the cache; its memory stays."""
+        self.abort()
+        if self._inner is not None:
+            self._inner.reset()
+        self._length = self._tail = 0
+
+    def fork(self) -> Self:
+        new = super().fork()
+        new._first, new._states, new._given, new._handed = FirstPass(), {}, set(), {}
+        return new
+
+
+def _stands_for(kind: LayerKind) -> dict[str, Spec]:
+    """Specs of a layer of this kind, whose sizes do not matter: they tell whether a codec applies."""
+    specs: dict[str, Spec] = {"attention": Attention(1, 1, 1)} if kind.attends else {}
+    return specs | ({"state": State((), torch.float32)} if kind.states else {})
