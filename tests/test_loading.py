@@ -201,7 +201,5 @@ def test_tensors_are_converted_from_the_dtype_they_are_stored_in(checkpoint: Pat
 
 
 def test_an_unknown_rotary_type_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(
-        lamina.InputError, match="rope_type='spiral' in the configuration is not supported; known"
-    ):
+    with pytest.raises(lamina.InputError, match="rope_type='spiral' in the configuration is not supported; known"):
         lamina.load(change(checkpoint, rope_parameters={"rope_type": "spiral"}), device="cpu")

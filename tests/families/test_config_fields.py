@@ -41,3 +41,13 @@ def test_every_field_is_read_or_known_to_have_no_effect(model_type: str) -> None
         model = family_of(config).build(config)
     assert model.context is None or model.context > 0  # reads the length that a family was trained for
     assert set(config.unread) - POSITIONS - UNREAD.get(model_type, set()) == set()
+
+
+def test_settings_of_rope_that_nobody_uses_are_unread() -> None:
+    rope = dict(rope_type="linear", rope_theta=1e4, factor=2.0, beta_fast=32, twist=1)
+    config = Config(config_of("llama") | {"rope_parameters": rope, "rope_theta": 5e4})
+    with torch.device("meta"):
+        family_of(config).build(config)
+    assert {one for one in config.unread if "rope" in one} == {
+        "rope_theta", "rope_parameters.beta_fast", "rope_parameters.twist"
+    }  # fmt: skip

@@ -25,6 +25,7 @@ SIZES: dict[str, Any] = dict(
     vocab_size=67, max_position_embeddings=256,
 )  # fmt: skip
 MINIMAL: dict[str, Any] = dict(hidden_size=32, num_hidden_layers=7, intermediate_size=48)
+LLAMA3: dict[str, Any] = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
 LONG: dict[str, Any] = dict(short_factor=[1.0, 1.5, 2.0, 3.0], long_factor=[4.0, 5.0, 6.0, 7.0])
 PUBLISHED: dict[str, dict[str, Any]] = {
     "gemma3_text, of a multimodal release": MINIMAL | dict(
@@ -65,6 +66,29 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "phi, old name of the rotated part": SIZES | dict(partial_rotary_factor=0.25, rope_theta=1e3),
     "phi3, an old name of longrope": SIZES | dict(
         original_max_position_embeddings=64, max_position_embeddings=512, rope_scaling=dict(type="yarn", **LONG)
+    ),
+    "llama, rope_scaling beside rope_parameters": SIZES | dict(
+        rope_scaling=dict(type="linear", factor=4.0), rope_parameters=dict(rope_type="default", rope_theta=1e3)
+    ),
+    "llama, no original length": SIZES | dict(rope_scaling=dict(rope_type="llama3", **LLAMA3)),
+    "gemma, original length beside": SIZES | dict(
+        original_max_position_embeddings=32,
+        rope_parameters=dict(rope_type="llama3", rope_theta=1e4, original_max_position_embeddings=64, **LLAMA3),
+    ),
+    "qwen3, no head_dim": SIZES,
+    "qwen2_moe, few fields": SIZES | dict(num_experts=4),
+    "deepseek_v3, few fields": SIZES | dict(num_key_value_heads=4, n_routed_experts=16),
+    "deepseek_v3, another name of the experts": SIZES | dict(num_key_value_heads=4, num_local_experts=16),
+    "glm4_moe, few fields": SIZES | dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=20),
+    "modernbert-decoder, its own window": SIZES | dict(sliding_window=5, local_attention=24),
+    "gpt_neo, every layer written out": dict(
+        hidden_size=32, num_layers=2, num_heads=4, vocab_size=67, attention_types=[[["global", "local"], 1]],
+        attention_layers=["local", "local"], window_size=6, max_position_embeddings=64,
+    ),
+    "recurrent_gemma, its own head_dim": SIZES | dict(head_dim=16, lru_width=32),
+    "zamba2, its own head_dim": SIZES | dict(
+        attention_head_dim=32, mamba_ngroups=1, n_mamba_heads=4, adapter_rank=3,
+        layers_block_type=["hybrid", "linear_attention", "hybrid", "linear_attention"], num_key_value_heads=4,
     ),
 }  # fmt: skip
 
@@ -144,6 +168,21 @@ def test_longrope_beyond_the_original_context(name: str, tmp_path: Path) -> None
         ("gemma4_text", dict(num_kv_shared_layers=3), "num_kv_shared_layers=3"),
         ("gemma3n_text", dict(activation_sparsity_pattern=[0.5]), r"activation_sparsity_pattern=\[0.5\]"),
         ("diffllama", dict(num_key_value_heads=1), "num_key_value_heads=1"),
+        ("llama", dict(partial_rotary_factor=0.5), "partial_rotary_factor=0.5"),
+        ("llama", dict(rope_scaling=dict(type="spiral")), "rope_type='spiral'"),
+        (
+            "llama",
+            dict(rope_scaling=dict(type="dynamic", factor=2.0, original_max_position_embeddings=64)),
+            "original_max_position_embeddings=64",
+        ),
+        ("llama", dict(hidden_act="mish"), "hidden_act='mish'"),
+        ("mamba", dict(hidden_act="mish"), "hidden_act='mish'"),
+        ("gpt_neox", dict(partial_rotary_factor=0.5), "partial_rotary_factor=0.5"),
+        ("olmo3", dict(rope_parameters=dict(rope_type="linear", factor=2.0)), "rope_parameters="),
+        ("qwen2_moe", dict(layer_types=["sliding_attention"] * 4, num_experts=4), "use_sliding_window=False"),
+        ("deepseek_v3", dict(qk_rope_head_dim=4), "head_dim=8"),
+        ("gpt2", dict(n_embd=64, n_layer=2, n_head=4), "n_embd=64 and hidden_size=32"),
+        ("mixtral", dict(num_local_experts=4, num_experts=8), "num_local_experts=4 and num_experts=8"),
     ],
 )
 def test_options_that_are_not_implemented_are_refused_by_name(
