@@ -102,6 +102,14 @@ class EncoderDecoder(Model):
             raise InputError(f"row {real.high.index(0)} of the source is empty: give at least one token")
         return Source(self.encoder(ids, real.tensor, embeds=embeds), real.tensor)
 
+    def source_example(self, rows: int, positions: int) -> Tensor:
+        """Input of `trace_source` for a source of this many positions; its last axis may be shorter."""
+        return torch.zeros(rows, positions, dtype=torch.int64, device=self.device)
+
+    def trace_source(self, given: Tensor, counts: Tensor) -> Source:
+        """`encode` as a pure tensor program, for lamina.exporting: ids [B, S], of which counts [B] are real."""
+        return Source(self.encoder(given, counts), counts)
+
     def random_source(self, rows: int, length: int, generator: torch.Generator | None = None) -> Source:
         vocab = self.vocab if self.source_vocab is None else self.source_vocab
         return self.encode(random_ids(vocab, (rows, length), generator, self.device))

@@ -44,6 +44,10 @@ class CacheFileError(LaminaError, ValueError):
     """A cache file was cut short or altered, or belongs to another model; or it cannot be written there."""
 
 
+class ProgramError(LaminaError, ValueError):
+    """An exported program was cut short or altered, or cannot be made of this model."""
+
+
 class CheckpointError(LaminaError, ValueError):
     """A checkpoint cannot be read, or does not fit the model. The text names the files and tensors."""
 

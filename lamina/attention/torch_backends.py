@@ -19,6 +19,7 @@ from torch import Tensor
 from lamina.attention.reference import Bias, dense_bias
 from lamina.attention.view import View
 from lamina.errors import InputError
+from lamina.tracing import cast
 
 FLEX_ON_CPU, MOST_QUERIES = (torch.float32, torch.bfloat16, torch.float16), 64
 
@@ -116,7 +117,7 @@ def products(q: Tensor, k: Tensor) -> Tensor:
     if q.is_cuda and q.dtype != exact:  # accumulate and return in float32, without rounding to q's dtype
         found = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), out_dtype=exact)
         return found.view(*q.shape[:3], -1)
-    return (q @ k.transpose(-1, -2)).to(exact)
+    return cast(q @ k.transpose(-1, -2), exact)
 
 
 def eager(
@@ -137,7 +138,7 @@ def eager(
 def _weighted_sum(shares: Tensor, v: Tensor) -> Tensor:
     """The sum of the values with these weights. shares [B, Hq, T, S], v [B, Hk, S, Dv] -> [B, Hq, T, Dv]"""
     B, Hq, T, S = shares.shape
-    return (shares.to(v.dtype).reshape(B, v.shape[1], -1, S) @ v).reshape(B, Hq, T, -1)
+    return (cast(shares, v.dtype).reshape(B, v.shape[1], -1, S) @ v).reshape(B, Hq, T, -1)
 
 
 def recorder(keep: Callable[[Tensor, View], None]) -> Callable[..., Tensor]:

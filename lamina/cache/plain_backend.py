@@ -26,6 +26,7 @@ from lamina.cache.layers.cross import CrossLayer
 from lamina.cache.layers.recurrent import ConvolutionLayer, RecurrentLayer
 from lamina.errors import InputError
 from lamina.recurrence.conv import causal_convolution
+from lamina.tracing import surely
 
 if TYPE_CHECKING:
     from lamina.cache.step import Step
@@ -67,7 +68,7 @@ class PlainBackend:
         kept = tokens["latent"]  # [B, S, rank + P]
         view = view if restrict is None else view.restricted(restrict)
         nope, backend = q_nope.shape[-1], one.attention_of(key)
-        if absorbs(one.T, rank, up.shape[1]):
+        if surely(absorbs(one.T, rank, up.shape[1])):
             # Attend in the latent: the projection up is folded into the query, and into the output after the sum.
             q = torch.cat([q_nope @ up[:, :nope], q_rope], dim=-1)
             keys = kept.unsqueeze(1)

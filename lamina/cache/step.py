@@ -11,7 +11,7 @@ Until then the cache's lengths and committed contents are unchanged.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from lamina.cache.spec import LayerSpecs
     from lamina.cache.storage.prefetch import StagedPass
 
+X = TypeVar("X")
 Layers = Sequence[Mapping[str, Layer]]
 
 
@@ -95,9 +96,10 @@ class Step:
         self.ran = False  # True once every block has run in this pass
         self.written: set[Key] = set()  # entries that have stored or left this pass's tokens, if `ran` is not set
         self.moves_base = False  # True if commit moves the base state of some row: see layers/recurrent.py
+        self.exported = False  # True in an exported program: unused slots hold finite values, `bound` is read in it
         self.base = before  # [R] position of each row's recurrent base state
         self._pending: dict[Key, Any] = {}
-        self._views: dict[Hashable, View] = {}
+        self._made: dict[Hashable, Any] = {}
         self._widened: tuple[RopeTable, RopeTable] | None = None
         self._shared: dict[Key, tuple[Tensor, Tensor, View]] = {}
         self._selections: dict[Key, Tensor | None] = {}
@@ -154,8 +156,9 @@ class Step:
 
     @property
     def bound(self) -> int | None:
-        """Upper bound on the lengths of the rows after this pass; None while compiling."""
-        return None if torch.compiler.is_compiling() else self._bound
+        """Upper bound on the lengths of the rows after this pass; None while compiling, except in an exported program,
+        which reads it from the lengths."""
+        return None if torch.compiler.is_compiling() and not self.exported else self._bound
 
     def take(self, tensor: Tensor) -> Tensor:
         """Selects the rows of this pass: the tensor itself or a view if possible. [B, ...] -> [R, ...]"""
@@ -215,15 +218,19 @@ class Step:
     def source_of(self, key: Key) -> dict[str, Tensor] | None:
         return None if self.source is None else self.source[key]
 
+    def once(self, kind: Hashable, make: Callable[[], X]) -> X:
+        """What `make` returns, made once per pass and shared by all layers that ask for this kind."""
+        if kind not in self._made:
+            self._made[kind] = make()
+        return self._made[kind]
+
     def view(self, kind: Hashable, make: Callable[[], View]) -> View:
-        """The View of this kind, made once per pass and shared by all layers that ask for it."""
-        if kind not in self._views:
-            self._views[kind] = make()
-        return self._views[kind]
+        """The View of this kind, shared in the same way."""
+        return self.once(kind, make)
 
     def rotated(self, x: Tensor, rope: RopeTable) -> Tensor:
         """Rotates x [B, H, T, D] by RoPE. The widened table is made once per pass, for all layers."""
-        if torch.compiler.is_compiling() or 2 * rope[0].shape[-1] != x.shape[-1]:
+        if (torch.compiler.is_compiling() and not self.exported) or 2 * rope[0].shape[-1] != x.shape[-1]:
             return rotate(x, rope)
         if self._widened is None or self._widened[0] is not rope:
             self._widened = rope, widened(rope)
@@ -250,7 +257,7 @@ class Step:
         spans = None
         if self.spans is not None:
             spans = self._spans_of(held, new_at)
-        return View(self.positions, held, window, q_spans=self.spans, kv_spans=spans)
+        return View(self.positions, held, window, q_spans=self.spans, kv_spans=spans, finite=self.exported)
 
     def _spans_of(self, held: Tensor, new_at: int | None) -> Tensor:
         """Spans of the slots [R, S]: those of this pass's tokens, -1 elsewhere (no span extends over two passes)."""
@@ -293,7 +300,7 @@ class Step:
         self._pending.clear()
         self._shared.clear()
         self._selections.clear()
-        self._views.clear()
+        self._made.clear()
 
     def base_after(self, accepted: Tensor) -> Tensor:
         """[R] position of each row's recurrent base state after commit (layers/recurrent.py)."""

@@ -65,7 +65,7 @@ class Tokenizer:
         self.bos_id = bos_id
         self.templates = dict(templates or {})
         self.special_tokens = dict(special_tokens or {})
-        self._add_bos = add_bos
+        self.adds_bos = add_bos
         self._languages = languages
         if languages is not None:
             self._surround(*languages.around())
@@ -141,7 +141,7 @@ class Tokenizer:
                 raise InputError(f"only text can be encoded, not {short(text)}") from None
             check_text(text, "the text")
             raise
-        if special and self._add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
+        if special and self.adds_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids = [self.bos_id, *ids]
         return list(ids)
 

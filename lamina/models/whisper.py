@@ -201,6 +201,14 @@ class Whisper(EncoderDecoder):
         real = Counts.of(counts, len(features), features.shape[-1], self.device, "counts").tensor
         return super().encode(None, (real + 1) // 2, self.encoder.convolve(features, real))
 
+    def source_example(self, rows: int, positions: int) -> Tensor:
+        return torch.zeros(rows, self.mels, 2 * positions, dtype=self.dtype, device=self.device)
+
+    def trace_source(self, given: Tensor, counts: Tensor) -> Source:
+        """given [B, mels, frames], of which counts [B] frames are real"""
+        positions = (counts + 1) // 2
+        return Source(self.encoder(None, positions, embeds=self.encoder.convolve(given, counts)), positions)
+
     def random_source(self, rows: int, length: int, generator: torch.Generator | None = None) -> Source:
         device = self.device if generator is None else generator.device
         return self.encode(features=torch.randn(rows, self.mels, 2 * length, generator=generator, device=device))

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lamina import kernels
+from lamina.tracing import surely
 
 PIECES = 16  # slices of a weight: enough to give every core some
 MOST_ROWS = 64  # beyond that F.linear is as fast
@@ -97,9 +98,9 @@ class Linear(nn.Linear):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """F.linear, by whichever operation is fastest on this device. x [..., in], weight [out, in] -> [..., out]"""
-    if x.device.type == "cpu" and x.dtype == torch.float32 and MKL and not torch.compiler.is_exporting():
+    if x.device.type == "cpu" and x.dtype == torch.float32 and MKL and weight.numel() >= LEAST_WEIGHT:
         rows = x.numel() // max(x.shape[-1], 1)  # an MLP may have no inner dimension
-        if 0 < rows <= MOST_ROWS and weight.numel() >= LEAST_WEIGHT:
+        if surely(0 < rows) and surely(rows <= MOST_ROWS):
             return few_rows(x, weight, bias)
     return F.linear(x, weight, bias)
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lamina import kernels
+from lamina.tracing import cast
 
 
 class RMSNorm(nn.Module):
@@ -61,11 +62,11 @@ class RMSNorm(nn.Module):
         dtype, exact = dtype or x.dtype, torch.promote_types(x.dtype, torch.float32)
         weight: Tensor | None = self.weight
         if weight is not None and self.plus_one:
-            weight = 1 + weight.to(exact)
+            weight = 1 + cast(weight, exact)
         if x.is_cuda and dtype == x.dtype and (weight is None or weight.dtype == dtype):
             exact = dtype  # PyTorch's fused kernel computes in float32 whatever the inputs are
-        weight = None if weight is None else weight.to(exact)
-        return F.rms_norm(x.to(exact), x.shape[-1:], weight, self.eps).to(dtype)
+        weight = None if weight is None else cast(weight, exact)
+        return cast(F.rms_norm(cast(x, exact), x.shape[-1:], weight, self.eps), dtype)
 
 
 class LayerNorm(nn.Module):
@@ -98,8 +99,8 @@ class LayerNorm(nn.Module):
             y = layer_norm(_flat(x), self.weight, self.bias, self.eps, residual=residual, dtype=dtype)
             return y.view(x.shape)
         exact = torch.promote_types(x.dtype, torch.float32)
-        weight, bias = (None if one is None else one.to(exact) for one in (self.weight, self.bias))
-        y = F.layer_norm(x.to(exact), (self.dim,), weight, bias, self.eps).to(dtype or x.dtype)
+        weight, bias = (None if one is None else cast(one, exact) for one in (self.weight, self.bias))
+        y = cast(F.layer_norm(cast(x, exact), (self.dim,), weight, bias, self.eps), dtype or x.dtype)
         return y if onto is None else onto + y
 
 

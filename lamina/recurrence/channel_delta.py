@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lamina.recurrence.gated_delta import unit_length
 from lamina.recurrence.rule import Rule, Tensors, segment_sums, skip_and_gate
+from lamina.tracing import cast
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class ChannelDelta(Rule):
     value: ClassVar[str] = "v"
     exact: ClassVar[tuple[str, ...]] = ("g",)
     longest_chunk: ClassVar[int] = 16
+    most_at_once: ClassVar[int] = 16
 
     @property
     def state_shape(self) -> tuple[int, ...]:
@@ -73,12 +75,12 @@ class ChannelDelta(Rule):
         return skip_and_gate(out, inputs["v"], gate=gate)
 
     def step(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
-        q, k, v, g, beta = (inputs[name].to(state.dtype) for name in self.input_shapes)
+        q, k, v, g, beta = (cast(inputs[name], state.dtype) for name in self.input_shapes)
         state = g.exp()[..., None] * state
         u = beta[..., None, None] * (v[..., None, :] - k[..., None, :] @ state)  # [B, H, 1, Dv]
         state = state + k[..., None] * u
         out = (q[..., None, :] @ state)[..., 0, :]  # [B, H, Dv]
-        return out.to(inputs["v"].dtype), state
+        return cast(out, inputs["v"].dtype), state
 
     def scratch_per_token(self, length: int) -> int:
         matrices = 4 * length * self.key_dim + 2 * self.key_dim * self.value_dim // length

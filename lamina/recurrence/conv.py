@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
+from lamina.tracing import cast
 
 
 def causal_convolution(past: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -26,15 +27,15 @@ def causal_convolution(past: Tensor, x: Tensor, weight: Tensor, bias: Tensor | N
         raise InputError(f"past holds {past.shape[1]} tokens, a kernel of {taps} taps needs {taps - 1}")
     exact = torch.promote_types(x.dtype, torch.float32)
     tokens = x.shape[1]
-    window = torch.cat([past.to(exact), x.to(exact)], 1)  # [B, K-1+T, C]
-    kernel = weight.to(exact).t().contiguous()  # [K, C]
+    window = torch.cat([cast(past, exact), cast(x, exact)], 1)  # [B, K-1+T, C]
+    kernel = cast(weight, exact).t().contiguous()  # [K, C]
     # One product per tap keeps the channels contiguous: no transposes, and faster than a grouped conv1d.
     out = window[:, :tokens] * kernel[0]
     if bias is not None:
-        out += bias.to(exact)
+        out += cast(bias, exact)
     for tap in range(1, taps):
         out.addcmul_(window[:, tap : tap + tokens], kernel[tap])
-    return out.to(x.dtype)
+    return cast(out, x.dtype)
 
 
 def causal_convolution_by_steps(past: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

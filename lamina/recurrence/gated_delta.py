@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.recurrence.rule import Rule, Tensors, segment_sums, skip_and_gate
+from lamina.tracing import cast
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class GatedDelta(Rule):
         return skip_and_gate(out, inputs["v"], gate=gate)
 
     def step(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
-        q, k, v, g, beta = (inputs[name].to(state.dtype) for name in self.input_shapes)
+        q, k, v, g, beta = (cast(inputs[name], state.dtype) for name in self.input_shapes)
         q, k = (
             self._per_value_head(q, 1)[..., None, :],
             self._per_value_head(k, 1)[..., None, :],
@@ -98,7 +99,7 @@ class GatedDelta(Rule):
         u = beta[..., None, None] * (v[..., None, :] - k @ state)  # [B, H, 1, Dv]
         state = state + k.transpose(-1, -2) * u
         out = (q @ state)[..., 0, :]  # [B, H, Dv]
-        return out.to(inputs["v"].dtype), state
+        return cast(out, inputs["v"].dtype), state
 
     def scratch_per_token(self, length: int) -> int:
         matrices = 5 * length + 2 * self.key_dim * self.value_dim // length

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from lamina.activation import activation
-from lamina.recurrence.rule import Rule, Tensors
+from lamina.recurrence.rule import Rule, Tensors, scan_by_doubling
+from lamina.tracing import cast
 
 
 class Gates(NamedTuple):
@@ -87,9 +88,9 @@ class RGLRU(Rule):
         return out if gate is None else (out * activation(act)(gate)).to(gate.dtype)
 
     def step(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
-        x, g = (inputs[name].to(state.dtype) for name in self.input_shapes)
+        x, g = (cast(inputs[name], state.dtype) for name in self.input_shapes)
         state = torch.addcmul(x, g.exp(), state)
-        return state.to(inputs["x"].dtype), state
+        return cast(state, inputs["x"].dtype), state
 
     def scratch_per_token(self, length: int) -> int:
         return 4 * self.channels
@@ -112,3 +113,7 @@ class RGLRU(Rule):
             h = torch.addcmul(b, a, h)
             outs.append(h)
         return torch.stack(outs, 2), h[:, -1].clone()  # a view would keep all of h alive
+
+    def at_once(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
+        h = scan_by_doubling(inputs["g"].exp(), inputs["x"], state, self.most_at_once)
+        return h, h[:, -1]

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lamina.errors import InputError
+from lamina.tracing import cast
 
 Tensors = Mapping[str, Tensor]
 
@@ -34,6 +35,8 @@ class Rule(ABC):
     """Name of the input whose shape and dtype outputs have."""
     longest_chunk: ClassVar[int]
     """The most tokens in a chunk."""
+    most_at_once: ClassVar[int] = 64
+    """The most tokens that `at_once` takes."""
     exact: ClassVar[tuple[str, ...]] = ()
     """Names of inputs that models compute in float32 whatever their dtype, and that are stored in float32."""
 
@@ -58,6 +61,14 @@ class Rule(ABC):
     @abstractmethod
     def scratch_per_token(self, length: int) -> int:
         """About how many temporary values `chunks` needs per token, in chunks of `length` tokens."""
+
+    def at_once(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
+        """Up to `most_at_once` tokens without a loop over them, for exported programs, in which T varies.
+
+        inputs [B, T, *shape] in the state's dtype -> (out [B, T, ...], new state). By default they are one chunk.
+        """
+        out, state = self.chunks(state, {name: x[:, None] for name, x in inputs.items()}, constants)
+        return out[:, 0], state
 
     def before(self, inputs: Tensors, **around: Any) -> Tensors:
         """Prepares a model's projections as inputs of the rule; `around` is that of `memory.recur`."""
@@ -100,10 +111,12 @@ class Rule(ABC):
         if tokens == 1:
             out, new = self.step(state, {name: x[:, 0] for name, x in inputs.items()}, constants)
             out = out[:, None]
+        elif torch.compiler.is_exporting():
+            out, new = self.at_once(state, {name: cast(x, state.dtype) for name, x in inputs.items()}, constants)
         else:
             out, new = self._pieces(state, inputs, constants, tokens)
         # Zero inputs keep the value of a finite state; selecting by row keeps every bit of any state.
-        return out.to(like.dtype), new if valid is None else _where_row(valid.any(1), new, state)
+        return cast(out, like.dtype), new if valid is None else _where_row(valid.any(1), new, state)
 
     def _pieces(self, state: Tensor, inputs: Tensors, constants: Tensors, tokens: int) -> tuple[Tensor, Tensor]:
         """Runs as many rows and chunks at once as the scratch memory allows."""
@@ -168,6 +181,28 @@ def skip_and_gate(out: Tensor, x: Tensor, skip: Tensor | None = None, gate: Tens
     if skip is not None:
         out = out + skip * x
     return out if gate is None else (out * F.silu(gate.to(out.dtype))).to(gate.dtype)
+
+
+def scan_by_doubling(decay: Tensor, added: Tensor, state: Tensor, most: int) -> Tensor:
+    """h_t = decay_t · h_(t-1) + added_t for each of up to `most` tokens, from h_(-1) = state [B, ...].
+
+    decay, added [B, T, ...] -> h [B, T, ...]. After the round with distance d, each token has the 2·d tokens up to
+    itself: log2(most) rounds, whatever T is.
+
+    >>> scan_by_doubling(torch.full((1, 3), 0.5), torch.ones(1, 3), torch.full((1,), 4.0), most=4).tolist()
+    [[3.0, 2.5, 2.25]]
+    """
+    distance = 1
+    while distance < most:
+        added = torch.addcmul(added, decay, shifted(added, distance, 0.0))
+        decay = decay * shifted(decay, distance, 1.0)
+        distance *= 2
+    return torch.addcmul(added, decay, state[:, None])
+
+
+def shifted(x: Tensor, distance: int, fill: float) -> Tensor:
+    """x [B, T, ...], each token replaced by the one `distance` before it; `fill` where there is none."""
+    return F.pad(x, (0, 0) * (x.dim() - 2) + (distance, 0), value=fill)[:, : x.shape[1]]
 
 
 def segment_sums(logs: Tensor) -> Tensor:

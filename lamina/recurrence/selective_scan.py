@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lamina.recurrence.rule import Rule, Tensors, skip_and_gate, step_sizes
+from lamina.recurrence.rule import Rule, Tensors, scan_by_doubling, skip_and_gate, step_sizes
+from lamina.tracing import cast
 
 Norms = tuple[float, Tensor | None, Tensor | None]
 Map = Callable[[Tensor], Tensor]
@@ -75,11 +76,11 @@ class SelectiveScan(Rule):
         return skip_and_gate(out, inputs["x"], skip, gate)
 
     def step(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
-        x, dt, B, C = (inputs[name].to(state.dtype) for name in self.input_shapes)
-        decay = torch.exp(dt[..., None] * constants["A"].to(state.dtype))  # [B, C, N]
+        x, dt, B, C = (cast(inputs[name], state.dtype) for name in self.input_shapes)
+        decay = torch.exp(dt[..., None] * cast(constants["A"], state.dtype))  # [B, C, N]
         state = decay * state + (dt * x)[..., None] * B[..., None, :]
         out = (state @ C[..., None])[..., 0]  # [B, C]
-        return out.to(inputs["x"].dtype), state
+        return cast(out, inputs["x"].dtype), state
 
     def scratch_per_token(self, length: int) -> int:
         return 2 * self.channels * self.state
@@ -87,7 +88,7 @@ class SelectiveScan(Rule):
     def chunks(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
         # [L, B, K, ...]: the position in the chunk is the first axis, so one position of all chunks is contiguous.
         x, dt, B, C = (inputs[name].movedim(2, 0).contiguous() for name in self.input_shapes)
-        A = constants["A"].to(state.dtype)
+        A = cast(constants["A"], state.dtype)
         decay = torch.exp(dt[..., None] * A).unbind(0)  # L of [B, K, C, N]
         added = ((dt * x)[..., None] * B[..., None, :]).unbind(0)
 
@@ -107,6 +108,12 @@ class SelectiveScan(Rule):
             h = torch.addcmul(b, a, h)
             outs.append((h @ c[..., None])[..., 0])  # [B, K, C]
         return torch.stack(outs, 2), h[:, -1].clone()  # a view would keep all of h alive
+
+    def at_once(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
+        x, dt, B, C = (inputs[name] for name in self.input_shapes)
+        decay = torch.exp(dt[..., None] * cast(constants["A"], state.dtype))  # [B, T, C, N]
+        h = scan_by_doubling(decay, (dt * x)[..., None] * B[..., None, :], state, self.most_at_once)
+        return (h @ C[..., None])[..., 0], h[:, -1]
 
 
 def _normed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.recurrence.rule import Rule, Tensors, segment_sums, skip_and_gate, step_sizes
+from lamina.tracing import cast
 
 
 @dataclass(frozen=True)
@@ -68,19 +69,19 @@ class SSD(Rule):
         return skip_and_gate(out, inputs["x"], None if skip is None else skip[:, None], gate)
 
     def step(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
-        x, dt, B, C = (inputs[name].to(state.dtype) for name in self.input_shapes)
+        x, dt, B, C = (cast(inputs[name], state.dtype) for name in self.input_shapes)
         B, C = self._per_head(B), self._per_head(C)  # [B, H, N]
-        decay = torch.exp(dt * constants["A"].to(state.dtype))  # [B, H]
+        decay = torch.exp(dt * cast(constants["A"], state.dtype))  # [B, H]
         state = decay[..., None, None] * state + (dt[..., None] * x)[..., None] * B[..., None, :]
         out = (state @ C[..., None])[..., 0]  # [B, H, P]
-        return out.to(inputs["x"].dtype), state
+        return cast(out, inputs["x"].dtype), state
 
     def scratch_per_token(self, length: int) -> int:
         return self.heads * (3 * length + 3 * self.head_dim + 2 * self.head_dim * self.state // length)
 
     def chunks(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
         x, dt, B, C = (inputs[name] for name in self.input_shapes)
-        logs = (dt * constants["A"].to(state.dtype)).transpose(-1, -2)  # [B, K, H, L]
+        logs = (dt * cast(constants["A"], state.dtype)).transpose(-1, -2)  # [B, K, H, L]
         between = segment_sums(logs).exp()  # [B, K, H, L, L]
         since_start = logs.cumsum(-1).exp()  # [B, K, H, L]
         x = (x * dt[..., None]).transpose(2, 3)  # [B, K, H, L, P]

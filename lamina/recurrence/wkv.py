@@ -18,7 +18,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lamina.recurrence.rule import Rule, Tensors
+from lamina.recurrence.rule import Rule, Tensors, shifted
+from lamina.tracing import cast
 
 
 class _Sums(NamedTuple):
@@ -74,20 +75,20 @@ class WKV(Rule):
         return out if gate is None else out * gate.sigmoid()
 
     def step(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
-        k, v, token = (inputs[name].to(state.dtype) for name in self.input_shapes)
-        w, first = (constants[name].to(state.dtype) for name in ("w", "first"))
+        k, v, token = (cast(inputs[name], state.dtype) for name in self.input_shapes)
+        w, first = (cast(constants[name], state.dtype) for name in ("w", "first"))
         token = token[..., None]
         k = k.masked_fill(token == 0, -torch.inf)
         sums = _sums(state)
         out = sums.merge(v, 1.0, k + first).mean
-        return out.to(inputs["v"].dtype), _packed(_decayed(sums, w * token).merge(v, 1.0, k))
+        return cast(out, inputs["v"].dtype), _packed(_decayed(sums, w * token).merge(v, 1.0, k))
 
     def scratch_per_token(self, length: int) -> int:
         return 4 * self.channels
 
     def chunks(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
         k, v, token = (inputs[name].movedim(2, 0) for name in self.input_shapes)  # [L, B, K, C], token [L, B, K]
-        w, first = (constants[name].to(state.dtype) for name in ("w", "first"))
+        w, first = (cast(constants[name], state.dtype) for name in ("w", "first"))
         k = k.masked_fill((token == 0)[..., None], -torch.inf)
         starts = [_sums(state)]
         chunks = v.shape[2]
@@ -106,6 +107,25 @@ class WKV(Rule):
             outs.append(sums.merge(one_v, 1.0, one_k + first).mean)
             sums = _decayed(sums, w * one[..., None]).merge(one_v, 1.0, one_k)
         return torch.stack(outs, 2), _packed(_Sums(*(part[:, -1] for part in sums)))
+
+    def at_once(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
+        k, v, token = (inputs[name] for name in self.input_shapes)  # [B, T, C], token [B, T]
+        w, first = (cast(constants[name], state.dtype) for name in ("w", "first"))
+        k = k.masked_fill((token == 0)[..., None], -torch.inf)
+        log = w * token[..., None]  # [B, T, C] log decay over the tokens in `sums`
+        sums, distance = _Sums(v, torch.ones_like(v), k), 1  # of the tokens up to each one, as in `scan_by_doubling`
+        while distance < self.most_at_once:
+            earlier = _Sums(*(shifted(part, distance, fill) for part, fill in zip(sums, EMPTY, strict=True)))
+            sums, log = _decayed(earlier, log).merge(*sums), log + shifted(log, distance, 0.0)
+            distance *= 2
+        start = _sums(state)
+        sums = _decayed(_Sums(*(part[:, None] for part in start)), log).merge(*sums)
+        before = (torch.cat([s[:, None], part[:, :-1]], 1) for s, part in zip(start, sums, strict=True))
+        out = _Sums(*before).merge(v, 1.0, k + first).mean
+        return out, _packed(_Sums(*(part[:, -1] for part in sums)))
+
+
+EMPTY = 0.0, 0.0, -torch.inf  # num, den and top of no token
 
 
 def _decayed(sums: _Sums, log: Tensor) -> _Sums:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Hashable, Iterable
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from lamina.cache.layers.base import Key, Layer
 from lamina.cache.memory import Memory
 from lamina.cache.step import Step
 
+X = TypeVar("X")
 MOST_TOKENS = 8  # per row in a compiled pass
 
 
@@ -32,7 +33,7 @@ class BlockStep(Step):
         self.__dict__.update(step.__dict__)
         self.cut = step.start is not None
 
-    def view(self, kind: Hashable, make: Callable[[], View]) -> View:
+    def once(self, kind: Hashable, make: Callable[[], X]) -> X:
         return make()
 
     def share(self, key: Key, k: Tensor, v: Tensor, view: View) -> None:

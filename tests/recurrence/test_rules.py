@@ -46,6 +46,18 @@ def test_chunk_equals_scan(rule: Rule, tokens: int, scratch: int) -> None:
     assert error(state, expected_state) < EXACT
 
 
+@pytest.mark.parametrize("tokens", [2, 13, 64])
+@every_rule
+def test_all_tokens_at_once_equal_scan(rule: Rule, tokens: int) -> None:
+    case = Case(rule, rows=2, tokens=min(tokens, rule.most_at_once), seed=tokens)
+    if isinstance(rule, WKV):
+        case.inputs["token"][0, 1] = case.inputs["v"][0, 1] = case.inputs["k"][0, 1] = 0  # as a masked token is
+    out, state = rule.at_once(case.state, case.inputs, case.constants)
+    expected_out, expected_state = rule.scan(case.state, case.inputs, case.constants)
+    assert error(out, expected_out) < EXACT
+    assert error(state, expected_state) < EXACT
+
+
 @pytest.mark.parametrize("tokens", [1, 33, 130])
 @pytest.mark.parametrize("kind", ["prefix", "holes"])
 @every_rule

@@ -100,6 +100,17 @@ class CrossLayer(Layer):
             part[at, :, :slots] = new.masked_fill(beyond[:, None, :, None], 0).to(part)
         self.data["lengths"].index_copy_(0, rows, lengths)
 
+    def attach_exported(self, k: Tensor, v: Tensor, lengths: Tensor) -> None:
+        """The same inside an exported program, for all rows: those with a length of 0 keep what they have."""
+        some, slot = lengths > 0, torch.arange(self.slots, device=lengths.device)
+        beyond = slot >= lengths[:, None]  # [B, slots]
+        for name, new in self.coding.encode({"k": k, "v": v}).items():
+            part = self.data[name]  # [B, H, slots, width]
+            wide = new.index_select(-2, slot.clamp(max=new.shape[-2] - 1))  # padding to a width that varies adds guards
+            wide = wide.masked_fill(beyond[:, None, :, None], 0).to(part.dtype)
+            part.copy_(torch.where(some[:, None, None, None], wide, part))
+        self.data["lengths"].copy_(torch.where(some, lengths, self.data["lengths"]))
+
     @property
     def parts(self) -> dict[str, Tensor]:
         """Keys and values as stored, [B, H, S, width] each; a codec stores several parts per field."""

@@ -32,6 +32,7 @@ from lamina.cache.layers.tokens import TokenLayer, gather_tokens
 from lamina.cache.storage.device import read_slots, write_slots
 from lamina.cache.storage.host import storage_for
 from lamina.recurrence.rule import Rule
+from lamina.tracing import cast
 
 if TYPE_CHECKING:
     from lamina.cache.spec import Convolution, Keeping, Recurrent
@@ -67,7 +68,7 @@ class ConvolutionLayer(TokenLayer):
         past = self.storage.read(self.data, step.row_index, self.layout.slots(positions.clamp(min=0)))["x"]
         past = past.masked_fill((positions < 0)[..., None], 0)
         step.leave(key, {"x": x})
-        return past.to(x.dtype)
+        return cast(past, x.dtype)
 
 
 @dataclass
@@ -155,7 +156,8 @@ class RecurrentLayer(Layer):
         return StateUpdate(pending, head, base)
 
     def commit(self, step: Step, update: StateUpdate, accepted: Tensor) -> None:
-        self.constants = update.pending.constants
+        if not step.exported:  # an exported program has those of the pass before it was traced
+            self.constants = update.pending.constants
         if update.base is not None:
             self.storage.put(step, self.data["base"], update.base)
         if self.slack:

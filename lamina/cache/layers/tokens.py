@@ -29,6 +29,7 @@ from lamina.cache.layers.base import Key, Layer, grown
 from lamina.cache.layers.layout import Layout
 from lamina.cache.storage.device import Storage
 from lamina.cache.storage.host import storage_for
+from lamina.tracing import cast
 
 if TYPE_CHECKING:
     from lamina.cache.ops.reorder import Moves
@@ -55,7 +56,7 @@ def layout_for(window: Window, slack: int) -> Layout:
 def gather_tokens(new: Tensor, index: Tensor) -> Tensor:
     """Gathers tokens by their index in the pass. new [R, *lead, T, D], index [R, N] -> [R, *lead, N, D]"""
     shape = (index.shape[0], *(1,) * (new.dim() - 3), index.shape[1], 1)
-    return torch.take_along_dim(new, index.reshape(shape), dim=-2)
+    return new.gather(-2, index.reshape(shape).expand(*new.shape[:-2], -1, new.shape[-1]))
 
 
 def column_of(part: str) -> str:
@@ -207,13 +208,13 @@ class TokenLayer(Layer):
                 return new, step.view(("new", self.window), lambda: step.view_of_new(self.window))
             tokens = self.storage.read_run(self.data, step, 0, end)
             return tokens, step.view(("line", self.window), lambda: step.view_of_run(self.window, 0, end))
-        self._write(step, new, step.real_tokens, step.counts)
+        self._write(step, "pass", new, step.real_tokens, step.counts)
         return self._read(step, step.bound)
 
     def _extend_ring_by_one(self, step: Step, new: Fields) -> tuple[Fields, View]:
         start, layout = step.start, self.layout
         if start is None or layout.ring is None:
-            self._write(step, new, step.real_tokens, step.counts)
+            self._write(step, "pass", new, step.real_tokens, step.counts)
             return self._read(step, step.bound)
         wrapped = start >= self.slots
         slot = layout.keep + (start - layout.keep) % layout.ring if wrapped else start
@@ -252,13 +253,17 @@ class TokenLayer(Layer):
 
     def _read(self, step: Step, bound: int | None) -> tuple[Fields, View]:
         """All stored tokens, including those of this pass, up to slot `bound`."""
-        slots = self.slots if bound is None else min(bound, self.slots)
+        slots = name = self.slots
+        if bound is not None and step.exported:  # a size that varies: all lines have it, and it is no key of a dict
+            slots, name = (bound, -1) if self.layout.ring is None else (slots, slots)
+        elif bound is not None:
+            slots = name = min(bound, slots)
         tokens = self.storage.read_run(self.data, step, 0, slots)
 
         def make() -> View:
             return step.view_of(self.window, self._within_reach(step, self.layout.positions(slots, step.after)))
 
-        return tokens, step.view(("stored", self.window, self.layout, slots), make)
+        return tokens, step.view(("stored", self.window, self.layout, name), make)
 
     def held(self, step: Step, longest: int) -> tuple[Fields, Tensor]:
         """Tokens committed before this pass. -> fields [R, *lead, S, D], and the position in each slot [R, S], -1: none
@@ -291,19 +296,24 @@ class TokenLayer(Layer):
     def _view_of_all(self, step: Step) -> View:
         return View(step.positions, self.layout.positions(self.slots, step.after), self.window, full=True)
 
-    def _write(self, step: Step, new: Fields, tokens: Tensor | None, counts: Tensor | None) -> None:
+    def _write(self, step: Step, kind: str, new: Fields, tokens: Tensor | None, counts: Tensor | None) -> None:
         """Writes the tokens with these indices in the pass [R, N] (all when None); rows with a count of 0 are not
-        changed."""
-        positions = step.positions
-        if tokens is not None:
-            tokens = tokens.clamp(min=0)
-            positions = positions.gather(1, tokens)
-        slots = self.layout.slots(positions).clamp(max=self.slots - 1)
-        values = {name: new[name] if tokens is None else gather_tokens(new[name], tokens) for name in self.data}
+        changed. Layers of one layout share slots: `kind` is the same for the same tokens and counts."""
+        if step.T == 1:
+            tokens = None  # each row has one token, or none, which `counts` says
+
+        def make() -> tuple[Tensor | None, Tensor]:
+            some = None if tokens is None else tokens.clamp(min=0)
+            positions = step.positions if some is None else step.positions.gather(1, some)
+            return some, self.layout.slots(positions).clamp(max=self.slots - 1)
+
+        chosen, slots = step.once(("write", kind, self.layout, self.slots), make)
+        values = {name: new[name] if chosen is None else gather_tokens(new[name], chosen) for name in self.data}
         if counts is not None:
+            some = step.once(("written", kind), lambda: (counts > 0)[:, None, None])  # [R, 1, 1]
             for name, old in self.storage.read(self.data, step.row_index, slots).items():
-                some = (counts > 0).reshape(-1, *(1,) * (old.dim() - 1))
-                values[name] = torch.where(some, values[name].to(old.dtype), old)
+                chosen_rows = some if old.dim() == 3 else some[..., None]
+                values[name] = torch.where(chosen_rows, cast(values[name], old.dtype), old)
         self.storage.write(self.data, step.row_index, slots, values)
 
     def commit(self, step: Step, pending: Fields, accepted: Tensor) -> None:
@@ -312,11 +322,11 @@ class TokenLayer(Layer):
         last = accepted[:, None] - 1
         # Only the newest tokens, at most as many as the ring has slots: no slot gets two different tokens.
         newest = last - torch.arange(min(layout.ring, step.T), device=last.device)
-        self._write(step, pending, torch.where(newest >= 0, newest, last), accepted)
+        self._write(step, "commit", pending, torch.where(newest >= 0, newest, last), accepted)
         if layout.keep:
             first = torch.arange(layout.keep, device=last.device) - step.before[:, None]
             inside = (first >= 0) & (first <= last)
-            self._write(step, pending, torch.where(inside, first, last), accepted)
+            self._write(step, "commit first", pending, torch.where(inside, first, last), accepted)
 
     # -- on the host -----------------------------------------------------------------------------------------------
 

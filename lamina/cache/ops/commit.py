@@ -102,6 +102,18 @@ def commit(cache: Cache, step: Step, accepted: CountsLike | None) -> None:
     cache.carry_out(change)
 
 
+def commit_exported(cache: Cache, step: Step) -> None:
+    """Commit inside an exported program: stores all given tokens with PyTorch operations alone. The host of the program
+    keeps the ids and the logits."""
+    clock, taken = cache.clock, step.all_counts
+    layers = [(cache.layers[i][name], pending) for (i, name), pending in step._pending.items()]
+    for layer, folded in [(layer, layer.fold(step, pending, taken)) for layer, pending in layers]:
+        layer.commit(step, folded, taken)
+    clock.base.copy_(step.base_after(taken) if cache.slack else step.after)
+    clock.lengths.copy_(step.after)
+    clock.written.copy_(torch.maximum(clock.written, step.after))
+
+
 def _add_layer(change: Change, layer: Layer, step: Step, pending: Any, taken: Tensor) -> None:
     """Adds what a layer computes (`fold`) and writes (`commit`) to the change."""
     staged = step.staged

@@ -17,6 +17,7 @@ from torch import Tensor
 from lamina.cache.clock import allocate
 from lamina.cache.codec.formats import Fields, fill_value
 from lamina.cache.layers.layout import Layout
+from lamina.tracing import cast
 
 if TYPE_CHECKING:
     from lamina.cache.ops.reorder import Moves
@@ -33,7 +34,7 @@ def read_slots(store: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
 
 def write_slots(store: Tensor, rows: Tensor, slots: Tensor, new: Tensor) -> None:
     """Writes new [R, *lead, T, D] into the slots [R, T] of the rows [R]."""
-    new = new.to(store.dtype)
+    new = cast(new, store.dtype)
     if store.dim() == 3:
         store[rows[:, None], slots] = new
     else:

@@ -16,6 +16,7 @@ from lamina import kernels
 from lamina.activation import Gating, activation
 from lamina.errors import InputError
 from lamina.nn.initial import random_weight
+from lamina.tracing import surely
 
 
 class Experts(nn.Module):
@@ -33,6 +34,9 @@ class Experts(nn.Module):
     >>> experts(torch.randn(1, 2, 4), chosen, weights).shape
     torch.Size([1, 2, 4])
     """
+
+    portable = False
+    """True: exported programs have no grouped products, which other runtimes lack (lamina.exporting)."""
 
     def __init__(
         self,
@@ -74,7 +78,7 @@ class Experts(nn.Module):
         if kernels.on():
             return self.by_kernel(x, chosen, weights)
         tokens, chosen, weights = x.flatten(0, -2), chosen.flatten(0, -2), weights.flatten(0, -2)
-        few = 3 * chosen.numel() <= self.down.shape[0]  # gathering reads, writes and reads again
+        few = surely(3 * chosen.numel() <= self.down.shape[0])  # gathering reads, writes and reads again
         grouped = self._grouped_products(tokens)
         if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
             way = self.by_expert
@@ -195,9 +199,12 @@ class Experts(nn.Module):
 
     def _grouped_products(self, x: Tensor) -> bool:
         """True if grouped_mm is available: one kernel for the products of all groups, whose sizes the host need not
-        know. A pass on the meta device runs as it would on a GPU.
+        know. A pass on the meta device runs as it would on a GPU. PyTorch has it for CPUs too, where lists of sizes are
+        faster; an exported program cannot have those.
         """
         aligned = all(stride * x.element_size() % 16 == 0 for stride in (self.first.shape[2], self.down.shape[2]))
+        if torch.compiler.is_exporting() and x.device.type == "cpu":
+            return aligned and x.dtype in (torch.float32, torch.bfloat16, torch.float16) and not self.portable
         return x.device.type in ("cuda", "meta") and x.dtype == torch.bfloat16 and aligned
 
 

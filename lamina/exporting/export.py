@@ -1,0 +1,247 @@
+"""`lamina.export`: a model and a cache of fixed capacity, as programs that run without Lamina's model code."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import warnings
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+import lamina
+from lamina.cache.cache import Cache
+from lamina.cache.codec.codec import Codecs
+from lamina.cache.counts import check_int
+from lamina.cache.io.checked_file import replace_file
+from lamina.cache.io.fingerprint import Fingerprint
+from lamina.cache.layers.cross import CrossLayer
+from lamina.cache.layers.recurrent import RecurrentLayer
+from lamina.checkpoint.tokenizer import Tokenizer
+from lamina.errors import CacheFileError, InputError, ProgramError
+from lamina.exporting.archive import Writer, lay_out, weight_bytes
+from lamina.exporting.manifest import NAMES, Manifest, shape_and_dtype
+from lamina.exporting.modules import cache_tensors
+from lamina.exporting.text import tokenizer_facts
+from lamina.exporting.trace import SHORTEST, trace_all
+from lamina.model import Model
+from lamina.runtime.feed import feed
+
+LONGEST = 512  # tokens a row of one prefill, if the layers set no smaller limit
+
+
+@dataclass
+class Exported:
+    """What `export` made: the programs, their weights and cache, and the manifest.
+
+    programs   name -> traced program (trace.py)
+    weights    name -> weight or constant of any program
+    cache      name -> buffer that the programs share, filled with zeros
+    """
+
+    programs: dict[str, ExportedProgram]
+    weights: dict[str, Tensor]
+    cache: dict[str, Tensor]
+    manifest: Manifest
+    tokenizer: Tokenizer | None
+    generation_config: dict[str, Any]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the archive. If that fails, a file that was there before is unchanged."""
+        try:
+            with replace_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+                self.write(Writer(archive))
+        except CacheFileError as error:
+            raise ProgramError(str(error)) from None
+
+    def write(self, writer: Writer) -> None:
+        """Writes every entry, the manifest last."""
+        writer.write("weights.bin", weight_bytes(self.weights, self.manifest.weights))
+        for name, program in self.programs.items():
+            writer.write(f"programs/{name}.pt2", program_bytes(program))
+        if self.tokenizer is not None:
+            writer.write("tokenizer.json", self.tokenizer.backend.to_str())
+            if "default" in self.tokenizer.templates:
+                writer.write("chat_template.jinja", self.tokenizer.templates["default"])
+        writer.write("generation_config.json", json.dumps(self.generation_config, indent=1))
+        writer.write("manifest.json", replace(self.manifest, files=dict(writer.files)).as_json())
+
+
+def export(
+    model: Model,
+    rows: int = 1,
+    capacity: int = 2048,
+    *,
+    to: str | os.PathLike[str] | None = None,
+    slack: int = 0,
+    codec: Codecs | None = None,
+    chunk: int | None = None,
+    source: int | None = None,
+    bounded: bool | None = None,
+) -> Exported:
+    """Exports a model with a cache of `rows` rows and `capacity` slots, and writes it to the file `to` if given.
+
+    slack     how many tokens sliding windows and recurrent states can be rewound by; full attention has no limit
+    codec     how keys and values are quantized: "int8", "int4", … as in `model.new_cache`
+    chunk     most tokens a row in one call of the prefill program; longer prompts take several
+    source    longest source of an encoder–decoder model, in positions of the encoder
+    bounded   True: full attention reads no further than the longest row. The program waits for that length, so the
+              default is True on a CPU and False elsewhere
+
+    >>> lamina.export(model, rows=2, capacity=1024, to="model.pt2")       # doctest: +SKIP
+    >>> lamina.Program.load("model.pt2").generate(["The sky is"])         # doctest: +SKIP
+    """
+    capacity = check_int("capacity", capacity)
+    longest = longest_prefill(model, capacity)
+    chunk = longest if chunk is None else check_int("chunk", chunk)
+    if not SHORTEST < chunk <= longest:
+        raise InputError(
+            f"chunk={chunk}: a prefill program of this model and capacity takes {SHORTEST + 1} to {longest} tokens a row"
+        )
+    if model.max_positions is not None and capacity > model.max_positions:
+        raise InputError(f"capacity={capacity}: the model has positions for {model.max_positions}")
+    cache = model.new_cache(rows, capacity=capacity, slack=slack, codec=codec)
+    positions = widen_sources(model, cache, source)
+    if slack:
+        fold_once(model, cache)
+    device = model.device
+    programs = trace_all(model, cache, chunk, device.type == "cpu" if bounded is None else bounded, positions)
+    buffers = cache_tensors(cache)
+    weights = weights_of(programs, buffers)
+    manifest = describe(model, cache, programs, weights, chunk, positions)
+    found = Exported(programs, weights, buffers, manifest, model.tokenizer, dict(model.generation_defaults))
+    if to is not None:
+        found.save(to)
+    return found
+
+
+def longest_prefill(model: Model, capacity: int) -> int:
+    """The most tokens a row in one prefill: a recurrence sets a limit, since its tokens are computed at once."""
+    rules = [spec.rule for entry in model.specs for spec in entry.values() if hasattr(spec, "rule")]
+    return min([LONGEST, capacity, *(rule.most_at_once for rule in rules)])
+
+
+def widen_sources(model: Model, cache: Cache, source: int | None) -> int:
+    """Makes room for the keys and values of a source. -> positions of the longest source, 0 if the model reads none"""
+    layers = [layer for layer in cache.every_layer() if isinstance(layer, CrossLayer)]
+    if not layers:
+        if source is not None:
+            raise InputError(f"source={source}: {type(model).__name__} reads no source, only encoder–decoder models do")
+        return 0
+    if not hasattr(model, "trace_source"):
+        raise InputError(f"the encoder of {type(model).__name__} cannot be exported: it is no pure tensor program")
+    positions = model.max_source_positions or 512 if source is None else check_int("source", source)
+    if positions < 1 or (model.max_source_positions is not None and positions > model.max_source_positions):
+        raise InputError(f"source={positions}: the encoder has 1 to {model.max_source_positions} positions")
+    for layer in layers:
+        layer.widen(positions)
+    return positions
+
+
+def fold_once(model: Model, cache: Cache) -> None:
+    """One eager pass, after which recurrent layers know the constants that rewinding needs; then empties the cache."""
+    if any(isinstance(layer, RecurrentLayer) for layer in cache.every_layer()):
+        feed(model, cache, torch.zeros(cache.rows, 1, dtype=torch.int64, device=model.device), logits=None)
+        cache.reset()
+        for layer in cache.every_layer():
+            for tensor in layer.data.values():
+                tensor.zero_()
+
+
+def weights_of(programs: dict[str, ExportedProgram], cache: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Every tensor that a program reads beside its inputs and the cache. Constants without a module of their own have
+    names that two programs may both use, so the name of the program comes before theirs."""
+    found: dict[str, Tensor] = {}
+    for name, program in programs.items():
+        for spec in program.graph_signature.input_specs:
+            target = spec.target
+            if spec.kind == InputKind.USER_INPUT or target is None or target in cache:
+                continue
+            tensor = program.state_dict[target] if target in program.state_dict else program.constants[target]
+            found[weight_name(name, spec.kind, target)] = tensor
+    return found
+
+
+def weight_name(program: str, kind: InputKind, target: str) -> str:
+    return f"{program}/{target}" if kind == InputKind.CONSTANT_TENSOR else target
+
+
+def describe(
+    model: Model,
+    cache: Cache,
+    programs: dict[str, ExportedProgram],
+    weights: dict[str, Tensor],
+    chunk: int,
+    positions: int,
+) -> Manifest:
+    layers = cache.every_layer()
+    limits = [limit for limit in (model.max_positions, *(layer.limit for layer in layers)) if limit is not None]
+    layouts = {layer.layout for layer in layers if layer.layout is not None and layer.layout.ring is not None}
+    source = None
+    if positions:
+        example: Tensor = model.source_example(1, positions)  # type: ignore[operator]
+        kind = "features" if example.is_floating_point() else "ids"
+        source = {"kind": kind, "capacity": positions, "most": example.shape[-1], "shape": list(example.shape[1:-1])}
+    return Manifest(
+        target="pt2", family=type(model).__name__, fingerprint=Fingerprint.of(model).as_values(),
+        rows=cache.rows, capacity=cache.capacity or 0, limit=min(limits, default=None), slack=cache.slack, chunk=chunk,
+        vocab=model.vocab, dtype=NAMES[model.dtype], device=model.device.type,
+        codec=", ".join(sorted({str(codec) for codec in cache.codecs})),
+        cache={name: shape_and_dtype(tensor) for name, tensor in cache_tensors(cache).items()},
+        weights=lay_out(weights), programs={name: signature(program, chunk) for name, program in programs.items()},
+        rings=sorted([layout.ring or 0, layout.keep] for layout in layouts),
+        states=any(isinstance(layer, RecurrentLayer) for layer in layers), source=source,
+        start_ids=list(model.start_ids), eos_ids=list(model.eos_ids),
+        tokenizer=None if model.tokenizer is None else tokenizer_facts(model.tokenizer),
+        versions={"lamina": lamina.__version__, "torch": torch.__version__},
+    )  # fmt: skip
+
+
+def signature(program: ExportedProgram, chunk: int) -> dict[str, Any]:
+    """The inputs and outputs of a program; a size that varies is [least, most]."""
+    ranges = {str(symbol): [int(bounds.lower), int(bounds.upper)] for symbol, bounds in program.range_constraints.items()}
+
+    def described(names: list[str]) -> dict[str, Any]:
+        nodes = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
+        return {
+            name: {
+                "shape": [n if isinstance(n, int) else ranges[str(n.node.expr)] for n in nodes[name].shape],
+                "dtype": NAMES[nodes[name].dtype],
+            }
+            for name in names
+        }
+
+    outputs = described([str(name) for name in program.graph_signature.user_outputs])
+    return {"inputs": described([str(name) for name in program.graph_signature.user_inputs]),
+            "outputs": list(outputs.values())}  # fmt: skip
+
+
+def program_bytes(program: ExportedProgram) -> bytes:
+    """A program as torch.export.save writes it, without the values of its tensors."""
+    out = io.BytesIO()
+    with without_values(program.state_dict), without_values(program.constants), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="No complete tensor found")  # since only one value is stored
+        torch.export.save(program, out)
+    return out.getvalue()
+
+
+@contextmanager
+def without_values(tensors: dict[str, Any]) -> Iterator[None]:
+    """Replaces tensors by one value each, expanded to the shape: the loader puts the real ones in their place."""
+    kept = dict(tensors)
+    try:
+        for name, tensor in kept.items():
+            one = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+            tensors[name] = nn.Parameter(one, requires_grad=False) if isinstance(tensor, nn.Parameter) else one
+        yield
+    finally:
+        tensors.update(kept)

@@ -1,0 +1,93 @@
+"""The modules that are exported: a model together with a cache of fixed capacity, whose tensors are buffers.
+
+`Advance` is a whole pass: it opens a `Step` over the layers of the cache, runs the model, and commits all given tokens,
+the clock included. So an exported program holds the same code as an eager pass, and its rows go on by calling it again.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lamina.cache.cache import Cache
+from lamina.cache.clock import MARKS
+from lamina.cache.layers.attention import IndexLayer
+from lamina.cache.layers.cross import CrossLayer, Source
+from lamina.cache.ops.commit import commit_exported
+from lamina.cache.step import Step
+from lamina.model import Model
+
+
+def cache_tensors(cache: Cache) -> dict[str, Tensor]:
+    """Every tensor of a cache that a program reads or writes, by the name that its buffer has."""
+    found = {f"clock_{name}": getattr(cache.clock, name) for name in MARKS}
+    for i, entry in enumerate(cache.layers):
+        for name, layer in entry.items():
+            found |= {f"cache_{i}_{name}_{part}".replace(".", "_"): tensor for part, tensor in layer.data.items()}
+    return found
+
+
+class CacheModule(nn.Module):
+    """A model and a cache. The tensors of the cache are buffers that are not saved."""
+
+    def __init__(self, model: Model, cache: Cache) -> None:
+        super().__init__()
+        self.model, self.cache = model, cache
+        for name, tensor in cache_tensors(cache).items():
+            self.register_buffer(name, tensor, persistent=False)
+
+
+class Advance(CacheModule):
+    """Feeds `counts` [B] of the ids [B, T] to each row. -> the most likely next ids [B], and logits [B, vocab]
+
+    bounded   True: full attention reads the slots up to the longest row. The program reads that length from the
+              lengths, so it waits for them; False: it reads all slots under a mask
+    """
+
+    def __init__(self, model: Model, cache: Cache, bounded: bool) -> None:
+        super().__init__(model, cache)
+        assert cache.capacity is not None
+        lines = [layer for layer in cache.every_layer() if layer.layout is not None and layer.layout.ring is None]
+        self.bounded = bounded and bool(lines)
+        # An indexer selects `top` of more tokens than that, or of the whole capacity if that is not more.
+        tops = [layer.spec.top for layer in cache.every_layer() if isinstance(layer, IndexLayer)]
+        self.least = max((top + 1 for top in tops if top < cache.capacity), default=1)
+
+    def forward(self, ids: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        cache, clock = self.cache, self.cache.clock
+        before, bound = clock.lengths.clone(), None
+        if self.bounded:
+            bound = int((before + counts).max().clamp(min=self.least).item())
+            torch._check(bound >= self.least)
+            torch._check(bound <= cache.capacity)
+        step = Step(cache.layers, ids.shape[1], before, counts, cache=cache, bound=bound)
+        step.exported, step.moves_base, step.base = True, cache.slack > 0, clock.base.clone()
+        logits = self.model.forward(ids, step, "last")
+        assert logits is not None
+        commit_exported(cache, step)
+        return logits.argmax(dim=-1), logits
+
+
+class Rewind(CacheModule):
+    """Drops the last n [B] tokens of each row."""
+
+    def forward(self, n: Tensor) -> Tensor:
+        clock = self.cache.clock
+        lengths = clock.lengths - n
+        clock.lengths.copy_(lengths)
+        for layer in self.cache.every_layer():
+            layer.rewind(clock, n > 0)
+        return lengths
+
+
+class Encode(CacheModule):
+    """Runs the encoder over ids [B, S] or features [B, mels, frames], of which each row has counts [B], and attaches its
+    output. Rows with a count of 0 keep what they have. -> lengths of the sources [B]"""
+
+    def forward(self, given: Tensor, counts: Tensor) -> Tensor:
+        source: Source = self.model.trace_source(given, counts)  # type: ignore[operator]
+        for (i, name), (k, v) in self.model.cross_states(source).items():
+            layer = self.cache.layers[i][name]
+            assert isinstance(layer, CrossLayer)
+            layer.attach_exported(k, v, source.lengths)
+        return source.lengths.clone()

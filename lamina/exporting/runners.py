@@ -1,0 +1,78 @@
+"""Runners: what calls the programs of an archive. One for each target."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.export.graph_signature import InputKind
+
+from lamina.errors import ProgramError
+from lamina.exporting.archive import Archive
+
+
+class Runner(Protocol):
+    def run(self, name: str, *inputs: Tensor) -> Any:
+        """Calls a program, which reads and writes the tensors of the cache in place."""
+
+
+class TorchRunner:
+    """Programs of torch.export, run operation by operation by PyTorch."""
+
+    def __init__(self, modules: Mapping[str, Callable[..., Any]]) -> None:
+        self.modules = modules
+
+    def run(self, name: str, *inputs: Tensor) -> Any:
+        with torch.no_grad():
+            return self.modules[name](*inputs)
+
+
+def runner_of(archive: Archive, cache: dict[str, Tensor]) -> Runner:
+    """The runner for the target of an archive, over this cache."""
+    target = archive.manifest.target
+    if target != "pt2":
+        raise ProgramError(f"{archive.path} is for the target {target!r}, which this Lamina does not run")
+    weights = {name: tensor.to(archive.manifest.device) for name, tensor in archive.weights().items()}
+    return TorchRunner({name: load_program(archive, name, weights, cache) for name in archive.manifest.programs})
+
+
+@contextmanager
+def quiet_loader() -> Iterator[None]:
+    """PyTorch warns of sizes that the tracer named and no operation uses, which is as it should be."""
+    log = logging.getLogger("torch._export.serde.serialize")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def load_program(archive: Archive, name: str, weights: Mapping[str, Tensor], cache: Mapping[str, Tensor]) -> nn.Module:
+    """A program of the archive over these weights and this cache."""
+    try:
+        with quiet_loader():
+            program = torch.export.load(io.BytesIO(archive.read(f"programs/{name}.pt2")))
+    except (RuntimeError, ValueError, KeyError) as error:
+        versions = archive.manifest.versions
+        raise ProgramError(
+            f"program {name} of {archive.path} was written by PyTorch {versions.get('torch')}, and PyTorch "
+            f"{torch.__version__} cannot read it: {error}"
+        ) from error
+    for spec in program.graph_signature.input_specs:
+        target = spec.target
+        if spec.kind == InputKind.USER_INPUT or target is None:
+            continue
+        held = program.state_dict if target in program.state_dict else program.constants
+        found = cache.get(target)
+        if found is None:
+            found = weights.get(f"{name}/{target}" if spec.kind == InputKind.CONSTANT_TENSOR else target)
+        if found is None or found.shape != held[target].shape or found.dtype != held[target].dtype:
+            raise ProgramError(f"{archive.path} has no {target} as program {name} needs it. Export the model again")
+        held[target] = nn.Parameter(found, requires_grad=False) if spec.kind == InputKind.PARAMETER else found
+    return program.module()
