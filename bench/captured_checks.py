@@ -15,7 +15,6 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -24,110 +23,43 @@ import torch
 from torch import Tensor
 
 import lamina
+from bench.device_models import MENDED, PROMPTS, Family
 from bench.many_callers import many_callers
 from lamina.cache.layers.tokens import TokenLayer
 from lamina.generation import Result
 from lamina.model import Model
 from lamina.runtime import why_no_passes
-from tests.families.harness import pair, random_ids, relative, truth
-
-
-@dataclass
-class Family:
-    """A family's model on the GPU, with the same weights in both libraries."""
-
-    theirs: Any
-    model: Model
-    ids: Tensor
-
-    @classmethod
-    def of(cls, family: str, name: str) -> Family:
-        theirs, model = pair(family, name)
-        pair.cache_clear()
-        model = model.cuda()
-        length = min(40, model.context or 40)
-        return cls(theirs.cuda(), model, random_ids(2, length, model.vocab).cuda())
-
-    @property
-    def encodes(self) -> bool:
-        """True if the model reads a source."""
-        return any(spec.reads_source for entry in self.model.specs for spec in entry.values())
-
-
-@dataclass
-class WithEncoder(Family):
-    """A decoder that reads a source: `ids` are both the source and the text."""
-
-    @classmethod
-    def of(cls, family: str, name: str) -> WithEncoder:
-        from tests.families.test_encoder_decoders import pair  # imports every configuration
-
-        theirs, model = pair(family, name)
-        return cls.with_ids(theirs, model)
-
-    @classmethod
-    def t5(cls) -> WithEncoder:
-        from tests.families.test_t5 import FIRST, pair
-
-        return cls.with_ids(*pair(FIRST))
-
-    @classmethod
-    def with_ids(cls, theirs: Any, model: Model) -> WithEncoder:
-        ids = 3 + random_ids(2, 24, 50)  # above special ids: some families count no positions for padding
-        return cls(theirs.cuda(), model.cuda(), ids.cuda())
-
-
-WRONG_BEFORE_5_22 = {
-    "minimax_m2": "this version of transformers ignores rotary_dim",
-    "roformer": "this version of transformers does not mask later tokens",
-}
-"""Families whose logits are compared with a newer version of transformers in tests/families."""
+from tests.families.harness import random_ids, relative
 
 Found = tuple[bool, str]  # whether it is as it should be, and what is written down
 
 
 @torch.no_grad()
 def logits(one: Family) -> Found:
-    if one.encodes:
-        found = one.model(one.ids, source=one.model.encode(one.ids))
-        rows = [one.theirs(input_ids=row[None], decoder_input_ids=row[None], use_cache=False).logits for row in one.ids]
-        expected = torch.cat(rows)
-    else:
-        found, expected = one.model(one.ids), truth(one.theirs, one.ids)
-    assert found is not None
-    error = relative(found, expected)
-    fault = WRONG_BEFORE_5_22.get(one.model.config.model_type)
-    if error >= 2e-4 and fault is not None and version("transformers") < "5.22":
-        return True, f"{error:.1e}: {fault}"
-    return error < 2e-4, f"{error:.1e}"
+    found = one.logits()
+    error, model_type = relative(found, one.truth()), one.model.config.model_type
+    if error < 2e-4 or model_type not in MENDED:
+        return error < 2e-4, f"{error:.1e}"
+    fault, mended = MENDED[model_type]
+    error = relative(found, mended(one))
+    return error < 2e-4, f"{error:.1e}: transformers {version('transformers')} {fault}"
 
 
 def laws(one: Family, **how: Any) -> Found:
     report = lamina.verify(one.model, tries=1, **how)
-    if report.ok:
-        return True, "ok"
-    text = str(report)
-    print(text, file=sys.stderr)
-    if "rounding alone is" in text:  # a small random mixture, whose experts change with the last bit
-        return True, "not to be told: " + text.split("rounding alone is")[1].split(",")[0].strip() + " is rounding"
-    return False, "FAILED"
+    if not report.ok:
+        print(report, file=sys.stderr)
+    return report.ok, "ok" if report.ok else f"FAILED: {report.verdict}"
 
 
 @torch.no_grad()
 def rounded(one: Family) -> Found:
     """The model is in bfloat16 from here on."""
-
-    def run() -> Tensor:
-        source = {"source": one.model.encode(one.ids)} if one.encodes else {}
-        logits = one.model(one.ids, **source)
-        assert logits is not None
-        return logits.float()
-
-    exact = run()
+    exact = one.logits()
     one.model = one.model.to(torch.bfloat16)
     if reason := why_plain(one.model):
         return True, reason
-    said = same_but_for_ties(one.model, float((run() - exact).abs().max()))
+    said = same_but_for_ties(one, float((one.logits().float() - exact).abs().max()))
     return said == "yes", said
 
 
@@ -139,15 +71,17 @@ def why_plain(model: Model) -> str | None:
 
 def greedy(one: Family) -> Found:
     """Whether captured greedy tokens are those of plain passes, in float32."""
-    found, expected = one.model.generate(PROMPTS, 20, eos_token_id=None), plain(one.model, PROMPTS, 20)
+    found, expected = one.generate(20), one.plain(20)
     good = found.tokens == expected.tokens and "captured" in found.how
     return good, "yes" if good else f"no: {found.how}"
 
 
-def yes(check: Callable[[Model], str]) -> Callable[[Family], Found]:
+def yes(check: Callable[[Family], str]) -> Callable[[Family], Found]:
+    """A check that says "yes", that there is nothing to check, or what is wrong."""
+
     def asked(one: Family) -> Found:
-        said = check(one.model)
-        return not said.startswith("no:") if check is in_codes else said == "yes", said
+        said = check(one)
+        return said == "yes" or said == NO_CODES, said
 
     return asked
 
@@ -175,16 +109,18 @@ def columns() -> dict[str, Callable[[Family], Found]]:
         GREEDY: if_captured(greedy),
         LAWS: laws,
         "laws on the host, float32": partial(laws, residence="host"),
-        "no sync in a decode pass": yes(without_syncs),
+        "no sync in a decode pass": yes(lambda one: without_syncs(one.model)),
         "captured equals plain, greedy and drawn, float32, captures for two caches": if_captured(captured_is_plain),
         PASSES: if_captured(yes(passes_are_plain)),
         "in pages the same tokens, captured as without, greedy, drawn, drafted, in forks and beams, and no sync": yes(
-            in_pages
+            lambda one: in_pages(one.model)
         ),
         f"captured passes over codes ({', '.join(CODECS)}) are plain ones, in pages too, float32": if_captured(
-            yes(in_codes)
+            yes(lambda one: in_codes(one.model))
         ),
-        "threads, CUDA streams, tasks and interleaved streams get the tokens of a run alone": yes(many_callers),
+        "threads, CUDA streams, tasks and interleaved streams get the tokens of a run alone": yes(
+            lambda one: many_callers(one.model)
+        ),
         ROUNDED: rounded,
         ROUNDED_LAWS: laws,
     }
@@ -192,8 +128,8 @@ def columns() -> dict[str, Callable[[Family], Found]]:
 
 SHORT = (LOGITS, GREEDY, PASSES, ROUNDED)
 """What is checked of a family whose captured step launches the kernels of another."""
-WITH_ENCODER = (LOGITS, GREEDY, LAWS, ROUNDED, ROUNDED_LAWS)
-"""What is checked of a decoder with an encoder."""
+WITH_SOURCE = (LOGITS, GREEDY, LAWS, PASSES, ROUNDED, ROUNDED_LAWS)
+"""What is checked of a decoder that reads a source."""
 
 
 def own_model() -> dict[str, Found]:
@@ -205,7 +141,7 @@ def own_model() -> dict[str, Found]:
     found: dict[str, Found] = {"how it decodes": ("captured" in model.explain(), model.explain())}
     same = model.generate(PROMPTS, 30).tokens == plain(model, PROMPTS, 30).tokens
     found["captured steps are plain passes"] = same, "yes" if same else "no"
-    said = passes_are_plain(model)
+    said = passes_are_plain(Family(None, model, torch.zeros(0)))
     found["captured passes and speculation are plain ones"] = said == "yes", said
     long = [[1] * (model.max_positions - 3), [5, 6]]
     ends = model.generate(long, 12)
@@ -219,7 +155,7 @@ def own_model() -> dict[str, Found]:
     return found
 
 
-PROMPTS = [[5, 9, 12, 3, 44, 8, 21], [7], [30, 31, 32]]
+NO_CODES = "nothing is written in codes"
 CODECS = ("int8", "k5v4", "fp8")  # of which the first in pages too
 DRAWN = {"do_sample": True, "top_k": 20, "top_p": 0.9, "temperature": 0.8, "repetition_penalty": 1.2, "seed": 5}
 
@@ -246,16 +182,16 @@ def captured_is_plain(one: Family) -> Found:
 
 
 def plain(model: Model, prompts: list[list[int]], more: int, **settings: Any) -> Result:
-    """By plain passes: a captured step writes no logits down."""
+    """See `Family.plain`."""
     return model.generate(prompts, more, eos_token_id=None, output_logits=True, **settings)
 
 
-def same_but_for_ties(model: Model, error: float) -> str:
+def same_but_for_ties(one: Family, error: float) -> str:
     """Whether captured greedy tokens are those of plain passes up to the first near-tie: a step whose best two logits
     are less than four times the error apart."""
-    found, expected = model.generate(PROMPTS, 30, eos_token_id=None), plain(model, PROMPTS, 30)
+    found, expected = one.generate(30), one.plain(30)
     for row, (a, b) in enumerate(zip(found.tokens, expected.tokens, strict=True)):
-        at = next((n for n, (one, other) in enumerate(zip(a, b, strict=True)) if one != other), None)
+        at = next((n for n, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)
         if at is not None:
             best = expected.logits[row][: at + 1].float().topk(2, dim=-1).values
             if not bool(((best[:, 0] - best[:, 1]) < 4 * error).any()):
@@ -264,9 +200,10 @@ def same_but_for_ties(model: Model, error: float) -> str:
 
 
 @torch.no_grad()
-def passes_are_plain(model: Model) -> str:
+def passes_are_plain(family: Family) -> str:
     """Whether captured passes of several tokens, and speculation on them, give what plain passes give."""
-    fast, slow = (model.new_cache(3) for _ in range(2))
+    model = family.model
+    fast, slow = (family.new_cache(3) for _ in range(2))
     if reason := why_no_passes(model, fast):
         return reason
     draw = random.Random(0)
@@ -284,7 +221,7 @@ def passes_are_plain(model: Model) -> str:
             one.commit(accepted)
         step.commit(accepted)
         fast.poison()
-    fast.reserve(200)  # growing looks at the lengths
+    fast.reserve(min(200, model.max_positions or 200))  # growing looks at the lengths
     with model.graphs.pass_of(3, T) as one:
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -299,9 +236,9 @@ def passes_are_plain(model: Model) -> str:
     step.commit(accepted)
     if fast.tokens != slow.tokens:
         return "no: tokens"
-    expected_tokens = plain(model, PROMPTS, 30).tokens
-    for settings in ({"prompt_lookup_num_tokens": 3}, {"assistant_early_exit": 1, "num_assistant_tokens": 4}):
-        result = model.generate(PROMPTS, 30, eos_token_id=None, **settings)
+    expected_tokens = family.plain(30).tokens
+    for settings in family.drafts:
+        result = family.generate(30, **settings)
         if result.tokens != expected_tokens or not result.how.startswith("captured"):
             return f"no: {next(iter(settings))}, {result.how}"
     return "yes"
@@ -338,7 +275,7 @@ def in_codes(model: Model) -> str:
     if not any(
         isinstance(layer, TokenLayer) and layer.roles for entry in model.new_cache().layers for layer in entry.values()
     ):
-        return "nothing is written in codes"
+        return NO_CODES
     ids = random_ids(3, 40, model.vocab).cuda()
     exact, worst = logits_by_pieces(model, model.new_cache(3), ids, plainly), 0.0
     for codec in CODECS:

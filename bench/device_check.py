@@ -5,10 +5,12 @@ transformers, the laws, caches in pages and codes, many callers. Families whose 
 (`bench/kernel_signature.py`) share a run: one of them gets every check, the others logits, greedy decoding in float32
 and bfloat16, and passes of several tokens.
 
-    --jobs N        N processes side by side
-    --shard K/N     only every N-th family, from the K-th on
+    --jobs N        N processes side by side, each of which takes the next family when it is done with one
+    --seconds S     after this, no family is begun
+    --first A B     these before all others
     --families A B  only these, with every check
-    --again         forget what OUT.md's record holds
+    --shard K/N     only every N-th family, from the K-th on
+    --again         also families that OUT.md's record holds; the last line of each counts
 
 Results are appended to OUT.md.jsonl family by family, and a family that is in there is not run again, so a run that was
 cut goes on where it ended. OUT.md is written from the record. A model of one's own (`docs/own_model.py`) is the family
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import json
 import os
 import platform
@@ -26,15 +29,18 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Hashable
+from collections import deque
+from collections.abc import Callable, Hashable
 from datetime import date
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 if TYPE_CHECKING:
-    from bench.captured_checks import Family
+    from bench.captured_checks import Found
+    from bench.device_models import Family
 
 CASES_FOLDER = Path(__file__).resolve().parent.parent / "tests" / "families"
 
@@ -70,58 +76,65 @@ def stand_in_for_missing_configs() -> list[str]:
 # -- what to run ---------------------------------------------------------------------------------------------------
 
 
-def runs(families: list[str]) -> dict[str, tuple[str | None, Hashable]]:
-    """family -> the family whose run it shares (None: it gets every check), and its signature; full runs first."""
-    from bench.kernel_signature import signature
+def model_types() -> list[str]:
+    """Every family of the package, those with all kinds of layers first, and two that no model_type names."""
+    from bench.device_models import OTHER_NAMES, WITH_STATES
+    from lamina.models import TEXT_PARTS
     from tests.families.cases import CASES, CORE
-    from tests.families.encoder_decoder_cases import FAMILIES
+    from tests.families.encoder_decoder_cases import FIRST_CASES
+
+    names = {case: model_type for model_type, case in OTHER_NAMES.items()}
+    decoders = [names.get(case, case) for case in dict.fromkeys([*CORE, *CASES])]
+    return [*decoders, *FIRST_CASES, WITH_STATES, *TEXT_PARTS, "own"]
+
+
+def runs(families: list[str], first: list[str] | None = None) -> dict[str, tuple[str | None, Hashable]]:
+    """family -> the family whose run it shares (None: it gets every check), and its signature; `first` and full runs
+    first."""
+    from lamina.models import TEXT_PARTS
 
     found: dict[str, tuple[str | None, Hashable]] = {}
-    first: dict[Hashable, str] = {}
-    for family in [*CORE, *(one for one in CASES if one not in CORE)]:
-        try:
-            kernels = signature(next(iter(CASES[family].values()))().to_dict())
-        except Exception:  # told when it is run
-            kernels = None
-        shared = first.setdefault(kernels, family) if kernels is not None and not families else family
+    by_kernels: dict[Hashable, str] = {}
+    for family in model_types():
+        kernels = kernels_of(TEXT_PARTS.get(family, family))
+        shared = by_kernels.setdefault(kernels, family) if kernels is not None and not families else family
         found[family] = (None if shared == family else shared, kernels)
-    found |= dict.fromkeys(["t5", *FAMILIES, "own"], (None, None))
-    ordered = sorted(found, key=lambda family: found[family][0] is not None)
+    if unknown := {*families, *(first or ())} - {*found}:
+        raise SystemExit(f"no family is called {', '.join(sorted(unknown))}; known: {', '.join(sorted(found))}")
+    ordered = sorted(found, key=lambda family: (family not in (first or ()), found[family][0] is not None))
     return {family: found[family] for family in ordered if not families or family in families}
 
 
-def model_of(family: str) -> Family:
-    from bench.captured_checks import Family, WithEncoder
-    from tests.families.cases import CASES
-    from tests.families.encoder_decoder_cases import FAMILIES
+@functools.cache
+def kernels_of(family: str) -> Hashable:
+    """The signature of its captured step; None if there is none, which is told when the family is run."""
+    from bench.device_models import config_of
+    from bench.kernel_signature import signature
 
-    if family == "t5":
-        return WithEncoder.t5()
-    if family in FAMILIES:
-        return WithEncoder.of(family, next(iter(FAMILIES[family])))
-    return Family.of(family, next(iter(CASES[family])))
+    try:
+        return signature(config_of(family))
+    except Exception:
+        return None
 
 
 def run(family: str, shared: str | None) -> dict[str, Any]:
     """All checks of one family: a line of the record."""
-    from bench.captured_checks import SHORT, WITH_ENCODER, columns, own_model
+    from bench.captured_checks import SHORT, WITH_SOURCE, columns, own_model
+    from bench.device_models import model_of
 
-    line: dict[str, Any] = {"family": family, "shares": shared, "cells": {}, "failed": []}
+    line: dict[str, Any] = {"family": family, "shares": shared, "cells": {}, "failed": [], "took": {}}
+    line["machine"] = machine()
     started = time.perf_counter()
     try:
         if family == "own":
-            checks = {title: found for title, found in own_model().items()}
+            checks = own_model()
             line["cells"] = {title: said for title, (_, said) in checks.items()}
             line["failed"] = [title for title, (good, _) in checks.items() if not good]
         else:
             one = model_of(family)
-            wanted = WITH_ENCODER if one.encodes else SHORT if shared else tuple(columns())
-            for title, check in columns().items():
-                if title in wanted:
-                    good, said = check(one)
-                    line["cells"][title] = said
-                    line["failed"] += [] if good else [title]
-                    print(f"{family}, {title}: {said}{'' if good else ' FAILED'}", flush=True)
+            wanted = [title for title in columns() if not one.encodes or title in WITH_SOURCE]
+            for title in wanted if shared is None else [title for title in wanted if title in SHORT]:
+                try_one(line, title, columns()[title], one)
     except NotInTransformers as missing:
         line["skipped"] = f"transformers has no {missing}"
     except Exception as error:
@@ -129,6 +142,20 @@ def run(family: str, shared: str | None) -> dict[str, Any]:
         line["failed"].append(f"{type(error).__name__}: {error}"[:300])
     line["seconds"] = round(time.perf_counter() - started, 1)
     return line
+
+
+def try_one(line: dict[str, Any], title: str, check: Callable[[Family], Found], one: Family) -> None:
+    """Writes down what a check finds. One that raises has failed; the others are still tried."""
+    begun = time.perf_counter()
+    try:
+        good, said = check(one)
+    except Exception as error:
+        traceback.print_exc()
+        good, said = False, f"{type(error).__name__}: {error}"[:300]
+    line["took"][title] = round(time.perf_counter() - begun, 1)
+    line["cells"][title] = said
+    line["failed"] += [] if good else [f"{title}: {said}"]
+    print(f"{line['family']}, {title}: {said}{'' if good else ' FAILED'}", flush=True)
 
 
 # -- the record ----------------------------------------------------------------------------------------------------
@@ -185,40 +212,104 @@ def machine() -> str:
 
 
 def main() -> None:
+    started = time.perf_counter()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--shard", default="1/1")
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--first", nargs="*", default=[])
     parser.add_argument("--families", nargs="*", default=[])
+    parser.add_argument("--shard", default="1/1")
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     record = given.out.with_name(given.out.name + ".jsonl")
     stand_in_for_missing_configs()  # before test cases are imported
-    if given.again:
-        record.unlink(missing_ok=True)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    if given.worker:
+        return work(record)
+    which, of = map(int, given.shard.split("/"))
+    done = {} if given.again else read(record)
+    wanted = list(runs(given.families, given.first).items())[which - 1 :: of]
+    tasks = ((family, shared) for family, (shared, _) in wanted if family not in done)
+    until = started + given.seconds
     if given.jobs > 1:
-        start_jobs(given)
+        side_by_side(list(tasks), record, given.jobs, until)
     else:
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
-        which, of = map(int, given.shard.split("/"))
-        for family, (shared, _) in list(runs(given.families).items())[which - 1 :: of]:
-            if family not in read(record):
+        for family, shared in tasks:
+            if time.perf_counter() < until:
                 append(record, run(family, shared))
     lines = read(record)
-    given.out.write_text(page(lines, machine()))
+    given.out.write_text(
+        page(lines, next((line["machine"] for line in lines.values() if "machine" in line), machine()))
+    )
     failed = [family for family, line in lines.items() if line["failed"]]
-    print(f"{len(lines)} families, {len(failed)} failed: {', '.join(failed) or 'none'}")
-    sys.exit(bool(failed))
+    left = [family for family, _ in wanted if family not in lines]
+    print(f"{len(lines)} families, {len(failed)} failed: {', '.join(failed) or 'none'}; {len(left)} left")
+    sys.exit(bool(failed or left))
 
 
-def start_jobs(given: argparse.Namespace) -> None:
-    """Runs the shards side by side and waits for them; each has one CPU thread."""
-    words = [sys.executable, "-m", "bench.device_check", str(given.out)]
-    more = ["--families", *given.families] if given.families else []
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    shards = [[*words, "--shard", f"{k}/{given.jobs}", *more] for k in range(1, given.jobs + 1)]
-    for job in [subprocess.Popen(shard, env=environment) for shard in shards]:
+# -- processes -----------------------------------------------------------------------------------------------------
+
+COMMAND = [sys.executable, "-m", "bench.device_check"]
+DONE, LAST = "this family is done", "this family is done, and this process ends"
+
+
+def work(record: Path) -> None:
+    """What a process does: reads a family and the one it shares a run with from each line of standard input."""
+    tell, sys.stdout = sys.stdout, sys.stderr
+    for text in sys.stdin:
+        family, shared = json.loads(text)
+        append(record, run(family, shared))
+        print(DONE if device_answers() else LAST, file=tell, flush=True)
+        if not device_answers():
+            return
+
+
+def device_answers() -> bool:
+    """False after a fault on the device: nothing runs in this process any more."""
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        return not torch.cuda.is_available()
+    return True
+
+
+def side_by_side(tasks: list[tuple[str, str | None]], record: Path, jobs: int, until: float) -> None:
+    """Hands families to `jobs` processes, one at a time each. A process that ends is replaced by another."""
+    waiting = deque(tasks)
+    threads = [Thread(target=hand_out, args=(waiting, record, until)) for _ in range(min(jobs, len(tasks)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def hand_out(waiting: deque[tuple[str, str | None]], record: Path, until: float) -> None:
+    """Keeps one process at work until no family waits, or the time is over."""
+    words = [*COMMAND, str(record.with_suffix("")), "--worker"]
+    job: subprocess.Popen[str] | None = None
+    while waiting and time.perf_counter() < until:
+        try:
+            task = waiting.popleft()
+        except IndexError:  # another thread was quicker
+            break
+        if job is None or job.poll() is not None:
+            job = subprocess.Popen(
+                words, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )  # fmt: skip
+        assert job.stdin is not None and job.stdout is not None
+        print(json.dumps(task), file=job.stdin, flush=True)
+        said = next((line.strip() for line in job.stdout if line.strip() in (DONE, LAST)), None)
+        if said is None:
+            ended = f"the process ended with exit code {job.wait()}"
+            append(record, {"family": task[0], "shares": task[1], "cells": {}, "failed": [ended], "seconds": 0.0})
+        elif said == LAST:
+            job.wait()
+    if job is not None and job.stdin is not None:
+        job.stdin.close()
         job.wait()
 
 

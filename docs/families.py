@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lamina.checkpoint.gguf.file import ARCHITECTURES
+from lamina.checkpoint.shapes import SHAPES
 from lamina.config import Config
 from lamina.loading import on_meta
 from lamina.models import TEXT_PARTS, family_of, known_types
@@ -108,18 +109,50 @@ def gguf_types() -> set[str]:
 def shares() -> dict[str, str]:
     """model_type -> share of the decode limit of one row, by the last run of each shape on an H200."""
     found: dict[str, dict[str, tuple[int, float]]] = {}
-    for file in sorted((ROOT / "bench" / "results").glob("*h200*.json")):
-        run = json.loads(file.read_text())
-        runs = [one for one in run.get("decode", ()) if one["subject"] == "lamina" and one["rows"] == 1]
-        if not runs or run["dtype"] != "bfloat16" or "model_type" not in run["shape"]["config"]:
-            continue
-        nearest = min(runs, key=lambda one: abs(one["context"] - 1024))
-        by_shape = found.setdefault(run["shape"]["config"]["model_type"], {})
-        by_shape[run["shape"]["name"]] = nearest["context"], nearest["share"]
+    for file in sorted((ROOT / "bench" / "results").glob("*h200*.md")):
+        run = (run_of_json if file.with_suffix(".json").exists() else run_of_markdown)(file)
+        if run is not None and run.contexts:
+            nearest = min(run.contexts, key=lambda context: abs(context - 1024))
+            found.setdefault(run.model_type, {})[run.shape] = nearest, run.contexts[nearest]
     return {
         kind: "; ".join(f"{share:.0%} ({name}, context {at:,})" for name, (at, share) in runs.items())
         for kind, runs in found.items()
     }
+
+
+class DecodeRun(NamedTuple):
+    """A run of `lamina bench` in bfloat16."""
+
+    model_type: str
+    shape: str
+    contexts: dict[int, float]
+    """context -> share of the limit, with one row"""
+
+
+def run_of_json(file: Path) -> DecodeRun | None:
+    run = json.loads(file.with_suffix(".json").read_text())
+    if run["dtype"] != "bfloat16" or "model_type" not in run["shape"]["config"]:
+        return None
+    lines = [one for one in run.get("decode", ()) if one["subject"] == "lamina" and one["rows"] == 1]
+    shares = {one["context"]: one["share"] for one in lines}
+    return DecodeRun(run["shape"]["config"]["model_type"], run["shape"]["name"], shares)
+
+
+def run_of_markdown(file: Path) -> DecodeRun | None:
+    """The report of a run whose .json was not kept; None for a page that is none, or of a shape that is not known."""
+    text = file.read_text()
+    title = re.match(r"# (\S+) on ", text)
+    if title is None or title[1] not in SHAPES or "--dtype bfloat16" not in text:
+        return None
+    shape = SHAPES[title[1]]
+    columns: list[str] = []
+    shares: dict[int, float] = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        columns = cells if cells[:2] == ["rows", "context"] else columns
+        if len(cells) == len(columns) and cells[0] == "1" and cells[2] == "lamina":
+            shares[int(cells[1])] = float(cells[columns.index("share")].rstrip("%")) / 100
+    return DecodeRun(shape.config["model_type"], shape.name, shares)
 
 
 # -- measurements --------------------------------------------------------------------------------------------------

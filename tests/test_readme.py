@@ -35,6 +35,18 @@ def test_errors_are_rounded_up_to_one_digit() -> None:
         assert families.round_up(error) == shown
 
 
+def test_shares_of_the_decode_limit_are_read_from_reports_as_from_their_json() -> None:
+    reports = sorted((ROOT / "bench" / "results").glob("*h200*.md"))
+    read = {file: families.run_of_markdown(file) for file in reports}
+    both = [(file, run) for file, run in read.items() if run and file.with_suffix(".json").exists()]
+    assert len(both) > 15
+    for file, run in both:
+        exact = families.run_of_json(file)
+        assert exact is not None and exact.model_type == run.model_type and exact.shape == run.shape
+        assert run.contexts == pytest.approx(exact.contexts, abs=6e-4)  # tenths of a percent
+    assert "(qwen3-8b, context 1,024)" in families.shares()["qwen3"]
+
+
 def test_make_has_the_commands_it_names() -> None:
     targets = (ROOT / "Makefile").read_text()
     named = [name for page in PAGES for name in re.findall(r"^make (\w+)|`make (\w+)", page.read_text(), re.M)]

@@ -52,8 +52,8 @@ class Verification:
     def finished(self) -> Report:
         if self._flips:
             self.report.notes.append(
-                f"{self._flips} tokens were left out: a near-tie of experts, or of tokens to read, was decided otherwise "
-                "than without a cache, for them or for one before them"
+                f"{self._flips} tokens were left out: a near-tie of experts, or of tokens to read, was decided "
+                "otherwise than without a cache, for them or for one before them"
             )
         order = {f"layer {i}": i for i in range(len(self.model.blocks))}
         self.report.differences.sort(key=lambda d: (order.get(d.where, len(order)), d.position, d.row))

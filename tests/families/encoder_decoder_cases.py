@@ -1,11 +1,14 @@
-"""Small random checkpoints of encoder–decoder families: for each, cases and functions that make a config."""
+"""Small random checkpoints of encoder–decoder families: for each, cases and functions that make a config; `pair_of`."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any
 
+import torch
 from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
     BartConfig,
     BertConfig,
     BertGenerationConfig,
@@ -20,17 +23,23 @@ from transformers import (
     M2M100Config,
     MarianConfig,
     MBartConfig,
+    MoonshineConfig,
     MT5Config,
     MvpConfig,
     PegasusConfig,
     PLBartConfig,
     RobertaConfig,
     SwitchTransformersConfig,
+    T5Config,
     T5GemmaConfig,
     T5GemmaModuleConfig,
     UMT5Config,
+    WhisperConfig,
     XLMRobertaConfig,
 )
+
+from lamina.encoder import EncoderDecoder
+from tests.families.harness import loaded
 
 SIZES: dict[str, Any] = dict(
     d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=2,
@@ -230,3 +239,34 @@ FAMILIES: dict[str, dict[str, Any]] = {
         ),
     },
 }
+
+WHISPER_SIZES: dict[str, Any] = dict(
+    vocab_size=160, num_mel_bins=80, d_model=32, encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=48,
+    decoder_layers=2, decoder_attention_heads=2, decoder_ffn_dim=40, max_source_positions=50, max_target_positions=64,
+    decoder_start_token_id=91, pad_token_id=90, bos_token_id=90, eos_token_id=90, begin_suppress_tokens=[3, 90],
+)  # fmt: skip
+MOONSHINE_SIZES: dict[str, Any] = dict(
+    hidden_size=32, intermediate_size=48, encoder_num_hidden_layers=2, decoder_num_hidden_layers=2, vocab_size=67,
+    encoder_num_attention_heads=2, decoder_num_attention_heads=2, max_position_embeddings=64,
+)  # fmt: skip
+SPEECH = {"whisper": partial(WhisperConfig, **WHISPER_SIZES), "moonshine": partial(MoonshineConfig, **MOONSHINE_SIZES)}
+FIRST_CASES = {"t5": partial(T5Config, **T5_SIZES)} | {name: next(iter(of.values())) for name, of in FAMILIES.items()}
+FIRST_CASES |= SPEECH
+"""One case of every encoder–decoder family; t5, whisper and moonshine have tests of their own."""
+
+
+def pair_of(config: Any, noise: float = 0.05) -> tuple[Any, EncoderDecoder]:
+    """A random model of transformers in float32, and ours loaded from what it saved."""
+    torch.manual_seed(0)
+    auto = AutoModelForSpeechSeq2Seq if config.model_type in SPEECH else AutoModelForSeq2SeqLM
+    theirs = auto.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    unsaved = [*(theirs._keys_to_ignore_on_save or [])]
+    if config.model_type == "fsmt":  # sines and cosines, which published checkpoints do not have
+        unsaved += ["model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"]
+    with torch.no_grad():
+        for path, tensor in [*theirs.named_parameters(), *theirs.named_buffers()]:
+            if path not in unsaved and (isinstance(tensor, torch.nn.Parameter) or path == "final_logits_bias"):
+                tensor.add_(torch.randn_like(tensor) * noise)
+    ours = loaded(theirs)
+    assert isinstance(ours, EncoderDecoder)
+    return theirs, ours

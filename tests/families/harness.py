@@ -50,9 +50,14 @@ def pair(family: str, name: str) -> tuple[Any, Model]:
         for name, buffer in theirs.named_buffers():
             if name in saved and buffer.is_floating_point() and not name.endswith(COMPUTED):
                 buffer.add_(torch.randn_like(buffer) * 0.1)
+    return theirs, loaded(theirs)
+
+
+def loaded(theirs: Any) -> Model:
+    """Ours, loaded from what a model of transformers saves."""
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)
-        return theirs, lamina.load(folder, device="cpu")
+        return lamina.load(folder, device="cpu")
 
 
 def verified(model: Model) -> Report:

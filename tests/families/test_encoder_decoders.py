@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import functools
 import random
-import tempfile
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForSeq2SeqLM
 
-import lamina
 from lamina.config import Config
 from lamina.encoder import EncoderDecoder
 from lamina.errors import InputError
 from lamina.generation.prompt import from_padded, from_rows
 from lamina.models import family_of
-from tests.families.encoder_decoder_cases import FAMILIES
+from tests.families.encoder_decoder_cases import FAMILIES, pair_of
 from tests.families.harness import TOLERANCE, random_cuts, random_ids, relative, run_in_pieces, run_ragged, verified
 
 ALL = [(family, name) for family, cases in FAMILIES.items() for name in cases]
@@ -31,22 +28,7 @@ LENGTH = 30
 
 @functools.cache
 def pair(family: str, name: str) -> tuple[Any, EncoderDecoder]:
-    """A random model of transformers in float32, and ours loaded from what it saved."""
-    torch.manual_seed(0)
-    config = FAMILIES[family][name]()
-    theirs = AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
-    unsaved = [*(theirs._keys_to_ignore_on_save or [])]
-    if family == "fsmt":  # sines and cosines, which published checkpoints do not have
-        unsaved += ["model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"]
-    with torch.no_grad():
-        for path, tensor in [*theirs.named_parameters(), *theirs.named_buffers()]:
-            if path not in unsaved and (isinstance(tensor, torch.nn.Parameter) or path == "final_logits_bias"):
-                tensor.add_(torch.randn_like(tensor) * 0.05)
-    with tempfile.TemporaryDirectory() as folder:
-        theirs.save_pretrained(folder)
-        ours = lamina.load(folder, device="cpu")
-    assert isinstance(ours, EncoderDecoder)
-    return theirs, ours
+    return pair_of(FAMILIES[family][name]())
 
 
 @torch.no_grad()

@@ -16,12 +16,9 @@ import lamina
 from lamina.errors import InputError
 from lamina.models.moonshine import Moonshine
 from lamina.runtime.eligibility import why_no_kernels
+from tests.families.encoder_decoder_cases import MOONSHINE_SIZES
 from tests.families.harness import TOLERANCE, random_ids, relative, run_ragged
 
-SIZES: dict[str, Any] = dict(
-    hidden_size=32, intermediate_size=48, encoder_num_hidden_layers=2, decoder_num_hidden_layers=2, vocab_size=67,
-    encoder_num_attention_heads=2, decoder_num_attention_heads=2, max_position_embeddings=64,
-)  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "biases, relu, untied": dict(
@@ -36,7 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 def pair(name: str) -> tuple[Any, Moonshine]:
     torch.manual_seed(0)
-    config = MoonshineConfig(**SIZES | CASES[name])
+    config = MoonshineConfig(**MOONSHINE_SIZES | CASES[name])
     theirs = MoonshineForConditionalGeneration._from_config(
         config, dtype=torch.float32, attn_implementation="eager"
     ).eval()

@@ -24,6 +24,7 @@ from lamina.generation.prompt import from_padded, from_rows
 from lamina.models import family_of
 from lamina.models.t5 import LARGEST, T5
 from lamina.nn import RelativeBias
+from tests.families.encoder_decoder_cases import T5_SIZES
 from tests.families.harness import TOLERANCE, random_cuts, random_ids, relative, run_in_pieces, run_ragged
 
 LENGTH = 40
@@ -46,11 +47,7 @@ FIRST = "tied"
 def pair(name: str) -> tuple[Any, T5]:
     """A random model of transformers in float32, and ours loaded from what it saved."""
     torch.manual_seed(0)
-    settings: dict[str, Any] = dict(
-        d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=67, decoder_start_token_id=0,
-        relative_attention_num_buckets=8, relative_attention_max_distance=20,
-    )  # fmt: skip
-    settings |= CASES[name]
+    settings = T5_SIZES | CASES[name]
     own_head = settings.pop("own_head", False)
     theirs = T5ForConditionalGeneration(T5Config(**settings)).eval()
     if own_head:

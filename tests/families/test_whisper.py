@@ -19,6 +19,7 @@ from lamina.cache import Source
 from lamina.errors import InputError
 from lamina.generation.prompt import from_padded
 from lamina.models.whisper import Whisper
+from tests.families.encoder_decoder_cases import WHISPER_SIZES
 from tests.families.harness import TOLERANCE, random_cuts, random_ids, relative, run_in_pieces, run_ragged
 
 LENGTH, VOCAB, POSITIONS = 40, 160, 50  # a window is 1 s: 100 frames, 50 positions
@@ -39,13 +40,7 @@ FIRST, MANY = "english", "multilingual"
 def pair(name: str) -> tuple[Any, Whisper]:
     """A random model of transformers in float32, and ours loaded from what it saved."""
     torch.manual_seed(0)
-    settings: dict[str, Any] = dict(
-        vocab_size=VOCAB, num_mel_bins=80, d_model=32, encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=48,
-        decoder_layers=2, decoder_attention_heads=2, decoder_ffn_dim=40, max_source_positions=POSITIONS,
-        max_target_positions=64, decoder_start_token_id=91, pad_token_id=90, bos_token_id=90, eos_token_id=90,
-        begin_suppress_tokens=[3, 90],
-    )  # fmt: skip
-    settings |= CASES[name]
+    settings = WHISPER_SIZES | CASES[name]
     multilingual = settings.pop("multilingual", False)
     theirs = WhisperForConditionalGeneration(WhisperConfig(**settings)).eval()
     with torch.no_grad():

@@ -10,12 +10,25 @@ import pytest
 import transformers
 
 from bench import device_check
+from bench.device_models import WITH_STATES, config_of
 from bench.kernel_signature import signature
+from lamina.models import FAMILIES, TEXT_PARTS
 from tests.families.cases import CASES
 
 
 def of(family: str) -> Any:
-    return signature(next(iter(CASES[family].values()))().to_dict())
+    return signature(config_of(family))
+
+
+def test_every_registered_family_is_run() -> None:
+    found = device_check.runs([])
+    assert {*FAMILIES, *TEXT_PARTS} == {*found} - {WITH_STATES, "own"}
+    full = [family for family, (shared, _) in found.items() if shared is None]
+    assert full == list(found)[: len(full)] and all(found[shared][0] is None for shared, _ in found.values() if shared)
+    assert found["gemma3"][0] == "gemma3_text" and found["mistral3"][0] == found["mistral"][0]
+    assert list(device_check.runs([], first=["mt5", "llama"]))[:3] == ["llama", "mt5", "deepseek_v3"]
+    with pytest.raises(SystemExit, match="no family is called lama; known: afmoe, "):
+        device_check.runs(["lama"])
 
 
 def test_families_that_launch_the_same_kernels_share_a_run() -> None:
@@ -37,7 +50,7 @@ def check(monkeypatch: pytest.MonkeyPatch, out: Path, *words: str) -> list[str]:
     plan = {"a": (None, 1), "b": (None, 2), "c": (None, 3), "d": ("a", 1), "e": ("b", 2)}
     monkeypatch.setattr(device_check, "run", run)
     monkeypatch.setattr(
-        device_check, "runs", lambda families: {k: v for k, v in plan.items() if k in families or not families}
+        device_check, "runs", lambda families, first: {k: v for k, v in plan.items() if k in families or not families}
     )
     monkeypatch.setattr(sys, "argv", ["device_check", str(out), *words])
     with pytest.raises(SystemExit) as end:
@@ -57,6 +70,7 @@ def test_shards_divide_the_families_and_a_second_run_skips_what_is_done(
     record.write_text("\n".join(record.read_text().splitlines()[:-1]) + '\n{"family": "d", "cel')  # cut while writing
     assert check(monkeypatch, out) == ["d"]
     text = out.read_text()
+    assert check(monkeypatch, out, "--seconds", "0") == []
     assert "| d | as a | as a | ok | as a |" in text and "- FAILED: c, laws, float32" in text
     assert check(monkeypatch, out, "--again", "--families", "b") == ["b"]
 
@@ -75,3 +89,40 @@ def test_a_family_that_the_installed_transformers_lacks_is_skipped_by_name(monke
 def test_an_error_in_a_check_is_written_down_and_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CASES, "broken", {"first": lambda: 1 // 0})
     assert device_check.run("broken", None)["failed"] == ["ZeroDivisionError: integer division or modulo by zero"]
+
+
+def test_a_check_that_raises_has_failed_and_the_next_is_tried() -> None:
+    line: dict[str, Any] = {"family": "a", "took": {}, "cells": {}, "failed": []}
+    device_check.try_one(line, "laws", lambda one: 1 // 0, None)  # type: ignore[arg-type, return-value]
+    device_check.try_one(line, "greedy", lambda one: (True, "yes"), None)  # type: ignore[arg-type]
+    assert line["failed"] == ["laws: ZeroDivisionError: integer division or modulo by zero"]
+    assert line["cells"]["greedy"] == "yes"
+
+
+WORKER = """
+import json, sys
+for text in sys.stdin:
+    family, shared = json.loads(text)
+    if family == "dies":
+        sys.exit(3)
+    with open(sys.argv[1] + ".jsonl", "a") as record:
+        print(json.dumps({"family": family, "shares": shared, "cells": {}, "failed": []}), file=record)
+    print("this family is done" + (", and this process ends" if family == "last" else ""), flush=True)
+    if family == "last":
+        sys.exit(0)
+"""
+
+
+def test_processes_take_families_as_they_are_free_and_one_that_ends_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_check, "COMMAND", [sys.executable, "-c", WORKER])
+    record = tmp_path / "out.md.jsonl"
+    families = ["a", "dies", "last", "b", "c", "d"]
+    device_check.side_by_side([(family, None) for family in families], record, 2, until=float("inf"))
+    lines = device_check.read(record)
+    assert sorted(lines) == sorted(families)
+    failed = {family: line["failed"] for family, line in lines.items() if line["failed"]}
+    assert failed == {"dies": ["the process ended with exit code 3"]}
+    device_check.side_by_side([("e", None)], record, 2, until=0.0)
+    assert "e" not in device_check.read(record)
