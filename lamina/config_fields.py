@@ -215,12 +215,12 @@ FIELDS: Mapping[str, Field] = {
         "rope_theta rope_local_base_freq compress_rope_theta factor low_freq_factor high_freq_factor "
         "query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping logits_soft_cap rotary_emb_base "
         "swiglu_limit swiglu_alpha dim_model_base logits_scaling attention_multiplier short_mscale long_mscale "
-        "clip_qkv",
+        "clip_qkv key_multiplier",
     ),
     **each(FloatField(0, 1, above=True), "partial_rotary_factor rotary_pct"),
     **each(
         FloatField(),
-        "routed_scaling_factor attn_scale embedding_multiplier lm_head_multiplier key_multiplier "
+        "routed_scaling_factor attn_scale embedding_multiplier lm_head_multiplier "
         "attention_in_multiplier attention_out_multiplier ssm_in_multiplier ssm_out_multiplier beta_fast beta_slow "
         "mscale mscale_all_dim attention_factor residual_multiplier router_scaling_factor "
         "logit_scale llama_4_scaling_beta alibi_bias_max scale_depth scale_emb route_scale lambda_std_dev "
