@@ -155,7 +155,7 @@ FIELDS: Mapping[str, Field] = {
     **each(
         SOME_LAYERS,
         "first_k_dense_replace num_nextn_predict_layers num_dense_layers attn_layer_offset expert_layer_offset "
-        "max_window_layers num_kv_shared_layers num_sparse_decoder_layers num_sparse_encoder_layers "
+        "num_mtp_layers max_window_layers num_kv_shared_layers num_sparse_decoder_layers num_sparse_encoder_layers "
         "encoder_sparse_step altup_active_idx",
     ),
     **each(
@@ -166,6 +166,7 @@ FIELDS: Mapping[str, Field] = {
         "word_embed_proj_dim attention_hidden_size attention_head_dim lru_width block_width mamba_head_dim "
         "mamba_headdim kv_channels index_head_dim laurel_rank adapter_rank o_lora_rank num_mel_bins qk_head_dim",
     ),
+    "shared_expert_intermediate_size": IntField(1, 10_000_000),
     "qk_nope_head_dim": IntField(0, 1_000_000),
     "rotary_dim": IntField(0, 1_000_000, also=(None,)),
     "hidden_size_per_layer_input": IntField(0, 1_000_000),
@@ -176,7 +177,7 @@ FIELDS: Mapping[str, Field] = {
     # 0 in checkpoints without such an MLP
     **each(
         IntField(0, 10_000_000),
-        "intermediate_size intermediate_size_mlp moe_intermediate_size shared_expert_intermediate_size d_ff "
+        "intermediate_size intermediate_size_mlp moe_intermediate_size d_ff "
         "block_ff_dim n_inner ffn_dim ffn_hidden_size encoder_ffn_dim decoder_ffn_dim shared_intermediate_size "
         "expert_ffn_hidden_size moe_shared_expert_intermediate_size",
     ),
@@ -215,12 +216,12 @@ FIELDS: Mapping[str, Field] = {
         "rope_theta rope_local_base_freq compress_rope_theta factor low_freq_factor high_freq_factor "
         "query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping logits_soft_cap rotary_emb_base "
         "swiglu_limit swiglu_alpha dim_model_base logits_scaling attention_multiplier short_mscale long_mscale "
-        "clip_qkv",
+        "clip_qkv key_multiplier",
     ),
     **each(FloatField(0, 1, above=True), "partial_rotary_factor rotary_pct"),
     **each(
         FloatField(),
-        "routed_scaling_factor attn_scale embedding_multiplier lm_head_multiplier key_multiplier "
+        "routed_scaling_factor attn_scale embedding_multiplier lm_head_multiplier "
         "attention_in_multiplier attention_out_multiplier ssm_in_multiplier ssm_out_multiplier beta_fast beta_slow "
         "mscale mscale_all_dim attention_factor residual_multiplier router_scaling_factor "
         "logit_scale llama_4_scaling_beta alibi_bias_max scale_depth scale_emb route_scale lambda_std_dev "
@@ -234,7 +235,10 @@ FIELDS: Mapping[str, Field] = {
     "time_step_limit": Row(float, 2),
     **each(Row(float), "activation_sparsity_pattern short_factor long_factor"),
     **each(Row(str), "layer_types layers_block_type mlp_layer_types indexer_types block_types"),
-    **each(Row(int), "no_rope_layers moe_layers full_attn_idxs mlp_only_layers attn_layer_indices hybrid_layer_ids"),
+    **each(
+        Row(int),
+        "attn_type_list no_rope_layers moe_layers full_attn_idxs mlp_only_layers attn_layer_indices hybrid_layer_ids",
+    ),
     # the rest
     **each(
         BoolField(),

@@ -37,6 +37,7 @@ class Bloom(Gpt):
             c.require("slow_but_exact", (False,), False)
         c.ignore("slow_but_exact", "n_inner", "seq_length", "offset_alibi", "skip_bias_add", "skip_bias_add_qkv")
         c.ignore("bias_dropout_fusion", "masked_softmax_fusion", "attention_softmax_in_fp32", "unk_token_id")
+        c.require("activation_function", ("gelu_new",), "gelu_new")
         super().__init__(c)
         self.embedding_norm = self.make_norm(c)
         self.alibi = AlibiBias(alibi_slopes(c.num_attention_heads))

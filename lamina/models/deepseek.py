@@ -82,6 +82,13 @@ class DeepseekV2(Transformer):
         **mixture_names("blocks.{i}.mlp", "model.layers.{i}.mlp"),
     }
 
+    interleaves: ClassVar[tuple[bool, ...]] = (True,)
+    """Known values of `rope_interleave`."""
+
+    def __init__(self, c: Config) -> None:
+        c.require("rope_interleave", self.interleaves, True)
+        super().__init__(c)
+
     def make_mixer(self, c: Config, layer: int) -> Mixer:
         return LatentAttention(c)
 
@@ -107,6 +114,7 @@ class DeepseekV2(Transformer):
 class DeepseekV3(DeepseekV2):
     no_effect: tuple[str, ...] = ("num_key_value_heads", "qk_head_dim")
     aliases = {"n_routed_experts": "num_local_experts"}
+    interleaves: ClassVar[tuple[bool, ...]] = (True, False)
     defaults = dict(
         n_group=8, topk_group=4, routed_scaling_factor=2.5, n_shared_experts=1, first_k_dense_replace=3,
         kv_lora_rank=512, q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,

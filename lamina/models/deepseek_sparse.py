@@ -32,11 +32,11 @@ class DeepseekV32(DeepseekV3):
         index_topk=2048, index_head_dim=128, index_n_heads=64
     )
     no_effect = (*DeepseekV3.no_effect, "mlp_bias")
+    interleaves = (True,)
     neighbours: ClassVar[bool] = False
     """How RoPE pairs the dimensions of the indexer's heads; attention itself always rotates neighbours."""
 
     def __init__(self, c: Config) -> None:
-        c.require("rope_interleave", (True,), True)
         c.require("indexer_rope_interleave", (self.neighbours,), self.neighbours)
         if c.q_lora_rank is None:
             raise InputError("q_lora_rank=null in the configuration: an indexer needs the latent of the queries")

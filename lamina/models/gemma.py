@@ -19,10 +19,10 @@ class Gemma(Transformer):
 
     def __init__(self, c: Config) -> None:
         c.require("use_bidirectional_attention", (False,), False)
-        act = c.get("hidden_activation")
-        if act is None and (act := c.get(*self.act)) == "gelu":
-            act = "gelu_pytorch_tanh"  # `hidden_act` of the first releases, which were trained with the approximation
-        c = c.with_values(**{self.act[0]: act})
+        if self.act[0] == "hidden_act":
+            if c.get(*self.act) == "gelu":  # in the first releases, which were trained with the approximation
+                c = c.with_values(hidden_act=self.act[1])
+            c.require("hidden_activation", (None, c.get(*self.act)))  # an old name
         super().__init__(c)
 
     def make_norm(self, c: Config) -> RMSNorm:

@@ -41,6 +41,7 @@ class GPTNeoX(Gpt):
         return super().complete(config)
 
     def __init__(self, c: Config) -> None:
+        c.require("head_dim", (c.hidden_size // c.num_attention_heads, None))  # which transformers reads for RoPE alone
         super().__init__(c)
         c.ignore("is_decoder")
         qkv = From(f"{LAYER}.attention.query_key_value", split_groups(c.num_attention_heads, c.head_width))

@@ -75,6 +75,7 @@ class LongcatFlash(Decoder):
 
     def __init__(self, c: Config) -> None:
         c.require("router_bias", (False,), False)
+        c.require("rope_interleave", (True,), True)
         c.require("attention_method", ("MLA",), "MLA")  # in published files; transformers reads none of these
         c.require("zero_expert_type", ("identity",), "identity")
         for name in ("mla_scale_q_lora", "mla_scale_kv_lora"):

@@ -81,6 +81,7 @@ class MiniMaxM2(Mixtral):
         for name in ("use_qk_norm", "use_routing_bias"):  # in published files; transformers reads none of these
             c.require(name, (True,), True)
         c.require("qk_norm_type", ("per_layer",), "per_layer")
+        c.require("sliding_window", (None,))
         c.require("shared_intermediate_size", (0,), 0)
         if set(kinds := c.get("attn_type_list", ())) > {1}:
             raise InputError(f"attn_type_list={kinds} in the configuration must be 1 (softmax attention) everywhere")

@@ -50,6 +50,7 @@ def make_attention(c: Config, side: str) -> SelfAttention:
     heads = c.get(f"{side}_num_attention_heads", 8)
     c.require(f"{side}_num_key_value_heads", [heads], heads)  # transformers can compute nothing else
     bias = c.get("attention_bias", False)
+    c.require("head_dim", (c.hidden_size // heads, None))
     return SelfAttention(c.hidden_size, heads, heads, c.hidden_size // heads, bias=bias, neighbours=True)
 
 

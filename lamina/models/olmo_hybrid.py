@@ -16,6 +16,7 @@ from lamina.config import Config
 from lamina.models.decoder import layer_types
 from lamina.models.transformer import Transformer
 from lamina.nn import Block, GatedDeltaMixer, RMSNorm, Rotary, SelfAttention
+from lamina.nn.attention.rope_settings import plain
 
 LAYER, DELTA = "model.layers.{i}", "model.layers.{i}.linear_attn"
 
@@ -70,13 +71,13 @@ class OlmoHybrid(Transformer):
 
     def make_rope(self, c: Config) -> Rotary | None:
         base = rope_base(c)
-        c.ignore("rope_parameters.rope_type")  # where there is no RoPE
+        c.ignore("rope_parameters.rope_type", "rope_parameters.rope_theta")  # where there is no RoPE
         return None if base is None else Rotary.of(c, c.head_width, base)
 
 
 def rope_base(c: Config) -> float | None:
     """The base of RoPE; None, which files have as null: there is no RoPE."""
-    given = c.get("rope_parameters") or {}
+    given = plain(c, "rope_scaling") or plain(c, "rope_parameters")
     return given.get("rope_theta") if "rope_theta" in given else c.said("rope_theta", 10_000.0)
 
 

@@ -20,6 +20,8 @@ class OpenAIGPT(GPT2):
     def __init__(self, c: Config) -> None:
         act = {"gelu": "gelu_new"}.get(name := c.require("afn", ("gelu", "relu", "silu", "swish"), "gelu"), name)
         c.ignore("n_special", "predict_special_tokens")  # of files from before 2020; no code reads them
+        c.require("scale_attn_weights", (True,), True)
+        c.require("scale_attn_by_inverse_layer_idx", (False,), False)
         super().__init__(c.with_values(activation_function=act, intermediate_size=4 * c.hidden_size))
         self.norm = nn.Identity()  # type: ignore[assignment]
 

@@ -58,7 +58,7 @@ class TiedLayer(nn.Module):
 
     def __init__(self, c: Config, head_dim: int, heads: int, kv_heads: int, bias: bool) -> None:
         super().__init__()
-        width, inner, eps = c.hidden_size, c.get("intermediate_size") or 4 * c.hidden_size, c.get("rms_norm_eps", 1e-5)
+        width, inner, eps = c.hidden_size, c.intermediate_size, c.get("rms_norm_eps", 1e-5)
         wide = c.get("attention_hidden_size", 2 * width)
         self.attention_norm, self.mlp_norm = RMSNorm(wide, eps), RMSNorm(width, eps)
         self.qkv = Linear(wide, (heads + 2 * kv_heads) * head_dim, bias=False)
@@ -228,6 +228,7 @@ class Zamba2(ZambaBase):
         c.require("use_long_context", (False,), False)
         if not self.rotates(c):
             c.ignore("rope_theta", "rope_parameters", "rope_parameters.*")
+        c = c.with_values(intermediate_size=c.get("intermediate_size") or 4 * c.hidden_size)
         super().__init__(c)
         inner = int(c.get("mamba_expand", 2) * c.hidden_size)
         for name, value in (  # computed from others, and written to files

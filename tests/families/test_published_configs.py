@@ -71,25 +71,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         rope_scaling=dict(type="linear", factor=4.0), rope_parameters=dict(rope_type="default", rope_theta=1e3)
     ),
     "llama, no original length": SIZES | dict(rope_scaling=dict(rope_type="llama3", **LLAMA3)),
-    "gemma, original length beside": SIZES | dict(
-        original_max_position_embeddings=32,
-        rope_parameters=dict(rope_type="llama3", rope_theta=1e4, original_max_position_embeddings=64, **LLAMA3),
-    ),
     "qwen3, no head_dim": SIZES,
     "qwen2_moe, few fields": SIZES | dict(num_experts=4),
     "deepseek_v3, few fields": SIZES | dict(num_key_value_heads=4, n_routed_experts=16),
     "deepseek_v3, another name of the experts": SIZES | dict(num_key_value_heads=4, num_local_experts=16),
     "glm4_moe, few fields": SIZES | dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=20),
-    "modernbert-decoder, its own window": SIZES | dict(sliding_window=5, local_attention=24),
-    "gpt_neo, every layer written out": dict(
-        hidden_size=32, num_layers=2, num_heads=4, vocab_size=67, attention_types=[[["global", "local"], 1]],
-        attention_layers=["local", "local"], window_size=6, max_position_embeddings=64,
-    ),
-    "recurrent_gemma, its own head_dim": SIZES | dict(head_dim=16, lru_width=32),
-    "zamba2, its own head_dim": SIZES | dict(
-        attention_head_dim=32, mamba_ngroups=1, n_mamba_heads=4, adapter_rank=3,
-        layers_block_type=["hybrid", "linear_attention", "hybrid", "linear_attention"], num_key_value_heads=4,
-    ),
 }  # fmt: skip
 
 

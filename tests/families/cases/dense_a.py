@@ -174,7 +174,7 @@ FAMILIES = {
         "plain, biases": small(GraniteConfig, attention_bias=True, mlp_bias=True, attention_multiplier=0.3),
         "tied, llama3 rope": small(
             GraniteConfig, tie_word_embeddings=True, residual_multiplier=1.5, num_key_value_heads=1,
-            rope_parameters=LLAMA3,
+            rope_parameters=LLAMA3, original_max_position_embeddings=16,  # which wins
         ),
     },
     "cohere": {

@@ -97,7 +97,7 @@ FAMILIES = {
         ),
         "in another order": small(
             GPTNeoConfig, NEO, num_layers=3, attention_types=[[["local"], 1], [["global"], 2]], window_size=6,
-            layer_norm_epsilon=1e-3,
+            layer_norm_epsilon=1e-3, attention_layers=["global", "local", "local"],  # which win
         ),
     },
     "openai-gpt": {
@@ -332,7 +332,7 @@ FAMILIES = {
             ModernBertDecoderConfig, SIZES, num_hidden_layers=4, local_attention=12, pad_token_id=0
         ),
         "all biases, listed layers, untied": small(
-            ModernBertDecoderConfig, SIZES, num_hidden_layers=3, local_attention=10, attention_bias=True,
+            ModernBertDecoderConfig, SIZES, num_hidden_layers=3, sliding_window=5, attention_bias=True,
             mlp_bias=True, norm_bias=True, classifier_bias=True, tie_word_embeddings=False, pad_token_id=0,
             layer_types=["sliding_attention", "sliding_attention", "full_attention"],
         ),

@@ -132,9 +132,10 @@ FAMILIES = {
         "two recurrent, one sliding": small(
             RecurrentGemmaConfig, num_hidden_layers=3, attention_window_size=7, w_init_variance_scale=1.0
         ),
-        "untied, biases, wider recurrence, one key head": small(
-            RecurrentGemmaConfig, attention_window_size=5, block_types=["attention", "recurrent"], lru_width=48,
-            attention_bias=True, num_key_value_heads=1, tie_word_embeddings=False, w_init_variance_scale=1.0,
+        "untied, biases, wider recurrence and heads, one key head": small(
+            RecurrentGemmaConfig, head_dim=16, attention_window_size=5, block_types=["attention", "recurrent"],
+            lru_width=48, attention_bias=True, num_key_value_heads=1, tie_word_embeddings=False,
+            w_init_variance_scale=1.0,
         ),
         "long kernel, no cap to speak of, every head its own keys": small(
             RecurrentGemmaConfig, num_key_value_heads=None, conv1d_width=6, logits_soft_cap=100.0, num_hidden_layers=3,
@@ -198,7 +199,7 @@ FAMILIES = {
         ),
         "untied, biases, groups": small_zamba(
             Zamba2Config, add_bias_linear=True, mamba_ngroups=2, tie_word_embeddings=False, mamba_d_conv=3,
-            n_mamba_heads=4, intermediate_size=None, time_step_min=0.05,
+            n_mamba_heads=4, intermediate_size=None, time_step_min=0.05, attention_head_dim=24,
         ),
     },
     "olmo_hybrid": {
