@@ -19,10 +19,12 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
+from lamina.errors import InputError
 from tests.families.cases import CASES
 from tests.families.encoder_decoder_cases import FAMILIES as ENCODER_DECODERS
 
 VOCAB, LAYERS = 99, 4
+LARGEST = 20_000_000  # parameters: larger models are not small, whatever their configuration says
 SIZES: list[tuple[int, tuple[str, ...]]] = [
     (VOCAB, ("vocab_size", "decoder_vocab_size", "text_vocab_size", "vocab_size_per_layer_input")),
     (LAYERS, (
@@ -69,6 +71,7 @@ OWN: dict[str, dict[str, Any]] = {
     "hrm_text": dict(num_hidden_layers=1, num_layers_per_stack=None),
     "laguna": dict(num_attention_heads_per_layer=[4] * LAYERS),
     "reformer": dict(axial_pos_embds_dim=[8, 24], axial_pos_shape=[8, 16], is_decoder=True),
+    "t5": dict(decoder_start_token_id=0),
     "xmod": dict(default_language="en_XX"),
     "zaya": dict(num_experts_per_tok=1),
 }
@@ -129,6 +132,10 @@ def build(config: Any) -> Any:
     if getattr(config, "is_encoder_decoder", False):
         order = (AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, AutoModelForCausalLM)
     cls = next(one for one in order if type(config) in one._model_mapping)
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in cls.from_config(copy.deepcopy(config)).parameters())
+    if size > LARGEST:
+        raise InputError(f"with every known size shrunk it has {size / 1e6:.0f} M parameters")
     model = cls.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -62,7 +62,7 @@ def padded_with_positions(probe: Probe, rng: random.Random) -> None:
 def continued(probe: Probe, rng: random.Random) -> None:
     run, tail = _prompts(probe, probe.subject.positions_name is not None)
     tail = _next(run, tail, 1)
-    tail = _next(run, tail, max(2, tail - 2))
+    tail = _next(run, tail, max(1, tail - 1))
     while tail:
         tail = _next(run, tail, 1)
 
@@ -167,7 +167,7 @@ def _batch(probe: Probe, positioned: bool) -> Run:
 def _prompts(probe: Probe, positioned: bool) -> tuple[Run, int]:
     """All rows but their last tokens, as many in each: -> how many those are. Rows with sources are equally long."""
     run, shortest = _batch(probe, positioned), min(len(row) for row in probe.rows)
-    tail = max(2, shortest // 2)
+    tail = min(max(4, shortest // 2), shortest - 1)
     if probe.subject.encoder_decoder:
         _same(run, 0, shortest - tail)
     else:

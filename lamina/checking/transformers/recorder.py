@@ -101,8 +101,10 @@ def per_token(made: Any, one: Pass) -> Tensor | None:
     for tensor in tensors(made):
         if not tensor.is_floating_point():
             continue
-        if tensor.ndim >= 3 and tensor.shape[:2] == (rows, tokens):
+        if tensor.ndim >= 3 and tensor.shape[:2] == (rows, tokens) and tensor.numel():
             return tensor.detach().reshape(rows * tokens, -1).clone()
+        if tensor.ndim == 3 and tensor.shape[:2] == (tokens, rows):
+            return tensor.detach().transpose(0, 1).reshape(rows * tokens, -1).clone()
         if tensor.ndim == 4 and tensor.shape[1:3] == (rows, tokens):  # several streams [streams, B, T, W]
             return tensor.detach().permute(1, 2, 0, 3).reshape(rows * tokens, -1)
         if tensor.ndim == 2 and tensor.shape[0] == rows * tokens:

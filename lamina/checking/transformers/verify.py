@@ -62,7 +62,7 @@ def verify_transformers(
     if subject.most is not None and longest + 16 > subject.most:
         longest = max(4, subject.most - 16)  # room for what generate adds
         notes.append(f"rows have {longest} tokens: the model has positions for {subject.most}")
-    lengths = [longest, *(max(4, longest * (rows - r) // (rows + 1)) for r in range(1, rows))]
+    lengths = [longest, *(min(longest, max(6, longest * (rows - r) // (rows + 1))) for r in range(1, rows))]
     generator = torch.Generator().manual_seed(seed)
     drawable = subject.drawable
     ids = [drawable[torch.randint(0, len(drawable), (n,), generator=generator)] for n in lengths]
@@ -201,11 +201,12 @@ class Check:
 
     def finished(self) -> Report:
         report = self.report
-        reasons: dict[str, list[str]] = {}
+        reasons: dict[tuple[str, str], list[str]] = {}
         for (law, kept), why in self._refused.items():
-            reasons.setdefault(f"{kept}: {why}", []).append(law)
-        for why, laws in reasons.items():
-            report.notes.append(f"{', '.join(laws)} not tried over {why}")
+            reasons.setdefault((law, why), []).append(kept)
+        for (law, why), caches in reasons.items():
+            over = f" over {', '.join(caches)}" if report.cases.get(law) else ""
+            report.notes.append(f"{law} was not tried{over}: {why}")
         if not self.asked:
             refused = {law for law, _ in self._refused}
             report.laws = [law for law in report.laws if report.cases.get(law) or law not in refused]
