@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lamina.checkpoint.base_model import with_prefix
 from lamina.checkpoint.loader import fill, finish_buffers, own_dtype, put, tensors_of
 from lamina.checkpoint.source import config_dtype, nested_configs, open_source, with_context
 from lamina.checkpoint.tokenizer import UnknownTokenizer
@@ -64,7 +65,7 @@ def load(
         model = cls.build(config)
     kind = config_dtype(source.config) if asked is None else asked
     building = start_build(partial(on_meta, config.values, kind), kind, place)
-    fill(model, model.tensors_in(source), model.names, dtype=kind, device=place, ignore=model.ignored)
+    fill(model, with_prefix(cls.part_of(source), model.names), model.names, dtype=kind, device=place, ignore=model.ignored)
     if building is not None:
         building.register(model)
     try:

@@ -98,12 +98,6 @@ class Model(nn.Module):
         """The part of a checkpoint that this family loads, under the names of its table: by default all."""
         return source
 
-    def tensors_in(self, source: Checkpoint) -> Checkpoint:
-        """`part_of` the checkpoint; with the prefix of the names of `self.names` if it was saved without a head."""
-        from lamina.checkpoint.base_model import with_prefix  # a model of one's own needs no checkpoint
-
-        return with_prefix(self.part_of(source), self.names)
-
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:

@@ -13,6 +13,7 @@ from lamina import kernels
 from lamina.cache.codec.codec import Codec
 from lamina.cache.spec import Attention, Keeping, Latent, Spec, Tokens
 from lamina.cache.summary import size
+from lamina.checkpoint.base_model import with_prefix
 from lamina.checkpoint.ctranslate2 import CTranslate2Checkpoint
 from lamina.checkpoint.gguf.file import GGUFCheckpoint
 from lamina.checkpoint.hub import locate
@@ -191,7 +192,8 @@ def why_not_on_a_gpu(model: Model) -> str | None:
 
 def unused_tensors(model: Model, source: Checkpoint) -> list[UnusedTensors]:
     """Towers that are skipped, and tensors that a pattern of the family's `ignored` matches."""
-    text, part = model.part_of(source), model.tensors_in(source)
+    text = model.part_of(source)
+    part = with_prefix(text, model.names)
     skipped = text.skipped if isinstance(text, TextPartCheckpoint) else []
     found = [tensors(prefix, names, source) for prefix, names in towers(skipped).items()]
     used = {name for paths, like in tensors_of(model) for path in paths for name in sources(model, path, like)}
@@ -213,7 +215,7 @@ def tensors(what: str, names: Sequence[str], source: Checkpoint) -> UnusedTensor
 def why_unfit(model: Model, source: Checkpoint, dtype: torch.dtype) -> str | None:
     """Why the tensors do not fit the model: missing, unexpected or of another shape."""
     try:
-        check_fit(model, model.tensors_in(source), model.names, dtype, tuple(model.ignored))
+        check_fit(model, with_prefix(model.part_of(source), model.names), model.names, dtype, tuple(model.ignored))
     except CheckpointError as error:
         return str(error)
     return None
