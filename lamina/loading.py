@@ -65,7 +65,8 @@ def load(
         model = cls.build(config)
     kind = config_dtype(source.config) if asked is None else asked
     building = start_build(partial(on_meta, config.values, kind), kind, place)
-    fill(model, with_prefix(cls.part_of(source), model.names), model.names, dtype=kind, device=place, ignore=model.ignored)
+    tensors = with_prefix(cls.part_of(source), model.names)
+    fill(model, tensors, model.names, dtype=kind, device=place, ignore=model.ignored)
     if building is not None:
         building.register(model)
     try:
