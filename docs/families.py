@@ -43,8 +43,8 @@ pieces, ragged, padded |
 | captured | decode steps on a GPU are one CUDA graph; otherwise the reason |
 | share | of the decode limit, as `lamina bench` measured it on an H200 in bfloat16 with one row (`bench/results`) |
 
-[adding-a-family.md](adding-a-family.md) shows how a family is written, [differences.md](differences.md) where
-transformers itself is wrong.
+[adding-a-family.md](adding-a-family.md) shows how a family is written,
+[transformers-findings.md](transformers-findings.md) where transformers itself is wrong.
 """
 
 

@@ -6,7 +6,10 @@ was chosen is not fed, so the tokens of all forwards end one slot before the end
 
 from __future__ import annotations
 
+import copy
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +18,7 @@ from torch import Tensor
 from lamina.checking.transformers.caches import NotTried, dynamic
 from lamina.checking.transformers.probe import Found, Probe
 from lamina.checking.transformers.recorder import Pass
+from lamina.checking.transformers.subject import Subject
 from lamina.checking.transformers.truth import Truth
 
 NEW = 5
@@ -91,33 +95,38 @@ def _grown(mask: Tensor, slots: int) -> Tensor:
 
 def _call(probe: Probe, ids: Tensor, mask: Tensor, given: dict[str, Any], implementation: str | None = None) -> Tensor:
     """One call, judged; -> all ids [B, T + NEW]"""
-    from transformers import GenerationConfig
-
     subject, recorder = probe.subject, probe.truth.recorder
-    settings = GenerationConfig(
-        do_sample=False, num_beams=1, max_new_tokens=NEW, min_new_tokens=NEW, return_dict_in_generate=True,
-        output_logits=True, disable_compile=True, use_cache=True, pad_token_id=subject.pad,
-        cache_implementation=implementation, suppress_tokens=sorted(subject.special) or None,
-    )  # fmt: skip
-    given = {"generation_config": settings, **given}
     if (sources := _sources(probe)) is not None:
-        given |= sources.arguments(subject.parameters)
-        given["decoder_input_ids"] = ids.to(subject.device)
+        given = given | sources.arguments(subject.parameters) | {"decoder_input_ids": ids.to(subject.device)}
         if subject.mask_name is not None:  # by its length a second call knows that it is given all ids
             given[subject.mask_name] = mask.to(subject.device)
     else:
-        given["input_ids"] = ids.to(subject.device)
-        given["attention_mask"] = mask.to(subject.device)
-    remembered = getattr(subject.model, "_previous_max_cache_length", None)
-    try:
-        with recorder.on():
-            out = subject.model.generate(**given)
-    finally:
-        if remembered is None and hasattr(subject.model, "_previous_max_cache_length"):
-            del subject.model._previous_max_cache_length
+        given = given | {"input_ids": ids.to(subject.device), "attention_mask": mask.to(subject.device)}
+    with _settings(subject, implementation), recorder.on():
+        out = subject.model.generate(**given)
     probe.cases += len(ids)
     _judge(probe, out.sequences.cpu(), mask, out.logits, recorder.take())
     return out.sequences.cpu()
+
+
+@contextmanager
+def _settings(subject: Subject, implementation: str | None) -> Iterator[None]:
+    """Greedy, NEW tokens without special ones, uncompiled, in place of what the model's own settings are."""
+    model = subject.model
+    held, longest = model.generation_config, getattr(model, "_previous_max_cache_length", None)
+    model.generation_config = copy.deepcopy(held)
+    model.generation_config.update(
+        do_sample=False, num_beams=1, max_new_tokens=NEW, min_new_tokens=None, max_length=None, min_length=None,
+        return_dict_in_generate=True, output_logits=True, disable_compile=True, use_cache=True,
+        pad_token_id=subject.pad, suppress_tokens=sorted(subject.special) or None, begin_suppress_tokens=None,
+        forced_bos_token_id=None, forced_eos_token_id=None, cache_implementation=implementation,
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        model.generation_config = held
+        if longest is None:
+            model.__dict__.pop("_previous_max_cache_length", None)
 
 
 def _judge(probe: Probe, ids: Tensor, mask: Tensor, logits: tuple[Tensor, ...], passes: list[Pass]) -> None:
