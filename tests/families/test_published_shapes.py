@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 import lamina
+from lamina.checkpoint.base_model import with_prefix
 from lamina.checkpoint.loader import plan
 from lamina.config import Config
 from lamina.errors import InputError
@@ -38,7 +39,8 @@ def test_a_published_release_fits(name: str) -> None:
     refuse_quantized(config, name, getattr(family, "quantized", ()))
     with torch.device("meta"):
         model = family.build(config)
-    plan(model, family.part_of(Header(name, values, tensors)), model.names, torch.bfloat16, tuple(model.ignored))
+    source = with_prefix(family.part_of(Header(name, values, tensors)), model.names)
+    plan(model, source, model.names, torch.bfloat16, tuple(model.ignored))
     count = sum(one.numel() for one in set(model.parameters()))
     assert count == parameters if isinstance(parameters, int) else count == pytest.approx(parameters, rel=0.01)
     assert model.context is None or model.context > 0
