@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lamina.errors import UnknownName
+from lamina.config_fields import UnknownName
 
 
 def relu2(x: Tensor) -> Tensor:

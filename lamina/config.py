@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
-from lamina.config_fields import FIELDS, NOT_FOR_INFERENCE
-from lamina.errors import InputError, UnknownName
+from lamina.config_fields import FIELDS, NOT_FOR_INFERENCE, UnknownName
+from lamina.errors import InputError
 
 ABSENT = object()
 
@@ -127,7 +127,7 @@ class Config:
         >>> with config.naming_fields():
         ...     raise UnknownName("activation", config.hidden_act, ["silu"])
         Traceback (most recent call last):
-        lamina.errors.UnknownName: hidden_act='mish' in the configuration is not supported; known: silu
+        lamina.config_fields.UnknownName: hidden_act='mish' in the configuration is not supported; known: silu
         """
         try:
             yield
@@ -258,7 +258,7 @@ def contradiction(given: Mapping[str, Any]) -> InputError:
 def fields(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
     """Each field with its path, those of objects inside too."""
     for name, value in values.items():
-        yield path + name, value
+        yield f"{path}{name}", value  # names are numbers in tables such as id2label
         if isinstance(value, Mapping):
             yield from fields(value, f"{path}{name}.")
 

@@ -10,7 +10,7 @@ other heads than the language model's, and notes of the tools that wrote the fil
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real  # NumPy's are among them
 from typing import Any
@@ -18,6 +18,14 @@ from typing import Any
 from lamina.errors import InputError
 
 Values = Mapping[str, Any]
+
+
+class UnknownName(InputError):
+    """A name, such as that of an activation, that is not known. `Config.naming_fields` says which field has it."""
+
+    def __init__(self, what: str, name: object, known: Iterable[str], where: str = "") -> None:
+        super().__init__(f"{what}={name!r}{where} is not supported; known: {', '.join(known)}")
+        self.name, self.known = name, tuple(known)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,14 +14,6 @@ class LaminaError(Exception):
 
 class InputError(LaminaError, ValueError):
     """What was given cannot be used: ids out of range, counts larger than the pass, a cache of another model …"""
-
-
-class UnknownName(InputError):
-    """A name, such as that of an activation, that is not known. `Config.naming_fields` says which field has it."""
-
-    def __init__(self, what: str, name: object, known: Iterable[str], where: str = "") -> None:
-        super().__init__(f"{what}={name!r}{where} is not supported; known: {', '.join(known)}")
-        self.name, self.known = name, tuple(known)
 
 
 class CapacityError(LaminaError, ValueError):

@@ -187,7 +187,7 @@ def test_a_row_longer_than_the_positions_of_a_model_is_refused() -> None:
 
 
 def test_what_is_not_a_model_is_refused() -> None:
-    with pytest.raises(lamina.InputError, match=r"verify takes a lamina\.Model, not Linear"):
+    with pytest.raises(lamina.InputError, match=r"verify takes a lamina\.Model or a transformers model, not Linear"):
         lamina.verify(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
 
 

@@ -29,7 +29,7 @@ from tests.families.test_published_configs import built
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gpt2", dict(add_cross_attention=True), "add_cross_attention=True"),
     ("gpt_bigcode", dict(add_cross_attention=True), "add_cross_attention=True"),
-    ("gpt_neo", dict(attention_types=[[["local", "dilated"], 2]]), "attention_types="),
+    ("gpt_neo", dict(attention_layers=["local", "dilated"]), "attention_layers="),
     ("openai-gpt", dict(afn="tanh"), "afn='tanh'"),
     ("gptj", dict(rotary_dim=None), "rotary_dim=None"),
     ("gptj", dict(rotary_dim=10), "rotary_dim=10"),

@@ -249,10 +249,10 @@ def test_everything_is_launched_on_the_device_of_the_model(monkeypatch: pytest.M
 
 def test_room_is_made_for_tokens_as_they_come() -> None:
     model = copy.deepcopy(tiny())
-    free = decode_plain(begin(model, max_new_tokens=7)).tokens
-    ends = [row[6] for row in free]
-    expected = decode_plain(begin(model, max_new_tokens=8, eos_token_id=ends))
-    run = begin(model, max_new_tokens=1_000_000, eos_token_id=ends)
+    free = decode_plain(begin(model, max_new_tokens=40)).tokens
+    ends: dict[str, Any] = dict(eos_token_id=[row[39] for row in free], min_new_tokens=36)
+    expected = decode_plain(begin(model, max_new_tokens=41, **ends))
+    run = begin(model, max_new_tokens=1_000_000, **ends)
     run.cache = run.cache.select([0, 1])  # without room for more
     stores = {layer.data["k"].data_ptr() for layer in run.cache.layers[0].values()}
     made = decode_captured(run)

@@ -32,7 +32,7 @@ class TransformersModel(Model):
         self.blocks = nn.ModuleList([Stack(hf_model)])
         self.config = Config(config_of(hf_model))
         self.generation_defaults = generation_config_of(hf_model)
-        self.max_positions = positions_in_tables(hf_model)
+        self.max_positions = positions_in_tables(self.stack)
         self.vocab = self.stack.vocab
 
     @property
@@ -126,12 +126,12 @@ def difference(model: TransformersModel) -> float:
     return float(worst / truth.abs().max())
 
 
-def positions_in_tables(hf_model: PreTrainedModel) -> int | None:
+def positions_in_tables(stack: Stack) -> int | None:
     """The number of positions, if the model looks them up in a table."""
-    trained = getattr(hf_model.config.get_text_config(decoder=True), "max_position_embeddings", None) or 0
+    trained = getattr(stack.hf_model.config.get_text_config(decoder=True), "max_position_embeddings", None) or 0
     tables = [
         module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
-        for name, module in hf_model.base_model.named_modules()
+        for name, module in stack.base.named_modules()
         if isinstance(module, nn.Embedding) and "position" in name.rpartition(".")[2]
         if module.num_embeddings >= trained  # smaller ones belong to other towers
     ]

@@ -74,9 +74,10 @@ class Stack(nn.Module):
         self.lock = Lock()
         configs = (getattr(module, "config", None) for module in hf_model.modules())
         self.configs = [*{id(config): config for config in configs if config is not None}.values()]
+        self.base_name = name_of_base(hf_model)
         given = inspect.signature(self.base.forward).parameters
         self.cache_name = next((name for name in ("past_key_values", "cache_params") if name in given), "")
-        if not self.cache_name or self.base is hf_model:
+        if not self.cache_name:
             raise InputError(f"{self.name} takes no cache (past_key_values), so Lamina cannot run it")
         self.takes_positions = "position_ids" in given
         self.dense, self.grouped, self.one_by_one = False, not self.takes_positions, False
@@ -93,7 +94,7 @@ class Stack(nn.Module):
     @property
     def base(self) -> Any:
         """The model without its head."""
-        return self.hf_model.base_model
+        return self.hf_model.get_submodule(self.base_name)
 
     def forward(self, x: Tensor, memory: Memory, ids: Tensor | None = None) -> Tensor:
         """-> the last hidden states [R, T, W]"""
@@ -227,6 +228,29 @@ class Stack(nn.Module):
         rules = caches[0].rules
         self.dense = not attends <= rules.keys()
         return {} if self.dense else rules
+
+
+@torch.no_grad()
+def name_of_base(hf_model: PreTrainedModel) -> str:
+    """The path of the module that the head calls: the model without its head."""
+    names = {id(module): name for name, module in hf_model.named_modules() if name}
+    decoder = hf_model.get_decoder() if hasattr(hf_model, "get_decoder") else None
+    wanted = [one for one in (hf_model.base_model, getattr(hf_model, "model", None), decoder) if id(one) in names]
+    called: list[int] = []
+    hooks = [
+        one.register_forward_hook(lambda module, *_: called.append(id(module))) for one in wanted if one is not None
+    ]
+    try:
+        hf_model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=hf_model.device), use_cache=False)
+    except Exception as error:  # of many types, by what the model lacks
+        raise InputError(f"{type(hf_model).__name__} does not run on ids alone: {error}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    found = next((names[id(one)] for one in wanted if id(one) in called), None)
+    if found is None:
+        raise InputError(f"{type(hf_model).__name__} calls no base model that Lamina could run without the head")
+    return found
 
 
 def reaches(rule: Rule, size: int) -> bool:
