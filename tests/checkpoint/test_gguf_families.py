@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from lamina.checkpoint import open_source
 from lamina.checkpoint.gguf.changes import UNPAIRED
 from lamina.checkpoint.gguf.dense import LLAMA as LLAMA_NAMES
 from lamina.checkpoint.gguf.file import ARCHITECTURES, Architecture
+from lamina.checkpoint.gguf.split import read_parts
 from lamina.models.llama import Llama
 from tests.checkpoint.gguf_converter import write_gguf
 from tests.checkpoint.gguf_formats import FORMATS
@@ -187,6 +189,34 @@ def test_experts_in_mxfp4_are_dequantized(tmp_path: Path) -> None:
     original, ours = (lamina.load(source, device="cpu", dtype="float32") for source in (tmp_path, path))
     ids = random_ids(1, 24, original.vocab)
     assert relative(ours(ids), original(ids)) < TOLERANCE
+
+
+def fused(tensors: Any, c: Any) -> Any:
+    """Gates and ups of stacked experts become one stack."""
+    gates = {name: t for name, t in tensors.items() if re.search(r"\.experts\.(gate_proj|w1)\.weight", name)}
+    ups = {name: re.sub("gate_proj", "up_proj", name).replace("w1", "w3") for name in gates}
+    rest = {name: t for name, t in tensors.items() if name not in gates and name not in ups.values()}
+    both = {re.sub("gate_proj|w1", "both", name): torch.cat([t, tensors[ups[name]]], 1) for name, t in gates.items()}
+    return rest | both
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "deepseek_v3", "lfm2_moe"])
+@pytest.mark.parametrize("quantized", [False, True])
+def test_gates_and_ups_of_experts_may_be_one_tensor(tmp_path: Path, family: str, quantized: bool) -> None:
+    import gguf
+
+    def kind_of(name: str) -> Any:
+        return gguf.GGMLQuantizationType.Q8_0 if quantized and re.search("(gate|up)_exps", name) else None
+
+    save(Case(family), tmp_path)
+    form = FORMATS[family]
+    names = {r"model\.layers\.(\d+)\..*experts\.both\.weight": r"blk.\1.ffn_gate_up_exps.weight", **(form.names or {})}
+    one = replace(form, steps=(*form.steps, fused), names=names)
+    paths = [write_gguf(tmp_path, made, tmp_path / f"{i}.gguf", kind_of) for i, made in enumerate((form, one))]
+    apart, together = (lamina.load(path, device="cpu", dtype="float32") for path in paths)
+    ids = random_ids(1, 8, apart.vocab)
+    assert torch.equal(apart(ids), together(ids))
+    assert any("gate_up_exps" in name for name in read_parts(paths[1])[1])
 
 
 def test_an_architecture_from_outside_the_package_is_read(tmp_path: Path) -> None:

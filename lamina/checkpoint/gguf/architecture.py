@@ -15,6 +15,8 @@ from lamina.checkpoint.names import expression
 
 Fields = dict[str, Any]
 Change = Callable[[torch.Tensor, Fields], torch.Tensor]
+FUSED = "blk.{i}.ffn_gate_up_exps"
+"""Gates and ups of experts in one stack [E, 2 · inner, width], which the converter makes of any mixture if asked to."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,17 @@ class Architecture:
         common = {"model_type": kind} | common_config(m)
         own = self.config(m, common)
         return {name: value for name, value in common.items() if name not in self.unread} | own
+
+    def split_fused(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+        """The tensors, with gates and ups of experts in two stacks if the architecture does not name them as one."""
+        found = dict(tensors)
+        if f"{FUSED}.weight" in self.names:
+            return found
+        for name in [name for name in tensors if matches(f"{FUSED}.weight", name)]:
+            both = found.pop(name)
+            for part, half in zip(("gate", "up"), both.halves(), strict=True):
+                found[name.replace("gate_up", part)] = half
+        return found
 
     def present(self, tensors: Mapping[str, StoredTensor], config: Fields) -> dict[str, Presented]:
         """The tensors by Hugging Face's names. One that nothing is known about keeps its own name, so that the loader

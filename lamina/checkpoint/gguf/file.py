@@ -43,6 +43,7 @@ class GGUFCheckpoint(Checkpoint):
         if name not in ARCHITECTURES:
             supported = ", ".join(sorted(ARCHITECTURES))
             raise CheckpointError(f"{path} has architecture {name!r}; GGUF files are read for: {supported}")
+        tensors = ARCHITECTURES[name].split_fused(tensors)
         try:
             self.config = ARCHITECTURES[name].configure(self.metadata, tensors)
         except KeyError as error:

@@ -37,6 +37,12 @@ class StoredTensor:
         """One matrix of a stack of them."""
         return StoredTensor(self.name, self.kind, self.shape[1:], self.data[index])
 
+    def halves(self) -> list[StoredTensor]:
+        """The first and the second half of the rows of each matrix of a stack."""
+        count, rows, width = self.shape
+        parts = (self.data[:, : rows // 2], self.data[:, rows // 2 :])
+        return [StoredTensor(self.name, self.kind, (count, rows // 2, width), part) for part in parts]
+
 
 class GGUFHeader:
     """Maps a file, copy-on-write. One that is cut short, or is no GGUF file, raises ValueError."""
