@@ -178,6 +178,8 @@ def other_files(path: Path) -> str:
     for pattern, what in FOREIGN.items():
         if found := sorted(file.name for file in path.glob(pattern)):
             return f" (it holds {listing(found)}: {what})"
+    if inside := sorted(file.parent.name for file in path.glob("*/config.json")):
+        return f" (folders in it have one: give the path of {listing(inside)})"
     return "" if any(path.iterdir()) else " (it is empty)"
 
 

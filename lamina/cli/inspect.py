@@ -34,3 +34,4 @@ def inspect(
 
     found = look(path, float_dtype(dtype), revision=revision, pickle=pickle)
     typer.echo(json.dumps(asdict(found), indent=2) if as_json else str(found))
+    raise typer.Exit(0 if found.problem is None else 1)

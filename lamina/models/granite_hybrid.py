@@ -13,6 +13,7 @@ from lamina.config import Config
 from lamina.models.bamba import hybrid_names, mamba2_mixer
 from lamina.models.decoder import layer_types
 from lamina.models.granite import Granite
+from lamina.models.granite_moe import ROUTER
 from lamina.nn import Choice, GatedMLP, Mixer, Mixture, Rotary, SelfAttention
 from lamina.nn.moe.names import linear_stack_names
 
@@ -27,7 +28,7 @@ class GraniteMoeHybrid(Granite):
         "blocks.{i}.mlp.down": f"{LAYER}.shared_mlp.output_linear",
         "blocks.{i}.mlp.shared.gate_up": f"{LAYER}.shared_mlp.input_linear",
         "blocks.{i}.mlp.shared.down": f"{LAYER}.shared_mlp.output_linear",
-        "blocks.{i}.mlp.router": f"{LAYER}.block_sparse_moe.router.layer",
+        "blocks.{i}.mlp.router": ROUTER,
         **linear_stack_names("blocks.{i}.mlp.experts", f"{LAYER}.block_sparse_moe"),
     }
 

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from torch import nn
 
+from lamina.checkpoint.names import Either
 from lamina.config import Config
 from lamina.models.granite import Granite
 from lamina.nn import Choice, Mixture
 from lamina.nn.moe.names import linear_stack_names
 
 LAYER = "model.layers.{i}"
+ROUTER = Either(f"{LAYER}.block_sparse_moe.router.layer", f"{LAYER}.block_sparse_moe.router")
+"""In published files, and as transformers 5 holds it."""
 
 
 class GraniteMoe(Granite):
     names = Granite.names | {
-        "blocks.{i}.mlp.router.weight": f"{LAYER}.block_sparse_moe.router.layer.weight",
+        "blocks.{i}.mlp.router": ROUTER,
         **linear_stack_names("blocks.{i}.mlp.experts", f"{LAYER}.block_sparse_moe"),
         "blocks.{i}.mlp.shared.gate_up": f"{LAYER}.shared_mlp.input_linear",
         "blocks.{i}.mlp.shared.down": f"{LAYER}.shared_mlp.output_linear",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from lamina.cache.memory import Memory
-from lamina.checkpoint.names import From, Names
+from lamina.checkpoint.names import Either, From, Names, choices
 from lamina.config import Config
 from lamina.models.decoder import Decoder, mlp_names
 from lamina.models.deepseek import latent_names
@@ -49,10 +49,16 @@ def attention(c: Config) -> LatentAttention:
     return made
 
 
+EXPERTS = "blocks.{i}.mixture.experts"
+
+
 def tensor_names(c: Config) -> Names:
     """Parameter names. Latents are multiplied by a factor after their norm, which is part of the norm's weight here."""
     factor = (c.hidden_size / c.kv_lora_rank) ** 0.5
     layer = "model.layers.{i}"
+    experts, gate_up = expert_names(EXPERTS, f"{layer}.mlp.experts"), f"{EXPERTS}.gate_up"
+    # a stack in transformers has matrices of identity experts too
+    stack = From(f"{layer}.mlp.experts.gate_up_proj", lambda t: t[: c.n_routed_experts])
     kv_norm = From(f"{layer}.self_attn.{{n}}.kv_a_layernorm.weight", lambda t: t * factor)
     return {
         "embedding": "model.embed_tokens",
@@ -63,7 +69,8 @@ def tensor_names(c: Config) -> Names:
         **mlp_names("blocks.{i}.mlps.{n}", f"{layer}.mlps.{{n}}"),
         "blocks.{i}.mixture.router.weight": f"{layer}.mlp.router.classifier.weight",
         "blocks.{i}.mixture.router.bias": f"{layer}.mlp.router.e_score_correction_bias",
-        **expert_names("blocks.{i}.mixture.experts", f"{layer}.mlp.experts"),
+        **experts,
+        gate_up: Either(choices(experts[gate_up])[0], stack),
         "norm": "model.norm",
         "head": "lm_head",
     }

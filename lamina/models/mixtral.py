@@ -8,20 +8,22 @@ from __future__ import annotations
 from typing import Any
 
 from lamina.attention.window import Full, Sliding, Window
+from lamina.checkpoint.names import Either
 from lamina.config import Config
 from lamina.errors import InputError
 from lamina.models.transformer import Transformer
 from lamina.nn import Choice, LayerNorm, Mixture, Norm, RMSNorm, Rotary, SelfAttention
 from lamina.nn.moe.names import expert_names
 
-LAYER = "model.layers.{i}.block_sparse_moe"
+LAYERS = "model.layers.{i}.block_sparse_moe", "model.layers.{i}.mlp"
+"""Prefix of a mixture in published files, and as transformers 5 holds it."""
 
 
 class Mixtral(Transformer):
     names = Transformer.names | {
-        "blocks.{i}.mlp.router": f"{LAYER}.gate",
-        "blocks.{i}.mlp.router.bias": f"{LAYER}.e_score_correction_bias",
-        **expert_names("blocks.{i}.mlp.experts", f"{LAYER}.experts", parts=("w1", "w3", "w2")),
+        "blocks.{i}.mlp.router": Either(*(f"{layer}.gate" for layer in LAYERS), f"{LAYERS[1]}.router"),
+        "blocks.{i}.mlp.router.bias": Either(*(f"{layer}.e_score_correction_bias" for layer in LAYERS)),
+        **expert_names("blocks.{i}.mlp.experts", *(f"{layer}.experts" for layer in LAYERS), parts=("w1", "w3", "w2")),
     }
     eps = ("rms_norm_eps", 1e-5)
     rope_base = 1_000_000.0

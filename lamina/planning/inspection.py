@@ -276,8 +276,9 @@ def count_parameters(model: Model) -> tuple[int, int, str | None]:
 
 def text(found: Inspection) -> str:
     """One fact a line, aligned."""
+    family, part = found.family.replace("TextPart (", " ("), "TextPart (" in found.family
     lines: list[tuple[str, str]] = [
-        ("family", f"{found.family}, model_type {found.model_type}"),
+        ("family", f"{family}, {'the text model of' if part else 'model_type'} {found.model_type}"),
         ("format", f"{found.format}, loaded in {found.dtype}"),
     ]
     if found.encoder is not None:

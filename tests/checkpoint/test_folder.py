@@ -157,6 +157,12 @@ def test_a_folder_without_config_is_refused(tmp_path):
     refused(tmp_path, r"has no config\.json, .* \(it holds big\.gguf, tiny\.gguf: give the path of one of them\)")
 
 
+def test_a_folder_of_checkpoint_folders_names_them(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    refused(tmp_path, r"has no config\.json, .* \(folders in it have one: give the path of mine\)$")
+
+
 def test_a_folder_without_weights_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     refused(tmp_path, r"has no model\.safetensors, no model\.safetensors\.index\.json and no \*\.safetensors$")

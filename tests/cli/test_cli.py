@@ -74,6 +74,15 @@ def test_inspect_shows_what_each_layer_remembers(checkpoint: Path) -> None:
     assert json.loads(run("inspect", checkpoint, "--json").stdout)["token_bytes"] == 2 * 2 * 2 * 8 * 4
 
 
+def test_inspect_of_what_cannot_be_loaded_describes_it_and_fails(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((checkpoint / "config.json").read_text())
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    done = run("inspect", tmp_path)
+    assert done.exit_code == 1 and "format            pickle" in done.stdout
+    assert "cannot be loaded" in done.stdout and "allow it with pickle=True (--pickle)" in done.stdout
+    assert "missing: model.embed_tokens.weight" in run("inspect", tmp_path, "--pickle").stdout
+
+
 def test_a_path_that_is_not_there_is_told_in_one_line() -> None:
     done = run("verify", "nowhere")
     assert done.exit_code == 2

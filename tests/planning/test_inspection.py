@@ -67,6 +67,7 @@ def test_towers_that_are_skipped_are_listed_with_their_bytes(tmp_path: Path) -> 
     found = lamina.inspect(tmp_path)
     assert found.unused == (UnusedTensors("vision_tower", 2, 32),) and found.problem is None
     assert found.family.startswith("LlamaTextPart") and found.unread == ()
+    assert "Llama (lamina.models.llama), the text model of mistral3" in str(found)
 
 
 def test_a_checkpoint_that_does_not_fit_is_described_with_the_reason(tmp_path: Path) -> None:
