@@ -4,9 +4,10 @@
     hf_model.generate(ids, past_key_values=cache)
 """
 
+from lamina.bridge.attention import attend
 from lamina.bridge.cache import Cache
 from lamina.bridge.encoder_decoder import EncoderDecoderCache
 from lamina.bridge.files import load_cache
 from lamina.bridge.pool import Pool
 
-__all__ = ["Cache", "EncoderDecoderCache", "Pool", "load_cache"]
+__all__ = ["Cache", "EncoderDecoderCache", "Pool", "attend", "load_cache"]

@@ -26,24 +26,27 @@ def first_seen(window: int | None, length: int) -> int:
 
 
 def extend(layer: TokenLayer, step: Step, key: Key, start: int, new: Fields) -> Fields:
-    """Stores parts [B, *lead, T, width] at positions start …; -> the parts of all tokens that their queries may see.
-
-    A ring is written now if T is 1, and otherwise when the pass is committed, as in `TokenLayer.extend`.
-    """
+    """Stores parts [B, *lead, T, width] at positions start …; -> the parts of all tokens that their queries may see"""
     layout, T = layer.layout, step.T
-    if layout.ring is None:
+    if layout.ring is None and type(layer.storage) is Storage:  # the usual case, with as little work as possible
         step.wrote(key)
-        if type(layer.storage) is Storage:
-            return {name: _append(store, start, T, new[name]) for name, store in layer.data.items()}
-        layer.storage.write_run(layer.data, step, start, new)
-        return layer.storage.read_run(layer.data, step, 0, start + T)
+        return {name: _append(store, start, T, new[name]) for name, store in layer.data.items()}
+    append(layer, step, key, start, new)
     first = first_seen(layer.window.span, start)
-    if T > 1:
-        step.leave(key, new)
+    if layout.ring is not None and T > 1:
         return joined([*runs(layer, step, first, start), new])
+    return joined(runs(layer, step, first, start + T))
+
+
+def append(layer: TokenLayer, step: Step, key: Key, start: int, new: Fields) -> None:
+    """Stores parts at positions start …. A ring is written now if T is 1, and otherwise when the pass is committed, as
+    in `TokenLayer.extend`."""
+    ring = layer.layout.ring
+    if ring is not None and step.T > 1:
+        step.leave(key, new)
+        return
     step.wrote(key)
-    layer.storage.write_run(layer.data, step, start % layout.ring, new)
-    return joined(runs(layer, step, first, start + 1))
+    layer.storage.write_run(layer.data, step, start if ring is None else start % ring, new)
 
 
 def _append(store: torch.Tensor, start: int, T: int, new: torch.Tensor) -> torch.Tensor:

@@ -109,7 +109,7 @@ class AttentionView(View, CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Appends keys and values [B, H, T, D]. -> those that the new queries may see, in order of position"""
         spec = self.spec(key_states, value_states)
-        found = self.store.extend(self.key, spec, {"k": key_states, "v": value_states})
+        found = self.store.extend(self.key, spec, {"k": key_states, "v": value_states}, self.store.model.attended)
         return found["k"], found["v"]
 
     def get_seq_length(self) -> int:

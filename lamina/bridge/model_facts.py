@@ -33,8 +33,14 @@ class ModelFacts:
 
     def __init__(self, given: Any, layers: int) -> None:
         self.given, self.layers = given, layers
+        self._decoder = getattr(given, "config", given).get_text_config(decoder=True)
         self._specs: Sequence[LayerSpecs] = [{} for _ in range(layers)]
         self._key_means: dict[Key, Tensor] = {}  # where `lamina.cache.codec.key_mean` looks for them; keys have none
+
+    @property
+    def attended(self) -> bool:
+        """True if the model computes attention by our function, which reads the store itself (attention.py)."""
+        return getattr(self._decoder, "_attn_implementation", None) == "lamina"
 
     @property
     def module(self) -> nn.Module | None:

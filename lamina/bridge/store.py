@@ -25,11 +25,13 @@ import torch
 from torch import Tensor
 
 from lamina.bridge.first_pass import FirstPass, as_columns, as_tokens, last_columns, tokens_of
-from lamina.bridge.in_order import extend
+from lamina.bridge.in_order import append, extend
 from lamina.bridge.kept import Kept, detached
 from lamina.bridge.kinds import LayerKind
 from lamina.bridge.specs import Attention, Columns, State
 from lamina.bridge.states import StateLayer
+from lamina.bridge.stored import Stored, Tokens, is_dense
+from lamina.cache import spec
 from lamina.cache.cache import Cache
 from lamina.cache.codec.codec import Codecs, codecs_of
 from lamina.cache.codec.formats import Fields
@@ -110,13 +112,16 @@ class Store(Kept):
 
     # -- tokens ----------------------------------------------------------------------------------------------------
 
-    def extend(self, key: Key, spec: Spec, new: Fields) -> Fields:
-        """Appends tokens [B, *lead, T, D] to an entry. -> the fields of all tokens that their queries may see"""
+    def extend(self, key: Key, one: Spec, new: Fields, handles: bool = False) -> Fields:
+        """Appends tokens [B, *lead, T, D] to an entry. -> the fields of all tokens that their queries may see
+
+        handles   True if a dense copy is not wanted: fields may be `Stored`
+        """
         stored, T = detached(new), tokens_of(new)
         if key not in self._known:
             if not self._is_first(key):
-                return self.extend(key, spec, new)
-            found = self._first.add_tokens(key, spec, self.codecs[key[0]], stored)
+                return self.extend(key, one, new, handles)
+            found = self._first.add_tokens(key, one, self.codecs[key[0]], stored)
             return found if self._first.codings[key].formats else new
         step = self._step
         if step is None or key in step.written:
@@ -127,7 +132,12 @@ class Store(Kept):
             )
         layer = self.layer(key)
         assert isinstance(layer, TokenLayer)
-        found = extend(layer, step, key, self._length, layer.coding.encode(stored))
+        parts = layer.coding.encode(stored)
+        if handles and not is_dense(layer):  # the pass stays open: a commit would overwrite what it is still to read
+            append(layer, step, key, self._length, parts)
+            tokens = Tokens(layer, step, self._length, parts)
+            return {name: Stored.of(tokens, name, x) for name, x in new.items()}
+        found = extend(layer, step, key, self._length, parts)
         if len(step.written) == len(self._known) and not self.recording:
             self._commit()
         return layer.coding.decode(found)
@@ -323,9 +333,11 @@ class Store(Kept):
         pool = None if settings.pool is None else settings.pool.made(self.model, listed, dtype, device)
         if settings.pool is not None:
             self.model = settings.pool.model
+        lines = [one for one in self.specs.values() if isinstance(one, spec.Attention | spec.Tokens)]
+        endless = bool(lines) and all(one.window.span is not None for one in lines)  # rings of a fixed size, no lines
         self.adopt(
             Cache(
-                listed, rows=rows, capacity=settings.capacity, slack=self.slack, dtype=dtype, device=device,
+                listed, rows=rows, capacity=None if endless else settings.capacity, slack=self.slack, dtype=dtype, device=device,
                 codec={i: codec for i, codec in enumerate(self.codecs) if self.kinds[i].attends},
                 residence=settings.residence, model=self.model, pool=pool,
             )
