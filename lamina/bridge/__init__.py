@@ -1,7 +1,7 @@
 """The bridge to transformers: its models over Lamina's caches. transformers is imported here alone.
 
-    cache = lamina.bridge.Cache(hf_model, codec="int8")
-    hf_model.generate(ids, past_key_values=cache)
+cache = lamina.bridge.Cache(hf_model, codec="int8")
+hf_model.generate(ids, past_key_values=cache)
 """
 
 from lamina.bridge.attention import attend

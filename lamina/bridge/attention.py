@@ -42,7 +42,9 @@ def attend(model: Any) -> Any:
     kinds = layer_kinds(text_config(model))
     if not any(kind.attends for kind in kinds):
         return model
-    if any(kind.indexed for kind in kinds) or not (model._supports_sdpa or getattr(model, "_supports_flex_attn", False)):
+    if any(kind.indexed for kind in kinds) or not (
+        model._supports_sdpa or getattr(model, "_supports_flex_attn", False)
+    ):
         raise InputError(
             f"{type(model).__name__} computes attention by a rule of its own, which attend would change. Its caches work "
             "without attend, through a dense copy"
@@ -80,7 +82,7 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Attention as transformers' functions compute it: -> [B, T, Hq, Dv], and no weights"""
     plain = softcap is None and s_aux is None
-    if dropout and module.training or (plain and not isinstance(key, Stored)):
+    if (dropout and module.training) or (plain and not isinstance(key, Stored)):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal,
             position_bias=position_bias, **kwargs,

@@ -146,5 +146,3 @@ def last_columns(x: Tensor, kernel: int) -> Tensor:
     """The last `kernel` columns of x [B, *lead, T], with zeros before them if there are fewer."""
     missing = kernel - x.shape[-1]
     return torch.nn.functional.pad(x, (missing, 0)) if missing > 0 else x[..., x.shape[-1] - kernel :]
-
-

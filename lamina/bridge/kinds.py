@@ -58,7 +58,10 @@ def text_config(model_or_config: Any) -> Any:
         )
     decoder = config.get_text_config(decoder=True)
     layers = getattr(decoder, "num_decoder_layers", None)
-    if decoder.is_encoder_decoder and layers not in (None, decoder.num_hidden_layers):  # T5: counts those of its encoder
+    if decoder.is_encoder_decoder and layers not in (
+        None,
+        decoder.num_hidden_layers,
+    ):  # T5: counts those of its encoder
         decoder = copy.deepcopy(decoder)
         decoder.num_hidden_layers = layers
     return decoder

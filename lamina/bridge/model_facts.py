@@ -67,7 +67,9 @@ class ModelFacts:
     def config(self) -> Config:
         """The configuration of the model, and the specs: a file must say them, since nothing else does."""
         values = getattr(self.given, "config", self.given).to_dict()
-        return Config(values | {STORED: [{name: as_values(one) for name, one in entry.items()} for entry in self.specs]})
+        return Config(
+            values | {STORED: [{name: as_values(one) for name, one in entry.items()} for entry in self.specs]}
+        )
 
     @property
     def vocab(self) -> int:
@@ -77,7 +79,7 @@ class ModelFacts:
     @property
     def dtype(self) -> torch.dtype:
         if self.module is None:
-            return next((one.dtype for entry in self.specs for one in entry.values() if hasattr(one, "dtype")))
+            return next(one.dtype for entry in self.specs for one in entry.values() if hasattr(one, "dtype"))
         return next(self.module.parameters()).dtype
 
     @property
@@ -114,7 +116,9 @@ def as_values(spec: Spec) -> dict[str, Any]:
 
 def from_values(values: Mapping[str, Any]) -> Spec:
     """The spec that `as_values` made these of."""
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name != "kind"}
+    given = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name != "kind"
+    }
     if values.get("kind") not in SPECS:
         raise InputError(f"a cache file of lamina.bridge names the spec {values.get('kind')!r}: it knows {list(SPECS)}")
     given["dtype"] = getattr(torch, given["dtype"])

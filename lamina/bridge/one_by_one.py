@@ -26,7 +26,9 @@ def split_passes(model: Any) -> None:
 
     @functools.wraps(whole)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        cache = next((one for one in (kwargs.get("past_key_values"), kwargs.get("cache_params")) if one is not None), None)
+        cache = next(
+            (one for one in (kwargs.get("past_key_values"), kwargs.get("cache_params")) if one is not None), None
+        )
         ids = kwargs.get("input_ids") if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
         if args and ids is None:
             ids = kwargs["input_ids"] = args[0]
@@ -55,9 +57,7 @@ def _tokens_alone(cache: Any, mask: Tensor | None) -> int:
     return int(real.long().cumprod(0).sum()) if slack else 0
 
 
-def _run(
-    whole: Any, args: Any, kwargs: dict[str, Any], T: int, single: int, of_single: dict[str, Any]
-) -> Any:
+def _run(whole: Any, args: Any, kwargs: dict[str, Any], T: int, single: int, of_single: dict[str, Any]) -> Any:
     for name in ("output_hidden_states", "output_attentions", "labels"):
         if kwargs.get(name):
             raise InputError(

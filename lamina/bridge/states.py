@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from lamina.cache.clock import Clock, allocate
+from lamina.cache.clock import Clock
 from lamina.cache.layers.base import Layer
 from lamina.cache.storage.device import Storage
 from lamina.cache.storage.host import HostStorage

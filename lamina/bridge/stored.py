@@ -75,8 +75,6 @@ class Stored(torch.Tensor):
         return f"Stored({self.field}, {list(self.shape)})"
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = tree_map(lambda x: x.dense() if isinstance(x, Stored) else x, (args, kwargs or {}))
         return func(*args, **kwargs)

@@ -1,11 +1,11 @@
 """The file of an exported program: a zip whose weights are stored as they are, or a folder with the same entries.
 
-    manifest.json            shapes, dtypes, checksums (manifest.py)
-    weights.bin              every weight once, each at a multiple of 64 bytes
-    programs/NAME.pt2        one traced program each, without weights and without the cache
-    tokenizer.json           if the model has a tokenizer
-    chat_template.jinja      if it has a chat template
-    generation_config.json   the checkpoint's own
+manifest.json            shapes, dtypes, checksums (manifest.py)
+weights.bin              every weight once, each at a multiple of 64 bytes
+programs/NAME.pt2        one traced program each, without weights and without the cache
+tokenizer.json           if the model has a tokenizer
+chat_template.jinja      if it has a chat template
+generation_config.json   the checkpoint's own
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -208,7 +207,9 @@ def describe(
 
 def signature(program: ExportedProgram, chunk: int) -> dict[str, Any]:
     """The inputs and outputs of a program; a size that varies is [least, most]."""
-    ranges = {str(symbol): [int(bounds.lower), int(bounds.upper)] for symbol, bounds in program.range_constraints.items()}
+    ranges = {
+        str(symbol): [int(bounds.lower), int(bounds.upper)] for symbol, bounds in program.range_constraints.items()
+    }
 
     def described(names: list[str]) -> dict[str, Any]:
         nodes = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}

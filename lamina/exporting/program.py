@@ -46,7 +46,9 @@ class Generated:
 class Program:
     """A loaded program and its cache. `lengths` are the tokens that each row holds."""
 
-    def __init__(self, manifest: Manifest, runner: Runner, cache: dict[str, Tensor], tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, manifest: Manifest, runner: Runner, cache: dict[str, Tensor], tokenizer: Tokenizer | None
+    ) -> None:
         self.manifest, self.tokenizer = manifest, tokenizer
         self.cache = cache
         self._runner = runner
@@ -150,7 +152,9 @@ class Program:
                 inputs[i, : len(row)] = torch.tensor(row, dtype=torch.int64)
         else:
             if not isinstance(given, Tensor):
-                raise InputError(f"the source of {self.manifest.family} is features, a tensor, not {type(given).__name__}")
+                raise InputError(
+                    f"the source of {self.manifest.family} is features, a tensor, not {type(given).__name__}"
+                )
             inputs = given.to(DTYPES[self.manifest.dtype])
             counts = [inputs.shape[-1]] * self.rows if counts is None else list(counts)
         if inputs.shape[-1] > source["most"]:
@@ -222,7 +226,9 @@ class Program:
         with one that is drawn. A row ends with an end-of-sequence id, after `max_new_tokens`, or when it is full.
         """
         if len(prompts) > self.rows or not prompts:
-            raise InputError(f"{len(prompts)} prompts were given, and the program has {self.rows} rows: give 1 to that many")
+            raise InputError(
+                f"{len(prompts)} prompts were given, and the program has {self.rows} rows: give 1 to that many"
+            )
         if temperature < 0:
             raise InputError(f"temperature={temperature}: it must be 0 (the most likely token) or more")
         ids = [self.ids_of(prompt) for prompt in prompts] + [[]] * (self.rows - len(prompts))
@@ -272,7 +278,9 @@ class Program:
 
     def _checked(self, rows: Sequence[Sequence[int]], vocab: int | None = -1) -> list[list[int]]:
         if len(rows) != self.rows:
-            raise InputError(f"{len(rows)} rows of ids were given, and the program has {self.rows}: give a list for each")
+            raise InputError(
+                f"{len(rows)} rows of ids were given, and the program has {self.rows}: give a list for each"
+            )
         most = self.manifest.vocab if vocab == -1 else vocab
         found = [[int(i) for i in row] for row in rows]
         for i, row in enumerate(found):

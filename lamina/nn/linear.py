@@ -100,7 +100,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """F.linear, by whichever operation is fastest on this device. x [..., in], weight [out, in] -> [..., out]"""
     if x.device.type == "cpu" and x.dtype == torch.float32 and MKL and weight.numel() >= LEAST_WEIGHT:
         rows = x.numel() // max(x.shape[-1], 1)  # an MLP may have no inner dimension
-        if surely(0 < rows) and surely(rows <= MOST_ROWS):
+        if surely(rows > 0) and surely(rows <= MOST_ROWS):
             return few_rows(x, weight, bias)
     return F.linear(x, weight, bias)
 
