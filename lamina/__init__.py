@@ -45,8 +45,11 @@ if TYPE_CHECKING:
         InputError,
         LaminaError,
         PagesError,
+        ProgramError,
         RewindError,
     )
+    from lamina.exporting.export import Exported, export
+    from lamina.exporting.program import Program
     from lamina.generation import (
         Chat,
         Event,
@@ -66,11 +69,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Attention", "Cache", "CacheFileError", "CapacityError", "CaptureError", "Chat", "CheckpointError", "Chunked",
-    "Codec", "Convolution", "Cross", "Event", "FieldFormat", "Full", "IndexKeys", "InputError", "Inspection", "Keeping",
-    "LaminaError", "Latent", "Layer", "Memory", "Model", "PagesError", "Plan", "Pool", "PrefixStore", "Recurrent",
-    "Report", "Result", "RewindError", "Setting", "Shared", "SharedIndex", "Sliding", "Source", "Spec", "Stream",
-    "Tokens", "Transcription", "inspect", "load", "load_cache", "plan", "register_family", "register_format",
-    "register_kernels", "register_setting", "unregister_family", "unregister_setting", "verify",
+    "Codec", "Convolution", "Cross", "Event", "Exported", "FieldFormat", "Full", "IndexKeys", "InputError",
+    "Inspection", "Keeping", "LaminaError", "Latent", "Layer", "Memory", "Model", "PagesError", "Plan", "Pool",
+    "PrefixStore", "Program", "ProgramError", "Recurrent", "Report", "Result", "RewindError", "Setting", "Shared",
+    "SharedIndex", "Sliding", "Source", "Spec", "Stream", "Tokens", "Transcription", "export", "inspect", "load",
+    "load_cache", "plan", "register_family", "register_format", "register_kernels", "register_setting",
+    "unregister_family", "unregister_setting", "verify",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -86,8 +90,10 @@ _HOMES = {
     "lamina.checking.verify": ("verify",),
     "lamina.errors": (
         "CacheFileError", "CapacityError", "CaptureError", "CheckpointError", "InputError", "LaminaError",
-        "PagesError", "RewindError",
+        "PagesError", "ProgramError", "RewindError",
     ),
+    "lamina.exporting.export": ("Exported", "export"),
+    "lamina.exporting.program": ("Program",),
     "lamina.generation": (
         "Chat", "Event", "PrefixStore", "Result", "Setting", "Stream", "register_setting", "unregister_setting",
     ),
