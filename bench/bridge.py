@@ -1,7 +1,7 @@
 """Decoding of a transformers model over our cache and over its own, by turns: `python -m bench.bridge [OUT.md]`
 
-A random model of llama's shape decodes one token after the other, at 128 and at 16,384 tokens. The caches take turns of a
-few tokens, so that both see the same machine. The table has the median time of a token, and our share of theirs.
+A random model of llama's shape decodes one token after the other, at 128 and at 16,384 tokens. The caches take turns of
+a few tokens, so that both see the same machine. The table has the median time of a token, and our share of theirs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def measure(device: str) -> list[str]:
         kinds: dict[str, Callable[[], Any]] = {
             "theirs": lambda: transformers.DynamicCache(config=config),
             "ours": lambda: bridge.Cache(model),
-            "ours, fixed": lambda: bridge.Cache(model, capacity=context + (TURNS + 3) * TOKENS),
+            "ours, fixed": partial(bridge.Cache, model, capacity=context + (TURNS + 3) * TOKENS),
         }
         caches = {name: filled(make(), context, device) for name, make in kinds.items()}
         times: dict[str, list[float]] = {name: [] for name in caches}
@@ -77,7 +78,8 @@ def measure(device: str) -> list[str]:
         for name in ("ours", "ours, fixed"):
             ratio = median[name] / median["theirs"]
             lines.append(
-                f"| {device} | {context} | {name} | {1e3 * median['theirs']:.2f} | {1e3 * median[name]:.2f} | {ratio:.3f} |"
+                f"| {device} | {context} | {name} | {1e3 * median['theirs']:.2f} | {1e3 * median[name]:.2f} "
+                f"| {ratio:.3f} |"
             )
             print(lines[-1], flush=True)
     return lines

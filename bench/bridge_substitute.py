@@ -1,4 +1,4 @@
-"""A pytest plugin: in the process that loads it, transformers' DynamicCache and StaticCache are `lamina.bridge.Cache`."""
+"""A pytest plugin: in its process transformers' DynamicCache and StaticCache are `lamina.bridge.Cache`."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def substitute() -> None:
     for name, ours in (("DynamicCache", DynamicCache), ("StaticCache", StaticCache)):
         theirs = getattr(cache_utils, name)
         for module in list(sys.modules.values()):
-            if module is not None and module.__name__.startswith("transformers"):
-                if module.__dict__.get(name) is theirs:
-                    setattr(module, name, ours)
+            inside = module is not None and module.__name__.startswith("transformers")
+            if inside and module.__dict__.get(name) is theirs:
+                setattr(module, name, ours)
         setattr(transformers, name, ours)
 
 

@@ -46,8 +46,11 @@ if TYPE_CHECKING:
         InputError,
         LaminaError,
         PagesError,
+        ProgramError,
         RewindError,
     )
+    from lamina.exporting.export import Exported, export
+    from lamina.exporting.program import Program
     from lamina.generation import (
         Chat,
         Event,
@@ -67,11 +70,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Attention", "Cache", "CacheFileError", "CapacityError", "CaptureError", "Chat", "CheckpointError", "Chunked",
-    "Codec", "Convolution", "Cross", "Event", "FieldFormat", "Full", "IndexKeys", "InputError", "Inspection", "Keeping",
-    "LaminaError", "Latent", "Layer", "Memory", "Model", "PagesError", "Plan", "Pool", "PrefixStore", "Recurrent",
-    "Report", "Result", "RewindError", "Setting", "Shared", "SharedIndex", "Sliding", "Source", "Spec", "Stream",
-    "Tokens", "Transcription", "from_transformers", "inspect", "load", "load_cache", "plan", "register_family",
-    "register_format", "register_kernels", "register_setting", "unregister_family", "unregister_setting", "verify",
+    "Codec", "Convolution", "Cross", "Event", "Exported", "FieldFormat", "Full", "IndexKeys", "InputError",
+    "Inspection", "Keeping", "LaminaError", "Latent", "Layer", "Memory", "Model", "PagesError", "Plan", "Pool",
+    "PrefixStore", "Program", "ProgramError", "Recurrent", "Report", "Result", "RewindError", "Setting", "Shared",
+    "SharedIndex", "Sliding", "Source", "Spec", "Stream", "Tokens", "Transcription", "export", "from_transformers",
+    "inspect", "load", "load_cache", "plan", "register_family", "register_format", "register_kernels", "register_setting",
+    "unregister_family", "unregister_setting", "verify",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -88,8 +92,10 @@ _HOMES = {
     "lamina.checking.verify": ("verify",),
     "lamina.errors": (
         "CacheFileError", "CapacityError", "CaptureError", "CheckpointError", "InputError", "LaminaError",
-        "PagesError", "RewindError",
+        "PagesError", "ProgramError", "RewindError",
     ),
+    "lamina.exporting.export": ("Exported", "export"),
+    "lamina.exporting.program": ("Program",),
     "lamina.generation": (
         "Chat", "Event", "PrefixStore", "Result", "Setting", "Stream", "register_setting", "unregister_setting",
     ),

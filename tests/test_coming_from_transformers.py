@@ -1,4 +1,4 @@
-"""docs/coming-from-transformers.md: nothing of the installed transformers is left out, every Lamina name on it exists."""
+"""docs/coming-from-transformers.md: nothing of transformers is left out, every Lamina name on it exists."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 An attention function with the name "lamina" is registered in transformers' `AttentionInterface`, with masks as for its
 `sdpa`. Where keys and values are stored as codes, in pages or on the host, it reads blocks of slots, dequantizes them,
-and merges the softmax of one block after the other (online softmax): no dense copy of the history is made. Dense keys go
-to transformers' own function.
+and merges the softmax of one block after the other (online softmax): no dense copy of the history is made. Dense keys
+go to transformers' own function.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def attend(model: Any) -> Any:
         model._supports_sdpa or getattr(model, "_supports_flex_attn", False)
     ):
         raise InputError(
-            f"{type(model).__name__} computes attention by a rule of its own, which attend would change. Its caches work "
-            "without attend, through a dense copy"
+            f"{type(model).__name__} computes attention by a rule of its own, which attend would change. Its caches "
+            "work without attend, through a dense copy"
         )
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)

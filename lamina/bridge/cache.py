@@ -25,8 +25,8 @@ from lamina.errors import InputError
 
 
 class Cache(transformers.Cache):
-    """Keys, values and states of any transformers model, kept by Lamina. Give it as `past_key_values`, or `cache_params`.
-    For an encoder–decoder model an `EncoderDecoderCache` is made.
+    """Keys, values and states of any transformers model, kept by Lamina. Give it as `past_key_values` or
+    `cache_params`. For an encoder–decoder model an `EncoderDecoderCache` is made.
 
     model_or_config   a transformers model, or its configuration
     capacity          the most tokens a row may hold; None: stores grow as needed

@@ -1,8 +1,8 @@
 """Stores the tokens of a pass in a layer, and reads in the order of positions what its queries may see.
 
 The masks of transformers describe keys in the order of their positions: `kv_length` of them from position `kv_offset`.
-A line is in that order, so a view of it is returned and nothing is copied. A ring that has wrapped is two runs of slots,
-which are concatenated.
+A line is in that order, so a view of it is returned and nothing is copied. A ring that has wrapped is two runs of
+slots, which are concatenated.
 """
 
 from __future__ import annotations

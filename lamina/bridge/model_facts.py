@@ -1,4 +1,4 @@
-"""`ModelFacts`: a transformers model as Lamina's caches see one, which is what cache files and pools need of a model."""
+"""`ModelFacts`: what cache files and pools must know of a transformers model."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 class StateStorage(Storage):
-    """On the host, in pinned memory if the device is a GPU. It is not staged: a model asks for a state when it runs, and
-    gets a copy on the device."""
+    """On the host, in pinned memory if the device is a GPU. It is not staged: a model asks for a state when it runs,
+    and gets a copy on the device."""
 
     residence = "host"
 
@@ -115,8 +115,8 @@ class StateLayer(Layer):
                 ends = ", ".join(str(position) for position in sorted(at) if position >= 0)
                 raise RewindError(
                     f"row {row} of {length} tokens cannot be rewound to {wanted}: of its recurrent states, those after "
-                    f"{ends} tokens are kept, where passes ended. Feed the tokens that may be dropped one by one, which "
-                    "models do by themselves after lamina.bridge.attend(model)"
+                    f"{ends} tokens are kept, where passes ended. Feed the tokens that may be dropped one by one, "
+                    "which models do by themselves after lamina.bridge.attend(model)"
                 )
 
     def rewind(self, clock: Clock, changed: Tensor) -> None:

@@ -220,7 +220,7 @@ class Store(Kept):
             extend(layer, step, key, self._length, {"x": as_tokens(self._handed[key][..., -1:])})
 
     def state(self, key: Key) -> Tensor | None:
-        """The state of an entry, None if there is none. The model may change it in place, as a part of its next pass."""
+        """The state of an entry, None if there is none. The model may change it in place in its next pass."""
         self._finish_if_asked_again(key)
         if key in self._first.states:
             return self._first.states[key]
@@ -337,7 +337,8 @@ class Store(Kept):
         endless = bool(lines) and all(one.window.span is not None for one in lines)  # rings of a fixed size, no lines
         self.adopt(
             Cache(
-                listed, rows=rows, capacity=None if endless else settings.capacity, slack=self.slack, dtype=dtype, device=device,
+                listed, rows=rows, capacity=None if endless else settings.capacity, slack=self.slack, dtype=dtype,
+                device=device,
                 codec={i: codec for i, codec in enumerate(self.codecs) if self.kinds[i].attends},
                 residence=settings.residence, model=self.model, pool=pool,
             )

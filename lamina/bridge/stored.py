@@ -1,7 +1,7 @@
 """`Stored`: keys or values that are still in the store, in place of a dense tensor.
 
-`update` must return tensors. Where the store holds something else (codes, pages, bytes on the host), a dense copy of the
-whole history would be made for every token. A `Stored` has the shape, dtype and device of that copy, and our attention
+`update` must return tensors. Where the store holds something else (codes, pages, bytes on the host), a dense copy of
+the whole history would be made for every token. A `Stored` has the shape, dtype and device of that copy, and our attention
 function reads it block by block. Any other operation on it gets the dense copy.
 """
 

@@ -1,4 +1,5 @@
-"""The command line: chat, generate, transcribe, verify, inspect, plan, bench. Each command is a file of this package.
+"""The command line: chat, generate, transcribe, verify, inspect, plan, bench, export, run. Each is a file of this
+package.
 
 Answers go to stdout, all else to stderr. Nothing here imports PyTorch before a command needs it, so that `--help` and a
 mistyped option are answered at once.
@@ -20,7 +21,7 @@ def main() -> None:
 def commands() -> Typer:
     import typer
 
-    from lamina.cli import bench, chat, generate, inspect, plan, transcribe, verify
+    from lamina.cli import bench, chat, export, generate, inspect, plan, run, transcribe, verify
     from lamina.cli.common import OneLineErrors, options
 
     app = typer.Typer(cls=OneLineErrors, add_completion=False, help="Run language models that remember.")
@@ -34,4 +35,6 @@ def commands() -> Typer:
     )
     app.command("plan", help="What a model and its cache take in memory, and what fits; needs no weights.")(plan.plan)
     app.command("bench", help="How near decoding comes to the limit of memory, beside its peers.")(bench.bench)
+    app.command("export", help="Write a model as a program that runs without its model code.")(export.export)
+    app.command("run", help="Continue a text with an exported program.")(run.run)
     return app

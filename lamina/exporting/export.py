@@ -35,6 +35,7 @@ from lamina.exporting.trace import SHORTEST, trace_all
 from lamina.model import Model
 from lamina.runtime.feed import feed
 
+TARGETS = ("pt2", "aotinductor")
 LONGEST = 512  # tokens a row of one prefill, if the layers set no smaller limit
 
 
@@ -62,10 +63,10 @@ class Exported:
         except CacheFileError as error:
             raise ProgramError(str(error)) from None
 
-    def write(self, writer: Writer) -> None:
-        """Writes every entry, the manifest last."""
+    def write(self, writer: Writer, programs: bool = True) -> None:
+        """Writes every entry, or all but the programs; the manifest last."""
         writer.write("weights.bin", weight_bytes(self.weights, self.manifest.weights))
-        for name, program in self.programs.items():
+        for name, program in self.programs.items() if programs else ():
             writer.write(f"programs/{name}.pt2", program_bytes(program))
         if self.tokenizer is not None:
             writer.write("tokenizer.json", self.tokenizer.backend.to_str())
@@ -86,8 +87,9 @@ def export(
     chunk: int | None = None,
     source: int | None = None,
     bounded: bool | None = None,
+    target: str = "pt2",
 ) -> Exported:
-    """Exports a model with a cache of `rows` rows and `capacity` slots, and writes it to the file `to` if given.
+    """Exports a model with a cache of `rows` rows and `capacity` slots, and writes it to `to` if given.
 
     slack     how many tokens sliding windows and recurrent states can be rewound by; full attention has no limit
     codec     how keys and values are quantized: "int8", "int4", … as in `model.new_cache`
@@ -95,16 +97,19 @@ def export(
     source    longest source of an encoder–decoder model, in positions of the encoder
     bounded   True: full attention reads no further than the longest row. The program waits for that length, so the
               default is True on a CPU and False elsewhere
+    target    what will run it: "pt2" (PyTorch, a file), "aotinductor" (compiled libraries, a folder) or "onnx"
 
     >>> lamina.export(model, rows=2, capacity=1024, to="model.pt2")       # doctest: +SKIP
     >>> lamina.Program.load("model.pt2").generate(["The sky is"])         # doctest: +SKIP
     """
+    if target not in TARGETS:
+        raise InputError(f"target={target!r}: it must be one of {', '.join(TARGETS)}")
     capacity = check_int("capacity", capacity)
     longest = longest_prefill(model, capacity)
     chunk = longest if chunk is None else check_int("chunk", chunk)
     if not SHORTEST < chunk <= longest:
         raise InputError(
-            f"chunk={chunk}: a prefill program of this model and capacity takes {SHORTEST + 1} to {longest} tokens a row"
+            f"chunk={chunk}: a prefill program of this model and capacity takes {SHORTEST + 1} to {longest} tokens"
         )
     if model.max_positions is not None and capacity > model.max_positions:
         raise InputError(f"capacity={capacity}: the model has positions for {model.max_positions}")
@@ -118,7 +123,13 @@ def export(
     weights = weights_of(programs, buffers)
     manifest = describe(model, cache, programs, weights, chunk, positions)
     found = Exported(programs, weights, buffers, manifest, model.tokenizer, dict(model.generation_defaults))
-    if to is not None:
+    if to is None:
+        return found
+    if target == "aotinductor":
+        from lamina.exporting.aotinductor import compile_to
+
+        compile_to(found, to)
+    else:
         found.save(to)
     return found
 

@@ -37,7 +37,7 @@ class Manifest:
     slack         tokens that windows and states can be rewound by
     chunk         most tokens a row in one call of `prefill`
     cache         the tensors that the host allocates, filled with zeros: name -> {shape, dtype}
-    weights       the tensors of weights.bin: name -> {shape, dtype, offset}, or {same: name} for one that is stored once
+    weights       the tensors of weights.bin: name -> {shape, dtype, offset}, or {same: name} for one that is stored
                   under another name
     programs      name -> {inputs: name -> {shape, dtype}, outputs: …}; a size that varies is [least, most]
     rings         [slots, kept first tokens] of each kind of ring: they limit how far a row can be rewound

@@ -81,8 +81,8 @@ class Rewind(CacheModule):
 
 
 class Encode(CacheModule):
-    """Runs the encoder over ids [B, S] or features [B, mels, frames], of which each row has counts [B], and attaches its
-    output. Rows with a count of 0 keep what they have. -> lengths of the sources [B]"""
+    """Runs the encoder over ids [B, S] or features [B, mels, frames], of which each row has counts [B], and attaches
+    its output. Rows with a count of 0 keep what they have. -> lengths of the sources [B]"""
 
     def forward(self, given: Tensor, counts: Tensor) -> Tensor:
         source: Source = self.model.trace_source(given, counts)  # type: ignore[operator]

@@ -91,8 +91,8 @@ class Program:
     # -- passes ----------------------------------------------------------------------------------------------------
 
     def feed(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Appends ids to each row, as many as there are: an empty list leaves a row as it is. -> the most likely next id
-        of each row [B]; -1 for rows that hold no token yet"""
+        """Appends ids to each row, as many as there are: an empty list leaves a row as it is. -> the most likely next
+        id of each row [B]; -1 for rows that hold no token yet"""
         checked = self._checked(rows)
         self._check_room([len(row) for row in checked])
         for row, ids in enumerate(checked):
@@ -294,7 +294,7 @@ class Program:
         for row, (length, n) in enumerate(zip(self.lengths, more, strict=True)):
             if limit is not None and length + n > limit:
                 raise CapacityError(
-                    f"row {row} holds {length} tokens and {n} more were given, but the program was exported for {limit}. "
+                    f"row {row} holds {length} tokens and {n} more were given, but the program has room for {limit}. "
                     "Export the model with a larger capacity, or take the row back with rewind or reset"
                 )
 

@@ -35,9 +35,11 @@ class TorchRunner:
 def runner_of(archive: Archive, cache: dict[str, Tensor]) -> Runner:
     """The runner for the target of an archive, over this cache."""
     target = archive.manifest.target
-    if target != "pt2":
+    if target not in ("pt2", "aotinductor"):
         raise ProgramError(f"{archive.path} is for the target {target!r}, which this Lamina does not run")
     weights = {name: tensor.to(archive.manifest.device) for name, tensor in archive.weights().items()}
+    if target == "aotinductor":
+        return CompiledRunner(archive, weights, cache)
     return TorchRunner({name: load_program(archive, name, weights, cache) for name in archive.manifest.programs})
 
 
@@ -76,3 +78,30 @@ def load_program(archive: Archive, name: str, weights: Mapping[str, Tensor], cac
             raise ProgramError(f"{archive.path} has no {target} as program {name} needs it. Export the model again")
         held[target] = nn.Parameter(found, requires_grad=False) if spec.kind == InputKind.PARAMETER else found
     return program.module()
+
+
+class CompiledRunner:
+    """Programs of AOTInductor over these weights and this cache."""
+
+    def __init__(self, archive: Archive, weights: Mapping[str, Tensor], cache: Mapping[str, Tensor]) -> None:
+        self.programs: dict[str, Any] = {}
+        self.kept = [*weights.values(), *cache.values()]  # the libraries hold pointers to them
+        for name in archive.manifest.programs:
+            archive.read(f"programs/{name}.pt2")  # checks it
+            program = torch._inductor.aoti_load_package(str(archive.path / "programs" / f"{name}.pt2"))
+            needed = {fqn: constant(archive, name, fqn, weights, cache) for fqn in program.get_constant_fqns()}
+            program.load_constants(needed, check_full_update=True, user_managed=True)
+            self.programs[name] = program
+
+    def run(self, name: str, *inputs: Tensor) -> Any:
+        return self.programs[name](*inputs)
+
+
+def constant(
+    archive: Archive, program: str, name: str, weights: Mapping[str, Tensor], cache: Mapping[str, Tensor]
+) -> Tensor:
+    """The weight or the tensor of the cache that a program knows by this name."""
+    for held, key in ((cache, name), (weights, name), (weights, f"{program}/{name}")):
+        if key in held:
+            return held[key]
+    raise ProgramError(f"{archive.path} has no {name} as program {program} needs it. Export the model again")

@@ -17,7 +17,11 @@ def tidy(program: ExportedProgram) -> ExportedProgram:
             node.meta.pop(note, None)
         if node.target is aten._assert_tensor_metadata.default:
             graph.erase_node(node)
-        elif node.target is aten.to.dtype and node.meta["val"].dtype == node.args[0].meta["val"].dtype:
+        elif (
+            node.target is aten.to.dtype
+            and node.meta["val"].dtype == node.args[0].meta["val"].dtype
+            and all(user.op != "output" for user in node.users)  # the signature names outputs
+        ):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     graph.eliminate_dead_code()

@@ -120,7 +120,8 @@ class WKV(Rule):
             distance *= 2
         start = _sums(state)
         sums = _decayed(_Sums(*(part[:, None] for part in start)), log).merge(*sums)
-        before = (torch.cat([s[:, None], part[:, :-1]], 1) for s, part in zip(start, sums, strict=True))
+        begins = (torch.arange(v.shape[1], device=v.device) == 0)[:, None]  # [T, 1]
+        before = (torch.where(begins, s[:, None], shifted(part, 1, 0.0)) for s, part in zip(start, sums, strict=True))
         out = _Sums(*before).merge(v, 1.0, k + first).mean
         return out, _packed(_Sums(*(part[:, -1] for part in sums)))
 

@@ -199,13 +199,12 @@ class Experts(nn.Module):
 
     def _grouped_products(self, x: Tensor) -> bool:
         """True if grouped_mm is available: one kernel for the products of all groups, whose sizes the host need not
-        know. A pass on the meta device runs as it would on a GPU. PyTorch has it for CPUs too, where lists of sizes are
-        faster; an exported program cannot have those.
+        know. A pass on the meta device runs as it would on a GPU. A CPU has it too, and an exported program uses it
+        there: elsewhere lists of sizes are faster.
         """
         aligned = all(stride * x.element_size() % 16 == 0 for stride in (self.first.shape[2], self.down.shape[2]))
-        if torch.compiler.is_exporting() and x.device.type == "cpu":
-            return aligned and x.dtype in (torch.float32, torch.bfloat16, torch.float16) and not self.portable
-        return x.device.type in ("cuda", "meta") and x.dtype == torch.bfloat16 and aligned
+        anywhere = torch.compiler.is_exporting() and not self.portable
+        return (anywhere or x.device.type in ("cuda", "meta")) and x.dtype == torch.bfloat16 and aligned
 
 
 def _products(x: Tensor, weight: Tensor, groups: Tensor | list[int]) -> Tensor:

@@ -1,0 +1,60 @@
+"""The target "aotinductor": each program compiled to a shared library, for Python or C++ (cpp/decode.cpp).
+
+The libraries hold neither weights nor cache: the host allocates both, once for all programs, and hands them over as
+constants that it manages itself. Programs write the cache in place. The archive is a folder, since libraries are loaded
+from files; tensors.txt says what manifest.json says about tensors, one per line, for hosts without a JSON reader.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lamina.errors import ProgramError
+from lamina.exporting.archive import Writer
+from lamina.exporting.export import Exported
+from lamina.exporting.manifest import Manifest
+
+OPTIONS = {"aot_inductor.package_constants_in_so": False}
+
+
+def compile_to(exported: Exported, path: str | os.PathLike[str], **options: Any) -> None:
+    """Compiles every program and writes a folder. `options` are those of torch._inductor (`inductor_configs`).
+
+    >>> compile_to(lamina.export(model, rows=1, capacity=1024), "model.aoti")      # doctest: +SKIP
+    """
+    folder = new_folder(path)
+    compiled = replace(exported, manifest=replace(exported.manifest, target="aotinductor"))
+    writer = Writer(folder)
+    (folder / "programs").mkdir()
+    for name, program in exported.programs.items():
+        package = folder / "programs" / f"{name}.pt2"
+        torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=OPTIONS | options)
+        writer.add_file(f"programs/{name}.pt2")
+    writer.write("tensors.txt", tensor_lines(compiled.manifest))
+    compiled.write(writer, programs=False)
+
+
+def new_folder(path: str | os.PathLike[str]) -> Path:
+    """A folder that did not exist, or was empty."""
+    folder = Path(path).expanduser()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ProgramError(f"{folder} exists: give the path of a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def tensor_lines(manifest: Manifest) -> str:
+    """tensors.txt: sizes, then the weights in weights.bin and the tensors of the cache."""
+    lines = [f"rows {manifest.rows}", f"chunk {manifest.chunk}", f"limit {manifest.limit or 0}"]
+    lines += [f"device {manifest.device}", f"eos {' '.join(map(str, manifest.eos_ids))}"]
+    for name, entry in manifest.weights.items():
+        held = manifest.weights[entry.get("same", name)]
+        lines.append(f"weight {name} {held['dtype']} {held['offset']} {' '.join(map(str, held['shape']))}")
+    for name, entry in manifest.cache.items():
+        lines.append(f"cache {name} {entry['dtype']} 0 {' '.join(map(str, entry['shape']))}")
+    return "\n".join(line.rstrip() for line in lines) + "\n"

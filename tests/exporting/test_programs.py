@@ -1,0 +1,122 @@
+"""Exported programs give the logits and tokens of eager passes: every kind of layer, ragged, rewound, restarted."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+import lamina
+from lamina import Cache, CapacityError, InputError, Program, RewindError
+from lamina.exporting.export import Exported
+from tests.exporting.stack import CAPACITY, CHUNK, ROWS, Translator, attentions, recurrences, run_both
+from tests.laws.toys import AttendCross, Toy, random_ids
+
+SLACK = {"attentions": 0, "recurrences": 3}
+
+
+@functools.cache
+def model_of(kind: str) -> Toy:
+    return {"attentions": attentions, "recurrences": recurrences}[kind]()
+
+
+@functools.cache
+def exported(kind: str) -> Exported:
+    return lamina.export(model_of(kind), ROWS, CAPACITY, slack=SLACK[kind], chunk=CHUNK)
+
+
+def fresh(kind: str) -> tuple[Toy, Cache, Program]:
+    model = model_of(kind)
+    program = Program.of(exported(kind))
+    program.reset()
+    return model, model.new_cache(ROWS, capacity=CAPACITY, slack=SLACK[kind]), program
+
+
+@pytest.mark.parametrize("kind", ["attentions", "recurrences"])
+def test_every_kind_of_layer_equals_eager_passes_three_times_past_its_window(kind: str) -> None:
+    for seed in range(3):
+        run_both(*fresh(kind), lengths=CAPACITY, seed=seed)  # windows are at most 6 tokens
+
+
+def test_rows_of_lines_are_rewound_and_restarted() -> None:
+    model, cache, program = fresh("attentions")
+    run_both(model, cache, program, 5, seed=0)  # no ring has wrapped: all can be dropped
+    assert program.rewindable == cache.rewindable.tolist()
+    program.rewind([2, 0])
+    cache.rewind([2, 0])
+    run_both(model, cache, program, 20, seed=1)
+    assert program.rewindable == cache.rewindable.tolist() == [0, 0]
+    with pytest.raises(RewindError, match="row 0 cannot be rewound by 1: of its 23 tokens, 0 can be dropped"):
+        program.rewind(1)
+    program.reset([1])
+    cache.reset([1])
+    run_both(model, cache, program, 10, seed=2)
+
+
+def test_states_and_rings_are_rewound_within_the_slack() -> None:
+    model, cache, program = fresh("recurrences")
+    for seed in range(3):
+        run_both(model, cache, program, 9, seed=seed)
+        back = [min(n, seed + 1) for n in program.rewindable]
+        assert program.rewindable == cache.rewindable.tolist()
+        assert any(back)
+        program.rewind(back)
+        cache.rewind(back)
+    run_both(model, cache, program, 9, seed=9)
+
+
+def test_states_alone_have_no_longest_row() -> None:
+    assert exported("recurrences").manifest.limit is None
+    model, cache, program = fresh("recurrences")
+    with pytest.raises(CapacityError):
+        run_both(model, cache, program, CAPACITY + 5, seed=0)  # the eager cache has a capacity; the program goes on
+    program.reset()
+    program.feed([[1] * (CAPACITY + 5)] * ROWS)
+    assert program.lengths == [CAPACITY + 5] * ROWS
+
+
+@pytest.mark.parametrize("codec", ["int8"])
+def test_a_source_is_encoded_and_attached_row_by_row(codec: str) -> None:
+    model = Translator(AttendCross())
+    made = lamina.export(model, ROWS, CAPACITY, codec=codec, chunk=CHUNK, source=9)
+    program, cache = Program.of(made), model.new_cache(ROWS, capacity=CAPACITY, codec=codec)
+    with pytest.raises(InputError, match="row 0 has no source"):
+        program.feed([[1], [1]])
+    sources = [random_ids(1, n, seed=n)[0].tolist() for n in (5, 9, 3)]
+    program.encode(sources[:2])
+    cache.attach(model.encode([sources[0]]), rows=[0]).attach(model.encode([sources[1]]), rows=[1])
+    run_both(model, cache, program, 12, seed=0)
+    program.reset([0])
+    program.encode([sources[2], []])  # row 1 keeps its own
+    cache.reset([0]).attach(model.encode([sources[2]]), rows=[0])
+    run_both(model, cache, program, 12, seed=1)
+    with pytest.raises(CapacityError, match="the source is 10 long, and the program was exported for 9"):
+        program.encode([[1] * 10, [1]])
+
+
+def test_what_does_not_fit_is_refused_by_name() -> None:
+    _, _, program = fresh("attentions")
+    with pytest.raises(
+        CapacityError, match="row 1 holds 0 tokens and 41 more were given, but the program was exported"
+    ):
+        program.feed([[1], [1] * (CAPACITY + 1)])
+    with pytest.raises(InputError, match=r"decode takes ids int64 \[2, 1\], not int64 \[2, 3\]"):
+        program.call("decode", torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, dtype=torch.int64))
+    with pytest.raises(InputError, match=r"prefill takes ids int64 \[2, 2 to 7\], not int64 \[2, 8\]"):
+        program.call("prefill", torch.zeros(2, 8, dtype=torch.int64), torch.ones(2, dtype=torch.int64))
+    with pytest.raises(InputError, match="row 0 has the id 13: ids are 0 to 12"):
+        program.feed([[13], [1]])
+    with pytest.raises(InputError, match="3 rows of ids were given, and the program has 2"):
+        program.feed([[1], [1], [1]])
+    assert program.lengths == [0, 0]
+
+
+def test_arguments_of_export_are_checked() -> None:
+    model = model_of("attentions")
+    with pytest.raises(InputError, match="chunk=41: a prefill program of this model and capacity takes 3 to 40 tokens"):
+        lamina.export(model, 1, CAPACITY, chunk=41)
+    with pytest.raises(InputError, match="source=5: Toy reads no source"):
+        lamina.export(model, 1, CAPACITY, source=5)
+    with pytest.raises(InputError, match="target='tflite': it must be one of"):
+        lamina.export(model, 1, CAPACITY, target="tflite")
