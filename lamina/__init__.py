@@ -74,8 +74,8 @@ __all__ = [
     "Inspection", "Keeping", "LaminaError", "Latent", "Layer", "Memory", "Model", "PagesError", "Plan", "Pool",
     "PrefixStore", "Program", "ProgramError", "Recurrent", "Report", "Result", "RewindError", "Setting", "Shared",
     "SharedIndex", "Sliding", "Source", "Spec", "Stream", "Tokens", "Transcription", "export", "from_transformers",
-    "inspect", "load", "load_cache", "plan", "register_family", "register_format", "register_kernels", "register_setting",
-    "unregister_family", "unregister_setting", "verify",
+    "inspect", "load", "load_cache", "plan", "register_family", "register_format", "register_kernels",
+    "register_setting", "unregister_family", "unregister_setting", "verify",
 ]  # fmt: skip
 __version__ = "0.1.0"
 

@@ -36,7 +36,9 @@ def load_cache(
     kept, stored = saved["kept"], saved["model"]["config"].get(STORED)
     if stored is None:
         raise CacheFileError(f"{path} was saved by a Lamina model: load it with lamina.load_cache(path, model)")
-    codecs = {i: Codec(*names) for i, names in enumerate(kept["codecs"]) if Codec(*names) != Codec()}
+    codecs: dict[str | int, str | Codec] = {
+        i: Codec(*names) for i, names in enumerate(kept["codecs"]) if Codec(*names) != Codec()
+    }
     cache = Cache(model_or_config, kept["capacity"], codecs or None, residence, kept["slack"], pool)
     store: Store = cache.store
     facts = store.model

@@ -116,7 +116,7 @@ def as_values(spec: Spec) -> dict[str, Any]:
 
 def from_values(values: Mapping[str, Any]) -> Spec:
     """The spec that `as_values` made these of."""
-    given = {
+    given: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name != "kind"
     }
     if values.get("kind") not in SPECS:

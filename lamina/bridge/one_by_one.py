@@ -34,7 +34,7 @@ def split_passes(model: Any) -> None:
             ids = kwargs["input_ids"] = args[0]
             args = args[1:]
         single = 0 if ids is None or ids.shape[1] == 1 else _tokens_alone(cache, kwargs.get("attention_mask"))
-        if not single or ids is None:
+        if not single or ids is None or cache is None:
             return whole(*args, **kwargs)
         if not any(kind.attends for kind in cache.store.kinds):
             # Without attention a mask hides padding in the first tokens; it has no meaning for a token that runs alone.

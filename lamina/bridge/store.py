@@ -340,7 +340,8 @@ class Store(Kept):
                 listed, rows=rows, capacity=None if endless else settings.capacity, slack=self.slack, dtype=dtype,
                 device=device,
                 codec={i: codec for i, codec in enumerate(self.codecs) if self.kinds[i].attends},
-                residence=settings.residence, model=self.model, pool=pool,
+                residence=settings.residence, pool=pool,
+                model=self.model,  # type: ignore[arg-type]  # what a cache asks of its model
             )
         )  # fmt: skip
 

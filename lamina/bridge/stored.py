@@ -1,8 +1,8 @@
 """`Stored`: keys or values that are still in the store, in place of a dense tensor.
 
 `update` must return tensors. Where the store holds something else (codes, pages, bytes on the host), a dense copy of
-the whole history would be made for every token. A `Stored` has the shape, dtype and device of that copy, and our attention
-function reads it block by block. Any other operation on it gets the dense copy.
+the whole history would be made for every token. A `Stored` has the shape, dtype and device of that copy, and our
+attention function reads it block by block. Any other operation on it gets the dense copy.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Stored(torch.Tensor):
     def of(tokens: Tokens, name: str, like: Tensor) -> Stored:
         """like: the new tokens of this field, as the model gave them [B, *lead, T, D]"""
         shape = (*like.shape[:-2], tokens.end - tokens.first, like.shape[-1])
-        made: Stored = torch.Tensor._make_wrapper_subclass(Stored, shape, dtype=like.dtype, device=like.device)  # type: ignore[attr-defined]
+        made: Stored = torch.Tensor._make_wrapper_subclass(Stored, shape, dtype=like.dtype, device=like.device)
         made.tokens, made.field = tokens, name
         return made
 
@@ -75,6 +75,8 @@ class Stored(torch.Tensor):
         return f"Stored({self.field}, {list(self.shape)})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         args, kwargs = tree_map(lambda x: x.dense() if isinstance(x, Stored) else x, (args, kwargs or {}))
         return func(*args, **kwargs)

@@ -59,7 +59,7 @@ class Archive:
             return {}
         blob = torch.empty(self.manifest.files["weights.bin"]["bytes"], dtype=torch.uint8)
         ask_for_huge_pages(blob)
-        view, at = memoryview(blob.numpy()), 0
+        view, at = memoryview(blob.numpy()), 0  # type: ignore[arg-type]
         for piece in self._checked("weights.bin"):
             view[at : at + len(piece)] = piece
             at += len(piece)

@@ -57,6 +57,7 @@ class Advance(CacheModule):
         cache, clock = self.cache, self.cache.clock
         before, bound = clock.lengths.clone(), None
         if self.bounded:
+            assert cache.capacity is not None
             bound = int((before + counts).max().clamp(min=self.least).item())
             torch._check(bound >= self.least)
             torch._check(bound <= cache.capacity)
