@@ -40,7 +40,7 @@ def from_transformers(
     >>> hf_model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-0.6B")         # doctest: +SKIP
     >>> model = lamina.from_transformers(hf_model)                                # doctest: +SKIP
     >>> print(model.sharing)                                                      # doctest: +SKIP
-    716.9 MiB shared, 420.0 MiB copied (merged 420.0 MiB)
+    576.9 MiB shared, 560.0 MiB copied (merged 560.0 MiB)
     """
     check_model(hf_model)
     check_via(via)

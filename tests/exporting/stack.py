@@ -65,12 +65,17 @@ def attentions() -> Toy:
 
 
 def recurrences() -> Toy:
-    """Every recurrence, a convolution, a kind of layer from outside the package, and a window."""
+    """Every recurrence, a convolution, a kind of layer from outside the package, and a window: no longest row."""
     return Toy(
         Convolve(3), Recur(SSD(heads=2, head_dim=3, state=2, groups=1)), Recur(SelectiveScan(channels=4, state=3)),
         Recur(GatedDelta(key_heads=1, value_heads=2, key_dim=3, value_dim=2)), RecurOther(RGLRU(channels=4)),
         RecurOther(WKV(channels=4)), Highest(), Attend(Sliding(4)),
     )  # fmt: skip
+
+
+def rewindable() -> Toy:
+    """A state, a convolution and a window: what only slack can rewind."""
+    return Toy(Recur(SelectiveScan(channels=4, state=3)), Convolve(3), Attend(Sliding(4)))
 
 
 class Translator(EncoderDecoder):

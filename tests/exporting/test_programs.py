@@ -10,15 +10,16 @@ import torch
 import lamina
 from lamina import Cache, CapacityError, InputError, Program, RewindError
 from lamina.exporting.export import Exported
-from tests.exporting.stack import CAPACITY, CHUNK, ROWS, Translator, attentions, recurrences, run_both
+from tests.exporting.stack import CAPACITY, CHUNK, ROWS, Translator, attentions, recurrences, rewindable, run_both
 from tests.laws.toys import AttendCross, Toy, random_ids
 
-SLACK = {"attentions": 0, "recurrences": 3}
+MODELS = {"attentions": attentions, "recurrences": recurrences, "rewindable": rewindable}
+SLACK = {"attentions": 0, "recurrences": 0, "rewindable": 3}
 
 
 @functools.cache
 def model_of(kind: str) -> Toy:
-    return {"attentions": attentions, "recurrences": recurrences}[kind]()
+    return MODELS[kind]()
 
 
 @functools.cache
@@ -55,7 +56,7 @@ def test_rows_of_lines_are_rewound_and_restarted() -> None:
 
 
 def test_states_and_rings_are_rewound_within_the_slack() -> None:
-    model, cache, program = fresh("recurrences")
+    model, cache, program = fresh("rewindable")
     for seed in range(3):
         run_both(model, cache, program, 9, seed=seed)
         back = [min(n, seed + 1) for n in program.rewindable]
