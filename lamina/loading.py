@@ -57,9 +57,7 @@ def load(
         try:
             from lamina.bridge.hf_blocks.loading import load_via  # which imports transformers, an optional dependency
         except ModuleNotFoundError as error:
-            raise InputError(
-                f"via={via!r} needs the package {error.name}: pip install 'lamina[bridge]'"
-            ) from error
+            raise InputError(f"via={via!r} needs the package {error.name}: pip install 'lamina[bridge]'") from error
         return load_via(via, path, asked, place, revision=revision, pickle=pickle, context=context)
     source = open_source(path, revision=revision, pickle=pickle)
     config = Config(with_context(source.config, context))

@@ -17,9 +17,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from lamina.bridge.kinds import layer_kinds, text_config
+from lamina.bridge.layers.kinds import layer_kinds, text_config
+from lamina.bridge.layers.stored import Stored
 from lamina.bridge.one_by_one import split_passes
-from lamina.bridge.stored import Stored
 from lamina.errors import InputError
 
 NAME = "lamina"

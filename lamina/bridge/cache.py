@@ -11,11 +11,11 @@ import transformers
 from torch import Tensor
 
 from lamina.bridge.kept import rows_of
-from lamina.bridge.kinds import layer_kinds, text_config
-from lamina.bridge.layer_views import HybridView, IndexedView, LinearView, view_of
+from lamina.bridge.layers.kinds import layer_kinds, text_config
+from lamina.bridge.layers.specs import Attention, window_of
+from lamina.bridge.layers.views import HybridView, IndexedView, LinearView, view_of
 from lamina.bridge.model_facts import ModelFacts
 from lamina.bridge.pool import Pool
-from lamina.bridge.specs import Attention, window_of
 from lamina.bridge.store import Settings, Store
 from lamina.cache import cache as lamina_cache
 from lamina.cache.codec.codec import Codecs

@@ -10,8 +10,8 @@ import transformers
 from torch import Tensor
 
 from lamina.bridge.cache import Cache
-from lamina.bridge.kinds import LayerKind
-from lamina.bridge.layer_views import CrossView
+from lamina.bridge.layers.kinds import LayerKind
+from lamina.bridge.layers.views import CrossView
 from lamina.bridge.pool import Pool
 from lamina.bridge.store import Store
 from lamina.cache import cache as lamina_cache

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lamina.bridge.specs import Columns, State
+from lamina.bridge.layers.specs import Columns, State
 from lamina.cache.codec.codec import Codec, Coding
 from lamina.cache.codec.formats import Fields
 from lamina.cache.layers.base import Key

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lamina.bridge.memory_checkpoint import MemoryCheckpoint
-from lamina.bridge.share_weights import share_weights
+from lamina.bridge.weights.memory_checkpoint import MemoryCheckpoint
+from lamina.bridge.weights.share import share_weights
 from lamina.checkpoint.source import with_context
 from lamina.checkpoint.tokenizer import Tokenizer
 from lamina.config import Config

@@ -8,8 +8,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from lamina.bridge.in_order import joined, runs
-from lamina.bridge.specs import State
+from lamina.bridge.layers.in_order import joined, runs
+from lamina.bridge.layers.specs import State
 from lamina.cache.cache import Cache
 from lamina.cache.codec.formats import Fields
 from lamina.cache.layers.base import Key, Layer

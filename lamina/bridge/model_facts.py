@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.attention.window import Full, Sliding
-from lamina.bridge.specs import Attention, Columns, Cross, Index, State
+from lamina.bridge.layers.specs import Attention, Columns, Cross, Index, State
 from lamina.cache.cache import Cache
 from lamina.cache.codec.codec import Codecs
 from lamina.cache.layers.base import Key

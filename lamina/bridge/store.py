@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from lamina.bridge.first_pass import FirstPass, as_columns, as_tokens, last_columns, tokens_of
-from lamina.bridge.in_order import append, extend
 from lamina.bridge.kept import Kept, detached
-from lamina.bridge.kinds import LayerKind
-from lamina.bridge.specs import Attention, Columns, State
-from lamina.bridge.states import StateLayer
-from lamina.bridge.stored import Stored, Tokens, is_dense
+from lamina.bridge.layers.in_order import append, extend
+from lamina.bridge.layers.kinds import LayerKind
+from lamina.bridge.layers.specs import Attention, Columns, State
+from lamina.bridge.layers.states import StateLayer
+from lamina.bridge.layers.stored import Stored, Tokens, is_dense
 from lamina.cache import spec
 from lamina.cache.cache import Cache
 from lamina.cache.codec.codec import Codecs, codecs_of

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lamina.bridge.hf_blocks.stack import Stack
-from lamina.bridge.memory_checkpoint import config_of, generation_config_of
+from lamina.bridge.weights.memory_checkpoint import config_of, generation_config_of
 from lamina.cache.spec import LayerSpecs
 from lamina.config import Config
 from lamina.errors import InputError

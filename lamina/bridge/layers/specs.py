@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lamina.attention.window import Full, Sliding, Window
-from lamina.bridge.states import StateLayer
+from lamina.bridge.layers.states import StateLayer
 from lamina.cache import spec
 from lamina.cache.layers.attention import AttentionLayer, TokensLayer
 from lamina.cache.layers.cross import CrossLayer

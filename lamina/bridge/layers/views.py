@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
-from lamina.bridge.in_order import first_seen
-from lamina.bridge.kinds import LayerKind
-from lamina.bridge.specs import Attention, Columns, Cross, Index, State, window_of
+from lamina.bridge.layers.in_order import first_seen
+from lamina.bridge.layers.kinds import LayerKind
+from lamina.bridge.layers.specs import Attention, Columns, Cross, Index, State, window_of
 from lamina.bridge.store import Store
 from lamina.cache.layers.base import Key
 from lamina.errors import InputError

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from lamina.bridge.in_order import first_seen, joined, runs
+from lamina.bridge.layers.in_order import first_seen, joined, runs
 from lamina.cache.codec.formats import Fields
 from lamina.cache.layers.tokens import TokenLayer
 from lamina.cache.step import Step

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from lamina.bridge.memory_checkpoint import MemoryCheckpoint
+from lamina.bridge.weights.memory_checkpoint import MemoryCheckpoint
 from lamina.cache.summary import size
 from lamina.checkpoint.loader import Destination, copy_pieces, finish_buffers, plan, put
 from lamina.checkpoint.source import Checkpoint

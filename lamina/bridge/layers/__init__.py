@@ -1,0 +1,1 @@
+"""The layers of a bridge cache: their kinds and specs, and what transformers sees of them."""

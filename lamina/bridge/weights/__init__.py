@@ -1,0 +1,1 @@
+"""Weights of a transformers model in memory, shared with a Lamina model."""
