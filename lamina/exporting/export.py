@@ -97,7 +97,7 @@ def export(
     source    longest source of an encoder–decoder model, in positions of the encoder
     bounded   True: full attention reads no further than the longest row. The program waits for that length, so the
               default is True on a CPU and False elsewhere
-    target    what will run it: "pt2" (PyTorch, a file), "aotinductor" (compiled libraries, a folder) or "onnx"
+    target    what will run it: "pt2" (PyTorch, a file) or "aotinductor" (compiled libraries, a folder)
 
     >>> lamina.export(model, rows=2, capacity=1024, to="model.pt2")       # doctest: +SKIP
     >>> lamina.Program.load("model.pt2").generate(["The sky is"])         # doctest: +SKIP

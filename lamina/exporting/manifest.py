@@ -31,7 +31,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 class Manifest:
     """Plain values only.
 
-    target        what runs the programs: "pt2", "aotinductor" or "onnx"
+    target        what runs the programs: "pt2" or "aotinductor"
     rows          sequences that the programs run at once
     capacity      slots of full attention; `limit` is the most tokens a row may hold, None if there is no limit
     slack         tokens that windows and states can be rewound by
