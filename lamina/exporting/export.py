@@ -126,7 +126,7 @@ def export(
     if to is None:
         return found
     if target == "aotinductor":
-        from lamina.exporting.aotinductor import compile_to
+        from lamina.exporting.aotinductor import compile_to  # which imports this module
 
         compile_to(found, to)
     else:

@@ -74,7 +74,7 @@ class Program:
     @classmethod
     def of(cls, exported: Exported) -> Program:
         """The programs that `lamina.export` returned, run where they are, over the cache that they were traced with."""
-        from lamina.exporting.runners import TorchRunner
+        from lamina.exporting.runners import TorchRunner  # not needed for a program that is loaded
 
         modules = {name: program.module() for name, program in exported.programs.items()}
         return cls(exported.manifest, TorchRunner(modules), exported.cache, exported.tokenizer)

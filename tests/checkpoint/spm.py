@@ -90,13 +90,13 @@ class Spm:
         return self._merge(text) if self.kind == BPE else self._viterbi(text)
 
     def normalize(self, text: str) -> str:
-        keys, out = sorted(self.replaced, key=len, reverse=True), ""
+        given, keys, out = text, sorted(self.replaced, key=len, reverse=True), ""
         while text:
             key = next((key for key in keys if text.startswith(key)), text[0])
             out, text = out + self.replaced.get(key, key), text[len(key) :]
         if self.collapse:
             out = " ".join(part for part in out.split(" ") if part)
-        out = (SPACE if self.dummy_prefix and out else "") + out.replace(" ", SPACE)
+        out = (SPACE if self.dummy_prefix and given else "") + out.replace(" ", SPACE)
         return out.rstrip(SPACE) if self.collapse else out
 
     def _viterbi(self, text: str) -> list[str]:

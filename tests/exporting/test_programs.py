@@ -98,9 +98,7 @@ def test_a_source_is_encoded_and_attached_row_by_row(codec: str) -> None:
 
 def test_what_does_not_fit_is_refused_by_name() -> None:
     _, _, program = fresh("attentions")
-    with pytest.raises(
-        CapacityError, match="row 1 holds 0 tokens and 41 more were given, but the program was exported"
-    ):
+    with pytest.raises(CapacityError, match="row 1 holds 0 tokens and 41 more were given, but the program has room"):
         program.feed([[1], [1] * (CAPACITY + 1)])
     with pytest.raises(InputError, match=r"decode takes ids int64 \[2, 1\], not int64 \[2, 3\]"):
         program.call("decode", torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, dtype=torch.int64))

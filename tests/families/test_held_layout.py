@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+from lamina.checkpoint.base_model import with_prefix
 from lamina.checkpoint.loader import plan
 from lamina.checkpoint.source import Checkpoint
 from lamina.config import Config
@@ -52,4 +53,4 @@ def test_a_state_dict_of_transformers_fits(name: str, auto: Any, make: Any) -> N
     with torch.device("meta"):
         theirs, ours = auto.from_config(given), family_of(config).build(config)
     source = Shapes({key: tuple(value.shape) for key, value in theirs.state_dict().items()})
-    assert plan(ours, ours.tensors_in(source), ours.names, torch.float32, tuple(ours.ignored))
+    assert plan(ours, with_prefix(ours.part_of(source), ours.names), ours.names, torch.float32, tuple(ours.ignored))
