@@ -16,6 +16,7 @@ from lamina.checkpoint.gguf.tokenizer import SPLITS, gguf_tokenizer
 from lamina.checkpoint.tokenizer import UnknownTokenizer
 
 from .test_tokenizer import BACKEND, SPECIAL, TEXTS
+from .vocab_files import HARD
 
 
 def metadata(**changes: Any) -> dict[str, Any]:
@@ -264,3 +265,18 @@ def test_a_tokenizer_file_beside_a_gguf_file_counts_if_that_has_none_that_is_rea
     for extra in (add("rwkv"), None):
         path = write(tmp_path / "m.gguf", llama_arrays(), extra=extra)
         assert open_source(path).tokenizer().encode(TEXTS[0]) == BACKEND.encode(TEXTS[0]).ids
+
+
+def test_smollm2_gives_the_ids_of_transformers_with_the_split_that_the_file_names():
+    """transformers leaves tokenizer.ggml.pre out, so digits are not words of their own there."""
+    from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+
+    path = packaged_smollm2()
+    theirs, _ = convert_gguf_tokenizer(*get_gguf_tokenizer(str(path))[:2])
+    theirs.pre_tokenizer = pre.Sequence([pre.Digits(individual_digits=True), pre.ByteLevel(add_prefix_space=False)])
+    ours = open_source(path).tokenizer()
+    for text in [*TEXTS, *HARD, "a  123", "\u2460\u00b2 12.5", "<|im_start|>x<|im_end|> <repo_name>", "\n\n  \n a"]:
+        ids = theirs.encode(text).ids
+        assert ours.encode(text) == ids, text
+        for skip in (True, False):
+            assert ours.decode(ids, skip_special=skip) == theirs.decode(ids, skip_special_tokens=skip)
