@@ -53,8 +53,12 @@ def load(
     asked, place = float_dtype(dtype), check_device(device)
     check_options(pickle, context)
     if via is not None:
-        from lamina.bridge.hf_blocks.loading import load_via  # which imports transformers, an optional dependency
-
+        try:
+            from lamina.bridge.hf_blocks.loading import load_via  # which imports transformers, an optional dependency
+        except ModuleNotFoundError as error:
+            raise InputError(
+                f"via={via!r} needs the package {error.name}: pip install 'lamina[transformers]'"
+            ) from error
         return load_via(via, path, asked, place, revision=revision, pickle=pickle, context=context)
     source = open_source(path, revision=revision, pickle=pickle)
     config = Config(with_context(source.config, context))

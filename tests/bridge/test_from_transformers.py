@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +227,11 @@ def test_what_cannot_be_shared_is_refused_by_name() -> None:
         lamina.from_transformers(LlamaForCausalLM(make()).eval())
     with pytest.raises(InputError, match="hf_model is a Linear; it must be a transformers model"):
         lamina.from_transformers(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
+def test_lamina_is_imported_without_transformers() -> None:
+    code = "import sys, lamina; lamina.from_transformers, lamina.load; assert 'transformers' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_weights_that_do_not_fit_the_configuration_are_refused() -> None:
