@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lamina.bridge.weights.memory_checkpoint import MemoryCheckpoint
-from lamina.bridge.weights.share import share_weights
+from lamina.bridge.weights.share import Sharing, share_weights
 from lamina.checkpoint.source import with_context
 from lamina.checkpoint.tokenizer import Tokenizer
 from lamina.config import Config
@@ -67,7 +67,10 @@ def with_its_own_blocks(hf_model: PreTrainedModel, tokenizer: Tokenizer | None, 
             f"{type(hf_model).__name__} is an encoder–decoder model of a family that Lamina does not have; of those, "
             "only decoders run with transformers' own blocks"
         )
-    model = checked(TransformersModel(hf_model).requires_grad_(False).eval())
+    model = checked(TransformersModel(hf_model).eval())
+    model.sharing = Sharing()
+    for path, parameter in hf_model.named_parameters():
+        model.sharing.add("shared", path, parameter)
     model.tokenizer = tokenizer
     return model
 

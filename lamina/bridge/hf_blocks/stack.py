@@ -187,7 +187,12 @@ class Stack(nn.Module):
         rules = self.rules(ids)
         for i, found in enumerate(self.layers):
             size, rule, spec = getattr(found.used, "sliding_window", None), rules.get(i), found.specs.get(ATTENTION)
-            if isinstance(spec, Attention) and size is not None and rule is not None and not reaches(rule, size):
+            if (
+                isinstance(spec, Attention)
+                and size is not None
+                and rule is not None
+                and not reaches(rule, size, device)
+            ):
                 found.specs[ATTENTION] = replace(spec, window=Sliding(size))
 
     def new_cache(self) -> Any:
@@ -253,11 +258,11 @@ def name_of_base(hf_model: PreTrainedModel) -> str:
     return found
 
 
-def reaches(rule: Rule, size: int) -> bool:
+def reaches(rule: Rule, size: int, device: torch.device | str = "cpu") -> bool:
     """True if by this rule some query sees a key that is `size` tokens before it, or further."""
-    q = torch.arange(1 << 20, (1 << 20) + 2 * size)[:, None]
-    back = torch.tensor([size, size + 1, 2 * size, 1 << 20])
-    zero = torch.zeros(1, 1, dtype=torch.int64)
+    q = torch.arange(1 << 20, (1 << 20) + 2 * size, device=device)[:, None]
+    back = torch.tensor([size, size + 1, 2 * size, 1 << 20], device=device)
+    zero = torch.zeros(1, 1, dtype=torch.int64, device=device)
     try:
         return bool(rule(zero, 0, q, q - back).any())
     except Exception:  # a rule that looks tokens up by position: nothing is known of it
