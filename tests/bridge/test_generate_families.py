@@ -1,4 +1,4 @@
-"""Greedy `generate` of many families over our cache gives the tokens that it gives over transformers' own."""
+"""`generate` of many families over our cache gives the tokens that it gives over transformers' own."""
 
 from __future__ import annotations
 
@@ -21,17 +21,23 @@ FAMILIES = (
 )  # fmt: skip
 
 
-def greedy(model: Any, ids: torch.Tensor, cache: Any) -> list[int]:
+WAYS: list[dict[str, Any]] = [{"num_beams": 2}, {"do_sample": True, "top_k": 9}, {"prefill_chunk_size": 5}]
+
+
+def tokens(model: Any, ids: torch.Tensor, cache: Any, way: dict[str, Any]) -> list[list[int]]:
     name = "cache_params" if "mamba" in model.config.model_type else "past_key_values"
-    made = model.generate(ids, **{name: cache}, do_sample=False, max_new_tokens=10, min_new_tokens=10, pad_token_id=0)
-    return made[0].tolist()
+    settings = dict(do_sample=False, max_new_tokens=8, min_new_tokens=8, pad_token_id=0) | way
+    torch.manual_seed(2)
+    return model.generate(ids, **{name: cache}, **settings).tolist()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_are_those_of_its_own_cache(family: str) -> None:
+def test_tokens_are_those_of_its_own_cache(family: str) -> None:
+    """Greedy, and in one of the other ways."""
     torch.manual_seed(0)
     config = next(iter(cases(family).values()))()
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     ids = torch.randint(3, 60, (1, 14), generator=torch.Generator().manual_seed(1))
-    own = transformers.DynamicCache(config=model.config)
-    assert greedy(model, ids, own) == greedy(model, ids, bridge.Cache(model))
+    for way in ({}, WAYS[FAMILIES.index(family) % len(WAYS)]):
+        theirs = tokens(model, ids, transformers.DynamicCache(config=model.config), way)
+        assert theirs == tokens(model, ids, bridge.Cache(model), way), way
