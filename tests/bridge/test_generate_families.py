@@ -10,6 +10,7 @@ import transformers
 
 from lamina import bridge
 from tests.families.cases import cases
+from tests.families.encoder_decoder_cases import FAMILIES as FAMILIES_WITH_ENCODER
 
 FAMILIES = (
     "afmoe", "apertus", "arcee", "bamba", "bitnet", "bloom", "cohere", "cohere2", "cwm", "deepseek_v2", "deepseek_v3",
@@ -41,3 +42,30 @@ def test_tokens_are_those_of_its_own_cache(family: str) -> None:
     for way in ({}, WAYS[FAMILIES.index(family) % len(WAYS)]):
         theirs = tokens(model, ids, transformers.DynamicCache(config=model.config), way)
         assert theirs == tokens(model, ids, bridge.Cache(model), way), way
+
+
+@pytest.mark.parametrize("family", ["bart", "marian", "mbart", "pegasus", "t5gemma", "umt5", "whisper"])
+def test_tokens_of_an_encoder_decoder_model_are_those_of_its_own_cache(family: str) -> None:
+    torch.manual_seed(0)
+    if family == "whisper":
+        given = torch.randn(1, 80, 60, generator=torch.Generator().manual_seed(1))
+        model: Any = transformers.WhisperForConditionalGeneration(whisper()).eval()
+    else:
+        given = torch.randint(3, 60, (1, 9), generator=torch.Generator().manual_seed(1))
+        config = next(iter(FAMILIES_WITH_ENCODER[family].values()))()
+        model = transformers.AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32).eval()
+    for way in ({}, {"num_beams": 2}):
+        made = []
+        for cache in (None, bridge.Cache(model)):
+            settings = dict(do_sample=False, max_new_tokens=8, min_new_tokens=8) | way
+            made.append(model.generate(given, past_key_values=cache, **settings).tolist())
+        assert made[0] == made[1], way
+
+
+def whisper() -> Any:
+    sizes = dict(d_model=32, encoder_layers=1, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4)
+    tokens = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=3)
+    return transformers.WhisperConfig(
+        vocab_size=64, encoder_ffn_dim=48, decoder_ffn_dim=48, max_source_positions=30, max_target_positions=40,
+        **sizes, **tokens, suppress_tokens=None, begin_suppress_tokens=None,
+    )  # fmt: skip
