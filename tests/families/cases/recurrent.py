@@ -158,7 +158,7 @@ FAMILIES = {
         ),
     },
     "granitemoehybrid": {
-        "experts, no positions": small_granite(num_local_experts=4),
+        "experts, no positions": small_granite(num_local_experts=4, **SMALL_WEIGHTS),
         "dense, rope, tied, factors": small_granite(
             num_local_experts=0, position_embedding_type="rope", tie_word_embeddings=True, embedding_multiplier=2.0,
             logits_scaling=3.0, residual_multiplier=0.7, attention_multiplier=0.4,
