@@ -49,7 +49,7 @@ class Phi3(Transformer):
         "blocks.{i}.attention.qkv": "model.layers.{i}.self_attn.qkv_proj",
         "blocks.{i}.mlp.gate_up": "model.layers.{i}.mlp.gate_up_proj",
     }
-    defaults = {"original_max_position_embeddings": 4096}
+    defaults = {"original_max_position_embeddings": 4096, "max_position_embeddings": 4096}
     eps = ("rms_norm_eps", 1e-5)
     rope_partial = 1.0
 

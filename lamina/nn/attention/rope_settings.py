@@ -70,7 +70,9 @@ def rope_parameters(
     found["rope_type"] = rope_type(found)
     if found["rope_type"] in ("llama3", "yarn", "longrope"):
         beside = None if by_kind else config.get(ORIGINAL)
-        found[ORIGINAL] = beside or found.get(ORIGINAL) or config.get("max_position_embeddings")
+        given = found.get("factor") is not None  # otherwise it is the ratio of both lengths
+        length = config.get("max_position_embeddings") if given else config.max_position_embeddings
+        found[ORIGINAL] = beside or found.get(ORIGINAL) or length
     if found["rope_type"] == "dynamic":
         found[ORIGINAL] = dynamic_length(found, config)
     found["partial_rotary_factor"] = rotated_part(found, partial)
