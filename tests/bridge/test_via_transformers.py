@@ -262,6 +262,21 @@ def test_what_does_not_run_is_refused_by_name() -> None:
         lamina.from_transformers(no_cache, via="transformers")
 
 
+def test_a_model_that_reads_more_of_its_cache_than_there_is_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = LlamaForCausalLM(make()).eval()
+    attention = type(theirs.model.layers[0].self_attn)
+    right = attention.forward
+
+    def curious(self: Any, *args: Any, past_key_values: Any = None, **more: Any) -> Any:
+        if past_key_values is not None and "DynamicCache" not in type(past_key_values).__name__:
+            past_key_values.layers[self.layer_idx].secret_states  # noqa: B018
+        return right(self, *args, past_key_values=past_key_values, **more)
+
+    monkeypatch.setattr(attention, "forward", curious)
+    with pytest.raises(InputError, match=r"LlamaForCausalLM does not run over Lamina's caches: AttributeError.*secret"):
+        lamina.from_transformers(theirs, via="transformers")
+
+
 def test_a_model_whose_cached_passes_are_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = LlamaForCausalLM(make()).eval()
     attention = type(theirs.model.layers[0].self_attn)

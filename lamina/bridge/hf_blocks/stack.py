@@ -228,7 +228,11 @@ class Stack(nn.Module):
         caches: list[StepCache] = []
         for part in run.parts():
             caches.append(StepCache(run, part, None))
-            self.call(ids, run.embeds, caches[-1])
+            try:
+                self.call(ids, run.embeds, caches[-1])
+            except Exception as error:  # of many types: a model that reads more of its cache than there is
+                why = f"{type(error).__name__}: {error}"
+                raise InputError(f"{self.name} does not run over Lamina's caches: {why}") from error
         attends = {i for i, found in enumerate(self.layers) if ATTENTION in found.specs}
         rules = caches[0].rules
         self.dense = not attends <= rules.keys()
