@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,22 @@ from lamina.checking import Report
 from lamina.checking.transformers import verify_transformers
 from lamina.checking.transformers.caches import KINDS
 from lamina.checking.transformers.paths import PATHS
+from lamina.errors import InputError
 
 DOCS = Path(__file__).resolve().parent
 PAGE, FOUND = DOCS / "transformers-findings.md", DOCS / "transformers_findings.json"
 PLACE = re.compile(r"(<!-- findings: python -m docs.transformers_findings -->\n).*?(<!-- end -->)", re.S)
 BASICS = ("determinism", "causality")
+BETWEEN = "continued ragged"
+"""The path with padding between turns, on which windows and states differ: those families are listed, not tabled."""
 
 
 def run(family: str, config: Any, caches: Sequence[str] = KINDS) -> dict[str, Any]:
     """What verify finds in a small model of a family, or why there is none."""
     try:
         model = build(config())
+    except InputError as error:
+        return {"skipped": str(error)}
     except Exception as error:
         return {"skipped": f"its configuration cannot be shrunk: {short(error)}"}
     try:
@@ -79,35 +84,47 @@ def table(results: dict[str, Any]) -> str:
     """A line for each family, path and place: caches that differ at the same place are one line."""
     lines = ["| family | path | cache | first differing | logits |", "|---|---|---|---|---|"]
     for family, result in sorted(results.items()):
-        for law in [*BASICS, *PATHS]:
-            grouped: dict[tuple[str, str], list[str]] = {}
-            for one in result.get("differences", ()):
+        for law in [*BASICS, *(path for path in PATHS if path != BETWEEN)]:
+            grouped: dict[str, list[dict[str, Any]]] = {}
+            for one in result["differences"]:
                 if one["path"] == law:
-                    error = f"raises {one['raised'].partition(':')[0]}" if one["raised"] else f"{one['logits']:.0e}"
-                    grouped.setdefault((place(one), error), []).append(cache_name(one["cache"]))
-            for (where, error), caches in grouped.items():
-                lines.append(f"| `{family}` | {law} | {', '.join(caches)} | {where} | {error} |")
+                    grouped.setdefault(place(one), []).append(one)
+            for where, found in grouped.items():
+                caches = ", ".join(dict.fromkeys(cache_name(one["cache"]) for one in found))
+                error = "" if found[0]["raised"] else f"{max(one['logits'] for one in found):.0e}"
+                lines.append(f"| `{family}` | {law} | {caches} | {where} | {error} |")
     return "\n".join(lines) + "\n"
+
+
+def listed(families: Iterable[str]) -> str:
+    names = sorted(families)
+    return f"{len(names)} families differ: {', '.join(f'`{name}`' for name in names)}"
 
 
 def place(one: dict[str, Any]) -> str:
     kinds = f" ({', '.join(one['kinds'])})" if one["kinds"] and not one["kinds"][0][0].isupper() else ""
     where = f"{one['where']}{kinds}"
-    return where if one["raised"] else f"{where}, row {one['row']}, position {one['position']}"
+    if one["raised"]:
+        return f"{where} raises {one['raised'].partition(':')[0]}"
+    return f"{where}, row {one['row']}, position {one['position']}"
 
 
 def cache_name(way: str) -> str:
     return {"its cache": "dynamic", "its static cache": "static"}.get(way, way)
 
 
-def page(results: dict[str, Any]) -> str:
+def page() -> str:
+    """The page as it should be."""
+    return PLACE.sub(lambda found: found[1] + findings(json.loads(FOUND.read_text())) + found[2], PAGE.read_text())
+
+
+def findings(results: dict[str, Any]) -> str:
     """The generated part of the page."""
     run = {family: result for family, result in results.items() if "skipped" not in result}
-    differing = {family for family, result in run.items() if result["differences"]}
-    clean = sorted(family for family in run if family not in differing)
+    paths = {family: {one["path"] for one in result["differences"]} for family, result in run.items()}
+    differing = [family for family in run if paths[family] - {BETWEEN}]
     tokens = sum(result["tokens"] for result in run.values())
     versions = sorted({result["transformers"] for result in run.values()})
-    listed = ", ".join(f"`{family}`" for family in clean)
     skipped = "".join(
         f"| `{family}` | {result['skipped'].replace('|', '/')} |\n"
         for family, result in sorted(results.items())
@@ -115,8 +132,9 @@ def page(results: dict[str, Any]) -> str:
     )
     return (
         f"{len(run)} families of transformers {', '.join(versions)}, {tokens:,} tokens compared. "
-        f"{len(differing)} differ on some path:\n\n{table(run)}\n"
-        f"No difference on any path that exists for them ({len(clean)}): {listed}.\n\n"
+        f"{len(differing)} differ on some path besides that with padding between turns:\n\n{table(run)}\n"
+        f"- With padding between turns (continued ragged) {listed(f for f in run if BETWEEN in paths[f])}.\n"
+        f"- On no path that exists for them {listed(f for f in run if not paths[f])}.\n\n"
         f"Not run:\n\n| family | why |\n|---|---|\n{skipped}"
     )
 
@@ -127,10 +145,11 @@ if __name__ == "__main__":
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     results = json.loads(FOUND.read_text()) if FOUND.exists() else {}
-    known = families()
-    for family in known if "all" in sys.argv else sys.argv[1:]:
+    wanted = sys.argv[1:]
+    known = families() if wanted else {}
+    for family in known if wanted == ["all"] else wanted:
         results[family] = run(family, known[family])
         told = results[family].get("skipped") or f"{len(results[family]['differences'])} differences"
         print(f"{family}: {told}", flush=True)
         FOUND.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-    PAGE.write_text(PLACE.sub(lambda found: found[1] + page(results) + found[2], PAGE.read_text()))
+    PAGE.write_text(page())
