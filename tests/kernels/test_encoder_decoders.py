@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+import lamina
 from lamina.config import Config
+from lamina.model import Model
 from lamina.models import family_of
 from lamina.runtime import Graphs
 from lamina.sampling.chooser import Chooser
+from tests.kernels.passes import compared
 
 pytestmark = pytest.mark.usefixtures("few_programs")
 
@@ -40,14 +43,21 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", CASES)
-def test_captured_steps_are_plain_ones(family: str) -> None:
+def built(family: str) -> tuple[Model, lamina.Cache, lamina.Cache]:
+    """A model, and two caches of two rows with a source."""
     torch.manual_seed(0)
     config = Config({"model_type": family} | CASES[family])
     model = family_of(config).build(config)
     for parameter in model.parameters():
         parameter.normal_(std=0.4)
     captured, plain = (model.new_cache(rows=2, source=model.encode([[5, 6, 7], [8, 9, 1]])) for _ in range(2))
+    return model, captured, plain
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", CASES)
+def test_captured_steps_are_plain_ones(family: str) -> None:
+    model, captured, plain = built(family)
     for cache in (captured, plain):
         model(torch.tensor([[0, 4, 8, 2, 1, 9, 3]]).expand(2, -1), cache=cache, logits="last")
     first = torch.tensor([3, 11])
@@ -59,3 +69,10 @@ def test_captured_steps_are_plain_ones(family: str) -> None:
         first = expected.argmax(-1)
     torch.testing.assert_close(captured.logits, expected, rtol=1e-4, atol=1e-4)
     assert captured.tokens == plain.tokens
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", CASES)
+def test_captured_passes_are_plain_ones(family: str) -> None:
+    model, captured, plain = built(family)
+    compared(model, captured, plain, (3, 8, 1, 2), vocab=30)
