@@ -69,10 +69,14 @@ def step_of(subject: Lamina) -> float:
 def main(shape: str, context: int = 128, rows: int = 1) -> None:
     device = torch.device("cuda")
     found = limits(device, torch.bfloat16)
-    subject = Lamina(random_model(find_shape(shape).config, torch.bfloat16, device))
-    subject.open(rows, context, 40 * STEPS)
+    found_shape = find_shape(shape)
+    subject = Lamina(random_model(found_shape.config, torch.bfloat16, device), source=found_shape.source)
+    room = 40 * STEPS
+    if subject.model.max_positions is not None:
+        room = min(room, subject.model.max_positions - context)
+    subject.open(rows, context, room)
     step = step_of(subject)
-    limit = decode_bytes(subject.model, rows, context, subject.experts_visited()).total / found.read
+    limit = decode_bytes(subject.model, rows, context, subject.experts_visited(), source=found_shape.source).total / found.read
     with one_after_the_other():
         subject.model.graphs.clear()
         apart = step_of(subject)

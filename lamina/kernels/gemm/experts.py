@@ -141,7 +141,8 @@ def expert_down(
             h, down, chosen, weights, share, bias=bias, identity=identity, shared=shared, residual=residual
         )
     if share is None:
-        share = replace(_share(2, 512, h, [*[inner] * k, size]), early=tokens == 1)
+        block = 512 if inner % 512 == 0 or inner % 256 else 256  # 768 is three blocks of 256 and no masked half
+        share = replace(_share(2, block, h, [*[inner] * k, size]), early=tokens == 1)
     out = h.new_empty(tokens, width, dtype=None if residual is None else residual.dtype)
     together = min(tokens, TOGETHER)
     launch(

@@ -165,4 +165,4 @@ def within_capacity(chosen: Tensor, experts: int, capacity: int, count: Count = 
     tensor([ True,  True,  True, False])
     """
     of_expert = chosen == torch.arange(experts, device=chosen.device)  # [..., T, E]
-    return count(of_expert.float()).gather(-1, chosen.long()) <= capacity
+    return (count(of_expert.float()) * of_expert).sum(-1, keepdim=True) <= capacity
