@@ -76,7 +76,10 @@ def main(shape: str, context: int = 128, rows: int = 1) -> None:
         room = min(room, subject.model.max_positions - context)
     subject.open(rows, context, room)
     step = step_of(subject)
-    limit = decode_bytes(subject.model, rows, context, subject.experts_visited(), source=found_shape.source).total / found.read
+    limit = (
+        decode_bytes(subject.model, rows, context, subject.experts_visited(), source=found_shape.source).total
+        / found.read
+    )
     with one_after_the_other():
         subject.model.graphs.clear()
         apart = step_of(subject)

@@ -138,10 +138,12 @@ def collect(
 
 def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> None:
     """Puts kernels of `lamina.nn` into `found` that no model of `build` launches: a layer norm, an MLP without a gate,
-    ALiBi, and a layer that reads another layer's keys and values."""
+    ALiBi, a layer that reads another layer's keys and values, and attention of prompts."""
+    from lamina.attention.view import View
     from lamina.attention.window import Full, Sliding
     from lamina.kernels.attention.decode import decode_attention
     from lamina.kernels.attention.decode_fused import attend_stored, attend_token
+    from lamina.kernels.attention.prefill import attend_many
     from lamina.kernels.columns import WIDTH
     from lamina.kernels.gemm.product import product
     from lamina.kernels.norm import layer_norm
@@ -161,6 +163,10 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
                 attend_stored(q, table, 8, dim, window, new=True, scale=1.0)
             new = torch.empty(2, 8, 4, dim, dtype=dtype)
             decode_attention(new, new, new, table, Full(), scale=1.0, bias=bias)
+            at = torch.empty(1, 2048, dtype=torch.int64)
+            for tokens in (512, 2048):
+                q, k = (torch.empty(1, heads, tokens, dim, dtype=dtype) for heads in (32, 8))
+                attend_many(q, k, k, View(at[:, :tokens], at[:, :tokens], Sliding(512)), scale=1.0, softcap=30.0)
 
     with collected(found, card, f"others {str(dtype).removeprefix('torch.')}"), torch.device("meta"):
         build_together(program)

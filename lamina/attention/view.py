@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from lamina.attention.blocks import Blocks, blocks_of
 from lamina.attention.window import Window
 from lamina.errors import InputError
 
@@ -113,6 +114,7 @@ class View:
         self._opened: Tensor | None = None
         self._exists: Tensor | None = None
         self._block_mask: BlockMask | None = None
+        self._blocks: dict[tuple[int, int], Blocks] = {}
         self.last_bias: tuple[object, Tensor] | None = None  # (bias, its values [B, Hq, T, S]): see `dense_bias`
 
     @property
@@ -139,6 +141,7 @@ class View:
         new = copy(self)
         new.finite, new.full, new.chosen = self.clean, False, chosen
         new._mask, new._blind, new._opened, new._block_mask = self.mask() & chosen[:, None], None, None, None
+        new._blocks = {}
         return new
 
     def lower(self) -> Literal["causal"] | Tensor | None:
@@ -152,16 +155,20 @@ class View:
         >>> View(at[:, 3:], at, Full(), exact=True).lower() is None
         True
         """
+        return self.mask() if not self.unmasked else "causal" if self.triangular else None
+
+    @property
+    def unmasked(self) -> bool:
+        """True if no mask is needed: every query sees every key, or `is_causal` says what it sees."""
         _, T, S = self.shape
-        if self.full:
-            return None
-        plain = self.also is None and self.or_else is None and self.chosen is None
-        if self.exact and plain and self.window.spares(S):
-            if T == 1 or not self.causal:
-                return None
-            if T == S:
-                return "causal"
-        return self.mask()
+        plain = self.exact and self.positional and self.window.spares(S)
+        return self.full or (plain and (T == 1 or not self.causal or T == S))
+
+    @property
+    def triangular(self) -> bool:
+        """True, of an unmasked View, if a query sees itself and the keys before it, and not the later ones."""
+        _, T, _ = self.shape
+        return not self.full and self.causal and T > 1
 
     def mask(self) -> Tensor:
         """The whole rule as booleans, [B, 1, T, S]: True where a query sees a key."""
@@ -202,6 +209,17 @@ class View:
             B, T, S = self.shape
             self._block_mask = create_block_mask(sees, B, None, T, S, device=self.q_positions.device)
         return self._block_mask
+
+    @property
+    def positional(self) -> bool:
+        """True if positions, spans and segments decide alone: there is no rule from outside and no selection."""
+        return self.also is None and self.or_else is None and self.chosen is None
+
+    def blocks(self, queries: int, keys: int) -> Blocks:
+        """Which blocks of keys each block of queries sees, for a kernel; computed once for each pair of sizes."""
+        if (queries, keys) not in self._blocks:
+            self._blocks[queries, keys] = blocks_of(self, queries, keys)
+        return self._blocks[queries, keys]
 
     def grid(self, row: int = 0, limit: int = 24) -> str:
         """One row's mask as text, with positions at the sides ('-': empty slot), shortened with '…' at `limit`."""

@@ -184,15 +184,17 @@ def choose(n: int, m: int, k: int, itemsize: int, is_gated: bool, limits: Limits
 
 def whole_rows(m: int, k: int, itemsize: int) -> Rows | None:
     """The configuration for one vector in which a program loads its rows of the weight whole before it waits; None for
-    large weights and for rows that are more than HELD_BLOCKS blocks of a power of two.
+    rows that are more than HELD_BLOCKS blocks of a power of two, and for large weights whose blocks are long.
 
     >>> whole_rows(5120, 1280, 2)
     Rows(rows=4, block=256, warps=1, splits=1, unroll=1, held=5, early=True)
     """
     block = min(1024, k & -k)
-    if m * k * itemsize > HELD_BYTES or block < 16 or k // block > HELD_BLOCKS:
+    large = m * k * itemsize > HELD_BYTES
+    if block < 16 or k // block > HELD_BLOCKS or (large and block >= 512):
         return None
-    return Rows(4 if m > 2048 and itemsize == 2 else 2, block, max(1, block // 256), held=k // block, early=True)
+    rows = 4 if m > 2048 and itemsize == 2 else 2
+    return Rows(rows, block, max(1, block // 256), held=k // block, early=not large)
 
 
 def shared_bytes(tiles: Tiles, n: int, itemsize: int, is_gated: bool, limits: Limits) -> int:

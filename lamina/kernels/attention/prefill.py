@@ -1,0 +1,268 @@
+"""Attention of many queries over any keys: what a View shows, without a query × key mask.
+
+A program computes BLOCK_M queries of one head. It loops over the blocks of keys that `lamina.attention.blocks` lists
+for them: first those that every query sees whole, then those inside which the View's rule is applied, from the
+positions (and spans or segments) of queries and keys. So causal, sliding, chunked, ragged, packed and bidirectional
+attention over lines, rings and whatever else has positions are one kernel. Slots without a token may hold NaN.
+
+The reference is `lamina.attention.reference_attention`.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lamina.attention.bias import KernelForm
+from lamina.attention.view import View
+from lamina.kernels.attention.online_softmax import LOG2E, LOWEST
+from lamina.kernels.attention.score_bias import add_bias, bias_arguments, slopes_of
+from lamina.kernels.attention.visible import window_arguments
+from lamina.kernels.launch import BY_ASSEMBLY, begin, launch
+from lamina.kernels.limits import Limits, fitted, limits_of, smaller
+
+
+SHORT = 1024  # queries of a row: with no more, small tiles are faster
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Queries of a program, keys per iteration, warps, and pipeline stages of the loop's loads."""
+
+    queries: int
+    block: int
+    warps: int
+    stages: int
+
+
+def attend_many(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    view: View,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    bias: KernelForm | None = None,
+    tile: Tile | None = None,
+) -> Tensor:
+    """q [B, Hq, T, D], k [B, Hk, S, D], v [B, Hk, S, Dv] -> [B, Hq, T, Dv], a view of a tensor [B, T, Hq, Dv]
+
+    view   without rules from outside and without a selection (`View.positional`)
+    tile   in place of what `tile_for` says
+    """
+    (B, Hq, T, D), (Hk, S), Dv = q.shape, k.shape[1:3], v.shape[-1]
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    tile = tile or tile_for(T, D, Dv, q.element_size(), limits_of(q.device))
+    blocks = view.blocks(tile.queries, tile.block)
+    kind, size, keep = window_arguments(view.window)
+    biases, bias_kind = bias_arguments(bias)
+    out = q.new_empty(B, T, Hq, Dv)
+    first, rest = head_parts(D)
+    spans, segments = (view.q_spans, view.kv_spans), (view.q_segments, view.kv_segments)
+    launch(
+        _attend_many, (triton.cdiv(T, tile.queries), B * Hq),
+        out, q, k, v, view.q_positions, view.kv_positions, *spans, *segments, blocks.order, blocks.whole, blocks.seen,
+        sinks, *biases, T, S, size, keep, scale * (1 if softcap is not None else LOG2E.value),
+        1.0 if softcap is None else softcap, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        view.q_positions.stride(0), view.kv_positions.stride(0),
+        HQ=Hq, G=Hq // Hk, D=D, DV=Dv, FIRST=first, REST=rest, DV_PAD=max(16, triton.next_power_of_2(Dv)),
+        M=tile.queries, N=tile.block, KIND=kind, CAUSAL=view.causal, SPANS=spans[0] is not None,
+        SEGMENTS=segments[0] is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None, BIAS=bias_kind,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return out.transpose(1, 2)
+
+
+def head_parts(dim: int) -> tuple[int, int]:
+    """A head's values as two powers of two, of which the second may be 0: a product of a head of 192 as one of 256
+    would waste a quarter.
+
+    >>> head_parts(128), head_parts(192), head_parts(80), head_parts(12)
+    ((128, 0), (128, 64), (64, 16), (16, 0))
+    """
+    whole = triton.next_power_of_2(dim)
+    half = whole // 2
+    if dim == whole or dim <= 16:
+        return max(16, whole), 0
+    rest = max(16, triton.next_power_of_2(dim - half))
+    return (half, rest) if rest < half else (whole, 0)
+
+
+@cache
+def tile_for(queries: int, key_dim: int, value_dim: int, itemsize: int, limits: Limits) -> Tile:
+    """The tile for rows of so many queries and heads of these sizes."""
+    wide = max(sum(head_parts(key_dim)), triton.next_power_of_2(value_dim))
+    if itemsize > 2:
+        best = Tile(64, 32, 4, 2)
+    elif wide > 128:
+        best = Tile(128, 64, 8, 3)
+    elif wide > 64 and queries > SHORT:
+        best = Tile(128, 128, 8, 3)
+    else:
+        best = Tile(64, 64, 4, 3)
+    narrower = [one for rows in (best.queries, best.queries // 2) for one in smaller(replace(best, queries=rows))]
+    return fitted(narrower, lambda one: shared_bytes(one, key_dim, value_dim, itemsize), limits.shared)
+
+
+def shared_bytes(tile: Tile, key_dim: int, value_dim: int, itemsize: int) -> int:
+    """A program's shared memory: its queries, and the blocks of keys and values that are loaded ahead."""
+    keys, values = sum(head_parts(key_dim)), max(16, triton.next_power_of_2(value_dim))
+    return (tile.queries * keys + (tile.stages - 1) * tile.block * (keys + values)) * itemsize + 2048
+
+
+@triton.jit
+def _attend_many(
+    out, q, k, v,  # [B, T, HQ, DV], [B, HQ, T, D], [B, HQ / G, S, D], [B, HQ / G, S, DV]
+    q_positions, kv_positions, q_spans, kv_spans, q_segments, kv_segments,  # [B, T], [B, S] …
+    order, whole, seen,  # [B, NQ, NK], [B, NQ], [B, NQ]: see `Blocks`
+    sinks, bias, buckets, farthest,  # [HQ]; see score_bias.py
+    T, S, size, keep, scale, softcap,  # window; scale in powers of two unless SOFTCAP
+    q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token, q_at_row, kv_at_row,  # strides
+    HQ: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    FIRST: tl.constexpr, REST: tl.constexpr, DV_PAD: tl.constexpr,  # `head_parts`
+    M: tl.constexpr, N: tl.constexpr, KIND: tl.constexpr, CAUSAL: tl.constexpr, SPANS: tl.constexpr,
+    SEGMENTS: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (i, b · HQ + h): queries of head h of row b, the last block of the row first: it sees the most keys."""
+    begin(PDL)
+    n_blocks = tl.num_programs(0)
+    block, row, head = n_blocks - 1 - tl.program_id(0), tl.program_id(1) // HQ, tl.program_id(1) % HQ
+    row = row.to(tl.int64)
+    t, n, d, dv = block * M + tl.arange(0, M), tl.arange(0, N), tl.arange(0, FIRST), tl.arange(0, DV_PAD)
+    real = t < T
+    e = FIRST + tl.arange(0, REST if REST else 16)
+    q += row * q_row + head * q_head
+    k += row * k_row + (head // G) * k_head
+    v += row * v_row + (head // G) * v_head
+    mine = q + t.to(tl.int64)[:, None] * q_token
+    a = tl.load(mine + d[None, :], mask=real[:, None] & (d < D)[None, :], other=0.0)
+    b = a
+    if REST:
+        b = tl.load(mine + e[None, :], mask=real[:, None] & (e < D)[None, :], other=0.0)
+    at = tl.load(q_positions + row * q_at_row + t, mask=real, other=0).to(tl.int32)
+    span, segment = at, at
+    if SPANS:
+        span = tl.load(q_spans + row * T + t, mask=real, other=-1).to(tl.int32)
+    if SEGMENTS:
+        segment = tl.load(q_segments + row * T + t, mask=real, other=-1).to(tl.int32)
+    slopes = slopes_of(bias, t * 0 + head, real, BIAS)
+
+    top, total = tl.full([M], LOWEST, tl.float32), tl.zeros([M], tl.float32)
+    mix = tl.zeros([M, DV_PAD], tl.float32)
+    listed = row * n_blocks + block
+    n_whole, n_seen = tl.load(whole + listed), tl.load(seen + listed)
+    order += listed * tl.cdiv(S, N)
+    for i in range(0, n_whole):
+        s = tl.load(order + i) * N + n
+        keys = k + s.to(tl.int64)[None, :] * k_token
+        x, y = _keys(keys, d, e, None, D, FIRST, REST)
+        values = _values(v + s.to(tl.int64)[:, None] * v_token, dv, None, DV, DV_PAD)
+        scores = _scores(a, b, x, y, scale, softcap, REST, SOFTCAP)
+        if BIAS != "":
+            away = at[:, None] - tl.load(kv_positions + row * kv_at_row + s).to(tl.int32)[None, :]
+            scores = add_bias(scores, slopes[:, None], bias, buckets, farthest, head, real[:, None], away, HQ, BIAS)
+        higher = tl.maximum(top, tl.max(scores, 1))
+        probs, rescale = tl.exp2(scores - higher[:, None]), tl.exp2(top - higher)
+        total = total * rescale + tl.sum(probs, 1)
+        mix = tl.dot(probs.to(values.dtype), values, mix * rescale[:, None], input_precision="ieee")
+        top = higher
+    for i in range(n_whole, n_seen):
+        s = tl.load(order + i) * N + n
+        there = tl.load(kv_positions + row * kv_at_row + s, mask=s < S, other=-1).to(tl.int32)
+        held = there >= 0
+        x, y = _keys(k + s.to(tl.int64)[None, :] * k_token, d, e, held[None, :], D, FIRST, REST)
+        values = _values(v + s.to(tl.int64)[:, None] * v_token, dv, held[:, None], DV, DV_PAD)
+        scores = _scores(a, b, x, y, scale, softcap, REST, SOFTCAP)
+        if BIAS != "":
+            away = at[:, None] - there[None, :]
+            scores = add_bias(scores, slopes[:, None], bias, buckets, farthest, head, real[:, None], away, HQ, BIAS)
+        shown = _shown(at[:, None], there[None, :], size, keep, KIND, CAUSAL)
+        if SPANS:
+            other = tl.load(kv_spans + row * S + s, mask=s < S, other=-1).to(tl.int32)
+            shown = shown | ((span[:, None] == other[None, :]) & (span >= 0)[:, None])
+        if SEGMENTS:
+            part = tl.load(kv_segments + row * S + s, mask=s < S, other=-2).to(tl.int32)
+            shown = shown & (segment[:, None] == part[None, :])
+        scores = tl.where(shown & held[None, :], scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        probs, rescale = tl.exp2(scores - higher[:, None]), tl.exp2(top - higher)
+        total = total * rescale + tl.sum(probs, 1)
+        mix = tl.dot(probs.to(values.dtype), values, mix * rescale[:, None], input_precision="ieee")
+        top = higher
+
+    if SINKS:  # one more key, with this score and no value
+        sink = tl.load(sinks + head).to(tl.float32) * LOG2E
+        higher = tl.maximum(top, sink)
+        rescale = tl.exp2(top - higher)
+        total, mix = total * rescale + tl.exp2(sink - higher), mix * rescale[:, None]
+    mix = mix / tl.where(total > 0, total, 1.0)[:, None]
+    place = out + ((row * T + t) * HQ + head)[:, None] * DV + dv[None, :]
+    tl.store(place, mix.to(out.dtype.element_ty), mask=real[:, None] & (dv < DV)[None, :])
+
+
+@triton.jit
+def _keys(keys, d, e, held, D: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr):
+    """Keys transposed, [FIRST, N] and [REST, N]; held: None, or which of them there are."""
+    x = _load(keys + d[:, None], held, (d < D)[:, None], D < FIRST)
+    y = x
+    if REST:
+        y = _load(keys + e[:, None], held, (e < D)[:, None], D < FIRST + REST)
+    return x, y
+
+
+@triton.jit
+def _values(values, dv, held, DV: tl.constexpr, DV_PAD: tl.constexpr):
+    """[N, DV_PAD], zero where nothing is held: a NaN there, times a weight of 0, would be NaN."""
+    return _load(values + dv[None, :], held, (dv < DV)[None, :], DV < DV_PAD)
+
+
+@triton.jit
+def _load(at, held, inside, PADDED: tl.constexpr):
+    if held is None:
+        if PADDED:
+            return tl.load(at, mask=inside, other=0.0)
+        else:
+            return tl.load(at)
+    else:
+        return tl.load(at, mask=held & inside, other=0.0)
+
+
+@triton.jit
+def _scores(a, b, x, y, scale, softcap, REST: tl.constexpr, SOFTCAP: tl.constexpr):
+    """Scores in powers of two, [M, N]"""
+    scores = tl.dot(a, x, input_precision="ieee")
+    if REST:
+        scores = tl.dot(b, y, scores, input_precision="ieee")
+    scores *= scale
+    if SOFTCAP:
+        scores = softcap * LOG2E * _tanh(scores / softcap)
+    return scores
+
+
+@triton.jit
+def _tanh(x):
+    if BY_ASSEMBLY:
+        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        return 1 - 2 / (tl.exp(2 * x) + 1)
+
+
+@triton.jit
+def _shown(q, kv, size, keep, KIND: tl.constexpr, CAUSAL: tl.constexpr):
+    """Whether queries at positions q see keys at kv: the rule of `View` without spans and segments."""
+    if KIND == "sliding":
+        shown = (kv > q - size) | (kv < keep)
+    elif KIND == "chunked":
+        shown = q // size == kv // size
+    else:
+        shown = (q >= 0) & (kv >= 0)
+    if CAUSAL:
+        shown = shown & (kv <= q)
+    return shown

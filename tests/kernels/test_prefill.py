@@ -1,0 +1,136 @@
+"""Attention of many queries against the reference: every window, ragged rows, rings, spans, segments, biases, NaN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from lamina.attention import Chunked, Full, Sliding, View, Window, reference_attention
+from lamina.attention.bias import kernel_form
+from lamina.attention.blocks import blocks_of
+from lamina.kernels.attention.prefill import Tile, attend_many, head_parts, shared_bytes, tile_for
+from lamina.kernels.limits import CARDS
+from lamina.nn import AlibiBias, RelativeBias, alibi_slopes
+
+SMALL = Tile(queries=16, block=16, warps=4, stages=2)
+WINDOWS = [Full(), Sliding(20), Sliding(20, keep=3), Chunked(24)]
+
+
+def line(lengths: list[int], T: int, S: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions of T new tokens behind rows of these lengths, and of S slots, of which those past the end are empty."""
+    before, slots = torch.tensor(lengths)[:, None], torch.arange(S)
+    return before + torch.arange(T), torch.where(slots < before + T, slots, -1)
+
+
+def error_of(
+    view: View, heads: tuple[int, int] = (2, 1), dims: tuple[int, int] = (32, 32), dtype: torch.dtype = torch.float32,
+    bias: Any = None, sinks: bool = False, softcap: float | None = None, tile: Tile = SMALL,
+) -> tuple[float, float]:  # fmt: skip
+    """The largest error of the kernel, and that of the plain computation in the same number format."""
+    (B, T, S), (Hq, Hk), (D, Dv) = view.shape, heads, dims
+    torch.manual_seed(T + S)
+    q = torch.randn(B, T, Hq, D, dtype=dtype).transpose(1, 2)
+    k, v = torch.randn(B, Hk, S, D, dtype=dtype), torch.randn(B, Hk, S, Dv, dtype=dtype)
+    for x in (k, v):
+        x.masked_fill_((view.kv_positions < 0)[:, None, :, None], float("nan"))
+    how: dict[str, Any] = {"scale": 0.3, "softcap": softcap, "sinks": torch.randn(Hq) if sinks else None}
+    found = attend_many(q, k, v, view, bias=kernel_form(bias), tile=tile, **how)
+    truth = reference_attention(q, k, v, view, bias=bias, **how)
+    plain = reference_attention(q, k, v, view, bias=bias, dtype=dtype, **how)
+    assert found.shape == (B, Hq, T, Dv) and found.isfinite().all()
+    return float((found - truth).abs().max()), float((plain - truth).abs().max())
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_ragged_rows_behind_a_line_equal_the_reference(window: Window) -> None:
+    ours, _ = error_of(View(*line([0, 5, 40], 21, 70), window), heads=(4, 2))
+    assert ours < 1e-5
+
+
+@pytest.mark.parametrize("window", [Sliding(20), Sliding(20, keep=3), Chunked(24)], ids=str)
+def test_a_ring_in_any_order_equals_the_reference(window: Window) -> None:
+    q, kv = line([33, 50], 19, 70)
+    turned = torch.stack([row.roll(7 * (i + 1)) for i, row in enumerate(kv)])
+    ours, _ = error_of(View(q, turned, window))
+    assert ours < 1e-5
+
+
+def test_packed_sequences_and_spans_equal_the_reference() -> None:
+    segments = torch.tensor([0] * 13 + [1] * 20 + [2] * 7)[None]
+    at = torch.cat([torch.arange(13), torch.arange(20), torch.arange(7)])[None]
+    packed = View(at, at, Full(), q_segments=segments, kv_segments=segments)
+    spans = torch.tensor([-1] * 3 + [0] * 25 + [-1] * 2 + [1] * 10)[None]
+    along = torch.arange(40)[None]
+    for window in (Full(), Sliding(5)):
+        ours, _ = error_of(View(along, along, window, q_spans=spans, kv_spans=spans))
+        assert ours < 1e-5
+    assert error_of(packed)[0] < 1e-5
+
+
+def test_an_encoder_sees_both_ways_and_rows_end_where_they_end() -> None:
+    at = torch.arange(37).expand(2, -1)
+    held = torch.where(at < torch.tensor([[37], [9]]), at, -1)
+    ours, _ = error_of(View(at, held, Full(), causal=False))
+    assert ours < 1e-5
+
+
+def test_a_row_that_sees_nothing_gives_zeros() -> None:
+    q, kv = line([0, 0], 5, 9)
+    kv[1] = -1
+    found = attend_many(*(torch.randn(2, 1, n, 16) for n in (5, 9, 9)), View(q, kv, Full()), scale=1.0, tile=SMALL)
+    assert not found[1].any() and found[0].any()
+
+
+@pytest.mark.parametrize("dims", [(16, 24), (80, 48), (192, 128), (8, 8)], ids=str)
+def test_heads_of_any_size_equal_the_reference(dims: tuple[int, int]) -> None:
+    ours, _ = error_of(View(*line([3], 18, 30), Full()), dims=dims)
+    assert ours < 1e-5
+
+
+@pytest.mark.parametrize(
+    "bias", [AlibiBias(alibi_slopes(4)), RelativeBias(4, 8, 20, both_ways=False)], ids=["slopes", "buckets"]
+)
+def test_biases_sinks_and_softcaps_equal_the_reference(bias: Any) -> None:
+    with torch.no_grad():
+        if isinstance(bias, RelativeBias):
+            bias.weight.normal_()
+        view = View(*line([0, 30], 20, 60), Sliding(25))
+        assert error_of(view, heads=(4, 2), bias=bias)[0] < 1e-5
+        assert error_of(view, heads=(4, 2), softcap=2.0, sinks=True)[0] < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_as_exact_as_the_plain_computation(dtype: torch.dtype) -> None:
+    ours, plain = error_of(View(*line([0, 40], 20, 64), Sliding(25)), dtype=dtype, softcap=5.0)
+    assert ours <= 2 * plain
+
+
+def test_blocks_are_seen_whole_only_where_every_query_sees_every_key() -> None:
+    q, kv = line([0, 11, 40], 21, 70)
+    turned = kv.roll(5, 1)
+    spans = torch.full_like(q, -1)
+    spans[:, 3:9] = 0
+    for window in WINDOWS:
+        for view in (View(q, turned, window), View(q, kv, window, causal=False)):
+            mask = view.mask()[:, 0]
+            found = blocks_of(view, 8, 4)
+            for b, i in torch.cartesian_prod(torch.arange(3), torch.arange(3)).tolist():
+                order, whole, seen = found.order[b, i].tolist(), int(found.whole[b, i]), int(found.seen[b, i])
+                assert sorted(order) == list(range(18))
+                for place, block in enumerate(order):
+                    part = mask[b, 8 * i : 8 * i + 8, 4 * block : 4 * block + 4]
+                    full = bool(part.all()) and part.shape[1] == 4
+                    assert (place < whole) <= full
+                    assert bool(part.any()) <= (place < seen)
+
+
+def test_every_card_has_a_tile_for_every_head() -> None:
+    for card in CARDS.values():
+        for itemsize in (2, 4):
+            for dim in (16, 64, 96, 128, 192, 256):
+                for queries in (64, 4096):
+                    tile = tile_for(queries, dim, dim, itemsize, card)
+                    assert shared_bytes(tile, dim, dim, itemsize) <= card.shared
+    assert head_parts(192) == (128, 64)
