@@ -26,7 +26,6 @@ from lamina.kernels.attention.visible import window_arguments
 from lamina.kernels.launch import BY_ASSEMBLY, begin, launch
 from lamina.kernels.limits import Limits, fitted, limits_of, smaller
 
-
 SHORT = 1024  # queries of a row: with no more, small tiles are faster
 
 
