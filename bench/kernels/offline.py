@@ -138,13 +138,16 @@ def collect(
 
 def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> None:
     """Puts kernels of `lamina.nn` into `found` that no model of `build` launches: a layer norm, an MLP without a gate,
-    ALiBi, a layer that reads another layer's keys and values, and attention of prompts."""
+    ALiBi, a layer that reads another layer's keys and values, and those of prompts."""
+    from lamina.activation import Gating
     from lamina.attention.view import View
     from lamina.attention.window import Full, Sliding
     from lamina.kernels.attention.decode import decode_attention
     from lamina.kernels.attention.decode_fused import attend_stored, attend_token
+    from lamina.kernels.attention.merge import merge_into
     from lamina.kernels.attention.prefill import attend_many
     from lamina.kernels.columns import WIDTH
+    from lamina.kernels.elementwise import gated, rotate_heads
     from lamina.kernels.gemm.product import product
     from lamina.kernels.norm import layer_norm
     from lamina.nn import AlibiBias, alibi_slopes
@@ -155,6 +158,10 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
         layer_norm(x, weight, weight, 1e-5)
         layer_norm(x, weight, None, 1e-5, residual=x)
         product(x[:1], torch.empty(16384, 4096, dtype=dtype), bias=torch.empty(16384, dtype=dtype), act="gelu_new")
+        gated(torch.empty(4096, 28672, dtype=dtype), Gating("silu"))
+        angles = torch.empty(1, 64, 64)
+        rotate_heads(torch.empty(1, 32, 64, 128, dtype=dtype), (angles, angles))
+        merge_into(torch.empty(64, 128), torch.empty(64), torch.empty(64, 128, dtype=dtype), torch.empty(64))
         table, bias = torch.empty(WIDTH, dtype=torch.int64), AlibiBias(alibi_slopes(32)).kernel_form()
         for dim in (64, 80, 96, 112, 128, 192, 256):
             q, k = (torch.empty(2, heads, 1, dim, dtype=dtype) for heads in (32, 8))

@@ -1,12 +1,13 @@
 """`attention`: the one function that caches call, whichever backend runs it.
 
 It checks shapes, zeroes unused slots (which may hold NaN), and picks a backend. To add a backend, put a function with
-the signature of `eager` into `BACKENDS`; or `offer` one, which is then picked wherever it fits.
+the signature of `eager` into `BACKENDS`, or one that runs some calls best into `OFFERS`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,17 +24,21 @@ FEW, MANY, MOST = 16, 1024, 1 << 26  # limits on queries (at most), keys (at lea
 
 Fits = Callable[..., bool]
 """fits(q, k, v, view, softcap, sinks, bias): whether a backend that is offered runs this call, and best"""
-_offered: dict[str, Fits] = {}
-_mask_themselves: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A backend for some calls. masks_itself: unused slots need not be zeroed for it"""
+
+    run: Backend
+    fits: Fits
+    masks_itself: bool = False
+
+
+OFFERS: dict[str, Offer] = {}
+"""Asked in this order before a backend of `BACKENDS` is picked."""
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def offer(name: str, run: Backend, fits: Fits, *, masks_itself: bool = False) -> None:
-    """Adds a backend that is picked where `fits` says so. masks_itself: unused slots need not be zeroed for it"""
-    BACKENDS[name], _offered[name] = run, fits
-    if masks_itself:
-        _mask_themselves.add(name)
 
 
 def attention(
@@ -51,8 +56,8 @@ def attention(
     """softmax(softcap(scale * q k^T) + bias) v over the keys that `view` shows: [B, Hq, T, Dv].
 
     `sinks` has one logit per head, which takes part in the softmax and has no value. `bias` is called as
-    `reference.Bias` says. `backend` is a name in `BACKENDS` or a function like those there; None means one that is
-    offered, "sdpa", or "eager" if scores are modified or a GPU has few queries and many keys. Slots without a token
+    `reference.Bias` says. `backend` is a name in `BACKENDS` or a function like those there; None means one of `OFFERS`
+    that fits, "sdpa", or "eager" if scores are modified or a GPU has few queries and many keys. Slots without a token
     never affect the output, whatever they hold; a query that sees no key gives zeros.
 
     >>> import torch
@@ -62,25 +67,25 @@ def attention(
     >>> attention(q, k, v, View(at, at, Full(), exact=True), scale=8**-0.5).shape
     torch.Size([1, 4, 2, 3])
     """
-    if backend is None:
-        backend = best_backend(q, k, v, view, softcap, sinks, bias)
     if isinstance(backend, str) and backend not in BACKENDS:
         raise InputError(f"unknown attention backend {backend!r}: known are {', '.join(sorted(BACKENDS))}")
     _check(q, k, v, view, softcap, sinks)
     if 0 in q.shape[:3] or k.shape[2] == 0:
         return q.new_zeros(*q.shape[:3], v.shape[-1])
-    if not view.clean and backend not in _mask_themselves:
+    name = best_backend(q, k, v, view, softcap, sinks, bias) if backend is None else backend
+    offer = OFFERS.get(name) if isinstance(name, str) else None
+    if not view.clean and (offer is None or not offer.masks_itself):
         k, v = without_unused(k, view), without_unused(v, view)
-    run = BACKENDS[backend] if isinstance(backend, str) else backend
+    run = offer.run if offer is not None else BACKENDS[name] if isinstance(name, str) else name
     return run(q, k, v, view, scale=scale, softcap=softcap, sinks=sinks, bias=bias)
 
 
 def best_backend(
     q: Tensor, k: Tensor, v: Tensor, view: View, softcap: float | None, sinks: Tensor | None, bias: Bias | None
 ) -> str:
-    """The name of the backend that runs this call fastest."""
+    """The name of the backend that runs this call fastest, in `OFFERS` or `BACKENDS`."""
     changed = softcap is not None or sinks is not None or bias is not None
-    offered = (name for name, fits in _offered.items() if fits(q, k, v, view, softcap, sinks, bias))
+    offered = (name for name, offer in OFFERS.items() if offer.fits(q, k, v, view, softcap, sinks, bias))
     return next(offered, "eager" if changed or few_over_many(q, k) else "sdpa")
 
 

@@ -43,16 +43,26 @@ class PlainBackend:
         """Norms and rotates q and k, stores k and v, and attends over all that is visible."""
         norms, factor, gate = how["norms"], how["factor"], how["gate"]
         rope: dict[str, Any] = {name: how[name] for name in ("rope", "neighbours", "norms_last")}
-        q = norm_and_rotate(one, q, norm=norms and norms[0], **rope)
-        k = None if k is None else norm_and_rotate(one, k, norm=norms and norms[1], **rope)
-        if factor is not None:
-            q = (q * factor[:, None, :, None]).to(q.dtype)
+        q = self.norm_and_rotate(one, q, norm=norms and norms[0], factor=factor, **rope)
+        k = None if k is None else self.norm_and_rotate(one, k, norm=norms and norms[1], **rope)
         keys, values, view = entry.keys_values(one, key, k, v)
         out = attention(
             q, keys, values, view, scale=how["scale"], softcap=how["softcap"], sinks=how["sinks"], bias=how["bias"],
             backend=one.attention_of(key),
         )  # fmt: skip
         return out if gate is None else out * gate.sigmoid()
+
+    def norm_and_rotate(
+        self, one: Step, x: Tensor, *, rope: RopeTable | None, neighbours: bool, norm: RMSNorm | None, norms_last: bool,
+        factor: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Queries or keys x [B, H, T, D], each head normed and rotated, times factor [B, T]."""
+        if norm is not None and not norms_last:
+            x = norm(x)
+        if rope is not None:
+            x = rotate_neighbours(x, rope) if neighbours else one.rotated(x, rope)
+        x = norm(x) if norm is not None and norms_last else x
+        return x if factor is None else (x * factor[:, None, :, None]).to(x.dtype)
 
     def attend_latent(
         self, one: Step, key: Key, entry: LatentLayer, q: Tensor, kv: Tensor,
@@ -125,7 +135,7 @@ class PlainBackend:
         if q is None or k is None or weights is None:
             raise InputError(f"layer {key[0]} entry {key[1]!r} stores keys: select(q, k, weights) needs all three")
         before: dict[str, Any] = dict(rope=rope, neighbours=neighbours, norm=None, norms_last=False)
-        q, k = norm_and_rotate(one, q, **before), norm_and_rotate(one, k[:, None], **before)[:, 0]
+        q, k = self.norm_and_rotate(one, q, **before), self.norm_and_rotate(one, k[:, None], **before)[:, 0]
         tokens, view = entry.extend(one, key, {"x": k})
         keys, top = tokens["x"], entry.spec.top
         chosen = None
@@ -148,17 +158,6 @@ def absorbs(tokens: int, rank: int, head: int) -> bool:
     query (`head` = key and value dimensions without the rotary part).
     """
     return tokens * (2 * rank - head) < rank * head
-
-
-def norm_and_rotate(
-    one: Step, x: Tensor, *, rope: RopeTable | None, neighbours: bool, norm: RMSNorm | None, norms_last: bool
-) -> Tensor:
-    """Queries or keys x [B, H, T, D], each head normed and rotated."""
-    if norm is not None and not norms_last:
-        x = norm(x)
-    if rope is not None:
-        x = rotate_neighbours(x, rope) if neighbours else one.rotated(x, rope)
-    return norm(x) if norm is not None and norms_last else x
 
 
 PLAIN = PlainBackend()

@@ -1,4 +1,4 @@
-"""Triton kernels for decoding: few tokens per pass, limited by reading each weight and each cached token once.
+"""Triton kernels for decoding, limited by reading each weight and each cached token once, and for prompts.
 
 Every kernel has a readable reference in PyTorch that gives the same values (`lamina.nn`, `lamina.attention`,
 `lamina.recurrence`, or a function beside the kernel). Modules with kernels import Triton at the top, so they are
@@ -84,3 +84,15 @@ def why_not(x: Tensor) -> str | None:
 def usable(x: Tensor) -> bool:
     """Whether kernels can work on this tensor."""
     return why_not(x) is None
+
+
+def fuses(x: Tensor) -> bool:
+    """Whether the modules of `lamina.nn` use kernels for what stands between products: in plain passes on a GPU, where
+    nobody wants gradients.
+
+    >>> fuses(torch.zeros(1))
+    False
+    """
+    if not x.is_cuda or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    return usable(x)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from lamina import kernels
-from lamina.activation import activation
+from lamina.activation import Gating, activation
 from lamina.nn.linear import Linear
 
 
@@ -51,8 +51,20 @@ class GatedMLP(nn.Module):
     def inner(self, x: Tensor) -> Tensor:
         if kernels.on() and (y := self._by_kernel(x)) is not None:
             return y
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        both = self.gate_up(x)
+        if kernels.fuses(both) and (y := self._fused(both)) is not None:
+            return y
+        gate, up = both.chunk(2, dim=-1)
         return self.act(gate if self.gate_factor == 1 else gate * self.gate_factor) * up
+
+    def _fused(self, both: Tensor) -> Tensor | None:
+        """The activation of the product's first half times the second; None if no kernel computes it."""
+        from lamina.kernels.elementwise import gated  # imports Triton
+        from lamina.kernels.gemm.epilogue import kind_of
+
+        if (kind := kind_of(self.act)) is None:
+            return None
+        return gated(both, Gating("gelu_new" if kind == "gelu_tanh" else kind), self.gate_factor)
 
     def _by_kernel(self, x: Tensor) -> Tensor | None:
         """Both products and the activation in one launch; None for an activation that no kernel computes."""

@@ -34,6 +34,14 @@ class RMSNorm(nn.Module):
         """
         if kernels.on():
             return self._by_kernel(x, dtype, onto)
+        if kernels.fuses(x):
+            from lamina.kernels.norm import rms_norm  # which imports Triton
+
+            residual = None if onto is None else _rows(onto)[:, None]
+            y = rms_norm(
+                _flat(x)[:, None], self.weight, self.eps, plus_one=self.plus_one, residual=residual, dtype=dtype
+            )
+            return y.view(x.shape)
         y = self._plain(x, dtype)
         return y if onto is None else onto + y
 
@@ -98,6 +106,11 @@ class LayerNorm(nn.Module):
             residual = None if onto is None else _rows(onto)
             y = layer_norm(_flat(x), self.weight, self.bias, self.eps, residual=residual, dtype=dtype)
             return y.view(x.shape)
+        if kernels.fuses(x):
+            from lamina.kernels.norm import layer_norm
+
+            residual = None if onto is None else _rows(onto)
+            return layer_norm(_flat(x), self.weight, self.bias, self.eps, residual=residual, dtype=dtype).view(x.shape)
         exact = torch.promote_types(x.dtype, torch.float32)
         weight, bias = (None if one is None else cast(one, exact) for one in (self.weight, self.bias))
         y = cast(F.layer_norm(cast(x, exact), (self.dim,), weight, bias, self.eps), dtype or x.dtype)

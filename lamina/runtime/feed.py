@@ -20,6 +20,7 @@ from lamina.cache.counts import Counts, CountsLike
 from lamina.cache.layers.cross import Source
 from lamina.cache.step import Step
 from lamina.errors import CapacityError
+from lamina.runtime.prompt_backend import backend_for
 
 if TYPE_CHECKING:
     from lamina.model import Logits, Model
@@ -46,6 +47,7 @@ def read(
     assert given is not None
     some = None if rows is None or list(rows) == list(range(cache.rows)) else rows
     step = cache.step(given.shape[1], counts, rows=some, spans=spans)
+    step.backend = backend_for(model.device)
     try:
         with torch.no_grad():  # otherwise the cache would keep the autograd graph of every pass alive
             return model.forward(ids, step, logits, embeds, hidden), step
@@ -101,6 +103,7 @@ def step_alone(
             f"{longest} tokens were given, but the model has positions for {model.max_positions}. Use a shorter prompt."
         )
     step = Step.alone(model.specs, (rows, T), model.device, None if real is None else real.tensor, segments, spans)
+    step.backend = backend_for(model.device)
     if source is not None:
         step.source = model.cross_inputs(source, rows)
     return step

@@ -1,27 +1,58 @@
-"""Attention of many queries on a GPU, for plain passes: kernels that never materialize a query × key mask.
+"""Attention of many queries on a GPU, for plain passes: ways that never materialize a query × key mask.
 
-    kernel      `lamina.kernels.attention.prefill`: any View without rules from outside, softcaps, sinks and biases
-    two_parts   new tokens behind a long row without a window: cuDNN over the old keys, which all queries see, and over
-                the new ones, merged by their log-sum-exp
+    kernel   `lamina.kernels.attention.prefill`: any View without rules from outside, softcaps, sinks and biases
+    cudnn    plain causal attention of a prompt, or of a chunk behind as long or longer a row: the fastest there is,
+             over the new keys and over old ones in pieces of the chunk's length, merged by their log-sum-exp
+
+cuDNN plans every new size of queries and keys, which takes longer than many prompts save by it. So a size is given to
+the kernel until the time that cuDNN would have saved is as long as planning takes (`Planning`).
 
 Both are offered to `lamina.attention`, which picks them where they fit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
 from lamina import kernels
 from lamina.attention.bias import BucketForm, kernel_form
-from lamina.attention.core import few_over_many, offer
+from lamina.attention.core import OFFERS, Offer, few_over_many
 from lamina.attention.reference import Bias
 from lamina.attention.view import View
 from lamina.attention.window import Chunked, Full, Sliding
 
 FEWEST = 2  # queries of a row: one alone is a matrix product
 WIDEST = 256  # values of a head
-PARTS = 1024  # queries and keys of a part are a multiple of this, so that cuDNN plans few sizes
+LEAST = 512  # queries from which on cuDNN is faster
+SPEEDS = 370e12, 600e12  # FLOP/s of the kernel and of cuDNN on an H200
+
+
+class Planning:
+    """Which sizes cuDNN has planned, or may plan now.
+
+    seconds   that planning of a size takes
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.saved: dict[Hashable, float] = {}
+
+    def pays(self, size: Hashable, flops: float) -> bool:
+        """Notes one more call of this size, and says whether cuDNN should run it.
+
+        >>> planning = Planning(seconds=1.0)
+        >>> [planning.pays("a size", flops=4e14) for _ in range(4)]
+        [False, False, True, True]
+        """
+        saved = self.saved.get(size, 0.0)
+        self.saved[size] = saved + flops / SPEEDS[0] - flops / SPEEDS[1]
+        return saved >= self.seconds
+
+
+PLANNING = Planning(seconds=0.3)
 
 
 def kernel(
@@ -44,14 +75,12 @@ def kernel(
 def kernel_fits(
     q: Tensor, k: Tensor, v: Tensor, view: View, softcap: float | None, sinks: Tensor | None, bias: Bias | None
 ) -> bool:
-    if not q.is_cuda or q.shape[2] < FEWEST or torch.compiler.is_compiling() or not kernels.usable(q):
-        return False
-    if max(q.shape[-1], v.shape[-1]) > WIDEST or any(x.requires_grad for x in (q, k, v)) or k.dtype != q.dtype:
+    if q.shape[2] < FEWEST or not kernels.fuses(q) or max(q.shape[-1], v.shape[-1]) > WIDEST or k.dtype != q.dtype:
         return False
     if not view.positional or not isinstance(view.window, Full | Sliding | Chunked):
         return False
     changed = softcap is not None or sinks is not None or bias is not None
-    if not changed and (view.unmasked or few_over_many(q, k)):
+    if not changed and (few_over_many(q, k) or (view.unmasked and not view.triangular)):
         return False
     form = None if bias is None else kernel_form(bias)
     if bias is not None and form is None:
@@ -59,4 +88,56 @@ def kernel_fits(
     return view.causal or not isinstance(form, BucketForm)  # keys after the query have buckets of their own
 
 
-offer("kernel", kernel, kernel_fits, masks_itself=True)
+def cudnn(
+    q: Tensor, k: Tensor, v: Tensor, view: View, *, scale: float, softcap: None = None, sinks: None = None,
+    bias: None = None,
+) -> Tensor:  # fmt: skip
+    T, S = q.shape[2], k.shape[2]
+    out, lse = planned(q, k[:, :, S - T :], v[:, :, S - T :], scale, causal=True)
+    if T == S:
+        return out
+    from lamina.kernels.attention.merge import merge_into  # imports Triton
+
+    B, H, _, Dv = out.shape
+    total, sums = out.transpose(1, 2).float().reshape(-1, Dv), by_token(lse, q)
+    for start in range(0, S - T, T):
+        piece = slice(start, start + T)
+        more, more_lse = planned(q, k[:, :, piece], v[:, :, piece], scale, causal=False)
+        last = q.new_empty(total.shape) if start + T == S - T else None
+        total = merge_into(total, sums, more.transpose(1, 2).reshape(-1, Dv), by_token(more_lse, q), last)
+    return total.view(B, T, H, Dv).transpose(1, 2)
+
+
+def by_token(lse: Tensor, q: Tensor) -> Tensor:
+    """[B, H, T, 1] or [B, H, T] -> [B · T · H]"""
+    return lse.view(q.shape[:3]).transpose(1, 2).reshape(-1)
+
+
+def planned(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+    """cuDNN's attention [B, H, T, D], and the log-sum-exp of the scores."""
+    run = torch.ops.aten._scaled_dot_product_cudnn_attention
+    out, lse, *_ = run(q, k, v, None, True, 0.0, causal, False, scale=scale)
+    return out, lse
+
+
+def cudnn_fits(
+    q: Tensor, k: Tensor, v: Tensor, view: View, softcap: float | None, sinks: Tensor | None, bias: Bias | None
+) -> bool:
+    (B, Hq, T, D), S = q.shape, k.shape[2]
+    if softcap is not None or sinks is not None or bias is not None or not kernels.fuses(q) or not has_cudnn(q):
+        return False
+    if not (view.exact and view.positional and view.causal and view.window.spares(S)):
+        return False
+    if T < LEAST or S % T or max(D, v.shape[-1]) > WIDEST or D % 8 or v.shape[-1] % 8 or q.element_size() != 2:
+        return False
+    size = (q.device, q.dtype, tuple(q.shape), k.shape[1], S == T)
+    return PLANNING.pays(size, 4.0 * B * Hq * D * T * (S - T / 2))
+
+
+def has_cudnn(q: Tensor) -> bool:
+    """Whether PyTorch has cuDNN's attention for this device, which is worth planning for from Hopper on."""
+    return q.is_cuda and torch.backends.cuda.cudnn_sdp_enabled() and torch.cuda.get_device_capability(q.device)[0] >= 9
+
+
+OFFERS["cudnn"] = Offer(cudnn, cudnn_fits)
+OFFERS["kernel"] = Offer(kernel, kernel_fits, masks_itself=True)

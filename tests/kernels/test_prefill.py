@@ -10,9 +10,11 @@ import torch
 from lamina.attention import Chunked, Full, Sliding, View, Window, reference_attention
 from lamina.attention.bias import kernel_form
 from lamina.attention.blocks import blocks_of
+from lamina.kernels.attention.merge import merge_into, merged
 from lamina.kernels.attention.prefill import Tile, attend_many, head_parts, shared_bytes, tile_for
 from lamina.kernels.limits import CARDS
 from lamina.nn import AlibiBias, RelativeBias, alibi_slopes
+from lamina.runtime import prefill_attention
 
 SMALL = Tile(queries=16, block=16, warps=4, stages=2)
 WINDOWS = [Full(), Sliding(20), Sliding(20, keep=3), Chunked(24)]
@@ -134,3 +136,31 @@ def test_every_card_has_a_tile_for_every_head() -> None:
                     tile = tile_for(queries, dim, dim, itemsize, card)
                     assert shared_bytes(tile, dim, dim, itemsize) <= card.shared
     assert head_parts(192) == (128, 64)
+
+
+def test_parts_merge_to_attention_over_all_keys() -> None:
+    torch.manual_seed(0)
+    total, more, lse, more_lse = torch.randn(9, 24), torch.randn(9, 24), torch.randn(9), 30 * torch.randn(9)
+    expected, sums = merged(total, lse, more, more_lse)
+    rounded = merge_into(total, lse, more, more_lse, torch.empty(9, 24, dtype=torch.bfloat16))
+    torch.testing.assert_close(rounded, expected.bfloat16())
+    torch.testing.assert_close(merge_into(total, lse, more, more_lse), expected)
+    torch.testing.assert_close(lse, sums)
+
+
+def test_a_chunk_behind_a_row_is_merged_from_pieces_of_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    def planned(q: Any, k: Any, v: Any, scale: float, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = q @ k.repeat_interleave(2, 1).transpose(-1, -2) * scale
+        if causal:
+            scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), float("-inf"))
+        return scores.softmax(-1) @ v.repeat_interleave(2, 1), scores.logsumexp(-1, keepdim=True)
+
+    monkeypatch.setattr(prefill_attention, "planned", planned)
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 6, 16), torch.randn(2, 2, 24, 16), torch.randn(2, 2, 24, 16)
+    at = torch.arange(24).expand(2, -1)
+    for S in (6, 24):
+        view = View(at[:, S - 6 : S], at[:, :S], Full(), exact=True)
+        found = prefill_attention.cudnn(q, k[:, :, :S], v[:, :, :S], view, scale=0.3)
+        expected = reference_attention(q, k[:, :, :S], v[:, :, :S], view, scale=0.3)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)

@@ -25,7 +25,7 @@ class GatedRMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        if kernels.on():
+        if kernels.on() or kernels.fuses(x):
             from lamina.kernels.norm import gated_rms_norm  # imports Triton
 
             flat, gates = x.reshape(-1, x.shape[-1]), gate.reshape(-1, *gate.shape[-2:])  # without a copy

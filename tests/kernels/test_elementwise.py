@@ -1,0 +1,49 @@
+"""Gates, norms and rotations between products, against the modules and functions that they stand for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lamina.activation import Gating
+from lamina.attention.rotary import rotate, rotate_neighbours
+from lamina.kernels.elementwise import gated, rotate_heads
+from lamina.nn import RMSNorm
+
+
+@pytest.mark.parametrize("gating", [Gating("silu"), Gating("gelu_new"), Gating("silu", limit=0.5, plus=1, slope=1.7)])
+@pytest.mark.parametrize("inner", [24, 1100])
+def test_halves_are_gated_as_gating_says(gating: Gating, inner: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 2 * inner + 6)[..., : 2 * inner]
+    gate, up = x.chunk(2, dim=-1)
+    torch.testing.assert_close(gated(x, gating, 0.5), gating(gate * 0.5, up), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("neighbours", [False, True])
+@pytest.mark.parametrize(("heads", "dim", "pairs"), [(3, 16, 8), (2, 24, 8), (5, 80, 40)])
+def test_heads_are_rotated_as_rope_says(neighbours: bool, heads: int, dim: int, pairs: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 7, heads + 1, dim)[:, :, 1:].transpose(1, 2)
+    angle = torch.randn(2, 7, pairs)
+    rope = angle.cos(), angle.sin()
+    expected = (rotate_neighbours if neighbours else rotate)(x, rope)
+    torch.testing.assert_close(rotate_heads(x, rope, neighbours=neighbours), expected, rtol=1e-5, atol=1e-5)
+    one = tuple(part[:1] for part in rope)
+    same = rotate_heads(x[:1], one, neighbours=neighbours)
+    torch.testing.assert_close(same, expected[:1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("norms_last", [False, True])
+@pytest.mark.parametrize("norm", [RMSNorm(16), RMSNorm(16, plus_one=True), RMSNorm(16, weight=False)])
+@torch.no_grad()
+def test_norms_and_factors_come_before_and_behind(norms_last: bool, norm: RMSNorm) -> None:
+    torch.manual_seed(0)
+    if norm.weight is not None:
+        norm.weight.normal_()
+    x, angle, factor = torch.randn(1, 4, 6, 16), torch.randn(1, 6, 8), torch.randn(1, 6)
+    rope = angle.cos(), angle.sin()
+    expected = norm(rotate(x, rope)) if norms_last else rotate(norm(x), rope)
+    found = rotate_heads(x, rope, norm=norm, norms_last=norms_last, factor=factor)
+    torch.testing.assert_close(found, expected * factor[:, None, :, None], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(rotate_heads(x, None, norm=norm), norm(x), rtol=1e-5, atol=1e-5)
