@@ -147,7 +147,7 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
     from lamina.kernels.attention.merge import merge_into
     from lamina.kernels.attention.prefill import attend_many
     from lamina.kernels.columns import WIDTH
-    from lamina.kernels.elementwise import gated, rotate_heads
+    from lamina.kernels.elementwise import expert_sum, gated, rotate_heads
     from lamina.kernels.gemm.product import product
     from lamina.kernels.norm import layer_norm
     from lamina.nn import AlibiBias, alibi_slopes
@@ -159,6 +159,8 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
         layer_norm(x, weight, None, 1e-5, residual=x)
         product(x[:1], torch.empty(16384, 4096, dtype=dtype), bias=torch.empty(16384, dtype=dtype), act="gelu_new")
         gated(torch.empty(4096, 28672, dtype=dtype), Gating("silu"))
+        pairs = torch.empty(64, 8, dtype=torch.int64)
+        expert_sum(torch.empty(64, 2048, dtype=dtype), torch.empty(512, 2048, dtype=dtype), pairs, torch.empty(64, 8))
         angles = torch.empty(1, 64, 64)
         rotate_heads(torch.empty(1, 32, 64, 128, dtype=dtype), (angles, angles))
         merge_into(torch.empty(64, 128), torch.empty(64), torch.empty(64, 128, dtype=dtype), torch.empty(64))

@@ -1,6 +1,7 @@
-"""What stands between the products of a pass of many tokens: gates of MLPs, and norm and RoPE of heads.
+"""What stands between the products of a pass of many tokens: gates of MLPs, sums of experts, norm and RoPE of heads.
 
 gated          act(gate) · up of the two halves of a product, as `Gating`
+expert_sum     the weighted sum of a token's experts, whose outputs are sorted by expert, as `Experts.by_expert`
 rotate_heads   norm and RoPE of queries or keys, as `norm_and_rotate` of lamina/cache/plain_backend.py
 
 Each value is read once and written once. Captured steps do these inside other kernels.
@@ -54,6 +55,43 @@ def _gated_halves(
     up = tl.load(x + n * x_stride + inner + i, mask=inside, other=0.0).to(tl.float32)
     y = joined(gate, up, ACT, True, LIMIT, PLUS, SLOPE)
     tl.store(out + n * inner + i, y.to(out.dtype.element_ty), mask=inside)
+
+
+def expert_sum(x: Tensor, outputs: Tensor, places: Tensor, weights: Tensor | None) -> Tensor:
+    """Σ_k weights[n, k] · outputs[places[n, k]] -> [N, W], in the dtype of x [N, W]
+
+    outputs   [P, W] of pairs of a token and an expert
+    places    [N, K] of a token's pairs in `outputs`; from P on: the expert returns x[n]
+    weights   [N, K]; None: all one
+    """
+    (tokens, width), each = x.shape, places.shape[1]
+    out = x.new_empty(tokens, width)
+    block = min(1024, triton.next_power_of_2(width))
+    launch(
+        _expert_sum, (tokens, triton.cdiv(width, block)),
+        out, x, outputs, places, places if weights is None else weights, width, outputs.shape[0], x.stride(0),
+        EACH=each, WEIGHTS=weights is not None, BLOCK=block, num_warps=max(1, block // 256),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _expert_sum(
+    out, x, outputs, places, weights,  # [N, W], [N, W], [P, W], [N, EACH] twice
+    W, P, x_stride, EACH: tl.constexpr, WEIGHTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (n, i): values i · BLOCK … + BLOCK of token n. A place from P on means that the expert returns x."""
+    begin(PDL)
+    n = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < W
+    total = tl.zeros([BLOCK], tl.float32)
+    for k in tl.static_range(EACH):
+        place = tl.load(places + n * EACH + k).to(tl.int64)
+        at = tl.where(place < P, outputs + place * W, x + n * x_stride)
+        y = tl.load(at + i, mask=inside, other=0.0).to(tl.float32)
+        total += y * tl.load(weights + n * EACH + k).to(tl.float32) if WEIGHTS else y
+    tl.store(out + n * W + i, total.to(out.dtype.element_ty), mask=inside)
 
 
 def rotate_heads(

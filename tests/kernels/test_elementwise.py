@@ -7,7 +7,7 @@ import torch
 
 from lamina.activation import Gating
 from lamina.attention.rotary import rotate, rotate_neighbours
-from lamina.kernels.elementwise import gated, rotate_heads
+from lamina.kernels.elementwise import expert_sum, gated, rotate_heads
 from lamina.nn import RMSNorm
 
 
@@ -47,3 +47,13 @@ def test_norms_and_factors_come_before_and_behind(norms_last: bool, norm: RMSNor
     found = rotate_heads(x, rope, norm=norm, norms_last=norms_last, factor=factor)
     torch.testing.assert_close(found, expected * factor[:, None, :, None], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(rotate_heads(x, None, norm=norm), norm(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+def test_experts_are_summed_where_they_are_and_identities_return_the_input(weighed: bool) -> None:
+    torch.manual_seed(0)
+    x, outputs, places = torch.randn(3, 40), torch.randn(5, 40), torch.tensor([[4, 0], [5, 1], [2, 5]])
+    weights = torch.randn(3, 2) if weighed else torch.ones(3, 2)
+    chosen = torch.stack([torch.cat([outputs, x[n : n + 1]])[places[n]] for n in range(3)])  # [3, 2, 40]
+    found = expert_sum(x, outputs, places, weights if weighed else None)
+    torch.testing.assert_close(found, (chosen * weights[..., None]).sum(1), rtol=1e-5, atol=1e-5)

@@ -13,7 +13,18 @@ from lamina.runtime.prompt_backend import PROMPT
 from tests.families.cases import CASES
 from tests.families.harness import pair, relative
 
-FAMILIES = ["llama", "qwen3", "gemma2", "gpt_oss", "bloom", "deepseek_v3", "starcoder2", "mamba2"]
+FAMILIES = [
+    "llama",
+    "qwen3",
+    "gemma2",
+    "gpt_oss",
+    "bloom",
+    "deepseek_v3",
+    "longcat_flash",
+    "llama4_text",
+    "starcoder2",
+    "mamba2",
+]
 
 
 @pytest.fixture

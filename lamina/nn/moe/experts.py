@@ -145,12 +145,25 @@ class Experts(nn.Module):
         sizes = sizes[: self.down.shape[0]]
         grouped = self._grouped_products(x)
         groups = sizes.cumsum(0, dtype=torch.int32) if grouped else sizes.tolist()
-        pairs = self._weighed_in(x, weights).flatten(0, 1)[order]
+        pairs = x[order // chosen.shape[1]]
+        if self.weigh_input:
+            pairs = (pairs * weights.flatten()[order, None]).to(x.dtype)
         experts = chosen.flatten()[order].clamp(max=self.down.shape[0] - 1)
         h = self._inner(_products(pairs, self.first, groups), experts)
         sorted_out = self._biased(_products(h, self.down, groups), self.down_bias, experts)
+        if kernels.fuses(x):
+            return self._fused_sum(x, sorted_out, order, chosen, weights)
         out = torch.empty_like(sorted_out).index_copy(0, order, sorted_out)
         return self._sum(out.view(*chosen.shape, -1), x, chosen, weights)
+
+    def _fused_sum(self, x: Tensor, sorted_out: Tensor, order: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        from lamina.kernels.elementwise import expert_sum  # imports Triton
+
+        places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+        places = places.view(chosen.shape)
+        if self.identity:
+            places = torch.where(chosen < self.down.shape[0], places, len(order))
+        return expert_sum(x, sorted_out, places, None if self.weigh_input else weights.contiguous())
 
     def gathered(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """x [N, W], chosen and weights [N, K] -> [N, W]: with a copy of the matrices of each token's experts."""
@@ -176,6 +189,12 @@ class Experts(nn.Module):
     def _inner(self, h: Tensor, experts: Tensor) -> Tensor:
         """The input of the down matrix: products h [..., 2 · inner or inner], experts [...] -> [..., inner]"""
         h = self._biased(h, self.first_bias, experts)
+        if self.gated and kernels.fuses(h):
+            from lamina.kernels.elementwise import gated  # imports Triton
+            from lamina.kernels.gemm.epilogue import kind_of
+
+            if kind_of(self.gating.act) is not None:
+                return gated(h, self.gating)
         return self.gating(*h.chunk(2, dim=-1)) if self.gated else self.act(h)
 
     def _biased(self, y: Tensor, bias: Tensor | None, experts: Tensor) -> Tensor:
