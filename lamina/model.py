@@ -67,6 +67,8 @@ class Model(nn.Module):
     """The number of positions, if that is a hard limit (a learned table)."""
     max_source_positions: int | None = None
     """The same of an encoder."""
+    takes_packed = True
+    """Whether blocks see rows through their memory alone, so that ragged rows can run side by side: cache/packed.py"""
     start_ids: tuple[int, ...] = ()
     """The ids that every row of a decoder with a source starts with."""
     blocks: nn.ModuleList
@@ -233,12 +235,7 @@ class Model(nn.Module):
         step.has_run(ids)
         if logits is None:
             return None
-        if logits == "last":
-            if step.T > 1:
-                last = (step.all_counts - 1).clamp(min=0)
-                x = x.gather(1, last[:, None, None].expand(-1, 1, x.shape[-1]))
-            x = x[:, 0]
-        step.logits = self.unembed(x)
+        step.logits = self.unembed(step.last(x) if logits == "last" else x)
         return step.logits
 
     def enter(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Any]:

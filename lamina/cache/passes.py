@@ -1,7 +1,8 @@
 """`Pass`: one forward pass, as `model.forward` sees it, whatever runs it.
 
     Step          step.py                  over a cache, or without one (`Step.alone`), by PyTorch operations
-    BlockStep     runtime/compile.py       the same, as one compiled block sees it
+    PackedStep    packed.py                the same, ragged rows side by side without padding
+    BlockStep     runtime/compile.py       a Step as one compiled block sees it
     CapturedStep  runtime/step.py          one token per row by kernels in a CUDA graph, which commits by itself
     CapturedPass  runtime/multi_token.py   several tokens per row by kernels; the caller commits
 
@@ -44,9 +45,21 @@ class Pass(Protocol):
         """What layer i of the model is given."""
         ...
 
+    def last(self, x: Tensor) -> Tensor:
+        """x [R, T, width] -> [R, width] of each row's last real token"""
+        ...
+
     def has_run(self, ids: Tensor | None) -> None:
         """Every block has run in this pass, over these ids [R, T]; None where embeddings were fed."""
         ...
+
+
+def last_tokens(x: Tensor, counts: Tensor) -> Tensor:
+    """x [R, T, width], counts [R] of real tokens -> [R, width] of each row's last one; any for a row without tokens"""
+    if x.shape[1] > 1:
+        last = (counts - 1).clamp(min=0)
+        x = x.gather(1, last[:, None, None].expand(-1, 1, x.shape[-1]))
+    return x[:, 0]
 
 
 class OpenPass(Pass, Protocol):

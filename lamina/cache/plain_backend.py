@@ -111,9 +111,16 @@ class PlainBackend:
         rule = entry.rule
         ready = rule.before(inputs, **around)
         tokens = {name: one.unpacked(x) for name, x in ready.items()}
-        out, state = rule.chunk(entry.state(one, tokens), tokens, constants, one.unpacked_valid)
-        entry.leave(one, key, tokens, constants, state)
+        out = self.run_rule(one, key, entry, tokens, constants)
         return rule.after(one.packed(out), ready, **around)
+
+    def run_rule(
+        self, one: Step, key: Key, entry: RecurrentLayer, tokens: Mapping[str, Tensor], constants: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Runs the rule on from the rows' states and leaves the new ones. tokens [R, T, ...] -> [R, T, ...]"""
+        out, state = entry.rule.chunk(entry.state(one, tokens), tokens, constants, one.unpacked_valid)
+        entry.leave(one, key, tokens, constants, state)
+        return out
 
     def mix(self, one: Step, key: Key, entry: RecurrentLayer, ring: Layer, *args: Any, **how: Any) -> None:
         """Composed of the other calls."""

@@ -25,6 +25,7 @@ from lamina.cache.clock import on_device
 from lamina.cache.counts import Counts, CountsLike
 from lamina.cache.layers.base import Key, Layer
 from lamina.cache.memory import Memory
+from lamina.cache.passes import last_tokens
 from lamina.cache.plain_backend import PLAIN, PlainBackend
 from lamina.cache.segments import Packing
 from lamina.errors import InputError
@@ -130,6 +131,10 @@ class Step:
     def entries(self, i: int) -> Mapping[str, Layer]:
         """The entries of layer `i`, on the device; valid until another layer is asked for."""
         return self.layers[i] if self.staged is None else self.staged.entry(i, self)
+
+    def last(self, x: Tensor) -> Tensor:
+        """[R, T, W] -> [R, W] of each row's last real token"""
+        return last_tokens(x, self.all_counts)
 
     def has_run(self, ids: Tensor | None) -> None:
         """Notes that every block has run over these ids."""

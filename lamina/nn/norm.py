@@ -107,7 +107,7 @@ class LayerNorm(nn.Module):
             y = layer_norm(_flat(x), self.weight, self.bias, self.eps, residual=residual, dtype=dtype)
             return y.view(x.shape)
         if kernels.fuses(x):
-            from lamina.kernels.norm import layer_norm
+            from lamina.kernels.norm import layer_norm  # imports Triton
 
             residual = None if onto is None else _rows(onto)
             return layer_norm(_flat(x), self.weight, self.bias, self.eps, residual=residual, dtype=dtype).view(x.shape)

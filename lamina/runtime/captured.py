@@ -20,6 +20,7 @@ from torch import Tensor
 from lamina import kernels
 from lamina.cache.cache import Cache
 from lamina.cache.memory import Memory
+from lamina.cache.passes import last_tokens
 from lamina.errors import CaptureError, LaminaError
 from lamina.kernels.columns import HEADER, WIDTH
 from lamina.runtime.builders import wait_for_kernels
@@ -68,6 +69,9 @@ class Captured:
 
     def memory(self, i: int) -> Memory:
         return Memory(self, i, self.entries[i])
+
+    def last(self, x: Tensor) -> Tensor:
+        return last_tokens(x, self.all_counts)
 
     def has_run(self, ids: Tensor | None) -> None:
         """Does nothing: the ids are in `self.ids` already."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from lamina.cache.cache import Cache
 from lamina.cache.counts import Counts, CountsLike
 from lamina.cache.layers.cross import Source
+from lamina.cache.packed import packed, spreads
 from lamina.cache.step import Step
 from lamina.errors import CapacityError
 from lamina.runtime.prompt_backend import backend_for
@@ -48,12 +49,22 @@ def read(
     some = None if rows is None or list(rows) == list(range(cache.rows)) else rows
     step = cache.step(given.shape[1], counts, rows=some, spans=spans)
     step.backend = backend_for(model.device)
+    one = packed(step, ids) if logits != "all" and not hidden and packs(model, step) else None
     try:
         with torch.no_grad():  # otherwise the cache would keep the autograd graph of every pass alive
-            return model.forward(ids, step, logits, embeds, hidden), step
+            if one is None:
+                return model.forward(ids, step, logits, embeds, hidden), step
+            given_ids, given_embeds = (None if x is None else one.pack(x) for x in (ids, embeds))
+            step.logits = model.forward(given_ids, one, logits, given_embeds)
+            return step.logits, step
     except BaseException:
         step.abort()
         raise
+
+
+def packs(model: Model, step: Step) -> bool:
+    """Whether this pass of the model can be packed: its blocks take tokens of several rows side by side."""
+    return model.takes_packed and model.compiled is None and not step.recomputes and spreads(model.specs)
 
 
 def feed(

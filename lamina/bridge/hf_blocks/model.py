@@ -26,6 +26,7 @@ CLOSE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 2e-2, torch.bf
 
 class TransformersModel(Model):
     uncaptured = "its blocks are those of transformers, for which Lamina has no kernels"
+    takes_packed = False  # they make masks for rows
 
     def __init__(self, hf_model: PreTrainedModel) -> None:
         super().__init__()
