@@ -206,17 +206,17 @@ def _ssd_decays(
 ):  # fmt: skip
     """Program (i, chunk, row): heads i · HEADS … of the chunk. With g the log2 of a token's decay:
 
-        sums[l] (+ remainder[l])   g[0] + … + g[l], rounded to float32 (and what the rounding dropped)
-        steps[l]                   dt
-        weights[l]                 dt · 2^(g[l + 1] + … + g[L - 1]): how much of token l is in the state at the end
+        sums[i] (+ remainder[i])   g[0] + … + g[i], rounded to float32 (and what the rounding dropped)
+        steps[i]                   dt
+        weights[i]                 dt · 2^(g[i + 1] + … + g[L - 1]): how much of token i is in the state at the end
 
     Summed in float64: a small log decay after a large one keeps its digits in the difference of two sums.
     """
     begin(PDL)
     chunk, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     count = _count(counts, row, T)
-    l, h = tl.arange(0, L), tl.program_id(0) * HEADS + tl.arange(0, HEADS)
-    t, there = chunk * L + l, h < H
+    i, h = tl.arange(0, L), tl.program_id(0) * HEADS + tl.arange(0, HEADS)
+    t, there = chunk * L + i, h < H
     real = (t < count)[:, None] & there[None, :]
     a = tl.load(A + h, mask=there, other=0.0).to(tl.float32)[None, :]
     shift = None if bias is None else tl.load(bias + h, mask=there, other=0.0).to(tl.float32)[None, :]
@@ -226,7 +226,7 @@ def _ssd_decays(
     sum = tl.cumsum(g, 0)
     rounded = sum.to(tl.float32)
     after = (tl.sum(g, 0)[None, :] - sum).to(tl.float32)
-    at = ((row * K + chunk) * H + h[None, :]) * L + l[:, None]
+    at = ((row * K + chunk) * H + h[None, :]) * L + i[:, None]
     tl.store(sums + at, rounded, mask=there[None, :])
     tl.store(steps + at, size, mask=there[None, :])
     tl.store(weights + at, size * tl.exp2(tl.minimum(after, 0.0)), mask=there[None, :])
@@ -247,7 +247,7 @@ def _ssd_states(
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     p = tl.program_id(0) // tl.cdiv(N, N_TILE) * P_TILE + tl.arange(0, P_TILE)
     n = tl.program_id(0) % tl.cdiv(N, N_TILE) * N_TILE + tl.arange(0, N_TILE)
-    l, count = tl.arange(0, L), _count(counts, row, T)
+    i, count = tl.arange(0, L), _count(counts, row, T)
     inside = (p < P)[:, None] & (n < N)[None, :]
     place = p[:, None] * N + n[None, :]
     x += row * x_row + head * P
@@ -255,14 +255,14 @@ def _ssd_states(
     mine = (row * H + head) * (P * N)
     h = tl.load(state + mine + place, mask=inside, other=0.0)
     for k in range(0, tl.cdiv(count, L)):
-        t = k * L + l
+        t = k * L + i
         real, token = t < count, t.to(tl.int64)
         at = (row * K + k) * H + head
         tl.store(starts + at * (P * N) + place, h.to(starts.dtype.element_ty), mask=inside)
         # [P_TILE, L]: the weighted operand is the left one, which tensor cores can read from registers.
         xs = tl.load(x + token[None, :] * x_token + p[:, None], mask=real[None, :] & (p < P)[:, None], other=0.0)
         Bs = tl.load(B + token[:, None] * B_token + n[None, :], mask=real[:, None] & (n < N)[None, :], other=0.0)
-        weight = tl.load(weights + at * L + l)
+        weight = tl.load(weights + at * L + i)
         decay = tl.exp2(tl.load(sums + at * L + L - 1))
         xs = (xs.to(tl.float32) * weight[None, :]).to(Bs.dtype)
         h = tl.dot(xs, Bs, h * decay, input_precision="ieee")
@@ -285,14 +285,14 @@ def _ssd_outputs(
     chunk, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     first_head = tl.program_id(0) // tl.cdiv(P, P_TILE) * HEADS
     p = tl.program_id(0) % tl.cdiv(P, P_TILE) * P_TILE + tl.arange(0, P_TILE)
-    l, count = tl.arange(0, L), _count(counts, row, T)
-    t = chunk * L + l
+    i, count = tl.arange(0, L), _count(counts, row, T)
+    t = chunk * L + i
     token, real, has_p = t.to(tl.int64), t < count, (p < P)[None, :]
     out += (row * T + token)[:, None] * (H * P) + p[None, :]
     written = (t < T)[:, None] & has_p
     if chunk * L >= count:
-        for i in range(0, HEADS):
-            tl.store(out + (first_head + i) * P, tl.zeros([L, P_TILE], out.dtype.element_ty), mask=written)
+        for part in range(0, HEADS):
+            tl.store(out + (first_head + part) * P, tl.zeros([L, P_TILE], out.dtype.element_ty), mask=written)
         return
 
     scores, Cs = tl.zeros([L, L], tl.float32), ()
@@ -304,16 +304,16 @@ def _ssd_outputs(
         b = tl.load(B + token[None, :] * B_token + n[:, None], mask=real[None, :] & (n < N)[:, None], other=0.0)
         scores = tl.dot(c, b, scores, input_precision="ieee")
         Cs += (c.to(tl.float32) if WIDE else c,)
-    before = l[:, None] >= l[None, :]
+    before = i[:, None] >= i[None, :]
 
     precision: tl.constexpr = "tf32" if WIDE else "ieee"
     x += row * x_row + token[:, None] * x_token + p[None, :]
     starts += p[None, :] * N
-    for i in range(0, HEADS):
-        head = first_head + i
+    for part in range(0, HEADS):
+        head = first_head + part
         at = (row * K + chunk) * H + head
         xs = tl.load(x + head * P, mask=real[:, None] & has_p, other=0.0)
-        sum, step = tl.load(sums + at * L + l), tl.load(steps + at * L + l)
+        sum, step = tl.load(sums + at * L + i), tl.load(steps + at * L + i)
         y = tl.zeros([L, P_TILE], tl.float32)
         for j in tl.static_range((N + N_TILE - 1) // N_TILE):
             n = j * N_TILE + tl.arange(0, N_TILE)
@@ -322,7 +322,7 @@ def _ssd_outputs(
         y *= tl.exp2(sum)[:, None]
         between = sum[:, None] - sum[None, :]
         if remainder is not None:
-            rest = tl.load(remainder + at * L + l)
+            rest = tl.load(remainder + at * L + i)
             between += rest[:, None] - rest[None, :]
         # Later tokens are masked after exp2, whose value there may be infinite.
         weighted = tl.where(before, scores * tl.exp2(between) * step[None, :], 0.0)
