@@ -146,35 +146,38 @@ def tile_for(tokens: int, dim: int, state: int, dtype: torch.dtype, limits: Limi
 
 
 def _tiles(tokens: int, dim: int, state: int, dtype: torch.dtype) -> Iterator[Tile]:
-    """Tiles from the fastest to that which needs least shared memory."""
+    """Tiles, best first. The sizes are those at which registers hold a program without spills."""
 
-    def power(size: int, most: int) -> int:
-        return min(max(16, triton.next_power_of_2(size)), most)
+    def tile(chunk: int, values: int, columns: int, stages: int, warps: int = 4, side: int = 64) -> Tile:
+        values, columns, p, n = (
+            min(most, max(16, triton.next_power_of_2(size)))
+            for most, size in ((values, dim), (columns, state), (side, dim), (side, state))
+        )
+        return Tile(chunk, values, columns, 8, warps, stages, (p, n), 4, 3)
 
-    if dtype != torch.bfloat16:
-        for size in (32, 16):
-            some = power(dim, size), power(state, size)
-            yield Tile(min(power(tokens, 32), 2 * size), *some, heads=1, warps=4, stages=1, state_tile=some,
-                       state_warps=4, state_stages=2)  # fmt: skip
+    if dtype == torch.float32:  # without tensor cores
+        yield tile(32, 16, 32, stages=1, side=32)
         return
-    chunk = power(tokens, 64 if tokens <= SHORT else 128)
-    for length, stages in ((chunk, 2), (chunk, 1), (64, 2), (64, 1), (32, 1)):
-        length = min(length, chunk)
-        yield Tile(
-            length, power(dim, 64), power(state, 128), heads=8, warps=8 if length > 64 else 4, stages=stages,
-            state_tile=(power(dim, 64), power(state, 64)), state_warps=4, state_stages=3,
-        )  # fmt: skip
+    short = min(64, max(16, triton.next_power_of_2(tokens)))
+    if dtype == torch.bfloat16:
+        if tokens > SHORT and state <= 128:
+            yield tile(128, 64, 128, stages=2, warps=8)
+        yield tile(short, 64, 128, stages=2)
+    yield tile(short, 32, 64, stages=2)
+    yield tile(min(short, 32), 32, 64, stages=2)
+    yield tile(16, 32, 32, stages=1)
 
 
 def shared_bytes(tile: Tile, state: int, dtype: torch.dtype) -> int:
-    """An upper limit of the shared memory of a program of launch 2 or 3."""
-    item = dtype.itemsize
+    """The most shared memory of a program of launch 2 or 3: loaded blocks, and a tile on its way to be stored."""
+    item, L = dtype.itemsize, tile.chunk
     values, columns = tile.state_tile
-    second = tile.state_stages * tile.chunk * ((values + columns) * item + 4) + values * columns * 4
+    ahead = max(tile.state_stages - 1, 1)
+    second = L * (ahead * (values * item + 4) + (ahead + 1) * columns * item) + values * columns * 4
     wide = 4 if dtype == torch.float16 else item
     whole = triton.cdiv(state, tile.columns) * tile.columns
-    loop = max(tile.stages, 1) * ((tile.chunk + whole) * tile.values * wide + 8 * tile.chunk)
-    third = 2 * tile.chunk * whole * wide + loop + tile.chunk * tile.chunk * wide
+    heads = tile.stages * ((L + whole) * tile.values * wide + 16 * L) + L * tile.values * wide
+    third = L * whole * wide + max(L * whole * wide, heads)
     return max(second, third)
 
 
@@ -254,7 +257,12 @@ def _ssd_states(
     B += row * B_row + head // SHARED * N
     mine = (row * H + head) * (P * N)
     h = tl.load(state + mine + place, mask=inside, other=0.0)
-    for k in range(0, tl.cdiv(count, L)):
+    chunks = tl.cdiv(count, L)
+    ends = sums + (row * K * H + head) * L + L - 1
+    decay = tl.load(ends, mask=chunks > 0, other=0.0)
+    for k in range(0, chunks):
+        # Loaded a chunk ahead: the product would wait for it.
+        next_decay = tl.load(ends + (k + 1) * (H * L), mask=k + 1 < chunks, other=0.0)
         t = k * L + i
         real, token = t < count, t.to(tl.int64)
         at = (row * K + k) * H + head
@@ -263,9 +271,9 @@ def _ssd_states(
         xs = tl.load(x + token[None, :] * x_token + p[:, None], mask=real[None, :] & (p < P)[:, None], other=0.0)
         Bs = tl.load(B + token[:, None] * B_token + n[None, :], mask=real[:, None] & (n < N)[None, :], other=0.0)
         weight = tl.load(weights + at * L + i)
-        decay = tl.exp2(tl.load(sums + at * L + L - 1))
         xs = (xs.to(tl.float32) * weight[None, :]).to(Bs.dtype)
-        h = tl.dot(xs, Bs, h * decay, input_precision="ieee")
+        h = tl.dot(xs, Bs, h * tl.exp2(decay), input_precision="ieee")
+        decay = next_decay
     tl.store(new + mine + place, h, mask=inside)
 
 
