@@ -138,7 +138,7 @@ def collect(
 
 def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> None:
     """Puts kernels of `lamina.nn` into `found` that no model of `build` launches: a layer norm, an MLP without a gate,
-    ALiBi, a layer that reads another layer's keys and values, and attention of prompts."""
+    ALiBi, a layer that reads another layer's keys and values, and attention, SSD and convolutions of prompts."""
     from lamina.attention.view import View
     from lamina.attention.window import Full, Sliding
     from lamina.kernels.attention.decode import decode_attention
@@ -147,7 +147,10 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
     from lamina.kernels.columns import WIDTH
     from lamina.kernels.gemm.product import product
     from lamina.kernels.norm import layer_norm
+    from lamina.kernels.recurrent.prompt.conv import conv_prompt
+    from lamina.kernels.recurrent.prompt.ssd import ssd_prompt
     from lamina.nn import AlibiBias, alibi_slopes
+    from lamina.recurrence import SSD
     from lamina.runtime.builders import build_together
 
     def program() -> None:
@@ -167,6 +170,15 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
             for tokens in (512, 2048):
                 q, k = (torch.empty(1, heads, tokens, dim, dtype=dtype) for heads in (32, 8))
                 attend_many(q, k, k, View(at[:, :tokens], at[:, :tokens], Sliding(512)), scale=1.0, softcap=30.0)
+        for rule in (SSD(80, 64, 128, groups=1), SSD(24, 128, 256, groups=1), SSD(128, 64, 128, groups=8)):
+            for tokens in (512, 8192):
+                counts, constants = torch.empty(1, dtype=torch.int64), {"A": torch.empty(rule.heads)}
+                inputs = {
+                    name: torch.empty(1, tokens, *shape, dtype=dtype) for name, shape in rule.input_shapes.items()
+                }
+                ssd_prompt(rule, rule.zero_state(1), inputs, constants, counts)
+                past, x, taps = (torch.empty(*shape, 5376, dtype=dtype) for shape in ((1, 3), (1, tokens), (4,)))
+                conv_prompt(past, x, taps.t().contiguous(), taps[0], "silu", counts)
 
     with collected(found, card, f"others {str(dtype).removeprefix('torch.')}"), torch.device("meta"):
         build_together(program)

@@ -102,7 +102,7 @@ def ssd_prompt(
     kept = torch.bfloat16 if exact == torch.bfloat16 else torch.float32
     starts = torch.empty(rows, chunks, heads, dim, N, dtype=kept, device=x.device)
 
-    side = min(32, triton.next_power_of_2(heads))
+    side = min(8, triton.next_power_of_2(heads))
     launch(
         _ssd_decays, (triton.cdiv(heads, side), chunks, rows),
         sums, steps, weights, remainder, dt, constants["A"], dt_bias, *bounds(dt_limit), counts, tokens, chunks,
