@@ -1,4 +1,4 @@
-"""SSD and the short convolution over prompts on a GPU, against the plain path: `python -m bench.kernels.prompt_recurrent`
+"""SSD and the short convolution over prompts on a GPU: right, and how fast: `python -m bench.kernels.prompt_recurrent`
 
 Each line is a shape, a way, its milliseconds, and the errors of outputs and new states beside those of the same
 computation in float64, as a share of the largest value. Then the milliseconds of each launch of ours. With "tiles"
