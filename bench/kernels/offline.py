@@ -150,7 +150,10 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
     from lamina.kernels.elementwise import expert_sum, gated, rotate_heads
     from lamina.kernels.gemm.product import product
     from lamina.kernels.norm import layer_norm
+    from lamina.kernels.recurrent.prompt.conv import conv_prompt
+    from lamina.kernels.recurrent.prompt.ssd import ssd_prompt
     from lamina.nn import AlibiBias, alibi_slopes
+    from lamina.recurrence import SSD
     from lamina.runtime.builders import build_together
 
     def program() -> None:
@@ -176,6 +179,15 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
             for tokens in (512, 2048):
                 q, k = (torch.empty(1, heads, tokens, dim, dtype=dtype) for heads in (32, 8))
                 attend_many(q, k, k, View(at[:, :tokens], at[:, :tokens], Sliding(512)), scale=1.0, softcap=30.0)
+        for rule in (SSD(80, 64, 128, groups=1), SSD(24, 128, 256, groups=1), SSD(128, 64, 128, groups=8)):
+            for tokens in (512, 8192):
+                counts, constants = torch.empty(1, dtype=torch.int64), {"A": torch.empty(rule.heads)}
+                inputs = {
+                    name: torch.empty(1, tokens, *shape, dtype=dtype) for name, shape in rule.input_shapes.items()
+                }
+                ssd_prompt(rule, rule.zero_state(1), inputs, constants, counts)
+                past, x, taps = (torch.empty(*shape, 5376, dtype=dtype) for shape in ((1, 3), (1, tokens), (4,)))
+                conv_prompt(past, x, taps.t().contiguous(), taps[0], "silu", counts)
 
     with collected(found, card, f"others {str(dtype).removeprefix('torch.')}"), torch.device("meta"):
         build_together(program)
