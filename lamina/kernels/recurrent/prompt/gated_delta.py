@@ -39,7 +39,6 @@ from lamina.kernels.limits import Limits, fitted, limits_of
 from lamina.recurrence import GatedDelta
 from lamina.recurrence.rule import Tensors
 
-CHUNK = 64
 DIAGONAL = tl.constexpr(16)  # rows of the diagonal blocks that are inverted by forward substitution
 
 
@@ -71,14 +70,15 @@ def gated_delta_prompt(
         return torch.zeros_like(v), state
     key, shared = rule.key_dim, heads // rule.key_heads
     itemsize, device = v.element_size(), v.device
-    chunks, parts = triton.cdiv(tokens, CHUNK), 1 if itemsize == 4 else 2
+    length, parts = chunk_length(itemsize), 1 if itemsize == 4 else 2
+    chunks = triton.cdiv(tokens, length)
     out = torch.empty(rows, tokens, heads, value, dtype=v.dtype, device=device)
     new = torch.empty(rows, heads, key, value, dtype=torch.float32, device=device)
-    solve = torch.empty(rows, chunks, heads, parts, CHUNK, CHUNK, dtype=v.dtype, device=device)
-    scores = torch.empty(rows, chunks, heads, parts, CHUNK, CHUNK, dtype=v.dtype, device=device)
-    decays = torch.empty(rows, chunks, heads, 2, CHUNK, dtype=torch.float32, device=device)
+    solve = torch.empty(rows, chunks, heads, parts, length, length, dtype=v.dtype, device=device)
+    scores = torch.empty(rows, chunks, heads, length, length, dtype=v.dtype, device=device)
+    decays = torch.empty(rows, chunks, heads, 2, length, dtype=torch.float32, device=device)
     tall = max(16, triton.next_power_of_2(key))
-    sizes = dict(H=heads, SHARED=shared, K=key, K_BLOCK=tall, L=CHUNK, PARTS=parts)
+    sizes = dict(H=heads, SHARED=shared, K=key, K_BLOCK=tall, L=length, PARTS=parts)
     launch(
         _chunk_matrices, (chunks * heads, rows),
         solve, scores, decays, q, k, g, beta, counts, tokens, chunks,
@@ -100,15 +100,20 @@ def walk_for(states: int, tall: int, value: int, itemsize: int, limits: Limits) 
     """How `_walk_chunks` runs: narrow tiles for few states [K, V], so that every SM has a program."""
     widest = max(16, triton.next_power_of_2(value))
     block = min(widest, 64 if states * triton.cdiv(value, 64) >= 2 * limits.multiprocessors else 32)
-    smaller = [Walk(b, 4, stages) for b in (block, block // 2) if b >= 16 for stages in (2, 1)]
+    smaller = [Walk(b, 4, stages) for b in (block, block // 2) if b >= 16 for stages in (3, 2, 1)]
     return fitted(smaller, lambda one: shared_bytes(one, tall, itemsize), limits.shared)
+
+
+def chunk_length(itemsize: int) -> int:
+    """Tokens in a chunk: with more of float32, programs would need more registers than there are."""
+    return 32 if itemsize == 4 else 64
 
 
 def shared_bytes(walk: Walk, tall: int, itemsize: int) -> int:
     """A program's shared memory: a chunk's inputs and matrices for each stage, and two float32 factors."""
-    parts = 1 if itemsize == 4 else 2
-    inputs = CHUNK * (2 * tall + walk.block + 2 * parts * CHUNK) * itemsize
-    return walk.stages * inputs + (tall + CHUNK) * walk.block * 4 + 2048
+    length, parts = chunk_length(itemsize), 1 if itemsize == 4 else 2
+    inputs = length * (2 * tall + walk.block + (1 + parts) * length) * itemsize
+    return walk.stages * inputs + (tall + length) * walk.block * 4 + 2048
 
 
 @triton.jit
@@ -125,6 +130,18 @@ def _add_product(total, a, x):
     if a.dtype != tl.float32:
         total = tl.dot(a, (x - high.to(tl.float32)).to(a.dtype), total)
     return total
+
+
+@triton.jit
+def _product(x, y, PARTS: tl.constexpr):
+    """x · y of float32 matrices: PARTS 1 in float32's precision, PARTS 2 with factors of 16 bits."""
+    if PARTS == 1:
+        return _dot(x, y)
+    else:
+        a, b = x.to(tl.bfloat16), y.to(tl.bfloat16)
+        total = tl.dot((x - a.to(tl.float32)).to(tl.bfloat16), b)
+        total = tl.dot(a, (y - b.to(tl.float32)).to(tl.bfloat16), total)
+        return tl.dot(a, b, total)
 
 
 @triton.jit
@@ -147,7 +164,7 @@ def _count(counts, row, T):
 
 
 @triton.jit
-def _inverse(x, L: tl.constexpr):
+def _inverse(x, L: tl.constexpr, PARTS: tl.constexpr):
     """(1 + x)⁻¹ of a strictly lower triangular x [L, L], in float32.
 
     Forward substitution inverts the diagonal blocks; then two inverted neighbours a and b, with n of x below a, make
@@ -171,13 +188,13 @@ def _inverse(x, L: tl.constexpr):
         if size < L:
             pair = a[:, None] // (2 * size) == a[None, :] // (2 * size)
             below = tl.where(pair & (a[:, None] // size != a[None, :] // size), x, 0.0)
-            y -= _dot(_dot(y, below), y)
+            y -= _product(_product(y, below, PARTS), y, PARTS)
     return y
 
 
 @triton.jit
 def _chunk_matrices(
-    solve, scores, decays,  # [R, CHUNKS, H, PARTS, L, L] twice, float32 [R, CHUNKS, H, 2, L]: since, until
+    solve, scores, decays,  # [R, CHUNKS, H, PARTS, L, L], [R, CHUNKS, H, L, L], float32 [R, CHUNKS, H, 2, L]: since, until
     q, k, g, beta, counts,  # [R, T, H / SHARED, K] twice, [R, T, H] twice, [R] or None, for R rows
     T, CHUNKS, q_row, q_token, q_head, k_row, k_token, k_head, g_row, g_token, beta_row, beta_token,  # strides
     H: tl.constexpr, SHARED: tl.constexpr, K: tl.constexpr, K_BLOCK: tl.constexpr, L: tl.constexpr,
@@ -206,9 +223,10 @@ def _chunk_matrices(
         tl.store(decays + at * 2 * L + a, tl.exp(tl.cumsum(logs, 0)))
         tl.store(decays + (at * 2 + 1) * L + a, tl.sum(tl.where((a == L - 1)[:, None], between, 0.0), 0))
         cell = a[:, None] * L + a[None, :]
-        _store_parts(scores + at * PARTS * L * L, _dot(queries, tl.trans(keys)) * between, cell, PARTS, L * L)
+        score = _dot(queries, tl.trans(keys)) * between
+        tl.store(scores + at * L * L + cell, score.to(scores.dtype.element_ty))
         mixing = _dot(keys, tl.trans(keys)) * between * strengths[:, None]
-        inverse = _inverse(tl.where(a[:, None] > a[None, :], mixing, 0.0), L)
+        inverse = _inverse(tl.where(a[:, None] > a[None, :], mixing, 0.0), L, PARTS)
         _store_parts(solve + at * PARTS * L * L, inverse * strengths[None, :], cell, PARTS, L * L)
 
 
@@ -244,19 +262,16 @@ def _walk_chunks(
         since = tl.load(decays + at * 2 * L + a)[:, None]
         until = tl.load(decays + (at * 2 + 1) * L + a)[:, None]
         kept = tl.load(decays + at * 2 * L + L - 1)
-        matrices = at * PARTS * L * L + cell
-        solver = tl.load(solve + matrices)  # [L, L]
-        score = tl.load(scores + matrices)
+        solver = tl.load(solve + at * PARTS * L * L + cell)  # [L, L]
+        score = tl.load(scores + at * L * L + cell)
 
         nothing = tl.zeros([L, V_BLOCK], tl.float32)
         left = values.to(tl.float32) - since * _add_product(nothing, keys, s)
         y = since * _add_product(nothing, queries, s)
         u = _add_product(nothing, solver, left)
         if PARTS == 2:
-            u = tl.dot(tl.load(solve + matrices + L * L), left.to(solver.dtype), u)
-        y = _add_product(y, score, u)
-        if PARTS == 2:
-            y = tl.dot(tl.load(scores + matrices + L * L), u.to(score.dtype), y)
+            u = tl.dot(tl.load(solve + (at * PARTS + 1) * L * L + cell), left.to(solver.dtype), u)
+        y = tl.dot(score, u.to(score.dtype), y, input_precision="tf32x3")
         s = _add_product(kept * s, tl.trans(keys), until * u)
         tl.store(out + t[:, None] * (H * V), y.to(out.dtype.element_ty), mask=real & (e < V)[None, :])
     tl.store(new + place, s, mask=held)
