@@ -138,7 +138,7 @@ def collect(
 
 def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> None:
     """Puts kernels of `lamina.nn` into `found` that no model of `build` launches: a layer norm, an MLP without a gate,
-    ALiBi, a layer that reads another layer's keys and values, and attention of prompts."""
+    ALiBi, a layer that reads another layer's keys and values, and attention and recurrences of prompts."""
     from lamina.attention.view import View
     from lamina.attention.window import Full, Sliding
     from lamina.kernels.attention.decode import decode_attention
@@ -147,7 +147,10 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
     from lamina.kernels.columns import WIDTH
     from lamina.kernels.gemm.product import product
     from lamina.kernels.norm import layer_norm
+    from lamina.kernels.recurrent.prompt.gated_delta import gated_delta_prompt
+    from lamina.kernels.recurrent.prompt.selective_scan import selective_scan_prompt
     from lamina.nn import AlibiBias, alibi_slopes
+    from lamina.recurrence import GatedDelta, Rule, SelectiveScan
     from lamina.runtime.builders import build_together
 
     def program() -> None:
@@ -167,6 +170,17 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
             for tokens in (512, 2048):
                 q, k = (torch.empty(1, heads, tokens, dim, dtype=dtype) for heads in (32, 8))
                 attend_many(q, k, k, View(at[:, :tokens], at[:, :tokens], Sliding(512)), scale=1.0, softcap=30.0)
+        delta, scan = GatedDelta(16, 32, 128, 128), SelectiveScan(5120, 16)
+        for rows, tokens in ((1, 8192), (64, 1024)):
+            counts = torch.empty(rows, dtype=torch.int64)
+            state, inputs = delta.zero_state(rows), inputs_of(delta, rows, tokens)
+            gated_delta_prompt(delta, state, inputs, {}, counts)
+            state, inputs = scan.zero_state(rows), inputs_of(scan, rows, tokens)
+            selective_scan_prompt(scan, state, inputs, {"A": torch.empty(5120, 16)}, counts)
+
+    def inputs_of(rule: Rule, rows: int, tokens: int) -> dict[str, torch.Tensor]:
+        kinds = {name: torch.float32 if name in rule.exact else dtype for name in rule.input_shapes}
+        return {n: torch.empty(rows, tokens, *shape, dtype=kinds[n]) for n, shape in rule.input_shapes.items()}
 
     with collected(found, card, f"others {str(dtype).removeprefix('torch.')}"), torch.device("meta"):
         build_together(program)

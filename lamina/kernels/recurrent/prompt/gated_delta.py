@@ -75,7 +75,7 @@ def gated_delta_prompt(
     out = torch.empty(rows, tokens, heads, value, dtype=v.dtype, device=device)
     new = torch.empty(rows, heads, key, value, dtype=torch.float32, device=device)
     solve = torch.empty(rows, chunks, heads, parts, length, length, dtype=v.dtype, device=device)
-    scores = torch.empty(rows, chunks, heads, length, length, dtype=v.dtype, device=device)
+    scores = torch.empty_like(solve)
     decays = torch.empty(rows, chunks, heads, 2, length, dtype=torch.float32, device=device)
     tall = max(16, triton.next_power_of_2(key))
     sizes = dict(H=heads, SHARED=shared, K=key, K_BLOCK=tall, L=length, PARTS=parts)
@@ -99,9 +99,10 @@ def gated_delta_prompt(
 def walk_for(states: int, tall: int, value: int, itemsize: int, limits: Limits) -> Walk:
     """How `_walk_chunks` runs: narrow tiles for few states [K, V], so that every SM has a program."""
     widest = max(16, triton.next_power_of_2(value))
-    block = min(widest, 64 if states * triton.cdiv(value, 64) >= 2 * limits.multiprocessors else 32)
+    many = states * triton.cdiv(value, 64) >= 2 * limits.multiprocessors
+    block = min(widest, 64 if many and limits.tiles_of_64 and itemsize == 2 else 32)  # elsewhere 64 need more registers
     smaller = [Walk(b, 4, stages) for b in (block, block // 2) if b >= 16 for stages in (3, 2, 1)]
-    return fitted(smaller, lambda one: shared_bytes(one, tall, itemsize), limits.shared)
+    return fitted(smaller, lambda one: shared_bytes(one, tall, itemsize, limits), limits.shared)
 
 
 def chunk_length(itemsize: int) -> int:
@@ -109,11 +110,14 @@ def chunk_length(itemsize: int) -> int:
     return 32 if itemsize == 4 else 64
 
 
-def shared_bytes(walk: Walk, tall: int, itemsize: int) -> int:
-    """A program's shared memory: a chunk's inputs and matrices for each stage, and two float32 factors."""
+def shared_bytes(walk: Walk, tall: int, itemsize: int, limits: Limits) -> int:
+    """A program's shared memory: a chunk's inputs and matrices, for each stage, and the state as a factor."""
     length, parts = chunk_length(itemsize), 1 if itemsize == 4 else 2
-    inputs = length * (2 * tall + walk.block + (1 + parts) * length) * itemsize
-    return walk.stages * inputs + (tall + length) * walk.block * 4 + 2048
+    factor = tall * max(walk.block * 4, length * itemsize) + 2048
+    if walk.stages == 1 and not limits.tiles_of_64:  # loaded to registers
+        return factor
+    inputs = length * (2 * tall + walk.block + 2 * parts * length) * itemsize
+    return limits.buffers(walk.stages, length) * inputs + factor
 
 
 @triton.jit
@@ -194,7 +198,7 @@ def _inverse(x, L: tl.constexpr, PARTS: tl.constexpr):
 
 @triton.jit
 def _chunk_matrices(
-    solve, scores, decays,  # [R, CHUNKS, H, PARTS, L, L], [R, CHUNKS, H, L, L], float32 [R, CHUNKS, H, 2, L]: since, until
+    solve, scores, decays,  # [R, CHUNKS, H, PARTS, L, L] twice, float32 [R, CHUNKS, H, 2, L]: since, until
     q, k, g, beta, counts,  # [R, T, H / SHARED, K] twice, [R, T, H] twice, [R] or None, for R rows
     T, CHUNKS, q_row, q_token, q_head, k_row, k_token, k_head, g_row, g_token, beta_row, beta_token,  # strides
     H: tl.constexpr, SHARED: tl.constexpr, K: tl.constexpr, K_BLOCK: tl.constexpr, L: tl.constexpr,
@@ -223,8 +227,7 @@ def _chunk_matrices(
         tl.store(decays + at * 2 * L + a, tl.exp(tl.cumsum(logs, 0)))
         tl.store(decays + (at * 2 + 1) * L + a, tl.sum(tl.where((a == L - 1)[:, None], between, 0.0), 0))
         cell = a[:, None] * L + a[None, :]
-        score = _dot(queries, tl.trans(keys)) * between
-        tl.store(scores + at * L * L + cell, score.to(scores.dtype.element_ty))
+        _store_parts(scores + at * PARTS * L * L, _dot(queries, tl.trans(keys)) * between, cell, PARTS, L * L)
         mixing = _dot(keys, tl.trans(keys)) * between * strengths[:, None]
         inverse = _inverse(tl.where(a[:, None] > a[None, :], mixing, 0.0), L, PARTS)
         _store_parts(solve + at * PARTS * L * L, inverse * strengths[None, :], cell, PARTS, L * L)
@@ -262,16 +265,19 @@ def _walk_chunks(
         since = tl.load(decays + at * 2 * L + a)[:, None]
         until = tl.load(decays + (at * 2 + 1) * L + a)[:, None]
         kept = tl.load(decays + at * 2 * L + L - 1)
-        solver = tl.load(solve + at * PARTS * L * L + cell)  # [L, L]
-        score = tl.load(scores + at * L * L + cell)
+        first, rest = at * PARTS * L * L + cell, (at * PARTS + 1) * L * L + cell
+        solver = tl.load(solve + first)  # [L, L]
+        score = tl.load(scores + first)
 
         nothing = tl.zeros([L, V_BLOCK], tl.float32)
         left = values.to(tl.float32) - since * _add_product(nothing, keys, s)
         y = since * _add_product(nothing, queries, s)
         u = _add_product(nothing, solver, left)
         if PARTS == 2:
-            u = tl.dot(tl.load(solve + (at * PARTS + 1) * L * L + cell), left.to(solver.dtype), u)
-        y = tl.dot(score, u.to(score.dtype), y, input_precision="tf32x3")
+            u = tl.dot(tl.load(solve + rest), left.to(solver.dtype), u)
+        y = _add_product(y, score, u)
+        if PARTS == 2:
+            y = tl.dot(tl.load(scores + rest), u.to(score.dtype), y)
         s = _add_product(kept * s, tl.trans(keys), until * u)
         tl.store(out + t[:, None] * (H * V), y.to(out.dtype.element_ty), mask=real & (e < V)[None, :])
     tl.store(new + place, s, mask=held)

@@ -5,8 +5,8 @@
 
 A token is 5 instructions for each value of the state, of which the exponential is the slowest, and a scan in chunks
 would need each exponential twice. So tokens are walked one after the other; channels are what runs in parallel, one
-warp for a few of them (5,120 channels are 640 warps, some 5 for every SM of an H200). GROUP tokens are loaded
-together, so that one wait for memory serves all of them.
+warp for 8 of them if they have 16 states (5,120 channels are 640 warps, some 5 for every SM of an H200). The next GROUP
+tokens are loaded while those before them are computed.
 
 The reference is `lamina.recurrence.SelectiveScan`.
 """
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from lamina.kernels.attention.online_softmax import LOG2E
 from lamina.kernels.launch import begin, launch
+from lamina.kernels.limits import Limits, limits_of
 from lamina.recurrence import SelectiveScan
 from lamina.recurrence.rule import Tensors
 
@@ -37,7 +38,8 @@ class Tile:
     group: int
 
 
-BEST = Tile(values=128, warps=1, group=16)
+VALUES = 128  # of the state: four for each thread of a warp, so that a warp needs no shared memory
+TOGETHER = 8  # warps of 255 registers per thread that fit an SM at once
 
 
 def selective_scan_prompt(
@@ -47,14 +49,18 @@ def selective_scan_prompt(
     constants: Tensors,
     counts: Tensor | None,
     *,
-    tile: Tile = BEST,
+    tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """x, dt [B, T, C], B, C [B, T, N], constant A [C, N], state [B, C, N] -> (out [B, T, C], new state)"""
+    """x, dt [B, T, C], B, C [B, T, N], constant A [C, N], state [B, C, N] -> (out [B, T, C], new state)
+
+    tile   in place of what `tile_for` says
+    """
     x, dt, B, C = (x if x.stride(-1) == 1 else x.contiguous() for x in (inputs[n] for n in rule.input_shapes))
     rows, tokens, channels = x.shape
     if tokens == 0:
         return torch.zeros_like(x), state
     wide = triton.next_power_of_2(rule.state)
+    tile = tile or tile_for(rows * channels * wide, x.element_size(), limits_of(x.device))
     block = min(max(tile.values // wide, 1), triton.next_power_of_2(channels))
     out = torch.empty(rows, tokens, channels, dtype=x.dtype, device=x.device)
     new = torch.empty(rows, channels, rule.state, dtype=torch.float32, device=x.device)
@@ -62,10 +68,30 @@ def selective_scan_prompt(
         _scan_tokens, (triton.cdiv(channels, block), rows),
         out, new, state.contiguous(), x, dt, B, C, constants["A"].contiguous(), counts, tokens,
         *x.stride()[:2], *dt.stride()[:2], *B.stride()[:2], *C.stride()[:2],
-        CHANNELS=channels, N=rule.state, BLOCK=block, N_BLOCK=wide, GROUP=min(tile.group, tokens),
+        CHANNELS=channels, N=rule.state, BLOCK=block, N_BLOCK=wide, GROUP=min(tile.group, triton.next_power_of_2(tokens)),
         num_warps=tile.warps,
     )  # fmt: skip
     return out, new
+
+
+def tile_for(values: int, itemsize: int, limits: Limits) -> Tile:
+    """The tile for states of this many values in all: tokens loaded far ahead if registers are left for them."""
+    few = values <= VALUES * TOGETHER * limits.multiprocessors and itemsize == 2
+    return Tile(VALUES, warps=1, group=16 if few else 8)
+
+
+@triton.jit
+def _loaded(first, count, x, dt, B, C, x_token, dt_token, B_token, C_token, c_mask, n_mask, GROUP: tl.constexpr):
+    """x, dt, B and C of token `first`, of the next one, and so on."""
+    found = ()
+    for i in tl.static_range(GROUP):
+        t = tl.cast(first + i, tl.int64)
+        real = t < count
+        found += (tl.load(x + t * x_token, mask=c_mask & real, other=0.0),)
+        found += (tl.load(dt + t * dt_token, mask=c_mask & real, other=0.0),)
+        found += (tl.load(B + t * B_token, mask=n_mask & real, other=0.0),)
+        found += (tl.load(C + t * C_token, mask=n_mask & real, other=0.0),)
+    return found
 
 
 @triton.jit
@@ -97,22 +123,18 @@ def _scan_tokens(
     B += row * B_row + n
     C += row * C_row + n
     out += row * T * CHANNELS + c
+    now = _loaded(0, count, x, dt, B, C, x_token, dt_token, B_token, C_token, c_mask, n_mask, GROUP)
     for first in range(0, count, GROUP):
-        xs, dts, Bs, Cs = (), (), (), ()
+        ahead = first + GROUP
+        later = _loaded(ahead, count, x, dt, B, C, x_token, dt_token, B_token, C_token, c_mask, n_mask, GROUP)
         for i in tl.static_range(GROUP):
             t = tl.cast(first + i, tl.int64)
-            real = t < count
-            xs += (tl.load(x + t * x_token, mask=c_mask & real, other=0.0),)
-            dts += (tl.load(dt + t * dt_token, mask=c_mask & real, other=0.0),)
-            Bs += (tl.load(B + t * B_token, mask=n_mask & real, other=0.0),)
-            Cs += (tl.load(C + t * C_token, mask=n_mask & real, other=0.0),)
-        for i in tl.static_range(GROUP):
-            t = tl.cast(first + i, tl.int64)
-            size = dts[i].to(tl.float32)
-            added = (size * xs[i].to(tl.float32))[:, None] * Bs[i].to(tl.float32)[None, :]
+            size = now[4 * i + 1].to(tl.float32)
+            added = (size * now[4 * i].to(tl.float32))[:, None] * now[4 * i + 2].to(tl.float32)[None, :]
             h = tl.exp2(size[:, None] * a) * h + added
-            y = tl.sum(h * Cs[i].to(tl.float32)[None, :], 1)
+            y = tl.sum(h * now[4 * i + 3].to(tl.float32)[None, :], 1)
             tl.store(out + t * CHANNELS, y.to(out.dtype.element_ty), mask=c_mask & (t < count))
+        now = later
     tl.store(new + row * (CHANNELS * N) + cell, h, mask=held)
     for t in range(count, T):
         at = tl.cast(t, tl.int64) * CHANNELS
