@@ -151,9 +151,11 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
     from lamina.kernels.gemm.product import product
     from lamina.kernels.norm import layer_norm
     from lamina.kernels.recurrent.prompt.conv import conv_prompt
+    from lamina.kernels.recurrent.prompt.gated_delta import gated_delta_prompt
+    from lamina.kernels.recurrent.prompt.selective_scan import selective_scan_prompt
     from lamina.kernels.recurrent.prompt.ssd import ssd_prompt
     from lamina.nn import AlibiBias, alibi_slopes
-    from lamina.recurrence import SSD
+    from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
     from lamina.runtime.builders import build_together
 
     def program() -> None:
@@ -188,6 +190,17 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
                 ssd_prompt(rule, rule.zero_state(1), inputs, constants, counts)
                 past, x, taps = (torch.empty(*shape, 5376, dtype=dtype) for shape in ((1, 3), (1, tokens), (4,)))
                 conv_prompt(past, x, taps.t().contiguous(), taps[0], "silu", counts)
+        delta, scan = GatedDelta(16, 32, 128, 128), SelectiveScan(5120, 16)
+        for rows, tokens in ((1, 8192), (64, 1024)):
+            counts = torch.empty(rows, dtype=torch.int64)
+            state, inputs = delta.zero_state(rows), inputs_of(delta, rows, tokens)
+            gated_delta_prompt(delta, state, inputs, {}, counts)
+            state, inputs = scan.zero_state(rows), inputs_of(scan, rows, tokens)
+            selective_scan_prompt(scan, state, inputs, {"A": torch.empty(5120, 16)}, counts)
+
+    def inputs_of(rule: Rule, rows: int, tokens: int) -> dict[str, torch.Tensor]:
+        kinds = {name: torch.float32 if name in rule.exact else dtype for name in rule.input_shapes}
+        return {n: torch.empty(rows, tokens, *shape, dtype=kinds[n]) for n, shape in rule.input_shapes.items()}
 
     with collected(found, card, f"others {str(dtype).removeprefix('torch.')}"), torch.device("meta"):
         build_together(program)
