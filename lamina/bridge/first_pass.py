@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lamina.bridge.layers.specs import Columns, State
+from lamina.cache.cache import Cache
 from lamina.cache.codec.codec import Codec, Coding
 from lamina.cache.codec.formats import Fields
 from lamina.cache.layers.base import Key
@@ -140,6 +141,17 @@ class FirstPass:
             )
         self.columns.clear()
         return T
+
+    def move_to_lines(self, cache: Cache, room: int) -> set[Key]:
+        """Stores the tokens in plain lines with room for `room` tokens. -> the entries. One layer after the other, so
+        that only the tokens of one layer are in memory twice."""
+        keys = set(self.tokens)
+        for i, name in keys:
+            layer = cache.layers[i][name]
+            layer.reserve(room)
+            for part, x in self.tokens.pop((i, name)).items():
+                layer.data[part][..., : x.shape[-2], :].copy_(x)
+        return keys
 
 
 def last_columns(x: Tensor, kernel: int) -> Tensor:

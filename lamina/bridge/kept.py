@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lamina.bridge.layers.in_order import joined, runs
 from lamina.bridge.layers.specs import State
+from lamina.bridge.lines import Lines
 from lamina.cache.cache import Cache
 from lamina.cache.codec.formats import Fields
 from lamina.cache.layers.base import Key, Layer
@@ -38,18 +39,44 @@ class Kept:
         self._known: frozenset[Key] = frozenset()  # every entry that a pass writes, once the first pass is over
         self._step: Step | None = None
         self._length = 0  # tokens of each row that are committed
+        self.lines: Lines | None = None  # passes that the cache has not been told of
+        self._flat = False  # True if passes may go through `lines`
         self._alike: list[list[int]] = []  # [B, B] how many leading tokens two rows certainly have in common
 
     def adopt(self, cache: Cache) -> None:
         """Makes this the cache, whose specs are known."""
         self._inner, self.rows, self.device = cache, cache.rows, cache.device
         self._known = frozenset(key for key, spec in self.specs.items() if not spec.reads_source)
+        self._flat = Lines.fit(cache, self._known)
         self._length = cache.clock.sync()[0]
         self._alike = [[0] * cache.rows for _ in range(cache.rows)]
 
     def finish(self) -> None:
         """Commits the pass that is open, if any."""
         raise NotImplementedError
+
+    # -- passes over plain lines -----------------------------------------------------------------------------------
+
+    def _use_lines(self) -> None:
+        """Has the next passes stored by `lines`, if all entries are plain lines."""
+        if self._flat:
+            assert self._inner is not None
+            self.lines = Lines(self._inner, self._known, self._length)
+
+    def _leave_lines(self) -> None:
+        """Tells the Lamina cache of the passes that `lines` has stored; one that is open becomes a `Step`."""
+        lines, self.lines = self.lines, None
+        if lines is None:
+            return
+        assert self._inner is not None
+        if new := lines.length - self._length:
+            step = self._inner.step(new)
+            step.written |= self._known
+            step.commit()
+            self._length = lines.length
+        if lines.left:
+            self._step = self._inner.step(lines.T)
+            self._step.written |= lines.written
 
     # -- facts -----------------------------------------------------------------------------------------------------
 
@@ -75,12 +102,15 @@ class Kept:
 
     def length_of(self, key: Key) -> int:
         """Tokens that an entry holds."""
+        if self.lines is not None:
+            return self.lines.length_of(key)
         if self._step is not None and key in self._step.written:
             return self._length + self._step.T
         return self._length
 
     def read(self, key: Key, last: int | None = None) -> Fields | None:
         """The last tokens of an entry in order [B, *lead, N, D], all when None; None if nothing is stored."""
+        self._leave_lines()
         if key not in self._known:
             return None
         assert self._inner is not None

@@ -12,6 +12,8 @@ time.
 A pass stays open until the next one begins if the past is recorded, since `crop` then says how many of its tokens are
 kept, and if there are recurrent states, since a model may change them in place after its last call.
 
+If all entries are plain lines on the device, passes after the first take a shorter way (lines.py).
+
 Rows are rectangular: padding is stored like any token, and the masks of transformers hide it.
 """
 
@@ -28,7 +30,7 @@ from lamina.bridge.first_pass import FirstPass, as_columns, as_tokens, last_colu
 from lamina.bridge.kept import Kept, detached
 from lamina.bridge.layers.in_order import append, extend
 from lamina.bridge.layers.kinds import LayerKind
-from lamina.bridge.layers.specs import Attention, Columns, State
+from lamina.bridge.layers.specs import Columns, stand_in
 from lamina.bridge.layers.states import StateLayer
 from lamina.bridge.layers.stored import Stored, Tokens, is_dense
 from lamina.cache import spec
@@ -65,7 +67,7 @@ class Store(Kept):
     def __init__(self, kinds: Sequence[LayerKind], settings: Settings, model: ModelFacts) -> None:
         super().__init__(settings.slack)
         self.kinds, self.settings, self.model = kinds, settings, model
-        self.codecs = codecs_of(settings.codec, [_stands_for(kind) for kind in kinds])
+        self.codecs = codecs_of(settings.codec, [stand_in(kind) for kind in kinds])
         self.recording = False
         self._first = FirstPass()
         self._states: dict[Key, Tensor] = {}  # states that the open pass was given, or may have changed
@@ -83,6 +85,8 @@ class Store(Kept):
     @property
     def length(self) -> int:
         """Tokens of each row, those of a complete open pass too."""
+        if self.lines is not None:
+            return self.lines.length
         if self._first:
             return self._first.T
         return self._length + (self._step.T if self._step is not None and self._complete else 0)
@@ -112,15 +116,15 @@ class Store(Kept):
 
     # -- tokens ----------------------------------------------------------------------------------------------------
 
-    def extend(self, key: Key, one: Spec, new: Fields, handles: bool = False) -> Fields:
-        """Appends tokens [B, *lead, T, D] to an entry. -> the fields of all tokens that their queries may see
-
-        handles   True if a dense copy is not wanted: fields may be `Stored`
-        """
+    def extend(self, key: Key, one: Spec, new: Fields) -> Fields:
+        """Appends tokens [B, *lead, T, D] to an entry. -> the fields of all tokens that their queries may see; `Stored`
+        ones if a dense copy would be made and the model reads the store itself"""
+        if self.lines is not None:
+            self._leave_lines()
         stored, T = detached(new), tokens_of(new)
         if key not in self._known:
             if not self._is_first(key):
-                return self.extend(key, one, new, handles)
+                return self.extend(key, one, new)
             found = self._first.add_tokens(key, one, self.codecs[key[0]], stored)
             return found if self._first.codings[key].formats else new
         step = self._step
@@ -133,17 +137,21 @@ class Store(Kept):
         layer = self.layer(key)
         assert isinstance(layer, TokenLayer)
         parts = layer.coding.encode(stored)
-        if handles and not is_dense(layer):  # the pass stays open: a commit would overwrite what it is still to read
+        if (
+            key[1] == "attention" and not is_dense(layer) and self.model.attended
+        ):  # the pass stays open: a commit would overwrite what it is still to read
             append(layer, step, key, self._length, parts)
             tokens = Tokens(layer, step, self._length, parts)
             return {name: Stored.of(tokens, name, x) for name, x in new.items()}
         found = extend(layer, step, key, self._length, parts)
-        if len(step.written) == len(self._known) and not self.recording:
+        if len(step.written) == len(self._known) and (self._flat or not self.recording):
             self._commit()
+            self._use_lines()
         return layer.coding.decode(found)
 
     def _is_first(self, key: Key) -> bool:
         """True if this entry is written in the first pass; if that has ended with this call, it is committed."""
+        self._leave_lines()
         if key in self._first:
             self.finish()
             return False
@@ -256,6 +264,7 @@ class Store(Kept):
     # -- the end of a pass -----------------------------------------------------------------------------------------
 
     def finish(self) -> None:
+        self._leave_lines()
         if self._first:
             self._finish_first()
         elif self._step is not None:
@@ -280,6 +289,7 @@ class Store(Kept):
 
     def abort(self) -> None:
         """Drops the pass that is open, if any: the cache is as it was before it."""
+        self._leave_lines()
         if self._step is not None:
             self._step.abort()
         self._step, self._first = None, FirstPass()
@@ -317,9 +327,13 @@ class Store(Kept):
             self.attach(key, source)
         if not first.tokens and not first.states:
             return
+        stored: set[Key] = set()
         if self.settings.capacity is None:
-            self._inner.reserve(T + T // 8 + 64)
+            room = T + T // 8 + 64
+            stored = first.move_to_lines(self._inner, room) if self._flat else stored
+            self._inner.reserve(room)
         self._step = step = self._inner.step(T)
+        step.written |= stored
         for key in list(first.tokens):
             layer = self.layer(key)
             assert isinstance(layer, TokenLayer)
@@ -365,6 +379,8 @@ class Store(Kept):
     def crop(self, n: int) -> None:
         """Drops the last n tokens of every row."""
         n = min(n, self.length)
+        if self.lines is not None and self.lines.crop(n, self._length):
+            return
         if self._first or self._states:
             self.finish()
         if self._step is not None and self._complete:
@@ -386,9 +402,3 @@ class Store(Kept):
         new = super().fork()
         new._first, new._states, new._given, new._handed = FirstPass(), {}, set(), {}
         return new
-
-
-def _stands_for(kind: LayerKind) -> dict[str, Spec]:
-    """Specs of a layer of this kind, whose sizes do not matter: they tell whether a codec applies."""
-    specs: dict[str, Spec] = {"attention": Attention(1, 1, 1)} if kind.attends else {}
-    return specs | ({"state": State((), torch.float32)} if kind.states else {})
