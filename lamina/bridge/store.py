@@ -106,7 +106,7 @@ class Store(Kept):
 
     def holds(self, key: Key) -> bool:
         """True if something was stored for this entry, or memory was allocated for it."""
-        return key in self._first or (self._inner is not None and key in self.specs)
+        return key in self._first or key in self.specs
 
     def read(self, key: Key, last: int | None = None) -> Fields | None:
         return self._first.read(key, last) if key in self._first else super().read(key, last)
