@@ -3,8 +3,8 @@
 Runs `tests/utils/test_cache_utils.py` and the cache tests of the generation mixin, for the models below, from a
 checkout of transformers of the installed version: once as they are, and once with our class in place of DynamicCache
 and StaticCache (bridge_substitute.py). A test that fails only over our cache must be among `EXCEPTIONS`, and each of
-those must fail; otherwise the command fails. The tests need parameterized and timeout-decorator; what needs the network is
-left out.
+those must fail; otherwise the command fails. The tests need parameterized and timeout-decorator; those that need the
+network are left out.
 """
 
 from __future__ import annotations

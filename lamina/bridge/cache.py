@@ -106,10 +106,11 @@ class Cache(transformers.Cache):
         self.store.abort()
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Drops the last `-tokens_to_remove` tokens of every row."""
+        """Drops the last `-tokens_to_remove` tokens of every row. A positive number is the length that is kept, as in
+        transformers 5.17."""
         n = check_int("tokens_to_remove", tokens_to_remove)
         if n > 0:
-            raise InputError(f"crop({n}): give a negative number, how many tokens are dropped")
+            n = min(0, n - self.store.length)
         self.store.crop(-n)
         for view in self._indexed:
             view.indexer_position_ids = view.indexer_position_ids[..., : self.store.length]

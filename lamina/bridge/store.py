@@ -397,6 +397,7 @@ class Store(Kept):
         if self._inner is not None:
             self._inner.reset()
         self._length = self._tail = 0
+        self._alike = [[0] * self.rows for _ in range(self.rows)]
 
     def fork(self) -> Self:
         new = super().fork()
