@@ -119,8 +119,7 @@ class Store(Kept):
     def extend(self, key: Key, one: Spec, new: Fields) -> Fields:
         """Appends tokens [B, *lead, T, D] to an entry. -> the fields of all tokens that their queries may see; `Stored`
         ones if a dense copy would be made and the model reads the store itself"""
-        if self.lines is not None:
-            self._leave_lines()
+        self._leave_lines()
         stored, T = detached(new), tokens_of(new)
         if key not in self._known:
             if not self._is_first(key):
@@ -372,6 +371,11 @@ class Store(Kept):
             found = self.source(key)
             assert found is not None
             return found
+        if self._known:
+            raise InputError(
+                f"layer {key[0]} is given an encoder's output for the first time after the first pass over this cache: "
+                "make a new cache"
+            )
         return self._first.add_source(key, spec, self.codecs[key[0]], source)
 
     # -- verbs -----------------------------------------------------------------------------------------------------

@@ -17,8 +17,10 @@ from lamina.errors import InputError, RewindError
 from tests.bridge.models import CONFIGS, cache_argument, ids, model
 
 KEPT: dict[str, dict[str, Any]] = {
-    "int8": {"codec": "int8"}, "host": {"residence": "host"}, "int4 on the host": {"codec": "int4", "residence": "host"},
-}  # fmt: skip
+    "int8": {"codec": "int8"},
+    "host": {"residence": "host"},
+    "int4 on the host": {"codec": "int4", "residence": "host"},
+}
 
 
 @cache

@@ -1,4 +1,4 @@
-"""`generate` goes on with a cache of ours as with transformers' own: with all ids, with new ids alone, with embeddings."""
+"""`generate` goes on with our cache as with transformers' own: with all ids, with new ids alone, with embeddings."""
 
 from __future__ import annotations
 
