@@ -10,13 +10,13 @@ import torch
 import transformers
 from torch import Tensor
 
-from lamina.bridge.kept import rows_of
+from lamina.bridge.kept import Settings, rows_of
 from lamina.bridge.layers.kinds import layer_kinds, text_config
 from lamina.bridge.layers.specs import Attention, window_of
 from lamina.bridge.layers.views import HybridView, IndexedView, LinearView, view_of
 from lamina.bridge.model_facts import ModelFacts
 from lamina.bridge.pool import Pool
-from lamina.bridge.store import Settings, Store
+from lamina.bridge.store import Store
 from lamina.cache import cache as lamina_cache
 from lamina.cache.codec.codec import Codecs
 from lamina.cache.counts import check_int

@@ -19,23 +19,19 @@ Rows are rectangular: padding is stored like any token, and the masks of transfo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
 from lamina.bridge.first_pass import FirstPass, as_columns, as_tokens, last_columns, tokens_of
-from lamina.bridge.kept import Kept, detached
+from lamina.bridge.kept import Kept, Settings, detached
 from lamina.bridge.layers.in_order import append, extend
 from lamina.bridge.layers.kinds import LayerKind
-from lamina.bridge.layers.specs import Columns, stand_in
+from lamina.bridge.layers.specs import Columns
 from lamina.bridge.layers.states import StateLayer
 from lamina.bridge.layers.stored import Stored, Tokens, is_dense
-from lamina.cache import spec
-from lamina.cache.cache import Cache
-from lamina.cache.codec.codec import Codecs, codecs_of
 from lamina.cache.codec.formats import Fields
 from lamina.cache.layers.base import Key
 from lamina.cache.layers.tokens import TokenLayer
@@ -45,29 +41,15 @@ from lamina.errors import InputError
 
 if TYPE_CHECKING:
     from lamina.bridge.model_facts import ModelFacts
-    from lamina.bridge.pool import Pool
 
 RECORDED = 64  # tokens of one pass that recording makes room for, when the next pass begins without a crop
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How the user wants the cache stored: see `lamina.bridge.Cache`."""
-
-    capacity: int | None = None
-    codec: Codecs | None = None
-    residence: str = "device"
-    slack: int = 0
-    pool: Pool | None = None
 
 
 class Store(Kept):
     """See the top of the file."""
 
     def __init__(self, kinds: Sequence[LayerKind], settings: Settings, model: ModelFacts) -> None:
-        super().__init__(settings.slack)
-        self.kinds, self.settings, self.model = kinds, settings, model
-        self.codecs = codecs_of(settings.codec, [stand_in(kind) for kind in kinds])
+        super().__init__(kinds, settings, model)
         self.recording = False
         self._first = FirstPass()
         self._states: dict[Key, Tensor] = {}  # states that the open pass was given, or may have changed
@@ -94,8 +76,10 @@ class Store(Kept):
     @property
     def _complete(self) -> bool:
         """True if every entry has been written in the open pass."""
-        done = self._states.keys() | self._handed.keys() | (set() if self._step is None else self._step.written)
-        return self._known <= done
+        written = set() if self._step is None else self._step.written
+        if len(written) + len(self._states) + len(self._handed) < len(self._known):
+            return False
+        return self._known <= self._states.keys() | self._handed.keys() | written
 
     def length_of(self, key: Key) -> int:
         if key in self._first:
@@ -339,29 +323,6 @@ class Store(Kept):
             extend(layer, step, key, 0, first.tokens.pop(key))
         self._states |= first.states
         self._commit()
-
-    def _build(self, rows: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Makes the Lamina cache for the entries that are known, with nothing in it."""
-        settings, listed = self.settings, self.model.listed(self.specs)
-        pool = None if settings.pool is None else settings.pool.made(self.model, listed, dtype, device)
-        if settings.pool is not None:
-            self.model = settings.pool.model
-        lines = [one for one in self.specs.values() if isinstance(one, spec.Attention | spec.Tokens)]
-        endless = bool(lines) and all(one.window.span is not None for one in lines)  # rings of a fixed size, no lines
-        self.adopt(
-            Cache(
-                listed, rows=rows, capacity=None if endless else settings.capacity, slack=self.slack, dtype=dtype,
-                device=device,
-                codec={i: codec for i, codec in enumerate(self.codecs) if self.kinds[i].attends},
-                residence=settings.residence, pool=pool,
-                model=self.model,  # type: ignore[arg-type]  # what a cache asks of its model
-            )
-        )  # fmt: skip
-
-    def prepare(self, specs: Mapping[Key, Spec], rows: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Makes the Lamina cache now, for entries of these specs; nothing may be stored yet."""
-        self.specs |= specs
-        self._build(rows, dtype, device)
 
     def set_source(self, key: Key, spec: Spec, source: Fields) -> Fields:
         """Replaces the keys and values [B, H, S, D] of an encoder's output; -> the same as attention sees them"""
