@@ -38,10 +38,15 @@ from lamina.cache.layers.tokens import TokenLayer
 from lamina.cache.spec import Spec
 from lamina.cache.step import Step
 from lamina.errors import InputError
+from lamina.notices import notice
 
 if TYPE_CHECKING:
     from lamina.bridge.model_facts import ModelFacts
 
+DENSE = (
+    "a bridge cache with a codec, in a pool or on the host gives its model a dense copy of the history for each token; "
+    "lamina.bridge.attend(model) has attention read the store itself"
+)
 RECORDED = 64  # tokens of one pass that recording makes room for, when the next pass begins without a crop
 
 
@@ -120,12 +125,12 @@ class Store(Kept):
         layer = self.layer(key)
         assert isinstance(layer, TokenLayer)
         parts = layer.coding.encode(stored)
-        if (
-            key[1] == "attention" and not is_dense(layer) and self.model.attended
-        ):  # the pass stays open: a commit would overwrite what it is still to read
-            append(layer, step, key, self._length, parts)
-            tokens = Tokens(layer, step, self._length, parts)
-            return {name: Stored.of(tokens, name, x) for name, x in new.items()}
+        if key[1] == "attention" and not is_dense(layer):
+            if self.model.attended:  # the pass stays open: a commit would overwrite what it is still to read
+                append(layer, step, key, self._length, parts)
+                tokens = Tokens(layer, step, self._length, parts)
+                return {name: Stored.of(tokens, name, x) for name, x in new.items()}
+            notice(DENSE, unexpected=True)
         found = extend(layer, step, key, self._length, parts)
         if len(step.written) == len(self._known) and (self._flat or not self.recording):
             self._commit()

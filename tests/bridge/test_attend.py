@@ -14,6 +14,7 @@ import transformers
 from lamina import bridge
 from lamina.bridge.layers.stored import Stored
 from lamina.errors import InputError, RewindError
+from lamina.notices import notice
 from tests.bridge.models import CONFIGS, cache_argument, ids, model
 
 KEPT: dict[str, dict[str, Any]] = {
@@ -50,6 +51,16 @@ def test_no_dense_copy_of_the_history_is_made(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Stored, "dense", dense)
     one = attending("gemma3")
     one.generate(ids()[0], past_key_values=bridge.Cache(one, codec="int8"), do_sample=False, max_new_tokens=9)
+
+
+def test_the_dense_path_is_announced_once(caplog: pytest.LogCaptureFixture) -> None:
+    notice.cache_clear()
+    given = ids(1)[0]
+    for one in (attending("llama"), model("llama"), model("llama")):
+        one.generate(given, past_key_values=bridge.Cache(one, codec="int8"), do_sample=False, max_new_tokens=3)
+        said = [record.getMessage() for record in caplog.records if "dense copy" in record.getMessage()]
+        assert len(said) == (one is model("llama"))
+    assert "lamina.bridge.attend(model)" in said[0]
 
 
 @pytest.mark.parametrize("name", ["falcon_h1", "qwen3_next", "jamba", "mamba", "mamba2"])
