@@ -182,7 +182,7 @@ class Cache(transformers.Cache):
         return [isinstance(view, LinearView) and not isinstance(view, HybridView) for view in self._views]
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """Whether tokens of the open pass can be cropped; always for layers with states."""
+        """Whether a layer wants every input of its convolutions, instead of having their state changed in place."""
         return self._views[layer_idx].record_past
 
     @property

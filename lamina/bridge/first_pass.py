@@ -117,16 +117,19 @@ class FirstPass:
         if self.like is None or not self.like.is_floating_point():
             self.like = tensor
 
-    def settle(self) -> int:
+    def settle(self, droppable: bool) -> int:
         """Decides how convolution inputs are stored, and checks that all layers were given the same tokens. -> T
 
         Most models give a convolution one column for each token: those are stored like tokens, so that single ones can
-        be dropped. A model that pads or cuts its inputs gives a state.
+        be dropped. A model that pads or cuts its inputs gives a state. So does a hybrid whose tokens need not be
+        `droppable`, in layers that have a recurrent state too: the model then changes both in place, which is faster.
         """
+        attends = bool(self.tokens)
         T = self.T
         for key, (x, kernel) in self.columns.items():
             lead = tuple(x.shape[1:-1])
-            if x.shape[-1] == T:
+            in_place = attends and not droppable and (key[0], key[1].replace("conv", "recurrent")) in self.states
+            if x.shape[-1] == T and not in_place:
                 self.specs[key] = Columns(lead, kernel, x.dtype)
                 self.tokens[key], self.codings[key] = {"x": as_tokens(x)}, Coding()
             else:

@@ -304,7 +304,7 @@ class Store(Kept):
     def _finish_first(self) -> None:
         """Makes the Lamina cache and commits the first pass to it."""
         first, self._first = self._first, FirstPass()
-        T, like = first.settle(), first.like
+        T, like = first.settle(droppable=self.recording or self.slack > 0), first.like
         assert like is not None
         self.specs |= first.specs
         if self.recording:

@@ -210,7 +210,8 @@ class StateViews(Mapping[int, Any]):
 class LinearView(View, LinearAttentionCacheLayerMixin):
     """Convolution and recurrent states of one layer.
 
-    Its past is always recorded: then models give every input of a convolution, instead of changing its state in place.
+    Unless convolution inputs are kept as a state, its past is always recorded: then models give every input of a
+    convolution, instead of changing its state in place.
     """
 
     supports_early_init = False
@@ -239,7 +240,7 @@ class LinearView(View, LinearAttentionCacheLayerMixin):
 
     @property
     def record_past(self) -> bool:
-        return True
+        return not isinstance(self.store.specs.get((self.index, "conv0")), State)
 
     @record_past.setter
     def record_past(self, record: bool) -> None:
