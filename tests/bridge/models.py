@@ -29,7 +29,8 @@ def model(name: str, seed: int = 0) -> Any:
     """A model with random weights that never ends a row by itself: of `CONFIGS`, or the first case of a family."""
     torch.manual_seed(seed)
     config = CONFIGS[name]() if name in CONFIGS else next(iter(CASES[name].values()))()
-    made = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.inference_mode(False):  # tests share the model, and some run with gradients
+        made = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     made.generation_config.eos_token_id, made.generation_config.pad_token_id = None, 0
     return made
 
