@@ -44,8 +44,8 @@ class Lines:
             if self.length + T > self.room or rows != self.rows:
                 return None
             self.T, self.left = T, self.stores.copy()
-        if T != self.T or (k.requires_grad and is_grad_enabled()):
-            return None
+        if T != self.T or ((k.requires_grad or v.requires_grad) and is_grad_enabled()):
+            return None  # the longer way stores tokens without their gradients
         stores = self.left.pop(key, None)
         if stores is None:
             return None

@@ -152,6 +152,16 @@ def test_a_growing_cache_keeps_its_tokens_when_its_stores_grow() -> None:
                 assert torch.equal(found, torch.cat(all_keys, dim=2))
 
 
+def test_tokens_are_stored_without_their_gradients() -> None:
+    cache = filled(4)
+    for learns in (False, False, True):
+        for i in range(LAYERS):
+            k, v = torch.randn(2, 1, HEADS, 1, DIM)
+            cache.update(k, v.requires_grad_(learns), i)
+    assert cache.get_seq_length() == 7
+    assert not any(x.requires_grad for layer in cache.layers for x in (layer.keys, layer.values))
+
+
 def test_the_inner_cache_knows_every_pass_when_it_is_asked_for() -> None:
     cache = filled(4)
     for length in (5, 6, 7):
