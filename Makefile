@@ -3,6 +3,7 @@
 # make check     lint, types and a fast part of the tests for every package, in about a minute: for work in progress
 # make kernels   every kernel of every family built for every card, without a GPU, and compared with its shared memory
 # make laws      the laws on many more random histories: make laws N=10000
+# make bridge-versions   tests of lamina.bridge with the oldest and the newest transformers that it supports
 # make lint      ruff, mypy and the order of imports alone
 
 PYTHON ?= python3
@@ -31,7 +32,7 @@ FAST := $(addprefix tests/, test_config.py test_own_model.py test_public.py test
 	laws/test_codecs.py laws/test_truth.py nn planning/test_sizes.py recurrence/test_conv.py) \
 	'tests/checking/test_verify.py::test_every_law_holds_on_every_family[llama]'
 
-.PHONY: demo test check lint tests fast laws kernels clean
+.PHONY: demo test check lint tests fast laws kernels bridge-versions clean
 
 demo: $(VENV)/demo
 	$(RUN) -m lamina chat smollm2 "Why is the sky blue? Answer in three sentences." --device cpu -n 120
@@ -60,6 +61,9 @@ laws: $(VENV)/test
 
 kernels: $(VENV)/test
 	$(RUN) -m bench.kernels.build
+
+bridge-versions: $(VENV)/test
+	$(RUN) -m tests.bridge.versions
 
 # torch first and by its exact version: a looser one would bring gigabytes that a CPU has no use for. Bytecode is compiled
 # when a module is first imported, which most modules never are.

@@ -1,16 +1,17 @@
-"""Decoding of a transformers model over our cache and over its own, by turns: `python -m bench.bridge [OUT.md]`
+"""Decoding of a transformers model over our cache and over its own, by turns:
+`python -m bench.bridge [OUT.md] [--device cpu]`; on a GPU if there is one, in bfloat16, and otherwise in float32.
 
-A random model of llama's shape decodes one token after the other, at 128 and at 16,384 tokens. The caches take turns of
-a few tokens, so that both see the same machine. The table has the median time of a token, and our share of theirs.
+Random models decode one token after the other, from 128 and from 16,384 tokens on. The caches take turns of a few
+tokens, so that all see the same machine. The table has the median time of a token, and our share of theirs.
 """
 
 from __future__ import annotations
 
+import argparse
+import platform
 import statistics
-import sys
 import time
-from collections.abc import Callable
-from functools import partial
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,54 @@ import transformers
 
 from lamina import bridge
 
-SHAPE = dict(
-    vocab_size=1024, hidden_size=512, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=8,
-    num_key_value_heads=4, head_dim=64, max_position_embeddings=40_000,
-)  # fmt: skip
 CONTEXTS = [128, 16_384]
 TURNS, TOKENS = 40, 5  # each cache decodes this many tokens in a turn
+SIZES: dict[str, dict[str, int]] = {
+    "cpu": dict(
+        vocab_size=1024, hidden_size=512, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=8,
+        num_key_value_heads=4, head_dim=64, max_position_embeddings=40_000,
+    ),
+    "cuda": dict(
+        vocab_size=32_000, hidden_size=4096, intermediate_size=14_336, num_hidden_layers=8, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=128, max_position_embeddings=40_000,
+    ),
+}  # fmt: skip
+DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 
 
-def filled(cache: Any, tokens: int, device: str) -> Any:
-    """The cache with random keys and values of this many tokens."""
+def configs(sizes: dict[str, int]) -> dict[str, tuple[Any, list[int]]]:
+    """Name -> a configuration, and the contexts it is measured at."""
+    windows = ["sliding_attention"] * 3 + ["full_attention"]
+    states = dict(mamba_d_ssm=sizes["hidden_size"], mamba_n_heads=sizes["hidden_size"] // 64, mamba_d_head=64)
+    return {
+        "llama": (transformers.LlamaConfig(**sizes), CONTEXTS),
+        "gemma3, windows of 1,024": (
+            transformers.Gemma3TextConfig(**sizes, sliding_window=1024, layer_types=windows * 2), CONTEXTS,
+        ),
+        "falcon_h1, attention and states": (transformers.FalconH1Config(**sizes, **states), CONTEXTS[:1]),
+    }  # fmt: skip
+
+
+def pairs(model: Any, context: int) -> dict[str, tuple[Any, Any]]:
+    """Name -> their cache and ours."""
+    most, config = context + (TURNS + 3) * TOKENS + 1, model.config
+    made = {"growing": (transformers.DynamicCache(config=config), bridge.Cache(model))}
+    if config.model_type != "falcon_h1":  # its static cache is compiled
+        fixed = transformers.StaticCache(config=config, max_cache_len=most), bridge.Cache(model, capacity=most)
+        made["fixed"] = fixed
+    return made
+
+
+def fill(model: Any, cache: Any, tokens: int) -> None:
+    """Random keys and values of this many tokens; for a model with states, those of a prompt."""
+    config, device = model.config, model.device
+    if config.model_type == "falcon_h1":
+        model(torch.ones((1, tokens), dtype=torch.long, device=device), past_key_values=cache, use_cache=True)
+        return
     generator = torch.Generator(device).manual_seed(0)
-    for i in range(SHAPE["num_hidden_layers"]):
-        shape = (1, SHAPE["num_key_value_heads"], tokens, SHAPE["head_dim"])
-        cache.update(*(torch.randn(shape, generator=generator, device=device) for _ in range(2)), i)
-    return cache
+    shape = (1, config.num_key_value_heads, tokens, config.head_dim)
+    for i in range(config.num_hidden_layers):
+        cache.update(*(torch.randn(shape, generator=generator, device=device, dtype=model.dtype) for _ in range(2)), i)
 
 
 def turn(model: Any, cache: Any) -> list[float]:
@@ -54,52 +88,60 @@ def _wait(model: Any) -> None:
 
 
 @torch.inference_mode()
-def measure(device: str) -> list[str]:
-    """Lines of the table for one device."""
-    config = transformers.LlamaConfig(**SHAPE)
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config).to(device).eval()
+def measure(name: str, model: Any, context: int) -> list[str]:
+    """Lines of the table for one model and context."""
     lines = []
-    for context in CONTEXTS:
-        kinds: dict[str, Callable[[], Any]] = {
-            "theirs": lambda: transformers.DynamicCache(config=config),
-            "ours": lambda: bridge.Cache(model),
-            "ours, fixed": partial(bridge.Cache, model, capacity=context + (TURNS + 3) * TOKENS),
-        }
-        caches = {name: filled(make(), context, device) for name, make in kinds.items()}
-        times: dict[str, list[float]] = {name: [] for name in caches}
-        for cache in caches.values():
+    for form, (theirs, ours) in pairs(model, context).items():
+        times: dict[str, list[float]] = {"theirs": [], "ours": []}
+        both = {"theirs": theirs, "ours": ours}
+        for cache in both.values():
+            fill(model, cache, context)
             for _ in range(3):
                 turn(model, cache)
-        for _ in range(TURNS):
-            for name, cache in caches.items():
-                times[name] += turn(model, cache)
-        median = {name: statistics.median(found) for name, found in times.items()}
-        for name in ("ours", "ours, fixed"):
-            ratio = median[name] / median["theirs"]
-            lines.append(
-                f"| {device} | {context} | {name} | {1e3 * median['theirs']:.2f} | {1e3 * median[name]:.2f} "
-                f"| {ratio:.3f} |"
-            )
-            print(lines[-1], flush=True)
+        for i in range(TURNS):  # who comes first alternates too
+            for whose in ("theirs", "ours") if i % 2 else ("ours", "theirs"):
+                times[whose] += turn(model, both[whose])
+        their_time, our_time = (statistics.median(times[whose]) for whose in ("theirs", "ours"))
+        lines.append(
+            f"| {name} | {context} | {type(theirs).__name__} | {form} | {1e3 * their_time:.2f} | {1e3 * our_time:.2f} "
+            f"| {our_time / their_time:.3f} |"
+        )
+        print(lines[-1], flush=True)
     return lines
 
 
+def machine(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    info = Path("/proc/cpuinfo")
+    names = [line for line in info.read_text().splitlines() if "model name" in line] if info.exists() else []
+    return f"{torch.get_num_threads()} thread(s) of {names[0].split(': ')[-1] if names else platform.processor()}"
+
+
 def main() -> None:
-    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    lines = [line for device in devices for line in measure(device)]
-    shape = ", ".join(f"{name} {value}" for name, value in SHAPE.items())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", nargs="?", type=Path)
+    parser.add_argument("--device", choices=SIZES, default="cuda" if torch.cuda.is_available() else "cpu")
+    arguments = parser.parse_args()
+    device, lines = arguments.device, []
+    for name, (config, contexts) in configs(SIZES[device]).items():
+        torch.manual_seed(0)
+        with torch.device(device):
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=DTYPES[device]).eval()
+        for context in contexts:
+            lines += measure(name, model, context)
+    sizes = ", ".join(f"{name} {value}" for name, value in SIZES[device].items())
     text = "\n".join(
         [
             "# Decoding of a transformers model over our cache and over its own", "",
-            f"`python -m bench.bridge`; transformers {transformers.__version__}, PyTorch {torch.__version__}, "
-            f"{torch.get_num_threads()} thread(s), float32. Random llama: {shape}.", "",
-            "| device | context | cache | DynamicCache, ms a token | ours, ms a token | ours / theirs |",
-            "|---|---|---|---|---|---|", *lines, "",
+            f"Machine: {machine(device)}, {date.today()}. Command: `python -m bench.bridge`; transformers "
+            f"{transformers.__version__}, PyTorch {torch.__version__}, {DTYPES[device]}. Random models: {sizes}.", "",
+            "| model | from token | their cache | ours | theirs, ms a token | ours, ms a token | ours / theirs |",
+            "|---|---|---|---|---|---|---|", *lines, "",
         ]
     )  # fmt: skip
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(text)
+    if arguments.out is not None:
+        arguments.out.write_text(text)
 
 
 if __name__ == "__main__":

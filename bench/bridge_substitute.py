@@ -1,4 +1,5 @@
-"""A pytest plugin: in its process transformers' DynamicCache and StaticCache are `lamina.bridge.Cache`."""
+"""A pytest plugin: in its process transformers' DynamicCache and StaticCache are `lamina.bridge.Cache`, and in the test
+modules the layer classes whose names tests compare with are those of our layers."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import transformers
 from transformers import cache_utils
 
 from lamina import bridge
+from lamina.bridge.layers.views import AttentionView, HybridView, LinearView
 
 LAYERS = 64  # of a DynamicCache that is made without a configuration
 
@@ -36,15 +38,33 @@ class StaticCache(bridge.Cache):
         super().__init__(config, capacity=max_cache_len, residence="host" if offloading else "device")
 
 
+CACHES = {"DynamicCache": DynamicCache, "StaticCache": StaticCache}
+LAYER_TYPES = {
+    "LinearAttentionLayer": LinearView,
+    "LinearAttentionAndFullAttentionLayer": HybridView,
+    "LinearAttentionAndSlidingWindowAttentionLayer": HybridView,
+    "StaticLayer": AttentionView,
+}
+
+
 def substitute() -> None:
-    """Replaces the two classes in every module of transformers that is loaded, or will be."""
-    for name, ours in (("DynamicCache", DynamicCache), ("StaticCache", StaticCache)):
+    """Replaces the two caches in every module of transformers that is loaded, or will be."""
+    for name, ours in CACHES.items():
         theirs = getattr(cache_utils, name)
         for module in list(sys.modules.values()):
             inside = module is not None and module.__name__.startswith("transformers")
             if inside and module.__dict__.get(name) is theirs:
                 setattr(module, name, ours)
         setattr(transformers, name, ours)
+
+
+def pytest_collection_finish() -> None:
+    """Replaces the layer classes in the test modules, which compare the types of layers with them."""
+    for name, ours in LAYER_TYPES.items():
+        theirs = getattr(cache_utils, name, None)
+        for module_name, module in list(sys.modules.items()):
+            if module_name.startswith("tests.") and theirs is not None and getattr(module, name, None) is theirs:
+                setattr(module, name, ours)
 
 
 substitute()

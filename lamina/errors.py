@@ -16,7 +16,7 @@ class InputError(LaminaError, ValueError):
     """What was given cannot be used: ids out of range, counts larger than the pass, a cache of another model …"""
 
 
-class CapacityError(LaminaError, ValueError):
+class CapacityError(LaminaError, ValueError, IndexError):
     """A row would hold more tokens than there is room for. The pass that was to write them wrote nothing."""
 
     result: Result | None = None

@@ -10,13 +10,13 @@ import torch
 import transformers
 from torch import Tensor
 
-from lamina.bridge.kept import rows_of
+from lamina.bridge.kept import Settings, rows_of
 from lamina.bridge.layers.kinds import layer_kinds, text_config
 from lamina.bridge.layers.specs import Attention, window_of
 from lamina.bridge.layers.views import HybridView, IndexedView, LinearView, view_of
 from lamina.bridge.model_facts import ModelFacts
 from lamina.bridge.pool import Pool
-from lamina.bridge.store import Settings, Store
+from lamina.bridge.store import Store
 from lamina.cache import cache as lamina_cache
 from lamina.cache.codec.codec import Codecs
 from lamina.cache.counts import check_int
@@ -106,10 +106,11 @@ class Cache(transformers.Cache):
         self.store.abort()
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Drops the last `-tokens_to_remove` tokens of every row."""
+        """Drops the last `-tokens_to_remove` tokens of every row. A positive number is the length that is kept, as in
+        transformers 5.17."""
         n = check_int("tokens_to_remove", tokens_to_remove)
         if n > 0:
-            raise InputError(f"crop({n}): give a negative number, how many tokens are dropped")
+            n = min(0, n - self.store.length)
         self.store.crop(-n)
         for view in self._indexed:
             view.indexer_position_ids = view.indexer_position_ids[..., : self.store.length]
@@ -181,7 +182,7 @@ class Cache(transformers.Cache):
         return [isinstance(view, LinearView) and not isinstance(view, HybridView) for view in self._views]
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """Whether tokens of the open pass can be cropped; always for layers with states."""
+        """Whether a layer wants every input of its convolutions, instead of having their state changed in place."""
         return self._views[layer_idx].record_past
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import torch
 import transformers
 from torch import Tensor
 
@@ -53,6 +52,9 @@ class CrossCache(transformers.Cache):
 
 class DecoderCache(Cache):
     """What the decoder of an encoder–decoder model remembers."""
+
+    def early_initialization(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing is allocated before the first pass: the shapes of the encoder's output are not known until then."""
 
 
 class EncoderDecoderCache(transformers.EncoderDecoderCache):
@@ -150,13 +152,5 @@ class EncoderDecoderCache(transformers.EncoderDecoderCache):
     def is_initialized(self) -> bool:
         return self.self_attention_cache.is_initialized
 
-    def early_initialization(
-        self,
-        batch_size: int,
-        num_heads: int | list[int],
-        head_dim: int | list[int],
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        """Allocates memory of the decoder now instead of in the first pass."""
-        self.self_attention_cache.early_initialization(batch_size, num_heads, head_dim, dtype, device)
+    def early_initialization(self, *args: Any, **kwargs: Any) -> None:
+        """See `DecoderCache.early_initialization`."""

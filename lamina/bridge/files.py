@@ -55,17 +55,18 @@ def load_cache(
         facts = store.model = pool.model
     loaded = cache_file.load_cache(path, facts, residence=residence, pool=home)  # type: ignore[arg-type]
     store.adopt(loaded)
-    for view in store_views(cache):
-        view.restore()
+    _restore(cache)
     return cache
 
 
-def store_views(cache: Cache | EncoderDecoderCache) -> list[Any]:
+def _restore(cache: Cache | EncoderDecoderCache) -> None:
+    """Has the layers, and the halves of an encoder–decoder cache, know what the store holds."""
     own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     if isinstance(cache, EncoderDecoderCache):
         sources = {i for i, name in own.store.specs if name == "cross"}
         cache.is_updated = {i: i in sources for i in range(len(own.layers))}
-    return list(own.layers)
+    for view in own.layers:
+        view.restore()
 
 
 def _check_dtype(path: str | os.PathLike[str], facts: ModelFacts, saved: str) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lamina.bridge.layers.specs import Columns, State
+from lamina.cache.cache import Cache
 from lamina.cache.codec.codec import Codec, Coding
 from lamina.cache.codec.formats import Fields
 from lamina.cache.layers.base import Key
@@ -116,16 +117,19 @@ class FirstPass:
         if self.like is None or not self.like.is_floating_point():
             self.like = tensor
 
-    def settle(self) -> int:
+    def settle(self, droppable: bool) -> int:
         """Decides how convolution inputs are stored, and checks that all layers were given the same tokens. -> T
 
         Most models give a convolution one column for each token: those are stored like tokens, so that single ones can
-        be dropped. A model that pads or cuts its inputs gives a state.
+        be dropped. A model that pads or cuts its inputs gives a state. So does a hybrid whose tokens need not be
+        `droppable`, in layers that have a recurrent state too: the model then changes both in place, which is faster.
         """
+        attends = bool(self.tokens)
         T = self.T
         for key, (x, kernel) in self.columns.items():
             lead = tuple(x.shape[1:-1])
-            if x.shape[-1] == T:
+            in_place = attends and not droppable and (key[0], key[1].replace("conv", "recurrent")) in self.states
+            if x.shape[-1] == T and not in_place:
                 self.specs[key] = Columns(lead, kernel, x.dtype)
                 self.tokens[key], self.codings[key] = {"x": as_tokens(x)}, Coding()
             else:
@@ -140,6 +144,17 @@ class FirstPass:
             )
         self.columns.clear()
         return T
+
+    def move_to_lines(self, cache: Cache, room: int) -> set[Key]:
+        """Stores the tokens in plain lines with room for `room` tokens. -> the entries. One layer after the other, so
+        that only the tokens of one layer are in memory twice."""
+        keys = set(self.tokens)
+        for i, name in keys:
+            layer = cache.layers[i][name]
+            layer.reserve(room)
+            for part, x in self.tokens.pop((i, name)).items():
+                layer.data[part][..., : x.shape[-2], :].copy_(x)
+        return keys
 
 
 def last_columns(x: Tensor, kernel: int) -> Tensor:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
 from lamina.bridge.layers.in_order import joined, runs
-from lamina.bridge.layers.specs import State
+from lamina.bridge.layers.kinds import LayerKind
+from lamina.bridge.layers.specs import State, stand_in
+from lamina.bridge.lines import Lines
+from lamina.cache import spec
 from lamina.cache.cache import Cache
+from lamina.cache.codec.codec import Codecs, codecs_of
 from lamina.cache.codec.formats import Fields
 from lamina.cache.layers.base import Key, Layer
 from lamina.cache.layers.cross import CrossLayer
@@ -20,36 +25,103 @@ from lamina.cache.spec import Spec
 from lamina.cache.step import Step
 from lamina.errors import InputError
 
+if TYPE_CHECKING:
+    from lamina.bridge.model_facts import ModelFacts
+    from lamina.bridge.pool import Pool
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the user wants the cache stored: see `lamina.bridge.Cache`."""
+
+    capacity: int | None = None
+    codec: Codecs | None = None
+    residence: str = "device"
+    slack: int = 0
+    pool: Pool | None = None
+
 
 class Kept:
     """The cache, once its shapes are known, and everything about it that does not need a pass.
 
+    codecs    that of each layer
     specs     entry -> what it remembers
     rows      of the cache; 0 before anything is stored
     device    where passes run; None before anything is stored
     slack     of the cache; it grows while the past is recorded
     """
 
-    def __init__(self, slack: int) -> None:
+    def __init__(self, kinds: Sequence[LayerKind], settings: Settings, model: ModelFacts) -> None:
+        self.kinds, self.settings, self.model = kinds, settings, model
+        self.codecs = codecs_of(settings.codec, [stand_in(kind) for kind in kinds])
         self.specs: dict[Key, Spec] = {}
-        self.rows, self.slack = 0, slack
+        self.rows, self.slack = 0, settings.slack
         self.device: torch.device | None = None
         self._inner: Cache | None = None
         self._known: frozenset[Key] = frozenset()  # every entry that a pass writes, once the first pass is over
         self._step: Step | None = None
         self._length = 0  # tokens of each row that are committed
+        self.lines: Lines | None = None  # passes that the cache has not been told of
+        self._flat = False  # True if passes may go through `lines`
         self._alike: list[list[int]] = []  # [B, B] how many leading tokens two rows certainly have in common
+
+    def _build(self, rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Makes the Lamina cache for the entries that are known, with nothing in it."""
+        settings, listed = self.settings, self.model.listed(self.specs)
+        pool = None if settings.pool is None else settings.pool.made(self.model, listed, dtype, device)
+        if settings.pool is not None:
+            self.model = settings.pool.model
+        lines = [one for one in self.specs.values() if isinstance(one, spec.Attention | spec.Tokens)]
+        endless = bool(lines) and all(one.window.span is not None for one in lines)  # rings of a fixed size, no lines
+        self.adopt(
+            Cache(
+                listed, rows=rows, capacity=None if endless else settings.capacity, slack=self.slack, dtype=dtype,
+                device=device,
+                codec={i: codec for i, codec in enumerate(self.codecs) if self.kinds[i].attends},
+                residence=settings.residence, pool=pool,
+                model=self.model,  # type: ignore[arg-type]  # what a cache asks of its model
+            )
+        )  # fmt: skip
+
+    def prepare(self, specs: Mapping[Key, Spec], rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Makes the Lamina cache now, for entries of these specs; nothing may be stored yet."""
+        self.specs |= specs
+        self._build(rows, dtype, device)
 
     def adopt(self, cache: Cache) -> None:
         """Makes this the cache, whose specs are known."""
         self._inner, self.rows, self.device = cache, cache.rows, cache.device
-        self._known = frozenset(key for key, spec in self.specs.items() if not spec.reads_source)
+        self._known = frozenset(key for key, one in self.specs.items() if not one.reads_source)
+        self._flat = Lines.fit(cache, self._known)
         self._length = cache.clock.sync()[0]
         self._alike = [[0] * cache.rows for _ in range(cache.rows)]
 
     def finish(self) -> None:
         """Commits the pass that is open, if any."""
         raise NotImplementedError
+
+    # -- passes over plain lines -----------------------------------------------------------------------------------
+
+    def _use_lines(self) -> None:
+        """Has the next passes stored by `lines`, if all entries are plain lines."""
+        if self._flat:
+            assert self._inner is not None
+            self.lines = Lines(self._inner, self._known, self._length)
+
+    def _leave_lines(self) -> None:
+        """Tells the Lamina cache of the passes that `lines` has stored; one that is open becomes a `Step`."""
+        lines, self.lines = self.lines, None
+        if lines is None:
+            return
+        assert self._inner is not None
+        if new := lines.length - self._length:
+            step = self._inner.step(new)
+            step.written |= self._known
+            step.commit()
+            self._length = lines.length
+        if lines.left:
+            self._step = self._inner.step(lines.T)
+            self._step.written |= lines.written
 
     # -- facts -----------------------------------------------------------------------------------------------------
 
@@ -64,7 +136,7 @@ class Kept:
     @property
     def has_states(self) -> bool:
         """True if some layer has a state that the model computes; unknown before the first pass has ended."""
-        return any(isinstance(spec, State) for spec in self.specs.values())
+        return any(isinstance(one, State) for one in self.specs.values())
 
     def layer(self, key: Key) -> Layer:
         """The layer of an entry; that on the device, if a pass is open over a cache on the host."""
@@ -75,12 +147,15 @@ class Kept:
 
     def length_of(self, key: Key) -> int:
         """Tokens that an entry holds."""
+        if self.lines is not None:
+            return self.lines.length_of(key)
         if self._step is not None and key in self._step.written:
             return self._length + self._step.T
         return self._length
 
     def read(self, key: Key, last: int | None = None) -> Fields | None:
         """The last tokens of an entry in order [B, *lead, N, D], all when None; None if nothing is stored."""
+        self._leave_lines()
         if key not in self._known:
             return None
         assert self._inner is not None

@@ -12,60 +12,49 @@ time.
 A pass stays open until the next one begins if the past is recorded, since `crop` then says how many of its tokens are
 kept, and if there are recurrent states, since a model may change them in place after its last call.
 
+If all entries are plain lines on the device, passes after the first take a shorter way (lines.py).
+
 Rows are rectangular: padding is stored like any token, and the masks of transformers hide it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
 from lamina.bridge.first_pass import FirstPass, as_columns, as_tokens, last_columns, tokens_of
-from lamina.bridge.kept import Kept, detached
+from lamina.bridge.kept import Kept, Settings, detached
 from lamina.bridge.layers.in_order import append, extend
 from lamina.bridge.layers.kinds import LayerKind
-from lamina.bridge.layers.specs import Attention, Columns, State
+from lamina.bridge.layers.specs import Columns
 from lamina.bridge.layers.states import StateLayer
 from lamina.bridge.layers.stored import Stored, Tokens, is_dense
-from lamina.cache import spec
-from lamina.cache.cache import Cache
-from lamina.cache.codec.codec import Codecs, codecs_of
 from lamina.cache.codec.formats import Fields
 from lamina.cache.layers.base import Key
 from lamina.cache.layers.tokens import TokenLayer
 from lamina.cache.spec import Spec
 from lamina.cache.step import Step
 from lamina.errors import InputError
+from lamina.notices import notice
 
 if TYPE_CHECKING:
     from lamina.bridge.model_facts import ModelFacts
-    from lamina.bridge.pool import Pool
 
+DENSE = (
+    "a bridge cache with a codec, in a pool or on the host gives its model a dense copy of the history for each token; "
+    "lamina.bridge.attend(model) has attention read the store itself"
+)
 RECORDED = 64  # tokens of one pass that recording makes room for, when the next pass begins without a crop
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How the user wants the cache stored: see `lamina.bridge.Cache`."""
-
-    capacity: int | None = None
-    codec: Codecs | None = None
-    residence: str = "device"
-    slack: int = 0
-    pool: Pool | None = None
 
 
 class Store(Kept):
     """See the top of the file."""
 
     def __init__(self, kinds: Sequence[LayerKind], settings: Settings, model: ModelFacts) -> None:
-        super().__init__(settings.slack)
-        self.kinds, self.settings, self.model = kinds, settings, model
-        self.codecs = codecs_of(settings.codec, [_stands_for(kind) for kind in kinds])
+        super().__init__(kinds, settings, model)
         self.recording = False
         self._first = FirstPass()
         self._states: dict[Key, Tensor] = {}  # states that the open pass was given, or may have changed
@@ -83,6 +72,8 @@ class Store(Kept):
     @property
     def length(self) -> int:
         """Tokens of each row, those of a complete open pass too."""
+        if self.lines is not None:
+            return self.lines.length
         if self._first:
             return self._first.T
         return self._length + (self._step.T if self._step is not None and self._complete else 0)
@@ -90,8 +81,10 @@ class Store(Kept):
     @property
     def _complete(self) -> bool:
         """True if every entry has been written in the open pass."""
-        done = self._states.keys() | self._handed.keys() | (set() if self._step is None else self._step.written)
-        return self._known <= done
+        written = set() if self._step is None else self._step.written
+        if len(written) + len(self._states) + len(self._handed) < len(self._known):
+            return False
+        return self._known <= self._states.keys() | self._handed.keys() | written
 
     def length_of(self, key: Key) -> int:
         if key in self._first:
@@ -102,7 +95,7 @@ class Store(Kept):
 
     def holds(self, key: Key) -> bool:
         """True if something was stored for this entry, or memory was allocated for it."""
-        return key in self._first or (self._inner is not None and key in self.specs)
+        return key in self._first or key in self.specs
 
     def read(self, key: Key, last: int | None = None) -> Fields | None:
         return self._first.read(key, last) if key in self._first else super().read(key, last)
@@ -112,15 +105,14 @@ class Store(Kept):
 
     # -- tokens ----------------------------------------------------------------------------------------------------
 
-    def extend(self, key: Key, one: Spec, new: Fields, handles: bool = False) -> Fields:
-        """Appends tokens [B, *lead, T, D] to an entry. -> the fields of all tokens that their queries may see
-
-        handles   True if a dense copy is not wanted: fields may be `Stored`
-        """
+    def extend(self, key: Key, one: Spec, new: Fields) -> Fields:
+        """Appends tokens [B, *lead, T, D] to an entry. -> the fields of all tokens that their queries may see; `Stored`
+        ones if a dense copy would be made and the model reads the store itself"""
+        self._leave_lines()
         stored, T = detached(new), tokens_of(new)
         if key not in self._known:
             if not self._is_first(key):
-                return self.extend(key, one, new, handles)
+                return self.extend(key, one, new)
             found = self._first.add_tokens(key, one, self.codecs[key[0]], stored)
             return found if self._first.codings[key].formats else new
         step = self._step
@@ -133,17 +125,21 @@ class Store(Kept):
         layer = self.layer(key)
         assert isinstance(layer, TokenLayer)
         parts = layer.coding.encode(stored)
-        if handles and not is_dense(layer):  # the pass stays open: a commit would overwrite what it is still to read
-            append(layer, step, key, self._length, parts)
-            tokens = Tokens(layer, step, self._length, parts)
-            return {name: Stored.of(tokens, name, x) for name, x in new.items()}
+        if key[1] == "attention" and not is_dense(layer):
+            if self.model.attended:  # the pass stays open: a commit would overwrite what it is still to read
+                append(layer, step, key, self._length, parts)
+                tokens = Tokens(layer, step, self._length, parts)
+                return {name: Stored.of(tokens, name, x) for name, x in new.items()}
+            notice(DENSE, unexpected=True)
         found = extend(layer, step, key, self._length, parts)
-        if len(step.written) == len(self._known) and not self.recording:
+        if len(step.written) == len(self._known) and (self._flat or not self.recording):
             self._commit()
+            self._use_lines()
         return layer.coding.decode(found)
 
     def _is_first(self, key: Key) -> bool:
         """True if this entry is written in the first pass; if that has ended with this call, it is committed."""
+        self._leave_lines()
         if key in self._first:
             self.finish()
             return False
@@ -256,6 +252,7 @@ class Store(Kept):
     # -- the end of a pass -----------------------------------------------------------------------------------------
 
     def finish(self) -> None:
+        self._leave_lines()
         if self._first:
             self._finish_first()
         elif self._step is not None:
@@ -280,6 +277,7 @@ class Store(Kept):
 
     def abort(self) -> None:
         """Drops the pass that is open, if any: the cache is as it was before it."""
+        self._leave_lines()
         if self._step is not None:
             self._step.abort()
         self._step, self._first = None, FirstPass()
@@ -306,7 +304,7 @@ class Store(Kept):
     def _finish_first(self) -> None:
         """Makes the Lamina cache and commits the first pass to it."""
         first, self._first = self._first, FirstPass()
-        T, like = first.settle(), first.like
+        T, like = first.settle(droppable=self.recording or self.slack > 0), first.like
         assert like is not None
         self.specs |= first.specs
         if self.recording:
@@ -317,38 +315,19 @@ class Store(Kept):
             self.attach(key, source)
         if not first.tokens and not first.states:
             return
+        stored: set[Key] = set()
         if self.settings.capacity is None:
-            self._inner.reserve(T + T // 8 + 64)
+            room = T + T // 8 + 64
+            stored = first.move_to_lines(self._inner, room) if self._flat else stored
+            self._inner.reserve(room)
         self._step = step = self._inner.step(T)
+        step.written |= stored
         for key in list(first.tokens):
             layer = self.layer(key)
             assert isinstance(layer, TokenLayer)
             extend(layer, step, key, 0, first.tokens.pop(key))
         self._states |= first.states
         self._commit()
-
-    def _build(self, rows: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Makes the Lamina cache for the entries that are known, with nothing in it."""
-        settings, listed = self.settings, self.model.listed(self.specs)
-        pool = None if settings.pool is None else settings.pool.made(self.model, listed, dtype, device)
-        if settings.pool is not None:
-            self.model = settings.pool.model
-        lines = [one for one in self.specs.values() if isinstance(one, spec.Attention | spec.Tokens)]
-        endless = bool(lines) and all(one.window.span is not None for one in lines)  # rings of a fixed size, no lines
-        self.adopt(
-            Cache(
-                listed, rows=rows, capacity=None if endless else settings.capacity, slack=self.slack, dtype=dtype,
-                device=device,
-                codec={i: codec for i, codec in enumerate(self.codecs) if self.kinds[i].attends},
-                residence=settings.residence, pool=pool,
-                model=self.model,  # type: ignore[arg-type]  # what a cache asks of its model
-            )
-        )  # fmt: skip
-
-    def prepare(self, specs: Mapping[Key, Spec], rows: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Makes the Lamina cache now, for entries of these specs; nothing may be stored yet."""
-        self.specs |= specs
-        self._build(rows, dtype, device)
 
     def set_source(self, key: Key, spec: Spec, source: Fields) -> Fields:
         """Replaces the keys and values [B, H, S, D] of an encoder's output; -> the same as attention sees them"""
@@ -358,6 +337,11 @@ class Store(Kept):
             found = self.source(key)
             assert found is not None
             return found
+        if self._known:
+            raise InputError(
+                f"layer {key[0]} is given an encoder's output for the first time after the first pass over this cache: "
+                "make a new cache"
+            )
         return self._first.add_source(key, spec, self.codecs[key[0]], source)
 
     # -- verbs -----------------------------------------------------------------------------------------------------
@@ -365,6 +349,8 @@ class Store(Kept):
     def crop(self, n: int) -> None:
         """Drops the last n tokens of every row."""
         n = min(n, self.length)
+        if self.lines is not None and self.lines.crop(n, self._length):
+            return
         if self._first or self._states:
             self.finish()
         if self._step is not None and self._complete:
@@ -381,14 +367,9 @@ class Store(Kept):
         if self._inner is not None:
             self._inner.reset()
         self._length = self._tail = 0
+        self._alike = [[0] * self.rows for _ in range(self.rows)]
 
     def fork(self) -> Self:
         new = super().fork()
         new._first, new._states, new._given, new._handed = FirstPass(), {}, set(), {}
         return new
-
-
-def _stands_for(kind: LayerKind) -> dict[str, Spec]:
-    """Specs of a layer of this kind, whose sizes do not matter: they tell whether a codec applies."""
-    specs: dict[str, Spec] = {"attention": Attention(1, 1, 1)} if kind.attends else {}
-    return specs | ({"state": State((), torch.float32)} if kind.states else {})

@@ -16,6 +16,7 @@ from lamina.cache.layers.cross import CrossLayer
 from lamina.cache.layers.tokens import TokenLayer
 
 if TYPE_CHECKING:
+    from lamina.bridge.layers.kinds import LayerKind
     from lamina.cache.layers.base import Layer
     from lamina.cache.spec import Keeping
 
@@ -102,3 +103,9 @@ class State(spec.Spec):
 
     def layer(self, keeping: Keeping | None) -> Layer:
         return StateLayer(self, self.shape, _of(self.dtype, keeping))
+
+
+def stand_in(kind: LayerKind) -> dict[str, spec.Spec]:
+    """Specs of a layer of this kind, whose sizes do not matter: they tell whether a codec applies."""
+    specs: dict[str, spec.Spec] = {"attention": Attention(1, 1, 1)} if kind.attends else {}
+    return specs | ({"state": State((), torch.float32)} if kind.states else {})

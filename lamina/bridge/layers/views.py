@@ -108,8 +108,10 @@ class AttentionView(View, CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Appends keys and values [B, H, T, D]. -> those that the new queries may see, in order of position"""
-        spec = self.spec(key_states, value_states)
-        found = self.store.extend(self.key, spec, {"k": key_states, "v": value_states}, self.store.model.attended)
+        store = self.store
+        if store.lines is not None and (fast := store.lines.append(self.key, key_states, value_states)) is not None:
+            return fast
+        found = store.extend(self.key, self.spec(key_states, value_states), {"k": key_states, "v": value_states})
         return found["k"], found["v"]
 
     def get_seq_length(self) -> int:
@@ -208,7 +210,8 @@ class StateViews(Mapping[int, Any]):
 class LinearView(View, LinearAttentionCacheLayerMixin):
     """Convolution and recurrent states of one layer.
 
-    Its past is always recorded: then models give every input of a convolution, instead of changing its state in place.
+    Unless convolution inputs are kept as a state, its past is always recorded: then models give every input of a
+    convolution, instead of changing its state in place.
     """
 
     supports_early_init = False
@@ -237,7 +240,7 @@ class LinearView(View, LinearAttentionCacheLayerMixin):
 
     @property
     def record_past(self) -> bool:
-        return True
+        return not isinstance(self.store.specs.get((self.index, "conv0")), State)
 
     @record_past.setter
     def record_past(self, record: bool) -> None:
