@@ -6,14 +6,19 @@ package), it does what `PlainBackend` does. Attention is picked by `lamina.atten
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 from torch import Tensor
 
 from lamina import kernels
 from lamina.attention.rotary import RopeTable
+from lamina.cache.layers.base import Key
+from lamina.cache.layers.recurrent import ConvolutionLayer, RecurrentLayer
 from lamina.cache.plain_backend import PLAIN, PlainBackend
 from lamina.cache.step import Step
 from lamina.nn.norm import RMSNorm
+from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
 
 
 class PromptBackend(PlainBackend):
@@ -30,6 +35,46 @@ class PromptBackend(PlainBackend):
         from lamina.kernels.elementwise import rotate_heads  # imports Triton
 
         return rotate_heads(x, rope, neighbours=neighbours, norm=norm, norms_last=norms_last, factor=factor)
+
+    def run_rule(
+        self, one: Step, key: Key, entry: RecurrentLayer, tokens: Mapping[str, Tensor], constants: Mapping[str, Tensor]
+    ) -> Tensor:
+        like = tokens[entry.rule.value]
+        if one.T == 1 or one.packing is not None or not kernels.fuses(like) or (run := kernel_of(entry.rule)) is None:
+            return super().run_rule(one, key, entry, tokens, constants)
+        out, state = run(entry.rule, entry.state(one, tokens), tokens, constants, one.counts)
+        entry.leave(one, key, tokens, constants, state)
+        return out
+
+    def convolve(
+        self, one: Step, key: Key, entry: ConvolutionLayer, x: Tensor, weight: Tensor, bias: Tensor | None,
+        *, act: str | None, gates: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:  # fmt: skip
+        if one.T == 1 or one.packing is not None or not kernels.fuses(x):
+            return super().convolve(one, key, entry, x, weight, bias, act=act, gates=gates)
+        from lamina.kernels.recurrent.prompt.conv import conv_prompt  # imports Triton
+
+        x = x if gates is None else gates[0] * x
+        y = conv_prompt(entry.past(one, key, x), x, weight, bias, act, one.counts)
+        return y if gates is None else gates[1] * y
+
+
+def kernel_of(rule: Rule) -> Callable[..., tuple[Tensor, Tensor]] | None:
+    """The kernel that runs a rule over many tokens, if there is one."""
+    match rule:
+        case SSD():
+            from lamina.kernels.recurrent.prompt.ssd import ssd_prompt  # imports Triton
+
+            return ssd_prompt
+        case GatedDelta():
+            from lamina.kernels.recurrent.prompt.gated_delta import gated_delta_prompt  # imports Triton
+
+            return gated_delta_prompt
+        case SelectiveScan():
+            from lamina.kernels.recurrent.prompt.selective_scan import selective_scan_prompt  # imports Triton
+
+            return selective_scan_prompt
+    return None
 
 
 PROMPT = PromptBackend()

@@ -68,8 +68,8 @@ def selective_scan_prompt(
         _scan_tokens, (triton.cdiv(channels, block), rows),
         out, new, state.contiguous(), x, dt, B, C, constants["A"].contiguous(), counts, tokens,
         *x.stride()[:2], *dt.stride()[:2], *B.stride()[:2], *C.stride()[:2],
-        CHANNELS=channels, N=rule.state, BLOCK=block, N_BLOCK=wide, GROUP=min(tile.group, triton.next_power_of_2(tokens)),
-        num_warps=tile.warps,
+        CHANNELS=channels, N=rule.state, BLOCK=block, N_BLOCK=wide,
+        GROUP=min(tile.group, triton.next_power_of_2(tokens)), num_warps=tile.warps,
     )  # fmt: skip
     return out, new
 
@@ -112,9 +112,8 @@ def _scan_tokens(
     c_mask, n_mask = c < CHANNELS, n < N
     held = c_mask[:, None] & n_mask[None, :]
     cell = c[:, None] * N + n[None, :]
-    if counts is None:
-        count = T
-    else:
+    count = T
+    if counts is not None:
         count = tl.minimum(tl.load(counts + row).to(tl.int32), T)
     h = tl.load(state + row * (CHANNELS * N) + cell, mask=held, other=0.0)
     a = tl.load(A + cell, mask=held, other=0.0).to(tl.float32) * LOG2E
