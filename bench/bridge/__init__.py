@@ -1,1 +1,1 @@
-"""Benchmarks and outside tests of `lamina.bridge`: decoding beside transformers' own caches, and its own cache tests."""
+"""Benchmark and outside tests of `lamina.bridge`: decoding beside transformers' own caches, and its own cache tests."""
