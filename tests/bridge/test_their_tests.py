@@ -1,10 +1,10 @@
-"""The exceptions among transformers' own tests (bench/bridge_their_tests.py) are on the page that lists them."""
+"""The exceptions among transformers' own tests (bench/bridge/their_tests.py) are on the page that lists them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from bench.bridge_their_tests import table
+from bench.bridge.their_tests import table
 
 PAGE = Path(__file__).parents[2] / "docs" / "coming-from-transformers.md"
 

@@ -1,8 +1,8 @@
-"""transformers' own cache tests over our cache: `python -m bench.bridge_their_tests CHECKOUT [MODEL …]`
+"""transformers' own cache tests over our cache: `python -m bench.bridge.their_tests CHECKOUT [MODEL …]`
 
 Runs `tests/utils/test_cache_utils.py` and the cache tests of the generation mixin, for the models below, from a
 checkout of transformers of the installed version: once as they are, and once with our class in place of DynamicCache
-and StaticCache (bridge_substitute.py). A test that fails only over our cache must be among `EXCEPTIONS`, and each of
+and StaticCache (substitute.py). A test that fails only over our cache must be among `EXCEPTIONS`, and each of
 those must fail; otherwise the command fails. The tests need parameterized and timeout-decorator; those that need the
 network are left out.
 """
@@ -47,13 +47,13 @@ EXCEPTIONS = {
 def outcomes(checkout: Path, models: list[str], ours: bool) -> dict[str, tuple[str, str]]:
     """Test -> how it ended ("passed", "failure", "error" or "skipped"), and the first line of what it said."""
     files = ["tests/utils/test_cache_utils.py", *(f"tests/models/{one}/test_modeling_{one}.py" for one in models)]
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-        command += ["-p", "bench.bridge_substitute"] * ours
+        command += ["-p", "bench.bridge.substitute"] * ours
         command += [f"--junitxml={report}", "-k", f"({' or '.join(WORDS)}) and not Integration", *files]
         done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
         if not report.exists():
