@@ -81,7 +81,8 @@ class Case:
         given = (self.state, self.inputs, self.constants, self.counts)
         if isinstance(rule, GatedDelta):
             delta = rule
-            yield f"kernels, {walk_for(rows * 32, 128, 128, self.itemsize, limits)}", lambda: gated_delta_prompt(delta, *given)
+            chosen = walk_for(rows * 32, 128, 128, self.itemsize, limits)
+            yield f"kernels, {chosen}", lambda: gated_delta_prompt(delta, *given)
             for walk in WALKS if tiles else []:
                 yield f"kernels, {walk}", lambda walk=walk: gated_delta_prompt(delta, *given, walk=walk)  # type: ignore[misc]
         elif isinstance(rule, SelectiveScan):
