@@ -22,13 +22,14 @@ from lamina.kernels.recurrent.prompt.gated_delta import Walk, gated_delta_prompt
 from lamina.kernels.recurrent.prompt.selective_scan import Tile, selective_scan_prompt, tile_for
 from lamina.recurrence import GatedDelta, Rule, SelectiveScan
 
-BF16 = torch.bfloat16
+BF16, F32 = torch.bfloat16, torch.float32
 DELTA = GatedDelta(key_heads=16, value_heads=32, key_dim=128, value_dim=128)
 SCAN = SelectiveScan(channels=5120, state=16)
-PROMPTS: dict[str, tuple[int, ...]] = {
-    "8,192": (8192,),
-    "512": (512,),
-    "64 rows of 100 to 1,024": tuple(100 + 924 * i // 63 for i in range(64)),
+PROMPTS: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+    "8,192": ((8192,), BF16),
+    "512": ((512,), BF16),
+    "64 rows of 100 to 1,024": (tuple(100 + 924 * i // 63 for i in range(64)), BF16),
+    "512, float32": ((512,), F32),
 }
 WALKS = [Walk(32, 4, 3), Walk(32, 4, 2), Walk(32, 4, 1), Walk(32, 8, 3), Walk(64, 4, 2), Walk(64, 8, 2), Walk(16, 4, 2)]
 TILES = [Tile(128, 1, 8), Tile(128, 1, 12), Tile(128, 1, 16), Tile(256, 2, 8), Tile(256, 1, 8), Tile(512, 4, 8)]
@@ -36,9 +37,9 @@ Way = Callable[[], tuple[Tensor, Tensor]]
 
 
 class Case:
-    """Inputs in bfloat16, with decays and step sizes in float32, as models have them."""
+    """Inputs in the model's dtype, with decays and step sizes in float32, as models have them."""
 
-    def __init__(self, rule: Rule, lengths: tuple[int, ...]) -> None:
+    def __init__(self, rule: Rule, lengths: tuple[int, ...], dtype: torch.dtype = BF16) -> None:
         torch.manual_seed(0)
         rows, tokens = len(lengths), max(lengths)
         inputs = {n: torch.randn(rows, tokens, *shape, device="cuda") for n, shape in rule.input_shapes.items()}
@@ -51,8 +52,8 @@ class Case:
         else:
             inputs["dt"] = F.softplus(inputs["dt"] - 4)
             self.constants["A"] = -torch.arange(1.0, SCAN.state + 1, device="cuda").repeat(SCAN.channels, 1)
-        self.rule, self.lengths = rule, lengths
-        self.inputs = {n: x if n in rule.exact else x.to(BF16) for n, x in inputs.items()}
+        self.rule, self.lengths, self.itemsize = rule, lengths, dtype.itemsize
+        self.inputs = {n: x if n in rule.exact else x.to(dtype) for n, x in inputs.items()}
         self.state = torch.randn(rows, *rule.state_shape, device="cuda")
         self.counts = torch.tensor(lengths, device="cuda") if rows > 1 else None
         self.valid = None if self.counts is None else torch.arange(tokens, device="cuda") < self.counts[:, None]
@@ -80,12 +81,13 @@ class Case:
         given = (self.state, self.inputs, self.constants, self.counts)
         if isinstance(rule, GatedDelta):
             delta = rule
-            yield f"kernels, {walk_for(rows * 32, 128, 128, 2, limits)}", lambda: gated_delta_prompt(delta, *given)
+            chosen = walk_for(rows * 32, 128, 128, self.itemsize, limits)
+            yield f"kernels, {chosen}", lambda: gated_delta_prompt(delta, *given)
             for walk in WALKS if tiles else []:
                 yield f"kernels, {walk}", lambda walk=walk: gated_delta_prompt(delta, *given, walk=walk)  # type: ignore[misc]
         elif isinstance(rule, SelectiveScan):
             scan = rule
-            own = tile_for(rows * 5120 * 16, 2, limits)
+            own = tile_for(rows * 5120 * 16, self.itemsize, limits)
             yield f"kernel, {own}", lambda: selective_scan_prompt(scan, *given)
             for tile in TILES if tiles else []:
                 yield f"kernel, {tile}", lambda tile=tile: selective_scan_prompt(scan, *given, tile=tile)  # type: ignore[misc]
@@ -93,11 +95,11 @@ class Case:
 
 
 def main(tiles: bool) -> None:
-    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, bfloat16\n")
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, bfloat16 unless said\n")
     print("| rule | prompt | way | ms | GiB | error of outputs | of the state |\n|---|---|---|---|---|---|---|")
     for rule in (DELTA, SCAN):
-        for name, lengths in PROMPTS.items():
-            case = Case(rule, lengths)
+        for name, (lengths, dtype) in PROMPTS.items():
+            case = Case(rule, lengths, dtype)
             found = list(case.ways(tiles))
             all_at_once([way for _, way in found[:-1]])
             truth = case.truth()

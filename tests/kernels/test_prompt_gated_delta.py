@@ -1,4 +1,4 @@
-"""The gated delta rule over prompts against its rule: any chunks, ragged rows, large decays, NaN in padding."""
+"""The gated delta rule over prompts against its rule: any number of chunks, ragged rows, NaN, large decays."""
 
 from __future__ import annotations
 

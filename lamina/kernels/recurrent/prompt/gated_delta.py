@@ -160,10 +160,7 @@ def _store_parts(pointer, x, inside, PARTS: tl.constexpr, SIZE: tl.constexpr):
 @triton.jit
 def _count(counts, row, T):
     """Real tokens of a row."""
-    count = T
-    if counts is not None:
-        count = tl.minimum(tl.load(counts + row).to(tl.int32), T)
-    return count
+    return T if counts is None else tl.minimum(tl.load(counts + row).to(tl.int32), T)
 
 
 @triton.jit

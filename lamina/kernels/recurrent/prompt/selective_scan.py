@@ -62,14 +62,15 @@ def selective_scan_prompt(
     wide = triton.next_power_of_2(rule.state)
     tile = tile or tile_for(rows * channels * wide, x.element_size(), limits_of(x.device))
     block = min(max(tile.values // wide, 1), triton.next_power_of_2(channels))
+    group = min(tile.group, triton.next_power_of_2(tokens))
     out = torch.empty(rows, tokens, channels, dtype=x.dtype, device=x.device)
     new = torch.empty(rows, channels, rule.state, dtype=torch.float32, device=x.device)
     launch(
         _scan_tokens, (triton.cdiv(channels, block), rows),
         out, new, state.contiguous(), x, dt, B, C, constants["A"].contiguous(), counts, tokens,
         *x.stride()[:2], *dt.stride()[:2], *B.stride()[:2], *C.stride()[:2],
-        CHANNELS=channels, N=rule.state, BLOCK=block, N_BLOCK=wide,
-        GROUP=min(tile.group, triton.next_power_of_2(tokens)), num_warps=tile.warps,
+        CHANNELS=channels, N=rule.state, BLOCK=block, N_BLOCK=wide, GROUP=group,
+        num_warps=tile.warps,
     )  # fmt: skip
     return out, new
 
@@ -112,9 +113,7 @@ def _scan_tokens(
     c_mask, n_mask = c < CHANNELS, n < N
     held = c_mask[:, None] & n_mask[None, :]
     cell = c[:, None] * N + n[None, :]
-    count = T
-    if counts is not None:
-        count = tl.minimum(tl.load(counts + row).to(tl.int32), T)
+    count = T if counts is None else tl.minimum(tl.load(counts + row).to(tl.int32), T)
     h = tl.load(state + row * (CHANNELS * N) + cell, mask=held, other=0.0)
     a = tl.load(A + cell, mask=held, other=0.0).to(tl.float32) * LOG2E
     x += row * x_row + c
