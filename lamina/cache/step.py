@@ -97,6 +97,7 @@ class Step:
         self.ran = False  # True once every block has run in this pass
         self.written: set[Key] = set()  # entries that have stored or left this pass's tokens, if `ran` is not set
         self.moves_base = False  # True if commit moves the base state of some row: see layers/recurrent.py
+        self.whole = False  # True if commit is known to take all real tokens, so that layers keep less for it
         self.exported = False  # True in an exported program: unused slots hold finite values, `bound` is read in it
         self.base = before  # [R] position of each row's recurrent base state
         self._pending: dict[Key, Any] = {}

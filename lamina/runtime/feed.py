@@ -38,17 +38,18 @@ def read(
     embeds: Tensor | None = None,  # [R, T, width], instead of ids
     spans: Tensor | None = None,
     hidden: Collection[int] = (),
+    whole: bool = False,
 ) -> tuple[Tensor | None, Step]:
     """Opens a pass over these rows (all when None) and runs the model. -> the requested logits, and the open pass
 
     If the model raises, the pass is aborted and the cache is unchanged. The arguments are those of `Cache.step` and
-    `Model.forward`.
+    `Model.forward`. whole: the caller will commit all real tokens, so layers need not keep what fewer would take.
     """
     given = embeds if ids is None else ids
     assert given is not None
     some = None if rows is None or list(rows) == list(range(cache.rows)) else rows
     step = cache.step(given.shape[1], counts, rows=some, spans=spans)
-    step.backend = backend_for(model.device)
+    step.backend, step.whole = backend_for(model.device), whole
     one = packed(step, ids) if logits != "all" and not hidden and packs(model, step) else None
     try:
         with torch.no_grad():  # otherwise the cache would keep the autograd graph of every pass alive
@@ -81,7 +82,16 @@ def feed(
 ) -> tuple[Tensor | None, Step]:
     """`read`, then commits all real tokens. -> logits, and the closed pass, which has the requested hidden states"""
     found, step = read(
-        model, cache, ids, counts=counts, rows=rows, logits=logits, embeds=embeds, spans=spans, hidden=hidden
+        model,
+        cache,
+        ids,
+        counts=counts,
+        rows=rows,
+        logits=logits,
+        embeds=embeds,
+        spans=spans,
+        hidden=hidden,
+        whole=True,
     )
     step.commit()
     return found, step

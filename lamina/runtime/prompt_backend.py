@@ -7,6 +7,7 @@ package), it does what `PlainBackend` does. Attention is picked by `lamina.atten
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,11 +37,24 @@ class PromptBackend(PlainBackend):
 
         return rotate_heads(x, rope, neighbours=neighbours, norm=norm, norms_last=norms_last, factor=factor)
 
+    def recur(
+        self, one: Step, key: Key, entry: RecurrentLayer, inputs: Mapping[str, Tensor], constants: Mapping[str, Tensor],
+        around: Mapping[str, Any],
+    ) -> Tensor:  # fmt: skip
+        """With step sizes, skip connection and gate inside the kernel, where nobody needs the inputs it makes."""
+        rule = entry.rule
+        if not isinstance(rule, SSD) or not entry.needs_state_alone(one) or not self._fits(one, inputs["x"]):
+            return super().recur(one, key, entry, inputs, constants, around)
+        from lamina.kernels.recurrent.prompt.ssd import ssd_prompt  # imports Triton
+
+        out, state = ssd_prompt(rule, entry.state(one, inputs), inputs, constants, one.counts, **around)
+        entry.leave(one, key, inputs, constants, state)
+        return out
+
     def run_rule(
         self, one: Step, key: Key, entry: RecurrentLayer, tokens: Mapping[str, Tensor], constants: Mapping[str, Tensor]
     ) -> Tensor:
-        like = tokens[entry.rule.value]
-        if one.T == 1 or one.packing is not None or not kernels.fuses(like) or (run := kernel_of(entry.rule)) is None:
+        if not self._fits(one, tokens[entry.rule.value]) or (run := kernel_of(entry.rule)) is None:
             return super().run_rule(one, key, entry, tokens, constants)
         out, state = run(entry.rule, entry.state(one, tokens), tokens, constants, one.counts)
         entry.leave(one, key, tokens, constants, state)
@@ -50,13 +64,17 @@ class PromptBackend(PlainBackend):
         self, one: Step, key: Key, entry: ConvolutionLayer, x: Tensor, weight: Tensor, bias: Tensor | None,
         *, act: str | None, gates: tuple[Tensor, Tensor] | None,
     ) -> Tensor:  # fmt: skip
-        if one.T == 1 or one.packing is not None or not kernels.fuses(x):
+        if not self._fits(one, x):
             return super().convolve(one, key, entry, x, weight, bias, act=act, gates=gates)
         from lamina.kernels.recurrent.prompt.conv import conv_prompt  # imports Triton
 
         x = x if gates is None else gates[0] * x
         y = conv_prompt(entry.past(one, key, x), x, weight, bias, act, one.counts)
         return y if gates is None else gates[1] * y
+
+    def _fits(self, one: Step, x: Tensor) -> bool:
+        """Whether kernels for many tokens run this pass."""
+        return one.T > 1 and one.packing is None and kernels.fuses(x)
 
 
 def kernel_of(rule: Rule) -> Callable[..., tuple[Tensor, Tensor]] | None:

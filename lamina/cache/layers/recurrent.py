@@ -28,7 +28,8 @@ from lamina.attention.window import Sliding
 from lamina.cache.clock import Clock
 from lamina.cache.layers.base import Key, Layer
 from lamina.cache.layers.layout import Layout
-from lamina.cache.layers.tokens import TokenLayer, gather_tokens
+from lamina.cache.layers.newest import gather_tokens
+from lamina.cache.layers.tokens import TokenLayer
 from lamina.cache.storage.device import read_slots, write_slots
 from lamina.cache.storage.host import storage_for
 from lamina.recurrence.rule import Rule
@@ -67,7 +68,7 @@ class ConvolutionLayer(TokenLayer):
         positions = step.before[:, None] + torch.arange(-back, 0, device=x.device)  # [B, K - 1]
         past = self.storage.read(self.data, step.row_index, self.layout.slots(positions.clamp(min=0)))["x"]
         past = past.masked_fill((positions < 0)[..., None], 0)
-        step.leave(key, {"x": x})
+        step.leave(key, self._newest(step, {"x": x}))
         return cast(past, x.dtype)
 
 
@@ -142,7 +143,11 @@ class RecurrentLayer(Layer):
     def leave(self, step: Step, key: Key, inputs: Inputs, constants: Inputs, state: Tensor) -> None:
         """Hands the inputs of this pass, and the state after its real tokens, over to commit."""
         if not self.bare:
-            step.leave(key, PendingUpdate(inputs, constants, state))
+            step.leave(key, PendingUpdate({} if self.needs_state_alone(step) else inputs, constants, state))
+
+    def needs_state_alone(self, step: Step) -> bool:
+        """Whether commit needs the new state and no inputs: all tokens will be taken, and there is no log of them."""
+        return self.bare or (step.whole and not self.slack)
 
     # -- commit and rewind -----------------------------------------------------------------------------------------
 

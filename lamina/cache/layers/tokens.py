@@ -27,6 +27,7 @@ from lamina.cache.codec.codec import Coding, Role
 from lamina.cache.codec.formats import Fields
 from lamina.cache.layers.base import Key, Layer, grown
 from lamina.cache.layers.layout import Layout
+from lamina.cache.layers.newest import Newest, gather_tokens, newest_tokens, only_newest
 from lamina.cache.storage.device import Storage
 from lamina.cache.storage.host import storage_for
 from lamina.tracing import cast
@@ -51,12 +52,6 @@ def layout_for(window: Window, slack: int) -> Layout:
         return Layout()
     keep = window.keep if isinstance(window, Sliding) else 0
     return Layout(ring=window.span + slack, keep=keep)
-
-
-def gather_tokens(new: Tensor, index: Tensor) -> Tensor:
-    """Gathers tokens by their index in the pass. new [R, *lead, T, D], index [R, N] -> [R, *lead, N, D]"""
-    shape = (index.shape[0], *(1,) * (new.dim() - 3), index.shape[1], 1)
-    return new.gather(-2, index.reshape(shape).expand(*new.shape[:-2], -1, new.shape[-1]))
 
 
 def column_of(part: str) -> str:
@@ -196,7 +191,7 @@ class TokenLayer(Layer):
             return self._extend_line(step, new)
         if step.T == 1:
             return self._extend_ring_by_one(step, new)
-        step.leave(key, new)
+        step.leave(key, self._newest(step, new))
         return self._extend_ring(step, new)
 
     def _extend_line(self, step: Step, new: Fields) -> tuple[Fields, View]:
@@ -308,7 +303,10 @@ class TokenLayer(Layer):
             return some, self.layout.slots(positions).clamp(max=self.slots - 1)
 
         chosen, slots = step.once(("write", kind, self.layout, self.slots), make)
-        values = {name: new[name] if chosen is None else gather_tokens(new[name], chosen) for name in self.data}
+        if isinstance(new, Newest) or chosen is None:
+            values = {name: new[name] for name in self.data}
+        else:
+            values = {name: gather_tokens(new[name], chosen) for name in self.data}
         if counts is not None:
             some = step.once(("written", kind), lambda: (counts > 0)[:, None, None])  # [R, 1, 1]
             for name, old in self.storage.read(self.data, step.row_index, slots).items():
@@ -319,14 +317,19 @@ class TokenLayer(Layer):
     def commit(self, step: Step, pending: Fields, accepted: Tensor) -> None:
         layout = self.layout
         assert layout.ring is not None
-        last = accepted[:, None] - 1
-        # Only the newest tokens, at most as many as the ring has slots: no slot gets two different tokens.
-        newest = last - torch.arange(min(layout.ring, step.T), device=last.device)
-        self._write(step, "commit", pending, torch.where(newest >= 0, newest, last), accepted)
+        self._write(step, "commit", pending, newest_tokens(accepted, min(layout.ring, step.T)), accepted)
         if layout.keep:
-            first = torch.arange(layout.keep, device=last.device) - step.before[:, None]
+            first = torch.arange(layout.keep, device=accepted.device) - step.before[:, None]
+            last = accepted[:, None] - 1
             inside = (first >= 0) & (first <= last)
             self._write(step, "commit first", pending, torch.where(inside, first, last), accepted)
+
+    def _newest(self, step: Step, new: Fields) -> Fields:
+        """What commit will write of the tokens `new`; all of them if the pass is not known to be taken whole."""
+        ring = self.layout.ring
+        if self.bare or not step.whole or ring is None or ring >= step.T or self.layout.keep or step.staged is not None:
+            return new
+        return only_newest(new, step.all_counts, ring)
 
     # -- on the host -----------------------------------------------------------------------------------------------
 
