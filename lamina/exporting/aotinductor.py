@@ -1,4 +1,4 @@
-"""The target "aotinductor": each program compiled to a shared library, for Python or C++ (cpp/decode.cpp).
+"""The target "aotinductor": each program compiled to a shared library, for Python or C++ (cpp/program.h).
 
 The libraries hold neither weights nor cache: the host allocates both, once for all programs, and hands them over as
 constants that it manages itself. Programs write the cache in place. The archive is a folder, since libraries are loaded
@@ -49,12 +49,17 @@ def new_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def tensor_lines(manifest: Manifest) -> str:
-    """tensors.txt: sizes, then the weights in weights.bin and the tensors of the cache."""
-    lines = [f"rows {manifest.rows}", f"chunk {manifest.chunk}", f"limit {manifest.limit or 0}"]
-    lines += [f"device {manifest.device}", f"eos {' '.join(map(str, manifest.eos_ids))}"]
-    for name, entry in manifest.weights.items():
-        held = manifest.weights[entry.get("same", name)]
+    """tensors.txt: sizes, then the weights in weights.bin, the tensors of the cache, and the programs."""
+    m = manifest
+    sizes = {"rows": m.rows, "chunk": m.chunk, "limit": m.limit or 0, "slack": m.slack, "vocab": m.vocab}
+    sizes |= {"states": int(m.states), "source": 0 if m.source is None else m.source["most"]}
+    lines = [f"{name} {size}" for name, size in sizes.items()]
+    lines += [f"device {m.device}", *(f"ring {slots} {keep}" for slots, keep in m.rings)]
+    lines += [f"{name} {' '.join(map(str, ids))}" for name, ids in (("eos", m.eos_ids), ("start", m.start_ids)) if ids]
+    for name, entry in m.weights.items():
+        held = m.weights[entry.get("same", name)]
         lines.append(f"weight {name} {held['dtype']} {held['offset']} {' '.join(map(str, held['shape']))}")
-    for name, entry in manifest.cache.items():
+    for name, entry in m.cache.items():
         lines.append(f"cache {name} {entry['dtype']} 0 {' '.join(map(str, entry['shape']))}")
+    lines += [f"program {name}" for name in m.programs]
     return "\n".join(line.rstrip() for line in lines) + "\n"

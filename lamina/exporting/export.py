@@ -168,21 +168,15 @@ def fold_once(model: Model, cache: Cache) -> None:
 
 
 def weights_of(programs: dict[str, ExportedProgram], cache: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Every tensor that a program reads beside its inputs and the cache. Constants without a module of their own have
-    names that two programs may both use, so the name of the program comes before theirs."""
+    """Every tensor that a program reads beside its inputs and the cache."""
     found: dict[str, Tensor] = {}
-    for name, program in programs.items():
+    for program in programs.values():
         for spec in program.graph_signature.input_specs:
             target = spec.target
             if spec.kind == InputKind.USER_INPUT or target is None or target in cache:
                 continue
-            tensor = program.state_dict[target] if target in program.state_dict else program.constants[target]
-            found[weight_name(name, spec.kind, target)] = tensor
+            found[target] = program.state_dict[target] if target in program.state_dict else program.constants[target]
     return found
-
-
-def weight_name(program: str, kind: InputKind, target: str) -> str:
-    return f"{program}/{target}" if kind == InputKind.CONSTANT_TENSOR else target
 
 
 def describe(

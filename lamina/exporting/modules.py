@@ -49,9 +49,10 @@ class Advance(CacheModule):
         assert cache.capacity is not None
         lines = [layer for layer in cache.every_layer() if layer.layout is not None and layer.layout.ring is None]
         self.bounded = bounded and bool(lines)
+        # At least 2 slots are read: compilers treat a size of 1 apart, and cannot know whether a size that varies is 1.
         # An indexer selects `top` of more tokens than that, or of the whole capacity if that is not more.
         tops = [layer.spec.top for layer in cache.every_layer() if isinstance(layer, IndexLayer)]
-        self.least = max((top + 1 for top in tops if top < cache.capacity), default=1)
+        self.least = max((top + 1 for top in tops if top < cache.capacity), default=min(2, cache.capacity))
 
     def forward(self, ids: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         cache, clock = self.cache, self.cache.clock

@@ -71,9 +71,7 @@ def load_program(archive: Archive, name: str, weights: Mapping[str, Tensor], cac
         if spec.kind == InputKind.USER_INPUT or target is None:
             continue
         held = program.state_dict if target in program.state_dict else program.constants
-        found = cache.get(target)
-        if found is None:
-            found = weights.get(f"{name}/{target}" if spec.kind == InputKind.CONSTANT_TENSOR else target)
+        found = cache.get(target, weights.get(target))
         if found is None or found.shape != held[target].shape or found.dtype != held[target].dtype:
             raise ProgramError(f"{archive.path} has no {target} as program {name} needs it. Export the model again")
         held[target] = nn.Parameter(found, requires_grad=False) if spec.kind == InputKind.PARAMETER else found
@@ -101,7 +99,7 @@ def constant(
     archive: Archive, program: str, name: str, weights: Mapping[str, Tensor], cache: Mapping[str, Tensor]
 ) -> Tensor:
     """The weight or the tensor of the cache that a program knows by this name."""
-    for held, key in ((cache, name), (weights, name), (weights, f"{program}/{name}")):
-        if key in held:
-            return held[key]
-    raise ProgramError(f"{archive.path} has no {name} as program {program} needs it. Export the model again")
+    found = cache.get(name, weights.get(name))
+    if found is None:
+        raise ProgramError(f"{archive.path} has no {name} as program {program} needs it. Export the model again")
+    return found

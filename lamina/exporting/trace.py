@@ -28,25 +28,24 @@ def trace_all(
     counts = torch.ones(rows, dtype=torch.int64, device=model.device)
     ids = counts.new_zeros(rows, SHORTEST + 1)
     found = {
-        "prefill": traced(advance, ids, counts, axis=1, sizes=(SHORTEST, chunk)),
-        "decode": traced(advance, ids[:, :1].clone(), counts),
+        "prefill": traced("prefill", advance, ids, counts, axis=1, sizes=(SHORTEST, chunk)),
+        "decode": traced("decode", advance, ids[:, :1].clone(), counts),
     }
     if cache.slack and any(isinstance(layer, RecurrentLayer) for layer in cache.every_layer()):
-        found["rewind"] = traced(Rewind(model, cache), counts)
+        found["rewind"] = traced("rewind", Rewind(model, cache), counts)
     if longest_source:
         given: Tensor = model.source_example(rows, longest_source)  # type: ignore[operator]
-        found["encode"] = traced(Encode(model, cache), given, counts, axis=-1, sizes=(1, given.shape[-1]))
+        found["encode"] = traced("encode", Encode(model, cache), given, counts, axis=-1, sizes=(1, given.shape[-1]))
     return found
 
 
 def traced(
-    module: nn.Module, first: Tensor, *others: Tensor, axis: int | None = None, sizes: tuple[int, int] = (0, 0)
+    name: str, module: nn.Module, first: Tensor, *others: Tensor, axis: int | None = None, sizes: tuple[int, int] = (0, 0)
 ) -> ExportedProgram:
     """Exports a module of these inputs; the size of `axis` of the first varies between `sizes`."""
     varies = {} if axis is None else {axis % first.dim(): Dim("tokens", min=sizes[0], max=sizes[1])}
     with torch.no_grad():
-        return tidy(
-            torch.export.export(
-                module.eval(), (first, *others), dynamic_shapes=(varies, *({} for _ in others)), strict=True
-            )
+        program = torch.export.export(
+            module.eval(), (first, *others), dynamic_shapes=(varies, *({} for _ in others)), strict=True
         )
+    return tidy(program, name)
