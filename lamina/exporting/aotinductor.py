@@ -53,6 +53,8 @@ def tensor_lines(manifest: Manifest) -> str:
     m = manifest
     sizes = {"rows": m.rows, "chunk": m.chunk, "limit": m.limit or 0, "slack": m.slack, "vocab": m.vocab}
     sizes |= {"states": int(m.states), "source": 0 if m.source is None else m.source["most"]}
+    slots = m.programs["decode"]["inputs"].get("slots")
+    sizes["slots"] = 0 if slots is None else slots["shape"][0][0]
     lines = [f"{name} {size}" for name, size in sizes.items()]
     lines += [f"device {m.device}", *(f"ring {slots} {keep}" for slots, keep in m.rings)]
     lines += [f"{name} {' '.join(map(str, ids))}" for name, ids in (("eos", m.eos_ids), ("start", m.start_ids)) if ids]

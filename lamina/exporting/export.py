@@ -86,7 +86,7 @@ def export(
     codec: Codecs | None = None,
     chunk: int | None = None,
     source: int | None = None,
-    bounded: bool | None = None,
+    bounded: bool = True,
     target: str = "pt2",
 ) -> Exported:
     """Exports a model with a cache of `rows` rows and `capacity` slots, and writes it to `to` if given.
@@ -95,8 +95,8 @@ def export(
     codec     how keys and values are quantized: "int8", "int4", … as in `model.new_cache`
     chunk     most tokens a row in one call of the prefill program; longer prompts take several
     source    longest source of an encoder–decoder model, in positions of the encoder
-    bounded   True: full attention reads no further than the longest row. The program waits for that length, so the
-              default is True on a CPU and False elsewhere
+    bounded   True: full attention reads no further than the longest row, whose length the host gives to the program.
+              False: it reads all slots under a mask, and shapes are the same for all steps
     target    what will run it: "pt2" (PyTorch, a file) or "aotinductor" (compiled libraries, a folder)
 
     >>> lamina.export(model, rows=2, capacity=1024, to="model.pt2")       # doctest: +SKIP
@@ -117,8 +117,7 @@ def export(
     positions = widen_sources(model, cache, source)
     if slack:
         fold_once(model, cache)
-    device = model.device
-    programs = trace_all(model, cache, chunk, device.type == "cpu" if bounded is None else bounded, positions)
+    programs = trace_all(model, cache, chunk, bounded, positions)
     buffers = cache_tensors(cache)
     weights = weights_of(programs, buffers)
     manifest = describe(model, cache, programs, weights, chunk, positions)

@@ -16,7 +16,7 @@ from lamina.exporting.aotinductor import compile_to
 from lamina.exporting.build_decode import build
 from lamina.recurrence import SelectiveScan
 from tests.exporting.stack import Mix, run_both
-from tests.laws.toys import Attend, AttendLatent, Convolve, Recur, Toy
+from tests.laws.toys import Attend, Recur, Toy
 
 ROWS, CAPACITY, SLACK = 2, 40, 2
 FAST = {"aot_inductor.compile_wrapper_opt_level": "O0", "cpp.simdlen": 1}  # compiles faster; the programs are small
@@ -26,21 +26,19 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ comp
 
 @pytest.fixture(scope="module")
 def model() -> Toy:
-    """A ring, a line with int8 codes, a latent, a state, a convolution and experts."""
-    return Toy(
-        Attend(Sliding(4)), Attend(), AttendLatent(6), Recur(SelectiveScan(channels=4, state=3)), Convolve(3), Mix()
-    )
+    """A ring, a line, a state and experts."""
+    return Toy(Attend(Sliding(4)), Attend(), Recur(SelectiveScan(channels=4, state=3)), Mix())
 
 
 @pytest.fixture(scope="module")
 def folder(model: Toy, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("aotinductor") / "model"
-    compile_to(lamina.export(model, ROWS, CAPACITY, slack=SLACK, chunk=7, codec="int8"), path, **FAST)
+    compile_to(lamina.export(model, ROWS, CAPACITY, slack=SLACK, chunk=7), path, **FAST)
     return path
 
 
 def new_cache(model: Toy) -> Cache:
-    return model.new_cache(ROWS, capacity=CAPACITY, slack=SLACK, codec="int8")
+    return model.new_cache(ROWS, capacity=CAPACITY, slack=SLACK)
 
 
 def eager(model: Toy, commands: list[str]) -> list[list[int]]:

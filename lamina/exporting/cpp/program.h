@@ -43,6 +43,7 @@ inline at::ScalarType dtype_of(const std::string& name) {
 class Program {
  public:
   int64_t rows = 0, chunk = 0, limit = 0, slack = 0, vocab = 0, states = 0, source = 0;  // as in manifest.json
+  int64_t slots = 0;  // least size of the input `slots`; 0 if the programs have no such input
   Row eos, start;      // ids that end a row, and that a row with a source begins with
   Row lengths, next;   // of each row: tokens that it holds, most likely next id (-1 while the row is empty)
 
@@ -51,7 +52,8 @@ class Program {
     if (!lines) throw std::runtime_error(path + " has no tensors.txt: export with the target aotinductor");
     at::Tensor blob = read_weights();
     std::map<std::string, int64_t*> sizes = {{"rows", &rows},   {"chunk", &chunk},   {"limit", &limit},  {"slack", &slack},
-                                             {"vocab", &vocab}, {"states", &states}, {"source", &source}};
+                                             {"vocab", &vocab}, {"states", &states}, {"source", &source},
+                                             {"slots", &slots}};
     std::string line, what;
     while (std::getline(lines, line)) {
       std::istringstream words(line);
@@ -209,11 +211,15 @@ class Program {
 
   // ids [rows, T], of which each row has counts [rows]
   void step(const std::string& name, const at::Tensor& ids, const at::Tensor& counts) {
-    at::Tensor chosen = run(name, {ids, counts})[0].to(at::kCPU);
+    std::vector<at::Tensor> inputs = {ids, counts};
+    const int64_t* fed = counts.data_ptr<int64_t>();
+    int64_t longest = slots;
+    for (int64_t row = 0; row < rows; ++row) longest = std::max(longest, lengths[row] + fed[row]);
+    if (slots) inputs.push_back(at::empty({longest}, at::TensorOptions(at::kChar).device(device)));
+    at::Tensor chosen = run(name, inputs)[0].to(at::kCPU);
     for (int64_t row = 0; row < rows; ++row) {
-      int64_t fed = counts.data_ptr<int64_t>()[row];
-      lengths[row] += fed;
-      if (fed) next[row] = chosen.data_ptr<int64_t>()[row];
+      lengths[row] += fed[row];
+      if (fed[row]) next[row] = chosen.data_ptr<int64_t>()[row];
     }
   }
 
