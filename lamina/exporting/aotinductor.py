@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 
 from lamina.errors import ProgramError
 from lamina.exporting.archive import Writer
 from lamina.exporting.export import Exported
 from lamina.exporting.manifest import Manifest
 
-OPTIONS = {"aot_inductor.package_constants_in_so": False}
+# Inductor writes the values of small constants into the code, the empty cache included, unless it must keep them.
+OPTIONS = {"aot_inductor.package_constants_in_so": False, "always_keep_tensor_constants": True}
 
 
 def compile_to(exported: Exported, path: str | os.PathLike[str], **options: Any) -> None:
@@ -34,9 +36,21 @@ def compile_to(exported: Exported, path: str | os.PathLike[str], **options: Any)
     for name, program in exported.programs.items():
         package = folder / "programs" / f"{name}.pt2"
         torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=OPTIONS | options)
+        check_constants(name, program, package, exported)
         writer.add_file(f"programs/{name}.pt2")
     writer.write("tensors.txt", tensor_lines(compiled.manifest))
     compiled.write(writer, programs=False)
+
+
+def check_constants(name: str, program: ExportedProgram, package: Path, exported: Exported) -> None:
+    """The library must take every tensor of the cache that the program reads, and nothing that the archive lacks."""
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    read = {spec.target for spec in program.graph_signature.input_specs if placeholders[spec.arg.name].users}
+    taken = set(torch._inductor.aoti_load_package(str(package)).get_constant_fqns())
+    lost = (read & set(exported.cache)) - taken
+    made = taken - set(exported.cache) - set(exported.weights)
+    if lost or made:
+        raise ProgramError(f"AOTInductor compiled {name} without {sorted(lost)} of the cache, or made {sorted(made)}")
 
 
 def new_folder(path: str | os.PathLike[str]) -> Path:
