@@ -35,7 +35,7 @@ from lamina.exporting.trace import SHORTEST, trace_all
 from lamina.model import Model
 from lamina.runtime.feed import feed
 
-TARGETS = ("pt2", "aotinductor")
+TARGETS = ("pt2", "aotinductor", "onnx")
 LONGEST = 512  # tokens a row of one prefill, if the layers set no smaller limit
 
 
@@ -63,8 +63,8 @@ class Exported:
         except CacheFileError as error:
             raise ProgramError(str(error)) from None
 
-    def write(self, writer: Writer, programs: bool = True) -> None:
-        """Writes every entry, or all but the programs; the manifest last."""
+    def write(self, writer: Writer, programs: bool = True, manifest: bool = True) -> None:
+        """Writes every entry, or all but the programs or the manifest, which comes last."""
         writer.write("weights.bin", weight_bytes(self.weights, self.manifest.weights))
         for name, program in self.programs.items() if programs else ():
             writer.write(f"programs/{name}.pt2", program_bytes(program))
@@ -73,6 +73,11 @@ class Exported:
             if "default" in self.tokenizer.templates:
                 writer.write("chat_template.jinja", self.tokenizer.templates["default"])
         writer.write("generation_config.json", json.dumps(self.generation_config, indent=1))
+        if manifest:
+            self.write_manifest(writer)
+
+    def write_manifest(self, writer: Writer) -> None:
+        """Writes manifest.json, which names all files that were written before it."""
         writer.write("manifest.json", replace(self.manifest, files=dict(writer.files)).as_json())
 
 
@@ -97,7 +102,8 @@ def export(
     source    longest source of an encoder–decoder model, in positions of the encoder
     bounded   True: full attention reads no further than the longest row, whose length the host gives to the program.
               False: it reads all slots under a mask, and shapes are the same for all steps
-    target    what will run it: "pt2" (PyTorch, a file) or "aotinductor" (compiled libraries, a folder)
+    target    what will run it: "pt2" (PyTorch, a file), "aotinductor" (compiled libraries, a folder) or "onnx"
+              (onnxruntime, a folder)
 
     >>> lamina.export(model, rows=2, capacity=1024, to="model.pt2")       # doctest: +SKIP
     >>> lamina.Program.load("model.pt2").generate(["The sky is"])         # doctest: +SKIP
@@ -128,6 +134,10 @@ def export(
         from lamina.exporting.aotinductor import compile_to  # which imports this module
 
         compile_to(found, to)
+    elif target == "onnx":
+        from lamina.exporting.onnx import convert_to
+
+        convert_to(found, to)
     else:
         found.save(to)
     return found

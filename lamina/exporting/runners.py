@@ -35,6 +35,10 @@ class TorchRunner:
 def runner_of(archive: Archive, cache: dict[str, Tensor]) -> Runner:
     """The runner for the target of an archive, over this cache."""
     target = archive.manifest.target
+    if target == "onnx":
+        from lamina.exporting.onnx import OnnxRunner  # which imports what makes archives
+
+        return OnnxRunner(archive, cache)
     if target not in ("pt2", "aotinductor"):
         raise ProgramError(f"{archive.path} is for the target {target!r}, which this Lamina does not run")
     weights = {name: tensor.to(archive.manifest.device) for name, tensor in archive.weights().items()}
