@@ -89,7 +89,11 @@ def main() -> None:
     if shutil.which("g++") is None:
         sys.exit("there is no g++ on this machine, which AOTInductor and the C++ program need")
     model = random_llama(given.device) if given.model == "toy" else lamina.load(given.model, "float32", given.device)
-    prompt = list(range(5, 37)) if model.tokenizer is None else model.tokenizer.encode("Once upon a time there was a king who")
+    prompt = (
+        list(range(5, 37))
+        if model.tokenizer is None
+        else model.tokenizer.encode("Once upon a time there was a king who")
+    )
     weights = sum(p.nbytes for p in {p.data_ptr(): p for p in model.parameters()}.values()) / 2**20
     lines: list[str] = []
 
@@ -108,7 +112,8 @@ def main() -> None:
         say(f"| cache in memory, in no file | | {cache:.1f} |")
         begin = time.perf_counter()
         compile_to(made, folder / "model.aoti")
-        say(f"| AOTInductor, from the traced programs | {time.perf_counter() - begin:.1f} | {size(folder / 'model.aoti'):.1f} |")
+        took = time.perf_counter() - begin
+        say(f"| AOTInductor, from the traced programs | {took:.1f} | {size(folder / 'model.aoti'):.1f} |")
         begin = time.perf_counter()
         built = build(folder / "decode")
         say(f"| the C++ program | {time.perf_counter() - begin:.1f} | {size(built):.1f} |")
@@ -139,7 +144,8 @@ def main() -> None:
     first, second = medians.values()
     say(f"\nAOTInductor takes {first / second:.3f} × the time of the other.")
     if given.out is not None:
-        head = f"Export of {given.model}, {given.device}, {torch.get_num_threads()} threads, PyTorch {torch.__version__}, {date.today()}."
+        head = f"Export of {given.model}, {given.device}, {torch.get_num_threads()} threads, "
+        head += f"PyTorch {torch.__version__}, {date.today()}."
         given.out.write_text(f"{head} Command: `python -m bench.export`.\n\n" + "\n".join(lines) + "\n")
     if not all(agreed.values()):
         sys.exit("tokens differ")

@@ -1,7 +1,7 @@
-"""Builds the C++ decode program (cpp/decode.cpp) with the compiler of this machine: `python -m lamina.exporting.build_decode PATH`
+"""Builds the C++ decode program (cpp/decode.cpp): `python -m lamina.exporting.build_decode PATH`
 
-It links PyTorch's libraries where they are installed, and nothing of Python. Where CMake is preferred, cpp/CMakeLists.txt
-does the same.
+It uses the compiler of this machine and links PyTorch's libraries where they are installed, and nothing of Python.
+Where CMake is preferred, cpp/CMakeLists.txt does the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def build(path: str | os.PathLike[str], optimize: str = "-O2", compiler: str | N
     """
     compiler = compiler or os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
-        raise ProgramError(f"there is no C++ compiler {compiler!r} on this machine: install g++ 11 or newer, or set CXX")
+        raise ProgramError(
+            f"there is no C++ compiler {compiler!r} on this machine: install g++ 11 or newer, or set CXX"
+        )
     root = Path(torch.__file__).parent
     names = ["torch", "torch_cpu", "c10"]
     if torch.version.cuda is not None:

@@ -108,6 +108,10 @@ def export(
     >>> lamina.export(model, rows=2, capacity=1024, to="model.pt2")       # doctest: +SKIP
     >>> lamina.Program.load("model.pt2").generate(["The sky is"])         # doctest: +SKIP
     """
+    if target == "executorch":
+        raise InputError(
+            "target='executorch': .pte files are not written yet. Use target='aotinductor' for C++, or 'onnx'"
+        )
     if target not in TARGETS:
         raise InputError(f"target={target!r}: it must be one of {', '.join(TARGETS)}")
     capacity = check_int("capacity", capacity)

@@ -6,7 +6,6 @@ the clock included. So an exported program holds the same code as an eager pass,
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from lamina.cache.cache import Cache

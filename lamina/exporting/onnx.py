@@ -8,9 +8,7 @@ archive is a folder; all models refer to the one weights.bin beside them.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,10 +17,9 @@ from torch.export import ExportedProgram
 
 from lamina.errors import ProgramError
 from lamina.exporting.aotinductor import new_folder
-from lamina.exporting.archive import Archive, Writer
+from lamina.exporting.archive import Writer
 from lamina.exporting.export import Exported
-
-NEEDS = "pip install onnx onnxscript onnxruntime"
+from lamina.exporting.runners import ONNX_NEEDS
 
 
 class Functional(nn.Module):
@@ -47,7 +44,7 @@ def convert_to(exported: Exported, path: str | os.PathLike[str]) -> None:
         import onnx_ir
         import onnxscript  # noqa: F401  # which torch.onnx needs
     except ImportError:
-        raise ProgramError(f"the target onnx needs packages that are not installed: {NEEDS}") from None
+        raise ProgramError(f"the target onnx needs packages that are not installed: {ONNX_NEEDS}") from None
     folder = new_folder(path)
     writer = Writer(folder)
     converted = replace(exported, manifest=replace(exported.manifest, target="onnx"))
@@ -85,6 +82,7 @@ def converted_model(name: str, program: ExportedProgram, exported: Exported) -> 
         traced = torch.export.export(
             functional, (*inputs, *cache), dynamic_shapes=((*sizes, *({} for _ in cache)),), strict=False
         )
+    traced = traced.run_decompositions({torch.ops.aten.linalg_solve_triangular.default: solve_unit_lower})
     outputs = [f"output_{i}" for i in range(len(signature["outputs"]))]
     made = torch.onnx.export(
         traced, dynamo=True, verbose=False, optimize=True,
@@ -99,40 +97,20 @@ def converted_model(name: str, program: ExportedProgram, exported: Exported) -> 
     return model
 
 
+def solve_unit_lower(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
+    """x of a·x = b for a unit lower triangular a [.., n, n], in products alone: ONNX has no solver.
+
+    a is I − N, and N^n = 0, so the inverse is I + N + … + N^(n−1) = (I + N)·(I + N²)·(I + N⁴) …
+    """
+    assert unitriangular and left and not upper
+    n = (-a).tril(-1)
+    x, power = b, 1
+    while power < a.shape[-1]:
+        x, n, power = x + n @ x, n @ n, 2 * power
+    return x
+
+
 def used_cache(program: ExportedProgram, exported: Exported) -> list[str]:
     """The tensors of the cache that a program reads or writes."""
     targets = {spec.target for spec in program.graph_signature.input_specs}
     return [name for name in exported.cache if name in targets]
-
-
-class OnnxRunner:
-    """ONNX models in onnxruntime, on the CPU. A pass writes a new cache, which takes the place of the old one."""
-
-    def __init__(self, archive: Archive, cache: dict[str, Tensor]) -> None:
-        try:
-            import onnxruntime
-        except ImportError:
-            raise ProgramError(f"{archive.path} is for onnxruntime, which is not installed: {NEEDS}") from None
-        self.cache = cache
-        self.manifest = archive.manifest
-        for name in archive.manifest.files:
-            for _ in archive._checked(name):  # onnxruntime reads the files itself
-                pass
-        self.sessions: Mapping[str, Any] = {
-            name: onnxruntime.InferenceSession(str(Path(archive.path) / f"{name}.onnx"), providers=["CPUExecutionProvider"])
-            for name in archive.manifest.programs
-        }
-
-    def run(self, name: str, *inputs: Tensor) -> Any:
-        session, signature = self.sessions[name], self.manifest.programs[name]
-        given = dict(zip(signature["inputs"], inputs, strict=True))
-        feeds = {one.name: (given.get(one.name, self.cache.get(one.name))) for one in session.get_inputs()}
-        made = session.run(None, {key: tensor.numpy() for key, tensor in feeds.items()})
-        outputs = []
-        for one, value in zip(session.get_outputs(), made, strict=True):
-            tensor = torch.from_numpy(value)
-            if one.name.endswith("_after"):
-                self.cache[one.name.removesuffix("_after")].copy_(tensor)
-            else:
-                outputs.append(tensor)
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)

@@ -1,4 +1,4 @@
-"""The target "aotinductor": compiled programs give the tokens of eager passes, in Python and in the C++ decode program."""
+"""The target "aotinductor": compiled programs give the tokens of eager passes, in Python and in C++."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def test_the_cpp_program_decodes_the_tokens_of_eager_passes(model: Toy, folder: 
         return subprocess.run([decode, folder], input="\n".join(commands), capture_output=True, text=True)
 
     start = ["feed 1,2,3,4,5,6,7,8,9 10,11", "decode 16"]  # four times past the window
-    commands = [*start, "rewind 2 1", "feed 3 -", "feed - 4", "decode 6", "reset 1", "feed - 5,6,7", "decode 3", "reset",
-                *start]  # fmt: skip
+    back = ["rewind 2 1", "feed 3 -", "feed - 4", "decode 6"]
+    commands = [*start, *back, "reset 1", "feed - 5,6,7", "decode 3", "reset", *start]
     done = run(*commands)
     assert done.returncode == 0, done.stderr
     assert [[int(i) for i in line.split()] for line in done.stdout.splitlines()] == eager(model, commands)
