@@ -1,4 +1,4 @@
-"""Exports small models of the families, and writes the table of docs/export.md: `python -m docs.export_table [FAMILY …|all]`
+"""Exports small models of families, and writes the table of docs/export.md: `python -m docs.export_table [FAMILY …]`
 
 Without a name the table is written anew from docs/export_families.json; with names (or `all`) those families are run
 first. A run exports a random model with two rows and compares greedy tokens of the program with those of eager passes:

@@ -156,7 +156,9 @@ class Program:
                 given = given.tolist()
             rows = self._checked(given, vocab=None)
             counts = [len(row) for row in rows]
-            inputs = torch.zeros(self.rows, max(1, *counts), dtype=torch.int64)
+            width = next(iter(self.manifest.programs["encode"]["inputs"].values()))["shape"][-1]
+            least = width if isinstance(width, int) else width[0]
+            inputs = torch.zeros(self.rows, max(least, *counts), dtype=torch.int64)
             for i, row in enumerate(rows):
                 inputs[i, : len(row)] = torch.tensor(row, dtype=torch.int64)
         else:

@@ -44,7 +44,8 @@ def trace_all(
         found["rewind"] = traced("rewind", Rewind(model, cache), [counts])
     if longest_source:
         given: Tensor = model.source_example(rows, longest_source)  # type: ignore[operator]
-        tokens = {given.dim() - 1: Dim("tokens", min=1, max=given.shape[-1])}
+        most = given.shape[-1]  # shorter sources are padded to 2; a program for sources of 1 or 2 has one size
+        tokens = {given.dim() - 1: Dim("tokens", min=SHORTEST, max=most)} if most > SHORTEST else {}
         found["encode"] = traced("encode", Encode(model, cache), [given, counts], [tokens])
     return found
 

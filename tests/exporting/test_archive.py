@@ -81,16 +81,16 @@ def test_a_damaged_archive_is_refused_by_name(
 
 
 def test_files_that_are_no_archives_are_refused(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(ProgramError, match="there is no file .*: lamina export PATH --to FILE makes one"):
+    with pytest.raises(ProgramError, match=r"there is no file .*: lamina export PATH --to FILE makes one"):
         Program.load(tmp_path / "none.pt2")
     cut = tmp_path / "cut.pt2"
     cut.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ProgramError, match="is not an exported program, or was cut short"):
         Program.load(cut)
-    with pytest.raises(ProgramError, match="has no manifest.json: it is not an exported program"):
+    with pytest.raises(ProgramError, match=r"has no manifest.json: it is not an exported program"):
         Program.load(tmp_path)
 
 
 def test_a_target_that_cannot_be_written_is_refused_with_a_way_out() -> None:
-    with pytest.raises(InputError, match="target='executorch': .* Use target='aotinductor' for C\\+\\+, or 'onnx'"):
+    with pytest.raises(InputError, match=r"target='executorch': .* Use target='aotinductor' for C\+\+, or 'onnx'"):
         lamina.export(MODEL, target="executorch")

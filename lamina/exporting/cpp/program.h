@@ -115,7 +115,7 @@ class Program {
       throw std::runtime_error("the source is " + std::to_string(row.size()) + " long, and the program was exported for " +
                                std::to_string(source) + ": export it with a larger source");
     }
-    auto [padded, counts] = pad(ids, 1);
+    auto [padded, counts] = pad(ids, std::min<int64_t>(2, source));
     run("encode", {padded, counts});
   }
 
