@@ -103,9 +103,11 @@ def solve_unit_lower(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, un
     a is I − N, and N^n = 0, so the inverse is I + N + … + N^(n−1) = (I + N)·(I + N²)·(I + N⁴) …
     """
     assert unitriangular and left and not upper
+    size = a.shape[-1]  # where it varies: enough products for the largest size, of which later ones add nothing
+    most = size if isinstance(size, int) else int(size.node.shape_env.bound_sympy(size.node.expr).upper)
     n = (-a).tril(-1)
     x, power = b, 1
-    while power < a.shape[-1]:
+    while power < most:
         x, n, power = x + n @ x, n @ n, 2 * power
     return x
 
