@@ -12,14 +12,14 @@ from lamina.cli.common import Device, DType, Path, Pickle, Revision
 
 def export(
     path: Path,
-    to: Annotated[str, typer.Option("--to", help="The file to write; a folder for the target aotinductor.")],
+    to: Annotated[str, typer.Option("--to", help="The file to write; a folder for the targets aotinductor and onnx.")],
     rows: Annotated[int, typer.Option(help="Sequences that the program runs at once.")] = 1,
     capacity: Annotated[int, typer.Option(help="Most tokens a sequence may hold.")] = 2048,
     slack: Annotated[int, typer.Option(help="Tokens that windows and states can be rewound by.")] = 0,
     codec: Annotated[str | None, typer.Option(help="How keys and values are quantized, such as int8.")] = None,
     chunk: Annotated[int | None, typer.Option(help="Most tokens of a prompt in one call.")] = None,
     source: Annotated[int | None, typer.Option(help="Longest source of an encoder–decoder model.")] = None,
-    target: Annotated[str, typer.Option(help="pt2 or aotinductor.")] = "pt2",
+    target: Annotated[str, typer.Option(help="pt2, aotinductor or onnx.")] = "pt2",
     dtype: DType = None,
     device: Device = None,
     revision: Revision = None,

@@ -1,4 +1,4 @@
-"""The target "aotinductor": each program compiled to a shared library, for Python or C++ (cpp/decode.cpp).
+"""The target "aotinductor": each program compiled to a shared library, for Python or C++ (cpp/program.h).
 
 The libraries hold neither weights nor cache: the host allocates both, once for all programs, and hands them over as
 constants that it manages itself. Programs write the cache in place. The archive is a folder, since libraries are loaded
@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 
 from lamina.errors import ProgramError
 from lamina.exporting.archive import Writer
 from lamina.exporting.export import Exported
 from lamina.exporting.manifest import Manifest
 
-OPTIONS = {"aot_inductor.package_constants_in_so": False}
+# Inductor writes the values of small constants into the code, the empty cache included, unless it must keep them.
+OPTIONS = {"aot_inductor.package_constants_in_so": False, "always_keep_tensor_constants": True}
 
 
 def compile_to(exported: Exported, path: str | os.PathLike[str], **options: Any) -> None:
@@ -34,9 +36,21 @@ def compile_to(exported: Exported, path: str | os.PathLike[str], **options: Any)
     for name, program in exported.programs.items():
         package = folder / "programs" / f"{name}.pt2"
         torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=OPTIONS | options)
+        check_constants(name, program, package, exported)
         writer.add_file(f"programs/{name}.pt2")
     writer.write("tensors.txt", tensor_lines(compiled.manifest))
     compiled.write(writer, programs=False)
+
+
+def check_constants(name: str, program: ExportedProgram, package: Path, exported: Exported) -> None:
+    """The library must take every tensor of the cache that the program reads, and nothing that the archive lacks."""
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    read = {spec.target for spec in program.graph_signature.input_specs if placeholders[spec.arg.name].users}
+    taken = set(torch._inductor.aoti_load_package(str(package)).get_constant_fqns())
+    lost = (read & set(exported.cache)) - taken
+    made = taken - set(exported.cache) - set(exported.weights)
+    if lost or made:
+        raise ProgramError(f"AOTInductor compiled {name} without {sorted(lost)} of the cache, or made {sorted(made)}")
 
 
 def new_folder(path: str | os.PathLike[str]) -> Path:
@@ -49,12 +63,19 @@ def new_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def tensor_lines(manifest: Manifest) -> str:
-    """tensors.txt: sizes, then the weights in weights.bin and the tensors of the cache."""
-    lines = [f"rows {manifest.rows}", f"chunk {manifest.chunk}", f"limit {manifest.limit or 0}"]
-    lines += [f"device {manifest.device}", f"eos {' '.join(map(str, manifest.eos_ids))}"]
-    for name, entry in manifest.weights.items():
-        held = manifest.weights[entry.get("same", name)]
+    """tensors.txt: sizes, then the weights in weights.bin, the tensors of the cache, and the programs."""
+    m = manifest
+    sizes = {"rows": m.rows, "chunk": m.chunk, "limit": m.limit or 0, "slack": m.slack, "vocab": m.vocab}
+    sizes |= {"states": int(m.states), "source": 0 if m.source is None else m.source["most"]}
+    slots = m.programs["decode"]["inputs"].get("slots")
+    sizes["slots"] = 0 if slots is None else slots["shape"][0][0]
+    lines = [f"{name} {size}" for name, size in sizes.items()]
+    lines += [f"device {m.device}", *(f"ring {slots} {keep}" for slots, keep in m.rings)]
+    lines += [f"{name} {' '.join(map(str, ids))}" for name, ids in (("eos", m.eos_ids), ("start", m.start_ids)) if ids]
+    for name, entry in m.weights.items():
+        held = m.weights[entry.get("same", name)]
         lines.append(f"weight {name} {held['dtype']} {held['offset']} {' '.join(map(str, held['shape']))}")
-    for name, entry in manifest.cache.items():
+    for name, entry in m.cache.items():
         lines.append(f"cache {name} {entry['dtype']} 0 {' '.join(map(str, entry['shape']))}")
+    lines += [f"program {name}" for name in m.programs]
     return "\n".join(line.rstrip() for line in lines) + "\n"

@@ -53,6 +53,11 @@ class Archive:
             out.write(piece)
         return out.getvalue()
 
+    def check(self, name: str) -> None:
+        """Reads an entry and compares it with the manifest."""
+        for _ in self._checked(name):
+            pass
+
     def weights(self) -> dict[str, Tensor]:
         """Name -> weight, in memory of their own; a weight that is stored once under two names is one tensor."""
         if not self.manifest.weights:

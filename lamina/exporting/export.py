@@ -35,7 +35,7 @@ from lamina.exporting.trace import SHORTEST, trace_all
 from lamina.model import Model
 from lamina.runtime.feed import feed
 
-TARGETS = ("pt2", "aotinductor")
+TARGETS = ("pt2", "aotinductor", "onnx")
 LONGEST = 512  # tokens a row of one prefill, if the layers set no smaller limit
 
 
@@ -63,8 +63,8 @@ class Exported:
         except CacheFileError as error:
             raise ProgramError(str(error)) from None
 
-    def write(self, writer: Writer, programs: bool = True) -> None:
-        """Writes every entry, or all but the programs; the manifest last."""
+    def write(self, writer: Writer, programs: bool = True, manifest: bool = True) -> None:
+        """Writes every entry, or all but the programs or the manifest, which comes last."""
         writer.write("weights.bin", weight_bytes(self.weights, self.manifest.weights))
         for name, program in self.programs.items() if programs else ():
             writer.write(f"programs/{name}.pt2", program_bytes(program))
@@ -73,6 +73,11 @@ class Exported:
             if "default" in self.tokenizer.templates:
                 writer.write("chat_template.jinja", self.tokenizer.templates["default"])
         writer.write("generation_config.json", json.dumps(self.generation_config, indent=1))
+        if manifest:
+            self.write_manifest(writer)
+
+    def write_manifest(self, writer: Writer) -> None:
+        """Writes manifest.json, which names all files that were written before it."""
         writer.write("manifest.json", replace(self.manifest, files=dict(writer.files)).as_json())
 
 
@@ -86,7 +91,7 @@ def export(
     codec: Codecs | None = None,
     chunk: int | None = None,
     source: int | None = None,
-    bounded: bool | None = None,
+    bounded: bool = True,
     target: str = "pt2",
 ) -> Exported:
     """Exports a model with a cache of `rows` rows and `capacity` slots, and writes it to `to` if given.
@@ -95,13 +100,18 @@ def export(
     codec     how keys and values are quantized: "int8", "int4", … as in `model.new_cache`
     chunk     most tokens a row in one call of the prefill program; longer prompts take several
     source    longest source of an encoder–decoder model, in positions of the encoder
-    bounded   True: full attention reads no further than the longest row. The program waits for that length, so the
-              default is True on a CPU and False elsewhere
-    target    what will run it: "pt2" (PyTorch, a file) or "aotinductor" (compiled libraries, a folder)
+    bounded   True: full attention reads no further than the longest row, whose length the host gives to the program.
+              False: it reads all slots under a mask, and shapes are the same for all steps
+    target    what will run it: "pt2" (PyTorch, a file), "aotinductor" (compiled libraries, a folder) or "onnx"
+              (onnxruntime, a folder)
 
     >>> lamina.export(model, rows=2, capacity=1024, to="model.pt2")       # doctest: +SKIP
     >>> lamina.Program.load("model.pt2").generate(["The sky is"])         # doctest: +SKIP
     """
+    if target == "executorch":
+        raise InputError(
+            "target='executorch': .pte files are not written yet. Use target='aotinductor' for C++, or 'onnx'"
+        )
     if target not in TARGETS:
         raise InputError(f"target={target!r}: it must be one of {', '.join(TARGETS)}")
     capacity = check_int("capacity", capacity)
@@ -117,8 +127,7 @@ def export(
     positions = widen_sources(model, cache, source)
     if slack:
         fold_once(model, cache)
-    device = model.device
-    programs = trace_all(model, cache, chunk, device.type == "cpu" if bounded is None else bounded, positions)
+    programs = trace_all(model, cache, chunk, bounded, positions)
     buffers = cache_tensors(cache)
     weights = weights_of(programs, buffers)
     manifest = describe(model, cache, programs, weights, chunk, positions)
@@ -129,6 +138,10 @@ def export(
         from lamina.exporting.aotinductor import compile_to  # which imports this module
 
         compile_to(found, to)
+    elif target == "onnx":
+        from lamina.exporting.onnx import convert_to
+
+        convert_to(found, to)
     else:
         found.save(to)
     return found
@@ -168,21 +181,15 @@ def fold_once(model: Model, cache: Cache) -> None:
 
 
 def weights_of(programs: dict[str, ExportedProgram], cache: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Every tensor that a program reads beside its inputs and the cache. Constants without a module of their own have
-    names that two programs may both use, so the name of the program comes before theirs."""
+    """Every tensor that a program reads beside its inputs and the cache."""
     found: dict[str, Tensor] = {}
-    for name, program in programs.items():
+    for program in programs.values():
         for spec in program.graph_signature.input_specs:
             target = spec.target
             if spec.kind == InputKind.USER_INPUT or target is None or target in cache:
                 continue
-            tensor = program.state_dict[target] if target in program.state_dict else program.constants[target]
-            found[weight_name(name, spec.kind, target)] = tensor
+            found[target] = program.state_dict[target] if target in program.state_dict else program.constants[target]
     return found
-
-
-def weight_name(program: str, kind: InputKind, target: str) -> str:
-    return f"{program}/{target}" if kind == InputKind.CONSTANT_TENSOR else target
 
 
 def describe(

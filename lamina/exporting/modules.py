@@ -6,7 +6,6 @@ the clock included. So an exported program holds the same code as an eager pass,
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from lamina.cache.cache import Cache
@@ -40,27 +39,23 @@ class CacheModule(nn.Module):
 class Advance(CacheModule):
     """Feeds `counts` [B] of the ids [B, T] to each row. -> the most likely next ids [B], and logits [B, vocab]
 
-    bounded   True: full attention reads the slots up to the longest row. The program reads that length from the
-              lengths, so it waits for them; False: it reads all slots under a mask
+    slots   [S], of which only the size is used: full attention reads the first S slots. None: it reads all, under a
+            mask. S must be at least the longest row after the pass, and `least`
     """
 
     def __init__(self, model: Model, cache: Cache, bounded: bool) -> None:
         super().__init__(model, cache)
         assert cache.capacity is not None
         lines = [layer for layer in cache.every_layer() if layer.layout is not None and layer.layout.ring is None]
-        self.bounded = bounded and bool(lines)
-        # An indexer selects `top` of more tokens than that, or of the whole capacity if that is not more.
+        # Compilers treat a size of 1 apart, so S is 2 or more. An indexer selects `top` of more tokens than that, or of
+        # the whole capacity if that is not more.
         tops = [layer.spec.top for layer in cache.every_layer() if isinstance(layer, IndexLayer)]
-        self.least = max((top + 1 for top in tops if top < cache.capacity), default=1)
+        self.least = max([2, *(top + 1 for top in tops if top < cache.capacity)])
+        self.bounded = bounded and bool(lines) and self.least < cache.capacity
 
-    def forward(self, ids: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, ids: Tensor, counts: Tensor, slots: Tensor | None = None) -> tuple[Tensor, Tensor]:
         cache, clock = self.cache, self.cache.clock
-        before, bound = clock.lengths.clone(), None
-        if self.bounded:
-            assert cache.capacity is not None
-            bound = int((before + counts).max().clamp(min=self.least).item())
-            torch._check(bound >= self.least)
-            torch._check(bound <= cache.capacity)
+        before, bound = clock.lengths.clone(), None if slots is None else slots.shape[0]
         step = Step(cache.layers, ids.shape[1], before, counts, cache=cache, bound=bound)
         step.exported, step.moves_base, step.base = True, cache.slack > 0, clock.base.clone()
         logits = self.model.forward(ids, step, "last")

@@ -129,10 +129,19 @@ class Program:
         if min(fed) < 0 or max(fed) > ids.shape[1]:
             raise InputError(f"counts={fed}: each must be between 0 and the {ids.shape[1]} ids of a row")
         self._check_room(fed)
-        device = self.manifest.device
-        tokens, logits = self._runner.run(name, ids.to(device), counts.to(device))
-        self.lengths = [length + n for length, n in zip(self.lengths, fed, strict=True)]
+        lengths = [length + n for length, n in zip(self.lengths, fed, strict=True)]
+        inputs = [ids, counts, *self._slots(name, max(lengths))]
+        tokens, logits = self._runner.run(name, *(one.to(self.manifest.device) for one in inputs))
+        self.lengths = lengths
         return tokens, logits
+
+    def _slots(self, name: str, longest: int) -> list[Tensor]:
+        """The input `slots` of a program, whose size is the number of slots that full attention reads."""
+        wanted = self.manifest.programs[name]["inputs"].get("slots")
+        if wanted is None:
+            return []
+        least = wanted["shape"][0][0]
+        return [torch.empty(max(least, longest), dtype=DTYPES[wanted["dtype"]], device=self.manifest.device)]
 
     def encode(self, given: Sequence[Sequence[int]] | Tensor, counts: Sequence[int] | None = None) -> None:
         """Runs the encoder and attaches its output. A row whose source is empty keeps what it has.
@@ -147,7 +156,9 @@ class Program:
                 given = given.tolist()
             rows = self._checked(given, vocab=None)
             counts = [len(row) for row in rows]
-            inputs = torch.zeros(self.rows, max(1, *counts), dtype=torch.int64)
+            width = next(iter(self.manifest.programs["encode"]["inputs"].values()))["shape"][-1]
+            least = width if isinstance(width, int) else width[0]
+            inputs = torch.zeros(self.rows, max(least, *counts), dtype=torch.int64)
             for i, row in enumerate(rows):
                 inputs[i, : len(row)] = torch.tensor(row, dtype=torch.int64)
         else:
@@ -302,7 +313,7 @@ class Program:
         if name not in self.manifest.programs:
             raise InputError(f"there is no program {name!r}: this archive has {', '.join(self.manifest.programs)}")
         wanted: Mapping[str, Any] = self.manifest.programs[name]["inputs"]
-        for (what, one), tensor in zip(wanted.items(), given, strict=True):
+        for (what, one), tensor in zip(wanted.items(), given, strict=False):  # `slots` is made here
             fits = tensor.dtype == DTYPES[one["dtype"]] and tensor.dim() == len(one["shape"])
             for size, have in zip(one["shape"], tensor.shape, strict=False):
                 fits = fits and (size == have if isinstance(size, int) else size[0] <= have <= size[1])

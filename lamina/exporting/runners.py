@@ -15,6 +15,8 @@ from torch.export.graph_signature import InputKind
 from lamina.errors import ProgramError
 from lamina.exporting.archive import Archive
 
+ONNX_NEEDS = "pip install onnx onnxscript onnxruntime"
+
 
 class Runner(Protocol):
     def run(self, name: str, *inputs: Tensor) -> Any:
@@ -35,6 +37,8 @@ class TorchRunner:
 def runner_of(archive: Archive, cache: dict[str, Tensor]) -> Runner:
     """The runner for the target of an archive, over this cache."""
     target = archive.manifest.target
+    if target == "onnx":
+        return OnnxRunner(archive, cache)
     if target not in ("pt2", "aotinductor"):
         raise ProgramError(f"{archive.path} is for the target {target!r}, which this Lamina does not run")
     weights = {name: tensor.to(archive.manifest.device) for name, tensor in archive.weights().items()}
@@ -71,9 +75,7 @@ def load_program(archive: Archive, name: str, weights: Mapping[str, Tensor], cac
         if spec.kind == InputKind.USER_INPUT or target is None:
             continue
         held = program.state_dict if target in program.state_dict else program.constants
-        found = cache.get(target)
-        if found is None:
-            found = weights.get(f"{name}/{target}" if spec.kind == InputKind.CONSTANT_TENSOR else target)
+        found = cache.get(target, weights.get(target))
         if found is None or found.shape != held[target].shape or found.dtype != held[target].dtype:
             raise ProgramError(f"{archive.path} has no {target} as program {name} needs it. Export the model again")
         held[target] = nn.Parameter(found, requires_grad=False) if spec.kind == InputKind.PARAMETER else found
@@ -87,7 +89,7 @@ class CompiledRunner:
         self.programs: dict[str, Any] = {}
         self.kept = [*weights.values(), *cache.values()]  # the libraries hold pointers to them
         for name in archive.manifest.programs:
-            archive.read(f"programs/{name}.pt2")  # checks it
+            archive.check(f"programs/{name}.pt2")
             program = torch._inductor.aoti_load_package(str(archive.path / "programs" / f"{name}.pt2"))
             needed = {fqn: constant(archive, name, fqn, weights, cache) for fqn in program.get_constant_fqns()}
             program.load_constants(needed, check_full_update=True, user_managed=True)
@@ -101,7 +103,39 @@ def constant(
     archive: Archive, program: str, name: str, weights: Mapping[str, Tensor], cache: Mapping[str, Tensor]
 ) -> Tensor:
     """The weight or the tensor of the cache that a program knows by this name."""
-    for held, key in ((cache, name), (weights, name), (weights, f"{program}/{name}")):
-        if key in held:
-            return held[key]
-    raise ProgramError(f"{archive.path} has no {name} as program {program} needs it. Export the model again")
+    found = cache.get(name, weights.get(name))
+    if found is None:
+        raise ProgramError(f"{archive.path} has no {name} as program {program} needs it. Export the model again")
+    return found
+
+
+class OnnxRunner:
+    """ONNX models in onnxruntime, on the CPU. A pass writes a new cache, which takes the place of the old one."""
+
+    def __init__(self, archive: Archive, cache: dict[str, Tensor]) -> None:
+        try:
+            import onnxruntime
+        except ImportError:
+            raise ProgramError(f"{archive.path} is for onnxruntime, which is not installed: {ONNX_NEEDS}") from None
+        self.cache = cache
+        self.manifest = archive.manifest
+        for name in archive.manifest.files:
+            archive.check(name)  # since onnxruntime reads the files itself
+        self.sessions: Mapping[str, Any] = {
+            name: onnxruntime.InferenceSession(str(archive.path / f"{name}.onnx"), providers=["CPUExecutionProvider"])
+            for name in archive.manifest.programs
+        }
+
+    def run(self, name: str, *inputs: Tensor) -> Any:
+        session, signature = self.sessions[name], self.manifest.programs[name]
+        given = dict(zip(signature["inputs"], inputs, strict=True))
+        given |= {one.name: self.cache[one.name] for one in session.get_inputs() if one.name not in given}
+        made = session.run(None, {key: tensor.numpy() for key, tensor in given.items()})
+        outputs = []
+        for one, value in zip(session.get_outputs(), made, strict=True):
+            tensor = torch.from_numpy(value)
+            if one.name.endswith("_after"):
+                self.cache[one.name.removesuffix("_after")].copy_(tensor)
+            else:
+                outputs.append(tensor)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)

@@ -6,6 +6,8 @@ models, `rewind` where states must be folded again to take rows back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
@@ -27,26 +29,32 @@ def trace_all(
     advance, rows = Advance(model, cache, bounded), cache.rows
     counts = torch.ones(rows, dtype=torch.int64, device=model.device)
     ids = counts.new_zeros(rows, SHORTEST + 1)
+    inputs, sizes = [counts], []
+    if advance.bounded:
+        assert cache.capacity is not None
+        between = (advance.least + cache.capacity) // 2  # no special case of any operation
+        inputs.append(counts.new_zeros(between, dtype=torch.int8))
+        sizes = [{}, {0: Dim("slots", min=advance.least, max=cache.capacity)}]
+    tokens = {1: Dim("tokens", min=SHORTEST, max=chunk)}
     found = {
-        "prefill": traced(advance, ids, counts, axis=1, sizes=(SHORTEST, chunk)),
-        "decode": traced(advance, ids[:, :1].clone(), counts),
+        "prefill": traced("prefill", advance, [ids, *inputs], [tokens, *sizes]),
+        "decode": traced("decode", advance, [ids[:, :1].clone(), *inputs], [{}, *sizes]),
     }
     if cache.slack and any(isinstance(layer, RecurrentLayer) for layer in cache.every_layer()):
-        found["rewind"] = traced(Rewind(model, cache), counts)
+        found["rewind"] = traced("rewind", Rewind(model, cache), [counts])
     if longest_source:
         given: Tensor = model.source_example(rows, longest_source)  # type: ignore[operator]
-        found["encode"] = traced(Encode(model, cache), given, counts, axis=-1, sizes=(1, given.shape[-1]))
+        most = given.shape[-1]  # shorter sources are padded to 2; a program for sources of 1 or 2 has one size
+        tokens = {given.dim() - 1: Dim("tokens", min=SHORTEST, max=most)} if most > SHORTEST else {}
+        found["encode"] = traced("encode", Encode(model, cache), [given, counts], [tokens])
     return found
 
 
-def traced(
-    module: nn.Module, first: Tensor, *others: Tensor, axis: int | None = None, sizes: tuple[int, int] = (0, 0)
-) -> ExportedProgram:
-    """Exports a module of these inputs; the size of `axis` of the first varies between `sizes`."""
-    varies = {} if axis is None else {axis % first.dim(): Dim("tokens", min=sizes[0], max=sizes[1])}
-    with torch.no_grad():
-        return tidy(
-            torch.export.export(
-                module.eval(), (first, *others), dynamic_shapes=(varies, *({} for _ in others)), strict=True
-            )
-        )
+def traced(name: str, module: nn.Module, inputs: list[Tensor], sizes: Sequence[dict[int, Dim]] = ()) -> ExportedProgram:
+    """Exports a module of these inputs. `sizes` has the sizes that vary, axis -> Dim, for the first of them."""
+    varies = [*sizes, *({} for _ in inputs[len(sizes) :])]
+    from torch.fx.experimental import _config
+
+    with torch.no_grad(), _config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+        program = torch.export.export(module.eval(), tuple(inputs), dynamic_shapes=tuple(varies), strict=True)
+    return tidy(program, name)

@@ -1,0 +1,255 @@
+// `Program`: an exported model in C++, with PyTorch's libraries alone. Reads the folder that
+// lamina.export(model, to=FOLDER, target="aotinductor") wrote.
+//
+//     Program program("model.aoti");
+//     program.feed({{1, 2, 3}, {4, 5}});       // rows of different lengths
+//     program.decode();                        // feeds each row its most likely next id, program.next
+//     program.rewind({0, 1});                  // the last token of row 1 is dropped
+//     program.reset({0, 1});                   // both rows are empty again
+//
+// Weights and cache are tensors of this class; every compiled program works on them in place. One call of a program
+// takes ids and returns the most likely next ids: the cache, the lengths of the rows and the argmax are inside.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+using Row = std::vector<int64_t>;
+
+inline at::ScalarType dtype_of(const std::string& name) {
+  static const std::map<std::string, at::ScalarType> known = {
+      {"float64", at::kDouble}, {"float32", at::kFloat}, {"float16", at::kHalf},
+      {"bfloat16", at::kBFloat16}, {"float8_e4m3fn", at::kFloat8_e4m3fn}, {"float8_e5m2", at::kFloat8_e5m2},
+      {"int64", at::kLong}, {"int32", at::kInt}, {"int16", at::kShort},
+      {"int8", at::kChar}, {"uint8", at::kByte}, {"bool", at::kBool},
+  };
+  auto found = known.find(name);
+  if (found == known.end()) throw std::runtime_error("unknown dtype " + name);
+  return found->second;
+}
+
+class Program {
+ public:
+  int64_t rows = 0, chunk = 0, limit = 0, slack = 0, vocab = 0, states = 0, source = 0;  // as in manifest.json
+  int64_t slots = 0;  // least size of the input `slots`; 0 if the programs have no such input
+  Row eos, start;      // ids that end a row, and that a row with a source begins with
+  Row lengths, next;   // of each row: tokens that it holds, most likely next id (-1 while the row is empty)
+
+  explicit Program(const std::string& path) : folder(path) {
+    std::ifstream lines(folder / "tensors.txt");
+    if (!lines) throw std::runtime_error(path + " has no tensors.txt: export with the target aotinductor");
+    at::Tensor blob = read_weights();
+    std::map<std::string, int64_t*> sizes = {{"rows", &rows},   {"chunk", &chunk},   {"limit", &limit},  {"slack", &slack},
+                                             {"vocab", &vocab}, {"states", &states}, {"source", &source},
+                                             {"slots", &slots}};
+    std::string line, what;
+    while (std::getline(lines, line)) {
+      std::istringstream words(line);
+      words >> what;
+      if (sizes.count(what)) words >> *sizes[what];
+      else if (what == "device") words >> device;
+      else if (what == "ring") { rings.emplace_back(); words >> rings.back().first >> rings.back().second; }
+      else if (what == "eos" || what == "start") for (int64_t id; words >> id;) (what == "eos" ? eos : start).push_back(id);
+      else if (what == "program") { words >> what; load(what); }
+      else add_tensor(what == "weight", words, blob);
+    }
+    lengths.assign(rows, 0);
+    next.assign(rows, -1);
+  }
+
+  // Appends ids to each row; an empty list leaves a row as it is. Prompts longer than `chunk` take several calls.
+  void feed(const std::vector<Row>& ids) {
+    check_rows(ids.size(), "lists of ids");
+    size_t longest = 0;
+    for (int64_t row = 0; row < rows; ++row) {
+      check_ids(row, ids[row], vocab);
+      check_room(row, ids[row].size());
+      longest = std::max(longest, ids[row].size());
+    }
+    for (size_t done = 0; done < longest; done += chunk) {
+      std::vector<Row> piece(rows);
+      for (int64_t row = 0; row < rows; ++row) {
+        size_t begin = std::min(done, ids[row].size()), end = std::min(done + chunk, ids[row].size());
+        piece[row].assign(ids[row].begin() + begin, ids[row].begin() + end);
+      }
+      auto [padded, counts] = pad(piece, 1);
+      step(padded.size(1) == 1 ? "decode" : "prefill", padded, counts);
+    }
+  }
+
+  // Feeds `next` to each row that holds tokens and has not ended. -> how many rows that was
+  int64_t decode() {
+    std::vector<Row> ids(rows);
+    int64_t live = 0;
+    for (int64_t row = 0; row < rows; ++row) {
+      if (next[row] < 0 || std::count(eos.begin(), eos.end(), next[row])) continue;
+      check_room(row, 1);
+      ids[row] = {next[row]};
+      ++live;
+    }
+    if (live) {
+      auto [padded, counts] = pad(ids, 1);
+      step("decode", padded, counts);
+    }
+    return live;
+  }
+
+  // Runs the encoder over the ids of each row's source; a row whose list is empty keeps the source that it has.
+  void encode(const std::vector<Row>& ids) {
+    if (!source) throw std::runtime_error("this model reads no source: only encoder-decoder models do");
+    check_rows(ids.size(), "sources");
+    for (const auto& row : ids) {
+      if (static_cast<int64_t>(row.size()) <= source) continue;
+      throw std::runtime_error("the source is " + std::to_string(row.size()) + " long, and the program was exported for " +
+                               std::to_string(source) + ": export it with a larger source");
+    }
+    auto [padded, counts] = pad(ids, std::min<int64_t>(2, source));
+    run("encode", {padded, counts});
+  }
+
+  // How many tokens a row can be rewound by.
+  int64_t rewindable(int64_t row) const {
+    int64_t most = lengths[row], written = tensors.at("clock_written")[row].item<int64_t>();
+    for (auto [slots, keep] : rings)
+      if (written - keep > slots)  // older tokens were overwritten
+        most = std::min(most, std::max<int64_t>(0, std::min(slack, slack + 1 - (written - lengths[row]))));
+    if (states) most = std::min(most, lengths[row] - tensors.at("clock_base")[row].item<int64_t>());
+    return most;
+  }
+
+  // Drops the last counts[row] tokens of each row. Feed the row something before the next `decode`.
+  void rewind(const Row& counts) {
+    check_rows(counts.size(), "counts");
+    for (int64_t row = 0; row < rows; ++row) {
+      int64_t most = rewindable(row);
+      if (counts[row] >= 0 && counts[row] <= most) continue;
+      throw std::runtime_error("row " + std::to_string(row) + " cannot be rewound by " + std::to_string(counts[row]) + ": " +
+                               std::to_string(most) + " of its tokens can be dropped. Export with a larger slack");
+    }
+    at::Tensor back = at::tensor(counts, at::kLong).to(device);
+    if (programs.count("rewind")) run("rewind", {back});
+    else tensors.at("clock_lengths").sub_(back);
+    for (int64_t row = 0; row < rows; ++row) {
+      lengths[row] -= counts[row];
+      if (counts[row]) next[row] = -1;
+    }
+  }
+
+  // Empties these rows, and their sources.
+  void reset(const Row& which) {
+    for (int64_t row : which) {
+      if (row < 0 || row >= rows) throw std::runtime_error("there is no row " + std::to_string(row));
+      for (auto& [name, tensor] : tensors)
+        if (name.rfind("clock_", 0) == 0 || name.rfind("cache_", 0) == 0) tensor[row].zero_();
+      lengths[row] = 0;
+      next[row] = -1;
+    }
+  }
+
+ private:
+  std::filesystem::path folder;
+  std::string device = "cpu";
+  std::vector<std::pair<int64_t, int64_t>> rings;       // slots, kept first tokens
+  std::unordered_map<std::string, at::Tensor> tensors;  // weights and cache, by name
+  std::map<std::string, std::unique_ptr<torch::inductor::AOTIModelPackageLoader>> programs;
+
+  at::Tensor read_weights() {
+    auto size = std::filesystem::file_size(folder / "weights.bin");
+    at::Tensor blob = at::empty({static_cast<int64_t>(size)}, at::kByte);
+    std::ifstream file(folder / "weights.bin", std::ios::binary);
+    if (!file.read(static_cast<char*>(blob.data_ptr()), size)) throw std::runtime_error("weights.bin was cut short");
+    return blob;
+  }
+
+  void add_tensor(bool weight, std::istringstream& words, const at::Tensor& blob) {
+    std::string name, dtype;
+    int64_t offset = 0;
+    std::vector<int64_t> shape;
+    words >> name >> dtype >> offset;
+    for (int64_t size; words >> size;) shape.push_back(size);
+    auto type = dtype_of(dtype);
+    if (!weight) {
+      tensors[name] = at::zeros(shape, at::TensorOptions(type).device(device));
+      return;
+    }
+    int64_t bytes = c10::multiply_integers(shape) * static_cast<int64_t>(c10::elementSize(type));
+    if (offset + bytes > blob.numel()) throw std::runtime_error(name + " ends after the end of weights.bin");
+    tensors[name] = blob.slice(0, offset, offset + bytes).view(type).view(shape).to(device);
+  }
+
+  void load(const std::string& name) {
+    auto path = folder / "programs" / (name + ".pt2");
+    auto program = std::make_unique<torch::inductor::AOTIModelPackageLoader>(path.string(), "model");
+    std::unordered_map<std::string, at::Tensor> needed;
+    for (const auto& constant : program->get_constant_fqns()) {
+      auto found = tensors.find(constant);
+      if (found == tensors.end()) throw std::runtime_error(name + " needs " + constant + ", which tensors.txt lacks");
+      needed[constant] = found->second;
+    }
+    program->load_constants(needed, /*use_inactive=*/false, /*check_full_update=*/true, /*user_managed=*/true);
+    programs[name] = std::move(program);
+  }
+
+  std::vector<at::Tensor> run(const std::string& name, const std::vector<at::Tensor>& inputs) {
+    c10::AutoGradMode no_gradients(false);
+    std::vector<at::Tensor> placed;
+    for (const auto& input : inputs) placed.push_back(input.to(device));
+    return programs.at(name)->run(placed);
+  }
+
+  // ids [rows, T], of which each row has counts [rows]
+  void step(const std::string& name, const at::Tensor& ids, const at::Tensor& counts) {
+    std::vector<at::Tensor> inputs = {ids, counts};
+    const int64_t* fed = counts.data_ptr<int64_t>();
+    int64_t longest = slots;
+    for (int64_t row = 0; row < rows; ++row) longest = std::max(longest, lengths[row] + fed[row]);
+    if (slots) inputs.push_back(at::empty({longest}, at::TensorOptions(at::kChar).device(device)));
+    at::Tensor chosen = run(name, inputs)[0].to(at::kCPU);
+    for (int64_t row = 0; row < rows; ++row) {
+      lengths[row] += fed[row];
+      if (fed[row]) next[row] = chosen.data_ptr<int64_t>()[row];
+    }
+  }
+
+  std::pair<at::Tensor, at::Tensor> pad(const std::vector<Row>& ids, size_t longest) const {
+    for (const auto& row : ids) longest = std::max(longest, row.size());
+    at::Tensor padded = at::zeros({rows, static_cast<int64_t>(longest)}, at::kLong), counts = at::zeros({rows}, at::kLong);
+    for (int64_t row = 0; row < rows; ++row) {
+      std::copy(ids[row].begin(), ids[row].end(), padded.data_ptr<int64_t>() + row * longest);
+      counts.data_ptr<int64_t>()[row] = ids[row].size();
+    }
+    return {padded, counts};
+  }
+
+  void check_rows(size_t given, const std::string& what) const {
+    if (static_cast<int64_t>(given) != rows)
+      throw std::runtime_error(std::to_string(given) + " " + what + " were given, and the program has " +
+                               std::to_string(rows) + " rows");
+  }
+
+  static void check_ids(int64_t row, const Row& ids, int64_t most) {
+    for (int64_t id : ids)
+      if (id < 0 || id >= most)
+        throw std::runtime_error("row " + std::to_string(row) + " has the id " + std::to_string(id) + ": ids are 0 to " +
+                                 std::to_string(most - 1));
+  }
+
+  void check_room(int64_t row, int64_t more) const {
+    if (limit && lengths[row] + more > limit)
+      throw std::runtime_error("row " + std::to_string(row) + " holds " + std::to_string(lengths[row]) + " tokens and " +
+                               std::to_string(more) + " more were given, but the program has room for " +
+                               std::to_string(limit) + ": export it with a larger capacity");
+  }
+};
