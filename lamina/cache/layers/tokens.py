@@ -327,7 +327,7 @@ class TokenLayer(Layer):
     def _newest(self, step: Step, new: Fields) -> Fields:
         """What commit will write of the tokens `new`; all of them if the pass is not known to be taken whole."""
         ring = self.layout.ring
-        if self.bare or not step.whole or ring is None or ring >= step.T or self.layout.keep or step.staged is not None:
+        if self.bare or not step.whole or ring is None or ring >= step.T or self.layout.keep:
             return new
         return only_newest(new, step.all_counts, ring)
 
