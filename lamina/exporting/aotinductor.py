@@ -20,8 +20,13 @@ from lamina.exporting.archive import Writer
 from lamina.exporting.export import Exported
 from lamina.exporting.manifest import Manifest
 
-# Inductor writes the values of small constants into the code, the empty cache included, unless it must keep them.
-OPTIONS = {"aot_inductor.package_constants_in_so": False, "always_keep_tensor_constants": True}
+# Inductor takes the values that buffers have while it compiles for their values in all runs, if they are small. Those of
+# the cache are not: no constant may be written into the code (keep), and none of one element folded (folding).
+OPTIONS = {
+    "aot_inductor.package_constants_in_so": False,
+    "always_keep_tensor_constants": True,
+    "joint_graph_constant_folding": False,
+}
 
 
 def compile_to(exported: Exported, path: str | os.PathLike[str], **options: Any) -> None:
