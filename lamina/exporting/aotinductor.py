@@ -20,8 +20,8 @@ from lamina.exporting.archive import Writer
 from lamina.exporting.export import Exported
 from lamina.exporting.manifest import Manifest
 
-# Inductor takes the values that buffers have while it compiles for their values in all runs, if they are small. Those of
-# the cache are not: no constant may be written into the code (keep), and none of one element folded (folding).
+# Inductor writes the values of small buffers into the code, as they are while it compiles. The cache is empty then, so
+# its tensors, such as the clock, must be neither inlined (keep) nor, where they have one element, folded (folding).
 OPTIONS = {
     "aot_inductor.package_constants_in_so": False,
     "always_keep_tensor_constants": True,
