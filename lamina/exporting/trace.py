@@ -52,8 +52,6 @@ def trace_all(
 def traced(name: str, module: nn.Module, inputs: list[Tensor], sizes: Sequence[dict[int, Dim]] = ()) -> ExportedProgram:
     """Exports a module of these inputs. `sizes` has the sizes that vary, axis -> Dim, for the first of them."""
     varies = [*sizes, *({} for _ in inputs[len(sizes) :])]
-    from torch.fx.experimental import _config
-
-    with torch.no_grad(), _config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+    with torch.no_grad():
         program = torch.export.export(module.eval(), tuple(inputs), dynamic_shapes=tuple(varies), strict=True)
     return tidy(program, name)
