@@ -34,7 +34,7 @@ SAME = "same tokens"
 def run(family: str, target: str) -> str:
     """SAME, or why the family is not exported, or where its tokens differ."""
     torch.manual_seed(0)
-    config = ENCODER_DECODERS[family] if family in ENCODER_DECODERS else next(iter(CASES[family].values()))
+    config = next(iter((CASES | ENCODER_DECODERS)[family].values()))
     try:
         model = loaded(build(config()))
         capacity = min(CAPACITY, model.max_positions or CAPACITY)
@@ -74,8 +74,10 @@ def main() -> None:
         del words[at : at + 2]
     found: dict[str, dict[str, str]] = json.loads(FOUND.read_text()) if FOUND.exists() else {}
     for family in [*CASES, *ENCODER_DECODERS] if words == ["all"] else words:
-        found.setdefault(family, {})[target] = run(family, target)
-        print(f"{family}: {found[family][target]}", flush=True)
+        result = run(family, target)
+        found = json.loads(FOUND.read_text()) if FOUND.exists() else {}  # another run may have added to it
+        found.setdefault(family, {})[target] = result
+        print(f"{family}: {result}", flush=True)
         FOUND.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
         torch.compiler.reset()
     PAGE.write_text(page(found))

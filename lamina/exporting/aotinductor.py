@@ -20,8 +20,13 @@ from lamina.exporting.archive import Writer
 from lamina.exporting.export import Exported
 from lamina.exporting.manifest import Manifest
 
-# Inductor writes the values of small constants into the code, the empty cache included, unless it must keep them.
-OPTIONS = {"aot_inductor.package_constants_in_so": False, "always_keep_tensor_constants": True}
+# Inductor writes the values of small buffers into the code, as they are while it compiles. The cache is empty then, so
+# its tensors, such as the clock, must be neither inlined (keep) nor, where they have one element, folded (folding).
+OPTIONS = {
+    "aot_inductor.package_constants_in_so": False,
+    "always_keep_tensor_constants": True,
+    "joint_graph_constant_folding": False,
+}
 
 
 def compile_to(exported: Exported, path: str | os.PathLike[str], **options: Any) -> None:

@@ -123,14 +123,15 @@ def export(
         )
     if model.max_positions is not None and capacity > model.max_positions:
         raise InputError(f"capacity={capacity}: the model has positions for {model.max_positions}")
-    cache = model.new_cache(rows, capacity=capacity, slack=slack, codec=codec)
+    # One slot more than is ever read: tracing would treat a read of the whole tensor as a case apart.
+    cache = model.new_cache(rows, capacity=capacity + 1 if bounded else capacity, slack=slack, codec=codec)
     positions = widen_sources(model, cache, source)
     if slack:
         fold_once(model, cache)
-    programs = trace_all(model, cache, chunk, bounded, positions)
+    programs = trace_all(model, cache, capacity, chunk, bounded, positions)
     buffers = cache_tensors(cache)
     weights = weights_of(programs, buffers)
-    manifest = describe(model, cache, programs, weights, chunk, positions)
+    manifest = describe(model, cache, capacity, programs, weights, chunk, positions)
     found = Exported(programs, weights, buffers, manifest, model.tokenizer, dict(model.generation_defaults))
     if to is None:
         return found
@@ -195,13 +196,15 @@ def weights_of(programs: dict[str, ExportedProgram], cache: dict[str, Tensor]) -
 def describe(
     model: Model,
     cache: Cache,
+    capacity: int,
     programs: dict[str, ExportedProgram],
     weights: dict[str, Tensor],
     chunk: int,
     positions: int,
 ) -> Manifest:
     layers = cache.every_layer()
-    limits = [limit for limit in (model.max_positions, *(layer.limit for layer in layers)) if limit is not None]
+    limits = [] if model.max_positions is None else [model.max_positions]
+    limits += [min(layer.limit, capacity) for layer in layers if layer.limit is not None]
     layouts = {layer.layout for layer in layers if layer.layout is not None and layer.layout.ring is not None}
     source = None
     if positions:
@@ -210,7 +213,7 @@ def describe(
         source = {"kind": kind, "capacity": positions, "most": example.shape[-1], "shape": list(example.shape[1:-1])}
     return Manifest(
         target="pt2", family=type(model).__name__, fingerprint=Fingerprint.of(model).as_values(),
-        rows=cache.rows, capacity=cache.capacity or 0, limit=min(limits, default=None), slack=cache.slack, chunk=chunk,
+        rows=cache.rows, capacity=capacity, limit=min(limits, default=None), slack=cache.slack, chunk=chunk,
         vocab=model.vocab, dtype=NAMES[model.dtype], device=model.device.type,
         codec=", ".join(sorted({str(codec) for codec in cache.codecs})),
         cache={name: shape_and_dtype(tensor) for name, tensor in cache_tensors(cache).items()},

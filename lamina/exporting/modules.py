@@ -43,15 +43,14 @@ class Advance(CacheModule):
             mask. S must be at least the longest row after the pass, and `least`
     """
 
-    def __init__(self, model: Model, cache: Cache, bounded: bool) -> None:
+    def __init__(self, model: Model, cache: Cache, capacity: int, bounded: bool) -> None:
         super().__init__(model, cache)
-        assert cache.capacity is not None
         lines = [layer for layer in cache.every_layer() if layer.layout is not None and layer.layout.ring is None]
         # Compilers treat a size of 1 apart, so S is 2 or more. An indexer selects `top` of more tokens than that, or of
         # the whole capacity if that is not more.
         tops = [layer.spec.top for layer in cache.every_layer() if isinstance(layer, IndexLayer)]
-        self.least = max([2, *(top + 1 for top in tops if top < cache.capacity)])
-        self.bounded = bounded and bool(lines) and self.least < cache.capacity
+        self.least = max([2, *(top + 1 for top in tops if top < capacity)])
+        self.bounded = bounded and bool(lines) and self.least < capacity
 
     def forward(self, ids: Tensor, counts: Tensor, slots: Tensor | None = None) -> tuple[Tensor, Tensor]:
         cache, clock = self.cache, self.cache.clock

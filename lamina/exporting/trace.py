@@ -23,18 +23,17 @@ SHORTEST = 2
 
 
 def trace_all(
-    model: Model, cache: Cache, chunk: int, bounded: bool, longest_source: int = 0
+    model: Model, cache: Cache, capacity: int, chunk: int, bounded: bool, longest_source: int = 0
 ) -> dict[str, ExportedProgram]:
-    """Every program that this model needs. The tensors of `cache` are the buffers of each."""
-    advance, rows = Advance(model, cache, bounded), cache.rows
+    """Every program that this model needs, for rows of up to `capacity` tokens, over the tensors of `cache`."""
+    advance, rows = Advance(model, cache, capacity, bounded), cache.rows
     counts = torch.ones(rows, dtype=torch.int64, device=model.device)
     ids = counts.new_zeros(rows, SHORTEST + 1)
     inputs, sizes = [counts], []
     if advance.bounded:
-        assert cache.capacity is not None
-        between = (advance.least + cache.capacity) // 2  # no special case of any operation
+        between = (advance.least + capacity) // 2  # no special case of any operation
         inputs.append(counts.new_zeros(between, dtype=torch.int8))
-        sizes = [{}, {0: Dim("slots", min=advance.least, max=cache.capacity)}]
+        sizes = [{}, {0: Dim("slots", min=advance.least, max=capacity)}]
     tokens = {1: Dim("tokens", min=SHORTEST, max=chunk)}
     found = {
         "prefill": traced("prefill", advance, [ids, *inputs], [tokens, *sizes]),
@@ -53,8 +52,6 @@ def trace_all(
 def traced(name: str, module: nn.Module, inputs: list[Tensor], sizes: Sequence[dict[int, Dim]] = ()) -> ExportedProgram:
     """Exports a module of these inputs. `sizes` has the sizes that vary, axis -> Dim, for the first of them."""
     varies = [*sizes, *({} for _ in inputs[len(sizes) :])]
-    from torch.fx.experimental import _config
-
-    with torch.no_grad(), _config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+    with torch.no_grad():
         program = torch.export.export(module.eval(), tuple(inputs), dynamic_shapes=tuple(varies), strict=True)
     return tidy(program, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,19 @@ def test_the_cpp_program_decodes_the_tokens_of_eager_passes(model: Toy, folder: 
     assert "ids are 0 to 12" in run("feed 13 -").stderr
     assert "row 0 cannot be rewound by 3" in run("feed 1,2,3,4,5,6,7,8,9 -", "rewind 3 0").stderr
     assert "1 lists of ids were given, and the program has 2 rows" in run("feed 1").stderr
+
+
+def test_one_row_is_decoded_from_its_own_length(tmp_path: Path) -> None:
+    model = Toy(Attend())
+    made = lamina.export(model, 1, 8, chunk=3)
+    del made.programs["prefill"]  # decode alone compiles faster
+    made.manifest = replace(made.manifest, programs={"decode": made.manifest.programs["decode"]})
+    compile_to(made, tmp_path / "model", **FAST)
+    program, cache = Program.load(tmp_path / "model"), model.new_cache(1, capacity=8)
+    for token in (1, 5, 2, 7):  # a clock of one element must not be folded into the code as the 0 that it was
+        program.feed([[token]])
+        expected = model(torch.tensor([[token]]), cache=cache, logits="last")
+        torch.testing.assert_close(program.logits, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_a_folder_that_exists_is_not_overwritten(folder: Path) -> None:
