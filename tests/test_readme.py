@@ -18,6 +18,10 @@ PAGES = [README, ROOT / "bench" / "README.md", *sorted((ROOT / "docs").glob("*.m
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
+ELSEWHERE = {"config.json", "generation_config.json", "manifest.json", "tokenizer.json", "tensors.txt"}
+"""Files of checkpoints and of exported archives."""
+
+
 def test_the_file_tree_is_that_of_the_files() -> None:
     assert (ROOT / "docs" / "files.md").read_text() == tree.page(), "run `python docs/tree.py`"
 
@@ -74,7 +78,7 @@ def test_every_path_that_a_page_names_exists(page: Path, files: set[str]) -> Non
     named += re.findall(r"(?<= )((?:[\w\-]+/)+[\w\-]+\.py)", text)
     for name in named:
         ends = [f"/{file}" for file in files if f"/{name}" in f"/{file}"]
-        assert ends or name in {"config.json", "generation_config.json"}, f"{page.name} names {name}"
+        assert ends or name in ELSEWHERE, f"{page.name} names {name}"
     for link in re.findall(r"\]\(([^)#:]+)(?:#[\w-]*)?\)", text):
         assert (page.parent / link).exists(), f"{page.name} links to {link}"
 

@@ -140,7 +140,7 @@ def export(
 
         compile_to(found, to)
     elif target == "onnx":
-        from lamina.exporting.onnx import convert_to
+        from lamina.exporting.onnx import convert_to  # which imports this module
 
         convert_to(found, to)
     else:

@@ -56,7 +56,7 @@ def test_rows_that_are_not_held_whole_are_refused() -> None:
     for config in (Rows(2, 16, 1, held=2), Rows(2, 32, 1, held=1, splits=2)):
         with pytest.raises(InputError, match="an inline norm needs held blocks that are all of 64"):
             product(x, torch.zeros(4, 64), norm=norm, config=config)
-    assert whole_rows(8000, 1280, 2) is None and whole_rows(100, 1600, 2) is None and whole_rows(100, 24, 2) is None
+    assert whole_rows(8000, 2560, 2) is None and whole_rows(100, 1600, 2) is None and whole_rows(100, 24, 2) is None
 
 
 def test_to_anything_but_a_small_product_it_is_the_tensor_that_the_norm_gives() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lamina.attention import Chunked, Full, Sliding, Window
 from lamina.attention.bias import kernel_form
-from lamina.cache.plain_backend import norm_and_rotate
+from lamina.cache.plain_backend import PLAIN
 from lamina.cache.step import Step
 from lamina.kernels.attention import decode_fused
 from lamina.kernels.attention.decode_fused import attend_stored, attend_token, single_plan, supports
@@ -69,8 +69,8 @@ def run(
 
     def attended(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         kind = q.dtype if dtype != torch.float64 else dtype
-        turned_q = norm_and_rotate(step, q.to(kind), norm=norms and norms[0], **turn)
-        turned_k = norm_and_rotate(step, k.to(kind), norm=norms and norms[1], **turn)
+        turned_q = PLAIN.norm_and_rotate(step, q.to(kind), norm=norms and norms[0], **turn)
+        turned_k = PLAIN.norm_and_rotate(step, k.to(kind), norm=norms and norms[1], **turn)
         if by is not None:
             turned_q = (turned_q * by[:, None, :, None]).to(turned_q.dtype)
         out = held.attend(turned_q, [turned_k, v], dtype=dtype, bias=bias, **how)
