@@ -4,6 +4,7 @@
 # make kernels   every kernel of every family built for every card, without a GPU, and compared with its shared memory
 # make laws      the laws on many more random histories: make laws N=10000
 # make bridge-versions   tests of lamina.bridge with the oldest and the newest transformers that it supports
+# make export-targets    tests of the export targets whose packages are optional: onnx and executorch
 # make lint      ruff, mypy and the order of imports alone
 
 PYTHON ?= python3
@@ -32,7 +33,7 @@ FAST := $(addprefix tests/, test_config.py test_own_model.py test_public.py test
 	laws/test_codecs.py laws/test_truth.py nn planning/test_sizes.py recurrence/test_conv.py) \
 	'tests/checking/test_verify.py::test_every_law_holds_on_every_family[llama]'
 
-.PHONY: demo test check lint tests fast laws kernels bridge-versions clean
+.PHONY: demo test check lint tests fast laws kernels bridge-versions export-targets clean
 
 demo: $(VENV)/demo
 	$(RUN) -m lamina chat smollm2 "Why is the sky blue? Answer in three sentences." --device cpu -n 120
@@ -65,6 +66,9 @@ kernels: $(VENV)/test
 bridge-versions: $(VENV)/test
 	$(RUN) -m tests.bridge.versions
 
+export-targets: $(VENV)/test
+	$(RUN) -m tests.exporting.targets
+
 # torch first and by its exact version: a looser one would bring gigabytes that a CPU has no use for. Bytecode is compiled
 # when a module is first imported, which most modules never are.
 $(VENV)/base: constraints.txt pyproject.toml
@@ -77,10 +81,12 @@ $(VENV)/base: constraints.txt pyproject.toml
 
 $(VENV)/demo: $(VENV)/base
 	$(PIP) -c constraints.txt -e ".[gguf]"
+	-$(RUN) -m lamina build
 	touch $@
 
 $(VENV)/test: $(VENV)/base
 	$(PIP) -c constraints.txt -e ".[gguf,test]"
+	-$(RUN) -m lamina build
 	touch $(VENV)/demo $@
 
 clean:

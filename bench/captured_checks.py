@@ -25,9 +25,11 @@ from torch import Tensor
 import lamina
 from bench.device_models import MENDED, PROMPTS, Family
 from bench.many_callers import many_callers
+from bench.prompt_checks import prompts_are_plain
 from lamina.cache.layers.tokens import TokenLayer
 from lamina.generation import Result
 from lamina.model import Model
+from lamina.rehearsal.explain import explain_decoding
 from lamina.runtime import why_no_passes
 from tests.families.harness import random_ids, relative
 
@@ -65,7 +67,7 @@ def rounded(one: Family) -> Found:
 
 def why_plain(model: Model) -> str | None:
     """Why decode steps are not captured, which docs/families.md says too."""
-    reason = model.explain().partition("since ")[2]
+    reason = explain_decoding(model).partition("since ")[2]
     return f"plain passes: {reason}" if reason else None
 
 
@@ -99,6 +101,7 @@ def if_captured(check: Callable[[Family], Found]) -> Callable[[Family], Found]:
 LOGITS, GREEDY = "logits against transformers, float32", "captured equals plain, greedy, float32"
 ROUNDED = "captured equals plain but for near-ties, greedy, bfloat16"
 PASSES = "passes of several tokens, and speculation on them, float32"
+PROMPTED = "captured prompts are plain passes: behind rows of any length, ragged, in pages, in codes, float32"
 LAWS, ROUNDED_LAWS = "laws, float32", "laws, bfloat16"
 
 
@@ -112,6 +115,7 @@ def columns() -> dict[str, Callable[[Family], Found]]:
         "no sync in a decode pass": yes(lambda one: without_syncs(one.model)),
         "captured equals plain, greedy and drawn, float32, captures for two caches": if_captured(captured_is_plain),
         PASSES: if_captured(yes(passes_are_plain)),
+        PROMPTED: prompts_are_plain,
         "in pages the same tokens, captured as without, greedy, drawn, drafted, in forks and beams, and no sync": yes(
             lambda one: in_pages(one.model)
         ),
@@ -126,9 +130,9 @@ def columns() -> dict[str, Callable[[Family], Found]]:
     }
 
 
-SHORT = (LOGITS, GREEDY, PASSES, ROUNDED)
+SHORT = (LOGITS, GREEDY, PASSES, PROMPTED, ROUNDED)
 """What is checked of a family whose captured step launches the kernels of another."""
-WITH_SOURCE = (LOGITS, GREEDY, LAWS, PASSES, ROUNDED, ROUNDED_LAWS)
+WITH_SOURCE = (LOGITS, GREEDY, LAWS, PASSES, PROMPTED, ROUNDED, ROUNDED_LAWS)
 """What is checked of a decoder that reads a source."""
 
 
@@ -138,7 +142,7 @@ def own_model() -> dict[str, Found]:
 
     torch.manual_seed(0)
     model = Mine().eval().cuda()
-    found: dict[str, Found] = {"how it decodes": ("captured" in model.explain(), model.explain())}
+    found: dict[str, Found] = {"how it decodes": ("captured" in explain_decoding(model), explain_decoding(model))}
     same = model.generate(PROMPTS, 30).tokens == plain(model, PROMPTS, 30).tokens
     found["captured steps are plain passes"] = same, "yes" if same else "no"
     said = passes_are_plain(Family(None, model, torch.zeros(0)))
@@ -163,7 +167,7 @@ DRAWN = {"do_sample": True, "top_k": 20, "top_p": 0.9, "temperature": 0.8, "repe
 def captured_is_plain(one: Family) -> Found:
     """Whether generation through one graph gives the tokens of plain passes, and how often a step was captured."""
     model = one.model
-    if reason := model.explain().partition("since ")[2]:
+    if reason := explain_decoding(model).partition("since ")[2]:
         return False, reason
     model.graphs.clear()
     model.graphs.captures = 0

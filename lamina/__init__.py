@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         Event,
         PrefixStore,
         Result,
+        Score,
         Setting,
         Stream,
         register_setting,
@@ -72,10 +73,10 @@ __all__ = [
     "Attention", "Cache", "CacheFileError", "CapacityError", "CaptureError", "Chat", "CheckpointError", "Chunked",
     "Codec", "Convolution", "Cross", "Event", "Exported", "FieldFormat", "Full", "IndexKeys", "InputError",
     "Inspection", "Keeping", "LaminaError", "Latent", "Layer", "Memory", "Model", "PagesError", "Plan", "Pool",
-    "PrefixStore", "Program", "ProgramError", "Recurrent", "Report", "Result", "RewindError", "Setting", "Shared",
-    "SharedIndex", "Sliding", "Source", "Spec", "Stream", "Tokens", "Transcription", "export", "from_transformers",
-    "inspect", "load", "load_cache", "plan", "register_family", "register_format", "register_kernels",
-    "register_setting", "unregister_family", "unregister_setting", "verify",
+    "PrefixStore", "Program", "ProgramError", "Recurrent", "Report", "Result", "RewindError", "Score", "Setting",
+    "Shared", "SharedIndex", "Sliding", "Source", "Spec", "Stream", "Tokens", "Transcription", "export",
+    "from_transformers", "inspect", "load", "load_cache", "plan", "register_family", "register_format",
+    "register_kernels", "register_setting", "unregister_family", "unregister_setting", "verify",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -97,7 +98,8 @@ _HOMES = {
     "lamina.exporting.export": ("Exported", "export"),
     "lamina.exporting.program": ("Program",),
     "lamina.generation": (
-        "Chat", "Event", "PrefixStore", "Result", "Setting", "Stream", "register_setting", "unregister_setting",
+        "Chat", "Event", "PrefixStore", "Result", "Score", "Setting", "Stream", "register_setting",
+        "unregister_setting",
     ),
     "lamina.loading": ("load",),
     "lamina.model": ("Model",),

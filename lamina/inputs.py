@@ -56,7 +56,7 @@ def check_ids(ids: Tensor, vocab: int, counts: CountsLike | None = None) -> None
     bad = (ids < 0) | (ids >= vocab)
     if counts is not None:
         real = Counts.of(counts, ids.shape[0], ids.shape[1], ids.device, "counts").tensor
-        bad = bad & (torch.arange(ids.shape[1]) < real[:, None])
+        bad = bad & (torch.arange(ids.shape[1], device=ids.device) < real[:, None])
     if bool(bad.any()):
         row, at = (int(i) for i in bad.nonzero()[0])
         raise InputError(

@@ -13,7 +13,9 @@ from torch import nn
 
 from lamina.checkpoint.base_model import with_prefix
 from lamina.checkpoint.loader import fill, finish_buffers, own_dtype, put, tensors_of
-from lamina.checkpoint.source import config_dtype, nested_configs, open_source, with_context
+from lamina.checkpoint.packing import holds_packed
+from lamina.checkpoint.quantized import METHODS
+from lamina.checkpoint.source import Checkpoint, config_dtype, nested_configs, open_source, with_context
 from lamina.checkpoint.tokenizer import UnknownTokenizer
 from lamina.config import Config
 from lamina.dtypes import float_dtype
@@ -22,6 +24,8 @@ from lamina.model import Model
 from lamina.models import family_of
 from lamina.notices import notice
 from lamina.runtime.prebuild import start_build
+from lamina.weights.quantize import PACKED, PLAIN, check_weights, quantize_weights
+from lamina.weights.repack import repack_model
 
 
 def load(
@@ -33,6 +37,7 @@ def load(
     pickle: bool = False,
     context: int | None = None,
     via: str | None = None,
+    weights: str | None = None,
 ) -> Model:
     """Loads a folder (config.json and *.safetensors), a .gguf file, a Hub id, or a checkpoint with a known name.
 
@@ -47,13 +52,20 @@ def load(
              the trained length
     via      "transformers": the model is loaded by transformers, and its own blocks run over Lamina's caches; for
              families that Lamina does not have (`lamina.from_transformers`)
+    weights  how matrices are stored: None or "packed": as in the checkpoint, so a quantized one stays packed; "plain":
+             dequantized; "int8", "int4" (embedding and head int8) or "fp8": quantized while they are read
 
     >>> model = load("smollm2", dtype="float32")               # doctest: +SKIP
     >>> print(model.generate("The sky is").text[0])            # doctest: +SKIP
     """
-    asked, place = float_dtype(dtype), check_device(device)
+    asked, place, stored = float_dtype(dtype), check_device(device), weights or PACKED
     check_options(pickle, context)
+    check_weights(stored)
     if via is not None:
+        if weights is not None:
+            raise InputError(
+                f"weights={weights!r} is for Lamina's own families; via={via!r} loads as transformers does"
+            )
         try:
             from lamina.bridge.hf_blocks.loading import load_via  # which imports transformers, an optional dependency
         except ModuleNotFoundError as error:
@@ -66,9 +78,14 @@ def load(
     with torch.device("meta"):
         model = cls.build(config)
     kind = config_dtype(source.config) if asked is None else asked
-    building = start_build(partial(on_meta, config.values, kind), kind, place)
     tensors = with_prefix(cls.part_of(source), model.names)
-    fill(model, tensors, model.names, dtype=kind, device=place, ignore=model.ignored)
+    plain = stored == PLAIN or (stored == PACKED and not holds_packed(tensors))
+    known = PLAIN if plain else None if stored == PACKED else stored  # how all matrices are stored, if that is known
+    make = partial(stored_on_meta, config.values, kind, None, known or PLAIN)
+    building = None if known is None else start_build(make, kind, place)
+    fill(model, tensors, model.names, dtype=kind, device=place, ignore=model.ignored, weights=stored)
+    if place.type == "cuda":
+        repack_model(model)
     if building is not None:
         building.register(model)
     try:
@@ -100,6 +117,19 @@ def on_meta(config: Mapping[str, Any], dtype: torch.dtype) -> Model:
     return model.eval()
 
 
+def stored_on_meta(config: Mapping[str, Any], dtype: torch.dtype, source: Checkpoint | None, weights: str) -> Model:
+    """The same with matrices stored as `load(weights=…)` would: packed as in the checkpoint, if there is one that has
+    packed tensors, or quantized."""
+    check_weights(weights)
+    model = on_meta(config, dtype)
+    if weights == PACKED and source is not None and holds_packed(source):
+        tensors = with_prefix(model.part_of(source), model.names)
+        fill(model, tensors, model.names, dtype, "meta", model.ignored, progress=False, weights=PACKED)
+    elif weights not in (PACKED, PLAIN):
+        quantize_weights(model, weights)
+    return model
+
+
 def refuse_quantized(config: Config, path: str | PathLike[str], readable: Collection[str]) -> None:
     """Raises InputError if the checkpoint's weights are quantized in a format that its family does not read."""
     config.get("quantization_config", {}).get("quant_method")  # an error unless it is an object; and it is read
@@ -109,9 +139,14 @@ def refuse_quantized(config: Config, path: str | PathLike[str], readable: Collec
             if not isinstance(settings, Mapping) or not settings:
                 continue
             method = settings.get("quant_method")
-            if method is None or method not in readable:
+            if method in METHODS:
+                config.ignore(f"{field}.*")  # the checkpoint reads it
+            if method is None or method not in (*readable, *METHODS):
                 how = f"{field}={short_settings(settings)}" if method is None else repr(method)
-                raise InputError(f"{path} holds weights quantized with {how}; Lamina reads plain ones and GGUF files")
+                known = ", ".join(METHODS)
+                raise InputError(
+                    f"{path} holds weights quantized with {how}; Lamina reads GGUF files, plain weights, {known}"
+                )
 
 
 def short_settings(settings: Mapping[str, Any]) -> str:

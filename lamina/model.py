@@ -32,14 +32,17 @@ from lamina.cache.step import Step
 from lamina.config import EMPTY, Config, config_of
 from lamina.errors import InputError
 from lamina.generation.entry import generate, stream
+from lamina.generation.prefill.chunks import SHARE
+from lamina.generation.prefill.score import Score, ScoreOptions, score
 from lamina.generation.result import Result
 from lamina.generation.stream import Event, Stream
 from lamina.inputs import check_ids, checked_ids, checked_marks, random_ids
 from lamina.nn.attention.rope_settings import positions_of
+from lamina.rehearsal.explain import explain_decoding, explain_prompts
 from lamina.runtime.builders import wait_for_kernels
 from lamina.runtime.compile import CompiledBlocks, why_not_compiled
-from lamina.runtime.eligibility import why_not_captured
-from lamina.runtime.feed import feed, step_alone
+from lamina.runtime.eligibility import how_packed
+from lamina.runtime.feed import feed, run, step_alone
 from lamina.runtime.graphs import Graphs
 
 if TYPE_CHECKING:
@@ -274,7 +277,7 @@ class Model(nn.Module):
             raise InputError(f'logits={logits!r}: it must be "all", "last" or None')
         if cache is None:
             step = step_alone(self, shape, counts, segments=segments, spans=spans, source=source)
-            return self.forward(ids, step, logits, embeds)
+            return run(self, step, ids, logits, embeds)
         if segments is not None:
             raise InputError("packed segments run without a cache; with one, give each sequence a row of its own")
         if source is not None:
@@ -359,14 +362,13 @@ class Model(nn.Module):
         return self.graphs.fusion_plan()
 
     def explain(self, cache: Cache | None = None, rows: int = 1) -> str:
-        """How tokens are decoded, and the reason if decode steps are not captured.
+        """How tokens are decoded and prompts are run, and why not faster; how weights are packed, if they are. A small
+        prompt is run to find out.
 
         >>> print(model.explain())                                    # doctest: +SKIP
-        decoding: plain passes, since the model is on cpu; decode steps are captured on a GPU
+        decoding: one native program a step …
         """
-        graphs, rows = self.graphs, rows if cache is None else cache.rows
-        reason = why_not_captured(self, cache, rows) or graphs.why_not(rows) or graphs.why_refused()
-        return "decoding: one captured graph a step" if reason is None else f"decoding: plain passes, since {reason}"
+        return "\n".join([explain_decoding(self, cache, rows), *explain_prompts(self, cache, rows, SHARE)])
 
     def compile(self, **options: Any) -> None:
         """Compiles blocks for passes of few tokens: decoding is faster from then on.
@@ -375,6 +377,8 @@ class Model(nn.Module):
         program, which serves any length, and growing and fixed caches. `options` are those of `torch.compile`. Unlike
         with `nn.Module.compile`, prompts and other long passes run uncompiled. Captured decode steps do not need it.
         """
+        if (packed := how_packed(self)) is not None:
+            raise InputError(f'compile is for plain weights, load(weights="plain"); those of this model are {packed}')
         wait_for_kernels(self)  # finish building kernels first, or Dynamo would trace modules in use
         self.compiled = CompiledBlocks(self.blocks, **options)
 
@@ -388,6 +392,10 @@ class Model(nn.Module):
     ) -> Result:
         """Continues each prompt; see `lamina.generation.entry`."""
         return generate(self, prompts, max_new_tokens, stream=stream, **options)
+
+    def score(self, texts: Any = None, **options: Unpack[ScoreOptions]) -> Score:
+        """The log-probability of each token of given texts; see `lamina.generation.prefill.score`."""
+        return score(self, texts, **options)
 
     def stream(
         self, prompts: Any = None, max_new_tokens: int | None = None, **options: Unpack[CallOptions]

@@ -9,7 +9,12 @@ from pathlib import Path
 import lamina
 
 PACKAGE = Path(lamina.__file__).parent
-EXPLAINED = {"runtime/attend_kernels.py", "runtime/kernel_backend.py"}  # a comment at the top is for all of the file
+EXPLAINED = {  # a comment at the top is for all of the file
+    "runtime/attend_kernels.py",
+    "runtime/kernel_backend.py",
+    "runtime/prompts/prebuild.py",
+    "runtime/prompts/table_backend.py",
+}
 LAZY = {"cli"}  # folders in which nothing is imported before it is needed: see their `__init__`
 
 

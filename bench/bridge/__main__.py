@@ -2,26 +2,32 @@
 `python -m bench.bridge [OUT.md] [--device cpu]`; on a GPU if there is one, in bfloat16, and otherwise in float32.
 
 Random models decode one token after the other, from 128 and from 16,384 tokens on. The caches take turns of a few
-tokens, so that all see the same machine. The table has the median time of a token, and our share of theirs.
+tokens, so that all see the same machine. The table has the median time of a token, and our share of theirs. On a GPU a
+growing cache is measured twice: with transformers' attention for both, and with `lamina.bridge.attend` for ours.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import platform
 import statistics
 import time
+from collections.abc import Callable
 from datetime import date
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
 
 from lamina import bridge
+from lamina.bridge.few_queries import by_products, flash
 
 CONTEXTS = [128, 16_384]
-TURNS, TOKENS = 40, 5  # each cache decodes this many tokens in a turn
+TURNS = {"cpu": 40, "cuda": 12}
+TOKENS = 5  # each cache decodes this many in a turn
 SIZES: dict[str, dict[str, int]] = {
     "cpu": dict(
         vocab_size=1024, hidden_size=512, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=8,
@@ -48,13 +54,30 @@ def configs(sizes: dict[str, int]) -> dict[str, tuple[Any, list[int]]]:
     }  # fmt: skip
 
 
-def pairs(model: Any, context: int) -> dict[str, tuple[Any, Any]]:
-    """Name -> their cache and ours."""
-    most, config = context + (TURNS + 3) * TOKENS + 1, model.config
-    made = {"growing": (transformers.DynamicCache(config=config), bridge.Cache(model))}
+class Pair(NamedTuple):
+    """Two caches that are compared, and the models that decode over them, which have the same weights."""
+
+    form: str
+    their_model: Any
+    theirs: Any
+    our_model: Any
+    ours: Any
+
+
+def pairs(model: Any, context: int) -> list[Pair]:
+    """The comparisons for one model. On a GPU ours attends; without that a growing cache is measured too."""
+    on_gpu, config = model.device.type == "cuda", model.config
+    most = context + (TURNS[model.device.type] + 3) * TOKENS + 1
+    made = [Pair("growing", model, transformers.DynamicCache(config=config), model, bridge.Cache(model))]
+    attends = bridge.attend(copy.deepcopy(model)) if on_gpu else model
+    if on_gpu:
+        made.append(
+            Pair("growing, attend", model, transformers.DynamicCache(config=config), attends, bridge.Cache(attends))
+        )
     if config.model_type != "falcon_h1":  # its static cache is compiled
-        fixed = transformers.StaticCache(config=config, max_cache_len=most), bridge.Cache(model, capacity=most)
-        made["fixed"] = fixed
+        static = transformers.StaticCache(config=config, max_cache_len=most)
+        form = "fixed, attend" if on_gpu else "fixed"
+        made.append(Pair(form, model, static, attends, bridge.Cache(attends, capacity=most)))
     return made
 
 
@@ -91,23 +114,63 @@ def _wait(model: Any) -> None:
 def measure(name: str, model: Any, context: int) -> list[str]:
     """Lines of the table for one model and context."""
     lines = []
-    for form, (theirs, ours) in pairs(model, context).items():
-        times: dict[str, list[float]] = {"theirs": [], "ours": []}
-        both = {"theirs": theirs, "ours": ours}
-        for cache in both.values():
-            fill(model, cache, context)
+    for pair in pairs(model, context):
+        both = {"theirs": (pair.their_model, pair.theirs), "ours": (pair.our_model, pair.ours)}
+        times: dict[str, list[float]] = {whose: [] for whose in both}
+        for one, cache in both.values():
+            fill(one, cache, context)
             for _ in range(3):
-                turn(model, cache)
-        for i in range(TURNS):  # who comes first alternates too
+                turn(one, cache)
+        for i in range(TURNS[model.device.type]):  # who comes first alternates too
             for whose in ("theirs", "ours") if i % 2 else ("ours", "theirs"):
-                times[whose] += turn(model, both[whose])
+                times[whose] += turn(*both[whose])
         their_time, our_time = (statistics.median(times[whose]) for whose in ("theirs", "ours"))
         lines.append(
-            f"| {name} | {context} | {type(theirs).__name__} | {form} | {1e3 * their_time:.2f} | {1e3 * our_time:.2f} "
-            f"| {our_time / their_time:.3f} |"
+            f"| {name} | {context} | {type(pair.theirs).__name__} | {pair.form} | {1e3 * their_time:.2f} "
+            f"| {1e3 * our_time:.2f} | {our_time / their_time:.3f} |"
         )
         print(lines[-1], flush=True)
     return lines
+
+
+@torch.inference_mode()
+def ways() -> list[str]:
+    """Lines of a table: one query over the keys of one layer, by the ways that `lamina.bridge.attend` has, and by
+    PyTorch's own choice once it has planned this length. Microseconds of the device, in a CUDA graph."""
+    sizes, lines = SIZES["cuda"], ["| keys | flash, us | products, us | PyTorch's choice, us |", "|---|---|---|---|"]
+    Hq, H, D = sizes["num_attention_heads"], sizes["num_key_value_heads"], sizes["head_dim"]
+    for S in (128, 1024, 4096, 16_384):
+        q = torch.randn(1, Hq, 1, D, device="cuda", dtype=torch.bfloat16)
+        k, v = (torch.randn(1, H, S + 99, D, device="cuda", dtype=torch.bfloat16)[:, :, :S] for _ in range(2))
+        calls = [
+            partial(flash, q, k, v, D**-0.5),
+            partial(by_products, q, k, v, None, D**-0.5),
+            partial(torch.nn.functional.scaled_dot_product_attention, q, k, v, enable_gqa=True),
+        ]
+        expected = calls[-1]().float()
+        wrong = [(call().float() - expected).abs().max().item() > 0.02 for call in calls]
+        cells = [f"{_replayed(call):.1f}{' WRONG' * bad}" for call, bad in zip(calls, wrong, strict=True)]
+        lines.append(f"| {S} | " + " | ".join(cells) + " |")
+    print("\n".join(lines), flush=True)
+    return lines
+
+
+def _replayed(call: Callable[[], Any]) -> float:
+    """Microseconds of a call in a CUDA graph of 20 of them."""
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(20):
+            call()
+    times = []
+    for _ in range(10):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / 20)
+    return min(times)
 
 
 def machine(device: str) -> str:
@@ -124,6 +187,7 @@ def main() -> None:
     parser.add_argument("--device", choices=SIZES, default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
     device, lines = arguments.device, []
+    details = ways() if device == "cuda" else []
     for name, (config, contexts) in configs(SIZES[device]).items():
         torch.manual_seed(0)
         with torch.device(device):
@@ -137,7 +201,7 @@ def main() -> None:
             f"Machine: {machine(device)}, {date.today()}. Command: `python -m bench.bridge`; transformers "
             f"{transformers.__version__}, PyTorch {torch.__version__}, {DTYPES[device]}. Random models: {sizes}.", "",
             "| model | from token | their cache | ours | theirs, ms a token | ours, ms a token | ours / theirs |",
-            "|---|---|---|---|---|---|---|", *lines, "",
+            "|---|---|---|---|---|---|---|", *lines, "", *details, "",
         ]
     )  # fmt: skip
     if arguments.out is not None:

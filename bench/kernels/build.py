@@ -35,10 +35,6 @@ from lamina.kernels.limits import CARDS, KIB
 
 # Families that have no shape to be timed with, in the sizes of a real model.
 OTHERS: dict[str, dict[str, Any]] = {
-    "mamba-2.8b": dict(
-        model_type="mamba", vocab_size=50280, hidden_size=2560, num_hidden_layers=64, state_size=16, conv_kernel=4,
-        expand=2, time_step_rank=160, layer_norm_epsilon=1e-5, residual_in_fp32=True, tie_word_embeddings=True,
-    ),
     "rwkv-4-7b": dict(
         model_type="rwkv", vocab_size=50277, hidden_size=4096, num_hidden_layers=32, attention_hidden_size=4096,
         intermediate_size=16384, layer_norm_epsilon=1e-5, rescale_every=6, tie_word_embeddings=False,
@@ -88,6 +84,7 @@ USES: list[dict[str, Any]] = [
     dict(rows=1, tokens=4, page=PAGE),
     *(dict(rows=8, codec=codec, page=PAGE) for codec in CODECS),
     dict(rows=1, page=16),
+    *(dict(rows=rows, weights=kind) for kind in ("int4", "int8", "fp8") for rows in (1, 8, 32)),
 ]
 # In float32, too.
 EXACT: list[dict[str, Any]] = [

@@ -126,14 +126,14 @@ def collect(
 ) -> None:
     """Puts the kernels of a decode step, or of a pass, of a model of this configuration into `found`.
 
-    how   rows, tokens, codec and page, as `build_kernels` takes them
+    how   rows, tokens, codec and page, as `build_kernels` takes them; weights, as `lamina.load` does
     """
-    from lamina.loading import on_meta
+    from lamina.loading import stored_on_meta
     from lamina.runtime.prebuild import build_kernels
 
     words = [name, str(dtype).removeprefix("torch."), *(f"{key}={value}" for key, value in how.items())]
     with collected(found, card, " ".join(words)):
-        build_kernels(on_meta(config, dtype), **how)
+        build_kernels(stored_on_meta(config, dtype, None, how.pop("weights", "plain")), **how)
 
 
 def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> None:
@@ -147,9 +147,13 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
     from lamina.kernels.attention.merge import merge_into
     from lamina.kernels.attention.prefill import attend_many
     from lamina.kernels.columns import WIDTH
-    from lamina.kernels.elementwise import expert_sum, gated, rotate_heads
+    from lamina.kernels.elementwise import expert_sum, gated, rotate_heads, scale_columns
     from lamina.kernels.gemm.product import product
-    from lamina.kernels.norm import layer_norm
+    from lamina.kernels.norm import gated_rms_norm, layer_norm
+    from lamina.kernels.packed.dequantize import dequantize
+    from lamina.kernels.packed.experts import packed_expert_down, packed_expert_gated
+    from lamina.kernels.packed.matrix import PackedMatrix
+    from lamina.kernels.packed.product import packed_product
     from lamina.kernels.recurrent.prompt.conv import conv_prompt
     from lamina.kernels.recurrent.prompt.gated_delta import gated_delta_prompt
     from lamina.kernels.recurrent.prompt.selective_scan import selective_scan_prompt
@@ -160,12 +164,23 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
 
     def program() -> None:
         x, weight = torch.empty(2, 4096, dtype=dtype), torch.empty(4096, dtype=dtype)
+        codes, exponents = (torch.empty(4096, width, dtype=torch.uint8) for width in (2048, 128))
+        mxfp4 = PackedMatrix("mxfp4", codes, exponents, 32)
         layer_norm(x, weight, weight, 1e-5)
         layer_norm(x, weight, None, 1e-5, residual=x)
         product(x[:1], torch.empty(16384, 4096, dtype=dtype), bias=torch.empty(16384, dtype=dtype), act="gelu_new")
         gated(torch.empty(4096, 28672, dtype=dtype), Gating("silu"))
+        scale_columns(torch.empty(64, 4096, dtype=dtype), torch.empty(4096))
+        heads = torch.empty(8192, 128, dtype=dtype)
+        gated_rms_norm(heads, heads, torch.empty(128), 1e-6)
         pairs = torch.empty(64, 8, dtype=torch.int64)
         expert_sum(torch.empty(64, 2048, dtype=dtype), torch.empty(512, 2048, dtype=dtype), pairs, torch.empty(64, 8))
+        for many in (x[:1], x):
+            packed_product(many, mxfp4)
+        h = packed_expert_gated(x[:1], mxfp4, pairs[:1], torch.empty(1, 8), Gating("silu"), experts=2)
+        narrow = PackedMatrix("mxfp4", codes[:, :512].contiguous(), exponents[:, :32].contiguous(), 32)
+        packed_expert_down(h, narrow, pairs[:1], torch.empty(1, 8), experts=2)
+        dequantize(mxfp4, torch.empty(4096, 4096, dtype=dtype))
         angles = torch.empty(1, 64, 64)
         rotate_heads(torch.empty(1, 32, 64, 128, dtype=dtype), (angles, angles))
         merge_into(torch.empty(64, 128), torch.empty(64), torch.empty(64, 128, dtype=dtype), torch.empty(64))
@@ -181,6 +196,7 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
             for tokens in (512, 2048):
                 q, k = (torch.empty(1, heads, tokens, dim, dtype=dtype) for heads in (32, 8))
                 attend_many(q, k, k, View(at[:, :tokens], at[:, :tokens], Sliding(512)), scale=1.0, softcap=30.0)
+        collect_prompts(dtype, table)
         for rule in (SSD(80, 64, 128, groups=1), SSD(24, 128, 256, groups=1), SSD(128, 64, 128, groups=8)):
             for tokens in (512, 8192):
                 counts, constants = torch.empty(1, dtype=torch.int64), {"A": torch.empty(rule.heads)}
@@ -204,6 +220,32 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
 
     with collected(found, card, f"others {str(dtype).removeprefix('torch.')}"), torch.device("meta"):
         build_together(program)
+
+
+def collect_prompts(dtype: torch.dtype, table: torch.Tensor) -> None:
+    """Launches the kernels of captured prompts that find a cache through its table."""
+    from lamina.attention.window import Full, Sliding
+    from lamina.kernels.attention.prompt.attend import attend_prompt
+    from lamina.kernels.attention.prompt.latent import attend_latents
+    from lamina.kernels.attention.prompt.store import store_tokens
+    from lamina.kernels.recurrent.prompt.carried import load_inputs, load_state, store_state
+    from lamina.nn import AlibiBias, alibi_slopes
+
+    bias = AlibiBias(alibi_slopes(32)).kernel_form()
+    for dim in (64, 80, 128, 192, 256):
+        for tokens, page in ((32, 0), (512, 0), (64, 64)):
+            q, k = (torch.empty(1, heads, tokens, dim, dtype=dtype) for heads in (32, 8))
+            attend_prompt(q, (k, k), table, 8, dim, Full(), scale=1.0, page=page)
+            attend_prompt(q, (k, k), table, 8, dim, Sliding(4096), scale=1.0, softcap=50.0, page=page)
+            attend_prompt(q, (k, k), table, 8, dim, Full(), scale=1.0, bias=bias, page=page)
+            attend_prompt(q, None, table, 8, dim, scale=1.0)
+            store_tokens(k, k, table, page)
+    for tokens in (32, 512):
+        latents = torch.empty(1, 1, tokens, 576, dtype=dtype)
+        attend_latents(torch.empty(1, 16, tokens, 576, dtype=dtype), latents[:, 0], table, rank=512, scale=1.0)
+        store_tokens(latents, None, table)
+        load_inputs(table, torch.empty(1, tokens, 5376, dtype=dtype), 4)
+    store_state(load_state(table, 1, (80, 64, 128)), table)
 
 
 def shared_bytes(kernel: Kernel) -> int:

@@ -7,6 +7,7 @@ form that every backend is compared with.
 
 from __future__ import annotations
 
+from lamina.attention import query_blocks as query_blocks  # offers its backend
 from lamina.attention.core import BACKENDS, attention
 from lamina.attention.reference import reference_attention
 from lamina.attention.torch_backends import probabilities

@@ -6,8 +6,11 @@ the signature of `eager` into `BACKENDS`, or one that runs some calls best into 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +18,7 @@ from torch import Tensor
 from lamina.attention.reference import Bias
 from lamina.attention.torch_backends import eager, flex, sdpa
 from lamina.attention.view import View
+from lamina.attention.window import Full
 from lamina.errors import InputError
 
 Backend = Callable[..., Tensor]
@@ -37,6 +41,26 @@ class Offer:
 
 OFFERS: dict[str, Offer] = {}
 """Asked in this order before a backend of `BACKENDS` is picked."""
+
+
+class Way(NamedTuple):
+    """How a call of `attention` was run: by which backend, for which window, scores that are changed by what, and
+    values of a query head."""
+
+    backend: str
+    window: str
+    changed: tuple[str, ...]
+    dim: int
+
+    @classmethod
+    def of(cls, backend: str, q: Tensor, view: View, **changes: object) -> Way:
+        window = view.window
+        name = "full" if isinstance(window, Full) else f"{type(window).__name__.lower()} {window.span or ''}".strip()
+        return cls(backend, name, tuple(name for name, by in changes.items() if by is not None), q.shape[-1])
+
+
+Calls = dict[Way, int]
+_noted: ContextVar[Calls | None] = ContextVar("noted", default=None)
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -69,15 +93,36 @@ def attention(
     """
     if isinstance(backend, str) and backend not in BACKENDS:
         raise InputError(f"unknown attention backend {backend!r}: known are {', '.join(sorted(BACKENDS))}")
-    _check(q, k, v, view, softcap, sinks)
+    if not torch.compiler.is_exporting():  # which takes as long as it has lines to trace; eager passes were checked
+        _check(q, k, v, view, softcap, sinks)
     if 0 in q.shape[:3] or k.shape[2] == 0:
         return q.new_zeros(*q.shape[:3], v.shape[-1])
     name = best_backend(q, k, v, view, softcap, sinks, bias) if backend is None else backend
+    if not torch.compiler.is_compiling() and (calls := _noted.get()) is not None and isinstance(name, str):
+        way = Way.of(name, q, view, softcap=softcap, sinks=sinks, bias=bias)
+        calls[way] = calls.get(way, 0) + 1
     offer = OFFERS.get(name) if isinstance(name, str) else None
     if not view.clean and (offer is None or not offer.masks_itself):
         k, v = without_unused(k, view), without_unused(v, view)
     run = offer.run if offer is not None else BACKENDS[name] if isinstance(name, str) else name
     return run(q, k, v, view, scale=scale, softcap=softcap, sinks=sinks, bias=bias)
+
+
+@contextmanager
+def noted(calls: Calls) -> Iterator[None]:
+    """Inside, in this thread, `attention` counts its calls by the way in which they run.
+
+    >>> calls = {}
+    >>> with noted(calls):
+    ...     pass
+    >>> calls
+    {}
+    """
+    before = _noted.set(calls)
+    try:
+        yield
+    finally:
+        _noted.reset(before)
 
 
 def best_backend(
@@ -92,8 +137,10 @@ def best_backend(
 def few_over_many(q: Tensor, k: Tensor) -> bool:
     """True if plain matrix products are faster: PyTorch's fused kernels loop over all keys of a head in one program, so
     with few queries most SMs are idle."""
+    if not q.is_cuda or torch.compiler.is_compiling():  # before sizes are compared, which a traced program may vary
+        return False
     keys, scores = k.shape[2], q.shape[:3].numel() * k.shape[2]
-    return q.is_cuda and q.shape[2] <= FEW and keys >= MANY and scores <= MOST and not torch.compiler.is_compiling()
+    return q.shape[2] <= FEW and keys >= MANY and scores <= MOST
 
 
 def without_unused(x: Tensor, view: View) -> Tensor:

@@ -1,4 +1,4 @@
-"""The floating-point operations that any implementation of a prefill has to do.
+"""The floating-point operations that any implementation of a prefill has to do, and the bytes that it has to move.
 
 Every matrix takes part once for each token (of experts those that a token visits), the head once for each row, since
 only the last token's logits are wanted. Attention scores and sums count the pairs that are visible, not the square.
@@ -7,34 +7,48 @@ only the last token's logits are wanted. Attention scores and sums count the pai
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 
 from torch import nn
 
 from lamina.attention.window import Window
+from lamina.cache.cache import Cache
 from lamina.cache.spec import Attention, IndexKeys, Latent, Recurrent, SharedIndex, Spec
 from lamina.config import Config
 from lamina.model import Model
 from lamina.nn import Experts
-from lamina.planning.bytes import chosen_experts, visible
+from lamina.planning.bytes import chosen_experts, visible, weight_bytes
+from lamina.weights.inventory import inside, named_weights, own_weights
 
 
 def prefill_flops(model: Model, tokens: int, rows: int = 1) -> float:
     """Operations of a pass of `tokens` tokens over empty rows (a multiplication and an addition are two)."""
     each = chosen_experts(model)
-    matrices = sum(_weights_a_token(module, each.get(id(module))) for module in model.modules())
+    matrices = sum(_weights_a_token(module, each.get(id(module))) for _, module in inside(model))
     head = model.get_submodule("head")
-    last = sum(parameter.numel() for parameter in head.parameters())
+    last = sum(weight.numel() for _, weight in named_weights(head))
     every = [spec for entry in model.specs for spec in entry.values() if not isinstance(spec, SharedIndex)]
     kept = sum(_of_spec(_source(spec, model), model.config, tokens) for spec in every)
     return rows * (2 * (matrices - last) * tokens + 2 * last + kept)
+
+
+def prefill_bytes(model: Model, counts: Sequence[int]) -> float:
+    """Bytes that a pass over empty rows of `counts` tokens moves: each weight once (of the embedding and of experts
+    those that tokens visit), and all that a cache of these rows keeps."""
+    kept = sum(
+        rows * Cache(model.specs, rows=1, capacity=count, dtype=model.dtype, device="meta").nbytes
+        for count, rows in Counter(counts).items()
+    )
+    return weight_bytes(model, sum(counts)) + kept
 
 
 def _weights_a_token(module: nn.Module, chosen: int | None) -> float:
     """How many weights of this module itself a token is multiplied with; chosen: the experts that it visits."""
     if isinstance(module, nn.Embedding):
         return 0
-    numbers = sum(parameter.numel() for parameter in module.parameters(recurse=False) if parameter.dim() > 1)
+    numbers = sum(weight.numel() for weight in own_weights(module).values() if weight.ndim > 1)
     if not isinstance(module, Experts) or chosen is None:
         return numbers
     return numbers * chosen / (module.down.shape[0] + module.identity)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lamina.bench.measure import random_ids
+from lamina.bench.prefill import Prompts
 
 FIRST = 4  # tokens of the pass that makes the stores
 
@@ -96,8 +97,8 @@ class Dynamic:
                 layer.cumulative_length = self.context
 
     @torch.no_grad()
-    def _pass(self, call: Callable[..., Any], ids: Tensor, cache: Any) -> Tensor:
-        out = call(input_ids=ids, use_cache=True, logits_to_keep=1, return_dict=True, **{self.takes: cache})
+    def _pass(self, call: Callable[..., Any], ids: Tensor, cache: Any, **more: Any) -> Tensor:
+        out = call(input_ids=ids, use_cache=True, logits_to_keep=1, return_dict=True, **{self.takes: cache}, **more)
         return out.logits[:, -1].argmax(dim=-1)
 
     def run(self, steps: int) -> None:
@@ -105,8 +106,15 @@ class Dynamic:
         for _ in range(steps):
             ids = self._pass(self.call, ids[:, None], self.cache)
 
-    def prefill(self, ids: Tensor) -> None:
-        self._pass(self.model, ids, self._new_cache(ids.shape[1]))
+    def prefill(self, ids: Tensor, prompts: Prompts) -> None:
+        """Ragged rows are padded on the left, as its `generate` wants them."""
+        cache, T = self._new_cache(ids.shape[1]), ids.shape[1]
+        counts, more = torch.tensor(prompts.counts, device=ids.device), {}
+        for start in range(0, T, prompts.chunk or T):
+            end = start + (prompts.chunk or T)
+            if min(prompts.counts) < T:
+                more = dict(attention_mask=(torch.arange(T, device=ids.device) >= T - counts[:, None])[:, :end].long())
+            self._pass(self.model, ids[:, start:end], cache, **more)
 
     def stream(self, ids: Tensor, new: int) -> list[float]:
         cache, known = self._new_cache(ids.shape[1] + new), []

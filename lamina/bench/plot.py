@@ -1,11 +1,15 @@
-"""The picture of a run: the share of the limit over the context, a line for each number of rows and subject."""
+"""The picture of a run: the share of the limit over the context, a line for each number of rows and subject; of prompts
+the share of the limit of compute, a bar for each."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+from lamina.bench.measure import DeviceRates
+from lamina.bench.prefill import Prefilled
 from lamina.bench.runner import Results
 
 COLOURS = ("#3366cc", "#dc6912", "#109a5b", "#8a4fbf", "#777777")  # one for each number of rows
@@ -42,5 +46,35 @@ def draw(shape: str, machine: str, results: Results, path: Path) -> bool:
     axes.set_title(f"Decoding {shape}\n{machine}, read {results.limits.read / 1e9:,.0f} GB/s", fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    figure.savefig(path, dpi=140)
+    return True
+
+
+def draw_prefill(machine: str, found: Sequence[tuple[str, Prefilled]], rates: DeviceRates, path: Path) -> bool:
+    """The same for prompts: (shape, measurement) pairs."""
+    if not found or find_spec("matplotlib") is None:
+        return False
+    lines = list(dict.fromkeys((shape, one.prompts) for shape, one in found))
+    subjects = list(dict.fromkeys(one.subject for _, one in found))
+    figure = import_module("matplotlib.figure").Figure(figsize=(9, 1.6 + 0.45 * len(lines)), layout="constrained")
+    axes, height = figure.subplots(), 0.8 / len(subjects)
+    for i, subject in enumerate(subjects):
+        shares = [
+            (lines.index((shape, one.prompts)) + i * height, 100 * one.of_compute(rates), one.seconds)
+            for shape, one in found
+            if one.subject == subject
+        ]
+        axes.barh([y for y, *_ in shares], [x for _, x, _ in shares], height, label=subject, color=COLOURS[i])
+        for y, x, seconds in shares:
+            axes.text(x + 0.5, y, f"{seconds * 1e3:,.4g} ms", va="center", fontsize=7)
+    axes.set_yticks(
+        [y + 0.4 - height / 2 for y in range(len(lines))], [f"{name}, {one}" for name, one in lines], fontsize=8
+    )
+    axes.invert_yaxis()
+    axes.set_xlim(0, 110)
+    axes.axvline(100, color="black", linewidth=0.8)
+    axes.set_xlabel("share of the limit of compute (%)")
+    axes.set_title(f"Prefill\n{machine}, {rates.matrix / 1e12:,.4g} TFLOP/s", fontsize=10)
+    axes.legend(fontsize=8, loc="lower right")
     figure.savefig(path, dpi=140)
     return True

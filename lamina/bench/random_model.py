@@ -16,23 +16,32 @@ from torch import Tensor, nn
 from lamina.checkpoint.huge_pages import collapse
 from lamina.checkpoint.loader import finish_buffers, own_dtype, owner, put, room, tensors_of
 from lamina.config import Config
-from lamina.loading import on_meta
+from lamina.loading import stored_on_meta
 from lamina.model import Model
 from lamina.models import family_of
 from lamina.nn import GatedRMSNorm, LayerNorm, RMSNorm
 from lamina.runtime.prebuild import start_build
+from lamina.weights.quantize import PLAIN, quantize_weight
 
 
 @torch.no_grad()
-def random_model(config: Mapping[str, Any], dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> Model:
+def random_model(
+    config: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device | str,
+    seed: int = 0,
+    weights: str | None = None,
+) -> Model:
     """
+    weights   "int8", "int4" or "fp8": matrices are quantized one by one as they are made; None: plain
+
     >>> from lamina.checkpoint.shapes import SMOLLM2_135M
     >>> small = dict(SMOLLM2_135M.config, num_hidden_layers=1, vocab_size=100)
     >>> random_model(small, torch.float32, "cpu")(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 100])
     """
     device = torch.device(device)
-    building = start_build(partial(on_meta, config, dtype), dtype, device)
+    building = start_build(partial(stored_on_meta, config, dtype, None, weights or PLAIN), dtype, device)
     with torch.device("meta"):
         model = family_of(read := Config(config)).build(read)
     noise = torch.Generator(device).manual_seed(seed)
@@ -43,6 +52,9 @@ def random_model(config: Mapping[str, Any], dtype: torch.dtype, device: torch.de
         module, name = owner(model, paths[0])
         start(module, name, values, noise)
         put(model, paths, like, values)
+        if weights is not None:
+            owners = [owner(model, path) for path in paths]
+            quantize_weight(model, owners, weights)
     finish_buffers(model, device)
     collapse(model.parameters())
     if building is not None:

@@ -16,14 +16,16 @@ from functools import partial
 import torch
 
 from lamina.bench.first_token import FirstToken, first_token
-from lamina.bench.flops import prefill_flops
-from lamina.bench.measure import DeviceRates, Peak, free_memory, limits, random_ids, seconds
+from lamina.bench.measure import DeviceRates, Peak, free_memory, limits, seconds
+from lamina.bench.prefill import LINE_SECONDS, Prefilled, Prompts, Work, time_prefill
 from lamina.bench.random_model import random_model
 from lamina.bench.subjects import CompiledLamina, Contestant, Lamina
 from lamina.cache.codec.codec import Codec
 from lamina.checkpoint.shapes import ModelShape
 from lamina.errors import InputError
 from lamina.planning.bytes import Moved, decode_bytes
+from lamina.weights.inventory import named_weights
+from lamina.weights.quantize import check_weights
 
 MOST_STEPS, LEAST_STEPS = 64, 4  # tokens of one timed run
 RUNS = 5
@@ -38,8 +40,8 @@ class BenchSettings:
     dtype: torch.dtype
     rows: tuple[int, ...] = (1,)
     contexts: tuple[int, ...] = (128,)
-    prefill: int = 0
-    """Tokens of the prefill; 0: none."""
+    prefill: tuple[Prompts, ...] = ()
+    """Prompts whose prefill is timed."""
     codecs: tuple[str, ...] = ()
     """Decode also with caches of these codecs."""
     page: int | None = None
@@ -53,8 +55,12 @@ class BenchSettings:
     """What the shape was asked for as: its name, or a path."""
     encoder_positions: int | None = None
     """Positions of the encoder's output that each row reads; None: those of the shape."""
+    weights: str | None = None
+    """A format that our weights are packed in: int8, int4 or fp8. None: plain"""
 
     def __post_init__(self) -> None:
+        if self.weights is not None:
+            check_weights(self.weights)
         for codec in self.codecs:
             Codec.of(codec)
         if self.against not in (None, "transformers"):
@@ -63,8 +69,10 @@ class BenchSettings:
             raise InputError("compiled is a way to run the peer: name one with against")
         if self.page is not None and self.page < 1:
             raise InputError(f"page={self.page}: it must be at least 1")
-        if min((*self.rows, *self.contexts), default=0) < 1 or self.prefill < 0:
-            raise InputError(f"rows {self.rows} and contexts {self.contexts} must be 1 or more, prefill 0 or more")
+        if min((*self.rows, *self.contexts), default=1) < 1:
+            raise InputError(f"rows {self.rows} and contexts {self.contexts} must be 1 or more")
+        if not (self.prefill or (self.rows and self.contexts)):
+            raise InputError("there is nothing to measure: give rows and contexts, or prompts for a prefill")
 
     @property
     def positions(self) -> int | None:
@@ -99,15 +107,6 @@ class Decoded:
         return self.rows / self.seconds
 
 
-@dataclass(frozen=True)
-class Prefilled:
-    subject: str
-    tokens: int
-    seconds: float
-    flops: float
-    peak_bytes: int | None
-
-
 @dataclass
 class Results:
     limits: DeviceRates
@@ -129,7 +128,7 @@ class Results:
         """Of the read bandwidth, or of the matrix rate."""
         if isinstance(measured, Decoded):
             return self.limit(measured) / measured.seconds
-        return measured.flops / measured.seconds / self.limits.matrix
+        return measured.of_compute(self.limits)
 
     def share_by_torch(self, decoded: Decoded) -> float:
         """Of the bandwidth that PyTorch's best reduction reaches, which others measure by."""
@@ -149,7 +148,7 @@ class _Run:
     def __init__(self, settings: BenchSettings, progress: Progress) -> None:
         self.s, self.progress = settings, progress
         self.started = time.perf_counter()
-        sizes = len(settings.rows) * len(settings.contexts) + bool(settings.prefill) + settings.first_token
+        sizes = len(settings.rows) * len(settings.contexts) + len(settings.prefill) + settings.first_token
         self.visited: dict[tuple[int, int], float | None] = {}  # experts, by rows and context
         more = len(settings.codecs) + (settings.page is not None)  # ways to keep the cache
         more *= len(settings.rows) * len(settings.contexts)
@@ -161,13 +160,17 @@ class _Run:
         self.results = Results(limits(s.device, s.dtype))
         self._tidy()
         encodes = s.positions is not None
-        if s.first_token and not encodes:  # before this process holds weights, which would take the child's room
+        if (
+            s.first_token and not encodes and s.weights is None
+        ):  # before this process holds weights, which would take the child's room
             for name in ("lamina", *s.peers):
                 self._measure(name, "first token", partial(self._first_token, name))
         if encodes and (s.first_token or s.prefill):
             self.results.skipped.append("first token and prefill: decode steps alone are measured with an encoder")
+        if s.first_token and s.weights is not None:
+            self.results.skipped.append("first token: with plain weights alone")
         self._tell("weights")
-        self.model = random_model(s.shape.config, s.dtype, s.device)
+        self.model = random_model(s.shape.config, s.dtype, s.device, weights=s.weights)
         ours = [Lamina(self.model, source=s.positions)]
         if s.compiled and s.device.type == "cpu":  # on a GPU steps are captured, not compiled
             ours.append(CompiledLamina(self.model))
@@ -175,15 +178,16 @@ class _Run:
         kept = [Lamina(self.model, codec, source=s.positions) for codec in s.codecs]
         if s.page is not None:
             kept.append(Lamina(self.model, page=s.page, source=s.positions))
-        self.results.parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        self.results.parameters = sum(weight.numel() for _, weight in named_weights(self.model))
         self.results.weights = self.subjects[0].weights
+        for prompts in () if encodes else s.prefill:
+            work = Work(self.model, prompts)
+            for subject in self.subjects:
+                self._measure(subject.name, f"prefill of {prompts}", partial(self._prefill, subject, work))
         for rows in s.rows:
             for context in s.contexts:
                 for subject in (*self.subjects, *kept):
                     self._decode(subject, rows, context)
-            if rows == s.rows[0] and s.prefill and not encodes:
-                for subject in self.subjects:
-                    self._measure(subject.name, f"prefill of {s.prefill} tokens", partial(self._prefill, subject))
         self._tell("bandwidth and matrix rate again")
         self.results.limits = self.results.limits.better(limits(s.device, s.dtype))
         self.results.seconds = time.perf_counter() - self.started
@@ -243,16 +247,9 @@ class _Run:
             times.append(seconds(partial(subject.run, steps), self.s.device) / steps)
         return times, steps
 
-    def _prefill(self, subject: Contestant) -> None:
-        ids = random_ids((1, self.s.prefill), self.model.vocab, self.s.device)
-        times: list[float] = []
-        with Peak(self.s.device) as peak:
-            subject.prefill(ids)
-            while len(times) < RUNS and (not times or self._left() > 0):
-                times.append(seconds(partial(subject.prefill, ids), self.s.device))
-        taken, flops = statistics.median(times), prefill_flops(self.model, self.s.prefill)
-        held = _and(peak.nbytes, subject.weights)
-        self.results.prefilled.append(Prefilled(subject.name, self.s.prefill, taken, flops, held))
+    def _prefill(self, subject: Contestant, work: Work) -> None:
+        until = max(min(LINE_SECONDS, self._left()), 0.0)
+        self.results.prefilled.append(time_prefill(subject.name, subject.prefill, work, self.s.device, until))
 
     # -- bounds ----------------------------------------------------------------------------------------------------
 

@@ -9,13 +9,17 @@ from torch import Tensor
 
 from lamina.bench.decode import run_steps
 from lamina.bench.measure import random_ids
+from lamina.bench.prefill import Prompts
 from lamina.cache.cache import Cache
 from lamina.cache.pool.pool import Pool
 from lamina.generation import generate
+from lamina.generation.feed import prefill
+from lamina.generation.prompt import Prompt
 from lamina.model import Model
 from lamina.nn import Experts
 from lamina.planning.context import attach_random, fill_context, set_clock
 from lamina.runtime.compile import CompiledBlocks
+from lamina.weights.inventory import weight_bytes
 
 
 class Contestant(Protocol):
@@ -37,8 +41,8 @@ class Contestant(Protocol):
     def run(self, steps: int) -> None:
         """Decodes that many tokens for every row."""
 
-    def prefill(self, ids: Tensor) -> None:
-        """One pass of ids [B, T] into empty rows, for the logits of the last."""
+    def prefill(self, ids: Tensor, prompts: Prompts) -> None:
+        """Reads ids [R, T] into empty rows as the prompts say, for the logits after each row's last token."""
 
     def stream(self, ids: Tensor, new: int) -> list[float]:
         """Continues ids [1, T] by `new` tokens; -> when each was known, as `time.time()` says."""
@@ -66,7 +70,7 @@ class Lamina:
 
     @property
     def weights(self) -> int:
-        return sum(parameter.nbytes for parameter in self.model.parameters())
+        return weight_bytes(self.model)
 
     def needs(self, rows: int, tokens: int) -> int:
         like, codec = self.model, self.codec
@@ -112,9 +116,10 @@ class Lamina:
         return sum(found) / len(found) if found else None
 
     @torch.no_grad()
-    def prefill(self, ids: Tensor) -> None:
+    def prefill(self, ids: Tensor, prompts: Prompts) -> None:
+        """As `generate` does it."""
         cache = self.model.new_cache(ids.shape[0], codec=self.codec).reserve(ids.shape[1])
-        self.model(ids, cache=cache, logits="last")
+        prefill(self.model, Prompt(ids, list(prompts.counts)), cache, prompts.chunk)
 
     def stream(self, ids: Tensor, new: int) -> list[float]:
         import time

@@ -3,7 +3,7 @@
 An attention function with the name "lamina" is registered in transformers' `AttentionInterface`, with masks as for its
 `sdpa`. Where keys and values are stored as codes, in pages or on the host, it reads blocks of slots, dequantizes them,
 and merges the softmax of one block after the other (online softmax): no dense copy of the history is made. Dense keys
-go to transformers' own function.
+go to transformers' own function, or on a GPU, if there are few queries, to `few_queries.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from lamina.bridge.few_queries import attend_few, suits
 from lamina.bridge.layers.kinds import layer_kinds, text_config
 from lamina.bridge.layers.stored import Stored
 from lamina.bridge.one_by_one import split_passes
@@ -30,7 +31,8 @@ def attend(model: Any) -> Any:
     """Makes a transformers model read `lamina.bridge` caches directly. Returns the model.
 
     Without it, a cache with a codec, in a pool or on the host gives the model a dense copy of the history for every
-    token. A model with recurrent states also runs the last tokens of each pass one by one, as many as the slack of its
+    token. On a GPU, the attention of one or a few tokens is computed without cuDNN, which would plan a kernel for each
+    length. A model with recurrent states also runs the last tokens of each pass one by one, as many as the slack of its
     cache, so that each of them can be cropped.
 
     >>> lamina.bridge.attend(model)                                                        # doctest: +SKIP
@@ -82,7 +84,11 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Attention as transformers' functions compute it: -> [B, T, Hq, Dv], and no weights"""
     plain = softcap is None and s_aux is None
-    if (dropout and module.training) or (plain and not isinstance(key, Stored)):
+    drops = bool(dropout and module.training)
+    if drops or (plain and not isinstance(key, Stored)):
+        if not drops and position_bias is None and suits(query, key, attention_mask):
+            scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+            return attend_few(query, key, value, attention_mask, scale).transpose(1, 2).contiguous(), None
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal,
             position_bias=position_bias, **kwargs,

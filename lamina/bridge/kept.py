@@ -62,7 +62,9 @@ class Kept:
         self._step: Step | None = None
         self._length = 0  # tokens of each row that are committed
         self.lines: Lines | None = None  # passes that the cache has not been told of
-        self._flat = False  # True if passes may go through `lines`
+        self._flat = False  # True if all entries are plain lines, so that passes may go through `lines`
+        self._flat_by_one = False  # True if passes of one token may, as long as the past is not recorded
+        self._recording = False
         self._alike: list[list[int]] = []  # [B, B] how many leading tokens two rows certainly have in common
 
     def _build(self, rows: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -93,6 +95,7 @@ class Kept:
         self._inner, self.rows, self.device = cache, cache.rows, cache.device
         self._known = frozenset(key for key, one in self.specs.items() if not one.reads_source)
         self._flat = Lines.fit(cache, self._known)
+        self._flat_by_one = Lines.fit_by_one(cache, self._known)
         self._length = cache.clock.sync()[0]
         self._alike = [[0] * cache.rows for _ in range(cache.rows)]
 
@@ -103,8 +106,8 @@ class Kept:
     # -- passes over plain lines -----------------------------------------------------------------------------------
 
     def _use_lines(self) -> None:
-        """Has the next passes stored by `lines`, if all entries are plain lines."""
-        if self._flat:
+        """Has the next passes stored by `lines`, if entries are plain enough."""
+        if self._flat or (self._flat_by_one and not self.recording):
             assert self._inner is not None
             self.lines = Lines(self._inner, self._known, self._length)
 
@@ -122,6 +125,17 @@ class Kept:
         if lines.left:
             self._step = self._inner.step(lines.T)
             self._step.written |= lines.written
+
+    @property
+    def recording(self) -> bool:
+        """True if the tokens of each pass can be dropped, whatever the slack."""
+        return self._recording
+
+    @recording.setter
+    def recording(self, record: bool) -> None:
+        if record and not self._flat:  # passes that go through `lines` make no slack in rings
+            self._leave_lines()
+        self._recording = record
 
     # -- facts -----------------------------------------------------------------------------------------------------
 

@@ -1,14 +1,19 @@
-"""`Lines`: the fast path of a `Store`, for caches whose tokens are all stored in plain lines on the device.
+"""`Lines`: the fast path of a `Store`, for caches whose tokens are all stored in plain lines or rings on the device.
 
-There the slot of a token is its position. A pass writes its tokens behind the earlier ones and returns a view of the
-store, a few operations for each layer. The Lamina cache behind it keeps its lengths in a tensor; it learns of the new
-tokens only when something other than a pass is asked of it (`Kept._leave_lines`).
+In a line the slot of a token is its position. A pass writes its tokens behind the earlier ones and returns a view of
+the store, a few operations for each layer. A ring is written so by passes of one token; they read one or two runs of
+slots. The Lamina cache behind it keeps its lengths in a tensor; it learns of the new tokens only when something other
+than a pass is asked of it (`Kept._leave_lines`).
 """
 
 from __future__ import annotations
 
+import sys
+
+import torch
 from torch import Tensor, is_grad_enabled
 
+from lamina.bridge.layers.in_order import first_seen
 from lamina.bridge.layers.stored import is_dense
 from lamina.cache.cache import Cache
 from lamina.cache.layers.base import Key
@@ -16,32 +21,43 @@ from lamina.cache.layers.tokens import TokenLayer
 
 
 class Lines:
-    """Passes over plain lines.
+    """Passes over plain lines and rings.
 
     stores    entry -> the stores of its keys and values [B, H, S, D]
+    rings     entry -> its layer, if that is a ring
     length    tokens of each row, without those of a pass that is still open
     T         tokens of the pass that is open, or was last
     left      entries that the open pass has not written yet; empty if no pass is open
     """
 
     def __init__(self, cache: Cache, keys: frozenset[Key], length: int) -> None:
-        found = {(i, name): cache.layers[i][name].data for i, name in keys}
-        self.stores = {key: (data["k"], data["v"]) for key, data in found.items()}
+        layers = {(i, name): cache.layers[i][name] for i, name in keys}
+        self.stores = {key: (layer.data["k"], layer.data["v"]) for key, layer in layers.items()}
+        self.rings = {
+            key: layer for key, layer in layers.items() if isinstance(layer, TokenLayer) and layer.layout.ring
+        }
         self.rows, self.length, self.T = cache.rows, length, 0
-        self.room = min(k.shape[2] for k, _ in self.stores.values())
+        whole = {key for key, ring in self.rings.items() if ring.slots == ring.layout.most}  # which have room for ever
+        self.room = min((k.shape[2] for key, (k, _) in self.stores.items() if key not in whole), default=sys.maxsize)
         self.left: dict[Key, tuple[Tensor, Tensor]] = {}
 
     @staticmethod
     def fit(cache: Cache, keys: frozenset[Key]) -> bool:
         """True if every entry that a pass writes is a plain line of keys and values."""
+        return Lines.fit_by_one(cache, keys) and all(cache.layers[i][name].in_line for i, name in keys)
+
+    @staticmethod
+    def fit_by_one(cache: Cache, keys: frozenset[Key]) -> bool:
+        """True if passes of one token can go this way: every entry is a plain line or a ring of keys and values."""
         layers = [cache.layers[i][name] for i, name in keys]
-        return bool(keys) and all(isinstance(layer, TokenLayer) and _is_line(layer) for layer in layers)
+        return bool(keys) and all(isinstance(layer, TokenLayer) and _is_plain(layer) for layer in layers)
 
     def append(self, key: Key, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Stores k and v [B, H, T, D]; -> those of all tokens so far. None if this path cannot: nothing is stored."""
+        """Stores k and v [B, H, T, D]; -> those of all tokens that the new ones may see. None if this path cannot:
+        nothing is stored."""
         rows, _, T, _ = k.shape
         if not self.left:
-            if self.length + T > self.room or rows != self.rows:
+            if self.length + T > self.room or rows != self.rows or (T > 1 and self.rings):
                 return None
             self.T, self.left = T, self.stores.copy()
         if T != self.T or ((k.requires_grad or v.requires_grad) and is_grad_enabled()):
@@ -51,10 +67,12 @@ class Lines:
             return None
         keys, values = stores
         start, end = self.length, self.length + T
-        keys.narrow(2, start, T).copy_(k)
-        values.narrow(2, start, T).copy_(v)
         if not self.left:
             self.length = end
+        if key in self.rings:
+            return _append_to_ring(self.rings[key], keys, values, start, k, v)
+        keys.narrow(2, start, T).copy_(k)
+        values.narrow(2, start, T).copy_(v)
         return keys.narrow(2, 0, end), values.narrow(2, 0, end)
 
     @property
@@ -67,12 +85,34 @@ class Lines:
         return self.length + self.T if self.left and key not in self.left else self.length
 
     def crop(self, n: int, committed: int) -> bool:
-        """Drops the last n tokens; False, and nothing is done, if the Lamina cache knows of them already."""
-        if self.left or self.length - n < committed:
+        """Drops the last n tokens; False, and nothing is done, if the Lamina cache knows of them already, or must say
+        whether a ring still has what they replaced."""
+        if self.left or self.rings or self.length - n < committed:
             return False
         self.length -= n
         return True
 
 
-def _is_line(layer: TokenLayer) -> bool:
-    return layer.layout.ring is None and is_dense(layer) and layer.data.keys() == {"k", "v"}
+def _append_to_ring(
+    layer: TokenLayer, keys: Tensor, values: Tensor, start: int, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Stores one token at position `start`; -> keys and values that it sees, in the order of their positions"""
+    ring = layer.layout.ring
+    assert ring is not None
+    slot = start % ring
+    keys.narrow(2, slot, 1).copy_(k)
+    values.narrow(2, slot, 1).copy_(v)
+    first = first_seen(layer.window.span, start)
+    begin = first % ring
+    if begin <= slot:
+        return keys.narrow(2, begin, slot + 1 - begin), values.narrow(2, begin, slot + 1 - begin)
+    return _around(keys, begin, slot + 1, ring), _around(values, begin, slot + 1, ring)
+
+
+def _around(store: Tensor, begin: int, end: int, ring: int) -> Tensor:
+    """Slots begin … ring - 1, then 0 … end - 1."""
+    return torch.cat([store.narrow(2, begin, ring - begin), store.narrow(2, 0, end)], dim=2)
+
+
+def _is_plain(layer: TokenLayer) -> bool:
+    return not layer.layout.keep and is_dense(layer) and layer.data.keys() == {"k", "v"}

@@ -47,6 +47,10 @@ DENSE = (
     "a bridge cache with a codec, in a pool or on the host gives its model a dense copy of the history for each token; "
     "lamina.bridge.attend(model) has attention read the store itself"
 )
+PLANNED = (
+    "on a GPU, transformers' attention over a bridge cache plans a kernel for every new length; "
+    "lamina.bridge.attend(model) computes it without that"
+)
 RECORDED = 64  # tokens of one pass that recording makes room for, when the next pass begins without a crop
 
 
@@ -55,7 +59,6 @@ class Store(Kept):
 
     def __init__(self, kinds: Sequence[LayerKind], settings: Settings, model: ModelFacts) -> None:
         super().__init__(kinds, settings, model)
-        self.recording = False
         self._first = FirstPass()
         self._states: dict[Key, Tensor] = {}  # states that the open pass was given, or may have changed
         self._given: set[Key] = set()  # those of `_states` that were given
@@ -310,6 +313,8 @@ class Store(Kept):
         if self.recording:
             self.slack = max(self.slack, min(T, RECORDED))
         self._build(len(like), like.dtype, like.device)
+        if like.is_cuda and self.settings.capacity is not None and not self.model.attended:
+            notice(PLANNED)  # a static cache of transformers always has the same length
         assert self._inner is not None
         for key, source in first.sources.items():
             self.attach(key, source)

@@ -1,10 +1,11 @@
 """`Pass`: one forward pass, as `model.forward` sees it, whatever runs it.
 
-    Step          step.py                  over a cache, or without one (`Step.alone`), by PyTorch operations
-    PackedStep    packed.py                the same, ragged rows side by side without padding
-    BlockStep     runtime/compile.py       a Step as one compiled block sees it
-    CapturedStep  runtime/step.py          one token per row by kernels in a CUDA graph, which commits by itself
-    CapturedPass  runtime/multi_token.py   several tokens per row by kernels; the caller commits
+    Step            step.py                  over a cache, or without one (`Step.alone`), by PyTorch operations
+    PackedStep      packed.py                the same, ragged rows side by side without padding
+    BlockStep       runtime/compile.py       a Step as one compiled block sees it
+    CapturedStep    runtime/step.py          one token per row by kernels in a CUDA graph, which commits by itself
+    CapturedPass    runtime/multi_token.py   several tokens per row by kernels; the caller commits
+    CapturedPrompt  runtime/prompts          many tokens per row in a CUDA graph, which commits by itself
 
 `OpenPass` is a pass that its caller ends: `commit` stores tokens, `abort` drops them. Both close it.
 """

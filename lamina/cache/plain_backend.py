@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 import torch
 from torch import Tensor
@@ -33,6 +33,12 @@ if TYPE_CHECKING:
     from lamina.nn.norm import RMSNorm
 
 
+class Rotates(Protocol):
+    """A pass that rotates by RoPE."""
+
+    def rotated(self, x: Tensor, rope: RopeTable) -> Tensor: ...
+
+
 class PlainBackend:
     """Has no state: all that belongs to a pass is in the pass."""
 
@@ -50,11 +56,15 @@ class PlainBackend:
             q, keys, values, view, scale=how["scale"], softcap=how["softcap"], sinks=how["sinks"], bias=how["bias"],
             backend=one.attention_of(key),
         )  # fmt: skip
-        return out if gate is None else out * gate.sigmoid()
+        return out if gate is None else self.opened(out, gate)
+
+    def opened(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x · sigmoid(gate), both [B, H, T, D]"""
+        return x * gate.sigmoid()
 
     def norm_and_rotate(
-        self, one: Step, x: Tensor, *, rope: RopeTable | None, neighbours: bool, norm: RMSNorm | None, norms_last: bool,
-        factor: Tensor | None = None,
+        self, one: Rotates, x: Tensor, *, rope: RopeTable | None, neighbours: bool, norm: RMSNorm | None,
+        norms_last: bool, factor: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Queries or keys x [B, H, T, D], each head normed and rotated, times factor [B, T]."""
         if norm is not None and not norms_last:

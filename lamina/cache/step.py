@@ -97,6 +97,7 @@ class Step:
         self.ran = False  # True once every block has run in this pass
         self.written: set[Key] = set()  # entries that have stored or left this pass's tokens, if `ran` is not set
         self.moves_base = False  # True if commit moves the base state of some row: see layers/recurrent.py
+        self.is_packed = False  # True if blocks ran over the real tokens of all rows side by side: see packed.py
         self.whole = False  # True if commit is known to take all real tokens, so that layers keep less for it
         self.exported = False  # True in an exported program: unused slots hold finite values, `bound` is read in it
         self.base = before  # [R] position of each row's recurrent base state
@@ -165,6 +166,11 @@ class Step:
         """Upper bound on the lengths of the rows after this pass; None while compiling, except in an exported program,
         which reads it from the lengths."""
         return None if torch.compiler.is_compiling() and not self.exported else self._bound
+
+    @property
+    def empty_before(self) -> bool:
+        """Whether the host knows that every row was empty before this pass."""
+        return self._start == 0 and not torch.compiler.is_compiling()
 
     def take(self, tensor: Tensor) -> Tensor:
         """Selects the rows of this pass: the tensor itself or a view if possible. [B, ...] -> [R, ...]"""

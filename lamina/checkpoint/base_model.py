@@ -16,6 +16,7 @@ from lamina.checkpoint.names import Names, stored_names
 from lamina.checkpoint.source import Checkpoint
 
 if TYPE_CHECKING:
+    from lamina.checkpoint.packing import PackedTensors
     from lamina.checkpoint.tokenizer import Tokenizer
 
 
@@ -46,6 +47,9 @@ class BaseModelCheckpoint(Checkpoint):
 
     def read(self, name: str) -> torch.Tensor:
         return self.whole.read(self._stored.get(name, name))
+
+    def packed(self, name: str, device: torch.device) -> PackedTensors | None:
+        return self.whole.packed(self._stored.get(name, name), device)
 
     def tokenizer(self) -> Tokenizer | None:
         return self.whole.tokenizer()

@@ -2,7 +2,8 @@
 
 First everything is checked against the headers alone: each parameter's recipe (see names.py), the shapes,
 and that no tensor is left over. Then each parameter is allocated once, in its final dtype and place, and its
-pieces are copied into it one at a time from the memory map: the peak is the weights plus one tensor.
+pieces are copied into it one at a time from the memory map: the peak is the weights plus one tensor. A matrix that the
+checkpoint stores packed may stay packed (packing.py): on a CPU it then stays on the memory map.
 
 A module takes part in three ways, all optional:
 - `keep_float32`: a class attribute, the names of its own parameters that stay float32 whatever the dtype.
@@ -22,9 +23,12 @@ from torch import nn
 
 from lamina.checkpoint.huge_pages import ask_for_huge_pages, collapse
 from lamina.checkpoint.names import Names, Recipe, find_recipes, matches_any
+from lamina.checkpoint.packing import Packer
 from lamina.checkpoint.progress import Bar
 from lamina.checkpoint.source import Checkpoint, config_dtype, listing
 from lamina.errors import CheckpointError
+from lamina.notices import notice
+from lamina.weights.quantize import PLAIN, put_packed
 
 
 @dataclass(frozen=True)
@@ -45,13 +49,15 @@ def fill(
     device: torch.device | str | None = None,
     ignore: Iterable[str] = (),
     progress: bool = True,
+    weights: str = PLAIN,
 ) -> None:
     """Give every parameter of `module` its values from `source`.
 
     `names` maps parameter paths to checkpoint names. `ignore` lists patterns (`{i}` a number, `*` anything)
     of tensors that may be left over. dtype None is the configuration's, else float32. Buffers keep their own
     dtype and are filled only where the checkpoint has them. Nothing is changed when the checkpoint does not
-    fit.
+    fit. `weights` says how matrices are stored: "packed" as in the checkpoint, "plain", or a format to quantize them in
+    (packing.py).
 
     >>> import json, pathlib, tempfile
     >>> from safetensors.torch import save_file
@@ -68,12 +74,20 @@ def fill(
     dtype = config_dtype(source.config) if dtype is None else dtype
     device = torch.device("cpu") if device is None else torch.device(device)
     places = plan(module, source, names, dtype, tuple(ignore))
+    packer = Packer(source, weights, device)
     with Bar("loading weights", sum(p.like.numel() * p.dtype.itemsize for p in places), wanted=progress) as bar:
         for place in places:
-            values = room(place.like.shape, place.dtype, device)
-            copy_pieces(values, place.recipe, source)
-            put(module, place.paths, place.like, values)
-            bar.advance(values.nbytes)
+            owners = [owner(module, path) for path in place.paths]
+            if (packed := packer.pack(module, owners, place.recipe, place.dtype)) is not None:
+                put_packed(owners, packed)
+            else:
+                values = room(place.like.shape, place.dtype, device)
+                if device.type != "meta":
+                    copy_pieces(values, place.recipe, source)
+                put(module, place.paths, place.like, values)
+            bar.advance(place.like.numel() * place.dtype.itemsize)
+    if packer.dequantized:
+        notice(f"packed weights that no matrix of the model has as rows are dequantized: {listing(packer.dequantized)}")
     finish_buffers(module, device)
     collapse(module.parameters())
 

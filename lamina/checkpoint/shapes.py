@@ -227,6 +227,15 @@ FALCON_MAMBA_7B = ModelShape(
     ),
 )  # fmt: skip
 
+MAMBA_2_8B = ModelShape(
+    "mamba-2.8b",
+    dict(
+        model_type="mamba", vocab_size=50280, hidden_size=2560, intermediate_size=5120, expand=2, num_hidden_layers=64,
+        state_size=16, conv_kernel=4, time_step_rank=160, use_bias=False, use_conv_bias=True, layer_norm_epsilon=1e-5,
+        residual_in_fp32=True, tie_word_embeddings=True,
+    ),
+)  # fmt: skip
+
 WHISPER_LARGE_V3 = ModelShape(
     "whisper-large-v3",
     dict(
@@ -243,7 +252,7 @@ SHAPES = {
     for shape in (
         LLAMA_3_1_8B, GEMMA_2_9B, MAMBA2_2_7B, FALCON_H1_7B, QWEN3_NEXT, DEEPSEEK_V2_LITE, SMOLLM2_135M, MISTRAL_7B,
         QWEN3_8B, GEMMA_3_12B, QWEN3_30B_A3B, GPT_OSS_20B, NEMOTRON_H_8B, GRANITE_4_H_SMALL, RECURRENTGEMMA_9B,
-        FALCON_MAMBA_7B, WHISPER_LARGE_V3,
+        FALCON_MAMBA_7B, MAMBA_2_8B, WHISPER_LARGE_V3,
     )
 }  # fmt: skip
 

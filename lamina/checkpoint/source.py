@@ -21,6 +21,7 @@ from lamina.dtypes import FLOATS
 from lamina.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from lamina.checkpoint.packing import PackedTensors
     from lamina.checkpoint.tokenizer import Tokenizer
 
 LISTED = 8
@@ -50,6 +51,11 @@ class Checkpoint(ABC):
     @abstractmethod
     def read(self, name: str) -> torch.Tensor:
         """The tensor, on the CPU. Nothing is kept: it lives on the map, or is dequantized at each call."""
+
+    def packed(self, name: str, device: torch.device) -> PackedTensors | None:
+        """The tensor as it is stored, if it is stored in a format that can stay packed. On the CPU, from the memory map
+        where possible; without values if `device` is meta."""
+        return None
 
     @abstractmethod
     def tokenizer(self) -> Tokenizer | None:
@@ -93,6 +99,7 @@ and *.safetensors, a .gguf file, or a known name: smollm2, whisper-tiny.en; or a
     from lamina.checkpoint.ctranslate2 import CTranslate2Checkpoint, is_ctranslate2  # which import this module
     from lamina.checkpoint.folder import FolderCheckpoint
     from lamina.checkpoint.gguf.file import GGUFCheckpoint
+    from lamina.checkpoint.quantized import with_weights
 
     path = locate(path, revision, pickle=pickle)
     names = ", ".join(NAMED)
@@ -101,7 +108,7 @@ and *.safetensors, a .gguf file, or a known name: smollm2, whisper-tiny.en; or a
         "(owner/name)"
     )
     if path.is_dir():
-        return CTranslate2Checkpoint(path) if is_ctranslate2(path) else FolderCheckpoint(path, pickle)
+        return CTranslate2Checkpoint(path) if is_ctranslate2(path) else with_weights(FolderCheckpoint(path, pickle))
     if not path.exists():
         raise CheckpointError(f"{path} does not exist{why_absent(path)}; {expected}")
     if path.suffix.lower() == ".gguf" or begins_as_gguf(path):

@@ -21,6 +21,7 @@ import torch
 from lamina.checkpoint.source import Checkpoint
 
 if TYPE_CHECKING:
+    from lamina.checkpoint.packing import PackedTensors
     from lamina.checkpoint.tokenizer import Tokenizer
 
 
@@ -59,6 +60,9 @@ class TextPartCheckpoint(Checkpoint):
 
     def read(self, name: str) -> torch.Tensor:
         return self.whole.read(self._stored.get(name, name))
+
+    def packed(self, name: str, device: torch.device) -> PackedTensors | None:
+        return self.whole.packed(self._stored.get(name, name), device)
 
     def tokenizer(self) -> Tokenizer | None:
         return self.whole.tokenizer()

@@ -1,4 +1,4 @@
-"""`lamina bench --shape NAME`"""
+"""`lamina bench --shape NAME`, `lamina bench --shape NAME --prefill 512,8192`, `lamina bench --prefill table`"""
 
 from __future__ import annotations
 
@@ -12,10 +12,18 @@ from lamina.errors import InputError
 
 
 def bench(
-    shape: Annotated[str, typer.Option(help="A benchmark shape, or what `lamina plan` takes.")],
+    shape: Annotated[str | None, typer.Option(help="A benchmark shape, or what `lamina plan` takes.")] = None,
     rows: Annotated[str | None, typer.Option(help="Rows decoded at once, such as 1,8,32.")] = None,
     context: Annotated[str | None, typer.Option(help="Tokens each row holds, such as 128,4096.")] = None,
-    prefill: Annotated[int | None, typer.Option(help="Tokens of the prefill; 0 for none.")] = None,
+    prefill: Annotated[
+        str | None,
+        typer.Option(
+            help="Prompt lengths, such as 512,8192; alone if neither --rows nor --context is given. 0 for none; table: "
+            "many shapes and prompts, with targets for one H200."
+        ),
+    ] = None,
+    chunk: Annotated[int | None, typer.Option(help="Read prompts in chunks of this many tokens.")] = None,
+    ragged: Annotated[str | None, typer.Option(help="Also prompts of several rows, such as 64x100-1024.")] = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16 on a GPU and float32 on a CPU when not given.")] = None,
     device: Device = None,
     codec: Annotated[str | None, typer.Option(help="Decode also with caches in codes, such as int8,int4.")] = None,
@@ -23,41 +31,63 @@ def bench(
     source: Annotated[
         int | None, typer.Option(help="Positions of the encoder's output; those of the shape if not given.")
     ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Pack our weights in int8, int4 (embedding and head int8) or fp8.")
+    ] = None,
     against: Annotated[str | None, typer.Option(help="Measure a peer in the same run: transformers.")] = None,
     compiled: Annotated[bool, typer.Option(help="The peer also with its static cache, compiled.")] = False,
-    first_token: Annotated[bool, typer.Option(help="Time a fresh process up to its first token.")] = True,
+    first_token: Annotated[
+        bool | None, typer.Option(help="Time a fresh process up to its first token; yes, if decoding is measured.")
+    ] = None,
     seconds: Annotated[float, typer.Option(help="After this many seconds nothing new is begun.")] = 300.0,
     out: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("bench/results"),
 ) -> None:
     import torch
 
     from lamina.bench import BenchSettings, find_shape, run
+    from lamina.bench.prefill import Prompts
+    from lamina.bench.prefill_table import PREFILL_TABLE, TableReport, run_table
     from lamina.bench.report import BenchReport
     from lamina.dtypes import float_dtype
     from lamina.loading import check_device
 
     place = check_device(device)
-    gpu, found = place.type == "cuda", find_shape(shape)
+    gpu, table = place.type == "cuda", prefill == "table"
+    if table and (shape, rows, context, chunk, ragged) != (None,) * 5:
+        raise InputError(
+            "--prefill table has its own shapes and prompts: leave --shape, --rows, --context, --chunk and --ragged out"
+        )
+    if shape is None and not table:
+        raise InputError("--shape is missing: name a shape such as llama-3.1-8b, or run --prefill table")
+    found = find_shape(shape or PREFILL_TABLE[0].shape)
     if context is None and found.source is not None:
         context = "224"  # decoders of speech and translation write short texts
+    lengths = [] if prefill in ("0", "table") else (prefill or ("" if ragged else "8192" if gpu else "512")).split(",")
+    prompts = [Prompts.of(text, chunk) for text in (*lengths, *(ragged or "").split(",")) if text]
+    alone = table or (bool(prompts) and (prefill, ragged, chunk) != (None,) * 3 and rows is context is None)
     settings = BenchSettings(
         shape=found,
         device=place,
         dtype=float_dtype(dtype) or (torch.bfloat16 if gpu else torch.float32),
-        rows=numbers(rows or ("1,8,32" if gpu else "1"), "rows"),
-        contexts=numbers(context or ("128,4096,16384,65536" if gpu else "64,2000"), "context"),
-        prefill=(8192 if gpu else 512) if prefill is None else prefill,
+        rows=() if alone else numbers(rows or ("1,8,32" if gpu else "1"), "rows"),
+        contexts=() if alone else numbers(context or ("128,4096,16384,65536" if gpu else "64,2000"), "context"),
+        prefill=(PREFILL_TABLE[0].prompts,) if table else tuple(prompts),
         codecs=tuple(codec.split(",")) if codec else (),
         page=page,
         against=against,
         compiled=compiled,
-        first_token=first_token,
+        first_token=not alone if first_token is None else first_token,
         seconds=seconds,
-        source=shape,
+        source=shape or "",
         encoder_positions=source,
+        weights=weights,
     )
     with Bar() as bar:
-        report = BenchReport(settings, run(settings, bar.tell))
+        report: BenchReport | TableReport
+        if table:
+            report = TableReport(settings, run_table(settings, progress=bar.tell))
+        else:
+            report = BenchReport(settings, run(settings, bar.tell))
     report.show()
     for path in report.write(out):
         typer.echo(f"wrote {path}")

@@ -22,6 +22,7 @@ from lamina.cli.common import (
     Tokens,
     TopK,
     TopP,
+    Weights,
     choosing,
     print_answer,
 )
@@ -40,11 +41,12 @@ def chat(
     device: Device = None,
     revision: Revision = None,
     pickle: Pickle = False,
+    weights: Weights = None,
 ) -> None:
     from lamina.generation import Chat
     from lamina.loading import load
 
-    model = load(path, dtype, device, revision=revision, pickle=pickle)
+    model = load(path, dtype, device, revision=revision, pickle=pickle, weights=weights)
     talk = Chat(model, max_new_tokens=max_new_tokens, **choosing(sample, temperature, top_k, top_p, seed))
     if question is not None:
         stream = talk.stream(question)

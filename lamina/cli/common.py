@@ -21,6 +21,10 @@ DType = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; t
 Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda:0; the first GPU when not given, else the CPU.")]
 Revision = Annotated[str | None, typer.Option(help="A branch, tag or commit, of a Hub id; main when not given.")]
 Pickle = Annotated[bool, typer.Option("--pickle", help="Read pytorch_model.bin where there are no safetensors.")]
+Weights = Annotated[
+    str | None,
+    typer.Option(help="How matrices are stored: packed (as in the checkpoint, the default), plain, int8, int4 or fp8."),
+]
 Tokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="How many tokens to make at most.")]
 
 

@@ -19,7 +19,10 @@ def export(
     codec: Annotated[str | None, typer.Option(help="How keys and values are quantized, such as int8.")] = None,
     chunk: Annotated[int | None, typer.Option(help="Most tokens of a prompt in one call.")] = None,
     source: Annotated[int | None, typer.Option(help="Longest source of an encoder–decoder model.")] = None,
-    target: Annotated[str, typer.Option(help="pt2, aotinductor or onnx.")] = "pt2",
+    target: Annotated[
+        str | None,
+        typer.Option(help="pt2, aotinductor, onnx or executorch; by default executorch for FILE.pte, otherwise pt2."),
+    ] = None,
     dtype: DType = None,
     device: Device = None,
     revision: Revision = None,
@@ -28,7 +31,7 @@ def export(
     from lamina.exporting.export import export as make
     from lamina.loading import load
 
-    model = load(path, dtype, device, revision=revision, pickle=pickle)
+    model = load(path, dtype, device, revision=revision, pickle=pickle, weights="plain")
     begin = time.perf_counter()
     made = make(
         model, rows, capacity, to=to, slack=slack, codec=codec, chunk=chunk, source=source, target=target

@@ -18,6 +18,7 @@ from lamina.cli.common import (
     Tokens,
     TopK,
     TopP,
+    Weights,
     choosing,
     print_answer,
 )
@@ -36,10 +37,11 @@ def generate(
     device: Device = None,
     revision: Revision = None,
     pickle: Pickle = False,
+    weights: Weights = None,
 ) -> None:
     from lamina.loading import load
 
-    model = load(path, dtype, device, revision=revision, pickle=pickle)
+    model = load(path, dtype, device, revision=revision, pickle=pickle, weights=weights)
     stream = model.stream(text, max_new_tokens, **choosing(sample, temperature, top_k, top_p, seed))
     if not print_answer(stream, before=text):
         raise typer.Exit(130)

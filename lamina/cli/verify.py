@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lamina.cli.common import Device, DType, Path, Pickle, Revision
+from lamina.cli.common import Device, DType, Path, Pickle, Revision, Weights
 
 
 def verify(
@@ -15,6 +15,7 @@ def verify(
     device: Device = None,
     revision: Revision = None,
     pickle: Pickle = False,
+    weights: Weights = None,
     length: Annotated[int | None, typer.Option(help="Tokens of the longest row, at least 2.")] = None,
     tries: Annotated[int, typer.Option(help="How often each law is tried, at least once.")] = 2,
     seed: Annotated[int, typer.Option(help="Other numbers give other cuts and ids.")] = 0,
@@ -32,7 +33,7 @@ def verify(
     if via not in (None, "transformers"):
         raise InputError(f"--via {via}: it can be transformers")
     report = verify(
-        load(path, dtype, device, revision=revision, pickle=pickle)
+        load(path, dtype, device, revision=revision, pickle=pickle, weights=weights)
         if via is None
         else load_transformers(path, dtype, device, revision),
         length=length,

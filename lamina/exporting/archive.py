@@ -1,5 +1,9 @@
 """The file of an exported program: a zip whose weights are stored as they are, or a folder with the same entries.
 
+A .pte file is both a program of ExecuTorch and such a zip: the program comes first and holds the programs and weights,
+and the zip with all other entries follows it. ExecuTorch reads no further than its own end, and zip readers begin at
+the end of the file.
+
 manifest.json            shapes, dtypes, checksums (manifest.py)
 weights.bin              every weight once, each at a multiple of 64 bytes
 programs/NAME.pt2        one traced program each, without weights and without the cache
@@ -26,6 +30,8 @@ from lamina.errors import ProgramError
 from lamina.exporting.manifest import DTYPES, Manifest, shape_and_dtype
 
 ALIGNED, PIECE = 64, 1 << 24
+PTE = "program.pte"
+"""The name by which the manifest knows the first part of a .pte file."""
 
 
 class Archive:
@@ -96,6 +102,9 @@ class Archive:
 
     def _pieces(self, name: str) -> Iterator[bytes]:
         try:
+            if name == PTE:
+                yield from self._first_bytes(self.manifest.files[name]["bytes"])
+                return
             file: Any = (self.path / name).open("rb") if self._zip is None else self._zip.open(name)
             with file:
                 while piece := file.read(PIECE):
@@ -104,6 +113,12 @@ class Archive:
             raise ProgramError(f"{self.path} has no {name}: it is not an exported program, or not all of it") from None
         except (zipfile.BadZipFile, EOFError, zlib.error):
             raise ProgramError(f"{name} in {self.path} was altered or cut short: export the model again") from None
+
+    def _first_bytes(self, size: int) -> Iterator[bytes]:
+        with self.path.open("rb") as file:
+            while piece := file.read(min(PIECE, size)):
+                size -= len(piece)
+                yield piece
 
 
 class Writer:

@@ -34,8 +34,9 @@ from lamina.exporting.text import tokenizer_facts
 from lamina.exporting.trace import SHORTEST, trace_all
 from lamina.model import Model
 from lamina.runtime.feed import feed
+from lamina.weights.inventory import packed_formats
 
-TARGETS = ("pt2", "aotinductor", "onnx")
+TARGETS = ("pt2", "aotinductor", "onnx", "executorch")
 LONGEST = 512  # tokens a row of one prefill, if the layers set no smaller limit
 
 
@@ -65,7 +66,8 @@ class Exported:
 
     def write(self, writer: Writer, programs: bool = True, manifest: bool = True) -> None:
         """Writes every entry, or all but the programs or the manifest, which comes last."""
-        writer.write("weights.bin", weight_bytes(self.weights, self.manifest.weights))
+        if self.manifest.weights:
+            writer.write("weights.bin", weight_bytes(self.weights, self.manifest.weights))
         for name, program in self.programs.items() if programs else ():
             writer.write(f"programs/{name}.pt2", program_bytes(program))
         if self.tokenizer is not None:
@@ -92,7 +94,7 @@ def export(
     chunk: int | None = None,
     source: int | None = None,
     bounded: bool = True,
-    target: str = "pt2",
+    target: str | None = None,
 ) -> Exported:
     """Exports a model with a cache of `rows` rows and `capacity` slots, and writes it to `to` if given.
 
@@ -102,18 +104,25 @@ def export(
     source    longest source of an encoder–decoder model, in positions of the encoder
     bounded   True: full attention reads no further than the longest row, whose length the host gives to the program.
               False: it reads all slots under a mask, and shapes are the same for all steps
-    target    what will run it: "pt2" (PyTorch, a file), "aotinductor" (compiled libraries, a folder) or "onnx"
-              (onnxruntime, a folder)
+    target    what will run it: "pt2" (PyTorch, a file), "aotinductor" (compiled libraries, a folder), "onnx"
+              (onnxruntime, a folder) or "executorch" (ExecuTorch, a file). None: "executorch" if `to` ends with .pte,
+              otherwise "pt2"
 
     >>> lamina.export(model, rows=2, capacity=1024, to="model.pt2")       # doctest: +SKIP
     >>> lamina.Program.load("model.pt2").generate(["The sky is"])         # doctest: +SKIP
     """
-    if target == "executorch":
-        raise InputError(
-            "target='executorch': .pte files are not written yet. Use target='aotinductor' for C++, or 'onnx'"
-        )
+    if target is None:
+        target = "executorch" if to is not None and os.fspath(to).endswith(".pte") else "pt2"
     if target not in TARGETS:
         raise InputError(f"target={target!r}: it must be one of {', '.join(TARGETS)}")
+    if target == "executorch":
+        from lamina.exporting.executorch import check_possible  # which imports this module
+
+        check_possible(model.device)
+    if formats := packed_formats(model):
+        raise InputError(
+            f'the weights of this model are packed ({", ".join(formats)}): export one of load(weights="plain")'
+        )
     capacity = check_int("capacity", capacity)
     longest = longest_prefill(model, capacity)
     chunk = longest if chunk is None else check_int("chunk", chunk)
@@ -123,12 +132,12 @@ def export(
         )
     if model.max_positions is not None and capacity > model.max_positions:
         raise InputError(f"capacity={capacity}: the model has positions for {model.max_positions}")
-    # One slot more than is ever read: tracing would treat a read of the whole tensor as a case apart.
-    cache = model.new_cache(rows, capacity=capacity + 1 if bounded else capacity, slack=slack, codec=codec)
+    # One slot more than is ever read: padding is written there, and tracing would treat a read of all as a case apart.
+    cache = model.new_cache(rows, capacity=capacity + 1, slack=slack, codec=codec)
     positions = widen_sources(model, cache, source)
     if slack:
         fold_once(model, cache)
-    programs = trace_all(model, cache, capacity, chunk, bounded, positions)
+    programs = trace_all(model, cache, capacity, chunk, bounded, positions, verbs=target == "executorch")
     buffers = cache_tensors(cache)
     weights = weights_of(programs, buffers)
     manifest = describe(model, cache, capacity, programs, weights, chunk, positions)
@@ -143,6 +152,10 @@ def export(
         from lamina.exporting.onnx import convert_to  # which imports this module
 
         convert_to(found, to)
+    elif target == "executorch":
+        from lamina.exporting.executorch import lower_to  # which imports this module
+
+        lower_to(found, to)
     else:
         found.save(to)
     return found

@@ -31,14 +31,14 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 class Manifest:
     """Plain values only.
 
-    target        what runs the programs: "pt2" or "aotinductor"
+    target        what runs the programs: "pt2", "aotinductor", "onnx" or "executorch"
     rows          sequences that the programs run at once
     capacity      slots of full attention; `limit` is the most tokens a row may hold, None if there is no limit
     slack         tokens that windows and states can be rewound by
     chunk         most tokens a row in one call of `prefill`
     cache         the tensors that the host allocates, filled with zeros: name -> {shape, dtype}
     weights       the tensors of weights.bin: name -> {shape, dtype, offset}, or {same: name} for one that is stored
-                  under another name
+                  under another name; none for "executorch", whose program holds them
     programs      name -> {inputs: name -> {shape, dtype}, outputs: …}; a size that varies is [least, most]
     rings         [slots, kept first tokens] of each kind of ring: they limit how far a row can be rewound
     states        True if there are recurrent states, which limit it too

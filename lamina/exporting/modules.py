@@ -39,8 +39,10 @@ class CacheModule(nn.Module):
 class Advance(CacheModule):
     """Feeds `counts` [B] of the ids [B, T] to each row. -> the most likely next ids [B], and logits [B, vocab]
 
-    slots   [S], of which only the size is used: full attention reads the first S slots. None: it reads all, under a
-            mask. S must be at least the longest row after the pass, and `least`
+    slots   [S], of which only the size is used: full attention reads the first S slots. None: it reads `capacity`
+            slots, under a mask. S must be at least the longest row after the pass, and `least`
+
+    The lines of the cache have one slot more than `capacity`, which is never read: padding is written there.
     """
 
     def __init__(self, model: Model, cache: Cache, capacity: int, bounded: bool) -> None:
@@ -49,12 +51,13 @@ class Advance(CacheModule):
         # Compilers treat a size of 1 apart, so S is 2 or more. An indexer selects `top` of more tokens than that, or of
         # the whole capacity if that is not more.
         tops = [layer.spec.top for layer in cache.every_layer() if isinstance(layer, IndexLayer)]
+        self.capacity = capacity
         self.least = max([2, *(top + 1 for top in tops if top < capacity)])
         self.bounded = bounded and bool(lines) and self.least < capacity
 
     def forward(self, ids: Tensor, counts: Tensor, slots: Tensor | None = None) -> tuple[Tensor, Tensor]:
         cache, clock = self.cache, self.cache.clock
-        before, bound = clock.lengths.clone(), None if slots is None else slots.shape[0]
+        before, bound = clock.lengths.clone(), self.capacity if slots is None else slots.shape[0]
         step = Step(cache.layers, ids.shape[1], before, counts, cache=cache, bound=bound)
         step.exported, step.moves_base, step.base = True, cache.slack > 0, clock.base.clone()
         logits = self.model.forward(ids, step, "last")
@@ -73,6 +76,15 @@ class Rewind(CacheModule):
         for layer in self.cache.every_layer():
             layer.rewind(clock, n > 0)
         return lengths
+
+
+class Reset(CacheModule):
+    """Empties the rows [B] that are True: fills what the cache holds of them with zeros. -> lengths [B]"""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        for tensor in cache_tensors(self.cache).values():
+            tensor.masked_fill_(rows.reshape(-1, *(1,) * (tensor.dim() - 1)), 0)
+        return self.cache.clock.lengths.clone()
 
 
 class Encode(CacheModule):

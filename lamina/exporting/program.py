@@ -46,11 +46,9 @@ class Generated:
 class Program:
     """A loaded program and its cache. `lengths` are the tokens that each row holds."""
 
-    def __init__(
-        self, manifest: Manifest, runner: Runner, cache: dict[str, Tensor], tokenizer: Tokenizer | None
-    ) -> None:
+    def __init__(self, manifest: Manifest, runner: Runner, tokenizer: Tokenizer | None) -> None:
         self.manifest, self.tokenizer = manifest, tokenizer
-        self.cache = cache
+        self.cache = runner.cache
         self._runner = runner
         self.lengths = [0] * manifest.rows
         self._sourced = [manifest.source is None] * manifest.rows
@@ -62,14 +60,10 @@ class Program:
         """Loads an archive that `lamina.export` wrote. The cache is allocated, and empty."""
         archive = Archive(path)
         manifest = archive.manifest
-        cache = {
-            name: torch.zeros(one["shape"], dtype=DTYPES[one["dtype"]], device=manifest.device)
-            for name, one in manifest.cache.items()
-        }
         tokenizer = None
         if manifest.tokenizer is not None:
             tokenizer = tokenizer_of(archive.read("tokenizer.json"), manifest.tokenizer)
-        return cls(manifest, runner_of(archive, cache), cache, tokenizer)
+        return cls(manifest, runner_of(archive), tokenizer)
 
     @classmethod
     def of(cls, exported: Exported) -> Program:
@@ -77,7 +71,7 @@ class Program:
         from lamina.exporting.runners import TorchRunner  # not needed for a program that is loaded
 
         modules = {name: program.module() for name, program in exported.programs.items()}
-        return cls(exported.manifest, TorchRunner(modules), exported.cache, exported.tokenizer)
+        return cls(exported.manifest, TorchRunner(modules, exported.cache), exported.tokenizer)
 
     @property
     def rows(self) -> int:
@@ -217,8 +211,13 @@ class Program:
         index = list(range(self.rows)) if rows is None else list(rows)
         if any(row not in range(self.rows) for row in index):
             raise InputError(f"reset({rows!r}): there are rows 0 to {self.rows - 1}")
-        for tensor in self.cache.values():
-            tensor[index] = 0
+        if "reset" in self.manifest.programs:
+            chosen = torch.zeros(self.rows, dtype=torch.bool)
+            chosen[index] = True
+            self._runner.run("reset", chosen)
+        else:
+            for tensor in self.cache.values():
+                tensor[index] = 0
         for row in index:
             self.lengths[row], self._sourced[row] = 0, self.manifest.source is None
 

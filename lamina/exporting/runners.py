@@ -13,12 +13,19 @@ from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 
 from lamina.errors import ProgramError
-from lamina.exporting.archive import Archive
+from lamina.exporting.archive import PTE, Archive
+from lamina.exporting.manifest import DTYPES, Manifest
 
 ONNX_NEEDS = "pip install onnx onnxscript onnxruntime"
+EXECUTORCH_NEEDS = "pip install executorch"
+
+Tensors = dict[str, Tensor]
 
 
 class Runner(Protocol):
+    cache: Tensors
+    """Every tensor of the cache, by the names of the manifest."""
+
     def run(self, name: str, *inputs: Tensor) -> Any:
         """Calls a program, which reads and writes the tensors of the cache in place."""
 
@@ -26,25 +33,37 @@ class Runner(Protocol):
 class TorchRunner:
     """Programs of torch.export, run operation by operation by PyTorch."""
 
-    def __init__(self, modules: Mapping[str, Callable[..., Any]]) -> None:
-        self.modules = modules
+    def __init__(self, modules: Mapping[str, Callable[..., Any]], cache: Tensors) -> None:
+        self.modules, self.cache = modules, cache
 
     def run(self, name: str, *inputs: Tensor) -> Any:
         with torch.no_grad():
             return self.modules[name](*inputs)
 
 
-def runner_of(archive: Archive, cache: dict[str, Tensor]) -> Runner:
-    """The runner for the target of an archive, over this cache."""
-    target = archive.manifest.target
-    if target == "onnx":
-        return OnnxRunner(archive, cache)
-    if target not in ("pt2", "aotinductor"):
-        raise ProgramError(f"{archive.path} is for the target {target!r}, which this Lamina does not run")
-    weights = {name: tensor.to(archive.manifest.device) for name, tensor in archive.weights().items()}
-    if target == "aotinductor":
-        return CompiledRunner(archive, weights, cache)
-    return TorchRunner({name: load_program(archive, name, weights, cache) for name in archive.manifest.programs})
+def runner_of(archive: Archive) -> Runner:
+    """The runner for the target of an archive, over a new cache that is empty."""
+    manifest = archive.manifest
+    match manifest.target:
+        case "executorch":
+            return ExecuTorchRunner(archive)
+        case "onnx":
+            return OnnxRunner(archive, new_cache(manifest))
+        case "pt2" | "aotinductor":
+            weights, cache = {k: w.to(manifest.device) for k, w in archive.weights().items()}, new_cache(manifest)
+            if manifest.target == "aotinductor":
+                return CompiledRunner(archive, weights, cache)
+            modules = {name: load_program(archive, name, weights, cache) for name in manifest.programs}
+            return TorchRunner(modules, cache)
+    raise ProgramError(f"{archive.path} is for the target {manifest.target!r}, which this Lamina does not run")
+
+
+def new_cache(manifest: Manifest) -> Tensors:
+    """The tensors of an empty cache."""
+    return {
+        name: torch.zeros(one["shape"], dtype=DTYPES[one["dtype"]], device=manifest.device)
+        for name, one in manifest.cache.items()
+    }
 
 
 @contextmanager
@@ -85,8 +104,9 @@ def load_program(archive: Archive, name: str, weights: Mapping[str, Tensor], cac
 class CompiledRunner:
     """Programs of AOTInductor over these weights and this cache."""
 
-    def __init__(self, archive: Archive, weights: Mapping[str, Tensor], cache: Mapping[str, Tensor]) -> None:
+    def __init__(self, archive: Archive, weights: Mapping[str, Tensor], cache: Tensors) -> None:
         self.programs: dict[str, Any] = {}
+        self.cache = cache
         self.kept = [*weights.values(), *cache.values()]  # the libraries hold pointers to them
         for name in archive.manifest.programs:
             archive.check(f"programs/{name}.pt2")
@@ -112,7 +132,7 @@ def constant(
 class OnnxRunner:
     """ONNX models in onnxruntime, on the CPU. A pass writes a new cache, which takes the place of the old one."""
 
-    def __init__(self, archive: Archive, cache: dict[str, Tensor]) -> None:
+    def __init__(self, archive: Archive, cache: Tensors) -> None:
         try:
             import onnxruntime
         except ImportError:
@@ -139,3 +159,30 @@ class OnnxRunner:
             else:
                 outputs.append(tensor)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+class ExecuTorchRunner:
+    """The methods of a .pte file in ExecuTorch, on the CPU. ExecuTorch holds the cache; `cache` are views of it."""
+
+    def __init__(self, archive: Archive) -> None:
+        try:
+            from executorch.runtime import Runtime
+        except ImportError as error:
+            raise ProgramError(
+                f"{archive.path} is for ExecuTorch, which is not installed ({error.name}): {EXECUTORCH_NEEDS}"
+            ) from None
+        archive.check(PTE)  # since ExecuTorch reads the file itself
+        try:
+            program = Runtime.get().load_program(archive.path)
+            self.methods: Mapping[str, Any] = {name: program.load_method(name) for name in archive.manifest.programs}
+        except RuntimeError as error:  # what is missing was written to standard error
+            raise ProgramError(f"ExecuTorch cannot load {archive.path}: {error}. Export the model again") from error
+        # The method `reset` writes every tensor of the cache, so it has all of them.
+        held = self.methods["reset"]._method
+        self.cache: Tensors = {name: held.get_attribute(name) for name in archive.manifest.cache}
+        for tensor in self.cache.values():
+            tensor.zero_()
+
+    def run(self, name: str, *inputs: Tensor) -> Any:
+        made = self.methods[name].execute([one.contiguous() for one in inputs])
+        return made[0] if len(made) == 1 else tuple(made)

@@ -2,6 +2,7 @@
 
 from lamina.generation.chat import Chat
 from lamina.generation.entry import generate, stream
+from lamina.generation.prefill.score import Score
 from lamina.generation.prefix_store import PrefixStore
 from lamina.generation.prompt import Prompt
 from lamina.generation.result import Result, Timing
@@ -11,6 +12,6 @@ from lamina.sampling.history import History, Processor
 from lamina.sampling.setting import Setting
 
 __all__ = [
-    "Chat", "Event", "History", "PrefixStore", "Processor", "Prompt", "Result", "Setting", "Settings", "Stream",
-    "Timing", "generate", "register_setting", "stream", "unregister_setting",
+    "Chat", "Event", "History", "PrefixStore", "Processor", "Prompt", "Result", "Score", "Setting", "Settings",
+    "Stream", "Timing", "generate", "register_setting", "stream", "unregister_setting",
 ]  # fmt: skip

@@ -27,6 +27,8 @@ from lamina.errors import CapacityError, InputError
 from lamina.generation.feed import prefill
 from lamina.generation.introspect import Introspection, introspect
 from lamina.generation.out_of_room import explain_error, output_so_far, reason_of
+from lamina.generation.prefill.scorer import Scorer
+from lamina.generation.prefill.watch import Watch
 from lamina.generation.prefix_store import PrefixStore
 from lamina.generation.prompt import Prompt, from_rows
 from lamina.generation.result import Recorder, Result, Timing
@@ -36,7 +38,7 @@ from lamina.generation.row_ids import check_row_ids, contents_of, hash_rows
 from lamina.generation.run import OnToken, Run, StrategyOutput
 from lamina.generation.stopping import Reason, Stopping
 from lamina.generation.strategies.beams import beam_search
-from lamina.generation.strategies.captured import decode_captured, why_plain
+from lamina.generation.strategies.captured import decode_captured, is_native, why_plain
 from lamina.generation.strategies.contrastive import contrastive_search
 from lamina.generation.strategies.dola import dola, premature_layers
 from lamina.generation.strategies.drafts import assistant_of
@@ -44,7 +46,7 @@ from lamina.generation.strategies.guide import guide_of, negative_prompt_of
 from lamina.generation.strategies.healing import HealedPrompt, heal, mask_to_healing
 from lamina.generation.strategies.plain import decode_plain
 from lamina.generation.strategies.speculation import speculate
-from lamina.generation.stream import Event, EventBuilder
+from lamina.generation.stream import Emit, Event, EventBuilder
 from lamina.sampling.chain import Facts, chain_of
 from lamina.sampling.chooser import Chooser
 from lamina.sampling.exclusion import check_exclusions
@@ -66,10 +68,13 @@ class Call:
     ) -> None:
         self.model, self.settings = model, settings
         self.stream: Callable[[Event], object] | None = None
+        self.watch = Watch()
         if prompt.ids is not None:
             model.check_ids(prompt.ids, prompt.counts)
         elif settings.output_hidden_states or settings.output_attentions:
             raise InputError("hidden states and attentions are computed from ids: give ids instead of inputs_embeds")
+        elif settings.prompt_logprobs is not None:
+            raise InputError("prompt_logprobs are those of ids: give ids instead of inputs_embeds")
         self.prompt, self.healed = prompt, list[HealedPrompt]()
         self.times = settings.num_return_sequences if settings.num_beams == 1 else 1  # copies of each row
         self.row_ids = check_row_ids(row_ids, len(prompt.counts) * self.times)
@@ -112,8 +117,10 @@ class Call:
 
         def result_of(made: StrategyOutput) -> Result:
             fed, count = (sum(len(row) for row in rows) for rows in (plan.rest, made.tokens))
-            timing = Timing(fed, prefilled - started, count, time.perf_counter() - prefilled)
-            return Result.of(self.model, self.settings, self.prompt, made, run, plan.reused, timing)
+            timing = Timing(
+                fed, prefilled - started, count, time.perf_counter() - prefilled, self.watch.passes, self.watch.chunk
+            )
+            return Result.of(self.model, self.settings, self.prompt, made, run, plan.reused, timing, self.watch)
 
         try:
             made = self._decode(run)
@@ -153,12 +160,17 @@ class Call:
         plan.apply(cache)
         if source is not None:
             cache.attach(source)
+        watch = self.watch
+        if settings.prompt_logprobs is not None:
+            watch.scorer = Scorer(model, plan.rest, settings.prompt_logprobs)
+        if isinstance(self.stream, Emit):
+            watch.check = self.stream.check
         try:
             if prefixes is not None:
-                logits = prefixes._prefill(prompt, plan.rest, cache, settings.prefill_chunk)
+                logits = prefixes._prefill(prompt, plan.rest, cache, settings.prefill_chunk, watch)
             else:
                 rest = prompt if prompt.embeds is not None else from_rows(plan.rest, allow_empty=True)
-                logits = prefill(model, rest, cache, settings.prefill_chunk)
+                logits = prefill(model, rest, cache, settings.prefill_chunk, watch)
         except CapacityError as error:
             raise self._prefill_error(error, cache, plan) from error
         if self.healed:
@@ -275,7 +287,7 @@ class Call:
             case "dola":
                 return dola(run)
         reason = why_plain(run)
-        return decode_captured(run) if reason is None else decode_plain(run, reason)
+        return decode_captured(run, native=is_native(run)) if reason is None else decode_plain(run, reason)
 
     def _introspect(self, made: StrategyOutput) -> Introspection | None:
         """Hidden states and attention weights, if asked for."""

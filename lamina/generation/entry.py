@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.generation.call import Call
+from lamina.generation.prefill.watch import Progress
 from lamina.generation.prefix_store import PrefixStore
 from lamina.generation.prompt import prompt_of
 from lamina.generation.result import Result
@@ -45,6 +46,8 @@ def generate(
     prefixes        a PrefixStore: prefixes that it knows are not computed again, and it stores prompts and answers
     row_ids         integers from 0 to 2**32 - 1, one per sequence, that sampling draws depend on. None: a sequence's
                     draws depend on the seed, its prompt, and its index among equal prompts of the call
+    progress        called as progress(done, total) after each pass over the prompts, in tokens. What it raises ends the
+                    call, and a cache that was given then holds the tokens so far
     stream          called with an Event (row, token, text, reason) for each new token; text is always whole characters
     and settings    see `lamina.generation.Settings`: max_new_tokens, do_sample, temperature, num_beams … Sampling keeps
                     the 50 best tokens unless top_k says otherwise, as transformers does; top_k=0 keeps all. A setting
@@ -97,6 +100,7 @@ def _prepare(
     whole: bool | None = None,
     prefixes: PrefixStore | None = None,
     row_ids: Sequence[int] | Tensor | None = None,
+    progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Callable[[Callable[[Event], object] | None], Result]:
     """Checks everything that can be checked before the model runs. -> run(stream), which generates the result"""
@@ -121,7 +125,7 @@ def _prepare(
     call.check(cache, whole, prefixes)
 
     def run(stream: Callable[[Event], object] | None) -> Result:
-        call.stream = stream
+        call.stream, call.watch.progress = stream, progress
         with torch.no_grad(), nullcontext() if cache is None else cache.used_alone():
             return call.result(cache, whole, prefixes)
 

@@ -1,7 +1,8 @@
 """Feeds tokens to a cache: `prefill` for prompts, in chunks; `Reader` for drafts and other short inputs.
 
-`lamina.runtime.feed` opens and runs every plain pass. Captured passes (`lamina.runtime.multi_token`) compute the same
-values up to rounding; `Reader` uses them for few tokens, if the model and the cache allow it.
+`lamina.runtime.feed` opens and runs every plain pass. Captured ones compute the same values up to rounding: `Reader`
+uses captured passes (`lamina.runtime.multi_token`) for few tokens, `prefill` captured prompts for up to 512 per row
+(`prefill/prompt_reader.py`), if the model and the cache allow it.
 """
 
 from __future__ import annotations
@@ -13,11 +14,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from lamina.attention.core import noted
 from lamina.cache.cache import Cache
 from lamina.cache.clock import on_device
 from lamina.cache.passes import OpenPass
+from lamina.cache.step import Step
 from lamina.checkpoint.progress import Bar
 from lamina.errors import CaptureError
+from lamina.generation.prefill.chunks import chunk_for, out_of_memory, smaller
+from lamina.generation.prefill.prompt_reader import PromptReader
+from lamina.generation.prefill.watch import Watch
 from lamina.generation.prompt import Prompt, from_rows
 from lamina.notices import notice
 from lamina.runtime.eligibility import most_tokens, why_no_passes
@@ -30,42 +36,99 @@ if TYPE_CHECKING:
 FEW = 4  # captured passes that are faster than one plain pass, whose kernels the host launches one by one
 
 
-def prefill(model: Model, prompt: Prompt, cache: Cache, chunk: int | None = None) -> Tensor:
-    """Feeds the prompt in passes of up to `chunk` tokens per row (None: one pass). -> logits after each row [B, V]
+def prefill(model: Model, prompt: Prompt, cache: Cache, chunk: int | None = None, watch: Watch | None = None) -> Tensor:
+    """Feeds the prompt in passes of up to `chunk` tokens per row (None: as large as fits into memory, usually all).
+    -> logits after each row [B, V]
 
-    A row may be empty if the cache knows the logits after its last token.
+    A row may be empty if the cache knows the logits after its last token. An interrupt between two passes leaves the
+    cache with the tokens of the passes so far. A pass that runs out of memory changes nothing; unless `chunk` is given,
+    it is tried again with half the tokens. `watch` notes what was run.
     """
-    ids, embeds, counts = prompt.ids, prompt.embeds, prompt.counts
-    longest = max(counts)
-    size = chunk or max(longest, 1)
-    with Bar("reading the prompt", sum(counts), "tokens", longest > size) as bar:
-        for start in range(0, longest, size):
+    watch = Watch() if watch is None else watch
+    if prompt.ids is not None:
+        model.check_ids(prompt.ids, prompt.counts)
+    counts, start = prompt.counts, 0
+    longest, total, scorer = max(counts), sum(counts), watch.scorer
+    size = chunk or chunk_for(model, cache, counts) or max(longest, 1)
+    if scorer is not None:
+        scorer.begin(cache)
+    with (
+        Bar("reading the prompt", total, "tokens", longest > size) as bar,
+        PromptReader(model, cache) as reader,
+        noted(watch.ways),
+    ):
+        while start < longest:
             some = [min(max(count - start, 0), size) for count in counts]
-            ends = any(start < count <= start + size for count in counts)
-            piece = slice(start, start + max(some))
-            model(
-                None if ids is None else ids[:, piece],
-                embeds=None if embeds is None else embeds[:, piece],
-                cache=cache,
-                counts=None if len(set(some)) == 1 else some,
-                logits="last" if ends else None,
-            )
+            if scorer is None and reader.feed(prompt, start, some):
+                watch.captured += 1
+            else:
+                ends = any(start < count <= start + size for count in counts)
+                less = smaller(size, len(counts)) if chunk is None else None
+                hidden = () if scorer is None else (scorer.layer,)
+                step = _read_piece(model, prompt, cache, start, some, "last" if ends else None, hidden, less)
+                if step is None:  # out of memory
+                    assert less is not None
+                    size = less
+                    continue
+                step.commit()
+                if scorer is not None:
+                    scorer.add(step.hidden.pop(scorer.layer), some)
+                watch.packed += step.is_packed
+                watch.reason = reader.reason if scorer is None else "hidden states are read for log-probabilities"
+            watch.passes, watch.chunk = watch.passes + 1, max(watch.chunk, max(some))
+            start += size
             bar.advance(sum(some))
+            watch.between(sum(min(count, start) for count in counts), total)
     logits = cache.logits
     assert logits is not None
     return logits
 
 
-def feed_rest(model: Model, rest: Sequence[Sequence[int]], cache: Cache, chunk: int | None = None) -> Tensor:
-    """`prefill` of the ids that are left of each row: by captured passes if there are few ids, else by plain ones."""
+def _read_piece(
+    model: Model, prompt: Prompt, cache: Cache, start: int, counts: list[int], logits: Logits, hidden: tuple[int, ...],
+    less: int | None,
+) -> Step | None:  # fmt: skip
+    """Reads counts[row] tokens of each row from `start` on. -> the open pass; None if it ran out of memory, which is an
+    error unless it may be tried again with `less` tokens a row"""
+    piece, ids, embeds = slice(start, start + max(counts)), prompt.ids, prompt.embeds
+    ids = None if ids is None else ids[:, piece].to(model.device)
+    embeds = None if embeds is None else embeds[:, piece].to(model.device, model.dtype)
+    real = None if len(set(counts)) == 1 else counts
+    try:
+        return read(model, cache, ids, counts=real, logits=logits, embeds=embeds, hidden=hidden, whole=True)[1]
+    except RuntimeError as error:
+        if less is None or not out_of_memory(error):
+            raise
+    notice(
+        f"a prompt pass of {max(counts):,} tokens a row did not fit into memory: going on with {less:,}; "
+        "prefill_chunk sets it",
+        unexpected=True,
+    )
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return None
+
+
+def feed_rest(
+    model: Model, rest: Sequence[Sequence[int]], cache: Cache, chunk: int | None = None, watch: Watch | None = None
+) -> Tensor:
+    """`prefill` of the ids that are left of each row: by captured passes if there are few ids."""
+    watch = Watch() if watch is None else watch
     reader, longest = Reader(model, cache), max(map(len, rest))
-    most = reader.most
-    if most is None or not 0 < longest <= FEW * most:
-        return prefill(model, from_rows(rest, allow_empty=True), cache, chunk)
-    for start in range(0, longest, most):
-        piece = from_rows([row[start : start + most] for row in rest], allow_empty=True)
-        assert piece.ids is not None
-        reader.read_all(piece.ids.to(cache.device), range(cache.rows), piece.counts)
+    most, whole = reader.most, from_rows(rest, allow_empty=True)
+    if most is None or not 0 < longest <= FEW * most or watch.scorer is not None:
+        return prefill(model, whole, cache, chunk, watch)
+    with PromptReader(model, cache) as prompts:
+        if longest > most and prompts.feed(whole, 0, whole.counts):
+            watch.captured, watch.passes = watch.captured + 1, watch.passes + 1
+            watch.chunk = max(watch.chunk, longest)
+        else:
+            for start in range(0, longest, most):
+                piece = from_rows([row[start : start + most] for row in rest], allow_empty=True)
+                assert piece.ids is not None
+                reader.read_all(piece.ids.to(cache.device), range(cache.rows), piece.counts)
+                watch.captured, watch.passes = watch.captured + 1, watch.passes + 1
+                watch.chunk = max(watch.chunk, max(piece.counts))
     logits = cache.logits
     assert logits is not None
     return logits

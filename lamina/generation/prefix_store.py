@@ -47,6 +47,7 @@ from lamina.generation.prompt import Prompt, from_rows, prompt_of
 if TYPE_CHECKING:
     from lamina.cache.pool.page_allocator import PageNumbers
     from lamina.cache.pool.pool import LayerGroup, Pool
+    from lamina.generation.prefill.watch import Watch
     from lamina.model import Model
 
 LOST = 64  # dropped or refused sequences whose ids `explain` still knows
@@ -228,7 +229,9 @@ class PrefixStore:
         firsts = [self.model.new_cache(pool=self.pool) if one is None else one.first(tokens) for one, tokens in found]
         return Cache.join(firsts, room), reused
 
-    def _prefill(self, prompt: Prompt, rest: Sequence[Sequence[int]], cache: Cache, chunk: int | None) -> Tensor:
+    def _prefill(
+        self, prompt: Prompt, rest: Sequence[Sequence[int]], cache: Cache, chunk: int | None, watch: Watch | None = None
+    ) -> Tensor:
         """Feeds each row the ids that the cache does not hold (`rest`), in chunks as `feed.prefill` does, and stores
         snapshots at branch points and at the ends of prompts. -> logits after each row [B, V]"""
         held, whole = cache.clock.sync(), prompt.arrays
@@ -237,10 +240,10 @@ class PrefixStore:
             rows = zip(points, held, rest, strict=True)
             cuts = [point - length if point else len(row) for point, length, row in rows]
             first = from_rows([row[:cut] for row, cut in zip(rest, cuts, strict=True)], allow_empty=True)
-            prefill(self.model, first, cache, chunk)
+            prefill(self.model, first, cache, chunk, watch)
             self._keep_rows(cache, {row: whole[row][:point] for row, point in enumerate(points) if point})
             rest = [row[cut:] for row, cut in zip(rest, cuts, strict=True)]
-        logits = feed_rest(self.model, rest, cache, chunk)
+        logits = feed_rest(self.model, rest, cache, chunk, watch)
         self._keep_rows(cache, dict(enumerate(whole)))
         return logits
 

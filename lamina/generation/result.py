@@ -19,6 +19,8 @@ from lamina.generation.prompt import Prompt, from_rows
 from lamina.generation.reuse import continuation
 
 if TYPE_CHECKING:
+    from lamina.generation.prefill.scorer import Scorer
+    from lamina.generation.prefill.watch import Watch
     from lamina.generation.run import Run, StrategyOutput
     from lamina.generation.settings.settings import Settings
     from lamina.generation.strategies.speculation import SpeculationStats
@@ -39,6 +41,10 @@ class Timing:
     prompt_seconds: float = 0.0
     new_tokens: int = 0
     new_seconds: float = 0.0
+    prompt_passes: int = 0
+    """Passes in which the prompts were fed."""
+    prompt_chunk: int = 0
+    """The most tokens of one row in a pass: `prefill_chunk`, or what was chosen by the memory there is."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -62,6 +68,8 @@ class Result:
     how: str = ""
     """How the tokens were decoded, and why a faster way was not used."""
     timing: Timing = field(default_factory=Timing)
+    prompt_how: str = ""
+    """How the prompts were fed: passes, captured or packed or not and why, and which attention ran."""
     tokenizer: Tokenizer | None = None
     pad_id: int = 0
     before: list[int | None] = field(default_factory=list)
@@ -75,20 +83,22 @@ class Result:
     _recorded: Recorder | None = None  # logits, scores and log-probabilities that were asked for
     _inside: Introspection | None = None  # hidden states and attention weights that were asked for
     _extra: dict[str, Any] = field(default_factory=dict)  # values of one strategy, by name: see `StrategyOutput.more`
+    _prompt_logprobs: list[list[Logprob | None]] | None = None
 
     @classmethod
     def of(
         cls, model: Model, settings: Settings, prompt: Prompt, made: StrategyOutput, run: Run, reused: Sequence[int],
-        timing: Timing,
+        timing: Timing, watch: Watch,
     ) -> Result:  # fmt: skip
         """The result of a run. reused: per prompt"""
         times = len(made.tokens) // len(prompt.counts)
         each = [row for row in range(len(prompt.counts)) for _ in range(times)]
-        rows, stopping = prompt.rows, run.stopping
+        rows, stopping, scorer = prompt.rows, run.stopping, watch.scorer
         return cls(
             [rows[row] for row in each], made.tokens, made.reasons, [reused[row] for row in each], made.how, timing,
-            model.tokenizer, settings.pad_token_id, stopping.stop_tokens, run.row_ids, stopping.stop_chars,
+            watch.how, model.tokenizer, settings.pad_token_id, stopping.stop_tokens, run.row_ids, stopping.stop_chars,
             made.cache if settings.use_cache else None, run.recorder, _extra=made.more,
+            _prompt_logprobs=None if scorer is None else [_of_prompt(scorer, rows[row], row) for row in each],
         )  # fmt: skip
 
     def __repr__(self) -> str:
@@ -165,6 +175,15 @@ class Result:
                 "log-probabilities were not kept: generate with logprobs=0, or with logprobs=5 for the five best too"
             )
         return self._recorded.logprobs
+
+    @property
+    def prompt_logprobs(self) -> list[list[Logprob | None]]:
+        """Per row, the log-probability of each token of its prompt and of the n most likely ones; with
+        prompt_logprobs=n. None for a first token, which nothing comes before, and for tokens that a cache or prefix
+        store held already."""
+        if self._prompt_logprobs is None:
+            raise InputError("log-probabilities of the prompt were not kept: generate with prompt_logprobs=0 or more")
+        return self._prompt_logprobs
 
     @property
     def hidden_states(self) -> list[list[Tensor]]:
@@ -275,6 +294,13 @@ def logprobs_of(logits: Tensor, chosen: Tensor, top: int) -> list[Logprob]:
     best = logprobs.topk(min(top, logprobs.shape[-1]), dim=-1)
     tops = [tuple(zip(*row, strict=True)) for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
     return [Logprob(*one) for one in zip(chosen.tolist(), own, tops, strict=True)]
+
+
+def _of_prompt(scorer: Scorer, prompt: Sequence[int], row: int) -> list[Logprob | None]:
+    """The `Logprob` of each token of a prompt, whose last tokens were fed and scored."""
+    own, tops, fed = scorer.own[row].tolist(), scorer.tops(row), scorer.counts[row]
+    known = [None if own[i] != own[i] else Logprob(int(scorer.ids[row, i]), own[i], tops[i]) for i in range(fed)]
+    return [*[None] * (len(prompt) - fed), *known[max(fed - len(prompt), 0) :]]
 
 
 # -- trimming ----------------------------------------------------------------------------------------------------------

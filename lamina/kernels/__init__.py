@@ -16,10 +16,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # read once: Triton decides when a kernel is defined
 
-_in_use: dict[int, Workspace | None] = {}  # thread inside `in_use` -> the workspace of its kernels
+_in_use: dict[int, tuple[Workspace | None, Any]] = {}  # thread inside `in_use` -> its workspace and its recorder
+_workspaces: dict[int, Workspace] = {}  # thread inside `in_workspace` -> the workspace of its kernels
 
 
 def on() -> bool:
@@ -39,22 +41,44 @@ def on() -> bool:
 
 def workspace_in_use() -> Workspace | None:
     """The workspace of the captured program that this thread is inside of, if any."""
-    return _in_use.get(get_ident())
+    me = get_ident()
+    return _in_use.get(me, (None, None))[0] or _workspaces.get(me)
+
+
+def recorder() -> Any:
+    """The `lamina.native.operations.NativeRecorder` of the native program that this thread records; None if kernels are
+    Triton's."""
+    return _in_use.get(get_ident(), (None, None))[1] if len(_in_use) > 0 else None  # so that Dynamo can trace it
 
 
 @contextmanager
-def in_use(workspace: Workspace | None = None) -> Iterator[None]:
-    """Inside, in this thread only, the modules of `lamina.nn` use kernels, whose scratch memory is `workspace`."""
+def in_use(workspace: Workspace | None = None, recorder: Any = None) -> Iterator[None]:
+    """Inside, in this thread only, the modules of `lamina.nn` use kernels: Triton's, whose scratch memory is
+    `workspace`, or those that `recorder` records for a native program."""
+    with _set(_in_use, (workspace, recorder)):
+        yield
+
+
+@contextmanager
+def in_workspace(workspace: Workspace) -> Iterator[None]:
+    """Inside, in this thread only, kernels have this scratch memory; modules run as in a plain pass."""
+    with _set(_workspaces, workspace):
+        yield
+
+
+@contextmanager
+def _set(values: dict[int, Any], value: Any) -> Iterator[None]:
+    """Inside, the value of this thread; afterwards what it was before."""
     me = get_ident()
-    nested, before = me in _in_use, _in_use.get(me)
-    _in_use[me] = workspace
+    nested, before = me in values, values.get(me)
+    values[me] = value
     try:
         yield
     finally:
         if nested:
-            _in_use[me] = before
+            values[me] = before
         else:
-            del _in_use[me]
+            del values[me]
 
 
 @cache
@@ -86,6 +110,24 @@ def usable(x: Tensor) -> bool:
     return why_not(x) is None
 
 
+_rehearsed: ContextVar[bool] = ContextVar("rehearsed", default=False)
+
+
+def rehearsing() -> bool:
+    """Whether this thread runs passes on the meta device as a GPU would run them."""
+    return _rehearsed.get()
+
+
+@contextmanager
+def rehearsed() -> Iterator[None]:
+    """Inside, in this thread, tensors of the meta device count as those of a GPU; launches must be `launch.dry`."""
+    before = _rehearsed.set(True)
+    try:
+        yield
+    finally:
+        _rehearsed.reset(before)
+
+
 def fuses(x: Tensor) -> bool:
     """Whether the modules of `lamina.nn` use kernels for what stands between products: in plain passes on a GPU, where
     nobody wants gradients.
@@ -93,6 +135,6 @@ def fuses(x: Tensor) -> bool:
     >>> fuses(torch.zeros(1))
     False
     """
-    if not x.is_cuda or torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
-    return usable(x)
+    return usable(x) if x.is_cuda else x.is_meta and rehearsing()

@@ -44,6 +44,8 @@ HEADER = (
     "logits",  # pointer: logits after each row's last token [B, V]
 )
 
+ENTRY_AT, HEADER_AT = ({name: i for i, name in enumerate(columns)} for columns in (ENTRY, HEADER))
+
 
 def entry_row(values: Mapping[str, int]) -> list[int]:
     """One row of the entry table, [WIDTH]; columns without a value are 0.
@@ -51,17 +53,23 @@ def entry_row(values: Mapping[str, int]) -> list[int]:
     >>> entry_row({"slots": 64, "ring": 8})[:4]
     [0, 0, 64, 8]
     """
-    return _ordered(ENTRY, values) + [0] * (WIDTH - len(ENTRY))
+    return _ordered(ENTRY, ENTRY_AT, values, WIDTH)
 
 
 def header_row(values: Mapping[str, int]) -> list[int]:
     """The header of one cache, [len(HEADER)]; every column needs a value."""
     if missing := [name for name in HEADER if name not in values]:
         raise InputError(f"a header without {', '.join(missing)}: it needs {', '.join(HEADER)}")
-    return _ordered(HEADER, values)
+    return _ordered(HEADER, HEADER_AT, values, len(HEADER))
 
 
-def _ordered(columns: tuple[str, ...], values: Mapping[str, int]) -> list[int]:
-    if unknown := [name for name in values if name not in columns]:
-        raise InputError(f"no column {', '.join(unknown)}; the columns are {', '.join(columns)}")
-    return [values.get(name, 0) for name in columns]
+def _ordered(columns: tuple[str, ...], at: Mapping[str, int], values: Mapping[str, int], width: int) -> list[int]:
+    """A row of `width` values. A cache has hundreds of rows, and they are made before every prompt of a new cache."""
+    row = [0] * width
+    try:
+        for name, value in values.items():
+            row[at[name]] = value
+    except KeyError:
+        unknown = [name for name in values if name not in columns]
+        raise InputError(f"no column {', '.join(unknown)}; the columns are {', '.join(columns)}") from None
+    return row

@@ -2,6 +2,7 @@
 
 gated          act(gate) · up of the two halves of a product, as `Gating`
 expert_sum     the weighted sum of a token's experts, whose outputs are sorted by expert, as `Experts.by_expert`
+scale_columns  a product times one factor for each output, in place
 rotate_heads   norm and RoPE of queries or keys, as `norm_and_rotate` of lamina/cache/plain_backend.py
 
 Each value is read once and written once. Captured steps do these inside other kernels.
@@ -55,6 +56,27 @@ def _gated_halves(
     up = tl.load(x + n * x_stride + inner + i, mask=inside, other=0.0).to(tl.float32)
     y = joined(gate, up, ACT, True, LIMIT, PLUS, SLOPE)
     tl.store(out + n * inner + i, y.to(out.dtype.element_ty), mask=inside)
+
+
+def scale_columns(y: Tensor, scale: Tensor) -> Tensor:
+    """y · scale in place: y [..., W] contiguous, scale float32 [W]; rounded once"""
+    width = y.shape[-1]
+    block = min(1024, triton.next_power_of_2(width))
+    launch(
+        _scale_columns, (y.numel() // max(width, 1), triton.cdiv(width, block)),
+        y, scale, width, BLOCK=block, num_warps=max(1, block // 256),
+    )  # fmt: skip
+    return y
+
+
+@triton.jit
+def _scale_columns(y, scale, W, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """Program (n, i): values i · BLOCK … + BLOCK of vector n of y [N, W]."""
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    factor = tl.load(scale + i, mask=i < W, other=0.0).to(tl.float32)
+    begin(PDL)
+    at = y + tl.program_id(0).to(tl.int64) * W + i
+    tl.store(at, (tl.load(at, mask=i < W, other=0.0).to(tl.float32) * factor).to(y.dtype.element_ty), mask=i < W)
 
 
 def expert_sum(x: Tensor, outputs: Tensor, places: Tensor, weights: Tensor | None) -> Tensor:

@@ -115,6 +115,14 @@ def gated_rms_norm(
     group = width // groups
     out = gate.new_empty(rows, width)
     gate = gate[:, None] if gate.dim() == 2 else gate
+    if groups == 1 and rows >= MANY_ROWS and (block := triton.next_power_of_2(width)) <= NARROW:
+        together = TILE // block
+        launch(
+            _gated_norm_rows, (triton.cdiv(rows, together),),
+            x, gate, weight, out, rows, width, x.stride(0), *gate.stride()[:2], eps, HEADS=gate.shape[1],
+            ROWS=together, BLOCK=block, GATE_FIRST=gate_first, SIGMOID=sigmoid, num_warps=4,
+        )  # fmt: skip
+        return out
     launch(
         _gated_norm_kernel, (rows, groups),
         x, gate, weight, out, group, x.stride(0), *gate.stride()[:2], eps, HEADS=gate.shape[1],
@@ -122,6 +130,9 @@ def gated_rms_norm(
         num_warps=_warps(group),
     )  # fmt: skip
     return out
+
+
+MANY_ROWS, NARROW, TILE = 4096, 512, 2048  # prompts: vectors up to NARROW values, TILE values in one program
 
 
 def _warps(width: int) -> int:
@@ -247,3 +258,28 @@ def _gated_norm_kernel(
     if not GATE_FIRST:
         y *= opening
     tl.store(out + n * groups * W + k, y.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gated_norm_rows(
+    x, gate,  # [N, W], x_stride between rows; [N / HEADS, HEADS, W], strides gate_stride, gate_head, 1
+    weight, out,  # [W], [N, W]
+    N, W, x_stride, gate_stride, gate_head, eps,
+    HEADS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, GATE_FIRST: tl.constexpr, SIGMOID: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (i): ROWS short rows, so that many of them are no more programs than a GPU starts in the time of reading
+    them."""
+    n, k = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    inside = (n < N)[:, None] & (k < W)[None, :]
+    scale = tl.load(weight + k, mask=k < W, other=0).to(tl.float32)[None, :]
+    begin(PDL)
+    y = tl.load(x + n[:, None] * x_stride + k[None, :], mask=inside, other=0).to(tl.float32)
+    place = (n // HEADS * gate_stride + n % HEADS * gate_head)[:, None] + k[None, :]
+    opening = open_gate(tl.load(gate + place, mask=inside, other=0).to(tl.float32), SIGMOID)
+    if GATE_FIRST:
+        y *= opening
+    y *= tl.rsqrt(tl.sum(y * y, 1) / W + eps)[:, None] * scale
+    if not GATE_FIRST:
+        y *= opening
+    tl.store(out + n[:, None] * W + k[None, :], y.to(out.dtype.element_ty), mask=inside)

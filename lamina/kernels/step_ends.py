@@ -155,17 +155,18 @@ def scratch_for(rows: int, vocab: int, device: torch.device) -> tuple[Tensor, Te
 
 @triton.jit
 def _commit_tokens(
-    logits, header, ids, accepted,  # [B, T, V], the cache's header, int64 [B, T], int64 [B]
-    VOCAB, T: tl.constexpr, T_BLOCK: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    logits, header, ids, accepted,  # [B, T, V] or [B, V], the cache's header, int64 [B, T], int64 [B]
+    each, VOCAB, T: tl.constexpr, T_BLOCK: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, part): copies BLOCK logits of one row; its part 0 also advances the row."""
+    """Program (row, part): copies BLOCK logits of one row; its part 0 also advances the row. each: tokens of a row that
+    have logits, T or 1."""
     begin(PDL)
     row, part = tl.program_id(0), tl.program_id(1)
     count = tl.load(accepted + row)
     if count > 0:
         at = part * BLOCK + tl.arange(0, BLOCK)
         kept = tl.load(header + LOGITS).to(tl.pointer_type(logits.dtype.element_ty))
-        values = tl.load(logits + (row * T + count - 1) * VOCAB + at, mask=at < VOCAB)
+        values = tl.load(logits + (row * each + tl.minimum(count, each) - 1) * VOCAB + at, mask=at < VOCAB)
         tl.store(kept + row * VOCAB + at, values, mask=at < VOCAB)
         if part == 0:
             lengths, written = int64_pointer(header, LENGTHS), int64_pointer(header, WRITTEN)
@@ -180,11 +181,14 @@ def _commit_tokens(
 
 
 def commit_tokens(logits: Tensor, header: Tensor, ids: Tensor, accepted: Tensor) -> None:
-    """Commits the first accepted[b] tokens of each row of ids [B, T]: records them, keeps the logits [B, T, V] after
-    the last of them and advances the clock. A row that accepts 0 is not changed."""
-    rows, T, vocab = logits.shape
+    """Commits the first accepted[b] tokens of each row of ids [B, T]: records them, keeps the logits after the last of
+    them and advances the clock. A row that accepts 0 is not changed.
+
+    logits   [B, T, V] after each token, or [B, V] after each row's last accepted one
+    """
+    (rows, T), vocab = ids.shape, logits.shape[-1]
     launch(
         _commit_tokens, (rows, triton.cdiv(vocab, STRETCH)),
-        logits, header, ids, accepted, vocab, T, triton.next_power_of_2(T), STRETCH,
+        logits, header, ids, accepted, logits.numel() // (rows * vocab), vocab, T, triton.next_power_of_2(T), STRETCH,
         num_warps=8,
     )  # fmt: skip

@@ -94,6 +94,8 @@ class BertEmbedding(nn.Module):
         self.tokens = Embedding(c.vocab_size, self.width)
         self.positions = Embedding(positions, self.width)
         self.types = Embedding(c.get("type_vocab_size", 2), self.width) if kind.types else None
+        if self.types is not None:
+            self.types.packable = ()  # its first row is read as it is
         self.norm = make_norm(c, self.width)
         self.project = None if self.width == c.hidden_size else Linear(self.width, c.hidden_size)
 

@@ -1,6 +1,6 @@
 """GPT-OSS: sliding and full attention in turn, with a learned sink per head; experts with biases and a clamped gate.
 
-Published checkpoints store the experts in MXFP4; they are dequantized at load.
+Published checkpoints store the experts in MXFP4, in which they stay.
 
 https://arxiv.org/abs/2508.10925
 """
@@ -28,8 +28,7 @@ class GptOss(Transformer):
         "blocks.{i}.mlp.router.logit_bias": "model.layers.{i}.mlp.router.bias",
         **interleaved_stack_names("blocks.{i}.mlp.experts", "model.layers.{i}.mlp.experts"),
     }
-    quantized = ("mxfp4",)
-    no_effect = ("initial_context_length", "experts_per_token", "quantization_config.modules_to_not_convert")
+    no_effect = ("initial_context_length", "experts_per_token")
     eps = ("rms_norm_eps", 1e-5)
     rope_base = 150_000.0
 

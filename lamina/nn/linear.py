@@ -2,7 +2,8 @@
 
 A product with few rows takes as long as reading the weight, if all cores read. MKL's x Wᵀ uses too few of them on a
 CPU. The same product written in another way is two to four times as fast, with the weight in place: for one row a
-batched product with one batch entry per slice of the weight's rows, for several rows W xᵀ.
+batched product with one batch entry per slice of the weight's rows, for several rows W xᵀ. Products of many rows are
+oneDNN's there (`onednn.py`).
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lamina import kernels
+from lamina.nn import onednn
 from lamina.tracing import surely
+from lamina.weights.packed import Packed, PackedWeight
+from lamina.weights.product import packed_linear, use_kernels
 
 PIECES = 16  # slices of a weight: enough to give every core some
 MOST_ROWS = 64  # beyond that F.linear is as fast
 LEAST_WEIGHT = 2**16  # values; one core reads a smaller weight faster than several are started
+ALIGNED = 8  # outputs of a product, below which rows of 16 bits are not aligned to what a GPU loads at once
 MKL = torch.backends.mkl.is_available()  # the library for which this was measured
 
 
@@ -36,9 +41,13 @@ class Linear(nn.Linear):
     `Unnormed` or `Inlined`: the kernel then does the rest of a norm. It prepares the next norm where the model's fusion
     plan says so (`kernels/gemm/fusion.py`).
 
+    The weight is a parameter, or a `Packed` weight if the checkpoint stores it in fewer bits (`lamina/weights`).
+
     >>> Linear(3, 2)(torch.ones(1, 3), onto=torch.ones(1, 2)).shape
     torch.Size([1, 2])
     """
+
+    packable: tuple[str, ...] = ("weight",)
 
     def reset_parameters(self) -> None:
         if not self.weight.is_meta:  # see `random_weight`
@@ -55,10 +64,22 @@ class Linear(nn.Linear):
         softcap: float | None = None,
     ) -> Tensor:
         if kernels.on():
+            if (native := kernels.recorder()) is not None:
+                return native.linear(self, x, onto, before, scale, act, softcap)
             return self._by_kernel(x, onto, before, scale, act, softcap)
-        y = self._product(x if before == 1 else x * before)
-        if isinstance(scale, Tensor) or scale != 1:
-            y = (y * scale).to(y.dtype)
+        if before != 1 and self.bias is None and (isinstance(scale, Tensor) or scale != 1):
+            before, scale = 1.0, scale * before  # one factor instead of two
+        x = x if before == 1 else x * before
+        plain = act is None and softcap is None and not isinstance(scale, Tensor) and scale == 1
+        if plain and onto is not None and onto.dtype == x.dtype and onednn.fits(x, self.weight):
+            return onednn.product_with(x, self.weight, self.bias, onto, "add")
+        y = self._product(x)
+        if isinstance(scale, Tensor):
+            y = scaled_columns(y, scale)
+        elif scale != 1 and act is None and softcap is None and onto is not None:
+            return torch.add(onto, y, alpha=scale)
+        elif scale != 1:
+            y = y * scale
         if act is not None:
             y = act(y)
         if softcap is not None:
@@ -83,6 +104,16 @@ class Linear(nn.Linear):
             y = act(self._by_kernel(x, None, before, scale, None, None))
             y = y if softcap is None else (y / softcap).tanh() * softcap
             return y if onto is None else onto + y
+        if isinstance(self.weight, Packed):
+            from lamina.kernels.packed.linear import linear_step  # imports Triton
+
+            several = len(self.weight.segments) > 1  # each of its launches has some of the outputs
+            deferred = None if several else deferred_norm(self, x, self.out_features)
+            y = linear_step(
+                x, self.weight, residual=onto, bias=self.bias, before=before, scale=scale, act=act, softcap=softcap,
+                next_norm=deferred,
+            )  # fmt: skip
+            return made(self, y, deferred, self.weight.nbytes)
         x, norm = operand_and_norm(x, self.weight)
         flat, residual = x.reshape(-1, x.shape[-1]), None if onto is None else onto.reshape(-1, onto.shape[-1])
         deferred = deferred_norm(self, x, self.out_features)
@@ -96,12 +127,29 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def scaled_columns(y: Tensor, scale: Tensor) -> Tensor:
+    """y · scale in y's dtype, y [..., out] of a product, which may be overwritten, scale [out]"""
+    if y.is_contiguous() and kernels.fuses(y):
+        from lamina.kernels.elementwise import scale_columns  # imports Triton
+
+        return scale_columns(y, scale)
+    return (y * scale).to(y.dtype)
+
+
+def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Tensor:
     """F.linear, by whichever operation is fastest on this device. x [..., in], weight [out, in] -> [..., out]"""
-    if x.device.type == "cpu" and x.dtype == torch.float32 and MKL and weight.numel() >= LEAST_WEIGHT:
-        rows = x.numel() // max(x.shape[-1], 1)  # an MLP may have no inner dimension
-        if surely(rows > 0) and surely(rows <= MOST_ROWS):
+    if isinstance(weight, Packed):
+        return packed_linear(x, weight, bias)
+    on_mkl = MKL and x.device.type == "cpu" and x.dtype == torch.float32
+    if on_mkl and weight.numel() >= LEAST_WEIGHT:
+        if surely(x.numel() <= MOST_ROWS * x.shape[-1]):
             return few_rows(x, weight, bias)
+        if onednn.fits(x, weight):
+            return onednn.product(x, weight, bias)
+    if weight.shape[0] < ALIGNED and kernels.fuses(x):  # cuBLAS has slow kernels alone for rows of so few values
+        pad = ALIGNED - weight.shape[0]
+        bias = None if bias is None else F.pad(bias, (0, pad))
+        return F.linear(x, F.pad(weight, (0, 0, 0, pad)), bias)[..., : weight.shape[0]]
     return F.linear(x, weight, bias)
 
 
@@ -121,3 +169,15 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         y = torch.mm(weight, x.reshape(-1, width).t()).t().contiguous()  # [rows, out]
     y = y.view(*x.shape[:-1], out)
     return y if bias is None else y + bias
+
+
+def packed_on_gpu(x: Tensor, weight: PackedWeight) -> Tensor | None:
+    """x [N, in] times a packed weight in plain passes on a GPU; None where no kernel can."""
+    if not kernels.fuses(x):
+        return None
+    from lamina.kernels.packed.linear import plain_product  # imports Triton
+
+    return plain_product(x, weight)
+
+
+use_kernels("cuda", packed_on_gpu)

@@ -33,6 +33,8 @@ class RMSNorm(nn.Module):
         this one the norm behind it. The result is `Unnormed` if the next product divides.
         """
         if kernels.on():
+            if (native := kernels.recorder()) is not None:
+                return native.rms_norm(self, x, dtype, onto)
             return self._by_kernel(x, dtype, onto)
         if kernels.fuses(x):
             from lamina.kernels.norm import rms_norm  # which imports Triton
@@ -98,6 +100,8 @@ class LayerNorm(nn.Module):
         In a captured step the result is `Inlined` if the products that read it compute it (`kernels/gemm/fusion.py`).
         """
         if kernels.on():
+            if (native := kernels.recorder()) is not None:
+                return native.layer_norm(self, x, dtype, onto)
             from lamina.kernels.gemm.inline_norm import inlined  # which imports Triton
             from lamina.kernels.norm import layer_norm
 

@@ -1,9 +1,9 @@
 """The bytes that any implementation of a decode step has to move.
 
-A step of one token a row reads every weight once, however many rows share it; of the embedding only the rows' own
-lines, of experts only those that some row visits, of an encoder nothing. It reads every kept token that the new ones
-can see (every key of an indexer, and of the latents those that it selects), writes the new ones, and reads and writes
-each recurrent state. Activations never have to leave the chip and are not counted.
+A step of one token a row reads every weight once, packed or not, however many rows share it; of the embedding only the
+rows' own lines, of experts only those that some row visits, of an encoder nothing. It reads every kept token that the
+new ones can see (every key of an indexer, and of the latents those that it selects), writes the new ones, and reads and
+writes each recurrent state. Activations never have to leave the chip and are not counted.
 
 These bytes over the bandwidth of the memory give the least time that a step can take.
 """
@@ -36,6 +36,7 @@ from lamina.cache.spec import (
 from lamina.errors import InputError
 from lamina.model import Model
 from lamina.nn import CrossAttention, Experts, Router
+from lamina.weights.inventory import Weight, inside, own_weights
 
 
 @dataclass(frozen=True)
@@ -104,13 +105,13 @@ def _all_kept(
 
 def weight_bytes(model: Model, rows: int, experts: float | None = None) -> float:
     owners: dict[int, list[nn.Module]] = {}
-    parameters: dict[int, nn.Parameter] = {}
+    weights: dict[int, Weight] = {}
     for module in _decoding(model):
-        for parameter in module.parameters(recurse=False):
-            owners.setdefault(id(parameter), []).append(module)
-            parameters[id(parameter)] = parameter
+        for weight in own_weights(module).values():
+            owners.setdefault(id(weight), []).append(module)
+            weights[id(weight)] = weight
     each = chosen_experts(model)
-    return sum(_read_of(parameter, owners[key], each, rows, experts) for key, parameter in parameters.items())
+    return sum(_read_of(weight, owners[key], each, rows, experts) for key, weight in weights.items())
 
 
 def chosen_experts(model: Model) -> dict[int, int]:
@@ -127,24 +128,24 @@ def _decoding(model: Model) -> list[nn.Module]:
     """The modules that a decode step runs: an encoder, and what makes keys and values of its output, ran before."""
     found: dict[int, nn.Module] = {}
     before = {id(module.kv) for module in model.modules() if isinstance(module, CrossAttention)}
-    for path, module in model.named_modules(remove_duplicate=False):
+    for path, module in inside(model):
         if path.split(".")[0] != "encoder" and id(module) not in before:
             found[id(module)] = module
     return list(found.values())
 
 
 def _read_of(
-    parameter: nn.Parameter, owners: list[nn.Module], each: Mapping[int, int], rows: int, experts: float | None
+    weight: Weight, owners: list[nn.Module], each: Mapping[int, int], rows: int, experts: float | None
 ) -> float:
     if all(isinstance(module, nn.Embedding) for module in owners):  # not so where the head is the same matrix
-        return parameter.nbytes / parameter.shape[0] * min(rows, parameter.shape[0])
+        return weight.nbytes / weight.shape[0] * min(rows, weight.shape[0])
     if found := [module for module in owners if isinstance(module, Experts)]:
-        every = parameter.shape[0]
+        every = weight.shape[0]
         if experts is None:
             choices = every + found[0].identity  # identity experts have nothing to read
             experts = distinct_experts(choices, each[id(found[0])], rows) * every / choices
-        return parameter.nbytes / every * experts
-    return parameter.nbytes
+        return weight.nbytes / every * experts
+    return weight.nbytes
 
 
 def distinct_experts(experts: int, each: int, rows: int) -> float:

@@ -7,6 +7,7 @@ import torch
 from lamina.cache.cache import Cache
 from lamina.cache.layers.cross import CrossLayer
 from lamina.cache.layers.recurrent import RecurrentLayer
+from lamina.rehearsal.rehearsal import set_clock
 
 
 def fill_context(cache: Cache, tokens: int) -> Cache:
@@ -53,11 +54,3 @@ def attach_random(cache: Cache, positions: int) -> Cache:
             layer.attach(k, v, lengths, rows)
     cache.clock.sourced = [True] * cache.rows
     return cache
-
-
-def set_clock(cache: Cache, tokens: int) -> None:
-    """Every row holds `tokens` tokens from now on, whatever the stores hold: back to the start of a measurement."""
-    clock = cache.clock
-    for mark in (clock.lengths, clock.written, clock.base):
-        mark.fill_(tokens)
-    clock.low, clock.high, clock.base_low = ([tokens] * cache.rows for _ in range(3))

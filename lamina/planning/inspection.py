@@ -25,13 +25,15 @@ from lamina.checkpoint.source import Checkpoint, config_dtype, open_source
 from lamina.checkpoint.text_part import TextPartCheckpoint, towers
 from lamina.config import Config
 from lamina.errors import CheckpointError, InputError
-from lamina.loading import on_meta, refuse_quantized
+from lamina.loading import on_meta, refuse_quantized, stored_on_meta
 from lamina.model import Model
 from lamina.models import family_of
 from lamina.planning.bytes import bytes_of_one, chosen_experts
 from lamina.planning.layer_kinds import layer_kinds, ranges
 from lamina.planning.meta_model import find_config
 from lamina.runtime.eligibility import why_no_kernels
+from lamina.weights.inventory import packed_formats, weight_bytes
+from lamina.weights.quantize import PACKED
 
 GPU = "an NVIDIA GPU of sm_80 or later"
 CONFIG_ALONE = "a configuration alone"
@@ -67,6 +69,8 @@ class Inspection:
     """Parameters that one token uses: without those of experts that it does not visit."""
     experts: str | None
     weight_bytes: int
+    packed: dict[str, int]
+    """Formats of weights that stay packed -> number of tensors."""
     token_bytes: int
     """Bytes that the cache grows by per token of a row."""
     row_bytes: int
@@ -122,6 +126,7 @@ def inspect(
         refuse_quantized(config, path, getattr(cls, "quantized", ()))
     except InputError as error:
         problem = str(error)
+    stored = model if problem else stored_on_meta(values, kind, source, PACKED)
     grows, constant, per_source = cache_bytes(model)
     every, active, experts = count_parameters(model)
     return Inspection(
@@ -136,7 +141,8 @@ def inspect(
         parameters=every,
         active=active,
         experts=experts,
-        weight_bytes=sum({id(x): x.nbytes for x in model.parameters()}.values()),
+        weight_bytes=weight_bytes(stored),
+        packed=packed_formats(stored),
         token_bytes=grows,
         row_bytes=constant,
         source_bytes=per_source,
@@ -292,7 +298,8 @@ def text(found: Inspection) -> str:
     lines.append(("parameters", f"{number(found.parameters)}{active}"))
     if found.experts is not None:
         lines.append(("experts", found.experts))
-    lines.append(("weights", size(found.weight_bytes)))
+    packed = ", ".join(f"{kind} ({count})" for kind, count in found.packed.items())
+    lines.append(("weights", size(found.weight_bytes) + (f", packed: {packed}" if packed else "")))
     lines.append(("cache", f"{size(found.token_bytes)} per token, {size(found.row_bytes)} per row besides"))
     if found.source_bytes:
         lines.append(("", f"{size(found.source_bytes)} per token of the source"))

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
+from lamina.checkpoint.hub import locate
+from lamina.checkpoint.quantized import method_of
 from lamina.checkpoint.shapes import SHAPES, find_shape
-from lamina.checkpoint.source import config_dtype
+from lamina.checkpoint.source import Checkpoint, config_dtype, open_source
 from lamina.config import Config
 from lamina.dtypes import float_dtype
-from lamina.errors import InputError
-from lamina.loading import on_meta, refuse_quantized
+from lamina.errors import CheckpointError, InputError
+from lamina.loading import refuse_quantized, stored_on_meta
 from lamina.model import Model
 from lamina.models import family_of
+from lamina.rehearsal.rehearsal import shadow
+from lamina.weights.quantize import PACKED
 
 What = Model | Config | Mapping[str, Any] | str | os.PathLike[str]
 
@@ -40,21 +42,47 @@ class MetaModel:
         return sum({id(x): x.nbytes for x in tensors}.values())
 
 
-def subject_of(what: What, dtype: str | torch.dtype | None = None, revision: str | None = None) -> MetaModel:
-    """A model, its configuration, or where that is: a folder, a config.json, a .gguf file, a known name, a Hub id."""
+def subject_of(
+    what: What, dtype: str | torch.dtype | None = None, revision: str | None = None, weights: str | None = None
+) -> MetaModel:
+    """A model, its configuration, or where that is: a folder, a config.json, a .gguf file, a known name, a Hub id.
+
+    weights   how matrices are stored, as in `lamina.load`
+    """
     dtype = float_dtype(dtype)
     if isinstance(what, Model):
+        if weights is not None:
+            raise InputError(f"weights={weights!r}: this model has its weights; give its configuration to plan others")
         if dtype not in (None, what.dtype):
             raise InputError(f"this model is in {what.dtype}, not in {dtype}: give its configuration to plan another")
         return MetaModel(type(what).__name__, shadow(what))
+    source = None
     if isinstance(what, Config | Mapping):
         config = dict(what.values if isinstance(what, Config) else what)
         name = config.get("model_type", "a model")
     else:
         name, config = find_config(what, revision)
+        source = weights_of(what, revision) if weights in (None, PACKED) else None
     cls = family_of(Config(config))  # what cannot be built is refused by name
     refuse_quantized(Config(config), name, getattr(cls, "quantized", ()))
-    return MetaModel(name, on_meta(config, config_dtype(config) if dtype is None else dtype))
+    if source is None and weights is None and (method := method_of(config)) is not None:
+        raise InputError(
+            f"{name} is quantized with {method!r}, and only its tensors tell which: plan it from its folder, or give "
+            "weights='plain' or a format"
+        )
+    kind = config_dtype(config) if dtype is None else dtype
+    return MetaModel(name, stored_on_meta(config, kind, source, weights or PACKED))
+
+
+def weights_of(what: str | os.PathLike[str], revision: str | None) -> Checkpoint | None:
+    """The checkpoint at a path, if its weights are there; nothing is downloaded for that."""
+    if what in SHAPES:
+        return None
+    try:
+        place = locate(what, revision, weights=False)
+        return None if place.suffix == ".json" else open_source(place)
+    except CheckpointError:
+        return None
 
 
 def find_config(what: str | os.PathLike[str], revision: str | None = None) -> tuple[str, dict[str, Any]]:
@@ -69,16 +97,3 @@ def find_config(what: str | os.PathLike[str], revision: str | None = None) -> tu
     if shape.name in SHAPES and shape is SHAPES[shape.name]:
         return shape.name, {"dtype": "bfloat16", **shape.config}  # as benchmarks run it on a GPU
     return shape.name, dict(shape.config)
-
-
-def shadow(model: Model) -> Model:
-    """The same model on the meta device; no number is copied."""
-    memo: dict[int, Any] = {
-        id(model.__dict__[name]): None for name in ("tokenizer", "compiled", "_graphs") if name in model.__dict__
-    }
-    for x in [*model.parameters(), *model.buffers()]:
-        empty: Tensor = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
-        memo[id(x)] = nn.Parameter(empty, requires_grad=False) if isinstance(x, nn.Parameter) else empty
-    twin = copy.deepcopy(model, memo)
-    twin.__dict__.pop("_graphs", None)
-    return twin

@@ -2,7 +2,7 @@
 
 weights    every parameter and buffer, in the dtype it is loaded in            subject.py
 cache      the table that `print(cache)` will show, to the byte                use.py
-scratch    the most that a pass holds besides                                  held.py
+scratch    the most that a pass holds besides                                  lamina/rehearsal
 moved      what a decode step reads and writes                                 lamina/planning/bytes.py
 
 All of it together is the most that is held at once: a cache that grows does so before a pass, not in one.
@@ -20,13 +20,15 @@ from lamina.cache.cache import Cache
 from lamina.cache.codec.codec import Codecs
 from lamina.cache.summary import Line, size
 from lamina.errors import InputError
+from lamina.generation.prefill.chunks import FEW, LEAST, SHARE, smaller
+from lamina.model import Model
 from lamina.planning.bytes import decode_bytes, fetched_bytes
-from lamina.planning.held import Rehearsal
 from lamina.planning.meta_model import MetaModel, What, subject_of
 from lamina.planning.search import largest
 from lamina.planning.show import text
 from lamina.planning.sizes import parse_rate, parse_size
-from lamina.planning.use import PIECES, Use, lay_out, lines_of, scratch_of
+from lamina.planning.use import Use, lay_out, lines_of, scratch_of
+from lamina.rehearsal.rehearsal import Rehearsal
 
 if TYPE_CHECKING:
     from lamina.planning.bytes import Moved
@@ -70,8 +72,8 @@ class Plan:
     """The budget."""
     most_length: int | None = None
     """The largest length of `rows` rows within the budget."""
-    most_length_in_pieces: int | None = None
-    """The same with the prompt read in pieces of 1024 tokens, where it is read in one."""
+    most_length_chunk: int | None = None
+    """Tokens of that prompt in one pass."""
     most_rows: int | None = None
     """How many rows of this length are within it; None where the length is itself what fits."""
     bandwidth: float | None = None
@@ -80,6 +82,8 @@ class Plan:
     """What of `moved` comes from the host or goes there."""
     link: float | None = None
     """Bytes a second between host and device."""
+    by_kernels: bool = True
+    """Whether scratch is that of a GPU, which runs prompts by kernels; else that of PyTorch's operations."""
 
     @property
     def cache(self) -> int:
@@ -97,6 +101,11 @@ class Plan:
         return self.weights + self.cache + max(self.growing, self.scratch or 0)
 
     @property
+    def chunk(self) -> int:
+        """Tokens of the prompt of a row in one pass."""
+        return self.use.chunk
+
+    @property
     def fits(self) -> bool | None:
         return None if self.memory is None else self.total <= self.memory
 
@@ -112,7 +121,7 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
-        derived = ("cache", "host", "total", "fits", "tokens_per_second")
+        derived = ("cache", "host", "total", "fits", "tokens_per_second", "chunk")
         found = asdict(self) | {name: getattr(self, name) for name in derived}
         return found | {"moved": None if self.moved is None else asdict(self.moved) | {"total": self.moved.total}}
 
@@ -135,10 +144,12 @@ def plan(
     residence: str = "device",
     page: int | None = None,
     dtype: str | torch.dtype | None = None,
+    device: str | None = None,
     memory: int | str | None = None,
     bandwidth: float | str | None = None,
     link: float | str | None = None,
     revision: str | None = None,
+    weights: str | None = None,
 ) -> Plan:
     """What a model with a cache of `rows` rows of `length` tokens takes, and what fits into `memory`.
 
@@ -148,22 +159,30 @@ def plan(
     capacity, slack           of the cache, as in `model.new_cache`
     reserve                   room for the prompt and 512 new tokens is made at first, and more as they come, up to
                               `length`: as `generate` does. False: grows from the first token on
-    prompt, prefill_chunk     tokens read before one is made (None: all), and how many of them in a pass (None: all)
+    prompt                    tokens read before one is made; None: all
+    prefill_chunk             how many of them in a pass. None: all, or if that does not fit into `memory`, the largest
+                              power of two that does, as `generate` chooses it
     source     tokens of each row's source, for models that read one
     codec      how keys and values are written, as in `model.new_cache`
     residence  where bytes live, as in `model.new_cache`
     page       tokens of a page, for a cache in a `lamina.Pool` that holds it and no more; None: without one
     dtype      of weights and cache, such as "bfloat16"; the checkpoint's own when None
+    device     "cuda" or "cpu": how passes run. None: as on the device of a model, as on a GPU otherwise
     memory     the budget on the device, such as "24GiB" or a number of bytes
     bandwidth  such as "4.3TB/s" or bytes a second: tells the tokens a second that no decode step can exceed
     link       the same of the way between host and device, such as "50GB/s"
     revision   a branch, tag or commit, of a Hub id
+    weights    how matrices are stored, as in `lamina.load`: None as in the checkpoint, "plain", "int8", "int4" or "fp8"
 
     >>> found = plan("llama-3.1-8b", rows=8, length=16384)
     >>> found.weights, found.lines[0].nbytes
     (16060522752, 17179869184)
     """
-    planner = _Planner(subject_of(what, dtype, revision))
+    if device is None:
+        device = what.device.type if isinstance(what, Model) and what.device.type != "meta" else "cuda"
+    if device not in ("cuda", "cpu"):
+        raise InputError(f'device={device!r}: it must be "cuda" or "cpu"')
+    planner = _Planner(subject_of(what, dtype, revision, weights), device == "cuda")
     budget = None if memory is None else parse_size(memory)
     rate = None if bandwidth is None else parse_rate(bandwidth)
     way = None if link is None else parse_rate(link, "link")
@@ -185,16 +204,14 @@ def plan(
     longest = planner.most_length(use, budget)
     if known is None:
         use = replace(use, length=longest, prompt=None if prompt is None else min(prompt, longest))
-    found = planner.plan(use)
-    in_pieces = None
-    if prefill_chunk is None and use.read > PIECES:
-        in_pieces = planner.most_length(replace(use, prefill_chunk=PIECES), budget)
+    found = planner.plan(planner.in_chunks(use, budget))
+    longest_use = replace(use, length=longest, prompt=None if prompt is None else min(prompt, longest))
     most_rows = None if known is None else planner.most_rows(use, budget)
     return replace(
         found,
         memory=budget,
         most_length=longest,
-        most_length_in_pieces=in_pieces,
+        most_length_chunk=planner.in_chunks(longest_use, budget).chunk if longest else None,
         most_rows=most_rows,
         bandwidth=rate,
         link=way,
@@ -209,9 +226,9 @@ def bytes_on(residence: str, found: Iterable[Line]) -> int:
 class _Planner:
     """The parts of plans for one model."""
 
-    def __init__(self, subject: MetaModel) -> None:
+    def __init__(self, subject: MetaModel, gpu: bool) -> None:
         self.subject, self.model = subject, subject.model
-        self.weights, self.rehearsal = subject.weights, Rehearsal(subject.model)
+        self.weights, self.rehearsal = subject.weights, Rehearsal(subject.model, gpu)
 
     def scratch(self, use: Use, cache: Cache) -> int | None:
         try:
@@ -236,7 +253,26 @@ class _Planner:
         return Plan(
             self.subject.name, self.subject.dtype, use, self.weights, tuple(lines_of(cache)), growing,
             self.scratch(use, cache), self._rooms(use), moved, self.model.context, fetched=fetched,
+            by_kernels=self.rehearsal.gpu,
         )  # fmt: skip
+
+    def in_chunks(self, use: Use, budget: int) -> Use:
+        """The same with the chunk that `generate` chooses: all, or the largest that fits, or else the smallest there
+        is. As there, a pass may take the share `SHARE` of what weights and cache leave."""
+        if use.prefill_chunk is not None:
+            return use
+        while (less := smaller(use.chunk, use.rows)) is not None:
+            cache, _ = lay_out(self.model, use)
+            left = budget - self.weights - bytes_on("device", lines_of(cache))
+            if (self.scratch(use, cache) or 0) <= SHARE * left:
+                break
+            use = replace(use, prefill_chunk=less)
+        return use
+
+    @staticmethod
+    def _in_least_chunks(use: Use) -> Use:
+        least = 1 << (max(LEAST, FEW // use.rows) - 1).bit_length()
+        return use if use.prefill_chunk is not None else replace(use, prefill_chunk=least)
 
     def _rooms(self, use: Use) -> tuple[Room, ...]:
         ways = {
@@ -251,11 +287,12 @@ class _Planner:
         )
 
     def most_rows(self, use: Use, budget: int) -> int:
-        return largest(lambda n: self.total(replace(use, rows=n), budget), budget)
+        return largest(lambda n: self.total(self._in_least_chunks(replace(use, rows=n)), budget), budget)
 
     def most_length(self, use: Use, budget: int) -> int:
         def total(length: int) -> int:
             prompt = None if use.prompt is None else min(use.prompt, length)
-            return self.total(replace(use, length=length, prompt=prompt, capacity=use.capacity and length), budget)
+            one = replace(use, length=length, prompt=prompt, capacity=use.capacity and length)
+            return self.total(self._in_least_chunks(one), budget)
 
         return largest(total, budget, self.model.max_positions)

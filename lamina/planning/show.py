@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lamina.cache.summary import aligned, size
-from lamina.planning.use import PIECES
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,10 +29,8 @@ def title(plan: Plan) -> str:
     how += [f"slack {use.slack}"] if use.slack else []
     how += ["on the host"] if use.residence == "host" else []
     how += [f"a source of {use.source:,} tokens"] if use.source is not None else []
-    if use.prefill_chunk is not None and use.prefill_chunk < use.read:
-        how.append(f"prompt of {use.read:,} in pieces of {use.prefill_chunk:,}")
-    else:
-        how.append(f"prompt of {use.read:,} in one pass")
+    passes = "one pass" if use.chunk == use.read else f"chunks of {use.chunk:,}"
+    how.append(f"prompt of {use.read:,} in {passes}")
     return f"{plan.name} in {plan.dtype}: {rows}, {', '.join(how)}"
 
 
@@ -61,8 +58,8 @@ def remarks(plan: Plan) -> list[str]:
         left = plan.memory - plan.total
         word = f"{size(left)} are left" if left >= 0 else f"it does not fit, {size(-left)} are lacking"
         found.append(("budget", f"{size(plan.memory)}: {word}"))
-        pieces = plan.most_length_in_pieces
-        more = "" if pieces is None else f"; {pieces:,} with the prompt in pieces, prefill_chunk={PIECES}"
+        chunk = plan.most_length_chunk or 0
+        more = f", read in chunks of {chunk:,}" if 0 < chunk < (plan.most_length or 0) else ""
         found.append(("largest context", f"{plan.most_length:,} tokens for {rows}{more}"))
     if plan.most_rows is not None:
         found.append(("most rows", f"{plan.most_rows:,} of {use.length:,} tokens"))
@@ -85,6 +82,8 @@ def remarks(plan: Plan) -> list[str]:
     if plan.tokens_per_second is not None:
         rates = [rate(one) for one in (plan.bandwidth, plan.link if plan.fetched else None) if one is not None]
         found.append(("speed", f"at most {plan.tokens_per_second:,.1f} tokens/s at {' and '.join(rates)}"))
+    if plan.scratch is not None and not plan.by_kernels:
+        found.append(("scratch", "that of PyTorch's operations, without kernels"))
     if plan.scratch is None:
         found.append(("scratch", "not known: a pass of this model does not run on the meta device"))
     found += zip(("not counted", ""), NOT_COUNTED, strict=True)

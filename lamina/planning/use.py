@@ -23,9 +23,8 @@ from lamina.errors import CapacityError, InputError
 from lamina.generation.room import initial_room
 from lamina.model import Model
 from lamina.planning.context import set_clock
-from lamina.planning.held import AllocationMeter, Rehearsal
-
-PIECES = 1024  # tokens of a pass, in what is said about reading a prompt in pieces
+from lamina.rehearsal.meter import AllocationMeter
+from lamina.rehearsal.rehearsal import Rehearsal
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Use:
                    `length`: as `generate` does with max_new_tokens = length - prompt. False: as tokens come
     slack          of the cache
     prompt         tokens that are read before one is made; None: all
-    prefill_chunk  the most prompt tokens in one pass; None: all
+    prefill_chunk  the most prompt tokens of a row in one pass; None: all
     source         tokens of each row's source, for models that read one
     codec          how keys and values are written, as in `model.new_cache`
     residence      where bytes live, as in `model.new_cache`
@@ -85,9 +84,14 @@ class Use:
         """Tokens of the prompt."""
         return self.length if self.prompt is None else self.prompt
 
+    @property
+    def chunk(self) -> int:
+        """Tokens of the prompt in one pass."""
+        return min(self.prefill_chunk or self.read, self.read)
+
     def passes(self) -> list[tuple[int, int]]:
         """The passes that may hold the most, as (tokens held before, new tokens): the last ones of each size."""
-        chunk = min(self.prefill_chunk or self.read, self.read)
+        chunk = self.chunk
         whole, rest = divmod(self.read, chunk)
         found = [((whole - 1) * chunk, chunk), (whole * chunk, rest), (self.length - 1, self.length > self.read)]
         return [(start, int(tokens)) for start, tokens in found if tokens]
@@ -131,8 +135,7 @@ def _grow(cache: Cache, use: Use) -> None:
         if cache.fetcher is not None:
             cache.fetcher.reserve(cache.layers, {i for i, _ in cache.shared}, cache.rows)
 
-    chunk = use.prefill_chunk or use.read
-    for end in range(chunk, use.read + chunk, chunk):
+    for end in range(use.chunk, use.read + use.chunk, use.chunk) if not use.reserve else (use.read,):
         room(min(end, use.read))
     while True:
         rooms = [layer.slots or 0 for layer in cache.every_layer() if layer.grows]

@@ -72,7 +72,7 @@ def _attend_own(
     how = {**how, "page": page}
     if not waits and not entry.coding.formats and supports(q, k, v):
         return attend_token(q, k, v, table=table, window=spec.window, gate=gate, **how, **before)
-    sides = _sides(entry)
+    sides = sides_of(entry)
     if sides is None or waits or sides[0].form == "plain":  # else `encode` rotates
         q, k, v = rotate_and_append(q, k, v, table=table, write=not waits and sides is None, page=page, **before)
         before = {}
@@ -132,7 +132,7 @@ def _attend_source(
 
     if how.pop("bias") is not None:
         raise InputError("attend(bias=…): no kernel adds a bias to the scores of cross-attention")
-    spec, table, sides = entry.spec, entry.table, _sides(entry)
+    spec, table, sides = entry.spec, entry.table, sides_of(entry)
     heads = spec.kv_heads, spec.value_dim
     if sides is None and supports_heads(q, *heads):
         return attend_stored(q, table, spec.kv_heads, spec.value_dim, Full(), new=False, gate=gate, **how, **before)
@@ -147,7 +147,7 @@ def _attend_source(
     return _gated(decode_codes(coded, table, Full(), q.dtype, new=False, **how), gate)
 
 
-def _sides(entry: TableEntry) -> tuple[Any, Any] | None:
+def sides_of(entry: TableEntry) -> tuple[Any, Any] | None:
     """How a codec quantizes keys and values; None where it does not."""
     from lamina.kernels.quant.field import Side
 

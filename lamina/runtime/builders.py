@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 
 builds: WeakKeyDictionary[Model, Thread] = WeakKeyDictionary()
 """Model -> the thread that builds its kernels (prebuild.py)."""
+prompt_builds: WeakKeyDictionary[Model, Thread] = WeakKeyDictionary()
+"""Model -> the thread that builds its kernels of captured prompts."""
 
 
-def wait_for_kernels(model: Model) -> None:
-    """Waits until the kernels that are being built for this model, if any, are ready."""
-    if (thread := builds.get(model)) is not None:
-        thread.join()
-        builds.pop(model, None)
+def wait_for_kernels(model: Model, prompts: bool = False) -> None:
+    """Waits until the kernels that are being built for this model, if any, are ready; with `prompts`, those of captured
+    prompts too."""
+    for running in (builds, prompt_builds) if prompts else (builds,):
+        if (thread := running.get(model)) is not None:
+            thread.join()
+            running.pop(model, None)
 
 
 def build_together(*programs: Callable[[], object]) -> None:

@@ -1,6 +1,6 @@
-"""`Captured`: the base of `CapturedStep` and `CapturedPass`, passes whose kernels are captured in CUDA graphs.
+"""`Captured`: the base of `CapturedStep`, `CapturedPass` and `CapturedPrompt`, passes that are captured in CUDA graphs.
 
-Both take the place of a `Step` in model code. Their kernels find the cache through tables of addresses, which are
+They take the place of a `Step` in model code. Their kernels find the cache through tables of addresses, which are
 copied in. Each captured program owns its inputs, tables and kernel workspace, so it serves one caller at a time
 (`lamina.runtime.graphs` lends them), on the CUDA stream on which it was borrowed.
 
@@ -9,6 +9,7 @@ Without CUDA, where Triton interprets kernels on the CPU, a replay runs the prog
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from types import TracebackType
@@ -18,15 +19,17 @@ import torch
 from torch import Tensor
 
 from lamina import kernels
+from lamina.cache.backend import Backend
 from lamina.cache.cache import Cache
 from lamina.cache.memory import Memory
 from lamina.cache.passes import last_tokens
-from lamina.errors import CaptureError, LaminaError
+from lamina.errors import CaptureError, InputError, LaminaError
 from lamina.kernels.columns import HEADER, WIDTH
 from lamina.runtime.builders import wait_for_kernels
 from lamina.runtime.cuda_graph import Program, capture_graphs, copy_in, current_stream
-from lamina.runtime.kernel_backend import KERNELS, KernelBackend, TableEntry
-from lamina.runtime.pointers import CacheFormat, entries_of, score_room, stores_of, tables_of
+from lamina.runtime.eligibility import why_not_read
+from lamina.runtime.kernel_backend import KERNELS, TableEntry
+from lamina.runtime.pointers import CacheFormat, entries_of, header_of, score_room, stores_of, tables_of
 
 if TYPE_CHECKING:
     from lamina.kernels.gemm.fusion import Fusions
@@ -40,7 +43,7 @@ class Captured:
              if a second graph commits, once more with the address of the accepted counts
     """
 
-    backend: KernelBackend = KERNELS
+    backend: Backend[Any, TableEntry] = KERNELS
     valid: Tensor | None = None  # None: kernels skip padding by `counts`
     logits_of: Literal["last", "all"] = "last"  # the tokens whose logits a program computes
 
@@ -58,10 +61,14 @@ class Captured:
         self.entries: list[dict[str, TableEntry]] = entries_of(model, self.tables[0], later, cache_format)
         self.logits: Tensor | None = None
         self.hidden: dict[int, Tensor] = {}
-        self.replays: list[Program] = []  # one per program, once captured
+        self.replays: dict[int, Program] = {}  # index of a program -> its replay, once captured
+        self.pool: Any = None  # memory that graphs which are captured later share with the first
         self.failed: str | None = None  # why the programs cannot be captured
         self._ran: set[int] = set()  # indices of programs that ran without an error, if kernels are interpreted
         self._stores: list[tuple[int, int]] = []  # what the tables point at: see `stores_of`
+        self._bound_cache: weakref.ref[Cache] | None = None  # the cache that was given to `_bind` last
+        self._bound_kind: tuple[Any, ...] | None = None  # how that cache is kept, which is known to be served
+        self._header: list[int] = []
         self._scores: Tensor | None = None  # [rows, T, room]: see `_scores_for`
         self._stream = current_stream(self.device)  # the stream of the borrower, on which graphs are launched
         self._done: torch.cuda.Event | None = None  # recorded after the last launch of the previous borrower
@@ -102,7 +109,7 @@ class Captured:
 
     def _drop_cache(self) -> None:
         """Forgets the borrower's cache."""
-        self._stores = []
+        self._stores, self._bound_cache, self._header = [], None, []
 
     # -- programs ----------------------------------------------------------------------------------------------------
 
@@ -110,17 +117,22 @@ class Captured:
         """The functions to capture, each in a graph of its own."""
         raise TypeError(f"{type(self).__name__} names no programs")
 
-    def capture(self) -> None:
-        """Captures the programs, unless that is done. The tables must point at a cache, which is not changed: the
-        counts are 0 meanwhile. Raises CaptureError if a kernel cannot be built or launched."""
-        if self.replays or self.device.type != "cuda":
+    def capture(self, *which: int) -> None:
+        """Captures the programs of these indices (all when none is given), unless that is done. The tables must point
+        at a cache, which is not changed: the counts are 0 meanwhile. Raises CaptureError if a kernel cannot be built or
+        launched."""
+        programs = self.programs()
+        missing = [i for i in which or range(len(programs)) if i not in self.replays]
+        if not missing or self.device.type != "cuda":
             return
         wait_for_kernels(self.model)
         counts = self.counts.clone()
         self.counts.zero_()
         try:
-            self._before_capture()
-            self.replays = capture_graphs(self.device, *self.programs())
+            wanted = [programs[i] for i in missing]
+            self._before_capture(wanted)
+            found = capture_graphs(self.device, *wanted, pool=self.pool)
+            self.replays.update(zip(missing, found, strict=True))
         except Exception as problem:
             raise self._capture_error(problem) from problem
         finally:
@@ -143,8 +155,8 @@ class Captured:
             self.failed = reason
         return CaptureError(reason)
 
-    def _before_capture(self) -> None:
-        """Prepares what else a program needs to change nothing while it is captured."""
+    def _before_capture(self, programs: Sequence[Program]) -> None:
+        """Prepares what else these programs need to change nothing while they are captured."""
 
     def _replay(self, which: int = 0) -> None:
         stream = current_stream(self.device)
@@ -170,6 +182,30 @@ class Captured:
 
     def _int_zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.int64, device=self.device)
+
+    def _bind(self, cache: Cache, *others: Tensor) -> None:
+        """Copies the cache's tables and header in, unless they are those of the last pass. others: see
+        `_update_tables`"""
+        if self._bound_cache is None or self._bound_cache() is not cache:
+            kind = CacheFormat.of(cache), cache.slack, cache.dtype, cache.fetcher is None
+            if kind != self._bound_kind:
+                reason = self.why_not_bound(cache)
+                if reason is None and kind[0] != self.format:
+                    reason = "this pass is for other codecs or another page size; borrow one for this cache"
+                if reason is not None:
+                    raise InputError(f"this cache has no captured passes: {reason}; run plain passes with cache.step")
+            self._bound_cache, self._bound_kind = weakref.ref(cache), kind
+            self._stores = []
+        cache._kept_logits(self.model.vocab, self.model.dtype)
+        self._update_tables(cache, *others)
+        header = header_of(cache)
+        if header != self._header:
+            copy_in(self.header, header)
+            self._header = header
+
+    def why_not_bound(self, cache: Cache) -> str | None:
+        """Why passes of this kind cannot read this cache; None if they can."""
+        return why_not_read(cache)
 
     def _update_tables(self, cache: Cache, *others: Tensor) -> bool:
         """Copies the cache's tables in, one for `counts` and one for each of `others`, if a tensor of the cache was

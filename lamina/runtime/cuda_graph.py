@@ -14,10 +14,11 @@ Program = Callable[[], object]
 _one_at_a_time = Lock()  # CUDA allows one capture at a time per process
 
 
-def capture_graphs(device: torch.device, *programs: Program) -> list[Program]:
+def capture_graphs(device: torch.device, *programs: Program, pool: Any = None) -> list[Program]:
     """Captures each program in a CUDA graph. -> functions that replay them
 
-    The graphs share a memory pool: a program may read tensors that an earlier one allocated. The programs are run twice
+    The graphs share a memory pool: a program may read tensors that an earlier one allocated. pool: that of graphs which
+    were captured before (`torch.cuda.graph_pool_handle`), and never run at the same time. The programs are run once
     first, in order, so kernels are built and loaded, workspaces are allocated, and a launch that fails raises here. The
     caller makes sure that these runs change nothing. Other threads may launch kernels, and load those of another model,
     during the capture.
@@ -30,12 +31,19 @@ def capture_graphs(device: torch.device, *programs: Program) -> list[Program]:
                 program()
         torch.cuda.current_stream(device).wait_stream(side)
         graphs: list[torch.cuda.CUDAGraph] = []
-        for program in programs:
-            graph = torch.cuda.CUDAGraph()
-            pool = graphs[0].pool() if graphs else None
-            with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
-                program()
-            graphs.append(graph)
+        # cuBLAS has a workspace per stream. One that is made during a capture is in the memory of the graph, so that no
+        # other graph, which may run at the same time, has the same; afterwards nobody else may get it.
+        torch._C._cuda_clearCublasWorkspaces()
+        try:
+            for program in programs:
+                graph = torch.cuda.CUDAGraph()
+                if pool is None and graphs:
+                    pool = graphs[0].pool()
+                with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+                    program()
+                graphs.append(graph)
+        finally:
+            torch._C._cuda_clearCublasWorkspaces()
     return [graph.replay for graph in graphs]
 
 

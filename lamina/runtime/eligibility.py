@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from lamina import kernels
 from lamina.cache.layers.base import Layer
-from lamina.cache.spec import LayerSpecs
+from lamina.cache.spec import LayerSpecs, Spec
+from lamina.kernels.packed.serve import why_model_unread
 from lamina.runtime.kernel_backend import why_unserved
+from lamina.runtime.native.eligibility import why_not_native
+from lamina.weights.inventory import packed_formats
+from lamina.weights.product import has_kernels
 
 if TYPE_CHECKING:
     from lamina.cache.cache import Cache
@@ -21,14 +25,25 @@ MOST_TOKENS = 16  # per row in a captured pass
 ON_THE_HOST = "its cache is stored on the host; a captured step reads device memory"
 
 
-def why_not_captured(model: Model, cache: Cache | None = None, rows: int = 1) -> str | None:
-    """Why decode steps are not captured in a CUDA graph; None if they are."""
+Unserved = Callable[[Spec, Layer | None, torch.dtype], str | None]
+"""Why a backend does not serve an entry of this spec, layer and dtype of the model; None where it does."""
+
+
+def why_not_captured(
+    model: Model, cache: Cache | None = None, rows: int = 1, unserved: Unserved = why_unserved
+) -> str | None:
+    """Why decode steps are not captured in a CUDA graph; None if they are.
+
+    unserved   asked for each entry; those of captured prompts differ
+    """
     if cache is not None and cache.recomputes:
         return "without a cache every pass recomputes whole rows"
     if model.uncaptured is not None:
         return model.uncaptured
     if model.device.type != "cuda":
         return f"the model is on {model.device.type}; decode steps are captured on a GPU"
+    if reason := why_model_unread(model):
+        return f'{reason}; load(weights="plain") dequantizes'
     if reason := kernels.why_not(next(model.parameters())):
         return reason
     if cache is not None and cache.fetcher is not None:
@@ -36,7 +51,24 @@ def why_not_captured(model: Model, cache: Cache | None = None, rows: int = 1) ->
     rows = rows if cache is None else cache.rows
     if rows > MOST_ROWS:
         return f"{rows} rows; the kernels of a captured step are for up to {MOST_ROWS}"
-    return why_no_kernels(model.specs, None if cache is None else cache.layers, model.dtype)
+    return why_no_kernels(model.specs, None if cache is None else cache.layers, model.dtype, unserved)
+
+
+def how_packed(model: Model) -> str | None:
+    """Which weights are packed and how products with them are computed; None if none is."""
+    if not (formats := packed_formats(model)):
+        return None
+    device = model.device.type
+    how = "kernels that read them" if has_kernels(device) else "dequantizing blocks of rows, since there are no kernels"
+    return f"{', '.join(f'{name} ({count})' for name, count in formats.items())}; products on {device} by {how}"
+
+
+def why_no_step(model: Model, cache: Cache | None, reason: str, rows: int = 1) -> str | None:
+    """Why decode steps are plain passes; None if they are native programs, as on a CPU.
+
+    reason   why they are not captured in a CUDA graph
+    """
+    return why_not_native(model, cache, rows) if model.device.type == "cpu" else reason
 
 
 def most_tokens(rows: int) -> int:
@@ -57,21 +89,22 @@ def why_no_passes(model: Model, cache: Cache) -> str | None:
     return why_not_read(cache)
 
 
-def why_not_read(cache: Cache) -> str | None:
+def why_not_read(cache: Cache, unserved: Unserved = why_unserved) -> str | None:
     """Why captured passes of several tokens cannot read this cache; None if they can."""
     if cache.fetcher is not None:
         return ON_THE_HOST
-    return why_no_kernels(cache.specs, cache.layers, cache.dtype)
+    return why_no_kernels(cache.specs, cache.layers, cache.dtype, unserved)
 
 
 def why_no_kernels(
     specs: Sequence[LayerSpecs],
     layers: Sequence[Mapping[str, Layer]] | None = None,
     dtype: torch.dtype = torch.float32,
+    unserved: Unserved = why_unserved,
 ) -> str | None:
     """The first layer that no kernel of a captured step supports, in words; None if all are supported."""
     for i, entry in enumerate(specs):
         for name, spec in entry.items():
-            if reason := why_unserved(spec, None if layers is None else layers[i][name], dtype):
+            if reason := unserved(spec, None if layers is None else layers[i][name], dtype):
                 return f"layer {i} entry {name!r}: {reason}"
     return None

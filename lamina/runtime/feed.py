@@ -18,9 +18,10 @@ from torch import Tensor
 from lamina.cache.cache import Cache
 from lamina.cache.counts import Counts, CountsLike
 from lamina.cache.layers.cross import Source
-from lamina.cache.packed import packed, spreads
+from lamina.cache.packed import PackedStep, packed, pays, why_not_spread
 from lamina.cache.step import Step
 from lamina.errors import CapacityError
+from lamina.runtime.packed_backend import packed_backend_for
 from lamina.runtime.prompt_backend import backend_for
 
 if TYPE_CHECKING:
@@ -50,22 +51,51 @@ def read(
     some = None if rows is None or list(rows) == list(range(cache.rows)) else rows
     step = cache.step(given.shape[1], counts, rows=some, spans=spans)
     step.backend, step.whole = backend_for(model.device), whole
-    one = packed(step, ids) if logits != "all" and not hidden and packs(model, step) else None
     try:
         with torch.no_grad():  # otherwise the cache would keep the autograd graph of every pass alive
-            if one is None:
-                return model.forward(ids, step, logits, embeds, hidden), step
-            given_ids, given_embeds = (None if x is None else one.pack(x) for x in (ids, embeds))
-            step.logits = model.forward(given_ids, one, logits, given_embeds)
-            return step.logits, step
+            return run(model, step, ids, logits, embeds, hidden), step
     except BaseException:
         step.abort()
         raise
 
 
-def packs(model: Model, step: Step) -> bool:
-    """Whether this pass of the model can be packed: its blocks take tokens of several rows side by side."""
-    return model.takes_packed and model.compiled is None and not step.recomputes and spreads(model.specs)
+def run(
+    model: Model,
+    step: Step,
+    ids: Tensor | None,
+    logits: Logits = "all",
+    embeds: Tensor | None = None,
+    hidden: Collection[int] = (),
+) -> Tensor | None:
+    """`model.forward` in this pass, packed if there is enough padding; the results are those of the rows."""
+    one = pack_of(model, step, ids, hidden)
+    if one is None:
+        return model.forward(ids, step, logits, embeds, hidden)
+    step.is_packed = True
+    one.backend = packed_backend_for(one)
+    given_ids, given_embeds = (None if x is None else one.pack(x) for x in (ids, embeds))
+    found = model.forward(given_ids, one, logits, given_embeds, hidden)
+    step.hidden = {i: one.spread(x) for i, x in one.hidden.items()}
+    step.logits = found if found is None or logits == "last" else one.spread(found)
+    return step.logits
+
+
+def pack_of(model: Model, step: Step, ids: Tensor | None, hidden: Collection[int] = ()) -> PackedStep | None:
+    """This pass without its padding; None where it is run as it is."""
+    if set(hidden) - {len(model.blocks)}:  # between blocks there may be several streams
+        return None
+    return packed(step, ids) if pays(step) and why_not_packed(model, step) is None else None
+
+
+def why_not_packed(model: Model, step: Step | None = None) -> str | None:
+    """Why passes of the model are never packed, or this one is not; None if they can be."""
+    if not model.takes_packed:
+        return f"the blocks of {type(model).__name__} work on rows"
+    if model.compiled is not None:
+        return "blocks are compiled for rows"
+    if step is not None and (step.recomputes or step.packing is not None):
+        return "without a cache every pass recomputes whole rows" if step.recomputes else "segments were given"
+    return why_not_spread(model.specs)
 
 
 def feed(
@@ -124,6 +154,7 @@ def step_alone(
             f"{longest} tokens were given, but the model has positions for {model.max_positions}. Use a shorter prompt."
         )
     step = Step.alone(model.specs, (rows, T), model.device, None if real is None else real.tensor, segments, spans)
+    step.given = real or step.given
     step.backend = backend_for(model.device)
     if source is not None:
         step.source = model.cross_inputs(source, rows)

@@ -9,6 +9,9 @@ are up to `limit` programs per shape. While all are lent, the next caller gets a
 plain passes, and `Result.how` says so), or waits if `wait` is set. Waiting is not the default: an abandoned stream
 keeps its program, and the caller would wait for ever.
 
+Prompts (`prompt_of`) are captured for one caller of a shape at a time: graphs of many tokens need much memory. Others
+run plain passes meanwhile. A program of prompts has a graph per width, which are captured when they are first used.
+
 A program that is garbage collected without `release` is gone; another is captured when one is needed.
 """
 
@@ -28,8 +31,11 @@ from lamina.errors import CaptureError
 from lamina.runtime.captured import Captured
 from lamina.runtime.fusion import trace_model
 from lamina.runtime.multi_token import CapturedPass, width_for
+from lamina.runtime.native.step import NativeStep
 from lamina.runtime.pointers import CacheFormat
+from lamina.runtime.prompts.captured_prompt import CapturedPrompt
 from lamina.runtime.step import CapturedStep
+from lamina.weights.packed import PackedWeight
 
 if TYPE_CHECKING:
     from lamina.kernels.gemm.fusion import FusionPlan
@@ -38,6 +44,8 @@ if TYPE_CHECKING:
 
 MOST_SHAPES = 8  # shapes whose programs are kept; the least recently used are dropped first
 MOST_OF_A_SHAPE = 4
+PROMPT = "prompt"  # the first part of the shape of prompts, which are kept apart from others
+MOST_PROMPTS = 4  # shapes of those that are kept
 
 C = TypeVar("C", bound=Captured)
 
@@ -55,7 +63,7 @@ class Graphs:
     """
     limit     how many programs of one shape may be in use at a time
     wait      True: callers beyond the limit wait for a program instead of getting a CaptureError
-    captures  how many programs were made so far
+    captures  how many programs of steps and passes were made so far; prompts count theirs (`CapturedPrompt.captures`)
     """
 
     def __init__(self, model: Model) -> None:
@@ -69,18 +77,31 @@ class Graphs:
     def __reduce__(self) -> tuple[Any, ...]:
         return Graphs, (self.model,)  # a copy of a model starts without programs
 
-    def step(self, rows: int, chooser: Chooser, cache: Cache | None = None) -> CapturedStep:
-        """Borrows the decode step for caches with the codecs and page size of this one; for plain caches if None."""
+    def step(self, rows: int, chooser: Chooser, cache: Cache | None = None, *, native: bool = False) -> CapturedStep:
+        """Borrows the decode step for caches with the codecs and page size of this one; for plain caches if None.
+
+        native   True: a native program on a CPU, not a CUDA graph
+        """
         chooser = replace(chooser, seed=0)  # not part of the shape: `begin` copies the seed in
         cache_format = CacheFormat.of(cache)
+        kind = NativeStep if native else CapturedStep
         return self._borrow(
-            (rows, chooser, cache_format), lambda: CapturedStep(self.model, rows, chooser, cache_format)
+            (rows, chooser, cache_format, native), lambda: kind(self.model, rows, chooser, cache_format)
         )
 
     def pass_of(self, rows: int, tokens: int, cache: Cache | None = None) -> CapturedPass:
         """Borrows the pass of up to `tokens` tokens per row, for caches with the codecs and page size of this one."""
         T, cache_format = width_for(rows, tokens), CacheFormat.of(cache)
         return self._borrow((rows, T, cache_format), lambda: CapturedPass(self.model, rows, T, cache_format))
+
+    def prompt_of(self, rows: int, cache: Cache | None = None) -> CapturedPrompt:
+        """Borrows the prompts of up to 512 tokens per row, for caches with the codecs and page size of this one."""
+        cache_format = CacheFormat.of(cache)
+        return self._borrow((PROMPT, rows, cache_format), lambda: CapturedPrompt(self.model, rows, cache_format))
+
+    def why_no_prompt(self, rows: int) -> str | None:
+        """Why prompts of `rows` rows could not be captured, if that was tried and failed."""
+        return self._why_failed((PROMPT, rows))
 
     def fusion_plan(self, logits: Literal["last", "all"] = "last") -> FusionPlan:
         """Which norms are computed by the launch in front of them.
@@ -100,8 +121,12 @@ class Graphs:
 
     def why_not(self, rows: int) -> str | None:
         """Why the decode step of `rows` rows could not be captured, if that was tried and failed."""
+        return self._why_failed((rows,))
+
+    def _why_failed(self, start: tuple[Any, ...]) -> str | None:
+        """Why programs whose shape starts like this could not be captured."""
         with self._changed:
-            matching = [found for key, found in self._programs.items() if key[:1] == (rows,)]
+            matching = [found for key, found in self._programs.items() if key[: len(start)] == start]
         return next((found.failed for found in matching if found.failed is not None), None)
 
     def why_refused(self) -> str | None:
@@ -121,6 +146,7 @@ class Graphs:
             return {key: len(found.free) + len(found.lent) for key, found in self._programs.items()}
 
     def _borrow(self, key: tuple[Any, ...], make: Callable[[], C]) -> C:
+        limit = 1 if key[0] == PROMPT else self.limit
         with self._changed:
             while True:
                 found = self._programs_of(key)
@@ -129,18 +155,20 @@ class Graphs:
                 if found.free:
                     one = found.free.pop()
                     break
-                if len(found.lent) < self.limit:
+                if len(found.lent) < limit:
                     one = make()
-                    self.captures += 1
+                    self.captures += key[0] != PROMPT
                     break
                 if not self.wait:
-                    raise CaptureError(
-                        f"all {len(found.lent)} captured programs of this shape are in use; model.graphs.limit is "
-                        f"{self.limit}"
-                    )
+                    raise CaptureError(self._in_use(key, len(found.lent)))
                 self._changed.wait(0.1)  # a timeout, since a garbage collected program sends no notification
             found.lent.add(one)
         return one.lend(lambda one: self._return(key, found, one))
+
+    def _in_use(self, key: tuple[Any, ...], lent: int) -> str:
+        if key[0] == PROMPT:
+            return "another caller is using the captured prompts of this shape"
+        return f"all {lent} captured programs of this shape are in use; model.graphs.limit is {self.limit}"
 
     def _return(self, key: tuple[Any, ...], found: _Programs, one: Captured) -> None:
         with self._changed:
@@ -156,8 +184,10 @@ class Graphs:
         self._check_weights()
         found = self._programs.setdefault(key, _Programs())
         self._programs.move_to_end(key)
-        idle = [other for other, one in self._programs.items() if not one.lent and one is not found]
-        for other in idle[: max(len(self._programs) - MOST_SHAPES, 0)]:
+        alike = {other: one for other, one in self._programs.items() if (other[0] == PROMPT) == (key[0] == PROMPT)}
+        most = MOST_PROMPTS if key[0] == PROMPT else MOST_SHAPES
+        idle = [other for other, one in alike.items() if not one.lent and one is not found]
+        for other in idle[: max(len(alike) - most, 0)]:
             del self._programs[other]
         return found
 
@@ -174,6 +204,8 @@ def addresses(module: nn.Module) -> Iterator[int]:
     for parameter in module._parameters.values():
         if parameter is not None:
             yield parameter.data_ptr()
+    if isinstance(module, PackedWeight):
+        yield from (part.data_ptr() for part in module.parts.values())
     for child in module._modules.values():
         if child is not None:
             yield from addresses(child)

@@ -15,7 +15,6 @@ graph. The second graph computes from them again with the accepted counts, and t
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -31,9 +30,9 @@ from lamina.errors import InputError
 from lamina.kernels.device_guard import current
 from lamina.runtime.builders import build_together
 from lamina.runtime.captured import Captured
-from lamina.runtime.cuda_graph import Program, copy_in
-from lamina.runtime.eligibility import MOST_ROWS, MOST_TOKENS, why_not_read
-from lamina.runtime.pointers import PLAIN_FORMAT, CacheFormat, header_of
+from lamina.runtime.cuda_graph import Program
+from lamina.runtime.eligibility import MOST_ROWS, MOST_TOKENS
+from lamina.runtime.pointers import PLAIN_FORMAT, CacheFormat
 
 if TYPE_CHECKING:
     from lamina.model import Model
@@ -65,8 +64,6 @@ class CapturedPass(Captured):
         self.cache: Cache | None = None  # of the open pass
         self.given: Counts | None = None  # its counts
         self.chosen: list[int] | None = None  # its rows; None: all
-        self._bound_cache: weakref.ref[Cache] | None = None  # the cache whose tables were copied in last
-        self._header: list[int] = []
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 
@@ -101,7 +98,7 @@ class CapturedPass(Captured):
             self.given = open_captured(cache, self, n, self._for_all_rows(n if counts is None else counts))
             self.cache = cache
             try:
-                self._bind(cache)
+                self._bind(cache, self.accepted)
                 self.counts.copy_(self.given.tensor)
                 if index is None:
                     self.ids[:, :n].copy_(ids)
@@ -174,29 +171,11 @@ class CapturedPass(Captured):
                     one.commit()
         commit_tokens(self.logits, self.header, self.ids, self.accepted)
 
-    def _before_capture(self) -> None:
+    def _before_capture(self, programs: Sequence[Program]) -> None:
         self.accepted.zero_()
-        build_together(*self.programs())
-
-    def _bind(self, cache: Cache) -> None:
-        """Copies the cache's tables and header in, unless they are those of the last pass."""
-        if self._bound_cache is None or self._bound_cache() is not cache:
-            reason = why_not_read(cache)
-            if reason is None and CacheFormat.of(cache) != self.format:
-                reason = "this pass is for other codecs or another page size; give the cache to model.graphs.pass_of"
-            if reason is not None:
-                raise InputError(f"this cache has no captured passes: {reason}; run plain passes with cache.step")
-            self._bound_cache = weakref.ref(cache)
-            self._stores = []
-        cache._kept_logits(self.model.vocab, self.model.dtype)
-        self._update_tables(cache, self.accepted)
-        header = header_of(cache)
-        if header != self._header:
-            copy_in(self.header, header)
-            self._header = header
+        build_together(*programs)
 
     def _drop_cache(self) -> None:
         super()._drop_cache()
         if self.cache is not None:
             self.cache._abort_open_pass()
-        self._bound_cache, self._header = None, []

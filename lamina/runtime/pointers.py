@@ -28,11 +28,12 @@ def tables_of(cache: Cache, counts: Tensor, scores: Tensor | None = None) -> lis
 
     scores   [rows, tokens, room]: scratch for the scores of indexers, if there are any
     """
-    return [_row(layer, cache, counts, scores) for layer in cache.every_layer()]
+    common = {"lengths": cache.clock.lengths.data_ptr(), "counts": counts.data_ptr()}
+    return [_row(layer, common, scores) for layer in cache.every_layer()]
 
 
-def _row(layer: Layer, cache: Cache, counts: Tensor, scores: Tensor | None) -> list[int]:
-    row = {"lengths": cache.clock.lengths.data_ptr(), "counts": counts.data_ptr(), **layer.columns()}
+def _row(layer: Layer, common: dict[str, int], scores: Tensor | None) -> list[int]:
+    row = {**common, **layer.columns()}
     if scores is not None and isinstance(layer.spec, IndexKeys):
         row |= {"scores": scores.data_ptr(), "score_room": scores.shape[-1]}
     return entry_row(row)

@@ -1,4 +1,5 @@
-"""Builds the kernels of a decode step before they are needed: in threads, while the weights are being loaded.
+"""Builds the kernels of a decode step, then those of captured prompts, before they are needed: in threads, while the
+weights are being loaded.
 
 The program of a captured step is run once over a model on the meta device, whose tensors have no values. Every launch
 in this run only requests its kernel. Building a kernel is mostly waiting for a compiler, so many are built at a time.
@@ -21,10 +22,11 @@ import torch
 
 from lamina import kernels
 from lamina.cache.codec.codec import Codecs
-from lamina.runtime.builders import build_together, builds
+from lamina.runtime.builders import build_together, builds, prompt_builds
 from lamina.runtime.eligibility import why_no_kernels
 from lamina.runtime.multi_token import CapturedPass
 from lamina.runtime.pointers import CacheFormat
+from lamina.runtime.prompts.prebuild import build_prompt_kernels
 from lamina.runtime.step import CapturedStep
 from lamina.sampling.chooser import Chooser
 
@@ -35,23 +37,38 @@ _running: WeakSet[KernelBuild] = WeakSet()
 
 
 class KernelBuild:
-    """A thread that builds the kernels of one-row decoding in the background."""
+    """Two threads that build kernels for one row in the background: those of decoding, then those of prompts."""
 
     def __init__(self, make: Callable[[], Model], device: torch.device) -> None:
         self.failed: Exception | None = None
+        self.made: Model | None = None  # on the meta device
         self.thread = Thread(target=self._build, args=(make, device), daemon=True)
+        self.prompt_thread = Thread(target=self._build_prompts, args=(device,), daemon=True)
         _running.add(self)
         self.thread.start()
+        self.prompt_thread.start()
 
     def register(self, model: Model) -> None:
         """Registers the model that will use the kernels: `wait_for_kernels(model)` then waits for this build."""
-        builds[model] = self.thread
+        builds[model], prompt_builds[model] = self.thread, self.prompt_thread
 
     def _build(self, make: Callable[[], Model], device: torch.device) -> None:
         try:
             with torch.cuda.device(device):
-                build_kernels(make())
+                model = make()
+                build_kernels(model)
+                self.made = model
         except Exception as problem:  # not raised here: launching the kernel raises it again, with a better traceback
+            self.failed = problem
+
+    def _build_prompts(self, device: torch.device) -> None:
+        self.thread.join()
+        model, self.made = self.made, None
+        try:
+            if model is not None:
+                with torch.cuda.device(device):
+                    build_prompt_kernels(model)
+        except Exception as problem:
             self.failed = problem
 
 
@@ -61,6 +78,7 @@ def _end_all() -> None:
     The wait is short, since the thread pools accept no more work by then."""
     for one in list(_running):
         one.thread.join()
+        one.prompt_thread.join()
 
 
 def start_build(make: Callable[[], Model], dtype: torch.dtype, device: torch.device) -> KernelBuild | None:

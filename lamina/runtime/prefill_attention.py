@@ -23,6 +23,7 @@ from lamina.attention.core import OFFERS, Offer, few_over_many
 from lamina.attention.reference import Bias
 from lamina.attention.view import View
 from lamina.attention.window import Chunked, Full, Sliding
+from lamina.kernels.limits import limits_of
 
 FEWEST = 2  # queries of a row: one alone is a matrix product
 WIDEST = 256  # values of a head
@@ -128,14 +129,16 @@ def cudnn_fits(
         return False
     if not (view.exact and view.positional and view.causal and view.window.spares(S)):
         return False
-    if T < LEAST or S % T or max(D, v.shape[-1]) > WIDEST or D % 8 or v.shape[-1] % 8 or q.element_size() != 2:
+    if T < LEAST or S % T or D > WIDEST or D % 8 or v.shape[-1] != D or q.element_size() != 2:
         return False
     size = (q.device, q.dtype, tuple(q.shape), k.shape[1], S == T)
-    return PLANNING.pays(size, 4.0 * B * Hq * D * T * (S - T / 2))
+    return q.is_meta or PLANNING.pays(size, 4.0 * B * Hq * D * T * (S - T / 2))
 
 
 def has_cudnn(q: Tensor) -> bool:
     """Whether PyTorch has cuDNN's attention for this device, which is worth planning for from Hopper on."""
+    if q.is_meta:  # a rehearsal: it needs more memory than the kernel
+        return limits_of(q.device).capability[0] >= 9
     return q.is_cuda and torch.backends.cuda.cudnn_sdp_enabled() and torch.cuda.get_device_capability(q.device)[0] >= 9
 
 

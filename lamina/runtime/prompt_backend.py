@@ -10,24 +10,27 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lamina import kernels
 from lamina.attention.rotary import RopeTable
+from lamina.cache.layers.attention import LatentLayer
 from lamina.cache.layers.base import Key
 from lamina.cache.layers.recurrent import ConvolutionLayer, RecurrentLayer
-from lamina.cache.plain_backend import PLAIN, PlainBackend
+from lamina.cache.plain_backend import PLAIN, PlainBackend, Rotates, absorbs
 from lamina.cache.step import Step
 from lamina.nn.norm import RMSNorm
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
+from lamina.runtime.prefill_attention import WIDEST
 
 
 class PromptBackend(PlainBackend):
     """Has no state, as `PlainBackend`."""
 
     def norm_and_rotate(
-        self, one: Step, x: Tensor, *, rope: RopeTable | None, neighbours: bool, norm: RMSNorm | None, norms_last: bool,
-        factor: Tensor | None = None,
+        self, one: Rotates, x: Tensor, *, rope: RopeTable | None, neighbours: bool, norm: RMSNorm | None,
+        norms_last: bool, factor: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         if (rope is None and norm is None and factor is None) or not kernels.fuses(x):
             return super().norm_and_rotate(
@@ -36,6 +39,41 @@ class PromptBackend(PlainBackend):
         from lamina.kernels.elementwise import rotate_heads  # imports Triton
 
         return rotate_heads(x, rope, neighbours=neighbours, norm=norm, norms_last=norms_last, factor=factor)
+
+    def attend_latent(
+        self, one: Step, key: Key, entry: LatentLayer, q: Tensor, kv: Tensor,
+        *, norm: RMSNorm, rope: RopeTable, neighbours: bool, up: Tensor, scale: float,
+        restrict: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Over expanded keys, of which the kernel reads the rotary part where it is stored, once for all heads."""
+        rank, rope_dim = entry.spec.rank, entry.spec.rope_dim
+        nope = q.shape[-1] - rope_dim
+        plain = restrict is None and one.attention_of(key) is None and not absorbs(one.T, rank, up.shape[1])
+        if not plain or not kernels.fuses(q) or not halves_fit(nope, rope_dim, up.shape[1] - nope):
+            return super().attend_latent(
+                one, key, entry, q, kv, norm=norm, rope=rope, neighbours=neighbours, up=up, scale=scale,
+                restrict=restrict,
+            )  # fmt: skip
+        from lamina.kernels.attention.prefill import attend_many  # imports Triton
+        from lamina.kernels.elementwise import rotate_heads
+
+        latent, k_rope = kv.split([rank, rope_dim], dim=-1)  # [B, T, rank], [B, T, P]
+        q_rope, k_rope = (rotate_heads(x, rope, neighbours=neighbours) for x in (q[..., nope:], k_rope[:, None]))
+        tokens, view = entry.extend(one, key, {"latent": torch.cat([norm(latent), k_rope[:, 0]], dim=-1)})
+        kept = tokens["latent"]  # [B, S, rank + P]
+        expanded = F.linear(kept[..., :rank], up.flatten(0, 1)).unflatten(-1, up.shape[:2]).transpose(1, 2)
+        k, v = expanded.split([nope, up.shape[1] - nope], dim=-1)  # [B, H, S, N], [B, H, S, V]
+        return attend_many(q[..., :nope], k, v, view, scale=scale, rest=(q_rope, kept[..., rank:]))
+
+    def opened(self, x: Tensor, gate: Tensor) -> Tensor:
+        whole = all(one.stride(3) == 1 and one.stride(1) == one.shape[3] for one in (x, gate))
+        if not whole or x.shape != gate.shape or not kernels.fuses(x):
+            return super().opened(x, gate)
+        from lamina.kernels.norm import sigmoid_gated  # imports Triton
+
+        # Each token as a row of one token: the kernel is built for a number of tokens.
+        flat, open_by = (one.transpose(1, 2).flatten(0, 1)[:, :, None] for one in (x, gate))  # [B · T, H, 1, D]
+        return sigmoid_gated(flat, open_by).view(x.shape[0], x.shape[2], x.shape[1], -1).transpose(1, 2)
 
     def recur(
         self, one: Step, key: Key, entry: RecurrentLayer, inputs: Mapping[str, Tensor], constants: Mapping[str, Tensor],
@@ -77,6 +115,12 @@ class PromptBackend(PlainBackend):
         return one.T > 1 and one.packing is None and kernels.fuses(x)
 
 
+def halves_fit(first: int, rest: int, value: int) -> bool:
+    """Whether the attention kernel takes heads in two tensors of these sizes, and values of this one."""
+    powers = all(size >= 16 and size & (size - 1) == 0 for size in (first, rest))
+    return powers and first + rest <= WIDEST and value <= WIDEST
+
+
 def kernel_of(rule: Rule) -> Callable[..., tuple[Tensor, Tensor]] | None:
     """The kernel that runs a rule over many tokens, if there is one."""
     match rule:
@@ -100,4 +144,4 @@ PROMPT = PromptBackend()
 
 def backend_for(device: torch.device) -> PlainBackend:
     """The backend of plain passes of a model on this device."""
-    return PROMPT if device.type == "cuda" else PLAIN
+    return PROMPT if device.type == "cuda" or (device.type == "meta" and kernels.rehearsing()) else PLAIN

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -43,8 +43,6 @@ class CapturedStep(Captured):
     """A pass of one token per row over the cache that `begin` was given, which samples and commits on the device."""
 
     def __init__(self, model: Model, rows: int, chooser: Chooser, cache_format: CacheFormat = PLAIN_FORMAT) -> None:
-        from lamina.kernels.step_ends import scratch_for  # imports Triton
-
         super().__init__(model, rows, 1, cache_format, counts=1)
         self.chooser = chooser
         self.remaining, self.ends, self.seed = self._int_zeros(rows), self._int_zeros(MOST_ENDS), self._int_zeros(1)
@@ -53,10 +51,20 @@ class CapturedStep(Captured):
         if chooser.processors:
             self.seen, self.seen_in_prompt = self._int_zeros(2, rows, model.vocab)
             self.recent = self._int_zeros(rows, RECENT)  # the last tokens of each row before `ids`
-        self.scratch = scratch_for(rows, model.vocab, model.device)
+        self.scratch = self.scratch_for()
         self._cache: weakref.ref[Cache] | None = None  # weak, so that its owner can free it
         self._most: list[int] = []  # final length of each row, at most
-        self._header: list[int] = []
+
+    def scratch_for(self) -> Any:
+        """Scratch of the kernels that choose tokens."""
+        from lamina.kernels.step_ends import scratch_for  # imports Triton
+
+        return scratch_for(self.rows, self.model.vocab, self.device)
+
+    @property
+    def how(self) -> str:
+        """How it decodes, in words, for `Result.how`."""
+        return "one captured graph a step"
 
     @property
     def cache(self) -> Cache:
@@ -141,8 +149,11 @@ class CapturedStep(Captured):
             self.capture()
             while steps:
                 with cache.steady:
-                    several = steps if cache.pages is None else self._take_pages(cache, steps, rows)
-                    self._make_room(cache, several)
+                    self._make_room(cache, steps)
+                    several = steps
+                    if cache.pages is not None:
+                        several = self._take_pages(cache, steps, rows)
+                        self._make_room(cache, several)  # the page table was written
                     with device_commit(cache, [0] * cache.rows, several):
                         for _ in range(several):
                             self._replay()
@@ -181,19 +192,27 @@ class CapturedStep(Captured):
             step_ends.positions(self.header, self.positions, self.model.max_positions)
             logits = self.model.forward(self.ids, self, logits="last")
         assert logits is not None
-        scores = logits
-        if self.seen is not None:
-            self.seen.scatter_add_(1, self.ids, self.counts[:, None])
-            lengths, in_prompt = self.positions[:, 0] + 1, self.seen_in_prompt
-            self.recent.copy_(torch.cat([self.recent[:, 1:], self.ids], dim=1))
-            history = History(lengths, self.prompts, counts=self.seen, prompt_counts=in_prompt, recent=self.recent)
-            scores = self.chooser.scores(logits, history)
+        scores = self.processed(logits)
         noise = (self.seed, self.numbers) if self.chooser.sample else None
         marks = (self.header, self.ids, self.counts, self.remaining, self.ends, self.scratch)
         step_ends.finish(logits, scores, noise, *marks)
-        if self.chooser.may_exclude_all:  # a row whose new id is excluded ends before that id is fed
+        self.end_excluded(scores)
+
+    def processed(self, logits: Tensor) -> Tensor:
+        """The scores that tokens are chosen from, [B, V]: the logits, or the output of processors."""
+        if self.seen is None:
+            return logits
+        self.seen.scatter_add_(1, self.ids, self.counts[:, None])
+        lengths, in_prompt = self.positions[:, 0] + 1, self.seen_in_prompt
+        self.recent.copy_(torch.cat([self.recent[:, 1:], self.ids], dim=1))
+        history = History(lengths, self.prompts, counts=self.seen, prompt_counts=in_prompt, recent=self.recent)
+        return self.chooser.scores(logits, history)
+
+    def end_excluded(self, scores: Tensor) -> None:
+        """Ends rows whose new id is excluded, before that id is fed."""
+        if self.chooser.may_exclude_all:
             self.counts.masked_fill_(excluded(scores, self.ids[:, 0]), 0)
 
     def _drop_cache(self) -> None:
         super()._drop_cache()
-        self._cache, self._header, self._most = None, [], []
+        self._cache, self._most = None, []

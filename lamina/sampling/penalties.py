@@ -39,6 +39,7 @@ class SourceRepetition:
 
     penalty: float
     needs_tokens: ClassVar[bool] = False
+    needs_source: ClassVar[bool] = True
     excludes: ClassVar[str] = "none"
 
     def __post_init__(self) -> None:

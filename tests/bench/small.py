@@ -58,6 +58,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "falcon-mamba-7b": dict(
         hidden_size=32, intermediate_size=48, num_hidden_layers=2, state_size=4, time_step_rank=4
     ),
+    "mamba-2.8b": dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, state_size=4, time_step_rank=4),
     "whisper-large-v3": dict(
         d_model=32, encoder_layers=1, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
         encoder_ffn_dim=48, decoder_ffn_dim=48, num_mel_bins=8, max_source_positions=20, max_target_positions=200,

@@ -12,6 +12,7 @@ from transformers import T5Config
 from lamina.bench import BenchSettings, ModelShape, run
 from lamina.bench.first_token import first_token
 from lamina.bench.measure import DeviceRates
+from lamina.bench.prefill import Prompts
 from lamina.bench.report import BenchReport
 from lamina.cli.bench import bench, numbers
 from lamina.errors import InputError
@@ -30,7 +31,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def settings(name: str = "qwen3-next", **changes: Any) -> BenchSettings:
     values = dict(
         shape=ModelShape("tiny", small(name), "a note"), device=CPU, dtype=torch.float32, rows=(1, 3), contexts=(8, 20),
-        prefill=16, first_token=False,
+        prefill=(Prompts.of("16"),), first_token=False,
     )  # fmt: skip
     return BenchSettings(**values | changes)  # type: ignore[arg-type]
 
@@ -61,7 +62,7 @@ def test_a_run_measures_every_size_of_every_subject_and_reports_it(tmp_path: Pat
 
 
 def test_codecs_are_decoded_beside_the_plain_cache_and_their_bytes_are_fewer() -> None:
-    s = settings("llama-3.1-8b", codecs=("int8", "int4"), rows=(2,), contexts=(20,), prefill=0)
+    s = settings("llama-3.1-8b", codecs=("int8", "int4"), rows=(2,), contexts=(20,), prefill=())
     plain, eight, four = run(s).decoded
     assert [one.subject for one in (plain, eight, four)] == ["lamina", "lamina, int8", "lamina, int4"]
     assert plain.moved.tokens > eight.moved.tokens > four.moved.tokens
@@ -71,7 +72,7 @@ def test_codecs_are_decoded_beside_the_plain_cache_and_their_bytes_are_fewer() -
 
 
 def test_pages_are_decoded_beside_memory_of_its_own() -> None:
-    s = settings("llama-3.1-8b", page=16, rows=(2,), contexts=(20,), prefill=0)
+    s = settings("llama-3.1-8b", page=16, rows=(2,), contexts=(20,), prefill=())
     plain, paged = run(s).decoded
     assert (plain.subject, paged.subject) == ("lamina", "lamina, pages of 16") and plain.moved == paged.moved
     assert "--page 16" in BenchReport(s, run(s)).command
@@ -80,13 +81,13 @@ def test_pages_are_decoded_beside_memory_of_its_own() -> None:
 
 
 def test_a_plot_is_drawn_where_matplotlib_is(tmp_path: Path) -> None:
-    s = settings("llama-3.1-8b", contexts=(8, 16), rows=(1,), prefill=0)
+    s = settings("llama-3.1-8b", contexts=(8, 16), rows=(1,), prefill=())
     files = BenchReport(s, run(s)).write(tmp_path)
     assert files[-1].suffix == ".png" and files[-1].stat().st_size > 1000
 
 
 def test_experts_count_as_they_were_visited(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = settings(rows=(1,), contexts=(8,), prefill=0)
+    one = settings(rows=(1,), contexts=(8,), prefill=())
     three = run(one).decoded[0].moved.weights
     monkeypatch.setattr("lamina.bench.subjects.Lamina.experts_visited", lambda self: 8.0)
     every = run(one).decoded[0].moved.weights
@@ -97,11 +98,11 @@ def test_what_has_no_time_or_no_room_is_skipped_by_name(monkeypatch: pytest.Monk
     late = run(settings("llama-3.1-8b", seconds=0.0, rows=(1,), contexts=(8,)))
     assert late.decoded == late.prefilled == []
     assert late.skipped == [
+        "lamina, prefill of 16: the 0 seconds were over",
         "lamina, 1 row at context 8: the 0 seconds were over",
-        "lamina, prefill of 16 tokens: the 0 seconds were over",
     ]
     monkeypatch.setattr("lamina.bench.runner.free_memory", lambda device: 2**30 + 20_000)
-    tight = run(settings("llama-3.1-8b", contexts=(8, 500), rows=(1,), prefill=0))
+    tight = run(settings("llama-3.1-8b", contexts=(8, 500), rows=(1,), prefill=()))
     assert [one.context for one in tight.decoded] == [8]
     assert tight.skipped[0].startswith("lamina, 1 row at context 500: it needs")
 
@@ -111,11 +112,11 @@ def test_what_a_peer_cannot_do_is_skipped_and_what_lamina_cannot_is_raised(monke
         raise ValueError("no such cache\nat all")
 
     monkeypatch.setattr("lamina.bench.peers.Dynamic.open", fail)
-    only_ours = run(settings(against="transformers", rows=(1,), contexts=(8,), prefill=0))
+    only_ours = run(settings(against="transformers", rows=(1,), contexts=(8,), prefill=()))
     assert only_ours.skipped == ["transformers, 1 row at context 8: ValueError: no such cache"]
     monkeypatch.setattr("lamina.bench.subjects.Lamina.open", fail)
     with pytest.raises(ValueError, match="no such cache"):
-        run(settings(rows=(1,), contexts=(8,), prefill=0))
+        run(settings(rows=(1,), contexts=(8,), prefill=()))
 
 
 def test_settings_that_cannot_be_are_told() -> None:
@@ -132,7 +133,7 @@ def test_settings_that_cannot_be_are_told() -> None:
 def test_the_command_prints_tables_and_writes_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.json").write_text(json.dumps(small("falcon-h1-7b")))
     shape = str(tmp_path / "mine.json")
-    bench(shape=shape, rows="1", context="8", prefill=8, device="cpu", first_token=False, out=tmp_path)
+    bench(shape=shape, rows="1", context="8", prefill="8", device="cpu", first_token=False, out=tmp_path)
     out = capsys.readouterr().out
     assert "Decode" in out and "share" in out and "wrote" in out
     assert len(list(tmp_path.glob("*-mine.md"))) == 1

@@ -17,7 +17,7 @@ SIZES = {
     "qwen3-next": 21.65e9, "deepseek-v2-lite": 15.71e9, "smollm2-135m": 0.1345e9, "mistral-7b": 7.248e9,
     "qwen3-8b": 8.19e9, "gemma-3-12b": 11.77e9, "qwen3-30b-a3b": 30.53e9, "gpt-oss-20b": 20.91e9,
     "nemotron-h-8b": 8.10e9, "granite-4.0-h-small": 32.2e9, "recurrentgemma-9b": 8.58e9, "falcon-mamba-7b": 7.27e9,
-    "whisper-large-v3": 1.543e9,
+    "mamba-2.8b": 2.768e9, "whisper-large-v3": 1.543e9,
 }  # fmt: skip
 
 

@@ -12,6 +12,8 @@ import torch
 import transformers
 
 from lamina import bridge
+from lamina.bridge import attention
+from lamina.bridge.few_queries import attend_few
 from lamina.bridge.layers.stored import Stored
 from lamina.errors import InputError, RewindError
 from lamina.notices import notice
@@ -92,3 +94,42 @@ def test_a_model_without_attention_interface_is_refused_by_name() -> None:
     bloom = transformers.BloomForCausalLM(transformers.BloomConfig(vocab_size=8, hidden_size=8, n_layer=1, n_head=2))
     with pytest.raises(InputError, match="BloomForCausalLM"):
         bridge.attend(bloom)
+
+
+@pytest.mark.parametrize("heads", [4, 2, 1])
+@pytest.mark.parametrize("masked", ["no", "bool", "added"])
+def test_attention_of_few_queries_is_that_of_pytorch(heads: int, masked: str) -> None:
+    torch.manual_seed(0)
+    T = 1 if masked == "no" else 3
+    q, k, v = torch.randn(2, 4, T, 8), torch.randn(2, heads, 40, 8)[:, :, :11], torch.randn(2, heads, 40, 6)[:, :, :11]
+    seen = torch.rand(2, 1, T, 11) < 0.6
+    seen[..., 0] = True
+    mask = None if masked == "no" else seen if masked == "bool" else torch.where(seen, 0.5, -3.0)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=0.3, enable_gqa=True)
+    torch.testing.assert_close(attend_few(q, k, v, mask, 0.3), expected)
+
+
+def test_a_query_that_sees_nothing_gives_zeros() -> None:
+    q, k = torch.randn(1, 2, 1, 8), torch.randn(1, 2, 5, 8)
+    assert not attend_few(q, k, k, torch.zeros(1, 1, 1, 5, dtype=torch.bool), 1.0).any()
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("capacity", [None, 48])
+def test_few_queries_over_dense_keys_give_the_same_tokens(
+    name: str, capacity: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def always(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> bool:  # as it is on a GPU
+        calls.append(query.shape[2])
+        return query.shape[2] == 1
+
+    monkeypatch.setattr(attention, "suits", always)
+    given, mask = ids()
+    expected = model(name).generate(given, attention_mask=mask, do_sample=False, max_new_tokens=14)
+    cache = bridge.Cache(attending(name), capacity=capacity)
+    found = attending(name).generate(
+        given, attention_mask=mask, past_key_values=cache, do_sample=False, max_new_tokens=14
+    )
+    assert torch.equal(found, expected) and 1 in calls

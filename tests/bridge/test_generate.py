@@ -41,3 +41,16 @@ def test_prompt_lookup_gives_the_greedy_tokens(name: str, kept: str) -> None:
     greedy = generate(name, None, rows=1)
     ours = generate(name, bridge.Cache(model(name), **KEPT[kept]), rows=1, prompt_lookup_num_tokens=3)
     assert torch.equal(greedy, ours)
+
+
+def test_passes_of_one_token_over_windows_need_no_pass_of_the_lamina_cache() -> None:
+    one = model("gemma3")
+    cache = bridge.Cache(one)
+    one.generate(ids(1)[0], past_key_values=cache, do_sample=False, max_new_tokens=30)
+    lines = cache.store.lines
+    assert lines is not None and lines.rings and lines.length > cache.store._length
+    assert cache.inner.lengths.tolist() == [lines.length] and cache.store.lines is None
+    cache.store._use_lines()
+    assert cache.store.lines is not None
+    cache.activate_past_recording()  # from here on rings need slack, which passes of the Lamina cache make
+    assert cache.store.lines is None

@@ -9,31 +9,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import sysconfig
 import tempfile
-import venv
 from pathlib import Path
+
+from tests.environment import environment
 
 VERSIONS = ("5.17.0", "5.22.2")  # the oldest and the newest that are tested
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def environment(folder: Path, version: str) -> Path:
-    """Makes an environment with this version of transformers; -> its Python"""
-    venv.create(folder, with_pip=False, symlinks=True)
-    python = folder / "bin" / "python"
-    script = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    own = Path(subprocess.run([python, "-c", script], capture_output=True, text=True, check=True).stdout.strip())
-    (own / "packages.pth").write_text(sysconfig.get_path("purelib"))
-    pip = [python, "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check"]
-    subprocess.run([*pip, f"transformers=={version}"], check=True)  # and those of its packages that are missing here
-    return python
-
-
 def run(version: str, arguments: list[str]) -> bool:
     """True if the tests pass with this version."""
     with tempfile.TemporaryDirectory() as folder:
-        python = environment(Path(folder), version)
+        python = environment(Path(folder), f"transformers=={version}")
         paths = os.environ | {"PYTHONPATH": str(ROOT)}
         script = "import transformers; print(transformers.__version__)"
         found = subprocess.run([python, "-c", script], stdout=subprocess.PIPE, text=True, env=paths)

@@ -20,7 +20,7 @@ from lamina.cache.layers.recurrent import RecurrentLayer
 from lamina.cache.ops.snapshot import take_snapshot
 from lamina.cache.storage.prefetch import Prefetcher, on_host
 from lamina.cache.summary import lines
-from lamina.planning.held import AllocationMeter
+from lamina.rehearsal.meter import AllocationMeter
 from lamina.runtime.compile import why_not_compiled
 from lamina.runtime.eligibility import why_not_captured, why_not_read
 from tests.cache.pretend import DEVICE, two_devices

@@ -121,6 +121,21 @@ def test_generate_continues_a_text_as_asked(reader: Path) -> None:
         assert done.stderr.startswith("the theory") and done.stderr.endswith(" tokens/s\n")
 
 
+def test_score_prints_log_probabilities(reader: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("they think")
+    words = ("score", reader, "--text", "the theory of", "--file", tmp_path / "a.txt", "--top", "2")
+    found = json.loads(run(*words, "--json").stdout)
+    assert [one["text"] for one in found] == ["the theory of", "they think"]
+    for one in found:
+        assert len(one["tokens"]) == len(one["logprobs"]) == len(one["top"]) > 0
+        assert one["logprob"] == pytest.approx(sum(one["logprobs"]))
+    lines = run(*words, "--tokens").stdout.splitlines()
+    assert lines[0].split() == ["logprob", "tokens", "perplexity", "text"]
+    assert f"{found[0]['logprob']:.4f}" in lines[1] and "'the theory of'" in lines[1] and "likeliest" in lines[2]
+    assert len(lines) == 3 + sum(len(one["tokens"]) for one in found)
+    assert_one_line(run("score", reader), "nothing to score: give --text or --file")
+
+
 def test_generate_reads_pickles_only_if_told_to(reader: Path, tmp_path: Path) -> None:
     for file in reader.iterdir():
         if file.suffix == ".json":

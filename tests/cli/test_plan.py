@@ -63,5 +63,5 @@ def test_what_does_not_fit_exits_with_1_and_what_cannot_be_planned_with_2(folder
 def test_a_gguf_file_is_planned_as_it_is_loaded() -> None:
     done = run("smollm2", "--length", 64, "--json")
     found = json.loads(done.output)
-    assert found["dtype"] == "float32" and found["weights"] == 538_060_160
+    assert found["dtype"] == "float32" and found["weights"] == 96_576_896
     assert found["name"].endswith(".gguf")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import lamina
-from lamina import InputError, Program, ProgramError
+from lamina import Program, ProgramError
 from lamina.exporting.manifest import _checksum
 from tests.exporting.stack import run_both
 from tests.laws.toys import Attend, Toy
@@ -89,8 +89,3 @@ def test_files_that_are_no_archives_are_refused(file: Path, tmp_path: Path) -> N
         Program.load(cut)
     with pytest.raises(ProgramError, match=r"has no manifest.json: it is not an exported program"):
         Program.load(tmp_path)
-
-
-def test_a_target_that_cannot_be_written_is_refused_with_a_way_out() -> None:
-    with pytest.raises(InputError, match=r"target='executorch': .* Use target='aotinductor' for C\+\+, or 'onnx'"):
-        lamina.export(MODEL, target="executorch")

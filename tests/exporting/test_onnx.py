@@ -19,8 +19,10 @@ ROWS, CAPACITY, SLACK = 2, 40, 2
 
 
 def test_onnx_models_equal_eager_passes_past_the_window_rewound_and_restarted(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
+    for name in ("onnxruntime", "onnxscript"):
+        pytest.importorskip(
+            name, reason=f"needs {name}: `make export-targets` runs this test in an environment with it"
+        )
     rule = GatedDelta(key_heads=1, value_heads=2, key_dim=3, value_dim=2)
     model = Toy(
         Attend(Sliding(4)), Attend(), Recur(rule), Mix(), dtype=torch.float32

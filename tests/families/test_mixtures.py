@@ -13,6 +13,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import lamina
 from lamina import CheckpointError
+from lamina.weights import packed_formats
 from tests.families.cases import deepseek_v3, llama4
 from tests.families.harness import TOLERANCE, random_ids, relative, truth
 
@@ -72,7 +73,7 @@ def test_the_text_part_of_a_checkpoint_that_reads_images_is_loaded(tmp_path: Pat
     assert relative(ours(ids), truth(theirs, ids)) < TOLERANCE
 
 
-def test_experts_stored_in_mxfp4_are_dequantized_at_load(tmp_path: Path) -> None:
+def test_experts_stored_in_mxfp4_stay_so(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = GptOssConfig(
         vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
@@ -96,4 +97,6 @@ def test_experts_stored_in_mxfp4_are_dequantized_at_load(tmp_path: Path) -> None
     (tmp_path / "config.json").write_text(json.dumps(values))
     ours = lamina.load(tmp_path, device="cpu")
     ids = random_ids(1, 9, ours.vocab)
-    assert len(packed) == 4 and relative(ours(ids), truth(theirs, ids)) < TOLERANCE
+    assert packed_formats(ours) == {"MXFP4": 2}
+    plain = lamina.load(tmp_path, device="cpu", weights="plain")
+    assert len(packed) == 4 and all(relative(one(ids), truth(theirs, ids)) < TOLERANCE for one in (ours, plain))

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM
 import lamina
 from lamina.checkpoint.base_model import with_prefix
 from lamina.checkpoint.loader import plan
+from lamina.checkpoint.quantized import with_weights
 from lamina.config import Config
 from lamina.errors import InputError
 from lamina.loading import refuse_quantized
@@ -39,7 +40,7 @@ def test_a_published_release_fits(name: str) -> None:
     refuse_quantized(config, name, getattr(family, "quantized", ()))
     with torch.device("meta"):
         model = family.build(config)
-    source = with_prefix(family.part_of(Header(name, values, tensors)), model.names)
+    source = with_prefix(family.part_of(with_weights(Header(name, values, tensors))), model.names)
     plan(model, source, model.names, torch.bfloat16, tuple(model.ignored))
     count = sum(one.numel() for one in set(model.parameters()))
     assert count == parameters if isinstance(parameters, int) else count == pytest.approx(parameters, rel=0.01)

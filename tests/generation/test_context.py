@@ -58,6 +58,7 @@ def watch(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return prepare(self, positions)
 
     monkeypatch.setattr(type(model), "prepare", prepared)
+    monkeypatch.setattr(model, "uncaptured", "its positions are watched", raising=False)  # a host reads them
     return seen
 
 

@@ -188,6 +188,7 @@ def test_a_chat_whose_pool_runs_dry_stays_as_it_was_and_goes_on() -> None:
 def test_a_capacity_that_is_reached_in_the_middle_gives_what_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused before the first token; here somebody was wrong about that."""
     model = model_of("llama")
+    monkeypatch.setattr(model, "uncaptured", "a program asks for the room of all its steps at once")
     monkeypatch.setattr(call, "make_room", lambda *given: None)
     cache = model.new_cache(3, capacity=15)
     with pytest.raises(CapacityError, match=r"There was no room after 12 new tokens: row 0 holds 15 tokens") as error:

@@ -14,7 +14,7 @@ from lamina.errors import CapacityError
 from lamina.generation import room
 from lamina.generation.room import INITIAL_NEW
 from lamina.generation.strategies import contrastive
-from lamina.planning.held import AllocationMeter
+from lamina.rehearsal.meter import AllocationMeter
 from tests.generation.rows import PROMPTS, every_family, held, made, model_of
 from tests.generation.test_context import STRATEGIES
 from tests.laws.toys import toy

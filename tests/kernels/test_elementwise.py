@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from lamina.activation import Gating
 from lamina.attention.rotary import rotate, rotate_neighbours
-from lamina.kernels.elementwise import expert_sum, gated, rotate_heads
-from lamina.nn import RMSNorm
+from lamina.kernels.elementwise import expert_sum, gated, rotate_heads, scale_columns
+from lamina.nn import GatedMLP, Linear, RMSNorm
 
 
 @pytest.mark.parametrize("gating", [Gating("silu"), Gating("gelu_new"), Gating("silu", limit=0.5, plus=1, slope=1.7)])
@@ -18,6 +19,52 @@ def test_halves_are_gated_as_gating_says(gating: Gating, inner: int) -> None:
     x = torch.randn(2, 3, 2 * inner + 6)[..., : 2 * inner]
     gate, up = x.chunk(2, dim=-1)
     torch.testing.assert_close(gated(x, gating, 0.5), gating(gate * 0.5, up), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [24, 1100])
+def test_columns_of_a_product_are_scaled_in_place(width: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    y, scale = torch.randn(2, 3, width).to(dtype), torch.randn(width)
+    expected = (y * scale).to(dtype)
+    assert scale_columns(y, scale).data_ptr() == y.data_ptr()
+    torch.testing.assert_close(y, expected, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_factors_of_a_product_are_joined_and_added_with_the_residual(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    x, onto, scale = torch.randn(2, 5, 24), torch.randn(2, 5, 40), torch.rand(40)
+    for linear in (Linear(24, 40), Linear(24, 40, bias=False)):
+        for how in ({}, {"before": 0.3}):
+            plain = F.linear(x * how.get("before", 1.0), linear.weight, linear.bias)
+            expected = {"none": plain, "one": onto + 0.7 * plain, "each": onto + scale * plain}
+            for fused in (False, True):
+                monkeypatch.setattr("lamina.kernels.fuses", lambda x, fused=fused: fused)
+                found = {
+                    "none": linear(x, **how), "one": linear(x, onto, scale=0.7, **how),
+                    "each": linear(x, onto, scale=scale, **how),
+                }  # fmt: skip
+                for name, y in found.items():
+                    torch.testing.assert_close(y, expected[name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("residual", [None, torch.float32, torch.float64])
+@torch.no_grad()
+def test_many_tokens_of_a_gated_mlp_in_slices_are_the_same(
+    residual: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    mlp, x = GatedMLP(24, 10, bias=True, factors=(0.8, 1.1)), torch.randn(2, 11, 24)
+    onto = None if residual is None else torch.randn(2, 11, 24, dtype=residual)
+    expected = mlp(x, onto)
+    monkeypatch.setattr("lamina.kernels.fuses", lambda x: True)
+    monkeypatch.setattr("lamina.nn.mlp.LEAST_TOKENS", 4)
+    monkeypatch.setattr("lamina.nn.mlp.MOST_BYTES", 1)
+    lengths: list[int] = []
+    mlp.down.register_forward_pre_hook(lambda _, given: lengths.append(given[0].shape[0]))
+    torch.testing.assert_close(mlp(x, onto), expected, rtol=1e-5, atol=1e-5)
+    assert lengths == [4, 4, 4, 4, 4, 2]
 
 
 @pytest.mark.parametrize("neighbours", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
 from torch import Tensor
 
 from lamina.kernels.norm import gated_rms_norm, rms_norm, rms_norm_twice, sigmoid_gated
@@ -83,3 +84,8 @@ def test_gated_rms_norm_is_that_of_the_models(gate_first: bool, sigmoid: bool, w
         flat, rows = heads.reshape(-1, width), x.repeat_interleave(4, 0)
         by_head = gated_rms_norm(rows, heads, plain.weight, 1e-5, **how)
         assert torch.equal(by_head, gated_rms_norm(rows, flat, plain.weight, 1e-5, **how))
+        if groups == 1:  # many rows: several of them in a program
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("lamina.kernels.norm.MANY_ROWS", 1)
+                patch.setattr("lamina.kernels.norm.TILE", 8 * triton.next_power_of_2(width))
+                assert torch.allclose(gated_rms_norm(rows, heads, plain.weight, 1e-5, **how), by_head, atol=1e-6)

@@ -10,6 +10,7 @@ import torch
 from lamina.attention import Chunked, Full, Sliding, View, Window, reference_attention
 from lamina.attention.bias import kernel_form
 from lamina.attention.blocks import blocks_of
+from lamina.cache.packed_rows import PackedRows
 from lamina.kernels.attention.merge import merge_into, merged
 from lamina.kernels.attention.prefill import Tile, attend_many, head_parts, shared_bytes, tile_for
 from lamina.kernels.limits import CARDS
@@ -57,6 +58,49 @@ def test_a_ring_in_any_order_equals_the_reference(window: Window) -> None:
     turned = torch.stack([row.roll(7 * (i + 1)) for i, row in enumerate(kv)])
     ours, _ = error_of(View(q, turned, window))
     assert ours < 1e-5
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize("stored", [False, True])
+def test_rows_side_by_side_equal_each_row_alone(window: Window, stored: bool) -> None:
+    counts, before, Hq, Hk, T = [21, 1, 0, 33], [5, 40, 3, 0] if stored else [0] * 4, 4, 2, 33
+    rows = PackedRows(counts, torch.device("cpu"))
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, rows.tokens, heads, 32).transpose(1, 2) for heads in (Hq, Hk, Hk))
+    at, real = torch.tensor(before)[:, None] + torch.arange(T), torch.arange(T) < torch.tensor(counts)[:, None]
+    if stored:
+        k, v = torch.randn(4, Hk, 60, 32), torch.randn(4, Hk, 60, 32)
+        held = torch.where(
+            torch.arange(60) < torch.tensor(before)[:, None] + rows.counts[:, None], torch.arange(60), -1
+        )
+        for x in (k, v):
+            x.masked_fill_((held < 0)[:, None, :, None], float("nan"))
+    else:
+        held = torch.where(real, at, -1)
+    view = View(torch.where(real, at, 0), held, window)
+    found = attend_many(q, k, v, view, scale=0.3, tile=SMALL, packed=rows, stored=stored)
+    assert found.shape == (1, Hq, rows.tokens, 32)
+    for row, part in enumerate(rows.slices()):
+        if part.start == part.stop:
+            continue
+        own = (x[row : row + 1] if stored else x[:, :, part] for x in (k, v))
+        here = held[row : row + 1] if stored else held[row : row + 1, : counts[row]]
+        alone = View(at[row : row + 1, : counts[row]], here, window)
+        expected = reference_attention(q[:, :, part], *own, alone, scale=0.3)
+        torch.testing.assert_close(found[:, :, part], expected.to(found.dtype), rtol=1e-5, atol=1e-5)
+
+
+def test_heads_in_two_tensors_equal_those_in_one() -> None:
+    torch.manual_seed(0)
+    view = View(*line([0, 9], 21, 40), Full())
+    q, k, v = torch.randn(2, 4, 21, 32), torch.randn(2, 4, 40, 32), torch.randn(2, 4, 40, 16)
+    q_rest, k_rest = torch.randn(2, 4, 21, 16), torch.randn(2, 40, 20)[..., 4:]
+    for x in (k, v):
+        x.masked_fill_((view.kv_positions < 0)[:, None, :, None], float("nan"))
+    whole_q, whole_k = torch.cat([q, q_rest], -1), torch.cat([k, k_rest[:, None].expand(-1, 4, -1, -1)], -1)
+    found = attend_many(q, k, v, view, scale=0.3, tile=SMALL, rest=(q_rest, k_rest))
+    expected = reference_attention(whole_q, whole_k, v, view, scale=0.3)
+    torch.testing.assert_close(found, expected.to(found.dtype), rtol=1e-5, atol=1e-5)
 
 
 def test_packed_sequences_and_spans_equal_the_reference() -> None:

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from lamina.bench.random_model import random_model
 from lamina.kernels import fuses
 from lamina.kernels.attention import prefill
 from lamina.runtime.prompt_backend import PROMPT
+from tests.bench.small import small
 from tests.families.cases import CASES
 from tests.families.harness import pair, relative
 
@@ -37,6 +39,29 @@ def attended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(prefill, "attend_many", note)
     return calls
+
+
+@pytest.mark.parametrize("neighbours", [False, True])
+@torch.no_grad()
+def test_latents_are_attended_to_with_heads_in_two_tensors(
+    neighbours: bool, on_a_gpu: None, attended: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = dict(kv_lora_rank=64, qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=16, rope_interleave=neighbours)
+    model = random_model(small("deepseek-v2-lite") | sizes, torch.float32, "cpu")
+    joined: list[int] = []
+    cat = torch.cat
+    monkeypatch.setattr(torch, "cat", lambda parts, *a, **k: joined.append(parts[0].dim()) or cat(parts, *a, **k))
+    ids = torch.randint(3, 67, (2, 60), generator=torch.Generator().manual_seed(0))
+    cache = model.new_cache(2)
+    model(ids[:, :25], cache=cache, counts=[25, 11])
+    cache.poison()
+    found = model(ids[:, 25:], cache=cache, counts=[20, 35])
+    assert attended == [25, 25, 35, 35] and 4 not in joined  # neither queries nor keys are copied together
+    monkeypatch.undo()
+    assert found is not None
+    for row, count in enumerate((20, 35)):
+        expected = model(torch.tensor([cache.tokens[row]]))
+        assert expected is not None and relative(found[row, :count], expected[0, -count:]) < 2e-4
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -20,6 +20,8 @@ from lamina.errors import CaptureError, LaminaError
 from lamina.generation.run import Run, StrategyOutput
 from lamina.generation.strategies.captured import decode_captured
 from lamina.generation.strategies.plain import decode_plain
+from lamina.notices import notice
+from lamina.rehearsal.explain import explain_decoding
 from lamina.runtime import Graphs
 from lamina.sampling.chooser import Chooser
 from tests.kernels.runs import PROMPTS, begin, small, tiny
@@ -154,6 +156,7 @@ class Sloped(lamina.Model):
 
 def test_what_cannot_be_captured_is_decoded_by_plain_passes_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
+    notice.cache_clear()  # another test of this process may have been told the same
     model = Sloped().requires_grad_(False).eval()
     expected = decode_plain(begin(model)).tokens
     told: list[tuple[int, int]] = []
@@ -175,9 +178,9 @@ def test_what_cannot_be_captured_is_decoded_by_plain_passes_with_the_reason(capl
 
 
 def test_a_bias_that_no_kernel_adds_is_told_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lamina.model.why_not_captured", lambda *_: None)  # as on a GPU
-    assert "no kernel adds a bias to the scores that has no kernel_form" in Sloped().explain()
-    assert tiny().explain() == "decoding: one captured graph a step"
+    monkeypatch.setattr("lamina.rehearsal.explain.why_not_captured", lambda *_: None)  # as on a GPU
+    assert "no kernel adds a bias to the scores that has no kernel_form" in explain_decoding(Sloped())
+    assert explain_decoding(tiny()) == "decoding: one captured graph a step"
 
 
 @pytest.mark.usefixtures("passes_by_kernels")

@@ -11,11 +11,12 @@ from torch import nn
 
 import lamina
 from lamina import Cache, Model
+from lamina.checkpoint.shapes import SHAPES
 from lamina.nn import Experts
 from lamina.planning.context import set_clock
-from lamina.planning.held import AllocationMeter, Fused, Rehearsal
-from lamina.planning.meta_model import shadow
 from lamina.planning.use import Use, lay_out, scratch_of
+from lamina.rehearsal.meter import AllocationMeter
+from lamina.rehearsal.rehearsal import Fused, Rehearsal, as_on_gpu, shadow
 from tests.laws.toys import MAKERS, Attend, Toy, toy
 from tests.planning.models import FAMILIES, model, source
 
@@ -82,6 +83,30 @@ def test_counting_what_repeats_changes_nothing_in_real_shapes(name: str) -> None
         assert found == max(most_of_a_pass(run, cache, *one) for one in use.passes())
 
 
+@pytest.mark.parametrize("name", ["qwen3-next", "gemma-2-9b", "deepseek-v2-lite", "falcon-mamba-7b"])
+def test_passes_of_a_gpu_are_rehearsed_with_its_kernels_and_need_no_masks(name: str) -> None:
+    from lamina.loading import on_meta
+    from tests.bench.small import small
+
+    shape = small(name) | {"num_hidden_layers": 8}
+    counted, run, plain = (on_meta(shape, torch.bfloat16) for _ in range(3))
+    on_gpu, on_cpu = Rehearsal(counted, gpu=True), Rehearsal(plain)
+    for use in (Use(1, 600), Use(2, 900, prefill_chunk=300)):
+        found = scratch_of(counted, on_gpu, use, lay_out(counted, use)[0])
+        with torch.device("meta"), as_on_gpu():
+            cache, _ = lay_out(run, use)
+            assert found == max(most_of_a_pass(run, cache, *one) for one in use.passes())
+        assert found < scratch_of(plain, on_cpu, use, lay_out(plain, use)[0])
+
+
+def test_the_scratch_of_a_gpu_grows_with_tokens_and_not_with_tokens_times_keys() -> None:
+    shape = dict(SHAPES["gemma-2-9b"].config, num_hidden_layers=2)
+    near, far = (lamina.plan(shape, length=n, prefill_chunk=1024, dtype="bfloat16").scratch for n in (8192, 65536))
+    on_cpu = lamina.plan(shape, length=65536, prefill_chunk=1024, dtype="bfloat16", device="cpu")
+    assert near is not None and far is not None and far < 1.2 * near
+    assert (on_cpu.scratch or 0) > 5 * far and "without kernels" in str(on_cpu)
+
+
 def test_a_model_that_wants_numbers_in_a_pass_has_no_scratch_in_its_plan() -> None:
     class Curious(nn.Module):
         def __init__(self) -> None:
@@ -112,5 +137,5 @@ def test_memory_that_is_let_go_counts_no_more() -> None:
 def test_the_peak_that_was_measured_on_a_gpu_was_foreseen(file: Path) -> None:
     for measured in json.loads(file.read_text())["prefill"]:
         if measured["subject"] == "lamina":
-            plan = lamina.plan("llama-3.1-8b", length=measured["tokens"])
+            plan = lamina.plan("llama-3.1-8b", length=measured["tokens"], device="cpu")  # before prompts had kernels
             assert plan.total == pytest.approx(measured["peak_bytes"], rel=0.001)

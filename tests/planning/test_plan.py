@@ -13,9 +13,10 @@ import lamina
 from lamina import Cache, CapacityError, InputError, Model, Pool
 from lamina.cache.summary import lines
 from lamina.config import Config
+from lamina.generation.prefill.chunks import SHARE
 from lamina.planning import Plan
 from lamina.planning.bytes import decode_bytes
-from lamina.planning.held import AllocationMeter
+from lamina.rehearsal.meter import AllocationMeter
 from tests.laws.toys import toy
 from tests.planning.models import FAMILIES, T5, config, model, owned, source
 
@@ -205,13 +206,23 @@ def test_the_largest_context_and_the_most_rows_are_the_largest(family: str, sett
     assert total(rows=found.most_rows) <= budget < total(rows=found.most_rows + 1)
 
 
-def test_without_a_length_it_is_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lamina.planning.planner.PIECES", 16)
-    found = lamina.plan(config("llama"), memory="500kB", rows=3)
-    asked = dict(memory="500kB", rows=3, length=9)
-    known, pieces = (lamina.plan(config("llama"), prefill_chunk=n, **asked) for n in (None, 16))  # type: ignore[arg-type]
+def test_without_a_length_it_is_the_largest_in_the_smallest_chunks() -> None:
+    found = lamina.plan(config("llama"), memory="2MB", rows=3)
+    asked: dict[str, Any] = dict(memory="2MB", rows=3, length=9)
+    known, least, whole = (lamina.plan(config("llama"), prefill_chunk=n, **asked) for n in (None, 256, 100_000))
     assert found.fits and found.use.length == found.most_length == known.most_length and found.most_rows is None
-    assert found.most_length_in_pieces == pieces.most_length != found.most_length
+    assert found.most_length == least.most_length and found.most_length > (whole.most_length or 0)
+    assert found.chunk == found.most_length_chunk == 256 and known.chunk == 9
+    assert "read in chunks of 256" in str(found)
+
+
+def test_a_prompt_that_does_not_fit_in_one_pass_is_planned_in_chunks() -> None:
+    whole, chunked = (lamina.plan(config("llama"), length=4000, prefill_chunk=n) for n in (None, 1024))
+    left = whole.weights + whole.cache + round((chunked.scratch or 0) / SHARE) + 1
+    found = lamina.plan(config("llama"), length=4000, memory=left)
+    assert found.fits and found.chunk == 1024 and found.scratch == chunked.scratch and found.total < whole.total
+    assert str(found).splitlines()[0].endswith("prompt of 4,000 in chunks of 1,024")
+    assert lamina.plan(config("llama"), length=4000, memory="30MB").chunk == 4000
 
 
 def test_a_length_that_does_not_fit_is_told_with_what_does() -> None:
@@ -251,7 +262,7 @@ def test_the_bytes_of_a_decode_step_are_those_of_the_benchmark() -> None:
 def test_a_model_its_configuration_and_its_files_give_the_same_plan(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config("falcon_h1") | {"dtype": "bfloat16"}))
     plans = [
-        lamina.plan(what, length=30, dtype=dtype)
+        lamina.plan(what, length=30, dtype=dtype, device="cuda")
         for what, dtype in (
             (model("falcon_h1"), None), (config("falcon_h1"), torch.bfloat16),
             (Config(config("falcon_h1")), torch.bfloat16), (tmp_path, None), (str(tmp_path / "config.json"), None),
@@ -281,7 +292,7 @@ def test_a_shape_is_planned_in_bfloat16_and_prints_as_a_table() -> None:
         "attention              30  8,192  bfloat16  188,743,680  180.0 MiB",
         "token ids                  8,192  int64          65,536   64.0 KiB",
     ]
-    assert text[9].split() == ["all", *f"{plan.total:,}".split(), "574.8", "MiB"]
+    assert text[9].split() == ["all", *f"{plan.total:,}".split(), "546.9", "MiB"]
     assert "speed            at most 218.4 tokens/s at 100 GB/s" in text
     assert json.loads(json.dumps(plan.as_dict()))["total"] == plan.total
 

@@ -75,4 +75,5 @@ def as_options(settings: Settings) -> AllOptions:
         output_hidden_states=settings.output_hidden_states,
         output_attentions=settings.output_attentions,
         logprobs=settings.logprobs,
+        prompt_logprobs=settings.prompt_logprobs,
     )

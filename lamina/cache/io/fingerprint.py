@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lamina.config import config_of
+from lamina.weights.inventory import named_weights
+from lamina.weights.packed import Packed
 
 if TYPE_CHECKING:
     from lamina.model import Model
@@ -51,13 +54,13 @@ class Fingerprint:
     @staticmethod
     def of(model: Model) -> Fingerprint:
         known = {name: value for name, value in config_of(model).values.items() if name not in NEUTRAL}
-        sampled = [torch.zeros(0, SAMPLE), *(_sample(parameter)[None] for parameter in model.parameters())]
+        sampled = [torch.zeros(0, SAMPLE), *(_sample(weight)[None] for _, weight in _weights(model))]
         return Fingerprint(
             type(model).__name__,
             model.vocab,
             [{name: describe(spec) for name, spec in entry.items()} for entry in model.specs],
             json.loads(json.dumps(known, default=str)),
-            sum(parameter.numel() for parameter in model.parameters()),
+            sum(weight.numel() for _, weight in _weights(model)),
             dtype_name(model.dtype),
             base64.b64encode(torch.cat([one.cpu() for one in sampled]).numpy().tobytes()).decode(),
         )
@@ -87,7 +90,7 @@ class Fingerprint:
                 return f"with {name}={said!r} in its configuration, this one has {says!r}"
         if self.parameters != own.parameters:
             return f"with {self.parameters:,} parameters, this one has {own.parameters:,}"
-        for same, (name, _) in zip(self._same_values(own).tolist(), model.named_parameters(), strict=True):
+        for same, (name, _) in zip(self._same_values(own).tolist(), _weights(model), strict=True):
             if not same:
                 return f"with other weights, of which {name} is the first that differs"
         return None
@@ -105,10 +108,17 @@ class Fingerprint:
         return np.frombuffer(base64.b64decode(self.sample), np.float32).reshape(-1, SAMPLE).copy()
 
 
-def _sample(parameter: Tensor) -> Tensor:
+def _sample(weight: Tensor | Packed) -> Tensor:
     """[SAMPLE] float32, evenly spaced from the first value to the last"""
-    index = torch.linspace(0, parameter.numel() - 1, SAMPLE, dtype=torch.float64).long()
-    return parameter.detach().take(index.to(parameter.device)).float()
+    index = torch.linspace(0, weight.numel() - 1, SAMPLE, dtype=torch.float64).long()
+    if isinstance(weight, Packed):  # the values that a plain model would have
+        return weight.take(index).float()
+    return weight.detach().take(index.to(weight.device)).float()
+
+
+def _weights(model: Model) -> Iterator[tuple[str, Tensor | Packed]]:
+    """Name and weight of each; of a model of transformers, its parameters."""
+    return named_weights(model) if isinstance(model, nn.Module) else model.named_parameters()
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -28,7 +28,7 @@ from lamina.attention.window import Sliding
 from lamina.cache.clock import Clock
 from lamina.cache.layers.base import Key, Layer
 from lamina.cache.layers.layout import Layout
-from lamina.cache.layers.newest import gather_tokens
+from lamina.cache.layers.newest import gather_tokens, newest_of_packed
 from lamina.cache.layers.tokens import TokenLayer
 from lamina.cache.storage.device import read_slots, write_slots
 from lamina.cache.storage.host import storage_for
@@ -36,6 +36,7 @@ from lamina.recurrence.rule import Rule
 from lamina.tracing import cast
 
 if TYPE_CHECKING:
+    from lamina.cache.packed_rows import PackedRows
     from lamina.cache.spec import Convolution, Keeping, Recurrent
     from lamina.cache.step import Step
     from lamina.cache.storage.prefetch import SlotRuns, StagedPass
@@ -62,14 +63,34 @@ class ConvolutionLayer(TokenLayer):
 
     def past(self, step: Step, key: Key, x: Tensor) -> Tensor:
         """The K - 1 inputs [B, K - 1, C] before this pass's inputs x [B, T, C]; commit will store x."""
-        back = self.spec.kernel - 1
         if self.bare:
-            return x.new_zeros(x.shape[0], back, x.shape[2])
-        positions = step.before[:, None] + torch.arange(-back, 0, device=x.device)  # [B, K - 1]
-        past = self.storage.read(self.data, step.row_index, self.layout.slots(positions.clamp(min=0)))["x"]
-        past = past.masked_fill((positions < 0)[..., None], 0)
+            return x.new_zeros(x.shape[0], self.spec.kernel - 1, x.shape[2])
+        past = self._past(step)
         step.leave(key, self._newest(step, {"x": x}))
         return cast(past, x.dtype)
+
+    def past_of_packed(self, step: Step, key: Key, x: Tensor, rows: PackedRows) -> Tensor:
+        """`past` [R, K - 1, C] for rows side by side on one token axis, x [1, N, C]; see `packs`."""
+        past, ring = self._past(step), self.layout.ring
+        assert ring is not None
+        step.leave(key, newest_of_packed({"x": x}, rows, ring))
+        return cast(past, x.dtype)
+
+    def _past(self, step: Step) -> Tensor:
+        back, start = self.spec.kernel - 1, step.start
+        if start is not None:  # rows of one length: ranges of slots
+            held = [
+                self.storage.read_run(self.data, step, *run)["x"]
+                for run in self.layout.runs(max(start - back, 0), start)
+            ]
+            missing = back - min(start, back)
+            if missing or not held:
+                store = self.data["x"]
+                held.insert(0, store.new_zeros(len(step.before), missing, store.shape[-1], device=step.before.device))
+            return held[0] if len(held) == 1 else torch.cat(held, dim=1)
+        positions = step.before[:, None] + torch.arange(-back, 0, device=step.before.device)  # [B, K - 1]
+        past = self.storage.read(self.data, step.row_index, self.layout.slots(positions.clamp(min=0)))["x"]
+        return past.masked_fill((positions < 0)[..., None], 0)
 
 
 @dataclass

@@ -27,13 +27,23 @@ from lamina.cache.codec.codec import Coding, Role
 from lamina.cache.codec.formats import Fields
 from lamina.cache.layers.base import Key, Layer, grown
 from lamina.cache.layers.layout import Layout
-from lamina.cache.layers.newest import Newest, gather_tokens, newest_tokens, only_newest
+from lamina.cache.layers.newest import (
+    Newest,
+    NewestRun,
+    by_token,
+    gather_tokens,
+    last_run,
+    newest_of_packed,
+    newest_tokens,
+    only_newest,
+)
 from lamina.cache.storage.device import Storage
 from lamina.cache.storage.host import storage_for
 from lamina.tracing import cast
 
 if TYPE_CHECKING:
     from lamina.cache.ops.reorder import Moves
+    from lamina.cache.packed_rows import PackedRows
     from lamina.cache.spec import Keeping, Spec
     from lamina.cache.step import Step
     from lamina.cache.storage.paged import PagedPart
@@ -203,8 +213,50 @@ class TokenLayer(Layer):
                 return new, step.view(("new", self.window), lambda: step.view_of_new(self.window))
             tokens = self.storage.read_run(self.data, step, 0, end)
             return tokens, step.view(("line", self.window), lambda: step.view_of_run(self.window, 0, end))
-        self._write(step, "pass", new, step.real_tokens, step.counts)
+        if step.exported:
+            self._write_exported(step, new)
+        else:
+            self._write(step, "pass", new, step.real_tokens, step.counts)
         return self._read(step, step.bound)
+
+    def packs(self, step: Step) -> bool:
+        """Whether `extend_packed` stores the tokens of this pass: of a ring, commit must know that it takes them all;
+        staging buffers know no single rows."""
+        if self.bare or step.staged is not None:
+            return False
+        return self.layout.ring is None or (step.whole and not self.layout.keep)
+
+    def extend_packed(self, step: Step, key: Key, new: Fields, rows: PackedRows) -> tuple[Fields, View]:
+        """`extend` for rows side by side on one token axis, new [1, *lead, N, D]. -> the fields that its queries read,
+        and the View of each row: the new tokens, side by side too, if all rows were empty, else those in the store"""
+        parts = self.coding.encode(new)
+        if self.layout.ring is None:
+            tokens = {name: by_token(parts[name]) for name in self.data}
+            at, slots = step.once(("packed", self.layout), lambda: self._packed_places(step, rows))
+            self.storage.write(self.data, at, slots, tokens)
+            step.wrote(key)
+            if not step.empty_before:
+                stored, view = self._read(step, step.bound)
+                return self.coding.decode(stored), view
+        else:
+            step.leave(key, newest_of_packed(parts, rows, self.layout.ring))
+        return self.coding.decode(parts), step.view(("new", self.window), lambda: step.view_of_new(self.window))
+
+    def _packed_places(self, step: Step, rows: PackedRows) -> tuple[Tensor, Tensor]:
+        """The row [N] and the slot [N, 1] of each token of a packed pass."""
+        at = torch.repeat_interleave(step.row_index, rows.counts, output_size=rows.tokens)
+        starts = torch.repeat_interleave(rows.starts - step.before, rows.counts, output_size=rows.tokens)
+        return at, self.layout.slots(torch.arange(rows.tokens, device=at.device) - starts)[:, None]
+
+    def _write_exported(self, step: Step, new: Fields) -> None:
+        """Writes the tokens of an exported pass into a line. Its last slot is never read, so padding goes there."""
+
+        def make() -> Tensor:
+            assert step.valid is not None
+            return torch.where(step.valid, step.positions, self.slots - 1)
+
+        slots = step.once(("exported", self.slots), make)
+        self.storage.write(self.data, step.row_index, slots, {name: new[name] for name in self.data})
 
     def _extend_ring_by_one(self, step: Step, new: Fields) -> tuple[Fields, View]:
         start, layout = step.start, self.layout
@@ -317,6 +369,8 @@ class TokenLayer(Layer):
     def commit(self, step: Step, pending: Fields, accepted: Tensor) -> None:
         layout = self.layout
         assert layout.ring is not None
+        if isinstance(pending, NewestRun):
+            return self._write_run(step, pending)
         self._write(step, "commit", pending, newest_tokens(accepted, min(layout.ring, step.T)), accepted)
         if layout.keep:
             first = torch.arange(layout.keep, device=accepted.device) - step.before[:, None]
@@ -324,12 +378,22 @@ class TokenLayer(Layer):
             inside = (first >= 0) & (first <= last)
             self._write(step, "commit first", pending, torch.where(inside, first, last), accepted)
 
+    def _write_run(self, step: Step, run: NewestRun) -> None:
+        """Writes tokens of rows of one length: one range of slots, or two where the ring ends."""
+        at = 0
+        for slot, end in self.layout.runs(run.first, run.first + next(iter(run.values())).shape[-2]):
+            piece = {name: x[..., at : at + end - slot, :] for name, x in run.items()}
+            self.storage.write_run(self.data, step, slot, piece)
+            at += end - slot
+
     def _newest(self, step: Step, new: Fields) -> Fields:
         """What commit will write of the tokens `new`; all of them if the pass is not known to be taken whole."""
         ring = self.layout.ring
-        if self.bare or not step.whole or ring is None or ring >= step.T or self.layout.keep:
+        if self.bare or not step.whole or ring is None or self.layout.keep:
             return new
-        return only_newest(new, step.all_counts, ring)
+        if step.start is not None:
+            return last_run(new, step.start, ring)
+        return new if ring >= step.T else only_newest(new, step.all_counts, ring)
 
     # -- on the host -----------------------------------------------------------------------------------------------
 

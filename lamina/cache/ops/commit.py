@@ -109,7 +109,8 @@ def commit_exported(cache: Cache, step: Step) -> None:
     layers = [(cache.layers[i][name], pending) for (i, name), pending in step._pending.items()]
     for layer, folded in [(layer, layer.fold(step, pending, taken)) for layer, pending in layers]:
         layer.commit(step, folded, taken)
-    clock.base.copy_(step.base_after(taken) if cache.slack else step.after)
+    # A tensor of its own for each: a program whose buffers end as one and the same value has no signature.
+    clock.base.copy_(step.base_after(taken) if cache.slack else step.after.clone())
     clock.lengths.copy_(step.after)
     clock.written.copy_(torch.maximum(clock.written, step.after))
 

@@ -86,16 +86,21 @@ class Architecture:
         found: dict[str, Presented] = {}
         left = {name: tensor for name, tensor in tensors.items() if not self._skipped(name, config)}
         used: set[str] = set()  # a tensor can be a part of several
+        bound: dict[Any, Callable[..., torch.Tensor]] = {}  # one function for all layers, so that it is known again
+
+        def with_config(fn: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+            return bound.setdefault(fn, lambda *tensors: fn(*tensors, config))
+
         for join in self.joined:
             for numbers, parts in matching(join.stored, left):
                 stored = tuple(left[name] for name in parts)
-                found[join.name.format(**numbers)] = Presented(stored, partial_config(join.fn, config))
+                found[join.name.format(**numbers)] = Presented(stored, with_config(join.fn))
                 used.update(parts)
         for name, tensor in left.items():
             if name in used:
                 continue
             change = next((fn for pattern, fn in self.changes.items() if matches(pattern, name)), None)
-            fn = None if change is None else partial_config(change, config)
+            fn = None if change is None else with_config(change)
             for presented, expert in self._named(name, tensor):
                 found[presented] = Presented((tensor,), fn, expert)
         return found
@@ -118,10 +123,6 @@ class Architecture:
     def _skipped(self, name: str, config: Fields) -> bool:
         layer = re.match(r"blk\.(\d+)\.", name)
         return name in self.derived or (layer is not None and int(layer[1]) >= config["num_hidden_layers"])
-
-
-def partial_config(fn: Callable[..., torch.Tensor], config: Fields) -> Callable[..., torch.Tensor]:
-    return lambda *tensors: fn(*tensors, config)
 
 
 def matches(pattern: str, name: str) -> bool:

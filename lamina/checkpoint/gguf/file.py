@@ -1,8 +1,9 @@
 """A GGUF file, presented as the Hugging Face checkpoint it was made from.
 
 The metadata becomes a config.json-like dict, tensor names become Hugging Face names, and a tensor is dequantized when
-it is read. Some are stored otherwise than in the original: rows in another order, norms with one added, matrices split
-or joined. Reading undoes that; `architectures` has a table for each architecture.
+it is read; `packed` gives its blocks on the memory map. Some are stored otherwise than in the original: rows in another
+order, norms with one added, matrices split or joined. Reading undoes that; `architectures` has a table for each
+architecture.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from lamina.checkpoint.gguf.architecture import Architecture, Presented
 from lamina.checkpoint.gguf.architectures import ARCHITECTURES
 from lamina.checkpoint.gguf.header import StoredTensor
 from lamina.checkpoint.gguf.split import read_parts
+from lamina.checkpoint.packing import PackedTensors
 from lamina.checkpoint.source import Checkpoint
 from lamina.errors import CheckpointError
 from lamina.notices import notice
+from lamina.weights import FORMATS, PackedWeight
 
 if TYPE_CHECKING:
     from lamina.checkpoint.tokenizer import Tokenizer
@@ -72,6 +75,12 @@ class GGUFCheckpoint(Checkpoint):
         values = [self._dequantize(tensor) for tensor in found.parts]
         return values[0] if found.fn is None else found.fn(*values)
 
+    def packed(self, name: str, device: torch.device) -> PackedTensors | None:
+        found = self._find(name)
+        tensors = [packed_blocks(tensor) for tensor in found.parts]
+        known = tuple(one for one in tensors if one is not None)
+        return PackedTensors(known, found.fn) if len(known) == len(tensors) else None
+
     def tokenizer(self) -> Tokenizer | None:
         from lamina.checkpoint.gguf.tokenizer import gguf_tokenizer  # tokenizers is slow to import
         from lamina.checkpoint.tokenizer import UnknownTokenizer, folder_tokenizer
@@ -102,6 +111,8 @@ class GGUFCheckpoint(Checkpoint):
             return raw
         if kind == GGMLQuantizationType.BF16:
             return raw.view(torch.bfloat16)
+        if (packed := packed_blocks(tensor)) is not None:
+            return packed.dense(torch.float32)
         rows = raw.reshape(-1, raw.shape[-1])
         result = torch.empty(rows.shape[0], shape[-1])
         for start in range(0, rows.shape[0], ROWS_AT_ONCE):
@@ -113,3 +124,14 @@ class GGUFCheckpoint(Checkpoint):
                     f"{self.path}: {tensor.name} is {kind.name}, which gguf cannot dequantize"
                 ) from error
         return result.view(shape)
+
+
+def packed_blocks(tensor: StoredTensor) -> PackedWeight | None:
+    """The blocks of a tensor, on the memory map; None if it is stored in numbers, or in a format without kernels."""
+    if (kind := FORMATS.get(tensor.kind.name)) is None:
+        if tensor.data.dtype == "u1" and tensor.kind.name != "BF16":
+            notice(f"weights in {tensor.kind.name} are dequantized; these stay packed: {', '.join(FORMATS)}")
+        return None
+    packed = PackedWeight(kind, {"blocks": torch.from_numpy(tensor.data)}, tensor.shape)
+    kind.check(packed.parts, tensor.shape, tensor.name)
+    return packed

@@ -85,6 +85,18 @@ class GGUFHeader:
     def _string(self) -> str:
         return str(self._take(self._long()), "utf-8")
 
+    def _strings(self, count: int) -> list[str]:
+        """The same as `_string` again and again, in one loop: a vocabulary has a hundred thousand."""
+        buffer, at, last, found = self._buffer, self._at, len(self._buffer), []
+        for _ in range(count):
+            end = at + 8 + LONG.unpack_from(buffer, at)[0]
+            if end > last:
+                raise ValueError(f"{end - at - 8} bytes at {at + 8} go past its end")
+            found.append(str(buffer[at + 8 : end], "utf-8"))
+            at = end
+        self._at = at
+        return found
+
     def _take(self, size: int) -> memoryview:
         taken = self._buffer[self._at : self._at + size]
         if len(taken) < size:
@@ -99,6 +111,8 @@ class GGUFHeader:
             kind, count = self._short(), self._long()
             if kind in NUMBERS:
                 return self._numbers(kind, count)
+            if kind == STRING:
+                return self._strings(count)
             return [self._value(kind) for _ in range(count)]
         return self._numbers(kind, 1)[0]
 

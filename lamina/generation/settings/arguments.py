@@ -28,6 +28,7 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "cache": (lambda given: isinstance(given, Cache), "a cache, as model.new_cache() and result.cache are"),
     "whole": (lambda given: isinstance(given, bool), "True, False or None"),
     "prefixes": (lambda given: isinstance(given, PrefixStore), "a lamina.PrefixStore"),
+    "progress": (callable, "a function that is called as progress(done, total)"),
     "stream": (callable, "a function that is called with each event; model.stream(…) gives an iterator"),
 }
 

@@ -187,7 +187,7 @@ SETTINGS = (
     ),
     Setting(
         "prefill_chunk", Whole(1), default=None, group="execution", aliases=("prefill_chunk_size",),
-        meaning="Maximum number of prompt tokens fed in one pass.",
+        meaning="Maximum number of prompt tokens of a row in one pass; None: as many as fit into memory.",
     ),
     # -- output --------------------------------------------------------------------------------------------------------
     Setting(
@@ -209,6 +209,10 @@ SETTINGS = (
     Setting(
         "logprobs", Whole(0), default=None, group="output",
         meaning="Return the log-probability of each chosen token and of this many best ones; None: none.",
+    ),
+    Setting(
+        "prompt_logprobs", Whole(0), default=None, group="output",
+        meaning="The same for the tokens of the prompt.",
     ),
 )  # fmt: skip
 

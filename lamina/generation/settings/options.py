@@ -15,6 +15,7 @@ from lamina.generation.settings.typed import Options
 
 if TYPE_CHECKING:
     from lamina.cache.cache import Cache
+    from lamina.generation.prefill.watch import Progress
     from lamina.generation.prefix_store import PrefixStore
 
 
@@ -36,6 +37,7 @@ class CallOptions(Options, total=False):
     whole: bool | None
     prefixes: PrefixStore | None
     row_ids: Sequence[int] | Tensor | None
+    progress: Progress | None
 
 
 CALL = tuple(name for name in CallOptions.__annotations__ if name not in Options.__annotations__)

@@ -149,7 +149,7 @@ class SettingFields:
     use_cache: bool = True
     """False: every pass computes the whole sequence."""
     prefill_chunk: int | None = None
-    """Maximum number of prompt tokens fed in one pass."""
+    """Maximum number of prompt tokens of a row in one pass; None: as many as fit into memory."""
     # -- output --------------------------------------------------------------------------------------------------------
     output_scores: bool = False
     """Return the processed scores of every token."""
@@ -161,6 +161,8 @@ class SettingFields:
     """Return the attention weights of every layer."""
     logprobs: int | None = None
     """Return the log-probability of each chosen token and of this many best ones; None: none."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt."""
 
 
 class Options(TypedDict, total=False):
@@ -239,3 +241,4 @@ class Options(TypedDict, total=False):
     output_hidden_states: bool | None
     output_attentions: bool | None
     logprobs: int | None
+    prompt_logprobs: int | None

@@ -16,7 +16,8 @@ from lamina.errors import CaptureError
 from lamina.generation.run import Run, StrategyOutput
 from lamina.generation.strategies.plain import decode_plain
 from lamina.kernels.device_guard import current
-from lamina.runtime.eligibility import why_not_captured
+from lamina.runtime.eligibility import why_no_step, why_not_captured
+from lamina.runtime.native.eligibility import why_not_native
 from lamina.runtime.step import MOST_ENDS, CapturedStep
 from lamina.sampling.chain import need_tokens
 
@@ -25,11 +26,15 @@ AHEAD = 8  # captured steps queued in one round, before the live rows are read
 
 def why_plain(run: Run) -> str | None:
     """Why this run must decode by plain passes; None if a captured step can."""
-    if reason := why_not_captured(run.model, run.cache):
+    if (reason := why_not_captured(run.model, run.cache)) and (reason := why_no_step(run.model, run.cache, reason)):
         return reason
     if need_tokens(run.chooser.processors):
         names = [type(one).__name__ for one in run.chooser.processors if getattr(one, "needs_tokens", True)]
         return f"{', '.join(names)} reads the tokens so far, which a captured step does not have"
+    if run.source_ids is not None:
+        for one in run.chooser.processors:
+            if getattr(one, "needs_source", False):
+                return f"{type(one).__name__} reads the source's ids, which a captured step does not have"
     if unhashable := [type(one).__name__ for one in run.chooser.processors if type(one).__hash__ is None]:
         return f"{', '.join(unhashable)} cannot be hashed, and captured steps are looked up by their processors"
     if len(run.stopping.eos) > MOST_ENDS:
@@ -41,8 +46,13 @@ def why_plain(run: Run) -> str | None:
     return None
 
 
+def is_native(run: Run) -> bool:
+    """Whether steps are native programs, as on a CPU, and not CUDA graphs."""
+    return why_not_captured(run.model, run.cache) is not None and why_not_native(run.model, run.cache) is None
+
+
 @torch.no_grad()
-def decode_captured(run: Run) -> StrategyOutput:
+def decode_captured(run: Run, *, native: bool = False) -> StrategyOutput:
     """Greedy or sampled decoding by a captured step that this run borrows. If no step can be borrowed or captured, the
     run decodes by plain passes and `how` says why."""
     cache, start = run.cache, run.cache.clock.sync()
@@ -55,7 +65,7 @@ def decode_captured(run: Run) -> StrategyOutput:
     if watched:
         _put_tokens(run, range(run.rows), tokens)  # first, so that a stream does not wait for kernels to be built
     try:
-        with current(cache.device), run.model.graphs.step(cache.rows, run.chooser, cache) as step:
+        with current(cache.device), run.model.graphs.step(cache.rows, run.chooser, cache, native=native) as step:
             step.begin(
                 cache, first, run.stopping.most, run.stopping.eos,
                 seed=run.chooser.seed, numbers=run.row_ids, prompts=run.prompt_lengths,
@@ -88,7 +98,7 @@ def _replay(run: Run, step: CapturedStep, watched: bool, start: list[int]) -> St
             stopping.put(row, token)
         if run.chooser.may_exclude_all and stopping.rows[row].reason is None:
             raise run.no_token_error(row)
-    return StrategyOutput(tokens, [reason or "" for reason in stopping.reasons], cache, "one captured graph a step")
+    return StrategyOutput(tokens, [reason or "" for reason in stopping.reasons], cache, step.how)
 
 
 def _put_tokens(run: Run, rows: Iterable[int], tokens: Sequence[int]) -> None:

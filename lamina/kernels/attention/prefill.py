@@ -5,6 +5,10 @@ for them: first those that every query sees whole, then those inside which the V
 positions (and spans or segments) of queries and keys. So causal, sliding, chunked, ragged, packed and bidirectional
 attention over lines, rings and whatever else has positions are one kernel. Slots without a token may hold NaN.
 
+Rows of a packed pass are side by side on one token axis (`PackedRows`): queries are read there and outputs stored
+there, keys and values too if they are this pass's own. Positions and the lists of blocks are those of the rows with
+padding.
+
 The reference is `lamina.attention.reference_attention`.
 """
 
@@ -20,6 +24,7 @@ from torch import Tensor
 
 from lamina.attention.bias import KernelForm
 from lamina.attention.view import View
+from lamina.cache.packed_rows import PackedRows
 from lamina.kernels.attention.online_softmax import LOG2E, LOWEST
 from lamina.kernels.attention.score_bias import add_bias, bias_arguments, slopes_of
 from lamina.kernels.attention.visible import window_arguments
@@ -50,30 +55,48 @@ def attend_many(
     sinks: Tensor | None = None,
     bias: KernelForm | None = None,
     tile: Tile | None = None,
+    packed: PackedRows | None = None,
+    stored: bool = False,
+    rest: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """q [B, Hq, T, D], k [B, Hk, S, D], v [B, Hk, S, Dv] -> [B, Hq, T, Dv], a view of a tensor [B, T, Hq, Dv]
 
-    view   without rules from outside and without a selection (`View.positional`)
-    tile   in place of what `tile_for` says
+    view     without rules from outside and without a selection (`View.positional`)
+    tile     in place of what `tile_for` says
+    packed   q is [1, Hq, N, D] and the result [1, Hq, N, Dv], with the rows of `view` side by side; so are k and v,
+             unless they are `stored`, in rows of their own
+    rest     more values of each query [B, Hq, T, P] and of each key [B, S, P], the same for all heads; D and P are
+             powers of two (the rotary part of latent attention)
     """
-    (B, Hq, T, D), (Hk, S), Dv = q.shape, k.shape[1:3], v.shape[-1]
+    Hq, Hk, Dv = q.shape[1], k.shape[1], v.shape[-1]
+    D = q.shape[-1] + (0 if rest is None else rest[0].shape[-1])
+    B, T, S = view.shape
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    if rest is not None:
+        assert packed is None
+        rest = rest[0] if rest[0].stride(-1) == 1 else rest[0].contiguous(), rest[1]
     tile = tile or tile_for(T, D, Dv, q.element_size(), limits_of(q.device))
     blocks = view.blocks(tile.queries, tile.block)
     kind, size, keep = window_arguments(view.window)
     biases, bias_kind = bias_arguments(bias)
-    out = q.new_empty(B, T, Hq, Dv)
-    first, rest = head_parts(D)
+    out = q.new_empty(q.shape[0], q.shape[2], Hq, Dv)
+    own = packed is not None and not stored
+    starts, counts = (None, None) if packed is None else (packed.starts, packed.counts)
+    q_row, (k_row, v_row) = q.stride(0) * (packed is None), (x.stride(0) * (not own) for x in (k, v))
+    parts = head_parts(D) if rest is None else (q.shape[-1], rest[0].shape[-1])
+    beside: tuple[Tensor, Tensor] | tuple[None, None] = (None, None) if rest is None else rest
+    beside_at = (0,) * 5 if rest is None else (*rest[0].stride()[:3], *rest[1].stride()[:2])
     spans, segments = (view.q_spans, view.kv_spans), (view.q_segments, view.kv_segments)
     launch(
         _attend_many, (triton.cdiv(T, tile.queries), B * Hq),
-        out, q, k, v, view.q_positions, view.kv_positions, *spans, *segments, blocks.order, blocks.whole, blocks.seen,
-        sinks, *biases, T, S, size, keep, scale * (1 if softcap is not None else LOG2E.value),
-        1.0 if softcap is None else softcap, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        view.q_positions.stride(0), view.kv_positions.stride(0),
-        HQ=Hq, G=Hq // Hk, D=D, DV=Dv, FIRST=first, REST=rest, DV_PAD=max(16, triton.next_power_of_2(Dv)),
+        out, q, k, v, *beside, view.q_positions, view.kv_positions, *spans, *segments,
+        blocks.order, blocks.whole, blocks.seen, sinks, *biases, starts, counts, T, S, size, keep,
+        scale * (1 if softcap is not None else LOG2E.value), 1.0 if softcap is None else softcap,
+        q_row, *q.stride()[1:3], k_row, *k.stride()[1:3], v_row, *v.stride()[1:3],
+        *beside_at, view.q_positions.stride(0), view.kv_positions.stride(0),
+        HQ=Hq, G=Hq // Hk, D=D, DV=Dv, FIRST=parts[0], REST=parts[1], DV_PAD=max(16, triton.next_power_of_2(Dv)),
         M=tile.queries, N=tile.block, KIND=kind, CAUSAL=view.causal, SPANS=spans[0] is not None,
-        SEGMENTS=segments[0] is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None, BIAS=bias_kind,
+        SEGMENTS=segments[0] is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None, BIAS=bias_kind, OWN=own,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out.transpose(1, 2)
@@ -119,15 +142,19 @@ def shared_bytes(tile: Tile, key_dim: int, value_dim: int, itemsize: int) -> int
 @triton.jit
 def _attend_many(
     out, q, k, v,  # [B, T, HQ, DV], [B, HQ, T, D], [B, HQ / G, S, D], [B, HQ / G, S, DV]
+    q_rest, k_rest,  # [B, HQ, T, REST], [B, S, REST] if D is in two tensors, which q and k begin; else None
     q_positions, kv_positions, q_spans, kv_spans, q_segments, kv_segments,  # [B, T], [B, S] …
     order, whole, seen,  # [B, NQ, NK], [B, NQ], [B, NQ]: see `Blocks`
     sinks, bias, buckets, farthest,  # [HQ]; see score_bias.py
+    starts, counts,  # [B] of `PackedRows`; None: rows have strides
     T, S, size, keep, scale, softcap,  # window; scale in powers of two unless SOFTCAP
-    q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token, q_at_row, kv_at_row,  # strides
+    q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token,  # strides
+    q_rest_row, q_rest_head, q_rest_token, k_rest_row, k_rest_token, q_at_row, kv_at_row,
     HQ: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     FIRST: tl.constexpr, REST: tl.constexpr, DV_PAD: tl.constexpr,  # `head_parts`
     M: tl.constexpr, N: tl.constexpr, KIND: tl.constexpr, CAUSAL: tl.constexpr, SPANS: tl.constexpr,
-    SEGMENTS: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
+    SEGMENTS: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, BIAS: tl.constexpr,
+    OWN: tl.constexpr, PDL: tl.constexpr,  # OWN: keys and values are side by side too
 ):  # fmt: skip
     """Program (i, b · HQ + h): queries of head h of row b, the last block of the row first: it sees the most keys."""
     begin(PDL)
@@ -135,8 +162,20 @@ def _attend_many(
     block, row, head = n_blocks - 1 - tl.program_id(0), tl.program_id(1) // HQ, tl.program_id(1) % HQ
     row = row.to(tl.int64)
     t, n, d, dv = block * M + tl.arange(0, M), tl.arange(0, N), tl.arange(0, FIRST), tl.arange(0, DV_PAD)
-    real = t < T
+    count, begins = T, row * T  # tokens of the row, and where they begin in `out`
+    if starts is not None:
+        count, begins = tl.load(counts + row).to(tl.int32), tl.load(starts + row)
+        if block * M >= count:
+            return
+        q += begins * q_token
+        if OWN:
+            k += begins * k_token
+            v += begins * v_token
+    real = t < count
     e = FIRST + tl.arange(0, REST if REST else 16)
+    beside = None
+    if k_rest is not None:
+        beside = k_rest + row * k_rest_row - FIRST
     q += row * q_row + head * q_head
     k += row * k_row + (head // G) * k_head
     v += row * v_row + (head // G) * v_head
@@ -144,6 +183,8 @@ def _attend_many(
     a = tl.load(mine + d[None, :], mask=real[:, None] & (d < D)[None, :], other=0.0)
     b = a
     if REST:
+        if q_rest is not None:
+            mine = q_rest + row * q_rest_row + head * q_rest_head - FIRST + t.to(tl.int64)[:, None] * q_rest_token
         b = tl.load(mine + e[None, :], mask=real[:, None] & (e < D)[None, :], other=0.0)
     at = tl.load(q_positions + row * q_at_row + t, mask=real, other=0).to(tl.int32)
     span, segment = at, at
@@ -160,8 +201,7 @@ def _attend_many(
     order += listed * tl.cdiv(S, N)
     for i in range(0, n_whole):
         s = tl.load(order + i) * N + n
-        keys = k + s.to(tl.int64)[None, :] * k_token
-        x, y = _keys(keys, d, e, None, D, FIRST, REST)
+        x, y = _keys(k, beside, s.to(tl.int64)[None, :], k_token, k_rest_token, d, e, None, D, FIRST, REST)
         values = _values(v + s.to(tl.int64)[:, None] * v_token, dv, None, DV, DV_PAD)
         scores = _scores(a, b, x, y, scale, softcap, REST, SOFTCAP)
         if BIAS != "":
@@ -176,7 +216,7 @@ def _attend_many(
         s = tl.load(order + i) * N + n
         there = tl.load(kv_positions + row * kv_at_row + s, mask=s < S, other=-1).to(tl.int32)
         held = there >= 0
-        x, y = _keys(k + s.to(tl.int64)[None, :] * k_token, d, e, held[None, :], D, FIRST, REST)
+        x, y = _keys(k, beside, s.to(tl.int64)[None, :], k_token, k_rest_token, d, e, held[None, :], D, FIRST, REST)
         values = _values(v + s.to(tl.int64)[:, None] * v_token, dv, held[:, None], DV, DV_PAD)
         scores = _scores(a, b, x, y, scale, softcap, REST, SOFTCAP)
         if BIAS != "":
@@ -202,16 +242,25 @@ def _attend_many(
         rescale = tl.exp2(top - higher)
         total, mix = total * rescale + tl.exp2(sink - higher), mix * rescale[:, None]
     mix = mix / tl.where(total > 0, total, 1.0)[:, None]
-    place = out + ((row * T + t) * HQ + head)[:, None] * DV + dv[None, :]
+    place = out + ((begins + t) * HQ + head)[:, None] * DV + dv[None, :]
     tl.store(place, mix.to(out.dtype.element_ty), mask=real[:, None] & (dv < DV)[None, :])
 
 
 @triton.jit
-def _keys(keys, d, e, held, D: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr):
-    """Keys transposed, [FIRST, N] and [REST, N]; held: None, or which of them there are."""
+def _keys(
+    k, beside, s, k_token, beside_token, d, e, held, D: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr
+):  # fmt: skip
+    """Keys s [1, N] transposed, [FIRST, N] and [REST, N].
+
+    held     None, or which of them there are
+    beside   None, or where the second part is
+    """
+    keys = k + s * k_token
     x = _load(keys + d[:, None], held, (d < D)[:, None], D < FIRST)
     y = x
     if REST:
+        if beside is not None:
+            keys = beside + s * beside_token
         y = _load(keys + e[:, None], held, (e < D)[:, None], D < FIRST + REST)
     return x, y
 

@@ -271,20 +271,20 @@ def decode_codes(
     shape: Tiling | None = None,
     least: int | None = None,
     page: int = 0,  # slots per page; 0 without pages
+    most_new: int = MOST_NEW.value,
 ) -> Tensor:
     """`decode.decode_attention` over codes, from what `quant.encode.encode` gives -> [B, Hq, T, Dv] in `dtype`.
 
-    new   False: there are no new keys and values, as in cross-attention, and `coded` has queries alone
+    new        False: there are no new keys and values, as in cross-attention, and `coded` has queries alone
+    most_new   new tokens per row that the caller allows; with many, every block of queries reads all of them
 
     `most_parts` (target number of splits), `shape` and `least` are for measuring other configurations.
     """
     q, keys, values = coded.q, coded.keys, coded.values
     B, Hq, T, D = q.shape
     Hk, Dv = coded.k.codes.shape[1], values.dim
-    if not 1 <= T <= MOST_NEW.value:
-        raise InputError(
-            f"{T} new tokens a row: decode attention takes 1 to {MOST_NEW.value}, use lamina.attention for more"
-        )
+    if not 1 <= T <= most_new:
+        raise InputError(f"{T} new tokens a row: decode attention takes 1 to {most_new}, use lamina.attention for more")
     queries = Hq // Hk * T
     bits = 32 if q.dtype == torch.float32 else 16
     M = min(max(8, triton.next_power_of_2(queries)), MOST_QUERIES[bits])

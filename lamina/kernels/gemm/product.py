@@ -255,7 +255,7 @@ def _launch(
         config = config or whole_rows(m, k, weight.element_size())
     config = config or choose(n, m, k, weight.element_size(), is_gated, limits_of(x.device))
     out = x.new_empty(n, m, dtype=None if residual is None else residual.dtype)
-    parts, arrived = _workspace_for(config, n, m, x.device)
+    parts, arrived = workspace_for(config, n, m, x.device)
     factors = scale if isinstance(scale, Tensor) else None
     pointers = (x, weight, *(x if one is None else one for one in (bias, factors, residual)), out, parts, arrived)
     factors_of_all = (before, 1.0 if isinstance(scale, Tensor) else scale, 1.0 if softcap is None else softcap)
@@ -291,7 +291,7 @@ def _launch(
     return out
 
 
-def _workspace_for(config: ProductConfig, n: int, m: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def workspace_for(config: ProductConfig, n: int, m: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Partial sums and their counters, [PARTS] float32 and [COUNTERS] int32, after a check that the splits fit."""
     counters, parts = parts_of(config, n, m)
     if config.splits > 1 and (parts > PARTS or counters > COUNTERS):

@@ -73,7 +73,9 @@ def _convolve_product(
 
 def one_launch_is_faster(product: Any, rows: int, tokens: int) -> bool:
     """Whether `convolve_product_step` supports this and beats a launch for each."""
-    plain = isinstance(product, nn.Linear) and product.bias is None and product.weight.stride(1) == 1
+    if not isinstance(product, nn.Linear) or not isinstance(product.weight, Tensor):  # a packed weight
+        return False
+    plain = product.bias is None and product.weight.stride(1) == 1
     return plain and tokens == 1 and rows <= FEW and product.out_features <= MOST_OUTPUTS and _fits(product, rows)
 
 

@@ -57,6 +57,8 @@ class Rotary(nn.Module):
 
     def forward(self, positions: Tensor) -> RopeTable:
         if kernels.on():
+            if (native := kernels.recorder()) is not None:
+                return native.rotary_table(positions, self.frequencies, self.scale)
             from lamina.kernels.attention.rope_append import rotary_table  # imports Triton
 
             return rotary_table(positions, self.frequencies, self.scale)

@@ -17,6 +17,8 @@ from lamina.activation import Gating, activation
 from lamina.errors import InputError
 from lamina.nn.initial import random_weight
 from lamina.tracing import surely
+from lamina.weights.packed import Packed
+from lamina.weights.product import packed_linear
 
 
 class Experts(nn.Module):
@@ -29,12 +31,15 @@ class Experts(nn.Module):
     identity      how many experts have no matrices and return their input; their indices follow those of the others
     weigh_input   True: a router weight multiplies the expert's input instead of its output
 
+    The stacks are parameters, or `Packed`: then the chosen experts alone are dequantized.
+
     >>> experts = Experts(8, width=4, inner=6)
     >>> chosen, weights = torch.tensor([[[0, 5], [2, 3]]]), torch.full((1, 2, 2), 0.5)
     >>> experts(torch.randn(1, 2, 4), chosen, weights).shape
     torch.Size([1, 2, 4])
     """
 
+    packable = ("gate_up", "up", "down")
     portable = False
     """True: exported programs have no grouped products, which other runtimes lack (lamina.exporting)."""
 
@@ -67,7 +72,12 @@ class Experts(nn.Module):
     @property
     def first(self) -> Tensor:
         """The stack of matrices that x is multiplied by: `gate_up` or `up`."""
-        return self.get_parameter("gate_up" if self.gated else "up")
+        found: Tensor = getattr(self, "gate_up" if self.gated else "up")
+        return found
+
+    @property
+    def packed(self) -> bool:
+        return isinstance(self.first, Packed) or isinstance(self.down, Packed)
 
     @property
     def first_bias(self) -> Tensor | None:
@@ -75,12 +85,14 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """x [..., W], chosen and weights [..., K] -> [..., W]: the weighted sum of each token's K experts."""
+        if (native := kernels.recorder()) is not None:
+            return native.experts(self, x, chosen, weights)
         if kernels.on():
             return self.by_kernel(x, chosen, weights)
         tokens, chosen, weights = x.flatten(0, -2), chosen.flatten(0, -2), weights.flatten(0, -2)
         few = surely(3 * chosen.numel() <= self.down.shape[0])  # gathering reads, writes and reads again
         grouped = self._grouped_products(tokens)
-        if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
+        if self.packed or (tokens.device.type == "cpu" and not torch.compiler.is_compiling()):
             way = self.by_expert
         elif few and (tokens.shape[0] == 1 or not grouped):
             way = self.gathered
@@ -112,9 +124,14 @@ class Experts(nn.Module):
 
         flat_choice, flat_weights = chosen.flatten(0, -2), weights.flatten(0, -2)
         if kind_of(self.act) is None:
+            if self.packed:
+                raise InputError("packed experts with an activation that no kernel computes are not captured")
             assert shared is None
             out = self.gathered(x.flatten(0, -2), flat_choice, flat_weights).to(x.dtype).view(x.shape)
             return out if onto is None else onto + out
+        if self.packed:
+            assert shared is None
+            return self._by_packed_kernel(x, flat_choice, flat_weights, onto)
         x, squares, eps = operand(x)
         tokens = x.flatten(0, -2)
         shared_first, shared_down = (None, None) if shared is None else shared
@@ -132,6 +149,28 @@ class Experts(nn.Module):
         read = self.down.nbytes // len(self.down) * chosen.shape[-1]
         return made(self, y.view(x.shape), deferred, read)
 
+    def _by_packed_kernel(self, x: Tensor, chosen: Tensor, weights: Tensor, onto: Tensor | None) -> Tensor:
+        """The same for packed matrices; a shared expert has launches of its own."""
+        from lamina.kernels.gemm.deferred_norm import deferred_norm, made, operand  # imports Triton
+        from lamina.kernels.packed.experts import packed_expert_down, packed_expert_gated
+        from lamina.kernels.packed.serve import stack_of
+
+        x, squares, eps = operand(x)
+        tokens, first, down = x.flatten(0, -2), self.first, self.down
+        assert isinstance(first, Packed) and isinstance(down, Packed)
+        experts = down.shape[0]
+        h = packed_expert_gated(
+            tokens, stack_of(first), chosen, weights, self.gating, experts=experts, gated=self.gated,
+            bias=self.first_bias, identity=self.identity > 0, weigh_input=self.weigh_input, squares=squares, eps=eps,
+        )  # fmt: skip
+        deferred = deferred_norm(self, x, x.shape[-1])
+        y = packed_expert_down(
+            h, stack_of(down), chosen, weights, experts=experts, bias=self.down_bias,
+            identity=tokens if self.identity else None, squares=squares, eps=eps,
+            residual=None if onto is None else onto.flatten(0, -2), next_norm=deferred,
+        )  # fmt: skip
+        return made(self, y.view(x.shape), deferred, down.nbytes // experts * chosen.shape[-1])
+
     @property
     def plain_gating(self) -> bool:
         """True if the experts are gated by the activation alone, as `GatedMLP` is."""
@@ -139,12 +178,16 @@ class Experts(nn.Module):
 
     def by_expert(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """x [N, W], chosen and weights [N, K] -> [N, W]: (token, expert) pairs sorted by expert."""
-        order = chosen.flatten().argsort(stable=True)  # [P]
+        narrow = torch.uint8 if self.down.shape[0] + self.identity <= 256 else torch.int32  # fewer digits to sort by
+        order = chosen.flatten().to(narrow).argsort(stable=True)  # [P]
         sizes = torch.zeros(self.down.shape[0] + self.identity, dtype=torch.int32, device=x.device)
         sizes.scatter_add_(0, chosen.flatten(), torch.ones_like(order, dtype=torch.int32))
         sizes = sizes[: self.down.shape[0]]
         grouped = self._grouped_products(x)
-        groups = sizes.cumsum(0, dtype=torch.int32) if grouped else sizes.tolist()
+        if x.is_meta and self.packed:  # a pass is planned: as if all pairs had one expert
+            groups: Tensor | list[int] = [len(order), *(0 for _ in sizes[1:])]
+        else:
+            groups = sizes.cumsum(0, dtype=torch.int32) if grouped else sizes.tolist()
         pairs = x[order // chosen.shape[1]]
         if self.weigh_input:
             pairs = (pairs * weights.flatten()[order, None]).to(x.dtype)
@@ -223,16 +266,22 @@ class Experts(nn.Module):
         """
         aligned = all(stride * x.element_size() % 16 == 0 for stride in (self.first.shape[2], self.down.shape[2]))
         anywhere = torch.compiler.is_exporting() and not self.portable
-        return (anywhere or x.device.type in ("cuda", "meta")) and x.dtype == torch.bfloat16 and aligned
+        by_kernel = x.dtype == torch.bfloat16 and aligned and not self.packed
+        return (anywhere or x.device.type in ("cuda", "meta")) and by_kernel
 
 
-def _products(x: Tensor, weight: Tensor, groups: Tensor | list[int]) -> Tensor:
+def _products(x: Tensor, weight: Tensor | Packed, groups: Tensor | list[int]) -> Tensor:
     """Multiplies each group of rows of x [P, in] by its expert's matrix of weight [E, out, in] -> [P, out].
 
     groups   [E] end of each group in x, or a list of their sizes; rows after the last group have any result
     """
     if isinstance(groups, Tensor):
+        assert isinstance(weight, Tensor)
         return F.grouped_mm(x, weight.transpose(1, 2), offs=groups)
     rest = x.shape[0] - sum(groups)
-    products = [F.linear(part, weight[e]) for e, part in enumerate(x.split([*groups, rest])[:-1]) if part.shape[0]]
+    parts = [(e, part) for e, part in enumerate(x.split([*groups, rest])[:-1]) if part.shape[0]]
+    if isinstance(weight, Packed):
+        products = [packed_linear(part, weight.entry(e)) for e, part in parts]
+    else:
+        products = [F.linear(part, weight[e]) for e, part in parts]
     return torch.cat([*products, x.new_zeros(rest, weight.shape[1])] if rest else products)

@@ -13,6 +13,7 @@ from lamina.nn.linear import Linear
 from lamina.nn.mlp import MLP, GatedMLP
 from lamina.nn.moe.experts import Experts
 from lamina.nn.moe.router import Choice, Count, Router, running_count, within_capacity
+from lamina.weights.packed import Packed
 
 
 class Mixture(nn.Module):
@@ -93,6 +94,8 @@ class Mixture(nn.Module):
             experts = self.router.weight.shape[0] - self.router.opens
             within = within_capacity(chosen, experts, self.capacity, count or running_count)
             weights = weights * within.to(weights.dtype)
+        if (native := kernels.recorder()) is not None and self.enter is None:
+            return native.experts(self.experts, x, chosen, weights, self._shared_onto(x, opening, onto))
         if kernels.on() and self.enter is None:
             return self._by_kernel(x, chosen, weights, opening, onto)
         if self.enter is not None and self.leave is not None:
@@ -113,7 +116,10 @@ class Mixture(nn.Module):
             weights_of, factor = (shared.gate_up, shared.down), shared.down_factor
         elif isinstance(shared, MLP) and not experts.gated:
             weights_of, factor = (shared.up, shared.down), shared.factor
-        if weights_of is None or weights_of[0].bias is not None or shared.act is not experts.act:
+        packed = experts.packed or (
+            weights_of is not None and any(isinstance(one.weight, Packed) for one in weights_of)
+        )
+        if packed or weights_of is None or weights_of[0].bias is not None or shared.act is not experts.act:
             return experts.by_kernel(x, chosen, weights, onto=self._shared_onto(x, opening, onto))
         first, down = weights_of
         fused = first.weight, down.weight

@@ -6,12 +6,9 @@ covered, whichever the checkpoint has.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from lamina.checkpoint.mxfp4 import dequantize_mxfp4
 from lamina.checkpoint.names import Either, From, Single, Stack, Value
 
 GATED = ("gate_proj", "up_proj", "down_proj")
@@ -58,20 +55,11 @@ def swapped_stack_names(ours: str, theirs: str) -> dict[str, Value]:
 
 
 def interleaved_stack_names(ours: str, theirs: str) -> dict[str, Value]:
-    """GPT-OSS: stacks of transposed matrices and biases, in which rows of gate and up alternate; or, in MXFP4, stacks
-    of matrices that are not transposed."""
-
-    def either(name: str, then: Callable[[Tensor], Tensor]) -> Either:
-        packed = f"{theirs}.{name}_blocks", f"{theirs}.{name}_scales"
-        return Either(
-            From(f"{theirs}.{name}", lambda t: then(swapped(t))),
-            From(packed, lambda blocks, scales: then(dequantize_mxfp4(blocks, scales))),
-        )
-
+    """GPT-OSS: stacks of transposed matrices and biases, in which rows of gate and up alternate."""
     return {
-        f"{ours}.gate_up": either("gate_up_proj", gates_first),
+        f"{ours}.gate_up": From(f"{theirs}.gate_up_proj", lambda t: gates_first(swapped(t))),
         f"{ours}.gate_up_bias": From(f"{theirs}.gate_up_proj_bias", gates_first),
-        f"{ours}.down": either("down_proj", lambda t: t),
+        f"{ours}.down": From(f"{theirs}.down_proj", swapped),
         f"{ours}.down_bias": f"{theirs}.down_proj_bias",
     }
 

@@ -121,6 +121,8 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """x [..., W] -> expert indices and weights, [..., each] both, and the gate of the shared expert [..., 1]"""
+        if (native := kernels.recorder()) is not None:
+            return native.route(self, x)
         if kernels.on() and (self.choice.groups == 1 or self.choice.group_best <= 2):
             return self._by_kernel(x)
         chosen, weights, opening = self._plain(x)

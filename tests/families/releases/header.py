@@ -70,6 +70,9 @@ class Header(Checkpoint):
     def shape(self, name: str) -> tuple[int, ...]:
         return self.shapes[name]
 
+    def dtype(self, name: str) -> torch.dtype:
+        return torch.uint8 if name.endswith(("_blocks", "_scales")) else torch.bfloat16
+
     def read(self, name: str) -> torch.Tensor:
         return torch.zeros(())  # tied tensors are compared: here they are equal
 

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lamina.cache.packed_rows import PackedRows
 from lamina.kernels.gemm.epilogue import Act, act_kind, activate
 from lamina.kernels.launch import begin, launch
 
@@ -27,6 +28,7 @@ def conv_prompt(
     act: Act | None = None,
     counts: Tensor | None = None,
     *,
+    packed: PackedRows | None = None,
     tile: tuple[int, int, int] | None = None,
 ) -> Tensor:
     """past [B, K-1, C] (zeros before the first token), x [B, T, C] of any strides, weight [C, K], bias [C]
@@ -34,18 +36,22 @@ def conv_prompt(
 
     act      a name or function that `act_kind` knows
     counts   [B]: outputs past the first counts[b] tokens of row b are zero, whatever x holds there
+    packed   the rows are side by side in x [1, N, C], and in the result
     tile     tokens, channels and warps of a program, for measuring other configurations
     """
     x, past = (one if one.stride(2) == 1 else one.contiguous() for one in (x, past))
-    rows, tokens, channels = x.shape
+    rows, tokens, channels, x_row = *x.shape, x.stride(0)
     out = torch.empty(rows, tokens, channels, dtype=x.dtype, device=x.device)
+    starts = None
+    if packed is not None:
+        rows, tokens, counts, starts, x_row = len(packed), packed.longest, packed.counts, packed.starts, 0
     if out.numel() == 0:
         return out
     length, width, warps = tile or (TOKENS, CHANNELS, WARPS)
     length, width = min(length, triton.next_power_of_2(tokens)), min(width, triton.next_power_of_2(channels))
     launch(
         _convolve_prompt, (triton.cdiv(channels, width), triton.cdiv(tokens, length), rows),
-        out, x, past, weight.contiguous(), bias, counts, tokens, *x.stride()[:2], *past.stride()[:2],
+        out, x, past, weight.contiguous(), bias, counts, starts, tokens, x_row, x.stride(1), *past.stride()[:2],
         C=channels, TAPS=weight.shape[1], ACT=None if act is None else act_kind(act), LENGTH=length, WIDTH=width,
         num_warps=warps,
     )  # fmt: skip
@@ -54,7 +60,8 @@ def conv_prompt(
 
 @triton.jit(do_not_specialize=["T"])
 def _convolve_prompt(
-    out, x, past, weight, bias, counts,  # [R, T, C] twice, [R, TAPS - 1, C], [C, TAPS], [C] or None, [R] or None
+    out, x, past, weight, bias,  # [R, T, C] twice, [R, TAPS - 1, C], [C, TAPS], [C] or None
+    counts, starts,  # [R] or None; [R] of `PackedRows`, or None: rows have strides
     T, x_row, x_token, past_row, past_token,
     C: tl.constexpr, TAPS: tl.constexpr, ACT: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr,
     PDL: tl.constexpr,
@@ -67,6 +74,10 @@ def _convolve_prompt(
     count = T
     if counts is not None:
         count = tl.minimum(tl.load(counts + row), T).to(tl.int32)
+    begins, end = row * T, T  # where the row's outputs begin, and how many there are
+    if starts is not None:
+        begins, end = tl.load(starts + row), count
+        x += begins * x_token
     y = tl.zeros([LENGTH, WIDTH], tl.float32)
     if first < count:
         if bias is not None:
@@ -83,5 +94,5 @@ def _convolve_prompt(
         if ACT is not None:
             y = activate(y, ACT)
         y = tl.where((t < count)[:, None], y, 0.0)
-    at = out + (row * T + t)[:, None] * C + c[None, :]
-    tl.store(at, y.to(out.dtype.element_ty), mask=(t < T)[:, None] & has_c)
+    at = out + (begins + t)[:, None] * C + c[None, :]
+    tl.store(at, y.to(out.dtype.element_ty), mask=(t < end)[:, None] & has_c)

@@ -34,6 +34,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lamina.cache.packed_rows import PackedRows
 from lamina.kernels.launch import begin, launch
 from lamina.kernels.limits import Limits, fitted, limits_of
 from lamina.recurrence import GatedDelta
@@ -58,11 +59,13 @@ def gated_delta_prompt(
     constants: Tensors,
     counts: Tensor | None,
     *,
+    packed: PackedRows | None = None,
     walk: Walk | None = None,
 ) -> tuple[Tensor, Tensor]:
     """q, k [B, T, Hk, K], v [B, T, H, V], g, beta [B, T, H], state [B, H, K, V] -> (out [B, T, H, V], new state)
 
-    walk   in place of what `walk_for` says
+    packed   the rows are side by side in the inputs [1, N, …], and in the result
+    walk     in place of what `walk_for` says
     """
     q, k, v, g, beta = (x if x.stride(-1) == 1 else x.contiguous() for x in (inputs[n] for n in rule.input_shapes))
     rows, tokens, heads, value = v.shape
@@ -71,25 +74,31 @@ def gated_delta_prompt(
     key, shared = rule.key_dim, heads // rule.key_heads
     itemsize, device = v.element_size(), v.device
     length, parts = chunk_length(itemsize), 1 if itemsize == 4 else 2
-    chunks = triton.cdiv(tokens, length)
     out = torch.empty(rows, tokens, heads, value, dtype=v.dtype, device=device)
+    where: tuple[Tensor | None, ...] = (counts, None, None)
+    q_at, k_at, v_at = (x.stride()[:3] for x in (q, k, v))
+    g_at, beta_at = (x.stride()[:2] for x in (g, beta))
+    if packed is not None:
+        rows, tokens, (first, most) = len(packed), packed.longest, packed.pieces(length)
+        where = packed.counts, packed.starts, first
+        q_at, k_at, v_at, g_at, beta_at = ((0, *at[1:]) for at in (q_at, k_at, v_at, g_at, beta_at))
+    chunks = triton.cdiv(tokens, length)
+    every = rows * chunks if packed is None else most
     new = torch.empty(rows, heads, key, value, dtype=torch.float32, device=device)
-    solve = torch.empty(rows, chunks, heads, parts, length, length, dtype=v.dtype, device=device)
+    solve = torch.empty(every, heads, parts, length, length, dtype=v.dtype, device=device)
     scores = torch.empty_like(solve)
-    decays = torch.empty(rows, chunks, heads, 2, length, dtype=torch.float32, device=device)
+    decays = torch.empty(every, heads, 2, length, dtype=torch.float32, device=device)
     tall = max(16, triton.next_power_of_2(key))
     sizes = dict(H=heads, SHARED=shared, K=key, K_BLOCK=tall, L=length, PARTS=parts)
     launch(
         _chunk_matrices, (chunks * heads, rows),
-        solve, scores, decays, q, k, g, beta, counts, tokens, chunks,
-        *q.stride()[:3], *k.stride()[:3], *g.stride()[:2], *beta.stride()[:2],
+        solve, scores, decays, q, k, g, beta, *where, tokens, chunks, *q_at, *k_at, *g_at, *beta_at,
         **sizes, num_warps=4, num_stages=1,
     )  # fmt: skip
     walk = walk or walk_for(rows * heads, tall, value, itemsize, limits_of(device))
     launch(
         _walk_chunks, (triton.cdiv(value, walk.block) * heads, rows),
-        out, new, state.contiguous(), solve, scores, decays, q, k, v, counts, tokens, chunks,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        out, new, state.contiguous(), solve, scores, decays, q, k, v, *where, tokens, chunks, *q_at, *k_at, *v_at,
         **sizes, V=value, V_BLOCK=walk.block, num_warps=walk.warps, num_stages=walk.stages,
     )  # fmt: skip
     return out, new
@@ -195,7 +204,8 @@ def _inverse(x, L: tl.constexpr, PARTS: tl.constexpr):
 @triton.jit
 def _chunk_matrices(
     solve, scores, decays,  # [R, CHUNKS, H, PARTS, L, L] twice, float32 [R, CHUNKS, H, 2, L]: since, until
-    q, k, g, beta, counts,  # [R, T, H / SHARED, K] twice, [R, T, H] twice, [R] or None, for R rows
+    q, k, g, beta,  # [R, T, H / SHARED, K] twice, [R, T, H] twice, for R rows
+    counts, starts, pieces,  # [R] or None: tokens; of `PackedRows`: each row's first token and first chunk
     T, CHUNKS, q_row, q_token, q_head, k_row, k_token, k_head, g_row, g_token, beta_row, beta_token,  # strides
     H: tl.constexpr, SHARED: tl.constexpr, K: tl.constexpr, K_BLOCK: tl.constexpr, L: tl.constexpr,
     PARTS: tl.constexpr, PDL: tl.constexpr,
@@ -206,6 +216,13 @@ def _chunk_matrices(
     count = _count(counts, row, T)
     if chunk * L < count:
         a, d = tl.arange(0, L), tl.arange(0, K_BLOCK)
+        first_chunk = row * CHUNKS
+        if starts is not None:
+            begins, first_chunk = tl.load(starts + row), tl.load(pieces + row)
+            q += begins * q_token
+            k += begins * k_token
+            g += begins * g_token
+            beta += begins * beta_token
         t = (chunk * L + a).to(tl.int64)
         real = t < count
         inside = real[:, None] & (d < K)[None, :]
@@ -219,7 +236,7 @@ def _chunk_matrices(
         # Every interval is summed by itself: a difference of two sums would lose small decays behind a large one.
         sums = tl.cumsum(tl.where(a[:, None] > a[None, :], logs[:, None], 0.0), 0)
         between = tl.where(a[:, None] >= a[None, :], tl.exp(sums), 0.0)  # [l, s]
-        at = (row * CHUNKS + chunk) * H + head
+        at = (first_chunk + chunk) * H + head
         tl.store(decays + at * 2 * L + a, tl.exp(tl.cumsum(logs, 0)))
         tl.store(decays + (at * 2 + 1) * L + a, tl.sum(tl.where((a == L - 1)[:, None], between, 0.0), 0))
         cell = a[:, None] * L + a[None, :]
@@ -233,7 +250,8 @@ def _chunk_matrices(
 def _walk_chunks(
     out, new, state,  # [R, T, H, V], float32 [R, H, K, V] twice
     solve, scores, decays,  # as `_chunk_matrices` stores them
-    q, k, v, counts,  # [R, T, H / SHARED, K] twice, [R, T, H, V], [R] or None
+    q, k, v,  # [R, T, H / SHARED, K] twice, [R, T, H, V]
+    counts, starts, pieces,  # as in `_chunk_matrices`
     T, CHUNKS, q_row, q_token, q_head, k_row, k_token, k_head, v_row, v_token, v_head,  # strides
     H: tl.constexpr, SHARED: tl.constexpr, K: tl.constexpr, K_BLOCK: tl.constexpr, L: tl.constexpr,
     PARTS: tl.constexpr, V: tl.constexpr, V_BLOCK: tl.constexpr, PDL: tl.constexpr,
@@ -249,7 +267,13 @@ def _walk_chunks(
     q += row * q_row + (head // SHARED) * q_head + d[None, :]
     k += row * k_row + (head // SHARED) * k_head + d[None, :]
     v += row * v_row + head * v_head + e[None, :]
-    out += (row * T * H + head) * V + e[None, :]
+    begins, first_chunk, end = row * T, row * CHUNKS, T
+    if starts is not None:
+        begins, first_chunk, end = tl.load(starts + row), tl.load(pieces + row), count
+        q += begins * q_token
+        k += begins * k_token
+        v += begins * v_token
+    out += (begins * H + head) * V + e[None, :]
     cell = a[:, None] * L + a[None, :]
     for i in range(0, tl.cdiv(count, L)):
         t = (i * L + a).to(tl.int64)
@@ -257,7 +281,7 @@ def _walk_chunks(
         keys = tl.load(k + t[:, None] * k_token, mask=real & (d < K)[None, :], other=0.0)  # [L, K]
         queries = tl.load(q + t[:, None] * q_token, mask=real & (d < K)[None, :], other=0.0)
         values = tl.load(v + t[:, None] * v_token, mask=real & (e < V)[None, :], other=0.0)  # [L, V]
-        at = (row * CHUNKS + i) * H + head
+        at = (first_chunk + i) * H + head
         since = tl.load(decays + at * 2 * L + a)[:, None]
         until = tl.load(decays + (at * 2 + 1) * L + a)[:, None]
         kept = tl.load(decays + at * 2 * L + L - 1)
@@ -277,7 +301,7 @@ def _walk_chunks(
         s = _add_product(kept * s, tl.trans(keys), until * u)
         tl.store(out + t[:, None] * (H * V), y.to(out.dtype.element_ty), mask=real & (e < V)[None, :])
     tl.store(new + place, s, mask=held)
-    for first in range(count, T, L):
+    for first in range(count, end, L):
         t = (first + a).to(tl.int64)
         tl.store(out + t[:, None] * (H * V), tl.zeros([L, V_BLOCK], out.dtype.element_ty),
-                 mask=(t < T)[:, None] & (e < V)[None, :])  # fmt: skip
+                 mask=(t < end)[:, None] & (e < V)[None, :])  # fmt: skip

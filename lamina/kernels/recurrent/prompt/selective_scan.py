@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lamina.cache.packed_rows import PackedRows
 from lamina.kernels.attention.online_softmax import LOG2E
 from lamina.kernels.launch import begin, launch
 from lamina.kernels.limits import Limits, limits_of
@@ -49,26 +50,32 @@ def selective_scan_prompt(
     constants: Tensors,
     counts: Tensor | None,
     *,
+    packed: PackedRows | None = None,
     tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
     """x, dt [B, T, C], B, C [B, T, N], constant A [C, N], state [B, C, N] -> (out [B, T, C], new state)
 
-    tile   in place of what `tile_for` says
+    packed   the rows are side by side in the inputs [1, N, …], and in the result
+    tile     in place of what `tile_for` says
     """
     x, dt, B, C = (x if x.stride(-1) == 1 else x.contiguous() for x in (inputs[n] for n in rule.input_shapes))
     rows, tokens, channels = x.shape
     if tokens == 0:
         return torch.zeros_like(x), state
+    out = torch.empty(rows, tokens, channels, dtype=x.dtype, device=x.device)
+    starts, strides = None, [one.stride()[:2] for one in (x, dt, B, C)]
+    if packed is not None:
+        rows, tokens, counts, starts = len(packed), packed.longest, packed.counts, packed.starts
+        strides = [(0, token) for _, token in strides]
     wide = triton.next_power_of_2(rule.state)
     tile = tile or tile_for(rows * channels * wide, x.element_size(), limits_of(x.device))
     block = min(max(tile.values // wide, 1), triton.next_power_of_2(channels))
     group = min(tile.group, triton.next_power_of_2(tokens))
-    out = torch.empty(rows, tokens, channels, dtype=x.dtype, device=x.device)
     new = torch.empty(rows, channels, rule.state, dtype=torch.float32, device=x.device)
     launch(
         _scan_tokens, (triton.cdiv(channels, block), rows),
-        out, new, state.contiguous(), x, dt, B, C, constants["A"].contiguous(), counts, tokens,
-        *x.stride()[:2], *dt.stride()[:2], *B.stride()[:2], *C.stride()[:2],
+        out, new, state.contiguous(), x, dt, B, C, constants["A"].contiguous(), counts, starts, tokens,
+        *(stride for both in strides for stride in both),
         CHANNELS=channels, N=rule.state, BLOCK=block, N_BLOCK=wide, GROUP=group,
         num_warps=tile.warps,
     )  # fmt: skip
@@ -98,7 +105,8 @@ def _loaded(first, count, x, dt, B, C, x_token, dt_token, B_token, C_token, c_ma
 @triton.jit
 def _scan_tokens(
     out, new, state,  # [R, T, CHANNELS], float32 [R, CHANNELS, N] twice, for R rows
-    x, dt, B, C, A, counts,  # [R, T, CHANNELS] twice, [R, T, N] twice, [CHANNELS, N], [R] or None
+    x, dt, B, C, A,  # [R, T, CHANNELS] twice, [R, T, N] twice, [CHANNELS, N]
+    counts, starts,  # [R] or None; [R] of `PackedRows`, or None: rows have strides
     T, x_row, x_token, dt_row, dt_token, B_row, B_token, C_row, C_token,  # strides
     CHANNELS: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, N_BLOCK: tl.constexpr, GROUP: tl.constexpr,
     PDL: tl.constexpr,
@@ -120,7 +128,14 @@ def _scan_tokens(
     dt += row * dt_row + c
     B += row * B_row + n
     C += row * C_row + n
-    out += row * T * CHANNELS + c
+    begins, end = row * T, T  # where the row's outputs begin, and how many there are
+    if starts is not None:
+        begins, end = tl.load(starts + row), count
+        x += begins * x_token
+        dt += begins * dt_token
+        B += begins * B_token
+        C += begins * C_token
+    out += begins * CHANNELS + c
     now = _loaded(0, count, x, dt, B, C, x_token, dt_token, B_token, C_token, c_mask, n_mask, GROUP)
     for first in range(0, count, GROUP):
         ahead = first + GROUP
@@ -134,6 +149,6 @@ def _scan_tokens(
             tl.store(out + t * CHANNELS, y.to(out.dtype.element_ty), mask=c_mask & (t < count))
         now = later
     tl.store(new + row * (CHANNELS * N) + cell, h, mask=held)
-    for t in range(count, T):
+    for t in range(count, end):
         at = tl.cast(t, tl.int64) * CHANNELS
         tl.store(out + at, tl.zeros([BLOCK], out.dtype.element_ty), mask=c_mask)

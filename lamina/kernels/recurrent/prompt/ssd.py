@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lamina.cache.packed_rows import PackedRows
 from lamina.kernels.launch import begin, launch
 from lamina.kernels.limits import Limits, fitted, limits_of
 from lamina.kernels.recurrent.state import bounds, contiguous_tokens, output_dtype, row_and_token_strides, step_size
@@ -69,6 +70,7 @@ def ssd_prompt(
     gate: Tensor | None = None,
     dt_bias: Tensor | None = None,
     dt_limit: tuple[float, float] | None = None,
+    packed: PackedRows | None = None,
     tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
     """SSD over T tokens per row: state [B, H, P, N], x [B, T, H, P], dt [B, T, H], B and C [B, T, G, N]; A [H]
@@ -79,6 +81,7 @@ def ssd_prompt(
     gate      z [B, T, H, P]: multiplies by silu(z), in the dtype of z
     dt_bias   [H]: dt is as projected, and the step size is softplus(dt + dt_bias)
     dt_limit  the step size is then clamped to this range
+    packed    the rows are side by side in the inputs [1, N, …], and in the result
     tile      in place of what `tile_for` says
     """
     x = inputs["x"]
@@ -89,29 +92,39 @@ def ssd_prompt(
     exact = torch.promote_types(x.dtype, torch.promote_types(inputs["B"].dtype, inputs["C"].dtype))
     x, B, C = (contiguous_tokens(inputs[name].to(exact)) for name in ("x", "B", "C"))
     dt, z = contiguous_tokens(inputs["dt"]), None if gate is None else contiguous_tokens(gate)
+    strides = [row_and_token_strides(one) for one in (dt, x, B, C, z)]
+    if packed is not None:
+        rows, tokens = len(packed), packed.longest
+        strides = [(0, token) for _, token in strides]
+    dt_at, x_at, B_at, C_at, z_at = strides
     tile = tile or tile_for(tokens, dim, rule.state, exact, limits_of(x.device))
     L, N, shared = tile.chunk, rule.state, heads // rule.groups
     chunks = triton.cdiv(tokens, L)
+    where: tuple[Tensor | None, ...] = (counts, None, None)
+    every = rows * chunks
+    if packed is not None:
+        first, every = packed.pieces(L)
+        where = packed.counts, packed.starts, first
     state = state.contiguous()
     new = torch.empty_like(state)
 
     # Beside the rounding of bfloat16, that of a long sum of logs is small; float32 has its rest in a second tensor.
     parts = 4 if exact == torch.float32 else 3
-    sums, steps, weights, *rest = torch.empty(parts, rows, chunks, heads, L, device=x.device).unbind()
+    sums, steps, weights, *rest = torch.empty(parts, every, heads, L, device=x.device).unbind()
     remainder = rest[0] if rest else None
     kept = torch.bfloat16 if exact == torch.bfloat16 else torch.float32
-    starts = torch.empty(rows, chunks, heads, dim, N, dtype=kept, device=x.device)
+    starts = torch.empty(every, heads, dim, N, dtype=kept, device=x.device)
 
     side = min(8, triton.next_power_of_2(heads))
     launch(
         _ssd_decays, (triton.cdiv(heads, side), chunks, rows),
-        sums, steps, weights, remainder, dt, constants["A"], dt_bias, *bounds(dt_limit), counts, tokens, chunks,
-        *dt.stride()[:2], H=heads, L=L, HEADS=side, num_warps=4,
+        sums, steps, weights, remainder, dt, constants["A"], dt_bias, *bounds(dt_limit), *where, tokens, chunks,
+        *dt_at, H=heads, L=L, HEADS=side, num_warps=4,
     )  # fmt: skip
     values, columns = tile.state_tile
     launch(
         _ssd_states, (triton.cdiv(dim, values) * triton.cdiv(N, columns), heads, rows),
-        new, starts, state, x, B, sums, weights, counts, tokens, chunks, *x.stride()[:2], *B.stride()[:2],
+        new, starts, state, x, B, sums, weights, *where, tokens, chunks, *x_at, *B_at,
         H=heads, P=dim, N=N, SHARED=shared, L=L, P_TILE=values, N_TILE=columns,
         num_warps=tile.state_warps, num_stages=tile.state_stages,
     )  # fmt: skip
@@ -119,8 +132,7 @@ def ssd_prompt(
     together = heads_together(tile.heads, shared, rows * chunks * heads * parts_of_head, limits_of(x.device))
     launch(
         _ssd_outputs, (heads // together * parts_of_head, chunks, rows),
-        out, x, B, C, z, skip, starts, sums, remainder, steps, counts, tokens, chunks,
-        *x.stride()[:2], *B.stride()[:2], *C.stride()[:2], *row_and_token_strides(z),
+        out, x, B, C, z, skip, starts, sums, remainder, steps, *where, tokens, chunks, *x_at, *B_at, *C_at, *z_at,
         H=heads, P=dim, N=N, SHARED=shared, HEADS=together, L=L, P_TILE=tile.values, N_TILE=tile.columns,
         WIDE=exact == torch.float16, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
@@ -203,7 +215,8 @@ def _real_decays(dt, bias, low, high, a, real):
 @triton.jit(do_not_specialize=["T", "K"])
 def _ssd_decays(
     sums, steps, weights, remainder,  # float32 [R, K, H, L] for R rows and K chunks; remainder may be None
-    dt, A, bias, low, high, counts,  # [R, T, H], [H], [H] or None, bounds of dt or None, [R] or None
+    dt, A, bias, low, high,  # [R, T, H], [H], [H] or None, bounds of dt or None
+    counts, begins, pieces,  # [R] or None: tokens; of `PackedRows`: each row's first token and first chunk
     T, K, dt_row, dt_token,
     H: tl.constexpr, L: tl.constexpr, HEADS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -221,6 +234,12 @@ def _ssd_decays(
     i, h = tl.arange(0, L), tl.program_id(0) * HEADS + tl.arange(0, HEADS)
     t, there = chunk * L + i, h < H
     real = (t < count)[:, None] & there[None, :]
+    first_chunk = row * K
+    if begins is not None:
+        dt += tl.load(begins + row) * dt_token
+        first_chunk = tl.load(pieces + row)
+        if chunk * L >= count:
+            return
     a = tl.load(A + h, mask=there, other=0.0).to(tl.float32)[None, :]
     shift = None if bias is None else tl.load(bias + h, mask=there, other=0.0).to(tl.float32)[None, :]
     raw = tl.load(dt + row * dt_row + t.to(tl.int64)[:, None] * dt_token + h[None, :], mask=real, other=0.0)
@@ -229,7 +248,7 @@ def _ssd_decays(
     sum = tl.cumsum(g, 0)
     rounded = sum.to(tl.float32)
     after = (tl.sum(g, 0)[None, :] - sum).to(tl.float32)
-    at = ((row * K + chunk) * H + h[None, :]) * L + i[:, None]
+    at = ((first_chunk + chunk) * H + h[None, :]) * L + i[:, None]
     tl.store(sums + at, rounded, mask=there[None, :])
     tl.store(steps + at, size, mask=there[None, :])
     tl.store(weights + at, size * tl.exp2(tl.minimum(after, 0.0)), mask=there[None, :])
@@ -240,7 +259,8 @@ def _ssd_decays(
 @triton.jit(do_not_specialize=["T", "K"])
 def _ssd_states(
     new, starts, state,  # float32 [R, H, P, N]; [R, K, H, P, N]; float32 [R, H, P, N]
-    x, B, sums, weights, counts,  # [R, T, H, P], [R, T, G, N], of `_ssd_decays`, [R] or None
+    x, B, sums, weights,  # [R, T, H, P], [R, T, G, N], of `_ssd_decays`
+    counts, begins, pieces,  # as in `_ssd_decays`
     T, K, x_row, x_token, B_row, B_token,
     H: tl.constexpr, P: tl.constexpr, N: tl.constexpr, SHARED: tl.constexpr,  # SHARED: heads per group
     L: tl.constexpr, P_TILE: tl.constexpr, N_TILE: tl.constexpr, PDL: tl.constexpr,
@@ -255,17 +275,22 @@ def _ssd_states(
     place = p[:, None] * N + n[None, :]
     x += row * x_row + head * P
     B += row * B_row + head // SHARED * N
+    first_chunk = row * K
+    if begins is not None:
+        first, first_chunk = tl.load(begins + row), tl.load(pieces + row)
+        x += first * x_token
+        B += first * B_token
     mine = (row * H + head) * (P * N)
     h = tl.load(state + mine + place, mask=inside, other=0.0)
     chunks = tl.cdiv(count, L)
-    ends = sums + (row * K * H + head) * L + L - 1
+    ends = sums + (first_chunk * H + head) * L + L - 1
     decay = tl.load(ends, mask=chunks > 0, other=0.0)
     for k in range(0, chunks):
         # Loaded a chunk ahead: the product would wait for it.
         next_decay = tl.load(ends + (k + 1) * (H * L), mask=k + 1 < chunks, other=0.0)
         t = k * L + i
         real, token = t < count, t.to(tl.int64)
-        at = (row * K + k) * H + head
+        at = (first_chunk + k) * H + head
         tl.store(starts + at * (P * N) + place, h.to(starts.dtype.element_ty), mask=inside)
         # [P_TILE, L]: the weighted operand is the left one, which tensor cores can read from registers.
         xs = tl.load(x + token[None, :] * x_token + p[:, None], mask=real[None, :] & (p < P)[:, None], other=0.0)
@@ -280,7 +305,8 @@ def _ssd_states(
 @triton.jit(do_not_specialize=["T", "K"])
 def _ssd_outputs(
     out, x, B, C, gate, skip,  # [R, T, H, P] twice, [R, T, G, N] twice, [R, T, H, P] or None, [H] or None
-    starts, sums, remainder, steps, counts,  # of the launches before; [R] or None
+    starts, sums, remainder, steps,  # of the launches before
+    counts, begins, pieces,  # as in `_ssd_decays`
     T, K, x_row, x_token, B_row, B_token, C_row, C_token, gate_row, gate_token,
     H: tl.constexpr, P: tl.constexpr, N: tl.constexpr, SHARED: tl.constexpr, HEADS: tl.constexpr,
     L: tl.constexpr, P_TILE: tl.constexpr, N_TILE: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
@@ -296,8 +322,17 @@ def _ssd_outputs(
     i, count = tl.arange(0, L), _count(counts, row, T)
     t = chunk * L + i
     token, real, has_p = t.to(tl.int64), t < count, (p < P)[None, :]
-    out += (row * T + token)[:, None] * (H * P) + p[None, :]
-    written = (t < T)[:, None] & has_p
+    first, first_chunk, written = row * T, row * K, (t < T)[:, None] & has_p
+    if begins is not None:
+        first, first_chunk, written = tl.load(begins + row), tl.load(pieces + row), real[:, None] & has_p
+        if chunk * L >= count:
+            return
+        x += first * x_token
+        B += first * B_token
+        C += first * C_token
+        if gate is not None:
+            gate += first * gate_token
+    out += (first + token)[:, None] * (H * P) + p[None, :]
     if chunk * L >= count:
         for part in range(0, HEADS):
             tl.store(out + (first_head + part) * P, tl.zeros([L, P_TILE], out.dtype.element_ty), mask=written)
@@ -319,7 +354,7 @@ def _ssd_outputs(
     starts += p[None, :] * N
     for part in range(0, HEADS):
         head = first_head + part
-        at = (row * K + chunk) * H + head
+        at = (first_chunk + chunk) * H + head
         xs = tl.load(x + head * P, mask=real[:, None] & has_p, other=0.0)
         sum, step = tl.load(sums + at * L + i), tl.load(steps + at * L + i)
         y = tl.zeros([L, P_TILE], tl.float32)

@@ -1,0 +1,148 @@
+"""The target "executorch": all programs as methods of one .pte file, for ExecuTorch on phones and other small machines.
+
+The methods share their weights, which are in the file once, and the cache, whose tensors are mutable buffers that are
+in no file: ExecuTorch allocates them, and every method reads and writes the same ones. So a host feeds ids and nothing
+else; since it may have no other way to reach the cache, `rewind` and `reset` are methods too. Manifest and tokenizer
+follow the program in the same file (archive.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from lamina.cache.io.checked_file import replace_file
+from lamina.errors import CacheFileError, ProgramError
+from lamina.exporting.archive import PIECE, PTE, Writer
+from lamina.exporting.export import Exported
+from lamina.exporting.onnx import solve_unit_lower
+from lamina.exporting.runners import EXECUTORCH_NEEDS
+
+aten = torch.ops.aten
+
+
+def check_possible(device: torch.device) -> None:
+    """Raises if the package is missing, or the model is not on a CPU: before minutes are spent on tracing it."""
+    if find_spec("executorch") is None:
+        raise ProgramError(f"the target executorch needs a package that is not installed: {EXECUTORCH_NEEDS}")
+    if device.type != "cpu":
+        raise ProgramError(
+            f"the target executorch is for CPUs, and the model is on {device}: load it with device='cpu'"
+        )
+
+
+def lower_to(exported: Exported, path: str | os.PathLike[str]) -> None:
+    """Lowers every program to ExecuTorch and writes a .pte file. If that fails, a file that was there is unchanged.
+
+    >>> lower_to(lamina.export(model, rows=1, capacity=1024, target="executorch"), "model.pte")    # doctest: +SKIP
+    """
+    made = lowered(exported.programs)
+    check_kernels(made.executorch_program.execution_plan)
+    # The weights are in the program, and nothing else may ask for them.
+    described = replace(exported, manifest=replace(exported.manifest, target="executorch", weights={}))
+    try:
+        with replace_file(path) as file:
+            made.write_to_file(file)
+            facts = checksum(file)
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+                writer = Writer(archive)
+                writer.files[PTE] = facts
+                described.write(writer, programs=False)
+    except CacheFileError as error:
+        raise ProgramError(str(error)) from None
+
+
+def lowered(programs: dict[str, ExportedProgram]) -> Any:
+    """The programs as methods of one ExecutorchProgramManager."""
+    try:
+        from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge
+        from executorch.exir.passes import MemoryPlanningPass
+    except ImportError as error:
+        raise ProgramError(f"ExecuTorch is not whole, {error.name} is missing: {EXECUTORCH_NEEDS}") from error
+    # A linear layer that is decomposed transposes its weight in every call. The checker does not know the minimum of
+    # two sizes (sym_min), which the runtime has.
+    edge_config = EdgeCompileConfig(preserve_ops=[aten.linear.default], _check_ir_validity=False)
+    config = ExecutorchBackendConfig(
+        memory_planning_pass=MemoryPlanningPass(share_mutable_buffers=True), emit_mutable_buffer_names=True
+    )
+    try:
+        with quietly():
+            edge = to_edge({name: fitted(program) for name, program in programs.items()}, compile_config=edge_config)
+            return edge.to_executorch(config)
+    except Exception as error:  # ExecuTorch raises errors of many kinds
+        raise ProgramError(f"ExecuTorch cannot lower this model: {type(error).__name__}: {error}") from error
+
+
+def check_kernels(methods: Sequence[Any]) -> None:
+    """Raises if the runtime lacks a kernel that a method needs: a file would be written that nothing can load."""
+    from executorch.runtime import Runtime
+
+    known = set(Runtime.get().operator_registry.operator_names)
+    for method in methods:
+        needed = {f"{one.name}.{one.overload}" if one.overload else one.name for one in method.operators}
+        if lacking := sorted(needed - known):
+            raise ProgramError(
+                f"ExecuTorch has no kernel for {', '.join(lacking)}, which {method.name} needs: use another target"
+            )
+
+
+def fitted(program: ExportedProgram) -> ExportedProgram:
+    """The program without operations that ExecuTorch lacks, or computes otherwise than PyTorch."""
+    if all(node.target not in INSTEAD for node in program.graph.nodes):
+        return program
+    table: Any = torch.export.default_decompositions()  # all at once: half of them would fix strides that change
+    table.update(INSTEAD)
+    table.pop(aten.linear.default)
+    return program.run_decompositions(table)
+
+
+def floor_remainder(x: Tensor, n: Tensor | float) -> Tensor:
+    """x modulo n with the sign of n. ExecuTorch's own remainder of a negative integer has the sign of x.
+
+    >>> floor_remainder(torch.tensor([-5, -4, 5]), 4)
+    tensor([3, 0, 1])
+    """
+    return x - torch.div(x, n, rounding_mode="floor") * n
+
+
+INSTEAD = {
+    aten.linalg_solve_triangular.default: solve_unit_lower,  # which ExecuTorch has not
+    aten.remainder.Scalar: floor_remainder,
+    aten.remainder.Tensor: floor_remainder,
+}
+
+
+def checksum(file: IO[bytes]) -> dict[str, int]:
+    """Size and CRC-32 of what was written so far, as the manifest has them."""
+    file.seek(0)
+    size, crc = 0, 0
+    while piece := file.read(PIECE):
+        size, crc = size + len(piece), zlib.crc32(piece, crc)
+    return {"bytes": size, "crc32": crc}
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without the warning that buffers have no values in the file, which is intended, and notes on PyTorch's types."""
+    log = logging.getLogger()
+    level = log.level
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Mutation on a buffer in the model is detected")
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        log.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            log.setLevel(level)

@@ -1,0 +1,212 @@
+"""Matrix products of vectors with a packed weight, in the time of reading its codes once.
+
+    packed_product   softcap((x Wᵀ + bias) · scale) + residual, as `gemm/product.product`
+    packed_gated     act(x Gᵀ · scale) · x Uᵀ, as `gemm/product.gated_product`
+
+`choose` picks the kernel and its configuration: `Rows` for one vector (`gemv.py`), `Tiles` for 2 to 64 (`skinny.py`).
+The reference is the plain product with `PackedMatrix.dense`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from lamina.errors import InputError
+from lamina.kernels.gemm.deferred_norm import DeferredNorm, norm_arguments
+from lamina.kernels.gemm.epilogue import Act, act_kind
+from lamina.kernels.gemm.product import MOST, ProductConfig, Rows, Tiles, padded, workspace_for
+from lamina.kernels.launch import BY_ASSEMBLY, launch
+from lamina.kernels.limits import KIB, Limits, fitted, limits_of, smaller
+from lamina.kernels.packed.gemv import packed_rows_kernel
+from lamina.kernels.packed.matrix import SPANS, PackedMatrix
+from lamina.kernels.packed.skinny import packed_tiles_kernel
+
+
+def packed_product(
+    x: Tensor,
+    weight: PackedMatrix,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    before: float = 1.0,
+    scale: float | Tensor = 1.0,
+    act: Act | None = None,
+    softcap: float | None = None,
+    squares: Tensor | None = None,
+    eps: float = 0.0,
+    next_norm: DeferredNorm | None = None,
+    out: Tensor | None = None,
+    config: ProductConfig | None = None,
+) -> Tensor:
+    """softcap · tanh(act(((before · x) Wᵀ + bias) · scale) / softcap) + residual, summed in float32 and rounded once.
+
+    x [N, K], weight [M, K], bias [M], residual [N, M] -> [N, M]; N up to 64; arguments as for `gemm/product.product`
+
+    out   [N, M] rows of any stride: where the result goes
+
+    >>> packed_product(torch.randn(1, 64), weight).shape  # doctest: +SKIP
+    torch.Size([1, 24])
+    """
+    return _launch(
+        x, weight, weight.shape[0], bias, residual, before, scale, softcap, False, act, config, squares, eps, next_norm,
+        out,
+    )  # fmt: skip
+
+
+def packed_gated(
+    x: Tensor,
+    weight: PackedMatrix,
+    act: Act,
+    *,
+    bias: Tensor | None = None,
+    scale: float = 1.0,
+    squares: Tensor | None = None,
+    eps: float = 0.0,
+    config: ProductConfig | None = None,
+) -> Tensor:
+    """act(gate · scale) · up, where gate and up are the first and second half of x Wᵀ + bias.
+
+    x [N, K], weight [2I, K], bias [2I] -> [N, I]; arguments as for `gemm/product.gated_product`
+    """
+    inner = weight.shape[0] // 2
+    return _launch(x, weight, inner, bias, None, 1.0, scale, None, True, act, config, squares, eps, None, None)
+
+
+@cache
+def choose(n: int, m: int, k: int, kind: str, is_gated: bool, limits: Limits) -> ProductConfig:
+    """The configuration for n vectors, m outputs and sums over k, on a device with these limits."""
+    if n == 1:
+        return _rows(m, k, kind, is_gated, limits)
+    tiles = Tiles(64, 128, 4, 4)
+    programs = limits.multiprocessors
+    while tiles.splits < 8 and -(-m // tiles.rows) * tiles.splits < programs and k >= 2 * tiles.splits * 512:
+        tiles = replace(tiles, splits=2 * tiles.splits)
+    return fitted(smaller(tiles, 32), lambda one: tile_bytes(one, n, kind, is_gated, limits), limits.shared)
+
+
+def _rows(m: int, k: int, kind: str, is_gated: bool, limits: Limits) -> Rows:
+    """Threads own 16 bytes of a row, so a block is 32 · span values for each warp. Measured on an H200 for the matrices
+    of llama-3.1-8b (`python -m bench.kernels.packed`)."""
+    span = SPANS[kind]
+    most = 2 if span == 32 else 4
+    warps = next((warps for warps in (4, 2, 1) if warps <= most and k % (32 * span * warps) == 0), 1)
+    block = min(32 * span * warps, max(span, triton.next_power_of_2(k)))
+    blocks = -(-k // block)
+    rows = 4 if kind == "fp8" or (span == 32 and blocks > 2) else 8
+    rows = rows // 2 if is_gated else rows
+    while rows > 1 and -(-m // rows) < 2 * limits.multiprocessors:
+        rows //= 2
+    held = 3 if kind == "fp8" and blocks > 2 else 2
+    return Rows(rows, block, warps, held=min(blocks, held), unroll=1 if blocks <= 2 else 2)
+
+
+def tile_bytes(tiles: Tiles, n: int, kind: str, is_gated: bool, limits: Limits) -> int:
+    """Upper bound of a program's shared memory: per stage codes and x, and one tile of dequantized weights."""
+    rows = tiles.rows * (2 if is_gated else 1)
+    codes = tiles.block * rows // (2 if SPANS[kind] == 32 else 1)
+    each = codes + tiles.block * padded(n) * 4
+    return each * limits.buffers(tiles.stages, tiles.rows) + 4 * tiles.block * rows + 2 * KIB
+
+
+def tile_scaling(weight: PackedMatrix, config: Tiles) -> dict[str, bool]:
+    """Whether a tile's scales multiply its sums, whether they are loaded a tile ahead (those of one row may be too few
+    bytes for an asynchronous copy), and whether zeros are read as words of four."""
+    after = weight.group % config.block == 0 and weight.offsets is None and weight.kind in ("int8", "int4")
+    groups = max(1, config.block // weight.group)
+    least = min(one.element_size() for one in (weight.scales, weight.zeros) if one is not None)
+    fours = weight.zeros is not None and groups == 4 and weight.shape[1] % config.block == 0
+    return dict(AFTER=after, AHEAD=after or groups * least < 4, FOURS=fours)
+
+
+def kernel_parts(weight: PackedMatrix) -> tuple[Any, ...]:
+    """codes as words, scales, zeros or offsets (scales if there are none), and words and scales between rows."""
+    zeros = weight.zeros if weight.offsets is None else weight.offsets
+    stride = 0 if weight.scales.numel() == 1 else weight.scales.shape[1]
+    words = weight.codes.view(torch.int32)
+    return words, weight.scales, weight.scales if zeros is None else zeros, words.shape[1], stride
+
+
+def native_fp8(x: Tensor) -> bool:
+    """Whether the device of x has an instruction that converts fp8, and kernels may contain PTX."""
+    return bool(BY_ASSEMBLY.value) and limits_of(x.device).capability >= (8, 9)
+
+
+def scaling(weight: PackedMatrix) -> dict[str, Any]:
+    """The constexprs of a kernel that say where scales and zeros are."""
+    zeros = "integer" if weight.zeros is not None else "" if weight.offsets is None else "offset"
+    return dict(
+        KIND=weight.kind, GROUP=weight.group, SIDE=weight.side, ZEROS=zeros, SCALED=not weight.per_row,
+        SIGNED=zeros != "integer",
+    )  # fmt: skip
+
+
+def _launch(
+    x: Tensor,
+    weight: PackedMatrix,
+    m: int,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    before: float,
+    scale: float | Tensor,
+    softcap: float | None,
+    is_gated: bool,
+    act: Act | None,
+    config: ProductConfig | None,
+    squares: Tensor | None,
+    eps: float,
+    next_norm: DeferredNorm | None,
+    out: Tensor | None,
+) -> Tensor:
+    n, k = x.shape
+    if not 1 <= n <= MOST:
+        raise InputError(f"a product of {n} vectors; the kernels take 1 to {MOST}, beyond that use `many_product`")
+    if weight.shape[1] != k or x.stride(1) != 1:
+        raise InputError(
+            f"x {list(x.shape)} and {weight.kind} weight {list(weight.shape)} must have rows of the same length, and "
+            f"those of x must be contiguous"
+        )
+    limits, span = limits_of(x.device), SPANS[weight.kind]
+    config = config or choose(n, m, k, weight.kind, is_gated, limits)
+    if out is None:
+        out = x.new_empty(n, m, dtype=None if residual is None else residual.dtype)
+    parts, arrived = workspace_for(config, n, m, x.device)
+    factors = scale if isinstance(scale, Tensor) else None
+    words, _, zeros, word_stride, scale_stride = kernel_parts(weight)
+    around = (*(x if one is None else one for one in (bias, factors, residual)), out, parts, arrived)
+    factors_of_all = (before, 1.0 if isinstance(scale, Tensor) else scale, 1.0 if softcap is None else softcap)
+    flags: dict[str, Any] = dict(
+        ROWS=config.rows, BLOCK=config.block, SPLITS=config.splits, EVEN=k % config.block == 0, GATED=is_gated,
+        ACT="" if act is None else act_kind(act), BIAS=bias is not None, FACTORS=factors is not None,
+        RESIDUAL=residual is not None, SOFTCAP=softcap is not None, num_warps=config.warps, **scaling(weight),
+    )  # fmt: skip
+    grid = (triton.cdiv(m, config.rows), config.splits)
+    if isinstance(config, Tiles):
+        if squares is not None or next_norm is not None:
+            raise InputError(f"{config}: norms are deferred for one vector and Rows alone")
+        strides = (x.stride(0), scale_stride, 0 if residual is None else residual.stride(0), out.stride(0))
+        launch(
+            packed_tiles_kernel, grid,
+            x, weight.codes, weight.scales, zeros, *around, m, k, n, *strides, *factors_of_all, N_BLOCK=padded(n),
+            STAGES=config.stages, APART=x.dtype == torch.float32, **tile_scaling(weight, config), **flags,
+        )  # fmt: skip
+    elif n == 1:
+        if config.block % span:
+            raise InputError(f"{config}: a block of {weight.kind} codes is a multiple of {span}")
+        held = min(config.held, triton.cdiv(k, config.block) // config.splits)
+        launch(
+            packed_rows_kernel, grid,
+            x, words, weight.scales, zeros, *around, squares, *norm_arguments(next_norm), m,
+            k, word_stride, scale_stride, *factors_of_all, eps, SPAN=span,
+            NATIVE=native_fp8(x),
+            SQUARES=0 if squares is None else len(squares), NEXT_NORM=next_norm is not None, HELD=held,
+            REST=held * config.splits * config.block < k, UNROLL=config.unroll, early=config.early, **flags,
+        )  # fmt: skip
+    else:
+        raise InputError(f"{config} takes one vector, not {n}; use Tiles")
+    return out

@@ -1,0 +1,115 @@
+"""`NativeBackend`: the memory calls of a native program. Its entries are rows of a table, as in `KernelBackend`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Unpack
+
+import torch
+from torch import Tensor
+
+from lamina import kernels
+from lamina.attention.window import Chunked, Full, Sliding
+from lamina.cache.backend import AttendOptions, Backend
+from lamina.cache.layers.base import Key, Layer
+from lamina.cache.spec import Attention, Convolution, Cross, Latent, Recurrent, Shared, Spec
+from lamina.errors import CaptureError
+from lamina.native.arguments import MOST_HEAD
+from lamina.native.operations import NativeRecorder
+from lamina.runtime.native.attend import attend
+from lamina.runtime.native.coding import why_no_coding
+from lamina.runtime.native.latent import attend_latent
+from lamina.runtime.native.recur import convolve, recur, why_no_rule
+
+if TYPE_CHECKING:
+    from lamina.attention.rotary import RopeTable
+    from lamina.nn.norm import RMSNorm
+    from lamina.recurrence.rule import Tensors
+    from lamina.runtime.captured import Captured
+    from lamina.runtime.kernel_backend import TableEntry
+
+
+def recorder() -> NativeRecorder:
+    """The recorder of the program that this thread records."""
+    found = kernels.recorder()
+    assert isinstance(found, NativeRecorder)
+    return found
+
+
+class NativeBackend:
+    """Has no state: all that belongs to a pass is in the pass and its entries."""
+
+    def attend(
+        self, one: Captured, key: Key, entry: TableEntry, q: Tensor, k: Tensor | None, v: Tensor | None,
+        **options: Unpack[AttendOptions],
+    ) -> Tensor:  # fmt: skip
+        return attend(recorder(), one, entry, q, k, v, options)
+
+    def attend_latent(
+        self, one: Captured, key: Key, entry: TableEntry, q: Tensor, kv: Tensor,
+        *, norm: RMSNorm, rope: RopeTable, neighbours: bool, up: Tensor, scale: float, restrict: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        if restrict is not None:
+            raise _refused(key, "selected tokens")
+        how: dict[str, Any] = dict(norm=norm, rope=rope, neighbours=neighbours, up=up, scale=scale)
+        return attend_latent(recorder(), one, entry, q, kv, **how)
+
+    def convolve(
+        self, one: Captured, key: Key, entry: TableEntry, x: Tensor, weight: Tensor, bias: Tensor | None,
+        *, act: str | None, gates: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:  # fmt: skip
+        return convolve(recorder(), entry.table, one.model.dtype, x, weight, bias, act=act, gates=gates)
+
+    def convolve_product(self, *args: Any) -> None:
+        """Composed of `convolve` and the product."""
+        return None
+
+    def recur(
+        self, one: Captured, key: Key, entry: TableEntry, inputs: Tensors, constants: Tensors,
+        around: Mapping[str, Any],
+    ) -> Tensor:  # fmt: skip
+        return recur(recorder(), entry.table, entry.spec.rule, inputs, constants, around)
+
+    def mix(self, *args: Any, **how: Any) -> None:
+        """Composed of the other calls."""
+        return None
+
+    def recall(self, one: Captured, key: Key, entry: TableEntry, x: Tensor) -> tuple[Tensor, Tensor]:
+        raise _refused(key, "token vectors")
+
+    def select(self, one: Captured, key: Key, entry: TableEntry, *args: Any, **how: Any) -> Tensor:
+        raise _refused(key, "selected tokens")
+
+    def call(self, one: Captured, key: Key, entry: TableEntry, name: str, *args: Any, **how: Any) -> Any:
+        raise _refused(key, f"the call {name!r}")
+
+
+def _refused(key: Key, what: str) -> CaptureError:
+    return CaptureError(f"layer {key[0]} entry {key[1]!r}: there is no native kernel for {what}")
+
+
+NATIVE = NativeBackend()
+_checked: Backend[Captured, TableEntry] = NATIVE
+
+
+def why_unserved(spec: Spec, layer: Layer | None, dtype: torch.dtype) -> str | None:
+    """Why no native kernel serves this entry, in words; None where kernels do.
+
+    layer   the entry of the cache that is to be served; None: any
+    """
+    if isinstance(spec, Shared):
+        return None  # the entry that it reads is asked itself
+    if isinstance(spec, Convolution):
+        return None
+    if isinstance(spec, Recurrent):
+        return why_no_rule(spec.rule, 0 if layer is None else layer.slack)
+    if not isinstance(spec, Attention | Cross | Latent):
+        return f"there is no native kernel for {type(spec).__name__}"
+    widest = spec.rank + spec.rope_dim if isinstance(spec, Latent) else max(spec.key_dim, spec.value_dim)
+    if reason := why_no_coding({} if layer is None else layer.coding.formats, widest):
+        return reason
+    if not isinstance(spec, Cross) and not isinstance(spec.window, Full | Sliding | Chunked):
+        return f"no native kernel for the window {spec.window}; there are kernels for Full, Sliding and Chunked"
+    if widest > MOST_HEAD:
+        return f"heads of {widest} values; the native kernels take up to {MOST_HEAD}"
+    return None

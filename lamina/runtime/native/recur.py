@@ -1,0 +1,110 @@
+"""Memory calls of recurrent layers in a native program: the short convolution, and the rules.
+
+A rule's `before` and `after` (step sizes, gates, norms) are recorded operation by operation; the update of the state is
+one kernel. The references are `lamina.recurrence`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lamina.errors import CaptureError
+from lamina.native.arguments import (
+    TYPES,
+    ConvolveArgs,
+    DeltaArgs,
+    LruArgs,
+    ScanArgs,
+    SsdArgs,
+    WkvArgs,
+    pointer,
+)
+from lamina.native.operations import NativeRecorder, act_kind
+from lamina.native.weights import type_of
+from lamina.recurrence import RGLRU, SSD, WKV, ChannelDelta, GatedDelta, Rule, SelectiveScan
+
+if TYPE_CHECKING:
+    from lamina.recurrence.rule import Tensors
+
+RULES = (SSD, SelectiveScan, GatedDelta, ChannelDelta, RGLRU, WKV)
+MOST_VALUES = 1024  # of a head of a delta rule
+
+
+def convolve(
+    recorder: NativeRecorder, table: Tensor, dtype: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor | None,
+    *, act: str | None, gates: tuple[Tensor, Tensor] | None,
+) -> Tensor:  # fmt: skip
+    """x [B, 1, C], weight [C, K] -> act(convolution) [B, 1, C]; the input goes into the ring."""
+    kind = act_kind(act)
+    if kind is None:
+        raise CaptureError(f"no native kernel computes the activation {act!r} of a convolution")
+    x, weight = _rows(x), weight.contiguous()
+    inward, outward = (None, None) if gates is None else (_rows(gate) for gate in gates)
+    (rows, channels), kernel = x.shape, weight.shape[1]
+    out = recorder.new(rows, 1, channels)
+    arguments = ConvolveArgs(
+        x=x.data_ptr(), weight=weight.data_ptr(), bias=pointer(bias), inward=pointer(inward), outward=pointer(outward),
+        out=out.data_ptr(), table=table.data_ptr(), rows=rows, channels=channels, kernel=kernel, x_row=x.stride(0),
+        in_row=0 if inward is None else inward.stride(0), out_row=0 if outward is None else outward.stride(0), act=kind,
+        weight_type=type_of(weight), bias_type=0 if bias is None else type_of(bias), store_type=TYPES[dtype],
+    )  # fmt: skip
+    kept = (x, weight, bias, inward, outward, out, table)
+    recorder.add("convolve", arguments, *kept, work=8 * channels * kernel * rows)
+    return out
+
+
+def recur(
+    recorder: NativeRecorder, table: Tensor, rule: Rule, inputs: Tensors, constants: Tensors, around: Mapping[str, Any]
+) -> Tensor:
+    """Runs the rule on from the rows' states, in place: inputs [B, 1, *shape] -> outputs [B, 1, ...]"""
+    ready = rule.before(inputs, **around)
+    return rule.after(_update(recorder, table, rule, ready, constants), ready, **around)
+
+
+def _update(recorder: NativeRecorder, table: Tensor, rule: Rule, inputs: Tensors, constants: Tensors) -> Tensor:
+    given = {name: _rows(inputs[name]) for name in rule.input_shapes if name != "token"}
+    fixed = {name: value.float().contiguous() for name, value in constants.items()}
+    rows, shape = given[rule.value].shape[0], rule.input_shapes[rule.value]
+    out = recorder.new(rows, 1, *shape)
+    common: dict[str, Any] = {"out": out.data_ptr(), "table": table.data_ptr(), "rows": rows}
+    common |= {name: x.data_ptr() for name, x in (given | fixed).items()}
+    common |= {f"{name}_row": x.stride(0) for name, x in given.items()}
+    match rule:
+        case SSD(heads=heads, head_dim=dim, state=state, groups=groups):
+            kernel, arguments = "ssd", SsdArgs(heads=heads, dim=dim, state=state, groups=groups, **common)
+        case SelectiveScan(channels=channels, state=state):
+            kernel, arguments = "scan", ScanArgs(channels=channels, state=state, **common)
+        case GatedDelta(key_heads=key_heads, value_heads=heads, key_dim=key_dim, value_dim=dim):
+            sizes = dict(heads=heads, key_heads=key_heads, key_dim=key_dim, dim=dim, by_channel=0)
+            kernel, arguments = "delta", DeltaArgs(**sizes, **common)
+        case ChannelDelta(heads=heads, key_dim=key_dim, value_dim=dim):
+            sizes = dict(heads=heads, key_heads=heads, key_dim=key_dim, dim=dim, by_channel=1)
+            kernel, arguments = "delta", DeltaArgs(**sizes, **common)
+        case RGLRU(channels=channels):
+            kernel, arguments = "lru", LruArgs(channels=channels, **common)
+        case WKV(channels=channels):
+            kernel, arguments = "wkv", WkvArgs(channels=channels, **common)
+        case _:
+            raise CaptureError(f"there is no native kernel for the rule {type(rule).__name__}")
+    size = rows * torch.Size(rule.state_shape).numel()
+    recorder.add(kernel, arguments, given, fixed, out, table, work=4 * size)
+    return out
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[B, 1, …] -> float32 [B, values], the values of a row next to each other."""
+    flat = x.float().reshape(x.shape[0], -1)
+    return flat if flat.stride(1) == 1 else flat.contiguous()
+
+
+def why_no_rule(rule: Rule, slack: int) -> str | None:
+    """Why no native kernel runs this rule."""
+    if not isinstance(rule, RULES):
+        return f"there is no native kernel for the rule {type(rule).__name__}"
+    if isinstance(rule, GatedDelta | ChannelDelta) and rule.value_dim > MOST_VALUES:
+        return f"heads of {rule.value_dim} values; the native kernel of delta rules takes up to {MOST_VALUES}"
+    return f"its slack is {slack}; a native step keeps no log of inputs to rewind to" if slack else None

@@ -1,0 +1,47 @@
+"""Eligibility for captured prompts: the reason, in words, why none is used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lamina.cache.layers.base import Layer
+from lamina.cache.spec import Attention, Convolution, Cross, Latent, Recurrent, Shared, Spec
+from lamina.kernels.eligibility import why_no_attention
+from lamina.runtime.eligibility import why_not_captured, why_not_read
+
+if TYPE_CHECKING:
+    import torch
+
+    from lamina.cache.cache import Cache
+    from lamina.model import Model
+
+WIDTHS = (32, 64, 128, 256, 384, 512)  # tokens per row that graphs are captured for
+MOST_IN_ALL = 2048  # rows times tokens: beyond, kernels run longer than the host takes to launch them
+
+
+def why_no_prompts(model: Model, cache: Cache | None = None, rows: int = 1) -> str | None:
+    """Why prompts are not read by captured graphs; None if they are, where they are short enough."""
+    if reason := why_not_captured(model, cache, rows, why_unserved):
+        return reason
+    rows = rows if cache is None else cache.rows
+    if rows * WIDTHS[0] > MOST_IN_ALL:
+        return f"{rows} rows; captured prompts have up to {MOST_IN_ALL} tokens in all, {WIDTHS[0]} or more per row"
+    return None
+
+
+def why_not_prompted(cache: Cache) -> str | None:
+    """Why captured prompts cannot read this cache; None if they can."""
+    return why_not_read(cache, why_unserved)
+
+
+def why_unserved(spec: Spec, layer: Layer | None, dtype: torch.dtype) -> str | None:
+    """Why captured prompts do not serve this entry, in words; None where they do."""
+    match spec:
+        case Attention() | Latent() | Cross():
+            return why_no_attention(spec, None if layer is None else layer.coding.formats, dtype)
+        case Shared() | Convolution():
+            return None
+        case Recurrent():
+            slack = 0 if layer is None else layer.slack
+            return f"its slack is {slack}; a captured prompt keeps no log of inputs to rewind to" if slack else None
+    return f"captured prompts have no kernel for {type(spec).__name__}"
