@@ -109,20 +109,22 @@ def _prepare(
     if max_new_tokens is not None:
         given["max_new_tokens"] = max_new_tokens
     settings = settings_of(model, given, also=OWN)
-    prompt = prompt_of(
-        model,
-        prompts,
-        attention_mask,
-        inputs_embeds=inputs_embeds,
-        decoder_input_ids=decoder_input_ids,
-        decoder_attention_mask=decoder_attention_mask,
-        settings=settings,
-        chat_options=chat_options,
-        held=() if cache is None else cache.clock.sync(),
-        whole=whole,
-    )
-    call = Call(model, settings, prompt, row_ids)
-    call.check(cache, whole, prefixes)
+    # Reading the lengths of a cache that another thread extends would set wrong bounds on its clock.
+    with nullcontext() if cache is None else cache.used_alone():
+        prompt = prompt_of(
+            model,
+            prompts,
+            attention_mask,
+            inputs_embeds=inputs_embeds,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            settings=settings,
+            chat_options=chat_options,
+            held=() if cache is None else cache.clock.sync(),
+            whole=whole,
+        )
+        call = Call(model, settings, prompt, row_ids)
+        call.check(cache, whole, prefixes)
 
     def run(stream: Callable[[Event], object] | None) -> Result:
         call.stream, call.watch.progress = stream, progress
