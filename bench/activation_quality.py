@@ -103,7 +103,7 @@ def main() -> None:
     lines = [
         f"SmolLM2-135M, {len(ids)} tokens of `bench/{TEXT.relative_to(HERE)}`, against one plain float32 pass over "
         f"dequantized weights. PyTorch {torch.__version__}, {platform.machine()}, {date.today()}. "
-        "Command: `python -m bench.activation_quality`.",
+        f"Command: `python -m bench.activation_quality{'' if given.tokens is None else f' --tokens {given.tokens}'}`.",
         "",
         "| way | mean KL divergence | to reach | 99 % below | same first choice |",
         "|---|---|---|---|---|",

@@ -183,7 +183,7 @@ def decode_by_turns(subjects: Mapping[str, Turns], rounds: int) -> tuple[dict[st
     for name, subject in subjects.items():
         subject.decode(LEAST_STEPS)  # which records, or allocates
         steps[name] = steps_of_a_turn(subject.decode(LEAST_STEPS) / LEAST_STEPS)
-    ways = {name: lambda s=subject, n=steps[name]: s.decode(n) / n for name, subject in subjects.items()}  # type: ignore[misc]
+    ways = {name: lambda s=subject, n=steps[name]: s.decode(n) / n for name, subject in subjects.items()}
     return by_turns(ways, rounds), steps[OURS]
 
 

@@ -21,7 +21,7 @@ BATCH = 512  # tokens of one pass, which is also the default of llama.cpp
 
 class Session:
     def __init__(self, file: str, threads: int, tokens: int) -> None:
-        import llama_cpp
+        import llama_cpp  # type: ignore[import-not-found]
 
         self.api: Any = llama_cpp
         self.llama = self.api.Llama(
