@@ -9,54 +9,13 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
-import threading
-import time
-from collections.abc import Callable
 
 import torch
 
+from lamina.bench.native_read import BYTES, WINDOW, fewest_seconds, native_read_bandwidth
 from lamina.native.products import FORMATS, Product, products, quantize
 
-Span = tuple[float, float]
 SHAPES = [(3072, 576), (49152, 576), (14336, 4096)]
-BYTES = 256 << 20
-"""Memory that the copies of a weight cover."""
-
-WINDOW = 48 << 20
-"""Bytes read by one run: short, since the best of many short runs is what an idle machine would give."""
-
-
-def best(work: Callable[[int, int], None], threads: int, repeats: int) -> float:
-    """The fewest seconds that all threads take for `work(repeat, thread)`, from a common start."""
-    times = []
-    for repeat in range(repeats):
-        start = threading.Barrier(threads)
-        spans: list[Span] = [(0.0, 0.0)] * threads
-
-        def run(i: int, repeat: int = repeat, start: threading.Barrier = start, spans: list[Span] = spans) -> None:
-            start.wait()
-            begin = time.perf_counter()
-            work(repeat, i)
-            spans[i] = (begin, time.perf_counter())
-
-        pool = [threading.Thread(target=run, args=(i,)) for i in range(threads)]
-        for thread in pool:
-            thread.start()
-        for thread in pool:
-            thread.join()
-        times.append(max(end for _, end in spans) - min(begin for begin, _ in spans))
-    return min(times)
-
-
-def read_bandwidth(memory: torch.Tensor, threads: int) -> float:
-    """GB/s that `threads` threads read together."""
-    part = WINDOW // threads // 64 * 64
-    windows = memory.numel() // (part * threads)
-
-    def work(repeat: int, i: int) -> None:
-        products().lamina_read(memory.data_ptr() + (repeat % windows * threads + i) * part, part)
-
-    return part * threads / best(work, threads, 40) / 1e9
 
 
 def measure(
@@ -89,7 +48,7 @@ def measure(
             weight = weights[(repeat * window + k) % copies]
             library.lamina_product(ctypes.byref(weight), out * i // threads, out * (i + 1) // threads)
 
-    return best(work, threads, 4 if rows > 16 else 24) / window
+    return fewest_seconds(work, threads, 4 if rows > 16 else 24) / window
 
 
 def main() -> None:
@@ -101,7 +60,7 @@ def main() -> None:
     arguments = parser.parse_args()
     # Bytes that no format reads as a NaN or a subnormal scale.
     memory = torch.randint(0x20, 0x3B, (BYTES,), dtype=torch.uint8)
-    read = read_bandwidth(memory, arguments.threads)
+    read = native_read_bandwidth(memory, arguments.threads) / 1e9
     isa = products().lamina_isa().decode()
     print(f"{isa}, {arguments.threads} threads, {arguments.rows} rows; read {read:.1f} GB/s")
     print("| format | activations | shape | µs | GB/s | share of read | GFLOP/s |\n|---|---|---|---|---|---|---|")

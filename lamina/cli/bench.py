@@ -1,4 +1,4 @@
-"""`lamina bench --shape NAME`, `lamina bench --shape NAME --prefill 512,8192`, `lamina bench --prefill table`"""
+"""`lamina bench --shape NAME`, `lamina bench --shape NAME --prefill 512,8192`; tables: `--prefill table`, `--cpu`"""
 
 from __future__ import annotations
 
@@ -39,9 +39,26 @@ def bench(
     first_token: Annotated[
         bool | None, typer.Option(help="Time a fresh process up to its first token; yes, if decoding is measured.")
     ] = None,
+    cpu: Annotated[
+        bool,
+        typer.Option("--cpu", help="The CPU table: SmolLM2-135M, float32 and packed, and int8 shapes, with targets."),
+    ] = False,
+    llama_cpp: Annotated[
+        str | None,
+        typer.Option(help="With --cpu: Python of an environment that has llama-cpp-python, to compare with."),
+    ] = None,
     seconds: Annotated[float, typer.Option(help="After this many seconds nothing new is begun.")] = 300.0,
     out: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("bench/results"),
 ) -> None:
+    if cpu:
+        given = (shape, rows, context, prefill, chunk, ragged, dtype, codec, page, source, weights, against)
+        if given != (None,) * len(given) or compiled or first_token or device not in (None, "cpu"):
+            raise InputError(
+                "--cpu has its own models and contexts: give only --llama-cpp, --seconds and --out with it"
+            )
+        return cpu_table(llama_cpp, seconds, out)
+    if llama_cpp is not None:
+        raise InputError("--llama-cpp is measured by the CPU table alone: add --cpu")
     import torch
 
     from lamina.bench import BenchSettings, find_shape, run
@@ -93,6 +110,19 @@ def bench(
         typer.echo(f"wrote {path}")
     if not any(out.glob(f"{report.stem}.png")):
         typer.echo("no plot was drawn: pip install matplotlib")
+
+
+def cpu_table(llama_cpp: str | None, seconds: float, out: Path) -> None:
+    """Prints the CPU table as Markdown and writes it."""
+    from lamina.bench.cpu_report import CpuReport
+    from lamina.bench.cpu_table import CpuSettings, run_cpu_table
+
+    settings = CpuSettings(llama_cpp=llama_cpp, seconds=seconds)
+    with Bar() as bar:
+        report = CpuReport(settings, run_cpu_table(settings, bar.tell))
+    typer.echo(report.markdown())
+    for path in report.write(out):
+        typer.echo(f"wrote {path}")
 
 
 def numbers(text: str, what: str) -> tuple[int, ...]:
