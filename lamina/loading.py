@@ -24,7 +24,7 @@ from lamina.model import Model
 from lamina.models import family_of
 from lamina.notices import notice
 from lamina.runtime.prebuild import start_build
-from lamina.weights.quantize import PACKED, PLAIN, check_weights, quantize_weights
+from lamina.weights.quantize import INT8, PACKED, PLAIN, check_activations, check_weights, quantize_weights
 from lamina.weights.repack import repack_model
 
 
@@ -38,6 +38,7 @@ def load(
     context: int | None = None,
     via: str | None = None,
     weights: str | None = None,
+    activations: str | None = None,
 ) -> Model:
     """Loads a folder (config.json and *.safetensors), a .gguf file, a Hub id, or a checkpoint with a known name.
 
@@ -54,6 +55,8 @@ def load(
              families that Lamina does not have (`lamina.from_transformers`)
     weights  how matrices are stored: None or "packed": as in the checkpoint, so a quantized one stays packed; "plain":
              dequantized; "int8", "int4" (embedding and head int8) or "fp8": quantized while they are read
+    activations   of native decode steps on a CPU over packed integer weights: None or "int8": rounded in groups of 32,
+             which is fastest; "float32": as they are, so that logits are those of the dequantized model
 
     >>> model = load("smollm2", dtype="float32")               # doctest: +SKIP
     >>> print(model.generate("The sky is").text[0])            # doctest: +SKIP
@@ -61,11 +64,12 @@ def load(
     asked, place, stored = float_dtype(dtype), check_device(device), weights or PACKED
     check_options(pickle, context)
     check_weights(stored)
+    if activations is not None:
+        check_activations(activations)
     if via is not None:
-        if weights is not None:
-            raise InputError(
-                f"weights={weights!r} is for Lamina's own families; via={via!r} loads as transformers does"
-            )
+        if weights is not None or activations is not None:
+            given = f"weights={weights!r}" if weights is not None else f"activations={activations!r}"
+            raise InputError(f"{given} is for Lamina's own families; via={via!r} loads as transformers does")
         try:
             from lamina.bridge.hf_blocks.loading import load_via  # which imports transformers, an optional dependency
         except ModuleNotFoundError as error:
@@ -92,6 +96,7 @@ def load(
         model.tokenizer = source.tokenizer()
     except UnknownTokenizer as error:
         notice(f"the model is loaded without a tokenizer, for ids alone: {error}", unexpected=True)
+    model.activations = activations or INT8
     model.generation_defaults = dict(source.generation_config)
     model.preprocessor_config = source.preprocessor_config
     return model.eval()

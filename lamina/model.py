@@ -85,6 +85,9 @@ class Model(nn.Module):
     """The contents of the checkpoint's generation_config.json, and of its preprocessor_config.json."""
     own_defaults: tuple[str, ...] = ()
     """Names in `generation_defaults` that the family reads itself, so that they are no settings of `generate`."""
+    activations: str = "int8"
+    """Activations of products with packed integer weights in native decode steps: "int8" in groups of 32, or "float32".
+    Plain passes and GPUs do not round activations."""
     compiled: CompiledBlocks | None = None
     uncaptured: str | None = None  # why decode steps of this class are never captured
     sharing: Any = None  # of a model made by `lamina.from_transformers`: the bytes it shares (lamina.bridge)

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from lamina.cli.common import (
+    Activations,
     Device,
     DType,
     Path,
@@ -42,11 +43,12 @@ def chat(
     revision: Revision = None,
     pickle: Pickle = False,
     weights: Weights = None,
+    activations: Activations = None,
 ) -> None:
     from lamina.generation import Chat
     from lamina.loading import load
 
-    model = load(path, dtype, device, revision=revision, pickle=pickle, weights=weights)
+    model = load(path, dtype, device, revision=revision, pickle=pickle, weights=weights, activations=activations)
     talk = Chat(model, max_new_tokens=max_new_tokens, **choosing(sample, temperature, top_k, top_p, seed))
     if question is not None:
         stream = talk.stream(question)

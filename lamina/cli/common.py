@@ -25,6 +25,10 @@ Weights = Annotated[
     str | None,
     typer.Option(help="How matrices are stored: packed (as in the checkpoint, the default), plain, int8, int4 or fp8."),
 ]
+Activations = Annotated[
+    str | None,
+    typer.Option(help="Of native CPU steps over packed integer weights: int8 (the default) or float32."),
+]
 Tokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="How many tokens to make at most.")]
 
 

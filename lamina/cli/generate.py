@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from lamina.cli.common import (
+    Activations,
     Device,
     DType,
     Path,
@@ -38,10 +39,11 @@ def generate(
     revision: Revision = None,
     pickle: Pickle = False,
     weights: Weights = None,
+    activations: Activations = None,
 ) -> None:
     from lamina.loading import load
 
-    model = load(path, dtype, device, revision=revision, pickle=pickle, weights=weights)
+    model = load(path, dtype, device, revision=revision, pickle=pickle, weights=weights, activations=activations)
     stream = model.stream(text, max_new_tokens, **choosing(sample, temperature, top_k, top_p, seed))
     if not print_answer(stream, before=text):
         raise typer.Exit(130)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lamina.cli.common import Device, DType, Path, Pickle, Revision, Weights
+from lamina.cli.common import Activations, Device, DType, Path, Pickle, Revision, Weights
 
 
 def verify(
@@ -16,6 +16,7 @@ def verify(
     revision: Revision = None,
     pickle: Pickle = False,
     weights: Weights = None,
+    activations: Activations = None,
     length: Annotated[int | None, typer.Option(help="Tokens of the longest row, at least 2.")] = None,
     tries: Annotated[int, typer.Option(help="How often each law is tried, at least once.")] = 2,
     seed: Annotated[int, typer.Option(help="Other numbers give other cuts and ids.")] = 0,
@@ -33,7 +34,7 @@ def verify(
     if via not in (None, "transformers"):
         raise InputError(f"--via {via}: it can be transformers")
     report = verify(
-        load(path, dtype, device, revision=revision, pickle=pickle, weights=weights)
+        load(path, dtype, device, revision=revision, pickle=pickle, weights=weights, activations=activations)
         if via is None
         else load_transformers(path, dtype, device, revision),
         length=length,

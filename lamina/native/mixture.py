@@ -84,7 +84,7 @@ def _products(
     gating: tuple[float, float, float] = (0.0, 0.0, 1.0),
 ) -> Tensor:  # fmt: skip
     """The products of each pair of a token and an expert, [pairs, outputs]."""
-    segments, steps, integer, kept = expert_segments(weight)
+    segments, steps, integer, kept = expert_segments(recorder, weight)
     pairs, width = chosen.shape[0], x.shape[1]
     outputs = weight.shape[1] // 2 if gated else weight.shape[1]
     out = recorder.new(pairs, outputs)

@@ -37,11 +37,12 @@ class Recorder(TorchDispatchMode):
     program    what is recorded so far
     made       results that later operations share, by what they were made of
     constants  tensors that results were computed from once, with their versions: see `is_stale`
+    integer    whether products with packed integer weights quantize their activations to int8
     """
 
-    def __init__(self, program: Program, inputs: Iterable[Tensor]) -> None:
+    def __init__(self, program: Program, inputs: Iterable[Tensor], integer: bool = True) -> None:
         super().__init__()
-        self.program = program
+        self.program, self.integer = program, integer
         self.constants: list[tuple[Tensor, int]] = []
         self._varying: set[int] = set()
         self._alive: list[Tensor] = []

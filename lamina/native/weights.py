@@ -39,7 +39,7 @@ def segments_of(recorder: Recorder, weight: Any, x: Tensor | None, y: Tensor) ->
             if order is not None and x is not None:
                 given = _permuted(recorder, x, order)
                 kept += [given, order]
-            _set_input(recorder, described, given, _integer(described.format), kept)
+            _set_input(recorder, described, given, recorder.integer and _integer(described.format), kept)
             parts.append(described)
     first = 0
     for part in parts:
@@ -50,7 +50,7 @@ def segments_of(recorder: Recorder, weight: Any, x: Tensor | None, y: Tensor) ->
     return (Product * len(parts))(*parts), kept
 
 
-def expert_segments(weight: Any) -> tuple[Any, Any, bool, list[Any]]:
+def expert_segments(recorder: Recorder, weight: Any) -> tuple[Any, Any, bool, list[Any]]:
     """A stack of experts' matrices [E, out, in] -> (Product * segments of the first expert, bytes from one expert's
     codes, scales and zeros to the next's [segments, 3], whether activations are int8, what all point at)."""
     parts, steps, kept = [], [], [weight]
@@ -67,8 +67,8 @@ def expert_segments(weight: Any) -> tuple[Any, Any, bool, list[Any]]:
             step = [0 if one is None else one.stride(0) * one.element_size() for one in held]
             parts.append(described)
             steps.append([max(step[0], step[1]), step[2], step[3]])
-    integer = any(_integer(part.format) for part in parts)
-    if integer != all(_integer(part.format) for part in parts):
+    integer = recorder.integer and any(_integer(part.format) for part in parts)
+    if integer and not all(_integer(part.format) for part in parts):
         raise CaptureError("no native kernel reads experts whose parts need int8 and float32 activations")
     for part in parts:
         part.activations = int(integer)
@@ -165,7 +165,7 @@ def _dense(x: Tensor) -> Tensor:
 
 
 def _integer(format: int) -> bool:
-    """Whether int8 activations are for weights in this format."""
+    """Whether products with weights in this format take int8 activations."""
     return format > FORMATS["fp8"]
 
 

@@ -59,8 +59,9 @@ def how_packed(model: Model) -> str | None:
     if not (formats := packed_formats(model)):
         return None
     device = model.device.type
+    steps = f"; native steps with {model.activations} activations" if device == "cpu" else ""
     how = "kernels that read them" if has_kernels(device) else "dequantizing blocks of rows, since there are no kernels"
-    return f"{', '.join(f'{name} ({count})' for name, count in formats.items())}; products on {device} by {how}"
+    return f"{', '.join(f'{name} ({count})' for name, count in formats.items())}; products on {device} by {how}{steps}"
 
 
 def why_no_step(model: Model, cache: Cache | None, reason: str, rows: int = 1) -> str | None:

@@ -12,6 +12,7 @@ from lamina.weights.int_groups import LANES, IntGroups
 from lamina.weights.packed import Packed, PackedWeight
 
 PLAIN, PACKED = "plain", "packed"
+INT8, FLOAT32 = "int8", "float32"  # activations of products with packed integer weights in a native step
 Owners = Sequence[tuple[nn.Module, str]]
 """Modules and attributes that a weight is known by: several if it is shared."""
 
@@ -22,6 +23,15 @@ def check_weights(weights: str) -> None:
         listed = ", ".join(map(repr, writable()))
         known = f"; {weights} is read, not written" if weights in FORMATS else ""
         raise InputError(f"weights={weights!r} must be one of {PACKED!r}, {PLAIN!r}, {listed}{known}")
+
+
+def check_activations(activations: str) -> None:
+    """Raises InputError unless `lamina.load(activations=…)` takes this.
+
+    >>> check_activations("float32")
+    """
+    if activations not in (INT8, FLOAT32):
+        raise InputError(f"activations={activations!r} must be one of {INT8!r}, {FLOAT32!r}")
 
 
 def packable(owners: Owners) -> bool:

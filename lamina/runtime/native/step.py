@@ -18,6 +18,7 @@ from lamina.native.operations import NativeRecorder
 from lamina.native.program import Program
 from lamina.runtime.native.backend import NATIVE
 from lamina.runtime.step import CapturedStep
+from lamina.weights.quantize import INT8
 
 if TYPE_CHECKING:
     from lamina.cache.backend import Backend
@@ -46,8 +47,10 @@ class NativeStep(CapturedStep):
         return f"one native program a step{rest}"
 
     def capture(self, *which: int) -> None:
-        """Records the program, unless that is done, or again if a constant that it was computed from has changed."""
-        if self._recorder is not None and not self._recorder.is_stale:
+        """Records the program, unless that is done, or again if a constant that it was computed from or
+        `model.activations` has changed."""
+        found, integer = self._recorder, self.model.activations == INT8
+        if found is not None and not found.is_stale and found.integer == integer:
             return
         try:
             self._record()
@@ -57,7 +60,7 @@ class NativeStep(CapturedStep):
     def _record(self) -> None:
         inputs = [self.ids, self.positions, self.counts, self.tables, self.header]
         forward = Program()
-        recorder = NativeRecorder(forward, inputs)
+        recorder = NativeRecorder(forward, inputs, self.model.activations == INT8)
         with torch.no_grad(), kernels.in_use(None, recorder), recorder:
             last = LAST if self.model.max_positions is None else self.model.max_positions - 1
             positions = PositionsArgs(
