@@ -12,7 +12,9 @@ inputs instead of `slack` states.
               the log holds the inputs of 4 … 9
 
 When the log is full the base moves to `slack` tokens behind the head. A pass does not change the committed state:
-commit replaces it, and if only some tokens were accepted it first folds the old state over those.
+commit replaces it, and if only some tokens were accepted it first folds the old state over those. One exception: a pass
+over empty rows whose tokens will all be accepted writes the new states at once, since many rows of states would take as
+much memory as the cache again (8 GiB for 64 rows of a 7b). If that pass is aborted the states are zeroed.
 """
 
 from __future__ import annotations
@@ -99,7 +101,7 @@ class PendingUpdate:
 
     inputs: Inputs  # name -> [R, T, *shape]
     constants: Inputs
-    state: Tensor  # [R, *state] after all real tokens of the pass
+    state: Tensor | None  # [R, *state] after all real tokens of the pass; None: the pass has written it
 
 
 @dataclass
@@ -107,7 +109,7 @@ class StateUpdate:
     """What commit writes."""
 
     pending: PendingUpdate
-    head: Tensor  # [R, *state] after the accepted tokens
+    head: Tensor | None  # [R, *state] after the accepted tokens; None: the pass has written it
     base: Tensor | None  # [R, *state]; None: unchanged
 
 
@@ -163,12 +165,24 @@ class RecurrentLayer(Layer):
 
     def leave(self, step: Step, key: Key, inputs: Inputs, constants: Inputs, state: Tensor) -> None:
         """Hands the inputs of this pass, and the state after its real tokens, over to commit."""
-        if not self.bare:
+        if self.bare:
+            return
+        if self.writes_at_once(step):
+            step.write_at_once(self)
+            self.storage.put(step, self.data["head"], state)
+            step.leave(key, PendingUpdate({}, constants, None))
+        else:
             step.leave(key, PendingUpdate({} if self.needs_state_alone(step) else inputs, constants, state))
 
     def needs_state_alone(self, step: Step) -> bool:
         """Whether commit needs the new state and no inputs: all tokens will be taken, and there is no log of them."""
         return self.bare or (step.whole and not self.slack)
+
+    def writes_at_once(self, step: Step) -> bool:
+        """Whether the new state need not wait for commit: all tokens will be taken, and an abort knows the old state,
+        which was zero."""
+        alone = self.needs_state_alone(step) and step.empty_before and not step.exported
+        return alone and step.staged is None and self.storage.residence == "device"
 
     # -- commit and rewind -----------------------------------------------------------------------------------------
 
@@ -188,7 +202,8 @@ class RecurrentLayer(Layer):
             self.storage.put(step, self.data["base"], update.base)
         if self.slack:
             self._write_log(step, update.pending.inputs, accepted)
-        self.storage.put(step, self.data["head"], update.head)
+        if update.head is not None:
+            self.storage.put(step, self.data["head"], update.head)
 
     def _fold(self, state: Tensor, inputs: Inputs, counts: Tensor, constants: Inputs) -> Tensor:
         """The state after the first `counts` [B] of the inputs [B, N, *shape]."""
