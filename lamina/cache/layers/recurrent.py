@@ -260,7 +260,7 @@ class RecurrentLayer(Layer):
         return {name: [(row, 0, self.data[name].shape[1]) for row in range(rows)]}
 
     def offload(self, pending: PendingUpdate, staged: StagedPass) -> PendingUpdate:
-        if not staged.all_rows:
+        if not staged.all_rows or pending.state is None:
             return pending
         return replace(pending, state=staged.copy_to_host(pending.state, self.data["head"].dtype))
 
@@ -285,7 +285,8 @@ class RecurrentLayer(Layer):
 
     def commit_to_host(self, staged: StagedPass, step: Step, update: HostStateUpdate, accepted: Tensor) -> None:
         rows, whole, device_copy = len(staged.rows), staged.taken == staged.counts, update.device_copy
-        self.constants = update.pending.constants
+        self.constants, new = update.pending.constants, update.pending.state
+        assert new is not None  # states on the host are written by commit alone
         if device_copy is not None:
             changed: SlotRuns = {} if whole else self._whole("head", rows)
             if self.slack:
@@ -295,9 +296,9 @@ class RecurrentLayer(Layer):
                     changed[f"log.{name}"] = [(r, *run) for r, (at, n) in starts for run in self.log.runs(at, at + n)]
             staged.write_back(self, device_copy.data, changed)
         if whole and staged.all_rows:
-            self.data["head"] = update.pending.state  # in host memory: its copy started in the pass (`offload`)
+            self.data["head"] = new  # in host memory: its copy started in the pass (`offload`)
         elif whole:
-            state = update.pending.state.to(self.data["head"].dtype).contiguous()
+            state = new.to(self.data["head"].dtype).contiguous()
             staged.write_back(self, {"head": state}, self._whole("head", rows))
 
     # -- verbs -----------------------------------------------------------------------------------------------------
