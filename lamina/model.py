@@ -228,6 +228,7 @@ class Model(nn.Module):
             assert ids is not None
             embeds = self.embed(ids if step.valid is None else ids.masked_fill(~step.valid, 0))
         x, shared = self.enter(embeds, step.positions)
+        del embeds  # the blocks need its memory
         compiled = None if hidden or torch.compiler.is_compiling() else self.compiled
         if compiled is not None and isinstance(step, Step) and why_not_compiled(step, x) is None:
             x = compiled(x, step, shared)

@@ -10,6 +10,7 @@ Until then the cache's lengths and committed contents are unchanged.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -102,6 +103,8 @@ class Step:
         self.exported = False  # True in an exported program: unused slots hold finite values, `bound` is read in it
         self.base = before  # [R] position of each row's recurrent base state
         self._pending: dict[Key, Any] = {}
+        self._written_states: list[Layer] = []  # see `write_at_once`
+        self._dropped: weakref.finalize[..., Any] | None = None
         self._made: dict[Hashable, Any] = {}
         self._widened: tuple[RopeTable, RopeTable] | None = None
         self._shared: dict[Key, tuple[Tensor, Tensor, View]] = {}
@@ -190,6 +193,15 @@ class Step:
         if self.cache is not None:
             self._pending[key] = pending if self.staged is None else self.staged.leave(key, pending)
             self.wrote(key)
+
+    def write_at_once(self, layer: Layer) -> None:
+        """Notes that a layer writes the states of its rows, which were empty, before commit. They are zeroed if the
+        pass is aborted, or dropped by an interrupt."""
+        assert self.cache is not None
+        if self._dropped is None:
+            self._dropped = weakref.finalize(self, _zero, self.cache, self.rows, self.row_index, self._written_states)
+            self._dropped.atexit = False
+        self._written_states.append(layer)
 
     def wrote(self, key: Key) -> None:
         """Notes that a layer has stored this pass's tokens; a pass cannot be committed before all layers have."""
@@ -302,6 +314,8 @@ class Step:
 
     def abort(self) -> None:
         """Closes without committing: the cache is as it was before the pass."""
+        if self.cache is not None:
+            _zero(self.cache, self.rows, self.row_index, self._written_states)
         self.close()
 
     def close(self) -> None:
@@ -310,6 +324,9 @@ class Step:
         if self.staged is not None:
             self.staged.close()
         self._pending.clear()
+        self._written_states.clear()
+        if self._dropped is not None:
+            self._dropped.detach()
         self._shared.clear()
         self._selections.clear()
         self._made.clear()
@@ -319,6 +336,13 @@ class Step:
         assert self.cache is not None
         after, slack = self.before + accepted, self.cache.slack
         return torch.where(after - self.base > 2 * slack, after - slack, self.base)
+
+
+def _zero(cache: Cache, rows: list[int] | None, index: Tensor, layers: list[Layer]) -> None:
+    """Zeroes the states of these rows, unless commit has begun: then its change is noted, or they are not empty."""
+    started = cache._change is not None or any(cache._clock.high[row] for row in rows or range(cache.rows))
+    for layer in layers if not started else ():
+        layer.reset(index)
 
 
 def _as_slice(rows: list[int] | None) -> slice | None:

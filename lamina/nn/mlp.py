@@ -18,17 +18,20 @@ from lamina.nn.linear import Linear
 from lamina.weights.packed import Packed
 
 LEAST_TOKENS = 4096  # of a slice: with fewer, products get slower
-MOST_BYTES = 768 * 2**20  # that a slice's products may take, unless it would get too short
+WHOLE_BYTES = 768 * 2**20  # products that take no more than this are computed in one piece
+MOST_BYTES = 512 * 2**20  # that a slice's products may take, unless it would get too short
 
 
 def slices(tokens: int, token_bytes: int) -> list[slice]:
     """Slices of about the same length, together `tokens`; token_bytes: what the products of one token take.
 
-    >>> slices(20_000, 2**17)
-    [slice(0, 5000, None), slice(5000, 10000, None), slice(10000, 15000, None), slice(15000, 20000, None)]
+    >>> slices(12_000, 2**17)
+    [slice(0, 4000, None), slice(4000, 8000, None), slice(8000, 12000, None)]
     >>> slices(8192, 2**15)
     [slice(0, 8192, None)]
     """
+    if tokens * token_bytes <= WHOLE_BYTES:
+        return [slice(0, tokens)]
     longest = max(LEAST_TOKENS, MOST_BYTES // token_bytes)
     length = -(-tokens // -(-tokens // longest)) if tokens else 1
     return [slice(start, min(start + length, tokens)) for start in range(0, tokens, length)]

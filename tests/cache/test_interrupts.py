@@ -16,10 +16,12 @@ import pytest
 import torch
 
 from lamina import Cache
+from lamina.cache.layers.recurrent import RecurrentLayer
 from lamina.cache.ops.begin import open_captured
 from lamina.cache.ops.commit import device_commit
 from lamina.cache.ops.journal import Change
 from lamina.model import Model
+from lamina.runtime.feed import read
 from tests.cache.interrupting import interrupted, lines_of
 from tests.generation.rows import made, model_of, scratch
 from tests.laws.toys import truth
@@ -142,6 +144,47 @@ def test_a_verb_that_is_interrupted_is_not_begun_or_is_finished(kept: str, verb:
         del copied
         gc.collect()
         assert pool.check().used == 0
+
+
+@pytest.mark.parametrize("family", ["mamba2", "falcon_h1"])
+def test_a_prompt_of_empty_rows_that_is_interrupted_leaves_them_empty_or_is_fed(family: str) -> None:
+    """Such a pass writes its states before commit (layers/recurrent.py)."""
+    model, rng = model_of(family), random.Random(family)
+    ids, more = torch.tensor(TOKENS), torch.tensor(MORE)
+    expected = {0: model(more), 3: model(torch.cat([ids, more], dim=1))}
+
+    def run(cache: Cache) -> None:
+        model(ids, cache=cache, logits="last")
+
+    lines = lines_of(lambda: run(model.new_cache(2)), "/cache")
+    reached = 0
+    for at in range(len(lines)) if EVERY else [*rng.sample(range(len(lines)), 25), *range(len(lines) - 8, len(lines))]:
+        cache = model.new_cache(2)
+        reached += interrupted(lambda: run(cache), at, "/cache")  # noqa: B023
+        held = set(cache.lengths.tolist())
+        assert held in ({0}, {3})
+        logits, whole = model(more, cache=cache), expected[held.pop()]
+        assert logits is not None and whole is not None
+        torch.testing.assert_close(logits, whole[:, -2:], rtol=1e-4, atol=1e-5)
+    assert reached
+
+
+def test_a_prompt_of_empty_rows_that_is_aborted_or_dropped_leaves_no_state() -> None:
+    model = model_of("mamba2")
+    ids = torch.tensor(TOKENS)
+    cache = model.new_cache(2)
+    _, step = read(model, cache, ids, whole=True)
+    states = [layer.data["head"] for layer in cache.every_layer() if isinstance(layer, RecurrentLayer)]
+    assert all(state.any() for state in states)
+    step.abort()
+    assert not any(state.any() for state in states)
+    _, step = read(model, cache, ids[:1], rows=[1], whole=True)
+    assert all(state[1].any() and not state[0].any() for state in states)
+    del step
+    gc.collect()
+    assert not any(state.any() for state in states)
+    read(model, cache, ids, whole=True)[1].commit()
+    assert all(state.any() for state in states)
 
 
 def test_a_source_is_attached_to_all_layers_or_to_none() -> None:

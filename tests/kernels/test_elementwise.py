@@ -61,6 +61,7 @@ def test_many_tokens_of_a_gated_mlp_in_slices_are_the_same(
     monkeypatch.setattr("lamina.kernels.fuses", lambda x: True)
     monkeypatch.setattr("lamina.nn.mlp.LEAST_TOKENS", 4)
     monkeypatch.setattr("lamina.nn.mlp.MOST_BYTES", 1)
+    monkeypatch.setattr("lamina.nn.mlp.WHOLE_BYTES", 1)
     lengths: list[int] = []
     mlp.down.register_forward_pre_hook(lambda _, given: lengths.append(given[0].shape[0]))
     torch.testing.assert_close(mlp(x, onto), expected, rtol=1e-5, atol=1e-5)

@@ -138,4 +138,5 @@ def test_the_peak_that_was_measured_on_a_gpu_was_foreseen(file: Path) -> None:
     for measured in json.loads(file.read_text())["prefill"]:
         if measured["subject"] == "lamina":
             plan = lamina.plan("llama-3.1-8b", length=measured["tokens"], device="cpu")  # before prompts had kernels
-            assert plan.total == pytest.approx(measured["peak_bytes"], rel=0.001)
+            kept = measured["tokens"] * SHAPES["llama-3.1-8b"].config["hidden_size"] * 2  # embeddings: freed since then
+            assert plan.total + kept == pytest.approx(measured["peak_bytes"], rel=0.001)

@@ -12,7 +12,9 @@ inputs instead of `slack` states.
               the log holds the inputs of 4 … 9
 
 When the log is full the base moves to `slack` tokens behind the head. A pass does not change the committed state:
-commit replaces it, and if only some tokens were accepted it first folds the old state over those.
+commit replaces it, and if only some tokens were accepted it first folds the old state over those. One exception: a pass
+over empty rows whose tokens will all be accepted writes the new states at once, since many rows of states would take as
+much memory as the cache again (8 GiB for 64 rows of a 7b). If that pass is aborted the states are zeroed.
 """
 
 from __future__ import annotations
@@ -99,7 +101,7 @@ class PendingUpdate:
 
     inputs: Inputs  # name -> [R, T, *shape]
     constants: Inputs
-    state: Tensor  # [R, *state] after all real tokens of the pass
+    state: Tensor | None  # [R, *state] after all real tokens of the pass; None: the pass has written it
 
 
 @dataclass
@@ -107,7 +109,7 @@ class StateUpdate:
     """What commit writes."""
 
     pending: PendingUpdate
-    head: Tensor  # [R, *state] after the accepted tokens
+    head: Tensor | None  # [R, *state] after the accepted tokens; None: the pass has written it
     base: Tensor | None  # [R, *state]; None: unchanged
 
 
@@ -163,12 +165,24 @@ class RecurrentLayer(Layer):
 
     def leave(self, step: Step, key: Key, inputs: Inputs, constants: Inputs, state: Tensor) -> None:
         """Hands the inputs of this pass, and the state after its real tokens, over to commit."""
-        if not self.bare:
+        if self.bare:
+            return
+        if self.writes_at_once(step):
+            step.write_at_once(self)
+            self.storage.put(step, self.data["head"], state)
+            step.leave(key, PendingUpdate({}, constants, None))
+        else:
             step.leave(key, PendingUpdate({} if self.needs_state_alone(step) else inputs, constants, state))
 
     def needs_state_alone(self, step: Step) -> bool:
         """Whether commit needs the new state and no inputs: all tokens will be taken, and there is no log of them."""
         return self.bare or (step.whole and not self.slack)
+
+    def writes_at_once(self, step: Step) -> bool:
+        """Whether the new state need not wait for commit: all tokens will be taken, and an abort knows the old state,
+        which was zero."""
+        alone = self.needs_state_alone(step) and step.empty_before and not step.exported
+        return alone and step.staged is None and self.storage.residence == "device"
 
     # -- commit and rewind -----------------------------------------------------------------------------------------
 
@@ -188,7 +202,8 @@ class RecurrentLayer(Layer):
             self.storage.put(step, self.data["base"], update.base)
         if self.slack:
             self._write_log(step, update.pending.inputs, accepted)
-        self.storage.put(step, self.data["head"], update.head)
+        if update.head is not None:
+            self.storage.put(step, self.data["head"], update.head)
 
     def _fold(self, state: Tensor, inputs: Inputs, counts: Tensor, constants: Inputs) -> Tensor:
         """The state after the first `counts` [B] of the inputs [B, N, *shape]."""
@@ -245,7 +260,7 @@ class RecurrentLayer(Layer):
         return {name: [(row, 0, self.data[name].shape[1]) for row in range(rows)]}
 
     def offload(self, pending: PendingUpdate, staged: StagedPass) -> PendingUpdate:
-        if not staged.all_rows:
+        if not staged.all_rows or pending.state is None:
             return pending
         return replace(pending, state=staged.copy_to_host(pending.state, self.data["head"].dtype))
 
@@ -270,7 +285,8 @@ class RecurrentLayer(Layer):
 
     def commit_to_host(self, staged: StagedPass, step: Step, update: HostStateUpdate, accepted: Tensor) -> None:
         rows, whole, device_copy = len(staged.rows), staged.taken == staged.counts, update.device_copy
-        self.constants = update.pending.constants
+        self.constants, new = update.pending.constants, update.pending.state
+        assert new is not None  # states on the host are written by commit alone
         if device_copy is not None:
             changed: SlotRuns = {} if whole else self._whole("head", rows)
             if self.slack:
@@ -280,9 +296,9 @@ class RecurrentLayer(Layer):
                     changed[f"log.{name}"] = [(r, *run) for r, (at, n) in starts for run in self.log.runs(at, at + n)]
             staged.write_back(self, device_copy.data, changed)
         if whole and staged.all_rows:
-            self.data["head"] = update.pending.state  # in host memory: its copy started in the pass (`offload`)
+            self.data["head"] = new  # in host memory: its copy started in the pass (`offload`)
         elif whole:
-            state = update.pending.state.to(self.data["head"].dtype).contiguous()
+            state = new.to(self.data["head"].dtype).contiguous()
             staged.write_back(self, {"head": state}, self._whole("head", rows))
 
     # -- verbs -----------------------------------------------------------------------------------------------------

@@ -78,7 +78,8 @@ class Storage:
         new: Fields = {}
         for name, old in data.items():
             new[name] = allocate((*old.shape[:-2], slots, old.shape[-1]), old.dtype, old.device)
-            new[name][..., : old.shape[-2], :].copy_(old)
+            if old.numel():
+                new[name][..., : old.shape[-2], :].copy_(old)
         data.update(new)
 
     def cut(self, data: Fields, slots: int) -> Fields:
