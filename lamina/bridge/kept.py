@@ -103,6 +103,10 @@ class Kept:
         """Commits the pass that is open, if any."""
         raise NotImplementedError
 
+    def _forget(self) -> None:
+        """Drops states that were handed out since the last pass."""
+        raise NotImplementedError
+
     # -- passes over plain lines -----------------------------------------------------------------------------------
 
     def _use_lines(self) -> None:
@@ -135,6 +139,8 @@ class Kept:
     def recording(self, record: bool) -> None:
         if record and not self._flat:  # passes that go through `lines` make no slack in rings
             self._leave_lines()
+            if self._step is None:
+                self._forget()
         self._recording = record
 
     # -- facts -----------------------------------------------------------------------------------------------------

@@ -63,6 +63,7 @@ class Store(Kept):
         self._states: dict[Key, Tensor] = {}  # states that the open pass was given, or may have changed
         self._given: set[Key] = set()  # those of `_states` that were given
         self._handed: dict[Key, Tensor] = {}  # last inputs of convolutions that the model asked for
+        self._gives = False  # True if the model, in passes of one token, gives states instead of changing them in place
         self._tail = 0  # committed tokens since the last crop, while recording
 
     # -- facts -----------------------------------------------------------------------------------------------------
@@ -135,7 +136,8 @@ class Store(Kept):
                 return {name: Stored.of(tokens, name, x) for name, x in new.items()}
             notice(DENSE, unexpected=True)
         found = extend(layer, step, key, self._length, parts)
-        if len(step.written) == len(self._known) and (self._flat or not self.recording):
+        in_place = 0 if self._given or not self._flat_by_one else len(self._states)  # as `lines` hands them out
+        if len(step.written) + in_place == len(self._known) and (self._flat or not self.recording):
             self._commit()
             self._use_lines()
         return layer.coding.decode(found)
@@ -184,6 +186,7 @@ class Store(Kept):
         spec = self.specs[key]
         if isinstance(spec, Columns):
             return as_columns(self.extend(key, spec, {"x": as_tokens(new)})["x"], spec.lead)
+        self._leave_lines()
         before = self.state(key)
         both = new if before is None else torch.cat([before, new], dim=-1)
         self.set_state(key, last_columns(both, kernel).contiguous())
@@ -192,6 +195,8 @@ class Store(Kept):
     def last_columns(self, key: Key, kernel: int) -> Tensor | None:
         """The last inputs [B, *lead, kernel] of a convolution, with zeros before the first; None if there are none.
         The model may write those of its next pass, of one token, into them."""
+        if self.lines is not None and key in self.lines.states:
+            return self.lines.state(key)
         self._finish_if_asked_again(key)
         if key in self._first.columns:
             return last_columns(self._first.columns[key][0], kernel)
@@ -220,9 +225,13 @@ class Store(Kept):
 
     def state(self, key: Key) -> Tensor | None:
         """The state of an entry, None if there is none. The model may change it in place in its next pass."""
+        if self.lines is not None and key in self.lines.states:
+            return self.lines.state(key)
         self._finish_if_asked_again(key)
         if key in self._first.states:
             return self._first.states[key]
+        if self.lines is not None:
+            return self.lines.state(key)
         if key in self._states:
             return self._states[key]
         if key not in self._known or not self._length:
@@ -237,6 +246,10 @@ class Store(Kept):
         new = detached({"x": new})["x"]
         if key not in self._known and self._is_first(key):
             return self._first.add_state(key, new)
+        if self.lines is not None and self.lines.wrote_all:  # the tokens of this pass are counted
+            self._gives = True
+            return self.lines.states[key].copy_(new)
+        self._leave_lines()
         if key in self._given:
             self.finish()
         self._states[key] = new
@@ -251,6 +264,20 @@ class Store(Kept):
             over = self._step is not None and self._complete
         if over:
             self.finish()
+            if self.has_states and self._length:
+                self._use_lines()
+
+    # -- passes over plain lines -----------------------------------------------------------------------------------
+
+    def _use_lines(self) -> None:
+        if not self._gives:
+            super()._use_lines()
+
+    def _leave_lines(self) -> None:
+        lines = self.lines
+        super()._leave_lines()
+        if lines is not None:
+            self._states |= {key: lines.states[key] for key in lines.begun}
 
     # -- the end of a pass -----------------------------------------------------------------------------------------
 
@@ -299,6 +326,8 @@ class Store(Kept):
         else:
             step.abort()
         self._step = None
+        if step.T == 1:
+            self._gives = bool(self._given)
         if self._states or self._handed:
             self._forget()
         self._length += taken

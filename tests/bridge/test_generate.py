@@ -54,3 +54,12 @@ def test_passes_of_one_token_over_windows_need_no_pass_of_the_lamina_cache() -> 
     assert cache.store.lines is not None
     cache.activate_past_recording()  # from here on rings need slack, which passes of the Lamina cache make
     assert cache.store.lines is None
+
+
+def test_passes_of_one_token_change_states_in_place_without_a_pass_of_the_lamina_cache() -> None:
+    one = model("falcon_h1")
+    cache = bridge.Cache(one)
+    one.generate(ids(1)[0], past_key_values=cache, do_sample=False, max_new_tokens=30)
+    lines = cache.store.lines
+    assert lines is not None and lines.states and lines.length > cache.store._length
+    assert cache.inner.lengths.tolist() == [lines.length] and cache.store.lines is None

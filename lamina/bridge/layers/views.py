@@ -220,6 +220,7 @@ class LinearView(View, LinearAttentionCacheLayerMixin):
         super().__init__(store, i, kind)
         self.number_of_states = kind.states
         self.conv_kernel_size: dict[int, int] = {}
+        self.conv_keys: list[Key] = [(i, f"conv{n}") for n in range(kind.states)]
         self.conv_states = StateViews(kind.states, self._conv)
         self.recurrent_states = StateViews(kind.states, lambda n: store.state((i, f"recurrent{n}")))
         self.has_previous_state = StateViews(kind.states, self._has_state)
@@ -247,10 +248,10 @@ class LinearView(View, LinearAttentionCacheLayerMixin):
         self.store.recording = record
 
     def _has_state(self, n: int) -> bool:
-        return self.store.length_of((self.index, f"conv{n}")) > 0
+        return self.store.length_of(self.conv_keys[n]) > 0
 
     def _conv(self, n: int) -> Tensor | None:
-        return self.store.last_columns((self.index, f"conv{n}"), self.conv_kernel_size.get(n, 1))
+        return self.store.last_columns(self.conv_keys[n], self.conv_kernel_size.get(n, 1))
 
     def update_conv_state(
         self, conv_states: Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **kwargs: Any
