@@ -51,6 +51,11 @@ class Recorder(TorchDispatchMode):
         for one in inputs:
             self.varies(one)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: PyTorch would otherwise import torch._dynamo at the first recorded operation, which takes seconds."""
+        return False
+
     # -- what varies ------------------------------------------------------------------------------------------------
 
     def varies(self, x: Tensor) -> Tensor:

@@ -33,6 +33,11 @@ class AllocationMeter(TorchDispatchMode):
         self._known: dict[int, int] = {}  # address of a storage that is alive -> its number
         self._made = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: PyTorch would otherwise import torch._dynamo at the first operation, which takes seconds."""
+        return False
+
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = op(*args, **(kwargs or {}))
         if not _gives_what_it_got(op):

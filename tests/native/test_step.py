@@ -16,6 +16,8 @@ from lamina.generation.strategies.captured import decode_captured
 from lamina.generation.strategies.plain import decode_plain
 from lamina.model import Model
 from lamina.native.library import set_threads, threads
+from lamina.native.recorder import Recorder
+from lamina.rehearsal.meter import AllocationMeter
 from lamina.runtime import Graphs
 from lamina.sampling.chooser import Chooser
 from tests.families.cases import CASES
@@ -288,3 +290,9 @@ def test_the_number_of_threads_can_be_set(monkeypatch: pytest.MonkeyPatch) -> No
     assert threads() == 3
     with pytest.raises(lamina.errors.InputError, match="set_threads"):
         set_threads(0)
+
+
+@pytest.mark.parametrize("mode", [Recorder, AllocationMeter])
+def test_watching_operations_does_not_import_the_compiler(mode: type) -> None:
+    """PyTorch wraps `__torch_dispatch__` in a function that imports torch._dynamo, unless a mode declines."""
+    assert not hasattr(mode.__torch_dispatch__, "__wrapped__")  # type: ignore[attr-defined]
