@@ -239,7 +239,7 @@ class _Run:
 
     def _transformers(self, model: Model) -> Any:
         try:
-            from lamina.bench.peers import Dynamic, peer_model
+            from lamina.bench.peers import Dynamic, peer_model  # which imports transformers
 
             return Dynamic(peer_model(model.config.values, torch.float32, CPU))
         except ImportError as error:

@@ -292,7 +292,7 @@ def test_a_shape_is_planned_in_bfloat16_and_prints_as_a_table() -> None:
         "attention              30  8,192  bfloat16  188,743,680  180.0 MiB",
         "token ids                  8,192  int64          65,536   64.0 KiB",
     ]
-    assert text[9].split() == ["all", *f"{plan.total:,}".split(), "546.9", "MiB"]
+    assert text[9].split() == ["all", *f"{plan.total:,}".split(), "537.9", "MiB"]
     assert "speed            at most 218.4 tokens/s at 100 GB/s" in text
     assert json.loads(json.dumps(plan.as_dict()))["total"] == plan.total
 
