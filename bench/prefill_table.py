@@ -1,7 +1,8 @@
-"""The prefill of many shapes on a GPU, as Markdown: `python -m bench.prefill_table [--peer] [--seconds S] [SHAPE ...]`
+"""The prefill of many shapes on a GPU, as Markdown: `python -m bench.prefill_table [--peer] [--seconds S] [LINE ...]`
 
 The same measurements as `lamina bench --prefill table`, for machines without a terminal library. A line is printed as
-soon as its shape is measured. --peer: transformers beside it; with shapes, their lines alone.
+soon as its shape is measured. --peer: transformers beside it. With lines, those alone: all of a shape, as
+`gemma-2-9b`, or one, as `llama-3.1-8b:64`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ from lamina.bench.prefill_table import PREFILL_TABLE, TableReport, run_table
 
 def main() -> None:
     read = argparse.ArgumentParser(description=__doc__)
-    read.add_argument("shapes", nargs="*")
+    read.add_argument("lines", nargs="*")
     read.add_argument("--peer", action="store_true")
     read.add_argument("--seconds", type=float, default=330.0)
     read.add_argument("--out", type=Path)
     given = read.parse_args()
-    lines = [line for line in PREFILL_TABLE if not given.shapes or line.shape in given.shapes]
+    lines = [
+        line
+        for line in PREFILL_TABLE
+        if not given.lines or {line.shape, f"{line.shape}:{line.prompts.text}"} & set(given.lines)
+    ]
     settings = BenchSettings(
         find_shape(lines[0].shape), torch.device("cuda"), torch.bfloat16, (), (), (lines[0].prompts,),
         against="transformers" if given.peer else None, first_token=False, seconds=given.seconds,

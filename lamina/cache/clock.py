@@ -13,7 +13,9 @@ Rewinding needs two more marks per row:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -24,16 +26,49 @@ MARKS = ("lengths", "written", "base")
 BOUNDS = ("low", "high", "base_low", "sourced")
 
 
+_later: ContextVar[list[Tensor] | None] = ContextVar("later", default=None)
+
+
+@contextmanager
+def zeroed_together() -> Iterator[None]:
+    """Tensors on a GPU that are allocated inside with `later=True` are zeroed by one launch at the end, not by one for
+    each store of a cache, which takes the host as long as the rest of making it."""
+    tensors: list[Tensor] = []
+    before = _later.set(tensors)
+    try:
+        yield
+    finally:
+        _later.reset(before)
+        if tensors:
+            with torch.inference_mode(False), torch.no_grad():
+                torch._foreach_zero_(tensors)
+
+
 def allocate(
-    shape: Sequence[int], dtype: torch.dtype, device: torch.device, fill: float | None = 0, pinned: bool = False
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    fill: float | None = 0,
+    pinned: bool = False,
+    later: bool = False,
 ) -> Tensor:
     """A tensor that can be written inside and outside `torch.inference_mode`, in whichever mode it is allocated.
-    `fill=None`: uninitialized."""
+
+    fill    None: uninitialized
+    later   zeros may be written at the end of `zeroed_together`, since nothing is written before
+    """
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False):
-            return allocate(shape, dtype, device, fill, pinned)
-    if fill is None:
+            return allocate(shape, dtype, device, fill, pinned, later)
+    if later and device.type == "cuda" and (tensors := _later.get()) is not None:
+        new = torch.empty(shape, dtype=dtype, device=device)
+        if new.numel():
+            tensors.append(new)
+        return new
+    if fill is None or 0 in shape:
         return torch.empty(shape, dtype=dtype, device=device, pin_memory=pinned)
+    if fill == 0:  # a memset: half the host time of a kernel that fills
+        return torch.zeros(shape, dtype=dtype, device=device, pin_memory=pinned)
     return torch.full(shape, fill, dtype=dtype, device=device, pin_memory=pinned)
 
 

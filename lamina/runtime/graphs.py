@@ -18,7 +18,7 @@ A program that is garbage collected without `release` is gone; another is captur
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from threading import Condition
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -35,7 +35,7 @@ from lamina.runtime.native.step import NativeStep
 from lamina.runtime.pointers import CacheFormat
 from lamina.runtime.prompts.captured_prompt import CapturedPrompt
 from lamina.runtime.step import CapturedStep
-from lamina.weights.packed import PackedWeight
+from lamina.weights.packed import PackedWeight, every_module
 
 if TYPE_CHECKING:
     from lamina.kernels.gemm.fusion import FusionPlan
@@ -192,20 +192,18 @@ class Graphs:
         return found
 
     def _check_weights(self) -> None:
-        weights = list(addresses(self.model))
+        weights = addresses(self.model)
         if weights != self._weights:  # the model was moved or converted: programs would read freed memory
             self._programs.clear()
             self._plans.clear()
             self._weights = weights
 
 
-def addresses(module: nn.Module) -> Iterator[int]:
+def addresses(module: nn.Module) -> list[int]:
     """Addresses of all weights. `module.parameters()` takes ten times as long, since it builds names."""
-    for parameter in module._parameters.values():
-        if parameter is not None:
-            yield parameter.data_ptr()
-    if isinstance(module, PackedWeight):
-        yield from (part.data_ptr() for part in module.parts.values())
-    for child in module._modules.values():
-        if child is not None:
-            yield from addresses(child)
+    found = []
+    for one in every_module(module):
+        found += [parameter.data_ptr() for parameter in one._parameters.values() if parameter is not None]
+        if isinstance(one, PackedWeight):
+            found += [part.data_ptr() for part in one.parts.values()]
+    return found

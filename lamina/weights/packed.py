@@ -247,3 +247,11 @@ def stacked_part(parts: Sequence[Tensor]) -> Tensor:
     if same and step > 0 and step % first.itemsize == 0:
         return first.as_strided((len(parts), *first.shape), (step // first.itemsize, *first.stride()))
     return torch.stack([part.view(torch.uint8) for part in parts]).view(first.dtype)
+
+
+def every_module(module: nn.Module) -> list[nn.Module]:
+    """A module and all modules below it. `module.modules()` takes several times as long, since it builds names."""
+    found = [module]
+    for one in found:  # grows meanwhile
+        found += [child for child in one._modules.values() if child is not None]
+    return found

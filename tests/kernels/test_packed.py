@@ -101,6 +101,10 @@ def test_several_vectors_times_each_format_are_the_product_with_its_dense_weight
     check(3, 20, 256, how, BF16, TILES["tiles"])
 
 
+def test_the_most_vectors_times_4_bit_codes_are_the_product_with_their_dense_weight() -> None:
+    check(64, 18, 96, FORMATS["int4, four zeros"], BF16, Tiles(16, 32, splits=4))  # the last split has no tile
+
+
 @pytest.mark.parametrize("how", FORMATS.values(), ids=FORMATS)
 def test_a_dequantized_weight_is_the_dense_one(how: dict[str, Any]) -> None:
     k = 160 if how["group"] in (0, 32) else 256

@@ -148,6 +148,8 @@ class Coding:
     @classmethod
     def of(cls, keeping: Keeping, roles: Mapping[str, Role], dims: Mapping[str, int]) -> Coding:
         """The formats of the fields that have a role; dims: field -> values of a vector."""
+        if keeping.codec == codec_names()["plain"]:  # most caches: found out at once
+            return cls()
         formats: dict[str, FieldFormat] = {}
         for name, role in roles.items():
             chosen = keeping.codec.keys if role.side == "keys" else keeping.codec.values

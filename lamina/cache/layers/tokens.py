@@ -148,13 +148,15 @@ class TokenLayer(Layer):
         needed = tokens if self.layout.most is None else min(tokens, self.layout.most)
         if self.bare or not self.grows:
             return
-        slots = max(SMALLEST, grown(self.slots, needed, self.expected)) if needed > self.slots else self.slots
+        have = self.slots
+        slots = max(SMALLEST, grown(have, needed, self.expected)) if needed > have else have
         self.widen(slots if self.layout.most is None else min(slots, self.layout.most))
 
     def widen(self, slots: int) -> None:
         if slots > self.slots:
             self.storage.widen(self.data, slots)
-        self.grows = self.grows and self.slots != self.layout.most
+        if (most := self.layout.most) is not None:
+            self.grows = self.grows and self.slots != most
 
     def used(self, longest: int, written: int) -> Self:
         wrapped = self.layout.most is not None and written > self.layout.most

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lamina.cache.clock import allocate
+from lamina.cache.clock import allocate, zeroed_together
 from lamina.cache.counts import check_int
 from lamina.cache.layers.base import grown
 from lamina.errors import CapacityError, InputError
@@ -34,8 +34,9 @@ def reserve(cache: Cache, n: int, most: int | None) -> None:
 
 def grow(cache: Cache, tokens: int, record: int) -> None:
     """Makes room for `tokens` tokens per row in every layer, and for `record` ids per row."""
-    for layer in cache.every_layer():
-        layer.reserve(tokens)
+    with zeroed_together():
+        for layer in cache.every_layer():
+            layer.reserve(tokens)
     # Stores that grow have room for more than was asked for: passes up to that length need not come here again.
     slots = [layer.slots for layer in cache.every_layer() if layer.grows and layer.slots is not None]
     limit = cache.limit

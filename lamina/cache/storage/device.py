@@ -63,11 +63,11 @@ class Storage:
         self, rows: int, lead: Sequence[int], slots: int, width: int, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
         """A new part [rows, *lead, slots, width] of zeros."""
-        return allocate((rows, *lead, slots, width), dtype, device)
+        return allocate((rows, *lead, slots, width), dtype, device, later=True)
 
     def make_state(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         """A new state [rows, …] of zeros: what is not stored by token."""
-        return allocate(shape, dtype, device)
+        return allocate(shape, dtype, device, later=True)
 
     def slots(self, data: Fields) -> int:
         """Slots of a row."""
@@ -77,8 +77,9 @@ class Storage:
         """Grows to this many slots, all parts at once: an interrupt cannot leave parts of different sizes."""
         new: Fields = {}
         for name, old in data.items():
-            new[name] = allocate((*old.shape[:-2], slots, old.shape[-1]), old.dtype, old.device)
-            if old.numel():
+            shape, copies = (*old.shape[:-2], slots, old.shape[-1]), old.numel() > 0
+            new[name] = allocate(shape, old.dtype, old.device, later=not copies)
+            if copies:
                 new[name][..., : old.shape[-2], :].copy_(old)
         data.update(new)
 

@@ -52,7 +52,7 @@ def _dequantize_kernel(
     zero = scale
     if ZEROS != "":
         zero = tl.load(zeros + at, mask=there, other=0)
-    low, high = tile_values(tile, scale, zero, out.dtype.element_ty, KIND, SIGNED, ZEROS, False)
+    low, high = tile_values(tile, scale, zero, out.dtype.element_ty, KIND, SIGNED, ZEROS)
     value = (piece * SPAN)[None, :, None] + tl.arange(0, 16)[None, None, :]
     out += (r * out_stride)[:, None, None] + value
     tl.store(out, low, mask=keep)

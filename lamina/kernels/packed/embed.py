@@ -41,7 +41,7 @@ def _packed_embed(
     zero = one
     if ZEROS != "":
         zero = tl.load(zeros + at, mask=there, other=0)
-    low, high = tile_values(tile, one, zero, TYPE, KIND, SIGNED, ZEROS, False)
+    low, high = tile_values(tile, one, zero, TYPE, KIND, SIGNED, ZEROS)
     factor = tl.full([1, PIECES, 16], 1.0, tl.float32) * scale
     if ROUNDED:
         factor = factor.to(TYPE).to(tl.float32)

@@ -83,9 +83,9 @@ def choose(n: int, m: int, k: int, kind: str, is_gated: bool, limits: Limits) ->
     """The configuration for n vectors, m outputs and sums over k, on a device with these limits."""
     if n == 1:
         return _rows(m, k, kind, is_gated, limits)
-    tiles = Tiles(64, 128, 4, 4)
-    programs = limits.multiprocessors
-    while tiles.splits < 8 and -(-m // tiles.rows) * tiles.splits < programs and k >= 2 * tiles.splits * 512:
+    tiles = Tiles(64, 256, 4, 3)
+    most = 2 * limits.multiprocessors  # programs: two for an SM
+    while tiles.splits < 8 and -(-m // tiles.rows) * 2 * tiles.splits <= most and k >= 2 * tiles.splits * 512:
         tiles = replace(tiles, splits=2 * tiles.splits)
     return fitted(smaller(tiles, 32), lambda one: tile_bytes(one, n, kind, is_gated, limits), limits.shared)
 
@@ -107,21 +107,11 @@ def _rows(m: int, k: int, kind: str, is_gated: bool, limits: Limits) -> Rows:
 
 
 def tile_bytes(tiles: Tiles, n: int, kind: str, is_gated: bool, limits: Limits) -> int:
-    """Upper bound of a program's shared memory: per stage codes and x, and one tile of dequantized weights."""
-    rows = tiles.rows * (2 if is_gated else 1)
-    codes = tiles.block * rows // (2 if SPANS[kind] == 32 else 1)
-    each = codes + tiles.block * padded(n) * 4
-    return each * limits.buffers(tiles.stages, tiles.rows) + 4 * tiles.block * rows + 2 * KIB
-
-
-def tile_scaling(weight: PackedMatrix, config: Tiles) -> dict[str, bool]:
-    """Whether a tile's scales multiply its sums, whether they are loaded a tile ahead (those of one row may be too few
-    bytes for an asynchronous copy), and whether zeros are read as words of four."""
-    after = weight.group % config.block == 0 and weight.offsets is None and weight.kind in ("int8", "int4")
-    groups = max(1, config.block // weight.group)
-    least = min(one.element_size() for one in (weight.scales, weight.zeros) if one is not None)
-    fours = weight.zeros is not None and groups == 4 and weight.shape[1] % config.block == 0
-    return dict(AFTER=after, AHEAD=after or groups * least < 4, FOURS=fours)
+    """Upper bound of a program's shared memory: for each stage codes, which become values in registers, and vectors."""
+    codes = tiles.block * tiles.rows * (2 if is_gated else 1) // (2 if SPANS[kind] == 32 else 1)
+    vectors = tiles.block * padded(n) * 2
+    loop = codes * max(tiles.stages - 1, 1) + vectors * limits.buffers(tiles.stages, tiles.rows)
+    return max(loop, tiles.rows * padded(n) * 4) + 4 * KIB
 
 
 def kernel_parts(weight: PackedMatrix) -> tuple[Any, ...]:
@@ -193,7 +183,7 @@ def _launch(
         launch(
             packed_tiles_kernel, grid,
             x, weight.codes, weight.scales, zeros, *around, m, k, n, *strides, *factors_of_all, N_BLOCK=padded(n),
-            STAGES=config.stages, APART=x.dtype == torch.float32, **tile_scaling(weight, config), **flags,
+            STAGES=config.stages, APART=x.dtype == torch.float32, **flags,
         )  # fmt: skip
     elif n == 1:
         if config.block % span:

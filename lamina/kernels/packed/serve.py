@@ -13,7 +13,7 @@ from lamina.errors import InputError
 from lamina.kernels.packed.matrix import Kind, PackedMatrix
 from lamina.weights.fp8 import Fp8
 from lamina.weights.int_groups import IntGroups
-from lamina.weights.packed import Packed, PackedWeight
+from lamina.weights.packed import Packed, PackedWeight, every_module
 from lamina.weights.repack import SplitMXFP4
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ def why_unread(weight: Packed) -> str | None:
 
 def why_model_unread(model: nn.Module) -> str | None:
     """The first packed weight of a model that no kernel of a captured step reads, in words; None if all are read."""
+    if not any(isinstance(module, PackedWeight) for module in every_module(model)):
+        return None
     for path, module in model.named_modules():
         for name, weight in module._modules.items():
             if not isinstance(weight, Packed):

@@ -1,12 +1,12 @@
 """Packed codes to values of a tile, for matrix units: scale · code, rounded to the dtype of the vectors.
 
-A tile of codes is [ROWS, PIECES, 16] bytes, a piece of 16 bytes after the other, with one scale for each piece. 4-bit
-codes give two tiles of values: of the lower halves of bytes, values 0 to 15 of each 32, and of the upper, 16 to 31.
+4-bit codes give two tiles of values: of the lower halves of bytes, values 0 to 15 of each 32, and of the upper, 16 to
+31. Scales and zeros are prepared once for each group (`code_scales`) and then broadcast over its codes.
 
-For bfloat16 four bytes become values in PTX with few instructions. Bits of a code c make a bfloat16 without a
+For bfloat16 two bytes become values in PTX with few instructions. Bits of a code c make a bfloat16 without a
 conversion: 0x4300 | c is 128 + c, from which 128 plus the zero is subtracted, exactly. fp8 and MXFP4 codes have their
 exponent moved to its place in a bfloat16, which gives 2^-120 and 2^-126 of the value. The reference is the other branch
-of `tile_values`, which the interpreter runs.
+of `code_values`, which the interpreter runs.
 """
 
 # mypy: allow-untyped-defs
@@ -19,87 +19,69 @@ from lamina.kernels.launch import BY_ASSEMBLY
 from lamina.kernels.packed.words import e2m1_double
 
 # bfloat16x2: fma.rn.bf16x2 exists from sm_80 on, mul and sub from sm_90 on. 0x3F80 is 1, 0xBF80 -1, 0x8000 -0.
+# $0 is two values, $1 two bytes; factors, minus and plus are words of two equal bfloat16, twice each, of which the
+# first is used: $2, $4 and $6. Bytes are spread before they are shifted, so that both halves of bytes share that.
 SPREAD = """{{
-    .reg .b32 a, b, low, high, sign, one, less, none, large;
+    .reg .b32 word, low, high, sign, one, less, none, large;
     mov.b32 one, 0x3F803F80;
     mov.b32 less, 0xBF80BF80;
     mov.b32 none, 0x80008000;
-    mov.b32 large, 0x7E807E80;
-    prmt.b32 a, {source}, 0, 0x4140;
-    prmt.b32 b, {source}, 0, 0x4342;
+    mov.b32 large, {large};
+    cvt.u32.u16 word, $1;
+    prmt.b32 word, word, 0, {order};
 """
-# In: four bytes, scales (2), minus (2): 128 + zero negated, plus (2): offsets. Out: lower halves (2), upper halves (2).
-INT4 = tl.constexpr(
-    SPREAD.format(source="$4")
-    + """
-    lop3.b32 low, a, 0x000F000F, 0x43004300, 0xEA;
-    fma.rn.bf16x2 low, low, one, $7;
-    fma.rn.bf16x2 $0, low, $5, $9;
-    lop3.b32 low, b, 0x000F000F, 0x43004300, 0xEA;
-    fma.rn.bf16x2 low, low, one, $8;
-    fma.rn.bf16x2 $1, low, $6, $10;
-    shr.u32 a, a, 4;
-    shr.u32 b, b, 4;
-    lop3.b32 high, a, 0x000F000F, 0x43004300, 0xEA;
-    fma.rn.bf16x2 high, high, one, $7;
-    fma.rn.bf16x2 $2, high, $5, $9;
-    lop3.b32 high, b, 0x000F000F, 0x43004300, 0xEA;
-    fma.rn.bf16x2 high, high, one, $8;
-    fma.rn.bf16x2 $3, high, $6, $10;
-}"""
-)
-# In: four bytes, scales (2). Sign to bit 15, the other three bits to bits 6 to 8; 0x7E80 is 2^126.
-MXFP4 = tl.constexpr(
-    SPREAD.format(source="$4")
-    + "".join(
-        f"""
-    shl.b32 low, {one}, {6 - down};
+IN_LOWER = SPREAD.format(order="0x4140", large="0x7E807E80")  # 2^126
+
+
+def _int4(shift: int, has_offsets: bool) -> str:
+    """128 + code, less 128 + zero, times the scale, plus the offset."""
+    return f"""{IN_LOWER}
+    shr.u32 word, word, {shift};
+    lop3.b32 low, word, 0x000F000F, 0x43004300, 0xEA;
+    fma.rn.bf16x2 low, low, one, $4;
+    fma.rn.bf16x2 $0, low, $2, {"$6" if has_offsets else "none"};
+}}"""
+
+
+def _mxfp4(shift: int) -> str:
+    """Sign to bit 15, the other three bits to bits 6 to 8."""
+    return f"""{IN_LOWER}
+    shl.b32 low, word, {6 - shift};
     and.b32 low, low, 0x01C001C0;
-    shl.b32 sign, {one}, {12 - down};
+    shl.b32 sign, word, {12 - shift};
     lop3.b32 low, sign, 0x80008000, low, 0xEA;
     fma.rn.bf16x2 low, low, large, none;
-    fma.rn.bf16x2 ${out}, low, {scale}, none;
-"""
-        for one, down, out, scale in (("a", 0, 0, "$5"), ("b", 0, 1, "$6"), ("a", 4, 2, "$5"), ("b", 4, 3, "$6"))
-    )
-    + "}"
-)
-# In: four bytes, scales (2), minus (2), plus (2). 128 + (c & 127) less 128 + (c & 128), which is 128 or 256.
-INT8 = tl.constexpr(
-    SPREAD.format(source="$2")
-    + "".join(
-        f"""
-    lop3.b32 low, {one}, 0x007F007F, 0x43004300, 0xEA;
-    lop3.b32 high, {one}, 0x00800080, 0x43004300, 0xEA;
+    fma.rn.bf16x2 $0, low, $2, none;
+}}"""
+
+
+def _int8(has_offsets: bool) -> str:
+    """128 + (c & 127) less 128 + (c & 128), which is 128 or 256."""
+    return f"""{IN_LOWER}
+    lop3.b32 low, word, 0x007F007F, 0x43004300, 0xEA;
+    lop3.b32 high, word, 0x00800080, 0x43004300, 0xEA;
     fma.rn.bf16x2 low, high, less, low;
-    fma.rn.bf16x2 ${out}, low, {scale}, {plus};
-"""
-        for one, out, scale, plus in (("a", 0, "$3", "$5"), ("b", 1, "$4", "$6"))
-    )
-    + "}"
-)
-# In: four bytes, scales (2). 0x7B80 is 2^120.
-FP8 = tl.constexpr(
-    """{
-    .reg .b32 a, b, low, none, large;
-    mov.b32 none, 0x80008000;
-    mov.b32 large, 0x7B807B80;
-    prmt.b32 a, $2, 0, 0x1404;
-    prmt.b32 b, $2, 0, 0x3424;
-"""
-    + "".join(
-        f"""
-    shr.u32 low, {one}, 4;
+    fma.rn.bf16x2 $0, low, $2, {"$6" if has_offsets else "none"};
+}}"""
+
+
+def _fp8(is_scaled: bool) -> str:
+    """Bytes to the upper halves of words, exponents shifted to their place, times 2^120."""
+    end = "fma.rn.bf16x2 low, low, large, none; fma.rn.bf16x2 $0, low, $2, none;"
+    return f"""{SPREAD.format(order="0x1404", large="0x7B807B80")}
+    shr.u32 low, word, 4;
     and.b32 low, low, 0x07F007F0;
-    lop3.b32 low, {one}, 0x80008000, low, 0xEA;
-    fma.rn.bf16x2 low, low, large, none;
-    fma.rn.bf16x2 ${out}, low, {scale}, none;
-"""
-        for one, out, scale in (("a", 0, "$3"), ("b", 1, "$4"))
-    )
-    + "}"
-)
-TWO = tl.constexpr((tl.bfloat16, tl.bfloat16))
+    lop3.b32 low, word, 0x80008000, low, 0xEA;
+    {end if is_scaled else "fma.rn.bf16x2 $0, low, large, none;"}
+}}"""
+
+
+INT4_LOW, INT4_HIGH = tl.constexpr(_int4(0, False)), tl.constexpr(_int4(4, False))
+INT4_LOW_PLUS, INT4_HIGH_PLUS = tl.constexpr(_int4(0, True)), tl.constexpr(_int4(4, True))
+MXFP4_LOW, MXFP4_HIGH = tl.constexpr(_mxfp4(0)), tl.constexpr(_mxfp4(4))
+INT8, INT8_PLUS = tl.constexpr(_int8(False)), tl.constexpr(_int8(True))
+FP8, BARE_FP8 = tl.constexpr(_fp8(True)), tl.constexpr(_fp8(False))
+OF_FACTOR, OF_TWO, OF_THREE = tl.constexpr("=r,h,r,r"), tl.constexpr("=r,h,r,r,r,r"), tl.constexpr("=r,h,r,r,r,r,r,r")
 
 
 @triton.jit
@@ -109,64 +91,96 @@ def e8m0(exponent):
 
 
 @triton.jit
-def tile_values(
-    codes, scale, zero, DTYPE: tl.constexpr, KIND: tl.constexpr, SIGNED: tl.constexpr, ZEROS: tl.constexpr,
-    BARE: tl.constexpr,
-):  # fmt: skip
-    """codes [ROWS, PIECES, 16] uint8, scale and zero [ROWS, PIECES] -> values of the lower and the upper halves of
-    bytes, [ROWS, PIECES, 16] of DTYPE each; for kinds of 8 bits both are the same tile.
+def pair_word(x):
+    """x in bfloat16 twice, as one word."""
+    bits = x.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+    return bits | (bits << 16)
 
-    zero   zeros if ZEROS is "integer", offsets if it is "offset"
-    BARE   without scales, which are not read; not with offsets
+
+@triton.constexpr_function
+def by_words(dtype, kind, is_signed):
+    """Whether values are made by PTX, two at a time."""
+    return BY_ASSEMBLY.value and dtype == tl.bfloat16 and (kind != "int8" or is_signed)
+
+
+@triton.jit
+def code_scales(scale, zero, DTYPE: tl.constexpr, KIND: tl.constexpr, SIGNED: tl.constexpr, ZEROS: tl.constexpr):
+    """Scales and zeros, of one shape, as `code_values` takes them: factor, minus, plus of that shape.
+
+    zero   zeros if ZEROS is "integer", offsets if it is "offset", otherwise not read
     """
     factor = e8m0(scale) if KIND == "mxfp4" else scale.to(tl.float32)
-    factor = tl.full(scale.shape, 1.0, tl.float32) if BARE else factor
-    if BY_ASSEMBLY and tl.bfloat16 == DTYPE and (KIND != "int8" or SIGNED):
-        factors = factor.to(tl.bfloat16)[:, :, None]
+    if by_words(DTYPE, KIND, SIGNED):
+        minus, plus = factor, factor
         if KIND == "int4":
             minus = tl.full(scale.shape, -128.0 if ZEROS == "offset" else -136.0, tl.float32)
             if ZEROS == "integer":
                 minus = -128.0 - zero.to(tl.float32)
-            plus = zero.to(tl.bfloat16) if ZEROS == "offset" else tl.full(scale.shape, -0.0, tl.bfloat16)
+        if ZEROS == "offset":
+            plus = zero
+        return pair_word(factor), pair_word(minus), pair_word(plus)
+    else:
+        return factor, zero.to(tl.float32), zero.to(tl.float32)
+
+
+@triton.jit
+def code_values(
+    codes, factor, minus, plus, HIGH: tl.constexpr, SCALED: tl.constexpr, DTYPE: tl.constexpr, KIND: tl.constexpr,
+    SIGNED: tl.constexpr, ZEROS: tl.constexpr,
+):  # fmt: skip
+    """codes uint8 -> their values in DTYPE: of the upper halves of bytes if HIGH, otherwise of the lower halves, or of
+    whole bytes for kinds of 8 bits. factor, minus and plus are those of `code_scales`, broadcast to the shape of codes;
+    codes whose places differ in the lowest bit alone have the same. Not SCALED: fp8 without the factor."""
+    if by_words(DTYPE, KIND, SIGNED):
+        if ZEROS == "offset":
+            ASM: tl.constexpr = INT8_PLUS if KIND == "int8" else INT4_HIGH_PLUS if HIGH else INT4_LOW_PLUS
             return tl.inline_asm_elementwise(
-                INT4, "=&r,=&r,=&r,=&r,r,r,r,r,r,r,r",
-                [codes, factors, minus.to(tl.bfloat16)[:, :, None], plus[:, :, None]], dtype=TWO, is_pure=True, pack=4,
-            )  # fmt: skip
-        elif KIND == "mxfp4":
+                ASM, OF_THREE, [codes, factor, minus, plus], dtype=tl.bfloat16, is_pure=True, pack=2
+            )
+        elif KIND == "int4":
+            FOUR: tl.constexpr = INT4_HIGH if HIGH else INT4_LOW
             return tl.inline_asm_elementwise(
-                MXFP4, "=&r,=&r,=&r,=&r,r,r,r", [codes, factors], dtype=TWO, is_pure=True, pack=4
+                FOUR, OF_TWO, [codes, factor, minus], dtype=tl.bfloat16, is_pure=True, pack=2
             )
-        elif KIND == "int8":
-            plus = zero.to(tl.bfloat16) if ZEROS == "offset" else tl.full(scale.shape, -0.0, tl.bfloat16)
-            values = tl.inline_asm_elementwise(
-                INT8, "=&r,=&r,r,r,r,r,r", [codes, factors, plus[:, :, None]], dtype=tl.bfloat16, is_pure=True, pack=4
-            )
-            return values, values
+        elif not SCALED:
+            return tl.inline_asm_elementwise(BARE_FP8, "=r,h", [codes], dtype=tl.bfloat16, is_pure=True, pack=2)
         else:
-            values = tl.inline_asm_elementwise(
-                FP8, "=&r,=&r,r,r,r", [codes, factors], dtype=tl.bfloat16, is_pure=True, pack=4
-            )
-            return values, values
+            ONE: tl.constexpr = INT8 if KIND == "int8" else FP8 if KIND == "fp8" else MXFP4_HIGH if HIGH else MXFP4_LOW
+            return tl.inline_asm_elementwise(ONE, OF_FACTOR, [codes, factor], dtype=tl.bfloat16, is_pure=True, pack=2)
     else:
         code = codes.to(tl.int32)
+        if KIND == "int4" or KIND == "mxfp4":
+            code = code >> 4 if HIGH else code & 15
         if KIND == "mxfp4":
-            low, high = e2m1_double(code & 15).to(tl.float32) * 0.5, e2m1_double(code >> 4).to(tl.float32) * 0.5
-        elif KIND == "int4":
-            low, high = (code & 15).to(tl.float32), (code >> 4).to(tl.float32)
+            value = e2m1_double(code).to(tl.float32) * 0.5
         elif KIND == "fp8":
             bits = ((code << 24) >> 4) & -2014314496  # 0x87F00000; 2^-120 of the value
-            low = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
-            high = low
+            value = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
+        elif KIND == "int8" and SIGNED:
+            value = ((code << 24) >> 24).to(tl.float32)
         else:
-            low = ((code << 24) >> 24 if SIGNED else code).to(tl.float32)
-            high = low
+            value = code.to(tl.float32)
         if ZEROS == "integer":
-            less = zero.to(tl.float32)[:, :, None]
-            low, high = low - less, high - less
+            value -= minus
         elif KIND == "int4" and ZEROS == "":
-            low, high = low - 8.0, high - 8.0
-        low, high = low * factor[:, :, None], high * factor[:, :, None]
+            value -= 8.0
+        if SCALED:
+            value *= factor
         if ZEROS == "offset":
-            more = zero.to(tl.float32)[:, :, None]
-            low, high = low + more, high + more
-        return low.to(DTYPE), high.to(DTYPE)
+            value += plus
+        return value.to(DTYPE)
+
+
+@triton.jit
+def tile_values(
+    codes, scale, zero, DTYPE: tl.constexpr, KIND: tl.constexpr, SIGNED: tl.constexpr, ZEROS: tl.constexpr
+):  # fmt: skip
+    """codes [ROWS, PIECES, 16] uint8, scale and zero [ROWS, PIECES] -> values of the lower and the upper halves of
+    bytes, [ROWS, PIECES, 16] of DTYPE each; for kinds of 8 bits both are the same tile."""
+    factor, minus, plus = code_scales(scale, zero, DTYPE, KIND, SIGNED, ZEROS)
+    factor, minus, plus = factor[:, :, None], minus[:, :, None], plus[:, :, None]
+    low = code_values(codes, factor, minus, plus, False, True, DTYPE, KIND, SIGNED, ZEROS)
+    high = low
+    if KIND == "int4" or KIND == "mxfp4":
+        high = code_values(codes, factor, minus, plus, True, True, DTYPE, KIND, SIGNED, ZEROS)
+    return low, high
