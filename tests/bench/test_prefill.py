@@ -71,11 +71,11 @@ def test_subjects_read_the_real_tokens_of_ragged_rows_whole_and_in_chunks(chunk:
     assert passes == 3 * masks  # one run prepares, two are timed
 
 
-def test_a_first_run_that_takes_too_long_is_the_result() -> None:
+def test_one_run_is_timed_after_the_first_however_long_it_takes() -> None:
     runs: list[int] = []
     model = random_model(small("llama-3.1-8b"), torch.float32, CPU)
     found = time_prefill("slow", lambda *_: runs.append(1), Work(model, Prompts.of("3")), CPU, until=0.0)
-    assert runs == [1] and found.runs == 1
+    assert runs == [1, 1] and found.runs == 1
 
 
 def test_the_table_measures_shape_after_shape_and_reports_targets(
