@@ -123,3 +123,12 @@ def prefetch_l2(pointer, size):
         is_pure=False,
         pack=1,
     )
+
+
+@triton.jit
+def prefetch_lines(pointers):
+    """Prefetches the 128 bytes around each pointer of a tensor to the L2 cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False,
+        pack=1,
+    )  # fmt: skip

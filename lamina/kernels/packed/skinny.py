@@ -16,8 +16,10 @@ import triton
 import triton.language as tl
 
 from lamina.kernels.gemm.epilogue import arrive, finish, plus, wanted
-from lamina.kernels.launch import begin
+from lamina.kernels.launch import begin, prefetch_lines
 from lamina.kernels.packed.values import code_scales, code_values
+
+AHEAD = tl.constexpr(4)  # lines of 128 bytes of each row that are prefetched while the kernel in front still runs
 
 
 @triton.jit
@@ -132,6 +134,12 @@ def packed_tiles_kernel(
         if GATED:
             up_one, up_zero = load_scales(scales, zeros, r + M, at, K, scale_stride, BLOCK, STEP, GROUP, SIDE, ZEROS,
                                           EVEN)  # fmt: skip
+    if PDL:  # no launch of this pass writes codes
+        line = start // SPAN * 16 + tl.arange(0, AHEAD) * 128
+        line = tl.minimum(line, K // SPAN * 16 - 16)[None, :]
+        prefetch_lines(codes + r[:, None] * (K // SPAN * 16) + line)
+        if GATED:
+            prefetch_lines(codes + (r + M)[:, None] * (K // SPAN * 16) + line)
     begin(PDL)
     for at in tl.range(start, stop, BLOCK, num_stages=STAGES):
         v = tl.load(column + at) if EVEN else tl.load(column + at, mask=(at + k < K)[:, None], other=0)
