@@ -135,6 +135,6 @@ def fuses(x: Tensor) -> bool:
     >>> fuses(torch.zeros(1))
     False
     """
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if not (x.is_cuda or x.is_meta) or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
-    return usable(x) if x.is_cuda else x.is_meta and rehearsing()
+    return usable(x) if x.is_cuda else rehearsing()

@@ -77,9 +77,20 @@ class IntGroups(WeightFormat):
         """Round to nearest: 8 bits symmetric, 4 bits with zeros and the range of `TRIED` that has the least error."""
         if weight.shape[-1] % max(self.group, LANES):
             raise InputError(f"rows of {weight.shape[-1]} values cannot be quantized in {self}")
+        if weight.is_meta:  # shapes alone: no range is searched for
+            return self._unfilled(weight, scale_dtype)
         flat = weight.reshape(-1, weight.shape[-1])
         done = [self._pack_rows(rows, scale_dtype) for rows in flat.split(max(AT_ONCE // flat.shape[1], 1))]
         return {name: torch.cat([one[name] for one in done]).view(*weight.shape[:-1], -1) for name in done[0]}
+
+    def _unfilled(self, weight: Tensor, scale_dtype: torch.dtype) -> dict[str, Tensor]:
+        *lead, width = weight.shape
+        groups = (*lead, width // self.group)
+        parts = {
+            "codes": weight.new_empty(*lead, width * self.bits // 8, dtype=torch.uint8),
+            "scales": weight.new_empty(groups, dtype=scale_dtype),
+        }
+        return parts | ({"zeros": weight.new_empty(groups, dtype=torch.uint8)} if self.bits == 4 else {})
 
     def _pack_rows(self, rows: Tensor, scale_dtype: torch.dtype) -> dict[str, Tensor]:
         groups = rows.float().unflatten(-1, (-1, self.group))  # [n, in / group, group]

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import lamina as library
 from lamina.checkpoint import packaged_smollm2
 from lamina.cli import commands
+from lamina.models.llama import Llama
 from tests.families.cases.llama import make
 from tests.generation.text import CHATML, tokenizer
 
@@ -45,16 +46,11 @@ def test_verify_prints_the_table_and_exits_with_0(checkpoint: Path) -> None:
     assert "ok: the cache changes nothing" in done.stdout
 
 
-def test_verify_exits_with_1_when_a_law_fails(checkpoint: Path) -> None:
-    script = (
-        "import sys, torch; from lamina.models.llama import Llama; from lamina.cli import main\n"
-        "right = Llama.prepare\n"
-        "Llama.prepare = lambda self, p: right(self, torch.arange(p.shape[1]).expand_as(p))\n"
-        f"sys.argv = ['lamina', 'verify', {str(checkpoint)!r}, '--length', '8', '--tries', '1']\n"
-        "main()"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1, done.stderr
+def test_verify_exits_with_1_when_a_law_fails(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Llama.prepare
+    monkeypatch.setattr(Llama, "prepare", lambda self, p: right(self, torch.arange(p.shape[1]).expand_as(p)))
+    done = run("verify", checkpoint, "--length", "8", "--tries", "1")
+    assert done.exit_code == 1, done.stderr
     assert "FAILED, first at layer 0 (attention)" in done.stdout
 
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 SCRIPT = """
 import logging, os, sys, threading, time
-import torch._dynamo, torch._inductor.config, lamina.kernels.workspace  # once here, or by every child at its first step
+import lamina.kernels.workspace  # once here, or by every child at its first step
 from tokenizers import Tokenizer as Backend, decoders, models, pre_tokenizers
 from lamina import Chat
 from lamina.checkpoint import Tokenizer

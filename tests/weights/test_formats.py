@@ -48,6 +48,14 @@ def test_gguf_blocks_are_dequantized_to_the_bit_as_gguf_does(name):
     assert torch.equal(format.dequantize(parts, (OUT, WIDTH), torch.float32), theirs) and theirs.isfinite().all()
 
 
+@pytest.mark.parametrize("shape", [(OUT, WIDTH), (3, 8, 64)], ids=str)
+@pytest.mark.parametrize("name", writable())
+def test_parts_on_the_meta_device_have_the_shapes_and_types_of_packed_ones(name, shape):
+    real, like = (weight_format(name).pack(torch.ones(shape, device=device)) for device in ("cpu", "meta"))
+    assert list(real) == list(like) and all(part.is_meta for part in like.values())
+    assert all(real[part].shape == like[part].shape and real[part].dtype == like[part].dtype for part in real)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products_rows_and_dense_agree(name, dtype):
