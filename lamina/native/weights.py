@@ -88,12 +88,12 @@ def _set_input(recorder: Recorder, part: Product, x: Tensor | None, integer: boo
 
 
 def quantized(recorder: Recorder, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """int8 codes [rows, in], scales and sums [rows, in / 32] of x [rows, in]. Products of the same x share them."""
+    """int8 codes [rows, in], scales [rows, in / 32] and sums [rows, in / 16] of x [rows, in]. Products of the same x share them."""
     key = ("quantized", x.data_ptr(), x.shape, x.stride())
     if (found := recorder.made.get(key)) is not None:
         return found
     rows, width = x.shape
-    codes, sums = recorder.new(rows, width, dtype=torch.int8), recorder.new(rows, width // 32, dtype=torch.int32)
+    codes, sums = recorder.new(rows, width, dtype=torch.int8), recorder.new(rows, width // 16, dtype=torch.int32)
     scales = recorder.new(rows, width // 32)
     arguments = QuantizeArgs(
         x=x.data_ptr(), codes=codes.data_ptr(), scales=scales.data_ptr(), sums=sums.data_ptr(), rows=rows, width=width,

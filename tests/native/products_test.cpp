@@ -80,7 +80,7 @@ void compare(const Kind& kind, int64_t out, int64_t in, int64_t rows, int64_t gr
     Array<float> x((rows - 1) * x_stride + in), y((rows - 1) * y_stride + out), truth((rows - 1) * y_stride + out);
     Array<int8_t> qx(rows * in);
     Array<float> qx_scales(rows * groups);
-    Array<int32_t> qx_sums(rows * groups);
+    Array<int32_t> qx_sums(2 * rows * groups);
     for (int64_t i = 0; i < x.size; i++) x[i] = uniform();
     Product p{};
     p.format = kind.format, p.activations = activations, p.out = out, p.in = in, p.rows = rows, p.group = group;

@@ -154,11 +154,12 @@ struct Kernels {
     OneRow *int8_row, *int8_row_far, *float_row;
     void (*decode_row)(const Product&, int64_t output, const Decoded&);
     bool is_signed, has_min, by_16, in_pairs;
+    int bits;  // of a code
 };
 
 template <class S, class F>
 constexpr Kernels kernels_of() {
-    return {one_row<S, F, false, false>, one_row<S, F, false, true>, one_row<S, F, true, false>, decode_row<S, F>, F::is_signed, F::has_min, F::by_16, F::groups == 1};
+    return {one_row<S, F, false, false>, one_row<S, F, false, true>, one_row<S, F, true, false>, decode_row<S, F>, F::is_signed, F::has_min, F::by_16, F::groups == 1, F::bits};
 }
 
 template <class S, int bits, bool has_zeros>
