@@ -21,6 +21,7 @@ from lamina.native.library import library, pytorch_team, threads, why_not
 from lamina.native.program import Operation, kernel_index
 from lamina.native.weights import described, is_integer
 from lamina.weights.packed import Packed
+from lamina.weights.quantize import INT8
 
 LEAST_WORK = 1 << 18  # multiplications from which on several threads share a product
 PANEL = 32  # outputs that kernels compute together: a piece of work has a multiple of it
@@ -159,16 +160,16 @@ _known: WeakKeyDictionary[Packed, tuple[tuple[int, ...], list[Segment] | None]] 
 
 def _segments(weight: Packed) -> list[Segment] | None:
     """What the kernels know of a weight; None if they do not read it. Kept until its parts move."""
-    where = tuple(
-        part.data_ptr() for one in weight.segments for part in one._buffers.values() if part is not None
-    ) + (weight.activations == "int8",)  # fmt: skip
+    integer = weight.activations == INT8
+    parts = [part for one in weight.segments for part in one._buffers.values() if part is not None]
+    where = (integer, *(part.data_ptr() for part in parts))
     if (found := _known.get(weight)) is None or found[0] != where:
-        found = where, _describe(weight)
+        found = where, _describe(weight, integer)
         _known[weight] = found
     return found[1]
 
 
-def _describe(weight: Packed) -> list[Segment] | None:
+def _describe(weight: Packed, integer: bool) -> list[Segment] | None:
     found = []
     for one in weight.segments:
         if one.device.type != "cpu" or one.ndim != 2:
@@ -177,11 +178,11 @@ def _describe(weight: Packed) -> list[Segment] | None:
             product, order = described(one)
         except CaptureError:
             return None
-        integer = weight.activations == "int8" and is_integer(product.format)
-        found.append(Segment(product, order, integer))
+        coded = integer and is_integer(product.format)
+        found.append(Segment(product, order, coded))
         filled = type(product).from_buffer_copy(product)  # pointers that the check asks for
         filled.x = filled.y = filled.qx = filled.qx_scales = filled.qx_sums = 1
-        filled.activations = int(integer)
+        filled.activations = int(coded)
         if library().lamina_product_check(ctypes.byref(filled)):
             return None
     return found
@@ -193,4 +194,3 @@ def _serves(x: Tensor) -> bool:
     if (torch.is_grad_enabled() and x.requires_grad) or kernels.recorder() is not None:
         return False
     return type(x) in (Tensor, torch.nn.Parameter) and why_no_native_products() is None
-

@@ -88,7 +88,8 @@ def _set_input(recorder: Recorder, part: Product, x: Tensor | None, integer: boo
 
 
 def quantized(recorder: Recorder, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """int8 codes [rows, in], scales [rows, in / 32] and sums [rows, in / 16] of x [rows, in]. Products of the same x share them."""
+    """int8 codes [rows, in], scales [rows, in / 32] and sums [rows, in / 16] of x [rows, in], which products of
+    the same x share."""
     key = ("quantized", x.data_ptr(), x.shape, x.stride())
     if (found := recorder.made.get(key)) is not None:
         return found

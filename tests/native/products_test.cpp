@@ -126,7 +126,7 @@ void compare(const Kind& kind, int64_t out, int64_t in, int64_t rows, int64_t gr
 int main() {
     for (const Kind& kind : kinds) {
         bool is_float = kind.values == 1, grouped = kind.format == FORMAT_INT8 || kind.format == FORMAT_INT4;
-        for (int64_t rows : {1, 2, 5, 7, 17}) {
+        for (int64_t rows : {1, 2, 5, 7, 17, 39}) {
             for (int activations = 0; activations < (is_float ? 1 : 2); activations++) {
                 for (int64_t blocks : {1, 3, 6}) {
                     if (kind.values == 256 && blocks > 3) continue;

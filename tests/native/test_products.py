@@ -16,7 +16,7 @@ from tests.native.weights import all_weights, gguf_weight
 
 CASES = all_weights()
 PACKED = [name for name in CASES if not name.startswith(("float", "bfloat", "fp8"))]
-ROWS = [1, 2, 7, 19]  # one by one, a few, and many with rows left over
+ROWS = [1, 2, 7, 19, 39]  # one by one, a few, and many with rows left over
 PATHS = [path for path in ("reference", "avx2", "avx512", "neon") if products().lamina_set_isa(path.encode()) == 0]
 
 
