@@ -155,14 +155,14 @@ class _Call:
             library().lamina_run_on(all_of_them, len(made), threads(), team, torch.get_num_threads())
 
 
-_known: WeakKeyDictionary[Packed, tuple[tuple[int, ...], list[Segment] | None]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Packed, tuple[tuple[object, ...], list[Segment] | None]] = WeakKeyDictionary()
 
 
 def _segments(weight: Packed) -> list[Segment] | None:
     """What the kernels know of a weight; None if they do not read it. Kept until its parts move."""
     integer = weight.activations == INT8
     parts = [part for one in weight.segments for part in one._buffers.values() if part is not None]
-    where = (integer, *(part.data_ptr() for part in parts))
+    where = (integer, *(one.format for one in weight.segments), *(part.data_ptr() for part in parts))
     if (found := _known.get(weight)) is None or found[0] != where:
         found = where, _describe(weight, integer)
         _known[weight] = found
