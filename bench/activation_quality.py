@@ -1,9 +1,10 @@
 """What int8 activations cost in quality: `python -m bench.activation_quality [--tokens N] [--out FILE.md]`
 
 A text is fed to the packed weights of SmolLM2-135M, token by token to native decode steps and at once as a prompt. Both
-quantize activations to int8 in groups of 32. At every token, the Kullback–Leibler divergence tells how far the next-token distribution is
-from that of one plain pass in float32 over the dequantized weights. Beside it the same of plain passes whose linear
-layers round their inputs to int8, in groups of 32 and of 16: what the rounding alone costs.
+quantize activations to int8 in groups of 32. At every token, the Kullback–Leibler divergence tells how far the
+next-token distribution is from that of one plain pass in float32 over the dequantized weights. Beside it the same of
+plain passes over these whose linear layers round their inputs to int8, in groups of 32 and of 16: what the rounding
+alone costs.
 """
 
 from __future__ import annotations
