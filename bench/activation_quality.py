@@ -1,9 +1,10 @@
 """What int8 activations cost in quality: `python -m bench.activation_quality [--tokens N] [--out FILE.md]`
 
-A text is fed token by token to native decode steps over the packed weights of SmolLM2-135M, which quantize activations
-to int8 in groups of 32. At every token, the Kullback–Leibler divergence tells how far the next-token distribution is
-from that of one plain pass in float32 over the dequantized weights. Beside it the same of plain passes whose linear
-layers round their inputs to int8, in groups of 32 and of 16: what the rounding alone costs.
+A text is fed to the packed weights of SmolLM2-135M, token by token to native decode steps and at once as a prompt. Both
+quantize activations to int8 in groups of 32. At every token, the Kullback–Leibler divergence tells how far the
+next-token distribution is from that of one plain pass in float32 over the dequantized weights. Beside it the same of
+plain passes over these whose linear layers round their inputs to int8, in groups of 32 and of 16: what the rounding
+alone costs.
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ def main() -> None:
     expected = plain_pass(plain, ids)
     ways: dict[str, Callable[[], Tensor]] = {
         "native steps, packed weights": lambda: by_steps(packed, ids),
+        "one native pass, packed weights": lambda: plain_pass(packed, ids),
         "plain passes, inputs rounded in groups of 32": lambda: with_rounded_inputs(plain, ids, 32),
         "plain passes, inputs rounded in groups of 16": lambda: with_rounded_inputs(plain, ids, 16),
     }
@@ -114,14 +116,14 @@ def main() -> None:
         far = divergence(expected, found)
         same = (expected.argmax(dim=-1) == found.argmax(dim=-1)).double().mean()
         means.append(float(far.mean()))
-        cells = [name, f"{means[-1]:.6f}", "" if len(means) > 1 else f"{TO_REACH}"]
+        cells = [name, f"{means[-1]:.6f}", "" if len(means) > 2 else f"{TO_REACH}"]
         cells += [f"{float(far.quantile(0.99)):.5f}", f"{float(same):.1%}"]
         lines.append(f"| {' | '.join(cells)} |")
     print("\n".join(lines))
     if given.out is not None:
         given.out.write_text("\n".join(lines) + "\n")
-    if not means[0] <= TO_REACH:
-        sys.exit(f"not reached: {means[0]:.6f} is above {TO_REACH}")
+    if not max(means[:2]) <= TO_REACH:
+        sys.exit(f"not reached: {max(means[:2]):.6f} is above {TO_REACH}")
 
 
 if __name__ == "__main__":

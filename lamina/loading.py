@@ -55,8 +55,9 @@ def load(
              families that Lamina does not have (`lamina.from_transformers`)
     weights  how matrices are stored: None or "packed": as in the checkpoint, so a quantized one stays packed; "plain":
              dequantized; "int8", "int4" (embedding and head int8) or "fp8": quantized while they are read
-    activations   of native decode steps on a CPU over packed integer weights: None or "int8": rounded in groups of 32,
-             which is fastest; "float32": as they are, so that logits are those of the dequantized model
+    activations   of native products on a CPU with packed integer weights, in prompts and in decode steps: None or
+             "int8": rounded in groups of 32, which is fastest; "float32": as they are, so that logits are those of the
+             dequantized model
 
     >>> model = load("smollm2", dtype="float32")               # doctest: +SKIP
     >>> print(model.generate("The sky is").text[0])            # doctest: +SKIP

@@ -44,6 +44,8 @@ from lamina.runtime.compile import CompiledBlocks, why_not_compiled
 from lamina.runtime.eligibility import how_packed
 from lamina.runtime.feed import feed, run, step_alone
 from lamina.runtime.graphs import Graphs
+from lamina.weights.packed import Packed
+from lamina.weights.quantize import INT8, check_activations
 
 if TYPE_CHECKING:
     from lamina.cache.pool.pool import Pool
@@ -85,9 +87,6 @@ class Model(nn.Module):
     """The contents of the checkpoint's generation_config.json, and of its preprocessor_config.json."""
     own_defaults: tuple[str, ...] = ()
     """Names in `generation_defaults` that the family reads itself, so that they are no settings of `generate`."""
-    activations: str = "int8"
-    """Activations of products with packed integer weights in native decode steps: "int8" in groups of 32, or "float32".
-    Plain passes and GPUs do not round activations."""
     compiled: CompiledBlocks | None = None
     uncaptured: str | None = None  # why decode steps of this class are never captured
     sharing: Any = None  # of a model made by `lamina.from_transformers`: the bytes it shares (lamina.bridge)
@@ -364,6 +363,20 @@ class Model(nn.Module):
         blocks.0.mlp.down      → blocks.1.attention_norm  deferred
         """
         return self.graphs.fusion_plan()
+
+    @property
+    def activations(self) -> str:
+        """Activations of native products with packed integer weights on a CPU: "int8" in groups of 32, or "float32"."""
+        found: str = self.__dict__.get("_activations", INT8)
+        return found
+
+    @activations.setter
+    def activations(self, activations: str) -> None:
+        check_activations(activations)
+        self.__dict__["_activations"] = activations
+        for module in self.modules():
+            if isinstance(module, Packed):
+                module.activations = activations
 
     def explain(self, cache: Cache | None = None, rows: int = 1) -> str:
         """How tokens are decoded and prompts are run, and why not faster; how weights are packed, if they are. A small

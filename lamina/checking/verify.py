@@ -24,6 +24,8 @@ from lamina.checking.verification import Verification
 from lamina.checkpoint.progress import Bar
 from lamina.errors import InputError
 from lamina.model import Model
+from lamina.weights.packed import Packed
+from lamina.weights.quantize import FLOAT32
 
 LONGEST = 96  # tokens a row, unless asked for more
 SLACK = 3
@@ -84,7 +86,11 @@ def verify(
         for capacity, slack in ((None, SLACK), (longest, SLACK), (None, 0), (room, 0))
     ]
     units = [(law, way) for law in chosen for way in ways if law != "rewind" or way.slack]
-    with without_plans(model, notes), Bar("verifying", len(units) + 1, "checks", progress) as bar:
+    with (
+        without_plans(model, notes),
+        unrounded(model, notes),
+        Bar("verifying", len(units) + 1, "checks", progress) as bar,
+    ):
         run = Verification(
             Reference(model, ids, _sources(model, rows, generator)), ways, chosen, notes, tries, residence
         )
@@ -129,6 +135,22 @@ def without_plans(model: Model, notes: list[str]) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+@contextmanager
+def unrounded(model: Model, notes: list[str]) -> Iterator[None]:
+    """Products with packed weights take float32 activations. Rounded to int8, two passes that differ by the order of a
+    sum may differ by a step of 1/127 in some values, which could hide a fault."""
+    before = model.activations
+    if before == FLOAT32 or model.device.type != "cpu" or not any(isinstance(one, Packed) for one in model.modules()):
+        yield
+        return
+    notes.append("products with packed weights took float32 activations")
+    model.activations = FLOAT32
+    try:
+        yield
+    finally:
+        model.activations = before
 
 
 def _length(model: Model, notes: list[str]) -> int:

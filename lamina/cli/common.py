@@ -27,7 +27,7 @@ Weights = Annotated[
 ]
 Activations = Annotated[
     str | None,
-    typer.Option(help="Of native CPU steps over packed integer weights: int8 (the default) or float32."),
+    typer.Option(help="Of native CPU products with packed integer weights: int8 (the default) or float32."),
 ]
 Tokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="How many tokens to make at most.")]
 

@@ -34,6 +34,8 @@ def _library() -> ctypes.CDLL:
     loaded = declare(ctypes.CDLL(str(build())))
     loaded.lamina_run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     loaded.lamina_run.restype = None
+    loaded.lamina_run_on.argtypes = [*loaded.lamina_run.argtypes, ctypes.c_void_p, ctypes.c_int64]
+    loaded.lamina_run_on.restype = None
     loaded.lamina_kernel.argtypes = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64)]
     loaded.lamina_kernel.restype = ctypes.c_int64
     return loaded
@@ -76,6 +78,17 @@ def threads() -> int:
             raise InputError(f"LAMINA_THREADS={given}: it must be a number from 1 on")
         return int(given)
     return max(1, min(torch.get_num_threads(), physical_cores()))
+
+
+@cache
+def pytorch_team() -> int | None:
+    """The address of the function that runs work on PyTorch's threads, GOMP_parallel of the OpenMP library that PyTorch
+    is linked with; None if it has another."""
+    try:
+        function = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    return ctypes.cast(function, ctypes.c_void_p).value
 
 
 @cache

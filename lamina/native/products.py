@@ -96,7 +96,7 @@ def describe(
 
 
 def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """int8 codes [rows, in], scales and sums [rows, in/32] of float32 activations x [rows, in].
+    """int8 codes [rows, in], scales [rows, in/32] and sums [rows, in/16] of float32 activations x [rows, in].
 
     >>> import torch
     >>> from lamina.native.products import quantize
@@ -105,7 +105,7 @@ def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     """
     rows, inputs = x.shape
     codes = torch.empty(rows, inputs, dtype=torch.int8)
-    scales, sums = torch.empty(rows, inputs // 32), torch.empty(rows, inputs // 32, dtype=torch.int32)
+    scales, sums = torch.empty(rows, inputs // 32), torch.empty(rows, inputs // 16, dtype=torch.int32)
     pointers = (codes.data_ptr(), scales.data_ptr(), sums.data_ptr())
     products().lamina_quantize_rows(x.data_ptr(), rows, inputs, x.stride(0), *pointers, 0, rows * (inputs // 32))
     return codes, scales, sums

@@ -34,13 +34,13 @@ def segments_of(recorder: Recorder, weight: Any, x: Tensor | None, y: Tensor) ->
     else:
         parts = []
         for segment in weight.segments:
-            described, order = _packed(segment)
+            part, order = described(segment)
             given = x
             if order is not None and x is not None:
                 given = _permuted(recorder, x, order)
                 kept += [given, order]
-            _set_input(recorder, described, given, recorder.integer and _integer(described.format), kept)
-            parts.append(described)
+            _set_input(recorder, part, given, recorder.integer and is_integer(part.format), kept)
+            parts.append(part)
     first = 0
     for part in parts:
         part.y, part.y_stride, part.rows = y.data_ptr() + 4 * first, y.shape[-1], y.shape[0]
@@ -60,15 +60,15 @@ def expert_segments(recorder: Recorder, weight: Any) -> tuple[Any, Any, bool, li
         steps.append([weight.stride(0) * weight.element_size(), 0, 0])
     else:
         for segment in weight.segments:
-            described, order = _packed(segment, stacked=True)
+            part, order = described(segment, stacked=True)
             if order is not None:
                 raise CaptureError("no native kernel reads experts whose columns are in another order")
             held = [segment.parts.get(name) for name in ("blocks", "codes", "scales", "zeros")]
             step = [0 if one is None else one.stride(0) * one.element_size() for one in held]
-            parts.append(described)
+            parts.append(part)
             steps.append([max(step[0], step[1]), step[2], step[3]])
-    integer = recorder.integer and any(_integer(part.format) for part in parts)
-    if integer and not all(_integer(part.format) for part in parts):
+    integer = recorder.integer and any(is_integer(part.format) for part in parts)
+    if integer and not all(is_integer(part.format) for part in parts):
         raise CaptureError("no native kernel reads experts whose parts need int8 and float32 activations")
     for part in parts:
         part.activations = int(integer)
@@ -88,12 +88,13 @@ def _set_input(recorder: Recorder, part: Product, x: Tensor | None, integer: boo
 
 
 def quantized(recorder: Recorder, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """int8 codes [rows, in], scales and sums [rows, in / 32] of x [rows, in]. Products of the same x share them."""
+    """int8 codes [rows, in], scales [rows, in / 32] and sums [rows, in / 16] of x [rows, in], which products of
+    the same x share."""
     key = ("quantized", x.data_ptr(), x.shape, x.stride())
     if (found := recorder.made.get(key)) is not None:
         return found
     rows, width = x.shape
-    codes, sums = recorder.new(rows, width, dtype=torch.int8), recorder.new(rows, width // 32, dtype=torch.int32)
+    codes, sums = recorder.new(rows, width, dtype=torch.int8), recorder.new(rows, width // 16, dtype=torch.int32)
     scales = recorder.new(rows, width // 32)
     arguments = QuantizeArgs(
         x=x.data_ptr(), codes=codes.data_ptr(), scales=scales.data_ptr(), sums=sums.data_ptr(), rows=rows, width=width,
@@ -131,7 +132,7 @@ def _described(
     )  # fmt: skip
 
 
-def _packed(segment: Any, *, stacked: bool = False) -> tuple[Product, Tensor | None]:
+def described(segment: Any, *, stacked: bool = False) -> tuple[Product, Tensor | None]:
     """One `PackedWeight`, and the order of its columns if that is not theirs.
 
     stacked   True: of a stack of matrices, the first
@@ -154,8 +155,10 @@ def _packed(segment: Any, *, stacked: bool = False) -> tuple[Product, Tensor | N
     if bits not in (4, 8):
         raise CaptureError(f"no native kernel reads weights in {name}")
     zeros = parts.get("zeros")
-    described = _described(f"int{bits}", shape, codes, scales, None if zeros is None else _dense(zeros), group)
-    return described, parts.get("order")
+    if "offsets" in parts:
+        raise CaptureError(f"no native kernel reads weights in {name} with offsets")
+    zeros = None if zeros is None else _dense(zeros)
+    return _described(f"int{bits}", shape, codes, scales, zeros, group), parts.get("order")
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -164,7 +167,7 @@ def _dense(x: Tensor) -> Tensor:
     return x
 
 
-def _integer(format: int) -> bool:
+def is_integer(format: int) -> bool:
     """Whether products with weights in this format take int8 activations."""
     return format > FORMATS["fp8"]
 

@@ -16,10 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lamina import kernels
+from lamina.native import linear as native_linear
+from lamina.native.operations import act_kind
 from lamina.nn import onednn
 from lamina.tracing import surely
 from lamina.weights.packed import Packed, PackedWeight
-from lamina.weights.product import packed_linear, use_kernels
+from lamina.weights.product import kernels_of, packed_linear, use_kernels
 
 PIECES = 16  # slices of a weight: enough to give every core some
 MOST_ROWS = 64  # beyond that F.linear is as fast
@@ -67,6 +69,8 @@ class Linear(nn.Linear):
             if (native := kernels.recorder()) is not None:
                 return native.linear(self, x, onto, before, scale, act, softcap)
             return self._by_kernel(x, onto, before, scale, act, softcap)
+        if (found := self._by_native(x, onto, before, scale, act, softcap)) is not None:
+            return found
         if before != 1 and self.bias is None and (isinstance(scale, Tensor) or scale != 1):
             before, scale = 1.0, scale * before  # one factor instead of two
         x = x if before == 1 else x * before
@@ -85,6 +89,22 @@ class Linear(nn.Linear):
         if softcap is not None:
             y = (y / softcap).tanh() * softcap
         return y if onto is None else onto + y
+
+    def _by_native(
+        self,
+        x: Tensor,
+        onto: Tensor | None,
+        before: float,
+        scale: float | Tensor,
+        act: Callable[[Tensor], Tensor] | None,
+        softcap: float | None,
+    ) -> Tensor | None:
+        """A packed product and what surrounds it in one native call on a CPU; None where other ways are taken."""
+        if isinstance(scale, Tensor) or softcap is not None or (before != 1 and self.bias is not None):
+            return None
+        if onto is not None and onto.dtype != x.dtype:
+            return None
+        return native_product(x, self.weight, self.bias, onto, scale=before * scale, act=act)
 
     def _by_kernel(
         self,
@@ -171,13 +191,41 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y if bias is None else y + bias
 
 
-def packed_on_gpu(x: Tensor, weight: PackedWeight) -> Tensor | None:
+def packed_on_gpu(x: Tensor, weight: Packed) -> Tensor | None:
     """x [N, in] times a packed weight in plain passes on a GPU; None where no kernel can."""
-    if not kernels.fuses(x):
+    if not kernels.fuses(x) or not isinstance(weight, PackedWeight):
         return None
     from lamina.kernels.packed.linear import plain_product  # imports Triton
 
     return plain_product(x, weight)
 
 
+def packed_on_cpu(x: Tensor, weight: Packed) -> Tensor | None:
+    """x [N, in] times a packed weight in plain passes on a CPU; None where no native kernel can."""
+    return native_linear.linear(x, weight)
+
+
+def native_product(
+    x: Tensor,
+    weight: Tensor | Packed,
+    bias: Tensor | None = None,
+    onto: Tensor | None = None,
+    *,
+    scale: float = 1.0,
+    act: Callable[[Tensor], Tensor] | None = None,
+    gated: bool = False,
+) -> Tensor | None:
+    """`lamina.native.linear` for packed weights on a CPU; None where products and what follows them are computed apart.
+
+    act   None: none
+    """
+    if not isinstance(weight, Packed) or kernels_of(x.device.type) is not packed_on_cpu:
+        return None
+    kind = act_kind(act)
+    if kind is None or kind in native_linear.SCALAR_ACTS:
+        return None
+    return native_linear.linear(x, weight, bias, onto, scale=scale, act=kind, gated=gated)
+
+
 use_kernels("cuda", packed_on_gpu)
+use_kernels("cpu", packed_on_cpu)

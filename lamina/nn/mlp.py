@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lamina import kernels
 from lamina.activation import Gating, activation
 from lamina.nn import onednn
-from lamina.nn.linear import Linear
+from lamina.nn.linear import Linear, native_product
 from lamina.weights.packed import Packed
 
 LEAST_TOKENS = 4096  # of a slice: with fewer, products get slower
@@ -96,6 +96,10 @@ class GatedMLP(nn.Module):
         if kernels.on() and (y := self._by_kernel(x)) is not None:
             return y
         if (y := self._by_onednn(x)) is not None:
+            return y
+        gate_up = self.gate_up
+        y = native_product(x, gate_up.weight, gate_up.bias, scale=self.gate_factor, act=self.act, gated=True)
+        if y is not None:
             return y
         both = self.gate_up(x)
         if kernels.fuses(both) and (y := self._fused(both)) is not None:

@@ -11,10 +11,12 @@ from lamina import kernels
 from lamina.cache.layers.base import Layer
 from lamina.cache.spec import LayerSpecs, Spec
 from lamina.kernels.packed.serve import why_model_unread
+from lamina.native.linear import why_no_native_products
+from lamina.nn.linear import packed_on_cpu
 from lamina.runtime.kernel_backend import why_unserved
 from lamina.runtime.native.eligibility import why_not_native
 from lamina.weights.inventory import packed_formats
-from lamina.weights.product import has_kernels
+from lamina.weights.product import has_kernels, kernels_of
 
 if TYPE_CHECKING:
     from lamina.cache.cache import Cache
@@ -59,9 +61,14 @@ def how_packed(model: Model) -> str | None:
     if not (formats := packed_formats(model)):
         return None
     device = model.device.type
-    steps = f"; native steps with {model.activations} activations" if device == "cpu" else ""
-    how = "kernels that read them" if has_kernels(device) else "dequantizing blocks of rows, since there are no kernels"
-    return f"{', '.join(f'{name} ({count})' for name, count in formats.items())}; products on {device} by {how}{steps}"
+    reason = "there are no kernels" if not has_kernels(device) else None
+    how = "kernels that read them"
+    if device == "cpu" and kernels_of(device) is packed_on_cpu:
+        reason = why_no_native_products()
+        how = f"native kernels with {model.activations} activations, in prompts and in steps"
+    if reason is not None:
+        how = f"dequantizing blocks of rows in PyTorch, since {reason}"
+    return f"{', '.join(f'{name} ({count})' for name, count in formats.items())}; products on {device} by {how}"
 
 
 def why_no_step(model: Model, cache: Cache | None, reason: str, rows: int = 1) -> str | None:

@@ -4,7 +4,7 @@ from lamina.weights import fp8, gguf_blocks, gguf_k, int_groups  # noqa: F401  (
 from lamina.weights.format import FORMATS, WeightFormat, register, weight_format, writable
 from lamina.weights.inventory import named_weights, own_weights, packed_formats, weight_bytes
 from lamina.weights.packed import JoinedWeight, Packed, PackedWeight, along_rows, stacked
-from lamina.weights.product import has_kernels, packed_linear, use_kernels
+from lamina.weights.product import has_kernels, kernels_of, packed_linear, use_kernels
 
 __all__ = [
     "FORMATS",
@@ -14,6 +14,7 @@ __all__ = [
     "WeightFormat",
     "along_rows",
     "has_kernels",
+    "kernels_of",
     "named_weights",
     "own_weights",
     "packed_formats",

@@ -24,11 +24,13 @@ ROWS = 128  # blocks of rows are multiples of this, as float8 scales of 128 × 1
 class Packed(nn.Module):
     """A packed weight [..., out, in].
 
-    dtype   in which its values are used: that of the model
+    dtype         in which its values are used: that of the model
+    activations   of products with it on a CPU: "float32", or "int8" in groups of 32 if its format has integers
     """
 
     shape: torch.Size
     dtype: torch.dtype
+    activations: str = "float32"
 
     @property
     def segments(self) -> tuple[PackedWeight, ...]:
@@ -131,7 +133,9 @@ class PackedWeight(Packed):
 
     def entry(self, index: int) -> PackedWeight:
         parts = {name: part[index] for name, part in self.parts.items()}
-        return PackedWeight(self.format, parts, self.shape[1:], self.dtype)
+        one = PackedWeight(self.format, parts, self.shape[1:], self.dtype)
+        one.activations = self.activations
+        return one
 
     def select(self, rows: slice | Tensor) -> PackedWeight:
         """Some rows: those of a slice as a view, those of an index as a copy in that order."""
@@ -204,7 +208,9 @@ class JoinedWeight(Packed):
         return tuple(self.several)  # type: ignore[arg-type]
 
     def entry(self, index: int) -> JoinedWeight:
-        return JoinedWeight([one.entry(index) for one in self.segments])
+        one = JoinedWeight([one.entry(index) for one in self.segments])
+        one.activations = self.activations
+        return one
 
 
 def along_rows(weights: Sequence[PackedWeight], merge: bool = False) -> Packed:

@@ -12,7 +12,7 @@ from lamina.weights.int_groups import LANES, IntGroups
 from lamina.weights.packed import Packed, PackedWeight
 
 PLAIN, PACKED = "plain", "packed"
-INT8, FLOAT32 = "int8", "float32"  # activations of products with packed integer weights in a native step
+INT8, FLOAT32 = "int8", "float32"  # activations of products with packed integer weights on a CPU
 Owners = Sequence[tuple[nn.Module, str]]
 """Modules and attributes that a weight is known by: several if it is shared."""
 
@@ -83,4 +83,6 @@ def quantize_weight(module: nn.Module, owners: Owners, weights: str) -> None:
     parameter: nn.Parameter = getattr(*owners[0])
     format = format_for(weights, module, owners)
     if packable(owners) and fits(format, parameter.shape[-1]):
-        put_packed(owners, PackedWeight(format, format.pack(parameter.detach()), parameter.shape, parameter.dtype))
+        packed = PackedWeight(format, format.pack(parameter.detach()), parameter.shape, parameter.dtype)
+        packed.activations = getattr(module, "activations", FLOAT32)  # of a model
+        put_packed(owners, packed)

@@ -80,7 +80,7 @@ void compare(const Kind& kind, int64_t out, int64_t in, int64_t rows, int64_t gr
     Array<float> x((rows - 1) * x_stride + in), y((rows - 1) * y_stride + out), truth((rows - 1) * y_stride + out);
     Array<int8_t> qx(rows * in);
     Array<float> qx_scales(rows * groups);
-    Array<int32_t> qx_sums(rows * groups);
+    Array<int32_t> qx_sums(2 * rows * groups);
     for (int64_t i = 0; i < x.size; i++) x[i] = uniform();
     Product p{};
     p.format = kind.format, p.activations = activations, p.out = out, p.in = in, p.rows = rows, p.group = group;
@@ -126,7 +126,7 @@ void compare(const Kind& kind, int64_t out, int64_t in, int64_t rows, int64_t gr
 int main() {
     for (const Kind& kind : kinds) {
         bool is_float = kind.values == 1, grouped = kind.format == FORMAT_INT8 || kind.format == FORMAT_INT4;
-        for (int64_t rows : {1, 2, 5, 7, 17}) {
+        for (int64_t rows : {1, 2, 5, 7, 17, 39}) {
             for (int activations = 0; activations < (is_float ? 1 : 2); activations++) {
                 for (int64_t blocks : {1, 3, 6}) {
                     if (kind.values == 256 && blocks > 3) continue;

@@ -35,7 +35,7 @@ def test_a_step_is_recorded_again_when_activations_change() -> None:
 def test_the_demo_model_has_the_tokens_of_its_dequantized_weights_over_64_steps() -> None:
     packed = lamina.load("smollm2", device="cpu", activations="float32")
     plain = lamina.load("smollm2", device="cpu", weights="plain")
-    assert "native steps with float32 activations" in packed.explain()
+    assert "native kernels with float32 activations" in packed.explain()
     text = "Once upon a time, in a village by the sea, there lived an old fisherman who"
     found, wanted = (model.generate(text, 64, eos_token_id=()) for model in (packed, plain))
     assert found.how.startswith("one native program a step")

@@ -41,6 +41,8 @@ def test_packed_logits_are_those_of_the_dequantized_model(name, tmp_path):
     packed, plain = lamina.load(path, device="cpu"), lamina.load(path, device="cpu", weights="plain")
     assert list(packed_formats(packed)) == [name] and not packed_formats(plain)
     with torch.no_grad():
+        assert relative(packed(IDS), plain(IDS)) < 0.2  # int8 activations
+        packed.activations = "float32"
         assert relative(packed(IDS), plain(IDS)) < 1e-5
     matrices = {name: one for name, one in named_weights(packed) if isinstance(one, Packed)}
     for path, one in matrices.items():
@@ -51,9 +53,9 @@ def test_formats_may_differ_from_tensor_to_tensor(mixed):
     packed, plain = lamina.load(mixed, device="cpu"), lamina.load(mixed, device="cpu", weights="plain")
     assert set(packed_formats(packed)) == {"Q4_K", "Q6_K", "Q8_0"}
     assert isinstance(packed.blocks[0].attention.qkv.weight, JoinedWeight)
+    packed.activations = "float32"
     with torch.no_grad():
         assert relative(packed(IDS), plain(IDS)) < 1e-5
-    packed.uncaptured = plain.uncaptured = "native products round activations to int8"
     new = [model.generate(IDS[:, :4].tolist(), max_new_tokens=16, do_sample=False).tokens for model in (packed, plain)]
     assert new[0] == new[1]
 

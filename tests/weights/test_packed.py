@@ -15,6 +15,7 @@ from lamina.weights import (
     PackedWeight,
     along_rows,
     has_kernels,
+    kernels_of,
     named_weights,
     packed_linear,
     stacked,
@@ -101,18 +102,21 @@ def test_kernels_take_over_where_they_serve_and_only_there():
     seen = []
 
     def product(x, one):
-        seen.append(one.format.name)
-        return None if one.format.name == "Q4_1" else torch.zeros(len(x), one.shape[0])
+        seen.append(one.formats)
+        return torch.zeros(len(x), one.shape[0]) if one.formats == ["Q8_0"] else None
 
+    before = kernels_of("cpu")
+    use_kernels("cpu", None)
     plain = packed_linear(x, rows := along_rows([weight, packed("Q4_1")]))
+    assert not has_kernels("cpu")
     use_kernels("cpu", product)
     try:
         assert has_kernels("cpu") and (packed_linear(x, weight) == 0).all()
         mixed = packed_linear(x, rows, torch.ones(80))
     finally:
-        use_kernels("cpu", None)
-    assert seen == ["Q8_0", "Q8_0", "Q4_1"] and (mixed[:, :40] == 1).all()
-    assert torch.equal(mixed[:, 40:], plain[:, 40:] + 1) and not has_kernels("cpu")
+        use_kernels("cpu", before)
+    assert seen == [["Q8_0"], ["Q8_0", "Q4_1"], ["Q8_0"], ["Q4_1"]] and (mixed[:, :40] == 1).all()
+    assert torch.equal(mixed[:, 40:], plain[:, 40:] + 1)
 
 
 def test_a_packed_weight_replaces_the_parameter():

@@ -53,10 +53,30 @@ static int64_t attention_units(const AttentionArgs* a) {
   return a->rows * a->k_heads * most;
 }
 
-// scores[g, t] = q[g] · k[t] for G queries.
+constexpr int64_t AHEAD = 4096;  // bytes behind those that are read, which the cache is told to fetch
+
+// scores[g, t] = q[g] · k[t] for G queries. Where heads are whole vectors, four tokens at a time share the last sums.
 template <int G, class T>
 static inline void score(const float* q, int64_t dim, const T* k, int64_t tokens, float* scores) {
-  for (int64_t t = 0; t < tokens; ++t, k += dim) {
+  int64_t t = 0;
+  if (dim % LANES == 0)
+    for (; t + 4 <= tokens; t += 4, k += 4 * dim) {
+      vf total[G][4];
+      for (int g = 0; g < G; ++g)
+        for (int j = 0; j < 4; ++j) total[g][j] = zeros();
+      for (int64_t at = 0; at < 4 * dim * int64_t(sizeof(T)); at += 64)
+        __builtin_prefetch(reinterpret_cast<const char*>(k) + AHEAD + at);
+      for (int64_t i = 0; i < dim; i += LANES) {
+        vf key[4];
+        for (int j = 0; j < 4; ++j) key[j] = load(k + j * dim + i);
+        for (int g = 0; g < G; ++g) {
+          vf x = load(q + g * dim + i);
+          for (int j = 0; j < 4; ++j) total[g][j] = total[g][j] + x * key[j];
+        }
+      }
+      for (int g = 0; g < G; ++g) sums(total[g], scores + g * BLOCK + t);
+    }
+  for (; t < tokens; ++t, k += dim) {
     vf total[G];
     for (int g = 0; g < G; ++g) total[g] = zeros();
     int64_t i = 0;
@@ -82,6 +102,9 @@ static inline void mix_in(
     for (int w = 0; w < WIDE; ++w) total[g][w] = load(mix + g * dim + from + w * LANES) * rescale[g];
   for (int64_t t = 0; t < tokens; ++t) {
     vf values[WIDE];
+    if (WIDE > 1)
+      for (int64_t at = 0; at < WIDE * LANES * int64_t(sizeof(T)); at += 64)
+        __builtin_prefetch(reinterpret_cast<const char*>(v + t * stride + from) + AHEAD + at);
     for (int w = 0; w < WIDE; ++w) values[w] = load(v + t * stride + from + w * LANES);
     for (int g = 0; g < G; ++g)
       for (int w = 0; w < WIDE; ++w) total[g][w] = total[g][w] + values[w] * probs[g * BLOCK + t];

@@ -126,7 +126,7 @@ static inline void expert_outputs(const ExpertsArgs* a, int64_t pair, int64_t ex
     if (one.zeros) one.zeros = static_cast<const char*>(one.zeros) + expert * step[2];
     one.rows = 1, one.x = a->x + token * a->in, one.x_stride = a->in, one.y = y + first, one.y_stride = 0;
     if (one.activations)
-      one.qx = a->qx + token * a->in, one.qx_scales = a->qx_scales + token * (a->in / 32), one.qx_sums = a->qx_sums + token * (a->in / 32);
+      one.qx = a->qx + token * a->in, one.qx_scales = a->qx_scales + token * (a->in / 32), one.qx_sums = a->qx_sums + token * (a->in / 16);
     if (from < to) lamina_product(&one, from, to);
     first += one.out;
   }

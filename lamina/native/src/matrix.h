@@ -6,13 +6,13 @@
 
 namespace {
 
-// -- int8 activations: groups of 32 values, each with a scale and the sum of its codes --------------------------------
+// -- int8 activations: groups of 32 values, each with a scale, and the sums of the codes of its halves --------------------------------
 
 struct QuantizeArgs {
   const float* x;       // [rows, in], rows at x_stride
   int8_t* codes;        // [rows, in]
   float* scales;        // [rows, in / 32]
-  int32_t* sums;        // [rows, in / 32]
+  int32_t* sums;        // [rows, in / 16]
   int64_t rows, in, x_stride;
 };
 

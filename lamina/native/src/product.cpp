@@ -109,6 +109,6 @@ void lamina_quantize_rows(const float* x, int64_t, int64_t in, int64_t x_stride,
     const ProductPath& path = *current().path;
     int64_t groups = in / 32;
     for (int64_t g = begin_group; g < end_group; g++) {
-        path.quantize(x + g / groups * x_stride + g % groups * 32, codes + 32 * g, scales + g, sums + g);
+        path.quantize(x + g / groups * x_stride + g % groups * 32, codes + 32 * g, scales + g, sums + 2 * g);
     }
 }

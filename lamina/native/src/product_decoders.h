@@ -40,6 +40,7 @@ struct Blocks256 : Blocks<BYTES, 8> {
 template <class S>
 struct Q4_0 : Blocks32<S, 18, false, -8> {
     LAMINA_TYPES
+    static constexpr int bits = 4;
     using Blocks32<S, 18, false, -8>::Blocks32;
     template <int g> Bytes codes(int64_t b) const { return S::nibbles(this->at(b) + 2); }
     Floats pairs(const uint8_t* a, const uint8_t* b, const uint8_t* c, const uint8_t* d) const { return S::twice_half(a, b, c, d); }
@@ -48,6 +49,7 @@ struct Q4_0 : Blocks32<S, 18, false, -8> {
 template <class S>
 struct Q4_1 : Blocks32<S, 20, false, 1> {
     LAMINA_TYPES
+    static constexpr int bits = 4;
     using Blocks32<S, 20, false, 1>::Blocks32;
     template <int g> Bytes codes(int64_t b) const { return S::nibbles(this->at(b) + 4); }
     Floats pairs(const uint8_t* a, const uint8_t* b, const uint8_t* c, const uint8_t* d) const { return S::two_halves(a, b, c, d); }
@@ -56,6 +58,7 @@ struct Q4_1 : Blocks32<S, 20, false, 1> {
 template <class S>
 struct Q5_0 : Blocks32<S, 22, false, -16> {
     LAMINA_TYPES
+    static constexpr int bits = 5;
     using Blocks32<S, 22, false, -16>::Blocks32;
     template <int g> Bytes codes(int64_t b) const {
         return S::either(S::nibbles(this->at(b) + 6), S::fifth_bits(read<uint32_t>(this->at(b) + 2)));
@@ -66,6 +69,7 @@ struct Q5_0 : Blocks32<S, 22, false, -16> {
 template <class S>
 struct Q5_1 : Blocks32<S, 24, false, 1> {
     LAMINA_TYPES
+    static constexpr int bits = 5;
     using Blocks32<S, 24, false, 1>::Blocks32;
     template <int g> Bytes codes(int64_t b) const {
         return S::either(S::nibbles(this->at(b) + 8), S::fifth_bits(read<uint32_t>(this->at(b) + 4)));
@@ -76,6 +80,7 @@ struct Q5_1 : Blocks32<S, 24, false, 1> {
 template <class S>
 struct Q8_0 : Blocks32<S, 34, true, 0> {
     LAMINA_TYPES
+    static constexpr int bits = 8;
     using Blocks32<S, 34, true, 0>::Blocks32;
     template <int g> Bytes codes(int64_t b) const { return S::load_bytes(this->at(b) + 2); }
     Floats pairs(const uint8_t* a, const uint8_t* b, const uint8_t* c, const uint8_t* d) const { return S::twice_half(a, b, c, d); }
@@ -84,6 +89,7 @@ struct Q8_0 : Blocks32<S, 34, true, 0> {
 template <class S>
 struct IQ4_NL : Blocks32<S, 18, true, 0> {
     LAMINA_TYPES
+    static constexpr int bits = 8;
     using Blocks32<S, 18, true, 0>::Blocks32;
     template <int g> Bytes codes(int64_t b) const { return S::look_up(iq4_table, S::nibbles(this->at(b) + 2)); }
     Floats pairs(const uint8_t* a, const uint8_t* b, const uint8_t* c, const uint8_t* d) const { return S::twice_half(a, b, c, d); }
@@ -92,6 +98,7 @@ struct IQ4_NL : Blocks32<S, 18, true, 0> {
 template <class S>
 struct MXFP4 : Blocks32<S, 17, true, 0> {
     LAMINA_TYPES
+    static constexpr int bits = 8;
     using Blocks32<S, 17, true, 0>::Blocks32;
     template <int g> Bytes codes(int64_t b) const { return S::look_up(mxfp4_table, S::nibbles(this->at(b) + 1)); }
     Floats pairs(const uint8_t* a, const uint8_t* b, const uint8_t* c, const uint8_t* d) const {
@@ -102,6 +109,7 @@ struct MXFP4 : Blocks32<S, 17, true, 0> {
 template <class S>
 struct IQ4_XS : Blocks256<S, 136, true, false, false> {
     LAMINA_TYPES
+    static constexpr int bits = 8;
     using Blocks256<S, 136, true, false, false>::Blocks256;
     template <int g> Bytes codes(int64_t b) const { return S::look_up(iq4_table, S::nibbles(this->at(b) + 8 + 16 * g)); }
     void scales(int64_t b, Floats* scale, Floats*) const {
@@ -115,6 +123,7 @@ struct IQ4_XS : Blocks256<S, 136, true, false, false> {
 template <class S>
 struct Q2_K : Blocks256<S, 84, false, true, true> {
     LAMINA_TYPES
+    static constexpr int bits = 2;
     using Blocks256<S, 84, false, true, true>::Blocks256;
     template <int g> Bytes codes(int64_t b) const {
         return S::template right<2 * (g % 4)>(S::load_bytes(this->at(b) + 16 + 32 * (g / 4)), 3);
@@ -132,6 +141,7 @@ struct Q2_K : Blocks256<S, 84, false, true, true> {
 template <class S>
 struct Q3_K : Blocks256<S, 110, false, true, true> {
     LAMINA_TYPES
+    static constexpr int bits = 3;
     using Blocks256<S, 110, false, true, true>::Blocks256;
     template <int g> Bytes codes(int64_t b) const {  // without the offset -4
         Bytes low = S::template right<2 * (g % 4)>(S::load_bytes(this->at(b) + 32 + 32 * (g / 4)), 3);
@@ -162,6 +172,7 @@ inline void scales_of_6_bits(const uint8_t* block, typename S::Floats* scale, ty
 template <class S>
 struct Q4_K : Blocks256<S, 144, false, false, true> {
     LAMINA_TYPES
+    static constexpr int bits = 4;
     using Blocks256<S, 144, false, false, true>::Blocks256;
     template <int g> Bytes codes(int64_t b) const {
         return S::template right<4 * (g % 2)>(S::load_bytes(this->at(b) + 16 + 32 * (g / 2)), 15);
@@ -172,6 +183,7 @@ struct Q4_K : Blocks256<S, 144, false, false, true> {
 template <class S>
 struct Q5_K : Blocks256<S, 176, false, false, true> {
     LAMINA_TYPES
+    static constexpr int bits = 5;
     using Blocks256<S, 176, false, false, true>::Blocks256;
     template <int g> Bytes codes(int64_t b) const {
         Bytes low = S::template right<4 * (g % 2)>(S::load_bytes(this->at(b) + 48 + 32 * (g / 2)), 15);
@@ -185,6 +197,7 @@ struct Q5_K : Blocks256<S, 176, false, false, true> {
 template <class S>
 struct Q6_K : Blocks256<S, 210, false, true, true> {
     LAMINA_TYPES
+    static constexpr int bits = 6;
     using Blocks256<S, 210, false, true, true>::Blocks256;
     template <int g> Bytes codes(int64_t b) const {  // without the offset -32
         constexpr int quarter = g % 4, eighth = g / 4;
@@ -206,9 +219,10 @@ struct Q6_K : Blocks256<S, 210, false, true, true> {
 
 // Codes, scales and zeros in tensors of their own. Codes of 8 bits with zeros are unsigned in memory; less 128 they are
 // signed, and zero - 128 is their zero. `at` is the index of a scale.
-template <class S, int bits, bool has_zeros, int scale_type>
+template <class S, int BITS, bool has_zeros, int scale_type>
 struct IntGroups {
     LAMINA_TYPES
+    static constexpr int bits = BITS;
     static constexpr int bytes = 4 * bits, groups = 1, offset = has_zeros ? 1 : bits == 4 ? -8 : 0;
     static constexpr bool is_signed = bits == 8, by_16 = false, has_min = offset != 0;
     const uint8_t *row, *zeros;

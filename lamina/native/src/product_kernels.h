@@ -45,8 +45,11 @@ inline typename S::Floats add_group(const Activations& x, int64_t group, typenam
     return S::multiply_add(high, S::all(scale[1]), S::multiply_add(low, S::all(scale[0]), acc));
 }
 
-// Prefetch distance: the next `outputs` rows, or those after them where rows are short.
-inline int64_t rows_ahead(int outputs, int64_t bytes) { return outputs * bytes * (outputs * bytes < 8192 ? 2 : 1); }
+// Prefetch distance: whole groups of `outputs` rows, about as many bytes as arrive during the latency of memory.
+inline int64_t rows_ahead(int outputs, int64_t bytes) {
+    const int64_t group = outputs * bytes;
+    return (7168 + group - 1) / group * group;
+}
 
 // The first cache has no room for rows that far ahead.
 inline bool is_far(int64_t ahead) { return ahead > 20000; }
@@ -154,11 +157,12 @@ struct Kernels {
     OneRow *int8_row, *int8_row_far, *float_row;
     void (*decode_row)(const Product&, int64_t output, const Decoded&);
     bool is_signed, has_min, by_16, in_pairs;
+    int bits;  // of a code
 };
 
 template <class S, class F>
 constexpr Kernels kernels_of() {
-    return {one_row<S, F, false, false>, one_row<S, F, false, true>, one_row<S, F, true, false>, decode_row<S, F>, F::is_signed, F::has_min, F::by_16, F::groups == 1};
+    return {one_row<S, F, false, false>, one_row<S, F, false, true>, one_row<S, F, true, false>, decode_row<S, F>, F::is_signed, F::has_min, F::by_16, F::groups == 1, F::bits};
 }
 
 template <class S, int bits, bool has_zeros>

@@ -204,7 +204,7 @@ void product(const Product& p, int64_t begin, int64_t end) {
     }
 }
 
-void quantize(const float* x, int8_t* codes, float* scale, int32_t* sum) {
+void quantize(const float* x, int8_t* codes, float* scale, int32_t* sums) {
     float largest = 0;
     bool finite = true;
     for (int i = 0; i < 32; i++) {
@@ -213,10 +213,10 @@ void quantize(const float* x, int8_t* codes, float* scale, int32_t* sum) {
     }
     *scale = finite ? largest / 127 : NAN;  // the product of a group with a NaN or an infinity is NaN
     float inverse = finite && largest > 1e-30f ? 127 / largest : 0;
-    *sum = 0;
+    sums[0] = sums[1] = 0;
     for (int i = 0; i < 32; i++) {
         codes[i] = finite ? int8_t(std::nearbyint(x[i] * inverse)) : int8_t(0);
-        *sum += codes[i];
+        sums[i / 16] += codes[i];
     }
 }
 

@@ -46,7 +46,7 @@ struct Product {          // one weight (or one segment of rows) times `rows` ve
     int64_t x_stride;
     const int8_t* qx;        // [rows, in], when activations == 1: codes -127 … 127
     const float* qx_scales;  // [rows, in / 32]
-    const int32_t* qx_sums;  // [rows, in / 32], the sums of the codes
+    const int32_t* qx_sums;  // [rows, in / 16], the sums of 16 codes each
     float* y;                // [rows, out]
     int64_t y_stride;
     // Fields added to the first version of the interface; zero gives its meaning.
@@ -79,6 +79,6 @@ LAMINA_EXPORT int lamina_set_isa(const char* name);
 // The implementations that lamina_isa selects among.
 struct ProductPath {
     void (*product)(const Product&, int64_t begin, int64_t end);
-    void (*quantize)(const float* x, int8_t* codes, float* scale, int32_t* sum);  // one group
+    void (*quantize)(const float* x, int8_t* codes, float* scale, int32_t* sums);  // one group: sums of its two halves
 };
 extern const ProductPath product_reference, product_avx2, product_avx512, product_neon;

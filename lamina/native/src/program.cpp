@@ -3,6 +3,9 @@
 // The last thread to finish an operation also runs the serial operations behind it, then lets the others go on: so a
 // serial operation costs no meeting of its own. Waiting threads spin, since operations take microseconds; between two
 // runs they spin for a moment and then sleep.
+//
+// Products of plain passes run on PyTorch's threads instead (lamina_run_on), which wait for PyTorch's next operation at
+// the same cores: two pools would take turns with each other's waiting threads.
 
 #include "program.h"
 
@@ -173,6 +176,41 @@ Pool& the_pool() {
 
 }  // namespace
 }  // namespace lamina
+
+namespace lamina {
+namespace {
+
+// The pieces of one operation, for threads that take them one by one.
+struct Share {
+  const Kernel* kernel;
+  const void* arguments;
+  int64_t units, threads;
+  std::atomic<int64_t> joined{0}, taken{0};
+};
+
+void take_share(void* data) {
+  Share& share = *static_cast<Share*>(data);
+  if (share.joined.fetch_add(1, std::memory_order_relaxed) >= share.threads) return;
+  for (int64_t i; (i = share.taken.fetch_add(1, std::memory_order_relaxed)) < share.units;) share.kernel->run(share.arguments, i);
+}
+
+}  // namespace
+}  // namespace lamina
+
+// Calls work(data) on each of `size` threads, which may be fewer, and returns when all have (GOMP_parallel of OpenMP).
+using Team = void (*)(void (*work)(void*), void* data, unsigned size, unsigned flags);
+
+// Runs operations one after the other on up to `threads` threads of a team.
+LAMINA_EXPORT void lamina_run_on(const lamina::Operation* operations, int64_t count, int64_t threads, Team team, int64_t size) {
+  using namespace lamina;
+  for (int64_t k = 0; k < count; ++k) {
+    Share share;
+    share.kernel = table().kernels + operations[k].kernel, share.arguments = operations[k].arguments;
+    share.units = share.kernel->units(share.arguments), share.threads = threads;
+    if (operations[k].serial || share.units < 2 || threads < 2) take_share(&share);
+    else team(take_share, &share, unsigned(size), 0);
+  }
+}
 
 // Runs operations one after the other on this many threads, the caller's among them.
 LAMINA_EXPORT void lamina_run(const lamina::Operation* operations, int64_t count, int64_t threads) {

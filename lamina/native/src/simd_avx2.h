@@ -8,15 +8,78 @@
 
 namespace {
 
+// A panel is 8 outputs: 4 inputs of each in 32 bytes. Products are added in 16 bits as far as they fit there.
+struct WideAvx2 {
+    using Floats = __m256;
+    static constexpr int lanes = 8, rows = 4, least_rows = 32;  // rows of a tile; rows from which on float panels are faster
+    static constexpr bool sums_in_32_bits = false, unsigned_codes = false;
+    static Floats zero() { return _mm256_setzero_ps(); }
+    static Floats all(float value) { return _mm256_set1_ps(value); }
+    static Floats load(const float* at) { return _mm256_load_ps(at); }
+    static Floats multiply(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+    static Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+    static __m256i first(int count) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)); }
+    static Floats load_some(const float* at, int count) { return _mm256_maskload_ps(at, first(count)); }
+    static void store_some(float* to, Floats a, int count) {
+        if (count >= 8) _mm256_storeu_ps(to, a);
+        else _mm256_maskstore_ps(to, first(count), a);
+    }
+
+    // out[r] = the dot products of 4 * steps inputs of row r with the panel's codes [steps, 8, 4].
+    template <class C, int ROWS, int steps>
+    static void dots(const uint8_t* w, const int8_t* x, int64_t stride, Floats* out) {
+        constexpr int terms = C::terms < steps ? C::terms : steps;
+        __m256i total[ROWS];
+        for (int r = 0; r < ROWS; r++) total[r] = _mm256_setzero_si256();
+#pragma GCC unroll 1  // unrolled, the compiler would load all codes at once, for which there are too few registers
+        for (int i = 0; i < steps; i += terms) {
+            __m256i some[ROWS];
+            for (int r = 0; r < ROWS; r++) some[r] = _mm256_setzero_si256();
+#pragma GCC unroll 2
+            for (int k = i; k < i + terms; k++) {
+                __m256i c = _mm256_load_si256(reinterpret_cast<const __m256i*>(w + 32 * k));
+#pragma GCC unroll 8
+                for (int r = 0; r < ROWS; r++) {
+                    __m256i v = _mm256_set1_epi32(read<int32_t>(x + r * stride + 4 * k));
+                    if (C::is_signed) v = _mm256_maddubs_epi16(_mm256_abs_epi8(c), _mm256_sign_epi8(v, c));
+                    else v = _mm256_maddubs_epi16(c, v);
+                    some[r] = terms == 1 ? v : _mm256_add_epi16(some[r], v);
+                }
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) total[r] = _mm256_add_epi32(total[r], _mm256_madd_epi16(some[r], _mm256_set1_epi16(1)));
+        }
+        for (int r = 0; r < ROWS; r++) out[r] = _mm256_cvtepi32_ps(total[r]);
+    }
+
+    // to[stride * j + i] = rows[i][at + j] for i, j < 8
+    static void transpose(const void* const* rows, int64_t at, int32_t* to, int64_t stride) {
+        __m256 a[8], b[8];
+        for (int i = 0; i < 8; i++) a[i] = _mm256_loadu_ps(static_cast<const float*>(rows[i]) + at);
+        for (int i = 0; i < 8; i += 2) {
+            b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+            b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+        }
+        for (int i = 0; i < 8; i += 4)  // a[i + k]: elements k and k + 4 of rows i..i+3
+            for (int k = 0; k < 2; k++) {
+                a[i + 2 * k] = _mm256_shuffle_ps(b[i + k], b[i + 2 + k], 0x44);
+                a[i + 2 * k + 1] = _mm256_shuffle_ps(b[i + k], b[i + 2 + k], 0xee);
+            }
+        for (int k = 0; k < 4; k++) {
+            float* out = reinterpret_cast<float*>(to) + k * stride;
+            _mm256_storeu_ps(out, _mm256_permute2f128_ps(a[k], a[4 + k], 0x20));
+            _mm256_storeu_ps(out + 4 * stride, _mm256_permute2f128_ps(a[k], a[4 + k], 0x31));
+        }
+    }
+};
+
 struct Avx2 {
     using Bytes = __m256i;
     using Floats = __m256;
     static constexpr int lanes = 8;
     static constexpr int tile_outs = 2;       // outputs per float tile of four rows: 16 registers hold no more
-    static constexpr int64_t few_rows = 6;    // up to here, rows are computed one by one
-    static constexpr bool has_panels = false;  // see simd_avx512.h
-    template <class... Any>
-    static void panels(const Any&...) {}
+    static constexpr int64_t few_rows = 3;    // up to here, rows are computed one by one
+    using Wide = WideAvx2;
 
     static Bytes load_bytes(const void* at) { return _mm256_loadu_si256(static_cast<const __m256i*>(at)); }
     static void store_bytes(void* at, Bytes a) { _mm256_storeu_si256(static_cast<__m256i*>(at), a); }
@@ -129,7 +192,7 @@ struct Avx2 {
         return _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(int16_t(0xbfff))));
     }
 
-    static void quantize(const float* x, int8_t* codes, float* scale, int32_t* sum) {
+    static void quantize(const float* x, int8_t* codes, float* scale, int32_t* sums) {
         __m256 v[4], largest = zero(), sign = all(-0.0f);
         __m256 finite = _mm256_castsi256_ps(_mm256_set1_epi32(-1)), limit = all(3.402823466e38f);
         for (int i = 0; i < 4; i++) {
@@ -138,24 +201,21 @@ struct Avx2 {
             largest = _mm256_max_ps(largest, magnitude);
             finite = _mm256_and_ps(finite, _mm256_cmp_ps(magnitude, limit, _CMP_LE_OQ));
         }
-        if (_mm256_movemask_ps(finite) != 255) return product_reference.quantize(x, codes, scale, sum);
-        __m128 four = _mm_max_ps(_mm256_castps256_ps128(largest), _mm256_extractf128_ps(largest, 1));
-        four = _mm_max_ps(four, _mm_movehl_ps(four, four));
-        float most = _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+        if (_mm256_movemask_ps(finite) != 255) return product_reference.quantize(x, codes, scale, sums);
+        __m128 most_of_4 = _mm_max_ps(_mm256_castps256_ps128(largest), _mm256_extractf128_ps(largest, 1));
+        most_of_4 = _mm_max_ps(most_of_4, _mm_movehl_ps(most_of_4, most_of_4));
+        float most = _mm_cvtss_f32(_mm_max_ss(most_of_4, _mm_movehdup_ps(most_of_4)));
         *scale = most / 127;
         __m256 inverse = all(most > 1e-30f ? 127 / most : 0);
-        __m256i q[4], total = _mm256_setzero_si256();
-        for (int i = 0; i < 4; i++) {
-            q[i] = _mm256_cvtps_epi32(multiply(v[i], inverse));
-            total = _mm256_add_epi32(total, q[i]);
-        }
+        __m256i q[4];
+        for (int i = 0; i < 4; i++) q[i] = _mm256_cvtps_epi32(multiply(v[i], inverse));
         // packs works within 16-byte halves: dwords of the result come in the order 0 2 4 6, 1 3 5 7
         __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
         packed = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), packed);
-        __m128i half = _mm_add_epi32(_mm256_castsi256_si128(total), _mm256_extracti128_si256(total, 1));
-        half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
-        *sum = _mm_cvtsi128_si32(_mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1)));
+        __m256i both = _mm256_hadd_epi32(_mm256_add_epi32(q[0], q[1]), _mm256_add_epi32(q[2], q[3]));
+        __m128i four = _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(sums), _mm_hadd_epi32(four, four));
     }
 
     // Into the first cache, or only into the second.

@@ -7,15 +7,69 @@
 
 namespace {
 
+// A panel is 8 outputs: 4 inputs of each in two registers.
+struct WideNeon {
+    struct Floats { float32x4_t low, high; };
+    static constexpr int lanes = 8, rows = 4, least_rows = 8;  // rows of a tile; rows from which on float panels are faster
+    static constexpr bool sums_in_32_bits = true, unsigned_codes = false;
+    static Floats zero() { return all(0); }
+    static Floats all(float value) { return {vdupq_n_f32(value), vdupq_n_f32(value)}; }
+    static Floats load(const float* at) { return {vld1q_f32(at), vld1q_f32(at + 4)}; }
+    static Floats multiply(Floats a, Floats b) { return {vmulq_f32(a.low, b.low), vmulq_f32(a.high, b.high)}; }
+    static Floats multiply_add(Floats a, Floats b, Floats c) { return {vfmaq_f32(c.low, a.low, b.low), vfmaq_f32(c.high, a.high, b.high)}; }
+    static Floats load_some(const float* at, int count) {
+        float each[8] = {};
+        std::memcpy(each, at, size_t(count < 8 ? count : 8) * 4);
+        return load(each);
+    }
+    static void store_some(float* to, Floats a, int count) {
+        float each[8];
+        vst1q_f32(each, a.low), vst1q_f32(each + 4, a.high);
+        std::memcpy(to, each, size_t(count < 8 ? count : 8) * 4);
+    }
+
+    // out[r] = the dot products of 4 * steps inputs of row r with the panel's codes [steps, 8, 4].
+    template <class C, int ROWS, int steps>
+    static void dots(const uint8_t* w, const int8_t* x, int64_t stride, Floats* out) {
+        int32x4_t low[ROWS], high[ROWS];
+        for (int r = 0; r < ROWS; r++) low[r] = high[r] = vdupq_n_s32(0);
+#pragma GCC unroll 8
+        for (int i = 0; i < steps; i++) {
+            int8x16_t first = vld1q_s8(reinterpret_cast<const int8_t*>(w + 32 * i));
+            int8x16_t second = vld1q_s8(reinterpret_cast<const int8_t*>(w + 32 * i + 16));
+#pragma GCC unroll 4
+            for (int r = 0; r < ROWS; r++) {
+                int8x16_t v = vreinterpretq_s8_s32(vdupq_n_s32(read<int32_t>(x + r * stride + 4 * i)));
+                low[r] = vdotq_s32(low[r], first, v);
+                high[r] = vdotq_s32(high[r], second, v);
+            }
+        }
+        for (int r = 0; r < ROWS; r++) out[r] = {vcvtq_f32_s32(low[r]), vcvtq_f32_s32(high[r])};
+    }
+
+    // to[stride * j + i] = rows[i][at + j] for i, j < 8
+    static void transpose(const void* const* rows, int64_t at, int32_t* to, int64_t stride) {
+        for (int i = 0; i < 8; i += 4)
+            for (int j = 0; j < 8; j += 4) {
+                int32x4_t a[4], b[4];
+                for (int k = 0; k < 4; k++) a[k] = vld1q_s32(static_cast<const int32_t*>(rows[i + k]) + at + j);
+                for (int k = 0; k < 4; k += 2) b[k] = vtrn1q_s32(a[k], a[k + 1]), b[k + 1] = vtrn2q_s32(a[k], a[k + 1]);
+                for (int k = 0; k < 2; k++) {
+                    int64x2_t top = vreinterpretq_s64_s32(b[k]), bottom = vreinterpretq_s64_s32(b[k + 2]);
+                    vst1q_s32(to + (j + k) * stride + i, vreinterpretq_s32_s64(vtrn1q_s64(top, bottom)));
+                    vst1q_s32(to + (j + k + 2) * stride + i, vreinterpretq_s32_s64(vtrn2q_s64(top, bottom)));
+                }
+            }
+    }
+};
+
 struct Neon {
     struct Bytes { uint8x16_t low, high; };
     struct Floats { float32x4_t low, high; };
     static constexpr int lanes = 8;
     static constexpr int tile_outs = 4;
-    static constexpr int64_t few_rows = 6;
-    static constexpr bool has_panels = false;
-    template <class... Any>
-    static void panels(const Any&...) {}
+    static constexpr int64_t few_rows = 3;
+    using Wide = WideNeon;
 
     static Bytes load_bytes(const void* at) {
         const uint8_t* from = static_cast<const uint8_t*>(at);
@@ -129,24 +183,24 @@ struct Neon {
         return from_halves(vandq_u16(vreinterpretq_u16_s16(wide), vdupq_n_u16(0xbfff)));
     }
 
-    static void quantize(const float* x, int8_t* codes, float* scale, int32_t* sum) {
+    static void quantize(const float* x, int8_t* codes, float* scale, int32_t* sums) {
         float32x4_t v[8], largest = vdupq_n_f32(0);
         for (int i = 0; i < 8; i++) {
             v[i] = vld1q_f32(x + 4 * i);
             largest = vmaxq_f32(largest, vabsq_f32(v[i]));  // a NaN stays
         }
         float most = vmaxvq_f32(largest);
-        if (!(most <= 3.402823466e38f)) return product_reference.quantize(x, codes, scale, sum);
+        if (!(most <= 3.402823466e38f)) return product_reference.quantize(x, codes, scale, sums);
         *scale = most / 127;
         float inverse = most > 1e-30f ? 127 / most : 0;
-        int16x8_t total = vdupq_n_s16(0);
+        int16x8_t total[2] = {vdupq_n_s16(0), vdupq_n_s16(0)};
         for (int i = 0; i < 8; i += 2) {
             int32x4_t low = vcvtnq_s32_f32(vmulq_n_f32(v[i], inverse)), high = vcvtnq_s32_f32(vmulq_n_f32(v[i + 1], inverse));
             int16x8_t eight = vcombine_s16(vmovn_s32(low), vmovn_s32(high));
-            total = vaddq_s16(total, eight);
+            total[i / 4] = vaddq_s16(total[i / 4], eight);
             vst1_s8(codes + 4 * i, vmovn_s16(eight));
         }
-        *sum = vaddlvq_s16(total);
+        sums[0] = vaddlvq_s16(total[0]), sums[1] = vaddlvq_s16(total[1]);
     }
 
     template <bool far>

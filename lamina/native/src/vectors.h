@@ -103,6 +103,22 @@ static inline float sum(vf v) {
 #endif
 }
 
+// The sums of four vectors: together they take half of the time of one after the other.
+static inline void sums(const vf* v, float* to) {
+#if defined(__AVX512F__)
+  __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
+  __m512 b = _mm512_add_ps(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
+  a = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+  __m256 c = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+  _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(c), _mm256_extractf128_ps(c, 1)));
+#elif defined(__AVX2__)
+  __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+  _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1)));
+#else
+  for (int i = 0; i < 4; ++i) to[i] = sum(v[i]);
+#endif
+}
+
 static inline vf select(vi which, vf a, vf b) {
   vi x, y; memcpy(&x, &a, sizeof x), memcpy(&y, &b, sizeof y);
   x = (which & x) | (~which & y);
