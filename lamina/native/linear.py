@@ -19,11 +19,12 @@ from lamina.errors import CaptureError
 from lamina.native.arguments import ACTS, TYPES, PermuteArgs, ProductArgs, QuantizeArgs, pointer
 from lamina.native.library import library, pytorch_team, threads, why_not
 from lamina.native.program import Operation, kernel_index
+from lamina.native.recorder import SERIAL
 from lamina.native.weights import described, is_integer
 from lamina.weights.packed import Packed
 from lamina.weights.quantize import INT8
 
-LEAST_WORK = 1 << 18  # multiplications from which on several threads share a product
+LEAST_WORK = 1 << 20  # multiplications from which on several threads share a product
 PANEL = 32  # outputs that kernels compute together: a piece of work has a multiple of it
 SCALAR_ACTS = {ACTS["gelu"], ACTS["tanh"]}  # activations that kernels compute value by value, more slowly than PyTorch
 
@@ -101,8 +102,9 @@ def linear(
             wide=pointer(wide), count=len(products), rows=rows, outputs=outputs, act=act, gated=gated, block=block,
             scale=scale,
         ),
+        serial=rows * width * weight.shape[0] < LEAST_WORK,
     )  # fmt: skip
-    call.run(rows * width * weight.shape[0])
+    call.run()
     return out.to(x.dtype).view(*x.shape[:-1], outputs)
 
 
@@ -110,11 +112,15 @@ class _Call:
     """The operations of one call, and the tensors that they point at."""
 
     def __init__(self) -> None:
-        self.operations: list[tuple[str, ctypes.Structure]] = []
-        self.kept: list[Tensor] = []
+        self.operations: list[Operation] = []
+        self.kept: list[object] = []
 
-    def add(self, kernel: str, arguments: ctypes.Structure) -> None:
-        self.operations.append((kernel, arguments))
+    def add(self, kernel: str, arguments: ctypes.Structure, *, serial: bool) -> None:
+        """serial: one thread does it alone, since starting the others would take longer"""
+        self.kept.append(arguments)
+        self.operations.append(
+            Operation(kernel_index(kernel, type(arguments)), int(serial), ctypes.addressof(arguments))
+        )
 
     def permuted(self, x: Tensor, order: Tensor) -> Tensor:
         """The columns of x [rows, in] in the order in which a weight stores them."""
@@ -125,6 +131,7 @@ class _Call:
                 x=x.data_ptr(), order=order.data_ptr(), out=out.data_ptr(), rows=x.shape[0], width=x.shape[1],
                 x_stride=x.stride(0),
             ),
+            serial=x.numel() < SERIAL,
         )  # fmt: skip
         self.kept.append(out)
         return out
@@ -140,19 +147,17 @@ class _Call:
                 x=x.data_ptr(), codes=codes.data_ptr(), scales=scales.data_ptr(), sums=sums.data_ptr(), rows=rows,
                 width=width, x_stride=x.stride(0),
             ),
+            serial=x.numel() < SERIAL,
         )  # fmt: skip
         return codes, scales, sums
 
-    def run(self, work: int) -> None:
-        made = [
-            Operation(kernel_index(kernel, type(one)), int(work < LEAST_WORK), ctypes.addressof(one))
-            for kernel, one in self.operations
-        ]
-        all_of_them, team = (Operation * len(made))(*made), pytorch_team()
+    def run(self) -> None:
+        count, team = len(self.operations), pytorch_team()
+        operations = (Operation * count)(*self.operations)
         if team is None:
-            library().lamina_run(all_of_them, len(made), threads())
+            library().lamina_run(operations, count, threads())
         else:  # PyTorch's threads: others would compete with these, which wait for work on the same cores for a while
-            library().lamina_run_on(all_of_them, len(made), threads(), team, torch.get_num_threads())
+            library().lamina_run_on(operations, count, threads(), team, torch.get_num_threads())
 
 
 _known: WeakKeyDictionary[Packed, tuple[tuple[object, ...], list[Segment] | None]] = WeakKeyDictionary()
