@@ -126,6 +126,19 @@ def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(path: str) -> Non
             library.set_threads(None)
 
 
+def test_threads_of_pytorch_and_of_the_own_pool_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, x = along_rows([packed("Q4_1"), packed("Q6_K")]), torch.randn(90, WIDTH)
+    weight.activations = "int8"
+    library.set_threads(2)
+    try:
+        found = linear(x, weight)
+        monkeypatch.setattr("lamina.native.linear.pytorch_team", lambda: None)
+        other = linear(x, weight)
+    finally:
+        library.set_threads(None)
+    assert found is not None and other is not None and torch.equal(found, other)
+
+
 def test_modules_compute_what_they_compute_with_dequantized_weights() -> None:
     x, onto = torch.randn(1, 21, 64), torch.randn(1, 21, 64)
     chosen, weights = torch.randint(0, 4, (1, 21, 2)), torch.rand(1, 21, 2)
