@@ -60,16 +60,16 @@ def linear(
 
     act   the number of an activation (`ACTS`)
     """
-    if not _serves(x) or (segments := _segments(weight)) is None:
+    if not _serves(x, bias, onto) or (segments := _segments(weight)) is None:
         return None
     flat = x.reshape(-1, x.shape[-1]).float()
     flat = flat if flat.stride(1) == 1 and (flat.shape[0] < 2 or flat.stride(0) >= flat.shape[1]) else flat.contiguous()
     rows, width = flat.shape
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
-    out = torch.empty(rows, outputs)
+    out = flat.new_empty(rows, outputs)
     if rows == 0:
         return out.to(x.dtype).view(*x.shape[:-1], outputs)
-    wide = torch.empty(rows, 2 * outputs) if gated else None
+    wide = flat.new_empty(rows, 2 * outputs) if gated else None
     residual = None if onto is None else onto.float().expand(*x.shape[:-1], outputs).reshape(rows, outputs).contiguous()
     bias = None if bias is None else bias.detach().float().contiguous()
     call = _Call()
@@ -124,7 +124,7 @@ class _Call:
 
     def permuted(self, x: Tensor, order: Tensor) -> Tensor:
         """The columns of x [rows, in] in the order in which a weight stores them."""
-        out = torch.empty(x.shape)
+        out = x.new_empty(x.shape)
         self.add(
             "permute",
             PermuteArgs(
@@ -139,8 +139,8 @@ class _Call:
     def quantized(self, x: Tensor) -> tuple[Tensor, ...]:
         """int8 codes [rows, in], scales [rows, in / 32] and sums [rows, in / 16] of x [rows, in]."""
         rows, width = x.shape
-        codes, scales = torch.empty(rows, width, dtype=torch.int8), torch.empty(rows, width // 32)
-        sums = torch.empty(rows, width // 16, dtype=torch.int32)
+        codes, scales = x.new_empty(rows, width, dtype=torch.int8), x.new_empty(rows, width // 32)
+        sums = x.new_empty(rows, width // 16, dtype=torch.int32)
         self.add(
             "quantize",
             QuantizeArgs(
@@ -193,9 +193,11 @@ def _describe(weight: Packed, integer: bool) -> list[Segment] | None:
     return found
 
 
-def _serves(x: Tensor) -> bool:
+def _serves(x: Tensor, *others: Tensor | None) -> bool:
     if x.device.type != "cpu" or x.dtype not in TYPES or torch.compiler.is_compiling():
         return False
-    if (torch.is_grad_enabled() and x.requires_grad) or kernels.recorder() is not None:
+    if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (x, *others)):
         return False
-    return type(x) in (Tensor, torch.nn.Parameter) and why_no_native_products() is None
+    if kernels.recorder() is not None or type(x) not in (Tensor, torch.nn.Parameter):
+        return False
+    return why_no_native_products() is None
