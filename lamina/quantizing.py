@@ -20,7 +20,7 @@ from lamina.model import Model
 from lamina.models import family_of
 from lamina.weights.format import weight_format, writable
 from lamina.weights.int_groups import IntGroups
-from lamina.weights.quantize import PLAIN, fits, packable
+from lamina.weights.quantize import FLOAT32, PLAIN, fits, packable
 
 TEXT = """\
 The river begins in the hills as three small streams, and none of them looks as if it would ever reach the sea.
@@ -139,7 +139,7 @@ def compare(
     ids = torch.tensor([first.tokenizer.encode(text)[:MOST_TOKENS]], device=first.device)
     wanted = log_probabilities(first, ids)
     del first
-    found = log_probabilities(load(other, device=device), ids)
+    found = log_probabilities(load(other, device=device, activations=FLOAT32), ids)  # of the weights alone
     kl = (wanted.exp() * (wanted - found)).sum(-1).mean()
     same = (wanted.argmax(-1) == found.argmax(-1)).float().mean()
     return Quality(ids.shape[1], float(kl), float(same))

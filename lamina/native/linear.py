@@ -19,11 +19,12 @@ from lamina.errors import CaptureError
 from lamina.native.arguments import ACTS, TYPES, PermuteArgs, ProductArgs, QuantizeArgs, pointer
 from lamina.native.library import library, pytorch_team, threads, why_not
 from lamina.native.program import Operation, kernel_index
+from lamina.native.recorder import SERIAL
 from lamina.native.weights import described, is_integer
 from lamina.weights.packed import Packed
 from lamina.weights.quantize import INT8
 
-LEAST_WORK = 1 << 18  # multiplications from which on several threads share a product
+LEAST_WORK = 1 << 20  # multiplications from which on several threads share a product
 PANEL = 32  # outputs that kernels compute together: a piece of work has a multiple of it
 SCALAR_ACTS = {ACTS["gelu"], ACTS["tanh"]}  # activations that kernels compute value by value, more slowly than PyTorch
 
@@ -59,16 +60,16 @@ def linear(
 
     act   the number of an activation (`ACTS`)
     """
-    if not _serves(x) or (segments := _segments(weight)) is None:
+    if not _serves(x, bias, onto) or (segments := _segments(weight)) is None:
         return None
     flat = x.reshape(-1, x.shape[-1]).float()
     flat = flat if flat.stride(1) == 1 and (flat.shape[0] < 2 or flat.stride(0) >= flat.shape[1]) else flat.contiguous()
     rows, width = flat.shape
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
-    out = torch.empty(rows, outputs)
+    out = flat.new_empty(rows, outputs)
     if rows == 0:
         return out.to(x.dtype).view(*x.shape[:-1], outputs)
-    wide = torch.empty(rows, 2 * outputs) if gated else None
+    wide = flat.new_empty(rows, 2 * outputs) if gated else None
     residual = None if onto is None else onto.float().expand(*x.shape[:-1], outputs).reshape(rows, outputs).contiguous()
     bias = None if bias is None else bias.detach().float().contiguous()
     call = _Call()
@@ -101,8 +102,9 @@ def linear(
             wide=pointer(wide), count=len(products), rows=rows, outputs=outputs, act=act, gated=gated, block=block,
             scale=scale,
         ),
+        serial=rows * width * weight.shape[0] < LEAST_WORK,
     )  # fmt: skip
-    call.run(rows * width * weight.shape[0])
+    call.run()
     return out.to(x.dtype).view(*x.shape[:-1], outputs)
 
 
@@ -110,21 +112,26 @@ class _Call:
     """The operations of one call, and the tensors that they point at."""
 
     def __init__(self) -> None:
-        self.operations: list[tuple[str, ctypes.Structure]] = []
-        self.kept: list[Tensor] = []
+        self.operations: list[Operation] = []
+        self.kept: list[object] = []
 
-    def add(self, kernel: str, arguments: ctypes.Structure) -> None:
-        self.operations.append((kernel, arguments))
+    def add(self, kernel: str, arguments: ctypes.Structure, *, serial: bool) -> None:
+        """serial: one thread does it alone, since starting the others would take longer"""
+        self.kept.append(arguments)
+        self.operations.append(
+            Operation(kernel_index(kernel, type(arguments)), int(serial), ctypes.addressof(arguments))
+        )
 
     def permuted(self, x: Tensor, order: Tensor) -> Tensor:
         """The columns of x [rows, in] in the order in which a weight stores them."""
-        out = torch.empty(x.shape)
+        out = x.new_empty(x.shape)
         self.add(
             "permute",
             PermuteArgs(
                 x=x.data_ptr(), order=order.data_ptr(), out=out.data_ptr(), rows=x.shape[0], width=x.shape[1],
                 x_stride=x.stride(0),
             ),
+            serial=x.numel() < SERIAL,
         )  # fmt: skip
         self.kept.append(out)
         return out
@@ -132,27 +139,25 @@ class _Call:
     def quantized(self, x: Tensor) -> tuple[Tensor, ...]:
         """int8 codes [rows, in], scales [rows, in / 32] and sums [rows, in / 16] of x [rows, in]."""
         rows, width = x.shape
-        codes, scales = torch.empty(rows, width, dtype=torch.int8), torch.empty(rows, width // 32)
-        sums = torch.empty(rows, width // 16, dtype=torch.int32)
+        codes, scales = x.new_empty(rows, width, dtype=torch.int8), x.new_empty(rows, width // 32)
+        sums = x.new_empty(rows, width // 16, dtype=torch.int32)
         self.add(
             "quantize",
             QuantizeArgs(
                 x=x.data_ptr(), codes=codes.data_ptr(), scales=scales.data_ptr(), sums=sums.data_ptr(), rows=rows,
                 width=width, x_stride=x.stride(0),
             ),
+            serial=x.numel() < SERIAL,
         )  # fmt: skip
         return codes, scales, sums
 
-    def run(self, work: int) -> None:
-        made = [
-            Operation(kernel_index(kernel, type(one)), int(work < LEAST_WORK), ctypes.addressof(one))
-            for kernel, one in self.operations
-        ]
-        all_of_them, team = (Operation * len(made))(*made), pytorch_team()
+    def run(self) -> None:
+        count, team = len(self.operations), pytorch_team()
+        operations = (Operation * count)(*self.operations)
         if team is None:
-            library().lamina_run(all_of_them, len(made), threads())
+            library().lamina_run(operations, count, threads())
         else:  # PyTorch's threads: others would compete with these, which wait for work on the same cores for a while
-            library().lamina_run_on(all_of_them, len(made), threads(), team, torch.get_num_threads())
+            library().lamina_run_on(operations, count, threads(), team, torch.get_num_threads())
 
 
 _known: WeakKeyDictionary[Packed, tuple[tuple[object, ...], list[Segment] | None]] = WeakKeyDictionary()
@@ -188,9 +193,11 @@ def _describe(weight: Packed, integer: bool) -> list[Segment] | None:
     return found
 
 
-def _serves(x: Tensor) -> bool:
+def _serves(x: Tensor, *others: Tensor | None) -> bool:
     if x.device.type != "cpu" or x.dtype not in TYPES or torch.compiler.is_compiling():
         return False
-    if (torch.is_grad_enabled() and x.requires_grad) or kernels.recorder() is not None:
+    if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (x, *others)):
         return False
-    return type(x) in (Tensor, torch.nn.Parameter) and why_no_native_products() is None
+    if kernels.recorder() is not None or type(x) not in (Tensor, torch.nn.Parameter):
+        return False
+    return why_no_native_products() is None

@@ -126,6 +126,19 @@ def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(path: str) -> Non
             library.set_threads(None)
 
 
+def test_threads_of_pytorch_and_of_the_own_pool_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, x = along_rows([packed("Q4_1"), packed("Q6_K")]), torch.randn(90, WIDTH)
+    weight.activations = "int8"
+    library.set_threads(2)
+    try:
+        found = linear(x, weight)
+        monkeypatch.setattr("lamina.native.linear.pytorch_team", lambda: None)
+        other = linear(x, weight)
+    finally:
+        library.set_threads(None)
+    assert found is not None and other is not None and torch.equal(found, other)
+
+
 def test_modules_compute_what_they_compute_with_dequantized_weights() -> None:
     x, onto = torch.randn(1, 21, 64), torch.randn(1, 21, 64)
     chosen, weights = torch.randint(0, 4, (1, 21, 2)), torch.rand(1, 21, 2)
@@ -138,7 +151,7 @@ def test_modules_compute_what_they_compute_with_dequantized_weights() -> None:
         with torch.no_grad():
             found.append(module(*given))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("lamina.native.linear._serves", lambda x: False)
+            patch.setattr("lamina.native.linear._serves", lambda *given: False)
             wanted = module(*given)
         assert all(relative(one, wanted) < 1e-5 for one in found)
 
@@ -150,6 +163,14 @@ def test_gradients_of_activations_are_those_of_pytorch() -> None:
     layer(x).sum().backward()
     assert x.grad is not None
     torch.testing.assert_close(x.grad, layer.weight.dense().sum(0).expand(3, -1))  # type: ignore[operator]
+
+
+def test_gradients_of_a_bias_and_of_a_residual_are_those_of_pytorch() -> None:
+    layer, onto = Linear(64, 8), torch.zeros(3, 8, requires_grad=True)
+    quantize_weights(layer, "int8")
+    layer(torch.randn(3, 64), onto).sum().backward()
+    assert layer.bias.grad is not None and onto.grad is not None
+    assert (layer.bias.grad == 3).all() and (onto.grad == 1).all()
 
 
 def test_without_the_library_pytorch_multiplies_and_explain_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
