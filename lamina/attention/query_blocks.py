@@ -42,11 +42,11 @@ def query_blocks(
 def fits(
     q: Tensor, k: Tensor, v: Tensor, view: View, softcap: float | None, sinks: Tensor | None, bias: Bias | None
 ) -> bool:
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():  # before sizes, which a traced program may vary
+        return False
     if q.device.type != "cpu" or q.dtype != torch.float32 or not LEAST <= q.shape[2] <= MOST:
         return False
     if softcap is not None or sinks is not None or bias is not None or not view.positional:
-        return False
-    if torch.compiler.is_compiling() or torch.is_grad_enabled():
         return False
     return view.exact and view.causal and view.window.spares(k.shape[2])
 

@@ -9,6 +9,7 @@ import torch
 
 import lamina
 from lamina import Cache, CapacityError, InputError, Program, RewindError
+from lamina.bench.random_model import random_model
 from lamina.exporting.export import Exported
 from tests.exporting.stack import CAPACITY, CHUNK, ROWS, Translator, attentions, recurrences, rewindable, run_both
 from tests.laws.toys import AttendCross, Toy, random_ids
@@ -38,6 +39,20 @@ def fresh(kind: str) -> tuple[Toy, Cache, Program]:
 def test_every_kind_of_layer_equals_eager_passes_three_times_past_its_window(kind: str) -> None:
     for seed in range(3):
         run_both(*fresh(kind), lengths=CAPACITY, seed=seed)  # windows are at most 6 tokens
+
+
+def test_a_float32_model_reads_prompts_of_any_length_up_to_hundreds_of_tokens() -> None:
+    """For which plain passes on a CPU choose among ways to attend by the number of tokens."""
+    shape = dict(vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    model = random_model({"model_type": "llama", "num_key_value_heads": 1, **shape}, torch.float32, "cpu")
+    program = Program.of(lamina.export(model, 1, 300, chunk=300))
+    for length in (1, 100, 200, 300):
+        ids = random_ids(1, length, length)
+        program.reset()
+        program.feed(ids.tolist())
+        expected = model(ids, cache=model.new_cache(), logits="last")
+        assert program.logits is not None and expected is not None
+        torch.testing.assert_close(program.logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_rows_of_lines_are_rewound_and_restarted() -> None:
