@@ -155,6 +155,8 @@ def described(segment: Any, *, stacked: bool = False) -> tuple[Product, Tensor |
     if bits not in (4, 8):
         raise CaptureError(f"no native kernel reads weights in {name}")
     zeros = parts.get("zeros")
+    if scales.dtype not in SCALE_TYPES:
+        raise CaptureError(f"no native kernel reads weights in {name} with scales in {scales.dtype}")
     if "offsets" in parts:
         raise CaptureError(f"no native kernel reads weights in {name} with offsets")
     zeros = None if zeros is None else _dense(zeros)

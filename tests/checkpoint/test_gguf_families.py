@@ -186,7 +186,9 @@ def test_experts_in_mxfp4_are_dequantized(tmp_path: Path) -> None:
     path = write_gguf(
         tmp_path, FORMATS["gpt_oss"], tmp_path / "model.gguf", lambda name: kind if "exps.w" in name else None
     )
-    original, ours = (lamina.load(source, device="cpu", dtype="float32") for source in (tmp_path, path))
+    original, ours = (
+        lamina.load(source, device="cpu", dtype="float32", activations="float32") for source in (tmp_path, path)
+    )
     ids = random_ids(1, 24, original.vocab)
     assert relative(ours(ids), original(ids)) < TOLERANCE
 
