@@ -203,7 +203,9 @@ def addresses(module: nn.Module) -> list[int]:
     """Addresses of all weights. `module.parameters()` takes ten times as long, since it builds names."""
     found = []
     for one in every_module(module):
-        found += [parameter.data_ptr() for parameter in one._parameters.values() if parameter is not None]
+        for parameter in one._parameters.values():
+            if parameter is not None:
+                found.append(parameter.data_ptr())
         if isinstance(one, PackedWeight):
             found += [part.data_ptr() for part in one.parts.values()]
     return found

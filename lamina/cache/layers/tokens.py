@@ -95,8 +95,10 @@ class TokenLayer(Layer):
         self.slack = keeping.slack if keeping else 0
         self.layout = layout_for(window, self.slack)
         self.grows = keeping is not None and keeping.capacity is None
-        self.coding, self.storage = Coding(), storage_for(keeping)
-        if keeping is not None:
+        self.storage = storage_for(keeping)
+        if keeping is None:
+            self.coding = Coding()
+        else:
             self.coding = Coding.of(keeping, self.roles, {name: dim for name, (*_, dim) in fields.items()})
             most = self.layout.most
             slots = keeping.capacity if keeping.capacity is not None else 0

@@ -38,7 +38,7 @@ def grow(cache: Cache, tokens: int, record: int) -> None:
         for layer in cache.every_layer():
             layer.reserve(tokens)
     # Stores that grow have room for more than was asked for: passes up to that length need not come here again.
-    slots = [layer.slots for layer in cache.every_layer() if layer.grows and layer.slots is not None]
+    slots = [slots for layer in cache.every_layer() if layer.grows and (slots := layer.slots) is not None]
     limit = cache.limit
     room = min([*slots, *([] if limit is None else [limit])], default=tokens)
     cache._room = max(cache._room, tokens, room)
