@@ -43,10 +43,8 @@ Plan = dict[str, ProductConfig]
 def plans(kind: Kind, n: int) -> dict[str, Plan]:
     """Configurations of qkv, o, gate_up and down."""
     chosen = {name: choose(n, m, k, kind, pair, limits_of(CUDA)) for name, (m, k, pair) in LLAMA.items()}
-    if n > 1:
-        more = {name: replace(one, splits=2 * one.splits) for name, one in chosen.items()}
-        deeper = {name: replace(one, stages=6) for name, one in chosen.items()}  # type: ignore[call-arg]
-        return {"chosen": chosen, "more splits": more, "deeper": deeper}
+    if n > 1:  # others: packed_search.py
+        return {"chosen": chosen}
     each = 32 * SPANS[kind]  # values of a row that a warp owns
     early = {name: replace(one, early=True) for name, one in chosen.items()}  # type: ignore[call-arg]
     if kind == "int4":

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from lamina.cache.clock import Clock, allocate, zeroed_together
+from lamina.cache.clock import Clock, allocate
 from lamina.cache.codec.codec import Codecs, codecs_of
 from lamina.cache.counts import Counts, CountsLike, check_int
 from lamina.cache.layers.base import Key, Layer, Released
@@ -111,11 +111,10 @@ class Cache:
             )
         self.codecs, self.key_means = codecs_of(codec, self.specs), key_means or {}
         room = capacity if pool is None else None  # tokens in pages need no memory of the layer's own
-        with zeroed_together():
-            self.layers: Sequence[dict[str, Layer]] = [
-                {name: spec.layer(self._keeping((i, name), rows, room, slack)) for name, spec in entry.items()}
-                for i, entry in enumerate(self.specs)
-            ]
+        self.layers: Sequence[dict[str, Layer]] = [
+            {name: spec.layer(self._keeping((i, name), rows, room, slack)) for name, spec in entry.items()}
+            for i, entry in enumerate(self.specs)
+        ]
         self.pages = None if pool is None else PageTables.new(pool, rows, capacity)
         if self.pages is not None:
             self.pages.bind(self.layers)

@@ -31,8 +31,8 @@ _later: ContextVar[list[Tensor] | None] = ContextVar("later", default=None)
 
 @contextmanager
 def zeroed_together() -> Iterator[None]:
-    """Tensors on a GPU that are allocated inside with `later=True` are zeroed by one launch at the end, not by one for
-    each store of a cache, which takes the host as long as the rest of making it."""
+    """Tensors that are allocated inside with `later=True` are zeroed together at the end: on a GPU by one launch, where
+    one for each store of a cache takes the host as long as all else about them."""
     tensors: list[Tensor] = []
     before = _later.set(tensors)
     try:
@@ -60,11 +60,9 @@ def allocate(
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False):
             return allocate(shape, dtype, device, fill, pinned, later)
-    if later and device.type == "cuda" and (tensors := _later.get()) is not None:
-        new = torch.empty(shape, dtype=dtype, device=device)
-        if new.numel():
-            tensors.append(new)
-        return new
+    if later and (tensors := _later.get()) is not None:
+        tensors.append(torch.empty(shape, dtype=dtype, device=device))
+        return tensors[-1]
     if fill is None or 0 in shape:
         return torch.empty(shape, dtype=dtype, device=device, pin_memory=pinned)
     if fill == 0:  # a memset: half the host time of a kernel that fills

@@ -18,15 +18,9 @@ from lamina.nn.moe.experts import Experts
 Choices = list[list[Tensor]]  # by block, as they are called: integers [R, T, K] for each choice that it makes
 
 
-def experts_of(blocks: Iterable[nn.Module]) -> list[Experts]:
-    """The mixtures of experts of these blocks."""
-    modules = (module for block in dict.fromkeys(blocks) for module in block.modules())
-    return [module for module in modules if isinstance(module, Experts)]
-
-
 @contextlib.contextmanager
-def choices(blocks: Iterable[nn.Module], experts: Iterable[Experts] | None = None) -> Iterator[Choices]:
-    """Collects the choices of every block that runs inside. experts: `experts_of(blocks)`, where that is known."""
+def choices(blocks: Iterable[nn.Module]) -> Iterator[Choices]:
+    """Collects the choices of every block that runs inside."""
     made: Choices = []
 
     def begin(_: nn.Module, given: tuple[Any, ...]) -> None:
@@ -37,7 +31,9 @@ def choices(blocks: Iterable[nn.Module], experts: Iterable[Experts] | None = Non
     hooks = [block.register_forward_pre_hook(begin) for block in unique]
     hooks += [
         module.register_forward_pre_hook(lambda _, given: made[-1].append(given[1].sort(dim=-1).values))
-        for module in (experts_of(unique) if experts is None else experts)
+        for block in unique
+        for module in block.modules()
+        if isinstance(module, Experts)
     ]
     try:
         yield made

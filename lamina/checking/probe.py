@@ -18,7 +18,7 @@ from torch import Tensor
 from lamina.cache.cache import Cache
 from lamina.cache.step import Step
 from lamina.checking import tolerance
-from lamina.checking.choices import choices, differ, experts_of, joined
+from lamina.checking.choices import choices, differ, joined
 from lamina.checking.laws import Way
 from lamina.checking.reference import Reference
 from lamina.errors import InputError
@@ -121,7 +121,6 @@ class WholeModel(Probe):
         self.roughest = int(rounding.argmax())
         self._inputs = torch.cat([watch.inputs[0][0] for watch in reference.watches])  # [N, W] of the first block
         self._input_scale = tolerance.scales(self._inputs)
-        self._experts = experts_of(self.model.blocks)
         self._chosen = [reference.chosen(i) for i in range(len(self.model.blocks))]
         self._made: list[Tensor | None] = []  # what each block chose in the last pass
         self._entered: list[Tensor] = []  # [R, T, W]: what the first block was given there
@@ -145,7 +144,7 @@ class WholeModel(Probe):
         self._entered = []
         hook = self.model.blocks[0].register_forward_pre_hook(lambda _, given: self._entered.append(given[0]))
         try:
-            with choices(self.model.blocks, self._experts) as made:
+            with choices(self.model.blocks) as made:
                 out = self.model.forward(ids, step, "all" if judged else None)
         finally:
             hook.remove()
@@ -164,12 +163,11 @@ class WholeModel(Probe):
         """[n]: for which tokens some block chose something else than without a cache, though the first block was given
         the same: a fault in front of the blocks is no near-tie."""
         flips = torch.zeros_like(places, dtype=torch.bool)
-        both = zip(self._chosen, self._made, strict=False)  # a compiled model tells no choices
-        pairs = [(chosen, made) for chosen, made in both if chosen is not None and made is not None]
-        if not pairs or not self._entered:
-            return flips
-        for chosen, made in pairs:
-            flips |= differ(made.flatten(0, 1)[tokens], chosen[places])
+        for chosen, made in zip(self._chosen, self._made, strict=False):  # a compiled model tells no choices
+            if chosen is not None and made is not None:
+                flips |= differ(made.flatten(0, 1)[tokens], chosen[places])
+        if not self._entered:
+            return flips & False
         entered = self._entered[0].flatten(0, 1)[tokens]
         error = tolerance.errors(entered, self._inputs[places], self._input_scale[places])
         return flips & (error <= tolerance.least(self.model.dtype))

@@ -63,11 +63,11 @@ class Storage:
         self, rows: int, lead: Sequence[int], slots: int, width: int, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
         """A new part [rows, *lead, slots, width] of zeros."""
-        return allocate((rows, *lead, slots, width), dtype, device, later=True)
+        return allocate((rows, *lead, slots, width), dtype, device)
 
     def make_state(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         """A new state [rows, …] of zeros: what is not stored by token."""
-        return allocate(shape, dtype, device, later=True)
+        return allocate(shape, dtype, device)
 
     def slots(self, data: Fields) -> int:
         """Slots of a row."""

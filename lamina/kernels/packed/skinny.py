@@ -6,7 +6,7 @@ the sums instead of the values. Scales are loaded a tile ahead, since they are t
 
 The values of 4-bit codes are put in the order of K in registers, so one load brings the vectors of a tile, contiguous
 along K. All programs read all vectors, from L2, which takes more time than anything else here: two loads of every other
-16 values, one for each half of the bytes, made the kernel a third slower.
+16 values, one for each half of the bytes, made it slower.
 """
 
 # mypy: allow-untyped-defs
