@@ -73,6 +73,50 @@ ProductConfig = Rows | Tiles
 AConfig = TypeVar("AConfig", Rows, Tiles)
 
 
+@dataclass(frozen=True)
+class Around:
+    """What a product kernel does around its sums (`product`); gated: act(gate · scale) · up."""
+
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    before: float = 1.0
+    scale: float | Tensor = 1.0
+    act: Act | None = None
+    softcap: float | None = None
+    is_gated: bool = False
+
+    def outputs(self, weight_rows: int) -> int:
+        return weight_rows // 2 if self.is_gated else weight_rows
+
+    def new_out(self, x: Tensor, m: int) -> Tensor:
+        return x.new_empty(x.shape[0], m, dtype=None if self.residual is None else self.residual.dtype)
+
+    def pointers(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """bias, factors and residual of a kernel; x where there is none, which is not read."""
+        factors = self.scale if isinstance(self.scale, Tensor) else None
+        bias, factors, residual = (x if one is None else one for one in (self.bias, factors, self.residual))
+        return bias, factors, residual
+
+    @property
+    def residual_stride(self) -> int:
+        return 0 if self.residual is None else self.residual.stride(0)
+
+    @property
+    def bounds(self) -> tuple[float, float, float]:
+        """before, scale and softcap of a kernel."""
+        scale = 1.0 if isinstance(self.scale, Tensor) else self.scale
+        return self.before, scale, 1.0 if self.softcap is None else self.softcap
+
+    def flags(self, config: ProductConfig, k: int) -> dict[str, Any]:
+        """The constexprs that all product kernels have."""
+        return dict(
+            ROWS=config.rows, BLOCK=config.block, SPLITS=config.splits, EVEN=k % config.block == 0,
+            GATED=self.is_gated, ACT="" if self.act is None else act_kind(self.act), BIAS=self.bias is not None,
+            FACTORS=isinstance(self.scale, Tensor), RESIDUAL=self.residual is not None,
+            SOFTCAP=self.softcap is not None, num_warps=config.warps,
+        )  # fmt: skip
+
+
 def product(
     x: Tensor,
     weight: Tensor,
@@ -105,10 +149,8 @@ def product(
     >>> product(x, weight).shape  # doctest: +SKIP
     torch.Size([1, 24])
     """
-    return _launch(
-        x, weight, weight.shape[0], bias, residual, before, scale, softcap, False, act, config, squares, eps, norm,
-        next_norm,
-    )  # fmt: skip
+    around = Around(bias, residual, before, scale, act, softcap)
+    return _launch(x, weight, around, config, squares, eps, norm, next_norm)
 
 
 def gated_product(
@@ -129,9 +171,7 @@ def gated_product(
     act             a name, or the function of `lamina.activation`
     squares, eps    as in `product`
     """
-    return _launch(
-        x, weight, weight.shape[0] // 2, bias, None, 1.0, scale, None, True, act, config, squares, eps, None, None
-    )
+    return _launch(x, weight, Around(bias, scale=scale, act=act, is_gated=True), config, squares, eps)
 
 
 def linear(
@@ -229,21 +269,14 @@ def parts_of(config: ProductConfig, n: int, m: int) -> tuple[int, int]:
 def _launch(
     x: Tensor,
     weight: Tensor,
-    m: int,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    before: float,
-    scale: float | Tensor,
-    softcap: float | None,
-    is_gated: bool,
-    act: Act | None,
+    around: Around,
     config: ProductConfig | None,
     squares: Tensor | None,
     eps: float,
-    norm: LayerNorm | None,
-    next_norm: DeferredNorm | None,
+    norm: LayerNorm | None = None,
+    next_norm: DeferredNorm | None = None,
 ) -> Tensor:
-    n, k = x.shape
+    (n, k), m = x.shape, around.outputs(weight.shape[0])
     if not 1 <= n <= MOST:
         raise InputError(f"a product of {n} vectors; the kernels take 1 to {MOST}, beyond that use F.linear")
     if weight.shape[1] != k or x.stride(1) != 1 or weight.stride(1) != 1 or x.dtype != weight.dtype:
@@ -253,26 +286,17 @@ def _launch(
         )
     if norm is not None:
         config = config or whole_rows(m, k, weight.element_size())
-    config = config or choose(n, m, k, weight.element_size(), is_gated, limits_of(x.device))
-    out = x.new_empty(n, m, dtype=None if residual is None else residual.dtype)
-    parts, arrived = workspace_for(config, n, m, x.device)
-    factors = scale if isinstance(scale, Tensor) else None
-    pointers = (x, weight, *(x if one is None else one for one in (bias, factors, residual)), out, parts, arrived)
-    factors_of_all = (before, 1.0 if isinstance(scale, Tensor) else scale, 1.0 if softcap is None else softcap)
-    flags: dict[str, Any] = dict(
-        ROWS=config.rows, BLOCK=config.block, SPLITS=config.splits, EVEN=k % config.block == 0, GATED=is_gated,
-        ACT="" if act is None else act_kind(act), BIAS=bias is not None, FACTORS=factors is not None,
-        RESIDUAL=residual is not None, SOFTCAP=softcap is not None, num_warps=config.warps,
-    )  # fmt: skip
-    grid = (triton.cdiv(m, config.rows), config.splits)
+    config = config or choose(n, m, k, weight.element_size(), around.is_gated, limits_of(x.device))
+    out = around.new_out(x, m)
+    pointers = (x, weight, *around.pointers(x), out, *workspace_for(config, n, m, x.device))
+    flags, grid = around.flags(config, k), (triton.cdiv(m, config.rows), config.splits)
     if isinstance(config, Tiles):
         if squares is not None or norm is not None or next_norm is not None:
             raise InputError(f"{config}: norms are deferred for one vector and Rows alone")
-        strides = (x.stride(0), weight.stride(0), 0 if residual is None else residual.stride(0))
         launch(
             tiles_kernel, grid,
-            *pointers, m, k, n, *strides, *factors_of_all, N_BLOCK=padded(n), STAGES=config.stages,
-            APART=x.dtype == torch.float32, **flags,
+            *pointers, m, k, n, x.stride(0), weight.stride(0), around.residual_stride, *around.bounds,
+            N_BLOCK=padded(n), STAGES=config.stages, APART=x.dtype == torch.float32, **flags,
         )  # fmt: skip
     elif n == 1:
         held = config.held if triton.cdiv(k, config.block) >= config.held * config.splits else 0
@@ -281,7 +305,7 @@ def _launch(
         norms = (None, None) if norm is None else (norm.weight, norm.bias)
         launch(
             rows_kernel, grid,
-            *pointers, squares, *norms, *norm_arguments(next_norm), m, k, weight.stride(0), *factors_of_all,
+            *pointers, squares, *norms, *norm_arguments(next_norm), m, k, weight.stride(0), *around.bounds,
             eps if norm is None else norm.eps, SQUARES=0 if squares is None else len(squares),
             NEXT_NORM=next_norm is not None, NORM=norm is not None, HELD=held, UNROLL=config.unroll,
             early=config.early, **flags,

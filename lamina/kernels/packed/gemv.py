@@ -12,8 +12,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lamina.kernels.gemm.deferred_norm import partial_squares, prepare_norm
-from lamina.kernels.gemm.epilogue import arrive, finish, wanted
+from lamina.kernels.gemm.deferred_norm import partial_squares
+from lamina.kernels.gemm.ends import end_rows
+from lamina.kernels.gemm.epilogue import wanted
 from lamina.kernels.launch import begin
 from lamina.kernels.packed.words import columns_of_four, fp8_floats, integer_sums, vector_pieces
 
@@ -199,7 +200,7 @@ def packed_rows_kernel(
     if NEXT_NORM:
         next_factor = tl.load(next_weight + m, mask=keep, other=0).to(tl.float32) + next_plus
     begin(PDL)
-    first, second, factor, rest = wanted(m, m, keep, M, bias, factors, residual, GATED, BIAS, FACTORS, RESIDUAL)
+    loaded = wanted(m, m, keep, M, bias, factors, residual, GATED, BIAS, FACTORS, RESIDUAL)
     if SQUARES:
         squared = partial_squares(squares, SQUARES)
 
@@ -224,21 +225,5 @@ def packed_rows_kernel(
         z = row_sums(b, ROWS) * of_partner
     if SQUARES:
         before *= tl.rsqrt(tl.sum(squared, 0) / K + eps)
-    if SPLITS == 1:
-        done = finish(y, z, first, second, factor, rest, before, scale, softcap, out + m, keep, GATED, ACT, SOFTCAP)
-        if NEXT_NORM:
-            prepare_norm(done, next_factor, next_out + m, next_squares, keep)
-    else:
-        tl.store(parts + split * M + m, y, mask=keep)
-        if GATED:
-            tl.store(parts + (SPLITS + split) * M + m, z, mask=keep)
-        if arrive(arrived, group, SPLITS):
-            # Other programs wrote these: read past the L1 cache. Always in the same order, so results repeat.
-            every = tl.arange(0, SPLITS)[:, None] * M + m[None, :]  # [SPLITS, ROWS]
-            y = tl.sum(tl.load(parts + every, mask=keep[None, :], other=0, cache_modifier=".cg"), 0)
-            z = y
-            if GATED:
-                z = tl.sum(tl.load(parts + SPLITS * M + every, mask=keep[None, :], other=0, cache_modifier=".cg"), 0)
-            done = finish(y, z, first, second, factor, rest, before, scale, softcap, out + m, keep, GATED, ACT, SOFTCAP)
-            if NEXT_NORM:
-                prepare_norm(done, next_factor, next_out + m, next_squares, keep)
+    end_rows(y, z, loaded, (before, scale, softcap), out, m, keep, M, parts, arrived, group, split,
+             (next_factor, next_out, next_squares), SPLITS, GATED, ACT, SOFTCAP, NEXT_NORM)  # fmt: skip

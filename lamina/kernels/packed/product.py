@@ -19,8 +19,8 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.kernels.gemm.deferred_norm import DeferredNorm, norm_arguments
-from lamina.kernels.gemm.epilogue import Act, act_kind
-from lamina.kernels.gemm.product import MOST, ProductConfig, Rows, Tiles, padded, workspace_for
+from lamina.kernels.gemm.epilogue import Act
+from lamina.kernels.gemm.product import MOST, Around, ProductConfig, Rows, Tiles, padded, workspace_for
 from lamina.kernels.launch import BY_ASSEMBLY, launch
 from lamina.kernels.limits import KIB, Limits, fitted, limits_of, smaller
 from lamina.kernels.packed.gemv import packed_rows_kernel
@@ -53,10 +53,8 @@ def packed_product(
     >>> packed_product(torch.randn(1, 64), weight).shape  # doctest: +SKIP
     torch.Size([1, 24])
     """
-    return _launch(
-        x, weight, weight.shape[0], bias, residual, before, scale, softcap, False, act, config, squares, eps, next_norm,
-        out,
-    )  # fmt: skip
+    around = Around(bias, residual, before, scale, act, softcap)
+    return _launch(x, weight, around, config, squares, eps, next_norm, out)
 
 
 def packed_gated(
@@ -74,8 +72,7 @@ def packed_gated(
 
     x [N, K], weight [2I, K], bias [2I] -> [N, I]; arguments as for `gemm/product.gated_product`
     """
-    inner = weight.shape[0] // 2
-    return _launch(x, weight, inner, bias, None, 1.0, scale, None, True, act, config, squares, eps, None, None)
+    return _launch(x, weight, Around(bias, scale=scale, act=act, is_gated=True), config, squares, eps)
 
 
 @cache
@@ -139,21 +136,14 @@ def scaling(weight: PackedMatrix) -> dict[str, Any]:
 def _launch(
     x: Tensor,
     weight: PackedMatrix,
-    m: int,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    before: float,
-    scale: float | Tensor,
-    softcap: float | None,
-    is_gated: bool,
-    act: Act | None,
+    around: Around,
     config: ProductConfig | None,
     squares: Tensor | None,
     eps: float,
-    next_norm: DeferredNorm | None,
-    out: Tensor | None,
+    next_norm: DeferredNorm | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    n, k = x.shape
+    (n, k), m = x.shape, around.outputs(weight.shape[0])
     if not 1 <= n <= MOST:
         raise InputError(f"a product of {n} vectors; the kernels take 1 to {MOST}, beyond that use `many_product`")
     if weight.shape[1] != k or x.stride(1) != 1:
@@ -161,29 +151,20 @@ def _launch(
             f"x {list(x.shape)} and {weight.kind} weight {list(weight.shape)} must have rows of the same length, and "
             f"those of x must be contiguous"
         )
-    limits, span = limits_of(x.device), SPANS[weight.kind]
-    config = config or choose(n, m, k, weight.kind, is_gated, limits)
-    if out is None:
-        out = x.new_empty(n, m, dtype=None if residual is None else residual.dtype)
-    parts, arrived = workspace_for(config, n, m, x.device)
-    factors = scale if isinstance(scale, Tensor) else None
-    words, _, zeros, word_stride, scale_stride = kernel_parts(weight)
-    around = (*(x if one is None else one for one in (bias, factors, residual)), out, parts, arrived)
-    factors_of_all = (before, 1.0 if isinstance(scale, Tensor) else scale, 1.0 if softcap is None else softcap)
-    flags: dict[str, Any] = dict(
-        ROWS=config.rows, BLOCK=config.block, SPLITS=config.splits, EVEN=k % config.block == 0, GATED=is_gated,
-        ACT="" if act is None else act_kind(act), BIAS=bias is not None, FACTORS=factors is not None,
-        RESIDUAL=residual is not None, SOFTCAP=softcap is not None, num_warps=config.warps, **scaling(weight),
-    )  # fmt: skip
-    grid = (triton.cdiv(m, config.rows), config.splits)
+    span = SPANS[weight.kind]
+    config = config or choose(n, m, k, weight.kind, around.is_gated, limits_of(x.device))
+    out = around.new_out(x, m) if out is None else out
+    words, scales, zeros, word_stride, scale_stride = kernel_parts(weight)
+    pointers = (scales, zeros, *around.pointers(x), out, *workspace_for(config, n, m, x.device))
+    flags, grid = around.flags(config, k) | scaling(weight), (triton.cdiv(m, config.rows), config.splits)
     if isinstance(config, Tiles):
         if squares is not None or next_norm is not None:
             raise InputError(f"{config}: norms are deferred for one vector and Rows alone")
-        strides = (x.stride(0), scale_stride, 0 if residual is None else residual.stride(0), out.stride(0))
+        strides = (x.stride(0), scale_stride, around.residual_stride, out.stride(0))
         launch(
             packed_tiles_kernel, grid,
-            x, weight.codes, weight.scales, zeros, *around, m, k, n, *strides, *factors_of_all, N_BLOCK=padded(n),
-            STAGES=config.stages, APART=x.dtype == torch.float32, **flags,
+            x, weight.codes, *pointers, m, k, n, *strides, *around.bounds, N_BLOCK=padded(n), STAGES=config.stages,
+            APART=x.dtype == torch.float32, **flags,
         )  # fmt: skip
     elif n == 1:
         if config.block % span:
@@ -191,11 +172,10 @@ def _launch(
         held = min(config.held, triton.cdiv(k, config.block) // config.splits)
         launch(
             packed_rows_kernel, grid,
-            x, words, weight.scales, zeros, *around, squares, *norm_arguments(next_norm), m,
-            k, word_stride, scale_stride, *factors_of_all, eps, SPAN=span,
-            NATIVE=native_fp8(x),
-            SQUARES=0 if squares is None else len(squares), NEXT_NORM=next_norm is not None, HELD=held,
-            REST=held * config.splits * config.block < k, UNROLL=config.unroll, early=config.early, **flags,
+            x, words, *pointers, squares, *norm_arguments(next_norm), m, k, word_stride, scale_stride, *around.bounds,
+            eps, SPAN=span, NATIVE=native_fp8(x), SQUARES=0 if squares is None else len(squares),
+            NEXT_NORM=next_norm is not None, HELD=held, REST=held * config.splits * config.block < k,
+            UNROLL=config.unroll, early=config.early, **flags,
         )  # fmt: skip
     else:
         raise InputError(f"{config} takes one vector, not {n}; use Tiles")

@@ -15,7 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lamina.kernels.gemm.epilogue import arrive, finish, plus, wanted
+from lamina.kernels.gemm.ends import end_tile
+from lamina.kernels.gemm.epilogue import plus
 from lamina.kernels.launch import begin, prefetch_lines
 from lamina.kernels.packed.values import code_scales, code_values
 
@@ -161,26 +162,5 @@ def packed_tiles_kernel(
         a *= tl.load(scales + r * scale_stride)[:, None].to(tl.float32)
         if GATED:
             b *= tl.load(scales + (r + M) * scale_stride)[:, None].to(tl.float32)
-    keep = (m < M)[:, None] & (n < N)[None, :]
-    at = n[None, :] * residual_stride + m[:, None]
-    out += n[None, :] * out_stride + m[:, None]
-    if SPLITS > 1:
-        here = m[:, None] * N_BLOCK + n[None, :]  # [ROWS, N_BLOCK]
-        step = M * N_BLOCK
-        tl.store(parts + split * step + here, a, mask=keep)
-        if GATED:
-            tl.store(parts + (SPLITS + split) * step + here, b, mask=keep)
-        if arrive(arrived, group, SPLITS):
-            a = tl.zeros([ROWS, N_BLOCK], dtype=tl.float32)
-            b = tl.zeros([ROWS, N_BLOCK], dtype=tl.float32)
-            for s in tl.static_range(SPLITS):  # written by other programs: past the L1 cache, in a fixed order
-                a += tl.load(parts + s * step + here, mask=keep, other=0, cache_modifier=".cg")
-                if GATED:
-                    b += tl.load(parts + (SPLITS + s) * step + here, mask=keep, other=0, cache_modifier=".cg")
-            first, second, factor, rest = wanted(m[:, None], at, keep, M, bias, factors, residual,
-                                                 GATED, BIAS, FACTORS, RESIDUAL)  # fmt: skip
-            finish(a, b, first, second, factor, rest, before, scale, softcap, out, keep, GATED, ACT, SOFTCAP)
-    else:
-        first, second, factor, rest = wanted(m[:, None], at, keep, M, bias, factors, residual,
-                                             GATED, BIAS, FACTORS, RESIDUAL)  # fmt: skip
-        finish(a, b, first, second, factor, rest, before, scale, softcap, out, keep, GATED, ACT, SOFTCAP)
+    end_tile(a, b, (bias, factors, residual), (before, scale, softcap), out, m, n, M, N, residual_stride, out_stride,
+             parts, arrived, group, split, N_BLOCK, SPLITS, GATED, ACT, BIAS, FACTORS, RESIDUAL, SOFTCAP)  # fmt: skip
