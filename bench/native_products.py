@@ -12,7 +12,7 @@ import os
 
 import torch
 
-from lamina.bench.native_read import BYTES, WINDOW, fewest_seconds, native_read_bandwidth
+from lamina.bench.cpu.native_read import BYTES, WINDOW, fewest_seconds, native_read_bandwidth
 from lamina.native.products import FORMATS, Product, products, quantize
 
 SHAPES = [(3072, 576), (49152, 576), (14336, 4096)]

@@ -7,10 +7,8 @@ decode.py        the decode steps that are timed
 subjects.py      what is measured: Lamina, and its peers from peers.py
 first_token.py   from the start of a process to its first token
 runner.py        a whole run, in a bounded time
-cpu_table.py     decoding on a CPU beside transformers and llama.cpp; native_read.py: the bandwidth there
-llama_cpp.py     llama.cpp in a process of another environment; llama_cpp_child.py: what runs there
-cpu_report.py    the CPU table as Markdown and JSON
 report.py        table, JSON, Markdown; plot.py: the picture
+cpu/             decoding on a CPU beside transformers and llama.cpp
 
 The bytes that a decode step has to move, and caches of any length without a prefill, are in lamina/planning.
 """

@@ -114,8 +114,8 @@ def bench(
 
 def cpu_table(llama_cpp: str | None, seconds: float, out: Path) -> None:
     """Prints the CPU table as Markdown and writes it."""
-    from lamina.bench.cpu_report import CpuReport
-    from lamina.bench.cpu_table import CpuSettings, run_cpu_table
+    from lamina.bench.cpu.report import CpuReport
+    from lamina.bench.cpu.table import CpuSettings, run_cpu_table
 
     settings = CpuSettings(llama_cpp=llama_cpp, seconds=seconds)
     with Bar() as bar:

@@ -10,9 +10,10 @@ import torch
 
 from bench.activation_quality import by_steps, divergence, plain_pass, rounded, with_rounded_inputs
 from lamina.bench import ModelShape, random_model
-from lamina.bench import llama_cpp as peer
-from lamina.bench.cpu_report import CpuReport, CpuTarget
-from lamina.bench.cpu_table import (
+from lamina.bench.cpu import llama_cpp as peer
+from lamina.bench.cpu.native_read import fewest_seconds
+from lamina.bench.cpu.report import CpuReport, CpuTarget
+from lamina.bench.cpu.table import (
     FLOAT32,
     LLAMA_CPP,
     MAMBA2_130M,
@@ -27,7 +28,6 @@ from lamina.bench.cpu_table import (
     _Run,
     decode_by_turns,
 )
-from lamina.bench.native_read import fewest_seconds
 from lamina.cli.bench import bench
 from lamina.config import Config
 from lamina.errors import InputError
@@ -107,7 +107,7 @@ def test_subjects_take_turns() -> None:
 def test_models_are_decoded_and_read_prompts_beside_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     from lamina.bench.peers import Dynamic, peer_model
 
-    monkeypatch.setattr("lamina.bench.cpu_table.cpu_read_bandwidth", lambda threads: 1e9)
+    monkeypatch.setattr("lamina.bench.cpu.table.cpu_read_bandwidth", lambda threads: 1e9)
     config = small("llama-3.1-8b")
     ours, cpu = random_model(config, torch.float32, "cpu"), torch.device("cpu")
     theirs = Dynamic(peer_model(config, torch.float32, cpu))

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 import torch
 
-from lamina.bench.llama_cpp import LlamaCpp, LlamaCppError
-from lamina.bench.native_read import cpu_read_bandwidth
+from lamina.bench.cpu.llama_cpp import LlamaCpp, LlamaCppError
+from lamina.bench.cpu.native_read import cpu_read_bandwidth
 from lamina.bench.prefill import Prompts
 from lamina.bench.random_model import random_model
 from lamina.bench.runner import Progress

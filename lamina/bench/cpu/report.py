@@ -7,7 +7,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from lamina.bench.cpu_table import (
+from lamina.bench.cpu.table import (
     CPU,
     FLOAT32,
     LLAMA_CPP,
