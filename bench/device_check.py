@@ -9,6 +9,7 @@ and bfloat16, and passes of several tokens.
     --seconds S     after this, no family is begun
     --first A B     these before all others
     --families A B  only these, with every check
+    --only prompts  (repeat it) only checks whose title has one of these words, in a record of their own
     --shard K/N     only every N-th family, from the K-th on
     --again         also families that OUT.md's record holds; the last line of each counts
 
@@ -117,8 +118,8 @@ def kernels_of(family: str) -> Hashable:
         return None
 
 
-def run(family: str, shared: str | None) -> dict[str, Any]:
-    """All checks of one family: a line of the record."""
+def run(family: str, shared: str | None, only: list[str] | None = None) -> dict[str, Any]:
+    """The checks of one family: a line of the record. only: those whose title has one of these words."""
     from bench.captured_checks import SHORT, WITH_SOURCE, columns, own_model
     from bench.device_models import model_of
 
@@ -132,7 +133,7 @@ def run(family: str, shared: str | None) -> dict[str, Any]:
             line["failed"] = [title for title, (good, _) in checks.items() if not good]
         else:
             one = model_of(family)
-            wanted = [title for title in columns() if not one.encodes or title in WITH_SOURCE]
+            wanted = [title for title in titles(only) if not one.encodes or title in WITH_SOURCE]
             for title in wanted if shared is None else [title for title in wanted if title in SHORT]:
                 try_one(line, title, columns()[title], one)
     except NotInTransformers as missing:
@@ -142,6 +143,16 @@ def run(family: str, shared: str | None) -> dict[str, Any]:
         line["failed"].append(f"{type(error).__name__}: {error}"[:300])
     line["seconds"] = round(time.perf_counter() - started, 1)
     return line
+
+
+def titles(only: list[str] | None) -> list[str]:
+    """The titles of all checks, or of those that have one of the words `only`."""
+    from bench.captured_checks import columns
+
+    found = [title for title in columns() if not only or any(word in title for word in only)]
+    if not found:
+        raise SystemExit(f"no check has {' or '.join(only or ())} in its title: {'; '.join(columns())}")
+    return found
 
 
 def try_one(line: dict[str, Any], title: str, check: Callable[[Family], Found], one: Family) -> None:
@@ -179,12 +190,12 @@ def append(record: Path, line: dict[str, Any]) -> None:
         file.write(f"\n{json.dumps(line)}\n".encode())
 
 
-def page(lines: dict[str, dict[str, Any]], machine: str) -> str:
+def page(lines: dict[str, dict[str, Any]], machine: str, only: list[str] | None = None) -> str:
     """The record as Markdown."""
-    from bench.captured_checks import GREEDY, columns
+    from bench.captured_checks import GREEDY
 
-    titles = list(columns())
-    rows = [["family", *titles, "seconds"], ["---"] * (len(titles) + 2)]
+    checks = titles(only)
+    rows = [["family", *checks, "seconds"], ["---"] * (len(checks) + 2)]
     notes = []
     for family, line in sorted(lines.items()):
         if family == "own":
@@ -193,12 +204,13 @@ def page(lines: dict[str, dict[str, Any]], machine: str) -> str:
             notes.append(f"{family} was skipped: {line['skipped']}")
         else:
             other = f"as {line['shares']}" if line["shares"] else "–"
-            rows.append([family, *(line["cells"].get(title, other) for title in titles), f"{line['seconds']:.0f}"])
+            rows.append([family, *(line["cells"].get(title, other) for title in checks), f"{line['seconds']:.0f}"])
             if (said := line["cells"].get(GREEDY, "")).startswith("plain passes"):
                 notes.append(f"{family} is not captured: {said}")
         notes += [f"FAILED: {family}, {title}" for title in line["failed"]]
     table = "".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |\n" for row in rows)
-    return f"{machine} Command: `python -m bench.device_check`.\n\n{table}\n" + "".join(f"- {note}\n" for note in notes)
+    command = "python -m bench.device_check" + "".join(f" --only {word}" for word in only or ())
+    return f"{machine} Command: `{command}`.\n\n{table}\n" + "".join(f"- {note}\n" for note in notes)
 
 
 def machine() -> str:
@@ -219,6 +231,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--first", nargs="*", default=[])
     parser.add_argument("--families", nargs="*", default=[])
+    parser.add_argument("--only", action="append", metavar="WORD")
     parser.add_argument("--shard", default="1/1")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -228,21 +241,21 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     if given.worker:
-        return work(record)
+        return work(record, given.only)
     which, of = map(int, given.shard.split("/"))
     done = {} if given.again else read(record)
     wanted = list(runs(given.families, given.first).items())[which - 1 :: of]
     tasks = ((family, shared) for family, (shared, _) in wanted if family not in done)
     until = started + given.seconds
     if given.jobs > 1:
-        side_by_side(list(tasks), record, given.jobs, until)
+        side_by_side(list(tasks), record, given.jobs, until, given.only)
     else:
         for family, shared in tasks:
             if time.perf_counter() < until:
-                append(record, run(family, shared))
+                append(record, run(family, shared, given.only))
     lines = read(record)
     given.out.write_text(
-        page(lines, next((line["machine"] for line in lines.values() if "machine" in line), machine()))
+        page(lines, next((line["machine"] for line in lines.values() if "machine" in line), machine()), given.only)
     )
     failed = [family for family, line in lines.items() if line["failed"]]
     left = [family for family, _ in wanted if family not in lines]
@@ -256,12 +269,12 @@ COMMAND = [sys.executable, "-m", "bench.device_check"]
 DONE, LAST = "this family is done", "this family is done, and this process ends"
 
 
-def work(record: Path) -> None:
+def work(record: Path, only: list[str] | None) -> None:
     """What a process does: reads a family and the one it shares a run with from each line of standard input."""
     tell, sys.stdout = sys.stdout, sys.stderr
     for text in sys.stdin:
         family, shared = json.loads(text)
-        append(record, run(family, shared))
+        append(record, run(family, shared, only))
         print(DONE if device_answers() else LAST, file=tell, flush=True)
         if not device_answers():
             return
@@ -276,19 +289,21 @@ def device_answers() -> bool:
     return True
 
 
-def side_by_side(tasks: list[tuple[str, str | None]], record: Path, jobs: int, until: float) -> None:
+def side_by_side(
+    tasks: list[tuple[str, str | None]], record: Path, jobs: int, until: float, only: list[str] | None = None
+) -> None:
     """Hands families to `jobs` processes, one at a time each. A process that ends is replaced by another."""
     waiting = deque(tasks)
-    threads = [Thread(target=hand_out, args=(waiting, record, until)) for _ in range(min(jobs, len(tasks)))]
+    threads = [Thread(target=hand_out, args=(waiting, record, until, only)) for _ in range(min(jobs, len(tasks)))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
 
-def hand_out(waiting: deque[tuple[str, str | None]], record: Path, until: float) -> None:
+def hand_out(waiting: deque[tuple[str, str | None]], record: Path, until: float, only: list[str] | None = None) -> None:
     """Keeps one process at work until no family waits, or the time is over."""
-    words = [*COMMAND, str(record.with_suffix("")), "--worker"]
+    words = [*COMMAND, str(record.with_suffix("")), "--worker", *(f"--only={word}" for word in only or ())]
     job: subprocess.Popen[str] | None = None
     while waiting and time.perf_counter() < until:
         try:

@@ -10,6 +10,7 @@ import pytest
 import transformers
 
 from bench import device_check
+from bench.captured_checks import PROMPTED, columns
 from bench.device_models import WITH_STATES, config_of
 from bench.kernel_signature import signature
 from lamina.models import FAMILIES, TEXT_PARTS
@@ -42,7 +43,7 @@ def check(monkeypatch: pytest.MonkeyPatch, out: Path, *words: str) -> list[str]:
     """Runs it with checks that do nothing; -> the families that were run."""
     ran: list[str] = []
 
-    def run(family: str, shared: str | None) -> dict[str, Any]:
+    def run(family: str, shared: str | None, only: list[str] | None) -> dict[str, Any]:
         ran.append(family)
         failed = ["laws, float32"] if family == "c" else []
         return {"family": family, "shares": shared, "cells": {"laws, float32": "ok"}, "failed": failed, "seconds": 1.0}
@@ -97,6 +98,16 @@ def test_a_check_that_raises_has_failed_and_the_next_is_tried() -> None:
     device_check.try_one(line, "greedy", lambda one: (True, "yes"), None)  # type: ignore[arg-type]
     assert line["failed"] == ["laws: ZeroDivisionError: integer division or modulo by zero"]
     assert line["cells"]["greedy"] == "yes"
+
+
+def test_only_some_checks_are_run_and_the_page_has_their_columns() -> None:
+    assert device_check.titles(["prompts", "no sync"]) == ["no sync in a decode pass", PROMPTED]
+    assert device_check.titles(None) == list(columns())
+    line = {"family": "a", "shares": None, "cells": {PROMPTED: "yes"}, "failed": [], "seconds": 1.0}
+    text = device_check.page({"a": line}, "A machine.", ["prompts"])
+    assert f"| family | {PROMPTED} | seconds |" in text and "| a | yes | 1 |" in text and "--only prompts" in text
+    with pytest.raises(SystemExit, match="no check has weather in its title: logits"):
+        device_check.titles(["weather"])
 
 
 WORKER = """
