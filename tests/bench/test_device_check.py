@@ -10,7 +10,7 @@ import pytest
 import transformers
 
 from bench import device_check
-from bench.captured_checks import PROMPTED, columns
+from bench.captured_checks import LOGITS, PROMPTED, columns
 from bench.device_models import WITH_STATES, config_of
 from bench.kernel_signature import signature
 from lamina.models import FAMILIES, TEXT_PARTS
@@ -101,7 +101,7 @@ def test_a_check_that_raises_has_failed_and_the_next_is_tried() -> None:
 
 
 def test_only_some_checks_are_run_and_the_page_has_their_columns() -> None:
-    assert device_check.titles(["prompts", "no sync"]) == ["no sync in a decode pass", PROMPTED]
+    assert device_check.titles(["prompts", "logits"]) == [LOGITS, PROMPTED]
     assert device_check.titles(None) == list(columns())
     line = {"family": "a", "shares": None, "cells": {PROMPTED: "yes"}, "failed": [], "seconds": 1.0}
     text = device_check.page({"a": line}, "A machine.", ["prompts"])
