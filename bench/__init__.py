@@ -1,1 +1,1 @@
-"""Benchmarks and checks that are run by hand; their results lie in bench/results."""
+"""Benchmarks and checks that are run by hand; their results are in bench/results."""

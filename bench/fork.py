@@ -1,7 +1,7 @@
 """What a fork costs in pages of a pool and without them: `python -m bench.fork [SHAPE] [TOKENS] [LAYERS]`
 
 Without arguments the layers of llama-3.1-8b and a row of 16400 tokens: all 32 layers on a GPU, 4 on a CPU. No model is
-needed: what it must remember is taken from its shape, and keys and values are whatever lies in memory.
+needed: what it must remember is taken from its shape, and keys and values are whatever the memory held before.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def passed_over(cache: Cache, tokens: int) -> None:
 
 
 def filled(cache: Cache, tokens: int) -> Cache:
-    """The cache with rows of so many tokens, whose numbers nobody wrote."""
+    """A cache with rows of this many tokens, whose values were never written."""
     passed_over(cache, tokens)
     assert cache.model is not None
     cache._kept_logits(cache.model.vocab, cache.dtype)

@@ -29,7 +29,7 @@ from lamina.checkpoint.shapes import SHAPES
 from lamina.model import Model
 from lamina.planning.context import fill_context
 
-SHARE, LAYERS = 0.8, 2  # to reach: of the link's bandwidth, with so many layers' worth on the device
+SHARE, LAYERS = 0.8, 2  # to reach: of the link's bandwidth, with at most this many layers' bytes on the device
 SMALL = ["llama-3.1-8b", "gemma-2-9b", "mamba2-2.7b", "falcon-h1-7b", "qwen3-next", "deepseek-v2-lite"]
 
 

@@ -2,7 +2,7 @@
 
 With dependent launches a kernel is on the device while it still waits for the one before it, so its times overlap with
 others' and say little. So the step is captured once more with launches that wait for each other: what a kernel takes
-then is its own, and the sum is more than the step takes. Launches of one kernel are told apart by their grids, so
+then is its own, and the sum is more than the step takes. Launches of one kernel are distinguished by their grids, so
 products share a line where their weights have as many outputs.
 """
 

@@ -1,7 +1,7 @@
 """Small random models of transformers' families: the cases of the tests, and for other families their default
 configuration with every size shrunk.
 
-A default configuration is turned into a dictionary, sizes are replaced by name (SIZES), lists with a value per layer
+A default configuration becomes a dictionary, sizes are replaced by name (SIZES), lists with a value per layer
 are cut, and ids of special tokens are moved into the small vocabulary. A family whose model cannot be built or run so
 is skipped, with the error.
 """

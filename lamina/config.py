@@ -161,7 +161,7 @@ class Config:
         return Config({**defaults, **self.values}, self.seen, self.path, self.aliases, self.given)
 
     def with_values(self, **values: Any) -> Config:
-        """The same with other values; what is read of it is recorded here too."""
+        """The same with other values; reads of it are recorded here too."""
         return Config(self.values | values, self.seen, self.path, self.aliases, self.given)
 
     @property
@@ -197,7 +197,7 @@ class Config:
 
 
 class Section(dict[str, Any]):
-    """An object inside a configuration that records what is read of it. Iterating and copying read all of it."""
+    """An object inside a configuration that records which fields are read. Iterating and copying read all of it."""
 
     def __init__(self, values: Mapping[str, Any], seen: set[str], path: str) -> None:
         super().__init__(values)

@@ -67,7 +67,7 @@ class Tiling:
         return made
 
     def bytes_read(self, visited: float) -> float:
-        """Of the weights of so many experts and the shared one."""
+        """Bytes of the weights of the visited experts and the shared one."""
         return 3 * self.width * (visited * self.inner + self.shared) * 2
 
 

@@ -26,7 +26,7 @@ class Blocks:
     """Blocks of keys, block of queries by block of queries.
 
     order   int32 [B, NQ, NK]: those seen whole, then those seen in part, then the others
-    whole   int32 [B, NQ]: every query of the block sees every key of so many
+    whole   int32 [B, NQ]: every query of the block sees every key of this many
     seen    int32 [B, NQ]: seen whole or in part
     """
 
@@ -64,7 +64,7 @@ class _Range:
 
 
 def blocks_of(view: View, queries: int, keys: int) -> Blocks:
-    """The blocks of a View without rules from outside, for blocks of so many queries and keys.
+    """The blocks of a View without rules from outside, for blocks of `queries` queries and `keys` keys.
 
     >>> from lamina.attention import Full, View
     >>> at = torch.arange(8)[None]

@@ -1,4 +1,4 @@
-"""The layered cache: what a model remembers, where each token lies, and the verbs on it."""
+"""The layered cache: what a model remembers, where each token is stored, and the verbs on it."""
 
 from lamina.cache.cache import Cache
 from lamina.cache.codec.codec import Codec

@@ -35,7 +35,7 @@ class Exaone4(Olmo2):
 
 
 def kind_of(c: Config, layer: int) -> str:
-    """The kind of a layer where `layer_types` is absent: every so many is a full one, or a text such as "LLLG"."""
+    """The kind of a layer where `layer_types` is absent: every n-th is a full one, or a text such as "LLLG"."""
     pattern = c.get("sliding_window_pattern")
     if c.get("sliding_window") is None or not pattern:
         return "full_attention"

@@ -85,7 +85,7 @@ class SwitchTransformers(T5):
 
 
 def is_sparse(c: Config, layer: int, side: str) -> bool:
-    """Every so many layers have experts, from the second on. The step is a field of its own in files that transformers
+    """Every n-th layer has experts, from the second on. The step is a field of its own in files that transformers
     wrote; without sparse layers it is the number of layers, so that there is one."""
     layers = c.get("num_decoder_layers", c.num_layers) if side == "decoder" else c.num_layers
     sparse = c.get(f"num_sparse_{side}_layers", 3)

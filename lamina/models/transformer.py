@@ -120,7 +120,7 @@ class Transformer(Decoder):
 def window_by_type(c: Config, layer: int, every: int | None = None, default: int | None = None) -> Window:
     """A sliding window or full attention, by `layer_types` of the configuration.
 
-    every     without `layer_types`, every so many layers is a full one; None: all are
+    every     without `layer_types`, every n-th layer is a full one; None: all are
     default   default of `sliding_window`
     """
 

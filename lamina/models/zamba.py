@@ -39,7 +39,7 @@ from lamina.nn import (
 
 
 class Adapted(nn.Module):
-    """shared(x) + adapters(x): low-rank products, each for so many outputs, side by side."""
+    """shared(x) + adapters(x): low-rank products, each for its own outputs, side by side."""
 
     def __init__(self, shared: Linear, rank: int = 0, outputs: Sequence[int] = ()) -> None:
         super().__init__()

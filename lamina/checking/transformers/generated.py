@@ -1,6 +1,6 @@
 """The paths through `model.generate`: what it made is fed to an uncached pass, row by row, and compared with that.
 
-Every forward of the loop is recorded. Its tokens lie in the slots of the padded batch in order, and the last token that
+Every forward of the loop is recorded. Its tokens are in the slots of the padded batch in order, and the last token that
 was chosen is not fed, so the tokens of all forwards end one slot before the end.
 """
 

@@ -4,7 +4,7 @@
 
 Before a template is rendered, the first character of every special token that a message spells is replaced by a
 stand-in: a character that occurs nowhere else. In the rendered prompt, tokens that the template wrote and tokens that a
-message spells can then be told apart, whatever the template did with the message (trim, split, slice, upper). The
+message spells can then be distinguished, whatever the template did with the message (trim, split, slice, upper). The
 tokenizer looks for special tokens first and normalizes the text between them after that. A copy of it whose normalizer
 puts the first characters back therefore tokenizes the message as ordinary text, together with the text around it.
 """

@@ -1,4 +1,4 @@
-"""Chat templates: the Jinja text a checkpoint carries, turned into a prompt inside a sandbox with limits."""
+"""Chat templates: the Jinja text a checkpoint carries, rendered as a prompt inside a sandbox with limits."""
 
 from __future__ import annotations
 

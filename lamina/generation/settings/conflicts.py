@@ -50,7 +50,7 @@ def settle(values: Values, origins: Origins) -> None:
 class _Rules:
     def __init__(self, values: Values, origins: Origins) -> None:
         self.values, self.origins, self.defaults = values, origins, defaults()
-        self.greedy_because = ""  # the temperature that turned sampling off, as the error shows it
+        self.greedy_because = ""  # the temperature that switched sampling off, as the error shows it
 
     def drop(self, name: str) -> None:
         """Back to the default."""

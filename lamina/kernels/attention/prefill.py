@@ -119,7 +119,7 @@ def head_parts(dim: int) -> tuple[int, int]:
 
 @cache
 def tile_for(queries: int, key_dim: int, value_dim: int, itemsize: int, limits: Limits) -> Tile:
-    """The tile for rows of so many queries and heads of these sizes."""
+    """The tile for rows of `queries` queries and heads of these sizes."""
     wide = max(sum(head_parts(key_dim)), triton.next_power_of_2(value_dim))
     if itemsize > 2:
         best = Tile(64, 32, 4, 2)

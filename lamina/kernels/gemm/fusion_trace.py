@@ -115,7 +115,7 @@ def _is_small(made: _Made, x: Tensor) -> bool:
 
 
 class _Watched(Unnormed):
-    """What a deferred norm returns during a trace. Whoever needs it divided takes the fusion out of the plan."""
+    """What a deferred norm returns during a trace. A caller that needs it divided removes the fusion from the plan."""
 
     @staticmethod
     def __new__(cls, tracer: Tracer, product: nn.Module, x: Tensor, eps: float) -> _Watched:

@@ -153,7 +153,7 @@ def heads_together(most: int, shared: int, programs: int, limits: Limits) -> int
 
 @cache
 def tile_for(tokens: int, dim: int, state: int, dtype: torch.dtype, limits: Limits) -> Tile:
-    """The tile for rows of so many tokens, heads of `dim` values and states of `state` columns."""
+    """The tile for rows of `tokens` tokens, heads of `dim` values and states of `state` columns."""
     return fitted(_tiles(tokens, dim, state, dtype), lambda one: shared_bytes(one, state, dtype), limits.shared)
 
 
