@@ -27,8 +27,8 @@ class Mixture(nn.Module):
     factor                       a fixed multiplier (of a shared module given as such, its own)
     latent                       > 0: experts work in this width, between `enter` and `leave`, with biases if
                                  latent_bias; router and shared expert do not
-    capacity                     > 0: only this many tokens of a row use an expert; later ones skip it. Tokens of earlier
-                                 passes are known only to a `count` given to `forward`
+    capacity                     > 0: only this many tokens of a row use an expert; later ones skip it. Tokens of
+                                 earlier passes are known only to a `count` given to `forward`
 
     >>> import torch
     >>> mixture = Mixture(width=4, experts=8, inner=6, act="silu", choice=Choice(each=2), shared=5, opens=True)
