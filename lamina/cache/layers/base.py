@@ -117,8 +117,18 @@ class Layer:
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.data.values())
 
+    def twin(self) -> Self | None:
+        """A new layer for another entry with an equal spec, which takes a fraction of the time of making one; None for
+        a layer that has memory of its own by now."""
+        return None
+
     def reserve(self, tokens: int) -> None:
         """Makes room for `tokens` tokens per row. Called on the host, before a pass."""
+
+    def reserve_twins(self, twins: Sequence[Self], tokens: int) -> None:
+        """`reserve` of this layer and of its twins, none of which has memory of its own yet."""
+        for one in (self, *twins):
+            one.reserve(tokens)
 
     def widen(self, slots: int) -> None:
         """Enlarges the store to `slots` slots per row, if it has fewer."""

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lamina.attention.view import View
 from lamina.attention.window import Chunked, Sliding, Window
-from lamina.cache.clock import Clock, allocate
+from lamina.cache.clock import Clock, allocate, allocate_several
 from lamina.cache.codec.codec import Coding, Role
 from lamina.cache.codec.formats import Fields
 from lamina.cache.layers.base import Key, Layer, grown
@@ -146,13 +146,37 @@ class TokenLayer(Layer):
 
     # -- room ------------------------------------------------------------------------------------------------------
 
+    def twin(self) -> Self | None:
+        if self.bare or self.slots:
+            return None
+        return self._with(dict(self.data))  # tensors without values can be shared
+
     def reserve(self, tokens: int) -> None:
-        needed = tokens if self.layout.most is None else min(tokens, self.layout.most)
-        if self.bare or not self.grows:
+        if self.grows and not self.bare:
+            self.widen(self._slots_for(tokens))
+
+    def reserve_twins(self, twins: Sequence[Self], tokens: int) -> None:
+        if not twins or type(self.storage) is not Storage or not self.grows:
+            super().reserve_twins(twins, tokens)
             return
-        have = self.slots
+        slots = self._slots_for(tokens)
+        if slots == 0:
+            return
+        every, stores = (self, *twins), []
+        for old in self.data.values():
+            shape = (*old.shape[:-2], slots, old.shape[-1])
+            stores.append(allocate_several(len(every), shape, old.dtype, old.device))
+        grows = slots != self.layout.most
+        for one, *parts in zip(every, *stores, strict=True):
+            one.data = dict(zip(self.data, parts, strict=True))
+            one.grows = grows
+
+    def _slots_for(self, tokens: int) -> int:
+        """How many slots a layer that grows has after `reserve`."""
+        most, have = self.layout.most, self.slots
+        needed = tokens if most is None else min(tokens, most)
         slots = max(SMALLEST, grown(have, needed, self.expected)) if needed > have else have
-        self.widen(slots if self.layout.most is None else min(slots, self.layout.most))
+        return slots if most is None else min(slots, most)
 
     def widen(self, slots: int) -> None:
         if slots > self.slots:
