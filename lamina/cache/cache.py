@@ -219,10 +219,10 @@ class Cache:
             plain, codec = (i, name) not in self.key_means, self.codecs[i]
             if plain:
                 for of, first in firsts:
-                    if of is codec and first.spec == spec and (twin := first.twin()) is not None:
-                        return twin
+                    if of is codec and first.spec == spec:
+                        return first.twin()
             layer = spec.layer(self._keeping((i, name), rows, capacity, slack))
-            if plain and len(firsts) < MOST_KINDS and layer.twin() is not None:
+            if plain and len(firsts) < MOST_KINDS and layer.has_twins:
                 firsts.append((codec, layer))
             return layer
 

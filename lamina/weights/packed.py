@@ -260,7 +260,8 @@ def stacked_part(parts: Sequence[Tensor]) -> Tensor:
 
 
 def every_module(module: nn.Module) -> list[nn.Module]:
-    """A module and all modules below it, level by level. `module.modules()` takes ten times as long: it builds names."""
+    """A module and all modules below it, level by level. `module.modules()` takes many times as long: it builds
+    names."""
     level = found = [module]
     while level:
         children = chain.from_iterable(map(dict.values, map(_children, level)))

@@ -117,10 +117,14 @@ class Layer:
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.data.values())
 
-    def twin(self) -> Self | None:
-        """A new layer for another entry with an equal spec, which takes a fraction of the time of making one; None for
-        a layer that has memory of its own by now."""
-        return None
+    @property
+    def has_twins(self) -> bool:
+        """Whether `twin` can be called: for kinds without memory as long as they have no slots."""
+        return False
+
+    def twin(self) -> Self:
+        """A new layer for another entry with an equal spec, in a fraction of the time that making one takes."""
+        return self._with(dict(self.data))  # tensors without values can be shared
 
     def reserve(self, tokens: int) -> None:
         """Makes room for `tokens` tokens per row. Called on the host, before a pass."""

@@ -15,6 +15,7 @@ that token's slot: the slot is written several times with the same values.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -64,6 +65,7 @@ def layout_for(window: Window, slack: int) -> Layout:
     return Layout(ring=window.span + slack, keep=keep)
 
 
+@cache
 def column_of(part: str) -> str:
     """The kernel-table column for the address of a part.
 
@@ -140,16 +142,18 @@ class TokenLayer(Layer):
         return str(self.coding.codec) if self.coding.formats else super().format
 
     def columns(self) -> dict[str, int]:
-        columns = {column_of(name): part.data_ptr() for name, part in self.data.items()}
-        columns |= {"slots": self.slots, "ring": self.layout.ring or 0, "keep": self.layout.keep}
-        return columns | self.storage.columns()
+        storage = self.storage
+        columns = {"slots": storage.slots(self.data), "ring": self.layout.ring or 0, "keep": self.layout.keep}
+        for name, part in self.data.items():
+            columns[column_of(name)] = part.data_ptr()
+        columns.update(storage.columns())
+        return columns
 
     # -- room ------------------------------------------------------------------------------------------------------
 
-    def twin(self) -> Self | None:
-        if self.bare or self.slots:
-            return None
-        return self._with(dict(self.data))  # tensors without values can be shared
+    @property
+    def has_twins(self) -> bool:
+        return not self.bare and self.slots == 0
 
     def reserve(self, tokens: int) -> None:
         if self.grows and not self.bare:

@@ -35,12 +35,13 @@ def reserve(cache: Cache, n: int, most: int | None) -> None:
 
 def grow(cache: Cache, tokens: int, record: int) -> None:
     """Makes room for `tokens` tokens per row in every layer, and for `record` ids per row."""
-    layers = cache.every_layer()
+    groups = together(cache.every_layer())
     with zeroed_together():
-        for first, *twins in together(layers):
+        for first, *twins in groups:
             first.reserve_twins(twins, tokens)
-    # Stores that grow have room for more than was asked for: passes up to that length need not come here again.
-    slots = [slots for layer in layers if layer.grows and (slots := layer.slots) is not None]
+    # Stores that grow have room for more than was asked for: passes up to that length need not come here again. Twins
+    # have the same room as the first of them.
+    slots = [slots for first, *_ in groups if first.grows and (slots := first.slots) is not None]
     limit = cache.limit
     room = min([*slots, *([] if limit is None else [limit])], default=tokens)
     cache._room = max(cache._room, tokens, room)
