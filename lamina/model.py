@@ -321,9 +321,10 @@ class Model(nn.Module):
         """
         if pool is not None:
             slack, codec = check_pool(pool, self, slack, codec)
-        codecs = codecs_of(codec, self.specs)
+        specs = self.specs
+        codecs = codecs_of(codec, specs)
         cache = Cache(
-            self.specs, rows=rows, capacity=capacity, slack=slack, dtype=self.dtype, device=self.device, codec=codec,
+            specs, rows=rows, capacity=capacity, slack=slack, dtype=self.dtype, device=self.device, codec=codec,
             key_means=None if all(one.keys == "plain" for one in codecs) else key_means_of(self),
             max_positions=self.max_positions, model=self, residence=residence, pool=pool,
         )  # fmt: skip

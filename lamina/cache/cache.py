@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from lamina.cache.clock import Clock, allocate
-from lamina.cache.codec.codec import Codecs, codecs_of
+from lamina.cache.codec.codec import Codec, Codecs, codecs_of
 from lamina.cache.counts import Counts, CountsLike, check_int
 from lamina.cache.layers.base import Key, Layer, Released
 from lamina.cache.layers.cross import Source
@@ -41,7 +41,7 @@ from lamina.cache.ops.rewind import reset, rewind
 from lamina.cache.ops.select import select
 from lamina.cache.passes import OpenPass
 from lamina.cache.pool.page_table import PageTables
-from lamina.cache.spec import Keeping, LayerSpecs
+from lamina.cache.spec import Keeping, LayerSpecs, Spec
 from lamina.cache.step import Step
 from lamina.cache.storage.host import checked_residence
 from lamina.cache.storage.prefetch import Prefetcher, on_host
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 P = TypeVar("P", bound=OpenPass)
 
+MOST_KINDS = 8  # kinds of layers that new ones are compared with
 
 _use_lock = Lock()
 
@@ -111,10 +112,7 @@ class Cache:
             )
         self.codecs, self.key_means = codecs_of(codec, self.specs), key_means or {}
         room = capacity if pool is None else None  # tokens in pages need no memory of the layer's own
-        self.layers: Sequence[dict[str, Layer]] = [
-            {name: spec.layer(self._keeping((i, name), rows, room, slack)) for name, spec in entry.items()}
-            for i, entry in enumerate(self.specs)
-        ]
+        self.layers: Sequence[dict[str, Layer]] = self._new_layers(rows, room, slack)
         self.pages = None if pool is None else PageTables.new(pool, rows, capacity)
         if self.pages is not None:
             self.pages.bind(self.layers)
@@ -212,6 +210,23 @@ class Cache:
 
     def every_layer(self) -> list[Layer]:
         return [layer for entry in self.layers for layer in entry.values()]
+
+    def _new_layers(self, rows: int, capacity: int | None, slack: int) -> list[dict[str, Layer]]:
+        """A layer for each entry. Most specs of a model are equal: their layers are twins of the first."""
+        firsts: list[tuple[Codec, Layer]] = []
+
+        def new(i: int, name: str, spec: Spec) -> Layer:
+            plain, codec = (i, name) not in self.key_means, self.codecs[i]
+            if plain:
+                for of, first in firsts:
+                    if of is codec and first.spec == spec:
+                        return first.twin()
+            layer = spec.layer(self._keeping((i, name), rows, capacity, slack))
+            if plain and len(firsts) < MOST_KINDS and layer.has_twins:
+                firsts.append((codec, layer))
+            return layer
+
+        return [{name: new(i, name, spec) for name, spec in entry.items()} for i, entry in enumerate(self.specs)]
 
     def _keeping(self, key: Key, rows: int, capacity: int | None, slack: int) -> Keeping:
         """How one entry is stored: rows, capacity, dtype, codec and so on."""

@@ -13,6 +13,7 @@ Rewinding needs two more marks per row:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -68,6 +69,26 @@ def allocate(
     if fill == 0:  # a memset: half the host time of a kernel that fills
         return torch.zeros(shape, dtype=dtype, device=device, pin_memory=pinned)
     return torch.full(shape, fill, dtype=dtype, device=device, pin_memory=pinned)
+
+
+BLOCK = 2 << 20  # bytes that small tensors share: what CUDA's allocator takes from the driver for them
+
+
+def allocate_several(count: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Tensors of zeros, `allocate(…, later=True)` each. Small ones share blocks of up to `BLOCK` bytes: a block takes
+    the host as long as a tensor. So the memory of one that is dropped may wait for others, of `BLOCK` bytes at most.
+
+    >>> [one.tolist() for one in allocate_several(2, (3,), torch.int64, torch.device("cpu"))]
+    [[0, 0, 0], [0, 0, 0]]
+    """
+    each = max(BLOCK // max(math.prod(shape) * dtype.itemsize, 1), 1)
+    if each == 1:
+        return [allocate(shape, dtype, device, later=True) for _ in range(count)]
+    blocks = [
+        allocate((min(each, count - start), *shape), dtype, device, later=True) for start in range(0, count, each)
+    ]
+    # `data`: a view would share its version with the block, and could not be written where gradients are computed.
+    return [one.data for block in blocks for one in block.unbind()]
 
 
 def on_device(values: Sequence[int], device: torch.device) -> Tensor:

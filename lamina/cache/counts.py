@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -51,14 +50,28 @@ def check_ints(name: str, values: Any) -> list[int]:
     return [n if type(n) is int else check_int(name, n) for n in values]
 
 
-@dataclass
 class Counts:
-    """One integer per row: the tensor [B], and the host's bounds on each value."""
+    """One integer per row: the tensor [B], and the host's bounds on each value.
 
-    tensor: Tensor
-    low: list[int]
-    high: list[int]
-    out_of_range: Tensor | None = None  # for values given on the device: True if one of them was clamped
+    out_of_range   for values given on the device: True if one of them was clamped
+    """
+
+    def __init__(
+        self, tensor: Tensor | torch.device, low: list[int], high: list[int], out_of_range: Tensor | None = None
+    ) -> None:
+        """tensor: for values that the host knows, the device is enough: they are copied there when they are used"""
+        self._tensor, self.low, self.high, self.out_of_range = tensor, low, high, out_of_range
+
+    @property
+    def tensor(self) -> Tensor:
+        if isinstance(self._tensor, torch.device):
+            self._tensor = on_device(self.low, self._tensor)
+        return self._tensor
+
+    @property
+    def exact(self) -> bool:
+        """Whether the host knows the values."""
+        return self.low == self.high
 
     @staticmethod
     def of(
@@ -95,7 +108,7 @@ class Counts:
             if number < 0 or (top is not None and number > top):
                 limit = "at least 0" if top is None else f"between 0 and {top}"
                 raise InputError(f"{what} of row {row} is {number}; it must be {limit}")
-        return Counts(on_device(numbers, device), numbers, list(numbers))
+        return Counts(device, numbers, list(numbers))
 
     @staticmethod
     def known(value: CountsLike, rows: int, device: torch.device, what: str) -> Counts:
@@ -104,7 +117,7 @@ class Counts:
 
     def read(self) -> list[int]:
         """The values; read from the device if the host's bounds are not exact."""
-        if self.low != self.high:
+        if not self.exact:
             self.low = self.tensor.tolist()
             self.high = list(self.low)
         return self.low

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,6 +30,7 @@ from lamina.notices import notice
 from lamina.runtime.eligibility import most_tokens, why_no_passes
 from lamina.runtime.feed import feed, read
 from lamina.runtime.multi_token import CapturedPass, width_for
+from lamina.runtime.prompts.eligibility import MOST_IN_ALL
 
 if TYPE_CHECKING:
     from lamina.model import Logits, Model
@@ -46,6 +48,9 @@ def prefill(model: Model, prompt: Prompt, cache: Cache, chunk: int | None = None
     """
     watch = Watch() if watch is None else watch
     if prompt.ids is not None:
+        if prompt.ids.device.type != "cpu" and prompt.ids.numel() <= MOST_IN_ALL:
+            prompt = replace(prompt, ids=prompt.ids.cpu())  # one read; the check would be several launches and a read
+        assert prompt.ids is not None
         model.check_ids(prompt.ids, prompt.counts)
     counts, start = prompt.counts, 0
     longest, total, scorer = max(counts), sum(counts), watch.scorer

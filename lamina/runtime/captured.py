@@ -12,6 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -54,9 +55,8 @@ class Captured:
         self.model, self.rows, self.T, self.format = model, rows, T, cache_format
         self.device = model.device
         self.workspace = Workspace(self.device)
-        self.tables, self.header = self._int_zeros(counts, entries, WIDTH), self._int_zeros(len(HEADER))
-        self.positions, self.ids = self._int_zeros(rows, T), self._int_zeros(rows, T)
-        self.counts = self.all_counts = self._int_zeros(rows)
+        self._make_inputs(counts, entries)
+        self.positions, self.all_counts = self._int_zeros(rows, T), self.counts
         later = self.tables[1] if counts > 1 else None
         self.entries: list[dict[str, TableEntry]] = entries_of(model, self.tables[0], later, cache_format)
         self.logits: Tensor | None = None
@@ -73,6 +73,11 @@ class Captured:
         self._stream = current_stream(self.device)  # the stream of the borrower, on which graphs are launched
         self._done: torch.cuda.Event | None = None  # recorded after the last launch of the previous borrower
         self._give_back: Callable[[Any], None] | None = None
+
+    def _make_inputs(self, counts: int, entries: int) -> None:
+        """Allocates what the host copies in: tables, header, counts and ids."""
+        self.tables, self.header = self._int_zeros(counts, entries, WIDTH), self._int_zeros(len(HEADER))
+        self.counts, self.ids = self._int_zeros(self.rows), self._int_zeros(self.rows, self.T)
 
     def memory(self, i: int) -> Memory:
         return Memory(self, i, self.entries[i])
@@ -186,6 +191,15 @@ class Captured:
     def _bind(self, cache: Cache, *others: Tensor) -> None:
         """Copies the cache's tables and header in, unless they are those of the last pass. others: see
         `_update_tables`"""
+        self._serve(cache)
+        self._update_tables(cache, *others)
+        header = header_of(cache)
+        if header != self._header:
+            copy_in(self.header, header)
+            self._header = header
+
+    def _serve(self, cache: Cache) -> None:
+        """Raises InputError if this kind of pass does not read the cache; otherwise its tables may be copied in."""
         if self._bound_cache is None or self._bound_cache() is not cache:
             kind = CacheFormat.of(cache), cache.slack, cache.dtype, cache.fetcher is None
             if kind != self._bound_kind:
@@ -197,11 +211,6 @@ class Captured:
             self._bound_cache, self._bound_kind = weakref.ref(cache), kind
             self._stores = []
         cache._kept_logits(self.model.vocab, self.model.dtype)
-        self._update_tables(cache, *others)
-        header = header_of(cache)
-        if header != self._header:
-            copy_in(self.header, header)
-            self._header = header
 
     def why_not_bound(self, cache: Cache) -> str | None:
         """Why passes of this kind cannot read this cache; None if they can."""
@@ -214,8 +223,8 @@ class Captured:
         if stores == self._stores:
             return False
         scores = self._scores_for(cache)
-        tables: Sequence[Any] = [tables_of(cache, counts, scores) for counts in (self.counts, *others)]
-        copy_in(self.tables, tables)
+        tables = [tables_of(cache, counts, scores) for counts in (self.counts, *others)]
+        copy_in(self.tables, chain(*tables))
         self._stores = stores
         return True
 

@@ -53,7 +53,9 @@ def why_not_captured(
     rows = rows if cache is None else cache.rows
     if rows > MOST_ROWS:
         return f"{rows} rows; the kernels of a captured step are for up to {MOST_ROWS}"
-    return why_no_kernels(model.specs, None if cache is None else cache.layers, model.dtype, unserved)
+    if cache is None:
+        return why_no_kernels(model.specs, None, model.dtype, unserved)
+    return why_no_kernels(cache.specs, cache.layers, model.dtype, unserved)
 
 
 def how_packed(model: Model) -> str | None:
@@ -111,8 +113,14 @@ def why_no_kernels(
     unserved: Unserved = why_unserved,
 ) -> str | None:
     """The first layer that no kernel of a captured step supports, in words; None if all are supported."""
+    served: set[tuple[int, int, int]] = set()  # what twins have in common: the answer for one is that for all
     for i, entry in enumerate(specs):
         for name, spec in entry.items():
-            if reason := unserved(spec, None if layers is None else layers[i][name], dtype):
+            layer = None if layers is None else layers[i][name]
+            if layer is not None and (kind := (id(layer.spec), id(layer.coding), layer.slack)) in served:
+                continue
+            if reason := unserved(spec, layer, dtype):
                 return f"layer {i} entry {name!r}: {reason}"
+            if layer is not None:
+                served.add(kind)
     return None

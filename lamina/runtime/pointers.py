@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 PLAIN = Coding()
 
 
-def tables_of(cache: Cache, counts: Tensor, scores: Tensor | None = None) -> list[list[int]]:
-    """[entries, columns]: a row for each entry of a cache, in the order of its layers.
+def tables_of(cache: Cache, counts: Tensor, scores: Tensor | None = None) -> list[int]:
+    """[entries, columns], flattened: a row for each entry of a cache, in the order of its layers.
 
     scores   [rows, tokens, room]: scratch for the scores of indexers, if there are any
     """
     common = {"lengths": cache.clock.lengths.data_ptr(), "counts": counts.data_ptr()}
-    return [_row(layer, common, scores) for layer in cache.every_layer()]
+    return [value for layer in cache.every_layer() for value in _row(layer, common, scores)]
 
 
 def _row(layer: Layer, common: dict[str, int], scores: Tensor | None) -> list[int]:

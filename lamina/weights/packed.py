@@ -9,12 +9,16 @@ module. They have no gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from operator import attrgetter
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from lamina.weights.format import Parts, WeightFormat
+
+_children: Callable[[nn.Module], dict[str, nn.Module | None]] = attrgetter("_modules")
 
 AT_ONCE = 1 << 20  # values that are dequantized together on a CPU: the float32 scratch is 4 MiB
 AT_ONCE_ELSEWHERE = 1 << 25
@@ -256,8 +260,11 @@ def stacked_part(parts: Sequence[Tensor]) -> Tensor:
 
 
 def every_module(module: nn.Module) -> list[nn.Module]:
-    """A module and all modules below it. `module.modules()` takes several times as long, since it builds names."""
-    found = [module]
-    for one in found:  # grows meanwhile
-        found += [child for child in one._modules.values() if child is not None]
+    """A module and all modules below it, level by level. `module.modules()` takes many times as long: it builds
+    names."""
+    level = found = [module]
+    while level:
+        children = chain.from_iterable(map(dict.values, map(_children, level)))
+        level = [child for child in children if child is not None]
+        found = found + level
     return found

@@ -17,6 +17,7 @@ from lamina.generation.prompt import from_rows
 from lamina.kernels.launch import Launched, dry
 from lamina.model import Model
 from lamina.runtime import Graphs
+from lamina.runtime.cuda_graph import copy_in
 from lamina.runtime.prompts.captured_prompt import CapturedPrompt
 from lamina.runtime.prompts.eligibility import why_no_prompts, why_not_prompted
 from lamina.runtime.prompts.prebuild import build_prompt_kernels
@@ -108,6 +109,25 @@ def test_one_program_serves_other_caches_and_growth() -> None:
         one.feed(cache, ids)
         same(cache, plain)
     assert one.captures == 1
+
+
+@torch.no_grad()
+def test_all_that_the_host_knows_is_copied_in_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def counted(tensor: torch.Tensor, values: Any) -> None:
+        sizes.append(tensor.numel())
+        copy_in(tensor, values)
+
+    monkeypatch.setattr("lamina.runtime.prompts.captured_prompt.copy_in", counted)
+    model = small("gemma2")
+    one, cache, plain = Graphs(model).prompt_of(2), model.new_cache(2), model.new_cache(2)
+    ids, counts = torch.randint(1, 30, (2, 7)), torch.tensor([7, 3])
+    ids[1, 3:] = 10**6  # padding may hold anything
+    one.feed(cache, ids, counts)
+    assert len(sizes) == 1
+    model(ids.masked_fill(ids > 100, 0), cache=plain, counts=counts, logits="last")
+    same(cache, plain)
 
 
 @torch.no_grad()

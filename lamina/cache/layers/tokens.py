@@ -15,6 +15,7 @@ that token's slot: the slot is written several times with the same values.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from lamina.attention.view import View
 from lamina.attention.window import Chunked, Sliding, Window
-from lamina.cache.clock import Clock, allocate
+from lamina.cache.clock import Clock, allocate, allocate_several
 from lamina.cache.codec.codec import Coding, Role
 from lamina.cache.codec.formats import Fields
 from lamina.cache.layers.base import Key, Layer, grown
@@ -64,6 +65,7 @@ def layout_for(window: Window, slack: int) -> Layout:
     return Layout(ring=window.span + slack, keep=keep)
 
 
+@cache
 def column_of(part: str) -> str:
     """The kernel-table column for the address of a part.
 
@@ -140,19 +142,45 @@ class TokenLayer(Layer):
         return str(self.coding.codec) if self.coding.formats else super().format
 
     def columns(self) -> dict[str, int]:
-        columns = {column_of(name): part.data_ptr() for name, part in self.data.items()}
-        columns |= {"slots": self.slots, "ring": self.layout.ring or 0, "keep": self.layout.keep}
-        return columns | self.storage.columns()
+        storage = self.storage
+        columns = {"slots": storage.slots(self.data), "ring": self.layout.ring or 0, "keep": self.layout.keep}
+        for name, part in self.data.items():
+            columns[column_of(name)] = part.data_ptr()
+        columns.update(storage.columns())
+        return columns
 
     # -- room ------------------------------------------------------------------------------------------------------
 
+    @property
+    def has_twins(self) -> bool:
+        return not self.bare and self.slots == 0
+
     def reserve(self, tokens: int) -> None:
-        needed = tokens if self.layout.most is None else min(tokens, self.layout.most)
-        if self.bare or not self.grows:
+        if self.grows and not self.bare:
+            self.widen(self._slots_for(tokens))
+
+    def reserve_twins(self, twins: Sequence[Self], tokens: int) -> None:
+        if not twins or type(self.storage) is not Storage or not self.grows:
+            super().reserve_twins(twins, tokens)
             return
-        have = self.slots
+        slots = self._slots_for(tokens)
+        if slots == 0:
+            return
+        every, stores = (self, *twins), []
+        for old in self.data.values():
+            shape = (*old.shape[:-2], slots, old.shape[-1])
+            stores.append(allocate_several(len(every), shape, old.dtype, old.device))
+        grows = slots != self.layout.most
+        for one, *parts in zip(every, *stores, strict=True):
+            one.data = dict(zip(self.data, parts, strict=True))
+            one.grows = grows
+
+    def _slots_for(self, tokens: int) -> int:
+        """How many slots a layer that grows has after `reserve`."""
+        most, have = self.layout.most, self.slots
+        needed = tokens if most is None else min(tokens, most)
         slots = max(SMALLEST, grown(have, needed, self.expected)) if needed > have else have
-        self.widen(slots if self.layout.most is None else min(slots, self.layout.most))
+        return slots if most is None else min(slots, most)
 
     def widen(self, slots: int) -> None:
         if slots > self.slots:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from lamina.cache.clock import allocate, zeroed_together
 from lamina.cache.counts import check_int
-from lamina.cache.layers.base import grown
+from lamina.cache.layers.base import Layer, grown
 from lamina.errors import CapacityError, InputError
 
 if TYPE_CHECKING:
@@ -34,19 +35,32 @@ def reserve(cache: Cache, n: int, most: int | None) -> None:
 
 def grow(cache: Cache, tokens: int, record: int) -> None:
     """Makes room for `tokens` tokens per row in every layer, and for `record` ids per row."""
+    groups = together(cache.every_layer())
     with zeroed_together():
-        for layer in cache.every_layer():
-            layer.reserve(tokens)
-    # Stores that grow have room for more than was asked for: passes up to that length need not come here again.
-    slots = [slots for layer in cache.every_layer() if layer.grows and (slots := layer.slots) is not None]
+        for first, *twins in groups:
+            first.reserve_twins(twins, tokens)
+    # Stores that grow have room for more than was asked for: passes up to that length need not come here again. Twins
+    # have the same room as the first of them.
+    slots = [slots for first, *_ in groups if first.grows and (slots := first.slots) is not None]
     limit = cache.limit
     room = min([*slots, *([] if limit is None else [limit])], default=tokens)
     cache._room = max(cache._room, tokens, room)
     have = cache.record.shape[1]
     if record > have:
         new = allocate((cache.rows, grown(have, record, cache._expected)), torch.int64, cache.device, -1)
-        new[:, :have].copy_(cache.record)
+        if have:
+            new[:, :have].copy_(cache.record)
         cache.record = new
+
+
+def together(layers: Sequence[Layer]) -> Iterable[list[Layer]]:
+    """Layers that share the same empty tensors (`Layer.twin`), each with its twins; every other layer on its own."""
+    found: dict[int, list[Layer]] = {}
+    for layer in layers:
+        store = next(iter(layer.data.values()), None)
+        shares = store is not None and store.numel() == 0
+        found.setdefault(id(store if shares else layer), []).append(layer)
+    return found.values()
 
 
 def _expect(cache: Cache, tokens: int | None) -> None:
