@@ -226,6 +226,9 @@ class Cache(transformers.Cache):
 
     def is_recording_past(self, layer_idx: int) -> bool:
         """Whether a layer wants every input of its convolutions, instead of having their state changed in place."""
+        lines = self.store.lines
+        if lines is not None and (layer_idx, "conv0") in lines.states:  # a state that the model changes in place
+            return False
         return self._views[layer_idx].record_past
 
     @property

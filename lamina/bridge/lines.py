@@ -35,7 +35,7 @@ class Slots:
     """
 
     def __init__(self, store: Tensor, ring: int | None, window: int | None) -> None:
-        self.shape, self.strides, self.offset = store.shape, store.stride(), store.storage_offset()
+        self.shape, self.strides, self.offset = store.shape, store.stride(), int(store.storage_offset())
         self.ring, self.window = ring, window
         self.new: tuple[int, ...]
         self.seen: tuple[int, ...]
