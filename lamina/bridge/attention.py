@@ -1,9 +1,10 @@
 """`attend`: a transformers model computes attention from the store itself, block by block.
 
 An attention function with the name "lamina" is registered in transformers' `AttentionInterface`, with masks as for its
-`sdpa`. Where keys and values are stored as codes, in pages or on the host, it reads blocks of slots, dequantizes them,
-and merges the softmax of one block after the other (online softmax): no dense copy of the history is made. Dense keys
-go to transformers' own function, or on a GPU, if there are few queries, to `few_queries.py`.
+`sdpa`, and none for a single query that sees its whole window. Where keys and values are stored as codes, in pages or
+on the host, it reads blocks of slots, dequantizes them, and merges the softmax of one block after the other (online
+softmax): no dense copy of the history is made. Dense keys go to transformers' own function, or on a GPU, if there are
+few queries, to `few_queries.py`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def attend(model: Any) -> Any:
             "work without attend, through a dense copy"
         )
     AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionMaskInterface.register(NAME, mask)
     before = model.config._attn_implementation
     model.set_attn_implementation(NAME)
     if NAME not in _implementations(model.config):
@@ -66,6 +67,33 @@ def attend(model: Any) -> Any:
 
 def _implementations(config: Any) -> set[str | None]:
     return {getattr(one, "_attn_implementation", None) for one in (config, config.get_text_config(decoder=True))}
+
+
+def mask(
+    *,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: int = 0,
+    local_size: int | None = None,  # tokens in a window or chunk; None: all
+    allow_is_causal_skip: bool = True,
+    config: Any = None,
+    **kwargs: Any,
+) -> Tensor | None:
+    """The mask of transformers' `sdpa`, [B, 1, T, S]; None if every query sees every key.
+
+    transformers makes a mask for each token once a window is full. A single query sees all keys of its window, unless
+    there is padding in it, so that mask is left out as in layers without a window. Chunks are not windows: of as many
+    keys, a query sees those of its own chunk.
+    """
+    newest = allow_is_causal_skip and q_length == 1 and q_offset + 1 == kv_offset + kv_length
+    chunked = getattr(config, "attention_chunk_size", None) is not None
+    if newest and not chunked and local_size is not None and kv_length <= local_size:
+        local_size = None
+    return sdpa_mask(
+        q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset, local_size=local_size,
+        allow_is_causal_skip=allow_is_causal_skip, config=config, **kwargs,
+    )  # fmt: skip
 
 
 def attention(

@@ -66,10 +66,46 @@ class Cache(transformers.Cache):
         settings = Settings(capacity, codec, checked_residence(residence), slack, pool)
         self.store = Store(kinds, settings, ModelFacts(model_or_config, len(kinds)))
         self._views = [view_of(self.store, i, kind) for i, kind in enumerate(kinds)]
+        self._sliding = [kind.window is not None for kind in kinds]
         super().__init__(layers=self._views)
 
     def __repr__(self) -> str:
         return "Cache, empty" if self.store.empty else repr(self.inner)
+
+    # -- passes ----------------------------------------------------------------------------------------------------
+    #
+    # Models call these for each layer and token, so a pass over plain lines and rings is answered here.
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Appends keys and values [B, H, T, D] to a layer. -> those that the new queries may see, in order of
+        position"""
+        lines = self.store.lines
+        if lines is not None:
+            found = lines.append((layer_idx, "attention"), key_states, value_states)
+            if found is not None:
+                return found
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """The last inputs of a convolution [B, …, kernel]; None if there are none."""
+        lines = self.store.lines
+        state = None if lines is None else lines.state((layer_idx, f"conv{state_idx}"))
+        return super().get_conv_state(layer_idx, state_idx) if state is None else state
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """A recurrent state [B, …]; None if there is none. The model may change it in place."""
+        lines = self.store.lines
+        state = None if lines is None else lines.state((layer_idx, f"recurrent{state_idx}"))
+        return super().get_recurrent_state(layer_idx, state_idx) if state is None else state
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """Whether a layer has states, of which state_idx names one; the last layer that can have them, if None."""
+        lines = self.store.lines
+        if lines is not None and (layer_idx, f"conv{state_idx or 0}") in lines.states:
+            return True
+        return super().has_previous_state(layer_idx, state_idx)
 
     # -- files -----------------------------------------------------------------------------------------------------
 
@@ -176,6 +212,13 @@ class Cache(transformers.Cache):
 
     # -- facts -----------------------------------------------------------------------------------------------------
 
+    is_compileable = False  # lengths are integers on the host
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        """Whether each layer has a window."""
+        return self._sliding
+
     @property
     def is_linear(self) -> list[bool]:
         """Whether each layer has states alone."""
@@ -183,6 +226,9 @@ class Cache(transformers.Cache):
 
     def is_recording_past(self, layer_idx: int) -> bool:
         """Whether a layer wants every input of its convolutions, instead of having their state changed in place."""
+        lines = self.store.lines
+        if lines is not None and (layer_idx, "conv0") in lines.states:  # a state that the model changes in place
+            return False
         return self._views[layer_idx].record_past
 
     @property

@@ -43,17 +43,21 @@ def attend_few(
 
 def flash(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """FlashAttention of one query over all keys. Arguments and result as in `attend_few`, with T = 1."""
-    B, Hq, T, D = query.shape
-    folded = query.reshape(B, key.shape[1], -1, D)  # query heads that share a key head are queries of that head
-    out = torch.ops.aten._scaled_dot_product_flash_attention(folded, key, value, 0.0, False, False, scale=scale)[0]
-    return out.reshape(B, Hq, T, -1)
+    B, Hq, _, D = query.shape
+    H, S = key.shape[1], key.shape[2]
+    # Query heads that share a key head are queries of that head, and each key head is a row of its own, [B·H, 1, N, D]:
+    # the kernel stores results as [rows, N, heads, D], so with one head they are in order and need no copy.
+    folded = query.reshape(B * H, 1, Hq // H, D)
+    keys, values = (x.reshape(B * H, 1, S, D) for x in (key, value))
+    out = torch._scaled_dot_product_flash_attention(folded, keys, values, 0.0, False, False, scale=scale)[0]
+    return out.reshape(B, Hq, 1, D)
 
 
 def by_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Two matrix products and a softmax. Arguments and result as in `attend_few`."""
     B, Hq, T, D = query.shape
     H, S = key.shape[1], key.shape[2]
-    folded = query.reshape(B, H, Hq // H * T, D)  # as in `flash`
+    folded = query.reshape(B, H, Hq // H * T, D)  # query heads that share a key head are queries of that head
     scores = products(folded, key).view(B, Hq, T, S) * scale  # at least float32
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask

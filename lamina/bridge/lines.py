@@ -1,15 +1,17 @@
 """`Lines`: the fast path of a `Store`, for caches whose tokens are all stored in plain lines or rings on the device.
 
 In a line the slot of a token is its position. A pass writes its tokens behind the earlier ones and returns a view of
-the store, a few operations for each layer. A ring is written so by passes of one token; they read one or two runs of
-slots. Such passes also get the stored states themselves, and change them in place. The Lamina cache behind it keeps its
-lengths in a tensor; it learns of the new tokens only when something other than a pass is asked of it
-(`Kept._leave_lines`).
+the store. A ring is written so by passes of one token; they read one or two runs of slots. Which slots these are is
+computed once per pass for all layers that store alike (`Slots`). Passes of one token also get the stored states
+themselves, and change them in place. The Lamina cache behind it keeps its lengths in a tensor; it learns of the new
+tokens only when something other than a pass is asked of it (`Kept._leave_lines`).
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Hashable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, is_grad_enabled
@@ -22,11 +24,63 @@ from lamina.cache.layers.base import Key, Layer
 from lamina.cache.layers.tokens import TokenLayer
 
 
+class Slots:
+    """Slots that the open pass writes and reads: the same in all stores [B, H, S, D] of one shape and one window.
+
+    Views are made by `as_strided`: it is a single operation, and `narrow` is three.
+
+    new, at       sizes of the slots that are written, and their offset in memory
+    seen, first   sizes of the slots that are read, and their offset; of a ring, those before its end
+    rest          sizes of the slots at the start of a ring that are read behind those; None if there are none
+    """
+
+    def __init__(self, store: Tensor, ring: int | None, window: int | None) -> None:
+        self.shape, self.strides, self.offset = store.shape, store.stride(), int(store.storage_offset())
+        self.ring, self.window = ring, window
+        self.new: tuple[int, ...]
+        self.seen: tuple[int, ...]
+        self.rest: tuple[int, ...] | None
+        self.at = self.first = 0
+
+    def open(self, start: int, T: int) -> None:
+        """Begins a pass of T tokens from position `start` on; of a ring, T is 1."""
+        B, H, _, D = self.shape
+        begin, slot, step = first_seen(self.window, start), start, self.strides[2]
+        if self.ring is not None:
+            begin, slot = begin % self.ring, slot % self.ring
+        end = slot + T
+        self.new, self.at = (B, H, T, D), self.offset + slot * step
+        self.first = self.offset + begin * step
+        if begin < end:
+            self.seen, self.rest = (B, H, end - begin, D), None
+        else:
+            assert self.ring is not None
+            self.seen, self.rest = (B, H, self.ring - begin, D), (B, H, end, D)
+
+    def append(self, store: Tensor, new: Tensor) -> Tensor:
+        """Writes new [B, H, T, D]; -> what the new tokens may see, in the order of positions [B, H, N, D]"""
+        store.as_strided(self.new, self.strides, self.at).copy_(new)
+        seen = store.as_strided(self.seen, self.strides, self.first)
+        if self.rest is None:
+            return seen
+        return torch.cat([seen, store.as_strided(self.rest, self.strides, self.offset)], dim=2)
+
+
+class Stores(NamedTuple):
+    """The stores [B, H, S, D] of one entry, and their slots in the open pass."""
+
+    keys: Tensor
+    of_keys: Slots
+    values: Tensor
+    of_values: Slots
+
+
 class Lines:
     """Passes over plain lines and rings.
 
-    stores    entry -> the stores of its keys and values [B, H, S, D]
-    rings     entry -> its layer, if that is a ring
+    stores    entry -> its keys and values
+    slots     shape and window -> slots of the stores that have these
+    rings     True if an entry is a ring
     states    entry -> its state [B, …], which the model changes in place in passes of one token
     asked     states that the model has asked for in the open pass
     wrote_all True if the open pass, or the last one, has written every store
@@ -40,16 +94,22 @@ class Lines:
         self.states = {key: layer.data["state"] for key, layer in layers.items() if isinstance(layer, StateLayer)}
         self.asked: set[Key] = set()
         self.wrote_all = False
-        self.stores = {
-            key: (layer.data["k"], layer.data["v"]) for key, layer in layers.items() if key not in self.states
-        }
-        self.rings = {
-            key: layer for key, layer in layers.items() if isinstance(layer, TokenLayer) and layer.layout.ring
-        }
+        self.slots: dict[Hashable, Slots] = {}
+        self.stores = {key: self._stores(layer) for key, layer in layers.items() if isinstance(layer, TokenLayer)}
+        self.rings = any(slots.ring is not None for slots in self.slots.values())
         self.rows, self.length, self.T = cache.rows, length, 0
-        whole = {key for key, ring in self.rings.items() if ring.slots == ring.layout.most}  # which have room for ever
-        self.room = min((k.shape[2] for key, (k, _) in self.stores.items() if key not in whole), default=sys.maxsize)
-        self.left: dict[Key, tuple[Tensor, Tensor]] = {}
+        limits = [slots.shape[2] for slots in self.slots.values() if slots.ring != slots.shape[2]]  # a whole ring: none
+        self.room = min(limits, default=sys.maxsize)
+        self.left: dict[Key, Stores] = {}
+
+    def _stores(self, layer: TokenLayer) -> Stores:
+        keys, values = layer.data["k"], layer.data["v"]
+        ring, window = layer.layout.ring, layer.window.span
+        of_keys, of_values = (
+            self.slots.setdefault((x.shape, x.stride(), x.storage_offset(), ring, window), Slots(x, ring, window))
+            for x in (keys, values)
+        )
+        return Stores(keys, of_keys, values, of_values)
 
     @staticmethod
     def fit(cache: Cache, keys: frozenset[Key]) -> bool:
@@ -67,26 +127,23 @@ class Lines:
     def append(self, key: Key, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
         """Stores k and v [B, H, T, D]; -> those of all tokens that the new ones may see. None if this path cannot:
         nothing is stored."""
-        rows, _, T, _ = k.shape
+        T = k.shape[2]
         if not self.left:
-            if self.length + T > self.room or rows != self.rows or (T > 1 and (self.rings or self.states)):
+            if self.length + T > self.room or k.shape[0] != self.rows or (T > 1 and (self.rings or self.states)):
                 return None
             self.T, self.left = T, self.stores.copy()
             self._begin()
+            for slots in self.slots.values():
+                slots.open(self.length, T)
         if T != self.T or ((k.requires_grad or v.requires_grad) and is_grad_enabled()):
             return None  # the longer way stores tokens without their gradients
         stores = self.left.pop(key, None)
         if stores is None:
             return None
-        keys, values = stores
-        start, end = self.length, self.length + T
         if not self.left:
-            self.length, self.wrote_all = end, True
-        if key in self.rings:
-            return _append_to_ring(self.rings[key], keys, values, start, k, v)
-        keys.narrow(2, start, T).copy_(k)
-        values.narrow(2, start, T).copy_(v)
-        return keys.narrow(2, 0, end), values.narrow(2, 0, end)
+            self.length, self.wrote_all = self.length + T, True
+        keys, of_keys, values, of_values = stores
+        return of_keys.append(keys, k), of_values.append(values, v)
 
     def _begin(self) -> None:
         """Opens a pass, unless a state was asked for in it already."""
@@ -94,12 +151,15 @@ class Lines:
             self.wrote_all = False
             self.asked.clear()
 
-    def state(self, key: Key) -> Tensor:
-        """The state of an entry, for a model that changes it in place."""
+    def state(self, key: Key) -> Tensor | None:
+        """The state of an entry, for a model that changes it in place; None if there is no such state."""
+        state = self.states.get(key)
+        if state is None:
+            return None
         if len(self.asked) == len(self.states):  # a pass asks for each at least once
             self._begin()
         self.asked.add(key)
-        return self.states[key]
+        return state
 
     @property
     def begun(self) -> set[Key]:
@@ -123,27 +183,6 @@ class Lines:
             return False
         self.length -= n
         return True
-
-
-def _append_to_ring(
-    layer: TokenLayer, keys: Tensor, values: Tensor, start: int, k: Tensor, v: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Stores one token at position `start`; -> keys and values that it sees, in the order of their positions"""
-    ring = layer.layout.ring
-    assert ring is not None
-    slot = start % ring
-    keys.narrow(2, slot, 1).copy_(k)
-    values.narrow(2, slot, 1).copy_(v)
-    first = first_seen(layer.window.span, start)
-    begin = first % ring
-    if begin <= slot:
-        return keys.narrow(2, begin, slot + 1 - begin), values.narrow(2, begin, slot + 1 - begin)
-    return _around(keys, begin, slot + 1, ring), _around(values, begin, slot + 1, ring)
-
-
-def _around(store: Tensor, begin: int, end: int, ring: int) -> Tensor:
-    """Slots begin … ring - 1, then 0 … end - 1."""
-    return torch.cat([store.narrow(2, begin, ring - begin), store.narrow(2, 0, end)], dim=2)
 
 
 def _is_plain(layer: Layer) -> bool:

@@ -91,6 +91,8 @@ class Store(Kept):
         return self._known <= self._states.keys() | self._handed.keys() | written
 
     def length_of(self, key: Key) -> int:
+        if self.lines is not None:
+            return self.lines.length_of(key)
         if key in self._first:
             return self._first.T
         if self._step is not None and key in self._given:
@@ -195,8 +197,8 @@ class Store(Kept):
     def last_columns(self, key: Key, kernel: int) -> Tensor | None:
         """The last inputs [B, *lead, kernel] of a convolution, with zeros before the first; None if there are none.
         The model may write those of its next pass, of one token, into them."""
-        if self.lines is not None and key in self.lines.states:
-            return self.lines.state(key)
+        if self.lines is not None and (state := self.lines.state(key)) is not None:
+            return state
         self._finish_if_asked_again(key)
         if key in self._first.columns:
             return last_columns(self._first.columns[key][0], kernel)
@@ -225,8 +227,8 @@ class Store(Kept):
 
     def state(self, key: Key) -> Tensor | None:
         """The state of an entry, None if there is none. The model may change it in place in its next pass."""
-        if self.lines is not None and key in self.lines.states:
-            return self.lines.state(key)
+        if self.lines is not None and (state := self.lines.state(key)) is not None:
+            return state
         self._finish_if_asked_again(key)
         if key in self._first.states:
             return self._first.states[key]

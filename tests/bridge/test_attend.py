@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from transformers.masking_utils import chunked_causal_mask_function, sdpa_mask, sliding_window_causal_mask_function
 
 from lamina import bridge
 from lamina.bridge import attention
-from lamina.bridge.few_queries import attend_few
+from lamina.bridge.few_queries import attend_few, flash
 from lamina.bridge.layers.stored import Stored
 from lamina.errors import InputError, RewindError
 from lamina.notices import notice
@@ -107,6 +108,45 @@ def test_attention_of_few_queries_is_that_of_pytorch(heads: int, masked: str) ->
     mask = None if masked == "no" else seen if masked == "bool" else torch.where(seen, 0.5, -3.0)
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=0.3, enable_gqa=True)
     torch.testing.assert_close(attend_few(q, k, v, mask, 0.3), expected)
+
+
+@pytest.mark.parametrize("heads", [4, 2, 1])
+def test_flash_of_one_query_has_a_row_for_each_key_head(heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, scale: float) -> tuple[torch.Tensor]:
+        found = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale)
+        return (found.transpose(1, 2).contiguous().transpose(1, 2),)  # as FlashAttention stores its results
+
+    monkeypatch.setattr(torch, "_scaled_dot_product_flash_attention", kernel)
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 1, 4, 8).transpose(1, 2), *torch.randn(2, 2, heads, 40, 8)[..., :11, :]
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.3, enable_gqa=True)
+    torch.testing.assert_close(flash(q, k, v, 0.3), expected)
+
+
+def _masks(T: int, first: int, end: int, padded: int, **kwargs: Any) -> list[torch.Tensor | None]:
+    """Ours and transformers' for the last T positions before `end`, over keys from `first` on; the first ones padded"""
+    seen = None if not padded else torch.arange(end)[None] >= padded
+    given = dict(batch_size=1, q_length=T, kv_length=end - first, q_offset=end - T, kv_offset=first, local_size=6)
+    return [function(**given, attention_mask=seen, **kwargs) for function in (attention.mask, sdpa_mask)]
+
+
+@pytest.mark.parametrize("padded", [0, 4])
+def test_a_single_query_that_sees_its_whole_window_has_no_mask(padded: int) -> None:
+    ours, theirs = _masks(1, 4, 10, padded, mask_function=sliding_window_causal_mask_function(6))
+    assert ours is None and theirs is not None and theirs.all()
+
+
+@pytest.mark.parametrize(("T", "first", "padded"), [(1, 4, 5), (2, 3, 0), (1, 3, 0)])
+def test_padding_several_queries_and_older_keys_have_the_mask_of_transformers(T: int, first: int, padded: int) -> None:
+    ours, theirs = _masks(T, first, 10, padded, mask_function=sliding_window_causal_mask_function(6))
+    assert ours is not None and theirs is not None and torch.equal(ours, theirs) and not ours.all()
+
+
+def test_a_query_over_chunks_keeps_its_mask() -> None:
+    chunks = chunked_causal_mask_function(6, torch.zeros(1, dtype=torch.long))
+    config = transformers.Llama4TextConfig(attention_chunk_size=6)
+    ours, theirs = _masks(1, 4, 10, 0, mask_function=chunks, config=config)
+    assert ours is not None and theirs is not None and torch.equal(ours, theirs) and not ours.all()
 
 
 def test_a_query_that_sees_nothing_gives_zeros() -> None:

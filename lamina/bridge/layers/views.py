@@ -108,10 +108,7 @@ class AttentionView(View, CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Appends keys and values [B, H, T, D]. -> those that the new queries may see, in order of position"""
-        store = self.store
-        if store.lines is not None and (fast := store.lines.append(self.key, key_states, value_states)) is not None:
-            return fast
-        found = store.extend(self.key, self.spec(key_states, value_states), {"k": key_states, "v": value_states})
+        found = self.store.extend(self.key, self.spec(key_states, value_states), {"k": key_states, "v": value_states})
         return found["k"], found["v"]
 
     def get_seq_length(self) -> int:
@@ -190,21 +187,19 @@ class IndexedView(AttentionView):
 
 
 class StateViews(Mapping[int, Any]):
-    """state index -> something about that state, looked up when it is asked for."""
+    """state index -> something about that state, looked up by its entry when it is asked for."""
 
-    def __init__(self, count: int, find: Callable[[int], Any]) -> None:
-        self._count, self._find = count, find
+    def __init__(self, keys: dict[int, Key], find: Callable[[Key], Any]) -> None:
+        self._keys, self._find = keys, find
 
     def __getitem__(self, i: int) -> Any:
-        if not 0 <= i < self._count:
-            raise KeyError(i)
-        return self._find(i)
+        return self._find(self._keys[i])
 
     def __iter__(self) -> Iterator[int]:
-        return iter(range(self._count))
+        return iter(self._keys)
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._keys)
 
 
 class LinearView(View, LinearAttentionCacheLayerMixin):
@@ -220,12 +215,13 @@ class LinearView(View, LinearAttentionCacheLayerMixin):
         super().__init__(store, i, kind)
         self.number_of_states = kind.states
         self.conv_kernel_size: dict[int, int] = {}
-        self.conv_keys: list[Key] = [(i, f"conv{n}") for n in range(kind.states)]
-        self.conv_states = StateViews(kind.states, self._conv)
-        self.recurrent_states = StateViews(kind.states, lambda n: store.state((i, f"recurrent{n}")))
-        self.has_previous_state = StateViews(kind.states, self._has_state)
-        self.is_conv_states_initialized = StateViews(kind.states, lambda n: store.holds((i, f"conv{n}")))
-        self.is_recurrent_states_initialized = StateViews(kind.states, lambda n: store.holds((i, f"recurrent{n}")))
+        conv: dict[int, Key] = {n: (i, f"conv{n}") for n in range(kind.states)}
+        recurrent: dict[int, Key] = {n: (i, f"recurrent{n}") for n in range(kind.states)}
+        self.conv_states = StateViews(conv, self._conv)
+        self.recurrent_states = StateViews(recurrent, store.state)
+        self.has_previous_state = StateViews(conv, lambda key: store.length_of(key) > 0)
+        self.is_conv_states_initialized = StateViews(conv, store.holds)
+        self.is_recurrent_states_initialized = StateViews(recurrent, store.holds)
 
     def of(self, store: Store) -> Self:
         new = super().of(store)
@@ -247,11 +243,8 @@ class LinearView(View, LinearAttentionCacheLayerMixin):
     def record_past(self, record: bool) -> None:
         self.store.recording = record
 
-    def _has_state(self, n: int) -> bool:
-        return self.store.length_of(self.conv_keys[n]) > 0
-
-    def _conv(self, n: int) -> Tensor | None:
-        return self.store.last_columns(self.conv_keys[n], self.conv_kernel_size.get(n, 1))
+    def _conv(self, key: Key) -> Tensor | None:
+        return self.store.last_columns(key, self.conv_kernel_size.get(int(key[1].removeprefix("conv")), 1))
 
     def update_conv_state(
         self, conv_states: Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **kwargs: Any
