@@ -29,13 +29,13 @@ class Slots:
 
     Views are made by `as_strided`: it is a single operation, and `narrow` is three.
 
-    new, at       sizes of the slots that are written, and their offset in memory
+    new, at       sizes of the slots that are written, and their offset from the first slot in memory
     seen, first   sizes of the slots that are read, and their offset; of a ring, those before its end
     rest          sizes of the slots at the start of a ring that are read behind those; None if there are none
     """
 
     def __init__(self, store: Tensor, ring: int | None, window: int | None) -> None:
-        self.shape, self.strides, self.offset = store.shape, store.stride(), int(store.storage_offset())
+        self.shape, self.strides = store.shape, store.stride()
         self.ring, self.window = ring, window
         self.new: tuple[int, ...]
         self.seen: tuple[int, ...]
@@ -49,29 +49,32 @@ class Slots:
         if self.ring is not None:
             begin, slot = begin % self.ring, slot % self.ring
         end = slot + T
-        self.new, self.at = (B, H, T, D), self.offset + slot * step
-        self.first = self.offset + begin * step
+        self.new, self.at = (B, H, T, D), slot * step
+        self.first = begin * step
         if begin < end:
             self.seen, self.rest = (B, H, end - begin, D), None
         else:
             assert self.ring is not None
             self.seen, self.rest = (B, H, self.ring - begin, D), (B, H, end, D)
 
-    def append(self, store: Tensor, new: Tensor) -> Tensor:
-        """Writes new [B, H, T, D]; -> what the new tokens may see, in the order of positions [B, H, N, D]"""
-        store.as_strided(self.new, self.strides, self.at).copy_(new)
-        seen = store.as_strided(self.seen, self.strides, self.first)
+    def append(self, store: Tensor, offset: int, new: Tensor) -> Tensor:
+        """Writes new [B, H, T, D]; -> what the new tokens may see, in the order of positions [B, H, N, D]. offset: of
+        the store in memory"""
+        store.as_strided(self.new, self.strides, offset + self.at).copy_(new)
+        seen = store.as_strided(self.seen, self.strides, offset + self.first)
         if self.rest is None:
             return seen
-        return torch.cat([seen, store.as_strided(self.rest, self.strides, self.offset)], dim=2)
+        return torch.cat([seen, store.as_strided(self.rest, self.strides, offset)], dim=2)
 
 
 class Stores(NamedTuple):
-    """The stores [B, H, S, D] of one entry, and their slots in the open pass."""
+    """The stores [B, H, S, D] of one entry, their offsets in memory, and their slots in the open pass."""
 
     keys: Tensor
+    keys_at: int
     of_keys: Slots
     values: Tensor
+    values_at: int
     of_values: Slots
 
 
@@ -106,10 +109,9 @@ class Lines:
         keys, values = layer.data["k"], layer.data["v"]
         ring, window = layer.layout.ring, layer.window.span
         of_keys, of_values = (
-            self.slots.setdefault((x.shape, x.stride(), x.storage_offset(), ring, window), Slots(x, ring, window))
-            for x in (keys, values)
+            self.slots.setdefault((x.shape, x.stride(), ring, window), Slots(x, ring, window)) for x in (keys, values)
         )
-        return Stores(keys, of_keys, values, of_values)
+        return Stores(keys, int(keys.storage_offset()), of_keys, values, int(values.storage_offset()), of_values)
 
     @staticmethod
     def fit(cache: Cache, keys: frozenset[Key]) -> bool:
@@ -142,8 +144,8 @@ class Lines:
             return None
         if not self.left:
             self.length, self.wrote_all = self.length + T, True
-        keys, of_keys, values, of_values = stores
-        return of_keys.append(keys, k), of_values.append(values, v)
+        keys, keys_at, of_keys, values, values_at, of_values = stores
+        return of_keys.append(keys, keys_at, k), of_values.append(values, values_at, v)
 
     def _begin(self) -> None:
         """Opens a pass, unless a state was asked for in it already."""
