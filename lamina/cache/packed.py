@@ -8,7 +8,7 @@
 rows that were empty runs row by row over parts of this axis, and tokens go from it into the store. For other calls the
 backend spreads the inputs over the rows of the `Step` inside, which knows the layers, and packs the result. So every
 kind of layer works as in any other pass, and the `Step` is committed as usual. On a GPU kernels take the rows where
-they are (`lamina.runtime.packed_backend`).
+they are (`lamina.runtime.prefill.packed_backend`).
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ from lamina.cache.packed import LEAST_PADDING, LEAST_SHARE
 from lamina.cache.spec import Convolution, Recurrent
 from lamina.rehearsal.cost import pass_cost
 from lamina.rehearsal.free_memory import free_memory
-from lamina.runtime import prefill_attention
 from lamina.runtime.eligibility import how_packed, why_no_step, why_not_captured
 from lamina.runtime.feed import feed, why_not_packed
-from lamina.runtime.prompt_backend import kernel_of
+from lamina.runtime.prefill import attention as prefill_attention
+from lamina.runtime.prefill.backend import kernel_of
 from lamina.runtime.prompts.captured_prompt import widths_for
 from lamina.runtime.prompts.eligibility import why_no_prompts
 

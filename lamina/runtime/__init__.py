@@ -1,7 +1,7 @@
 """Fast passes: decode steps and short passes captured in CUDA graphs, compiled blocks, and the reasons where neither
 applies."""
 
-from lamina.runtime import prefill_attention as prefill_attention  # offers its backends to `lamina.attention`
+from lamina.runtime import prefill as prefill  # offers its backends to `lamina.attention`
 from lamina.runtime.eligibility import why_no_passes, why_not_captured
 from lamina.runtime.graphs import Graphs
 from lamina.runtime.multi_token import CapturedPass

@@ -21,8 +21,8 @@ from lamina.cache.layers.cross import Source
 from lamina.cache.packed import PackedStep, packed, pays, why_not_spread
 from lamina.cache.step import Step
 from lamina.errors import CapacityError
-from lamina.runtime.packed_backend import packed_backend_for
-from lamina.runtime.prompt_backend import backend_for
+from lamina.runtime.prefill.backend import backend_for
+from lamina.runtime.prefill.packed_backend import packed_backend_for
 
 if TYPE_CHECKING:
     from lamina.model import Logits, Model

@@ -15,8 +15,8 @@ from lamina.kernels import fuses
 from lamina.kernels.recurrent.prompt.conv import conv_prompt
 from lamina.recurrence import SSD, GatedDelta, SelectiveScan
 from lamina.recurrence.rule import Rule
-from lamina.runtime.packed_backend import PackedPromptBackend
-from lamina.runtime.prompt_backend import PROMPT, kernel_of
+from lamina.runtime.prefill.backend import PROMPT, kernel_of
+from lamina.runtime.prefill.packed_backend import PackedPromptBackend
 from tests.families.cases import CASES
 from tests.families.harness import pair, relative
 

@@ -15,7 +15,7 @@ from lamina.kernels.attention.merge import merge_into, merged
 from lamina.kernels.attention.prefill import Tile, attend_many, head_parts, shared_bytes, tile_for
 from lamina.kernels.limits import CARDS
 from lamina.nn import AlibiBias, RelativeBias, alibi_slopes
-from lamina.runtime import prefill_attention
+from lamina.runtime.prefill import attention as prefill_attention
 
 SMALL = Tile(queries=16, block=16, warps=4, stages=2)
 WINDOWS = [Full(), Sliding(20), Sliding(20, keep=3), Chunked(24)]

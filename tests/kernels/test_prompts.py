@@ -10,7 +10,7 @@ import torch
 from lamina.bench.random_model import random_model
 from lamina.kernels import fuses
 from lamina.kernels.attention import prefill
-from lamina.runtime.prompt_backend import PROMPT
+from lamina.runtime.prefill.backend import PROMPT
 from tests.bench.small import small
 from tests.families.cases import CASES
 from tests.families.harness import pair, relative

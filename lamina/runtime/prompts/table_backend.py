@@ -32,7 +32,7 @@ from lamina.recurrence import SSD
 from lamina.recurrence.conv import causal_convolution
 from lamina.runtime.attend_kernels import form_of, sides_of
 from lamina.runtime.kernel_backend import TableEntry
-from lamina.runtime.prompt_backend import PROMPT, kernel_of
+from lamina.runtime.prefill.backend import PROMPT, kernel_of
 
 if TYPE_CHECKING:
     from lamina.attention.rotary import RopeTable

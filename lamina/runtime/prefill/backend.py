@@ -1,7 +1,7 @@
 """`PromptBackend`: the memory calls of a plain pass on a GPU, with kernels for many tokens.
 
 It stores what `PlainBackend` stores. Where no kernel fits (gradients, compiled blocks, a rule from outside the
-package), it does what `PlainBackend` does. Attention is picked by `lamina.attention` (`prefill_attention.py`).
+package), it does what `PlainBackend` does. Attention is picked by `lamina.attention` (`attention.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lamina.cache.plain_backend import PLAIN, PlainBackend, Rotates, absorbs
 from lamina.cache.step import Step
 from lamina.nn.norm import RMSNorm
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
-from lamina.runtime.prefill_attention import WIDEST
+from lamina.runtime.prefill.attention import WIDEST
 
 
 class PromptBackend(PlainBackend):

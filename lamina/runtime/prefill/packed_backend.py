@@ -20,8 +20,8 @@ from lamina.cache.layers.base import Key
 from lamina.cache.layers.recurrent import ConvolutionLayer, RecurrentLayer
 from lamina.cache.packed import PackedBackend, PackedStep
 from lamina.recurrence import SSD
-from lamina.runtime.prefill_attention import WIDEST
-from lamina.runtime.prompt_backend import PromptBackend, kernel_of
+from lamina.runtime.prefill.attention import WIDEST
+from lamina.runtime.prefill.backend import PromptBackend, kernel_of
 
 
 class PackedPromptBackend(PackedBackend):

@@ -1,0 +1,8 @@
+"""Plain passes of many tokens on a GPU, which launch kernels one by one; short prompts are captured: `prompts`.
+
+attention.py        ways to attend that never materialize a query × key mask
+backend.py          the memory calls
+packed_backend.py   the memory calls of packed rows
+"""
+
+from lamina.runtime.prefill import attention as attention  # offers its backends to `lamina.attention`
