@@ -65,14 +65,14 @@ def plan(narrow: Rows, down: Rows) -> Plan:
     return {"qkv": narrow, "o": narrow, "gate_up": replace(narrow, rows=narrow.rows // 2), "down": down}
 
 
-def packed(m: int, k: int, kind: Kind, group: int) -> PackedMatrix:
+def packed(m: int, k: int, kind: Kind, group: int, device: torch.device | str = CUDA) -> PackedMatrix:
     """Random codes, with scales for values of about k^-0.5."""
     group, four, size = group or k, SPANS[kind] == 32, k**-0.5
-    codes = torch.randint(0, 256, (m, k // 2 if four else k), dtype=torch.uint8, device=CUDA)
-    scales = (torch.rand(m, k // group, device=CUDA) + 0.5) * size
+    codes = torch.randint(0, 256, (m, k // 2 if four else k), dtype=torch.uint8, device=device)
+    scales = (torch.rand(m, k // group, device=device) + 0.5) * size
     if kind == "fp8":
         return PackedMatrix(kind, torch.where(codes & 127 > 120, codes & 128, codes), scales / 64, group)
-    zeros = torch.randint(6, 10, scales.shape, dtype=torch.uint8, device=CUDA) if four else None
+    zeros = torch.randint(6, 10, scales.shape, dtype=torch.uint8, device=device) if four else None
     return PackedMatrix(kind, codes, (scales / (4 if four else 64)).half(), group, zeros)
 
 

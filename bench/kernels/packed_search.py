@@ -26,8 +26,11 @@ from lamina.kernels.packed.product import choose, tile_bytes
 from lamina.kernels.workspace import COUNTERS, PARTS, scratch
 from lamina.runtime.builders import build_together
 
-SHAPES = ((64, 128, 4, 3), (64, 256, 4, 3), (64, 256, 4, 4), (128, 128, 8, 3), (128, 256, 8, 3))  # of `Tiles`
-PROGRAMS = range(110, 300)
+SHAPES = (  # of `Tiles`; `packed_tiles` shows what each takes of an SM
+    (64, 128, 4, 3), (64, 128, 4, 5), (64, 256, 4, 3), (64, 256, 4, 4), (128, 64, 4, 4), (128, 128, 4, 3),
+    (128, 128, 8, 3), (128, 256, 8, 3),
+)  # fmt: skip
+PROGRAMS = range(110, 560)
 SHOWN = 5
 
 
