@@ -5,7 +5,7 @@ other ways of linking) is compiled in one process and loaded in another, stage b
 container, PyTorch's loader, constants, three steps against eager ones. A crash prints the C frames it happened in. The
 table shows how far each variant came.
 
-    all [--only full,plain] [--jobs 16] [--out FOLDER]     every variant; FOLDER keeps what each printed
+    all [--only "full;plain"] [--jobs 16] [--out FOLDER]     every variant; FOLDER keeps what each printed
     compile VARIANT FOLDER                                 one variant
     load FOLDER                                            what `compile` left there
 """
@@ -68,6 +68,9 @@ VARIANTS = {
     "no fused attention": Variant(fused_attention=False),
     "plain": Variant("plain", {}),
     "plain with our options": Variant("plain"),
+    "plain, own symbols": Variant("plain", linker="-Wl,-Bsymbolic"),
+    "plain, no libraries' symbols": Variant("plain", linker="-Wl,--exclude-libs,ALL"),
+    "no libraries' symbols": Variant(linker="-Wl,--exclude-libs,ALL"),
     "cpu": Variant(device="cpu"),
 }
 
@@ -280,12 +283,12 @@ def main() -> None:
     parser.add_argument("task", choices=("all", "compile", "load"))
     parser.add_argument("rest", nargs="*")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--only", default=",".join(VARIANTS))
+    parser.add_argument("--only", default=";".join(VARIANTS))
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "aotinductor_load")
     given = parser.parse_args()
     if given.task == "all":
-        return run_all(given.only.split(","), given.device, given.jobs, given.out)
+        return run_all(given.only.split(";"), given.device, given.jobs, given.out)
     print_crashes()
     if given.task == "compile":
         compile_variant(given.rest[0], Path(given.rest[1]), given.device)

@@ -26,7 +26,7 @@ from lamina import bridge
 from lamina.bridge.few_queries import by_products, flash
 
 CONTEXTS = [128, 16_384]
-TURNS = {"cpu": 40, "cuda": 12}
+TURNS = {"cpu": 40, "cuda": 24}
 TOKENS = 5  # each cache decodes this many in a turn
 SIZES: dict[str, dict[str, int]] = {
     "cpu": dict(

@@ -27,8 +27,8 @@ from lamina.kernels.workspace import COUNTERS, PARTS, scratch
 from lamina.runtime.builders import build_together
 
 SHAPES = (  # of `Tiles`; `packed_tiles` shows what each takes of an SM
-    (64, 128, 4, 3), (64, 128, 4, 5), (64, 256, 4, 3), (64, 256, 4, 4), (128, 64, 4, 4), (128, 128, 4, 3),
-    (128, 128, 8, 3), (128, 256, 8, 3),
+    (64, 128, 4, 3), (64, 128, 4, 4), (64, 128, 4, 5), (64, 256, 4, 2), (64, 256, 4, 3), (64, 256, 4, 4),
+    (128, 64, 4, 4), (128, 128, 4, 3), (128, 128, 8, 3), (128, 256, 8, 3), (128, 256, 8, 4),
 )  # fmt: skip
 PROGRAMS = range(110, 560)
 SHOWN = 5

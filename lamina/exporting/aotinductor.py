@@ -8,6 +8,8 @@ from files; tensors.txt says what manifest.json says about tensors, one per line
 from __future__ import annotations
 
 import os
+import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,10 +43,24 @@ def compile_to(exported: Exported, path: str | os.PathLike[str], **options: Any)
     for name, program in exported.programs.items():
         package = folder / "programs" / f"{name}.pt2"
         torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=OPTIONS | options)
+        check_libraries(package)
         check_constants(name, program, package, exported)
         writer.add_file(f"programs/{name}.pt2")
     writer.write("tensors.txt", tensor_lines(compiled.manifest))
     compiled.write(writer, programs=False)
+
+
+def check_libraries(package: Path) -> None:
+    """The library must use the C++ library that PyTorch uses: with one of its own, loading it crashes the process."""
+    with zipfile.ZipFile(package) as archive:
+        libraries = {name: archive.read(name) for name in archive.namelist() if name.endswith(".so")}
+    for name, binary in libraries.items():
+        if sys.platform == "linux" and b"libstdc++.so" not in binary and b"libc++.so" not in binary:
+            raise ProgramError(
+                f"{os.path.basename(name)} has a C++ library of its own, with which PyTorch would crash: the compiler "
+                f"{os.environ.get('CXX', 'g++')} links libstdc++ statically. Set the environment variable CXX to one "
+                f"that does not, often /usr/bin/g++, and TORCHINDUCTOR_CACHE_DIR to a new folder"
+            )
 
 
 def check_constants(name: str, program: ExportedProgram, package: Path, exported: Exported) -> None:
