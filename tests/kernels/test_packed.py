@@ -135,8 +135,8 @@ def test_configurations_of_one_vector_on_an_h200_are_those_that_were_measured() 
     narrow, pair, long = (6144, 4096, False), (14336, 4096, True), (4096, 14336, False)
     measured = {
         "int4": (Rows(8, 2048, 2), Rows(4, 2048, 2), Rows(4, 2048, 2, unroll=2)),
-        "int8": (Rows(8, 2048, 4), Rows(4, 2048, 4), Rows(8, 2048, 4, unroll=2)),
-        "fp8": (Rows(4, 2048, 4), Rows(2, 2048, 4), Rows(4, 2048, 4, unroll=2, held=3)),
+        "int8": (Rows(8, 2048, 4, unroll=2, held=1), Rows(2, 1024, 2, unroll=2), Rows(8, 2048, 4, unroll=2)),
+        "fp8": (Rows(4, 2048, 4, unroll=2, held=1), Rows(2, 1024, 2, unroll=2), Rows(8, 2048, 4, unroll=2, held=3)),
     }
     for kind, configs in measured.items():
         assert tuple(choose(1, *size[:2], kind, size[2], CARDS[90]) for size in (narrow, pair, long)) == configs

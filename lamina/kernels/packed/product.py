@@ -22,7 +22,7 @@ from lamina.kernels.gemm.deferred_norm import DeferredNorm, norm_arguments
 from lamina.kernels.gemm.epilogue import Act
 from lamina.kernels.gemm.product import MOST, Around, ProductConfig, Rows, Tiles, padded, workspace_for
 from lamina.kernels.launch import BY_ASSEMBLY, launch
-from lamina.kernels.limits import KIB, Limits, fitted, limits_of, smaller
+from lamina.kernels.limits import KIB, Limits, first_fit, fitted, limits_of, smaller
 from lamina.kernels.packed.gemv import packed_rows_kernel
 from lamina.kernels.packed.matrix import SPANS, PackedMatrix
 from lamina.kernels.packed.skinny import packed_tiles_kernel
@@ -78,37 +78,56 @@ def packed_gated(
 @cache
 def choose(n: int, m: int, k: int, kind: str, is_gated: bool, limits: Limits) -> ProductConfig:
     """The configuration for n vectors, m outputs and sums over k, on a device with these limits."""
-    if n == 1:
-        return _rows(m, k, kind, is_gated, limits)
-    tiles = Tiles(64, 256, 4, 3)
-    most = 2 * limits.multiprocessors  # programs: two for an SM
-    while tiles.splits < 8 and -(-m // tiles.rows) * 2 * tiles.splits <= most and k >= 2 * tiles.splits * 512:
-        tiles = replace(tiles, splits=2 * tiles.splits)
-    return fitted(smaller(tiles, 32), lambda one: tile_bytes(one, n, kind, is_gated, limits), limits.shared)
+    return _rows(m, k, kind, is_gated, limits) if n == 1 else _tiles(n, m, k, kind, is_gated, limits)
 
 
 def _rows(m: int, k: int, kind: str, is_gated: bool, limits: Limits) -> Rows:
     """Threads own 16 bytes of a row, so a block is 32 · span values for each warp. Measured on an H200 for the matrices
     of llama-3.1-8b (`python -m bench.kernels.packed`)."""
     span = SPANS[kind]
-    most = 2 if span == 32 else 4
+    is_byte = span == 16
+    most = 4 if is_byte and not is_gated else 2
     warps = next((warps for warps in (4, 2, 1) if warps <= most and k % (32 * span * warps) == 0), 1)
     block = min(32 * span * warps, max(span, triton.next_power_of_2(k)))
     blocks = -(-k // block)
-    rows = 4 if kind == "fp8" or (span == 32 and blocks > 2) else 8
-    rows = rows // 2 if is_gated else rows
+    if is_byte:
+        rows = 2 if is_gated else 4 if kind == "fp8" and blocks <= 2 else 8
+        held = 1 if blocks <= 2 else 3 if kind == "fp8" and not is_gated else 2
+    else:
+        rows = (8 if blocks <= 2 else 4) // (2 if is_gated else 1)
+        held = 2
     while rows > 1 and -(-m // rows) < 2 * limits.multiprocessors:
         rows //= 2
-    held = 3 if kind == "fp8" and blocks > 2 else 2
-    return Rows(rows, block, warps, held=min(blocks, held), unroll=1 if blocks <= 2 else 2)
+    held = min(blocks, held)
+    return Rows(rows, block, warps, held=held, unroll=1 if blocks <= held else 2)
+
+
+def _tiles(n: int, m: int, k: int, kind: str, is_gated: bool, limits: Limits) -> Tiles:
+    """K is split as long as all programs run at once, up to three on an SM. Their loops have as many stages as leave
+    room for that. Measured on an H200 (`python -m bench.kernels.packed_search --rows 32`)."""
+    tiles = Tiles(64, 256, 4)
+    groups, splits = -(-m // tiles.rows), 1
+    while splits < 8 and groups * 2 * splits <= 3 * limits.multiprocessors and k >= 2 * splits * 512:
+        splits *= 2
+    programs = -(-groups * splits // limits.multiprocessors)  # of an SM
+    deep = [replace(tiles, stages=stages, splits=splits) for stages in (4, 3, 2)]
+
+    def need(one: Tiles) -> int:
+        return tile_bytes(one, n, kind, is_gated, limits)
+
+    for together in range(programs if programs <= 3 else 2, 0, -1):
+        if found := first_fit(deep, need, limits.room(together)):
+            return found
+    return fitted(smaller(deep[1], 32), need, limits.shared)
 
 
 def tile_bytes(tiles: Tiles, n: int, kind: str, is_gated: bool, limits: Limits) -> int:
-    """Upper bound of a program's shared memory: for each stage codes, which become values in registers, and vectors."""
+    """Upper bound of a program's shared memory: for each stage codes, which become values in registers, and vectors;
+    and where scales are exchanged."""
     codes = tiles.block * tiles.rows * (2 if is_gated else 1) // (2 if SPANS[kind] == 32 else 1)
     vectors = tiles.block * padded(n) * 2
     loop = codes * max(tiles.stages - 1, 1) + vectors * limits.buffers(tiles.stages, tiles.rows)
-    return max(loop, tiles.rows * padded(n) * 4) + 4 * KIB
+    return max(loop, tiles.rows * padded(n) * 4) + (1 if kind == "fp8" else 4) * KIB
 
 
 def kernel_parts(weight: PackedMatrix) -> tuple[Any, ...]:

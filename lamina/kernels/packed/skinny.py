@@ -18,7 +18,7 @@ import triton.language as tl
 from lamina.kernels.gemm.ends import end_tile
 from lamina.kernels.gemm.epilogue import plus
 from lamina.kernels.launch import begin, prefetch_lines
-from lamina.kernels.packed.values import code_scales, code_values
+from lamina.kernels.packed.values import LOWERED, by_words, code_scales, code_values
 
 AHEAD = tl.constexpr(4)  # lines of 128 bytes of each row that are prefetched while the kernel in front still runs
 
@@ -80,11 +80,11 @@ def tile_product(
     [ROWS, groups]."""
     ROWS: tl.constexpr = tile.shape[0]
     BYTES: tl.constexpr = tile.shape[1]
-    factor, minus, more = code_scales(scale, zero, v.dtype, KIND, SIGNED, ZEROS)
-    factor, minus, more = each_byte(factor, BYTES), each_byte(minus, BYTES), each_byte(more, BYTES)
-    values = code_values(tile, factor, minus, more, False, SCALED, v.dtype, KIND, SIGNED, ZEROS)
+    factor, more = code_scales(scale, zero, v.dtype, KIND, SIGNED, ZEROS)
+    factor, more = each_byte(factor, BYTES), each_byte(more, BYTES)
+    values = code_values(tile, factor, more, False, SCALED, v.dtype, KIND, SIGNED, ZEROS)
     if KIND == "int4" or KIND == "mxfp4":  # upper halves of 16 bytes come behind the lower: registers, not a move
-        high = code_values(tile, factor, minus, more, True, SCALED, v.dtype, KIND, SIGNED, ZEROS)
+        high = code_values(tile, factor, more, True, SCALED, v.dtype, KIND, SIGNED, ZEROS)
         low, high = tl.reshape(values, [ROWS, BYTES // 16, 16]), tl.reshape(high, [ROWS, BYTES // 16, 16])
         values = tl.reshape(tl.permute(tl.join(low, high), (0, 1, 3, 2)), [ROWS, 2 * BYTES])
     if APART:
@@ -158,6 +158,9 @@ def packed_tiles_kernel(
             tile = load_codes(up_code + at // SPAN * 16, inside, EVEN)
             b, b_lost = tile_product(b, b_lost, tile, up_now, up_now_zero, v, KIND, SIGNED, ZEROS, SCALED, APART)
 
+    if SCALED and by_words(x.dtype.element_ty, KIND, SIGNED):
+        a *= 1 / LOWERED
+        b *= 1 / LOWERED
     if not SCALED:
         a *= tl.load(scales + r * scale_stride)[:, None].to(tl.float32)
         if GATED:

@@ -3,10 +3,13 @@
 4-bit codes give two tiles of values: of the lower halves of bytes, values 0 to 15 of each 32, and of the upper, 16 to
 31. Scales and zeros are prepared once for each group (`code_scales`) and then broadcast over its codes.
 
-For bfloat16 two bytes become values in PTX with few instructions. Bits of a code c make a bfloat16 without a
-conversion: 0x4300 | c is 128 + c, from which 128 plus the zero is subtracted, exactly. fp8 and MXFP4 codes have their
-exponent moved to its place in a bfloat16, which gives 2^-120 and 2^-126 of the value. The reference is the other branch
-of `code_values`, which the interpreter runs.
+For bfloat16 two bytes become values in PTX, with as few instructions as can be, since they count in products of many
+vectors. A code of up to 8 bits is a bfloat16 without a conversion: the bits of c are the number c · 2^-133. One
+multiplication and addition makes scale · (c - zero) of it, where 2^133 is part of the factor. The product is exact
+before the addition; scale and scale · zero are rounded to bfloat16. fp8 and MXFP4 codes have their exponent moved to
+its place in a bfloat16, which gives 2^-120 and 2^-126 of the value. So that factors stay finite, all values made by
+words are 2^-24 (`LOWERED`) of what they should be, which the sums are multiplied with in the end. The reference is
+`plain_values`, which the interpreter runs.
 """
 
 # mypy: allow-untyped-defs
@@ -18,28 +21,37 @@ import triton.language as tl
 from lamina.kernels.launch import BY_ASSEMBLY
 from lamina.kernels.packed.words import e2m1_double
 
-# bfloat16x2: fma.rn.bf16x2 exists from sm_80 on, mul and sub from sm_90 on. 0x3F80 is 1, 0xBF80 -1, 0x8000 -0.
-# $0 is two values, $1 two bytes; factors, minus and plus are words of two equal bfloat16, twice each, of which the
-# first is used: $2, $4 and $6. Bytes are spread before they are shifted, so that both halves of bytes share that.
+LOWERED = tl.constexpr(2.0**-24)
+OF_BITS = tl.constexpr(2.0**109)  # 2^133 · LOWERED
+
+# bfloat16x2: fma.rn.bf16x2 exists from sm_80 on, mul and sub from sm_90 on. 0x3F80 is 1, 0xBF80 -1, 0x8000 -0, 0x3D80
+# 1/16. $0 is two values, $1 two bytes; factors and addends are words of two equal bfloat16, twice each, of which the
+# first is used: $2 and $4. Bytes are spread before anything else, so that both halves of bytes share that, and what
+# upper halves do with the factor is done once for each factor.
 SPREAD = """{{
-    .reg .b32 word, low, high, sign, one, less, none, large;
+    .reg .b32 word, low, high, sign, one, less, none, large, sixteenth;
     mov.b32 one, 0x3F803F80;
     mov.b32 less, 0xBF80BF80;
     mov.b32 none, 0x80008000;
     mov.b32 large, {large};
+    mov.b32 sixteenth, 0x3D803D80;
     cvt.u32.u16 word, $1;
     prmt.b32 word, word, 0, {order};
 """
 IN_LOWER = SPREAD.format(order="0x4140", large="0x7E807E80")  # 2^126
 
 
-def _int4(shift: int, has_offsets: bool) -> str:
-    """128 + code, less 128 + zero, times the scale, plus the offset."""
+def _int4(is_high: bool) -> str:
+    """The bits of the code times the factor plus the addend. Upper halves are 16 times as large."""
+    if is_high:
+        return f"""{IN_LOWER}
+    fma.rn.bf16x2 high, $2, sixteenth, none;
+    and.b32 low, word, 0x00F000F0;
+    fma.rn.bf16x2 $0, low, high, $4;
+}}"""
     return f"""{IN_LOWER}
-    shr.u32 word, word, {shift};
-    lop3.b32 low, word, 0x000F000F, 0x43004300, 0xEA;
-    fma.rn.bf16x2 low, low, one, $4;
-    fma.rn.bf16x2 $0, low, $2, {"$6" if has_offsets else "none"};
+    and.b32 low, word, 0x000F000F;
+    fma.rn.bf16x2 $0, low, $2, $4;
 }}"""
 
 
@@ -55,13 +67,21 @@ def _mxfp4(shift: int) -> str:
 }}"""
 
 
-def _int8(has_offsets: bool) -> str:
-    """128 + (c & 127) less 128 + (c & 128), which is 128 or 256."""
+def _int8() -> str:
+    """The bits of code + 128 times the factor plus the addend."""
+    return f"""{IN_LOWER}
+    xor.b32 word, word, 0x00800080;
+    fma.rn.bf16x2 $0, word, $2, $4;
+}}"""
+
+
+def _int8_plus() -> str:
+    """128 + (c & 127) less 128 + (c & 128), which is 128 or 256: exact beside an offset, which may be far smaller."""
     return f"""{IN_LOWER}
     lop3.b32 low, word, 0x007F007F, 0x43004300, 0xEA;
     lop3.b32 high, word, 0x00800080, 0x43004300, 0xEA;
     fma.rn.bf16x2 low, high, less, low;
-    fma.rn.bf16x2 $0, low, $2, {"$6" if has_offsets else "none"};
+    fma.rn.bf16x2 $0, low, $2, $4;
 }}"""
 
 
@@ -76,12 +96,11 @@ def _fp8(is_scaled: bool) -> str:
 }}"""
 
 
-INT4_LOW, INT4_HIGH = tl.constexpr(_int4(0, False)), tl.constexpr(_int4(4, False))
-INT4_LOW_PLUS, INT4_HIGH_PLUS = tl.constexpr(_int4(0, True)), tl.constexpr(_int4(4, True))
+INT4_LOW, INT4_HIGH = tl.constexpr(_int4(False)), tl.constexpr(_int4(True))
 MXFP4_LOW, MXFP4_HIGH = tl.constexpr(_mxfp4(0)), tl.constexpr(_mxfp4(4))
-INT8, INT8_PLUS = tl.constexpr(_int8(False)), tl.constexpr(_int8(True))
+INT8, INT8_PLUS = tl.constexpr(_int8()), tl.constexpr(_int8_plus())
 FP8, BARE_FP8 = tl.constexpr(_fp8(True)), tl.constexpr(_fp8(False))
-OF_FACTOR, OF_TWO, OF_THREE = tl.constexpr("=r,h,r,r"), tl.constexpr("=r,h,r,r,r,r"), tl.constexpr("=r,h,r,r,r,r,r,r")
+OF_FACTOR, OF_TWO = tl.constexpr("=r,h,r,r"), tl.constexpr("=r,h,r,r,r,r")
 
 
 @triton.jit
@@ -105,70 +124,76 @@ def by_words(dtype, kind, is_signed):
 
 @triton.jit
 def code_scales(scale, zero, DTYPE: tl.constexpr, KIND: tl.constexpr, SIGNED: tl.constexpr, ZEROS: tl.constexpr):
-    """Scales and zeros, of one shape, as `code_values` takes them: factor, minus, plus of that shape.
+    """Scales and zeros, of one shape, as `code_values` takes them: factor, plus of that shape.
 
     zero   zeros if ZEROS is "integer", offsets if it is "offset", otherwise not read
     """
     factor = e8m0(scale) if KIND == "mxfp4" else scale.to(tl.float32)
     if by_words(DTYPE, KIND, SIGNED):
-        minus, plus = factor, factor
-        if KIND == "int4":
-            minus = tl.full(scale.shape, -128.0 if ZEROS == "offset" else -136.0, tl.float32)
-            if ZEROS == "integer":
-                minus = -128.0 - zero.to(tl.float32)
-        if ZEROS == "offset":
-            plus = zero
-        return pair_word(factor), pair_word(minus), pair_word(plus)
+        if KIND == "int4" or (KIND == "int8" and ZEROS == ""):
+            factor = (factor * OF_BITS).to(tl.bfloat16)
+            if ZEROS == "offset":
+                plus = zero.to(tl.float32) * LOWERED
+            else:
+                minus = zero.to(tl.float32) if ZEROS == "integer" else 8.0 if KIND == "int4" else 128.0
+                plus = factor.to(tl.float32) * (LOWERED / OF_BITS) * -minus
+        else:
+            plus = zero.to(tl.float32) * LOWERED
+            factor *= LOWERED
+        return pair_word(factor), pair_word(plus)
     else:
-        return factor, zero.to(tl.float32), zero.to(tl.float32)
+        return factor, zero.to(tl.float32)
 
 
 @triton.jit
 def code_values(
-    codes, factor, minus, plus, HIGH: tl.constexpr, SCALED: tl.constexpr, DTYPE: tl.constexpr, KIND: tl.constexpr,
+    codes, factor, plus, HIGH: tl.constexpr, SCALED: tl.constexpr, DTYPE: tl.constexpr, KIND: tl.constexpr,
     SIGNED: tl.constexpr, ZEROS: tl.constexpr,
 ):  # fmt: skip
     """codes uint8 -> their values in DTYPE: of the upper halves of bytes if HIGH, otherwise of the lower halves, or of
-    whole bytes for kinds of 8 bits. factor, minus and plus are those of `code_scales`, broadcast to the shape of codes;
-    codes whose places differ in the lowest bit alone have the same. Not SCALED: fp8 without the factor."""
-    if by_words(DTYPE, KIND, SIGNED):
-        if ZEROS == "offset":
-            ASM: tl.constexpr = INT8_PLUS if KIND == "int8" else INT4_HIGH_PLUS if HIGH else INT4_LOW_PLUS
-            return tl.inline_asm_elementwise(
-                ASM, OF_THREE, [codes, factor, minus, plus], dtype=tl.bfloat16, is_pure=True, pack=2
-            )
-        elif KIND == "int4":
-            FOUR: tl.constexpr = INT4_HIGH if HIGH else INT4_LOW
-            return tl.inline_asm_elementwise(
-                FOUR, OF_TWO, [codes, factor, minus], dtype=tl.bfloat16, is_pure=True, pack=2
-            )
-        elif not SCALED:
-            return tl.inline_asm_elementwise(BARE_FP8, "=r,h", [codes], dtype=tl.bfloat16, is_pure=True, pack=2)
-        else:
-            ONE: tl.constexpr = INT8 if KIND == "int8" else FP8 if KIND == "fp8" else MXFP4_HIGH if HIGH else MXFP4_LOW
-            return tl.inline_asm_elementwise(ONE, OF_FACTOR, [codes, factor], dtype=tl.bfloat16, is_pure=True, pack=2)
+    whole bytes for kinds of 8 bits. factor and plus are those of `code_scales`, broadcast to the shape of codes; codes
+    whose places differ in the lowest bit alone have the same. Not SCALED: fp8 without the factor. LOWERED of the
+    values if SCALED and `by_words`."""
+    if not by_words(DTYPE, KIND, SIGNED):
+        return plain_values(codes, factor, plus, HIGH, SCALED, DTYPE, KIND, SIGNED, ZEROS)
+    elif not SCALED:
+        return tl.inline_asm_elementwise(BARE_FP8, "=r,h", [codes], dtype=tl.bfloat16, is_pure=True, pack=2)
+    elif KIND == "fp8" or KIND == "mxfp4":
+        ONE: tl.constexpr = FP8 if KIND == "fp8" else MXFP4_HIGH if HIGH else MXFP4_LOW
+        return tl.inline_asm_elementwise(ONE, OF_FACTOR, [codes, factor], dtype=tl.bfloat16, is_pure=True, pack=2)
     else:
-        code = codes.to(tl.int32)
-        if KIND == "int4" or KIND == "mxfp4":
-            code = code >> 4 if HIGH else code & 15
-        if KIND == "mxfp4":
-            value = e2m1_double(code).to(tl.float32) * 0.5
-        elif KIND == "fp8":
-            bits = ((code << 24) >> 4) & -2014314496  # 0x87F00000; 2^-120 of the value
-            value = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
-        elif KIND == "int8" and SIGNED:
-            value = ((code << 24) >> 24).to(tl.float32)
-        else:
-            value = code.to(tl.float32)
-        if ZEROS == "integer":
-            value -= minus
-        elif KIND == "int4" and ZEROS == "":
-            value -= 8.0
-        if SCALED:
-            value *= factor
-        if ZEROS == "offset":
-            value += plus
-        return value.to(DTYPE)
+        EIGHT: tl.constexpr = INT8_PLUS if ZEROS == "offset" else INT8
+        TWO: tl.constexpr = EIGHT if KIND == "int8" else INT4_HIGH if HIGH else INT4_LOW
+        return tl.inline_asm_elementwise(TWO, OF_TWO, [codes, factor, plus], dtype=tl.bfloat16, is_pure=True, pack=2)
+
+
+@triton.jit
+def plain_values(
+    codes, factor, zero, HIGH: tl.constexpr, SCALED: tl.constexpr, DTYPE: tl.constexpr, KIND: tl.constexpr,
+    SIGNED: tl.constexpr, ZEROS: tl.constexpr,
+):  # fmt: skip
+    """As `code_values`, in float32, of scales and zeros or offsets in float32."""
+    code = codes.to(tl.int32)
+    if KIND == "int4" or KIND == "mxfp4":
+        code = code >> 4 if HIGH else code & 15
+    if KIND == "mxfp4":
+        value = e2m1_double(code).to(tl.float32) * 0.5
+    elif KIND == "fp8":
+        bits = ((code << 24) >> 4) & -2014314496  # 0x87F00000; 2^-120 of the value
+        value = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
+    elif KIND == "int8" and SIGNED:
+        value = ((code << 24) >> 24).to(tl.float32)
+    else:
+        value = code.to(tl.float32)
+    if ZEROS == "integer":
+        value -= zero
+    elif KIND == "int4" and ZEROS == "":
+        value -= 8.0
+    if SCALED:
+        value *= factor
+    if ZEROS == "offset":
+        value += zero
+    return value.to(DTYPE)
 
 
 @triton.jit
@@ -176,11 +201,11 @@ def tile_values(
     codes, scale, zero, DTYPE: tl.constexpr, KIND: tl.constexpr, SIGNED: tl.constexpr, ZEROS: tl.constexpr
 ):  # fmt: skip
     """codes [ROWS, PIECES, 16] uint8, scale and zero [ROWS, PIECES] -> values of the lower and the upper halves of
-    bytes, [ROWS, PIECES, 16] of DTYPE each; for kinds of 8 bits both are the same tile."""
-    factor, minus, plus = code_scales(scale, zero, DTYPE, KIND, SIGNED, ZEROS)
-    factor, minus, plus = factor[:, :, None], minus[:, :, None], plus[:, :, None]
-    low = code_values(codes, factor, minus, plus, False, True, DTYPE, KIND, SIGNED, ZEROS)
+    bytes, [ROWS, PIECES, 16] of DTYPE each, rounded once; for kinds of 8 bits both are the same tile."""
+    factor = (e8m0(scale) if KIND == "mxfp4" else scale.to(tl.float32))[:, :, None]
+    zero = zero.to(tl.float32)[:, :, None]
+    low = plain_values(codes, factor, zero, False, True, DTYPE, KIND, SIGNED, ZEROS)
     high = low
     if KIND == "int4" or KIND == "mxfp4":
-        high = code_values(codes, factor, minus, plus, True, True, DTYPE, KIND, SIGNED, ZEROS)
+        high = plain_values(codes, factor, zero, True, True, DTYPE, KIND, SIGNED, ZEROS)
     return low, high
