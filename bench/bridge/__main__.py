@@ -1,7 +1,8 @@
 """Decoding of a transformers model over our cache and over its own, by turns:
 `python -m bench.bridge [OUT.md] [--device cpu]`; on a GPU if there is one, in bfloat16, and otherwise in float32.
 
-Random models decode one token after the other, from 128 and from 16,384 tokens on. The caches take turns of a few
+Random models decode one token after the other, from 128 and from 16,384 tokens on, on a GPU also 8 rows: one row leaves it
+waiting for Python there. The caches take turns of a few
 tokens, so that all see the same machine. The table has the median time of a token, and our share of theirs. On a GPU a
 growing cache is measured twice: with transformers' attention for both, and with `lamina.bridge.attend` for ours.
 """
@@ -25,7 +26,8 @@ import transformers
 from lamina import bridge
 from lamina.bridge.few_queries import by_products, flash
 
-CONTEXTS = [128, 16_384]
+ONE_ROW = [(1, 128), (1, 16_384)]  # rows, tokens of each
+CONTEXTS = {"cpu": ONE_ROW, "cuda": [*ONE_ROW, (8, 16_384)]}
 TURNS = {"cpu": 40, "cuda": 24}
 TOKENS = 5  # each cache decodes this many in a turn
 SIZES: dict[str, dict[str, int]] = {
@@ -41,16 +43,18 @@ SIZES: dict[str, dict[str, int]] = {
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 
 
-def configs(sizes: dict[str, int]) -> dict[str, tuple[Any, list[int]]]:
-    """Name -> a configuration, and the contexts it is measured at."""
+def configs(device: str) -> dict[str, tuple[Any, list[tuple[int, int]]]]:
+    """Name -> a configuration, and the rows and contexts it is measured with."""
+    sizes = SIZES[device]
     windows = ["sliding_attention"] * 3 + ["full_attention"]
     states = dict(mamba_d_ssm=sizes["hidden_size"], mamba_n_heads=sizes["hidden_size"] // 64, mamba_d_head=64)
     return {
-        "llama": (transformers.LlamaConfig(**sizes), CONTEXTS),
+        "llama": (transformers.LlamaConfig(**sizes), CONTEXTS[device]),
         "gemma3, windows of 1,024": (
-            transformers.Gemma3TextConfig(**sizes, sliding_window=1024, layer_types=windows * 2), CONTEXTS,
+            transformers.Gemma3TextConfig(**sizes, sliding_window=1024, layer_types=windows * 2),
+            CONTEXTS[device],
         ),
-        "falcon_h1, attention and states": (transformers.FalconH1Config(**sizes, **states), CONTEXTS[:1]),
+        "falcon_h1, attention and states": (transformers.FalconH1Config(**sizes, **states), ONE_ROW[:1]),
     }  # fmt: skip
 
 
@@ -81,21 +85,21 @@ def pairs(model: Any, context: int) -> list[Pair]:
     return made
 
 
-def fill(model: Any, cache: Any, tokens: int) -> None:
+def fill(model: Any, cache: Any, rows: int, tokens: int) -> None:
     """Random keys and values of this many tokens; for a model with states, those of a prompt."""
     config, device = model.config, model.device
     if config.model_type == "falcon_h1":
-        model(torch.ones((1, tokens), dtype=torch.long, device=device), past_key_values=cache, use_cache=True)
+        model(torch.ones((rows, tokens), dtype=torch.long, device=device), past_key_values=cache, use_cache=True)
         return
     generator = torch.Generator(device).manual_seed(0)
-    shape = (1, config.num_key_value_heads, tokens, config.head_dim)
+    shape = (rows, config.num_key_value_heads, tokens, config.head_dim)
     for i in range(config.num_hidden_layers):
         cache.update(*(torch.randn(shape, generator=generator, device=device, dtype=model.dtype) for _ in range(2)), i)
 
 
-def turn(model: Any, cache: Any) -> list[float]:
+def turn(model: Any, cache: Any, rows: int) -> list[float]:
     """Decodes TOKENS tokens; -> seconds of each"""
-    ids, times = torch.ones((1, 1), dtype=torch.long, device=model.device), []
+    ids, times = torch.ones((rows, 1), dtype=torch.long, device=model.device), []
     for _ in range(TOKENS):
         _wait(model)
         start = time.perf_counter()
@@ -111,22 +115,22 @@ def _wait(model: Any) -> None:
 
 
 @torch.inference_mode()
-def measure(name: str, model: Any, context: int) -> list[str]:
-    """Lines of the table for one model and context."""
+def measure(name: str, model: Any, rows: int, context: int) -> list[str]:
+    """Lines of the table for one model, number of rows and context."""
     lines = []
     for pair in pairs(model, context):
         both = {"theirs": (pair.their_model, pair.theirs), "ours": (pair.our_model, pair.ours)}
         times: dict[str, list[float]] = {whose: [] for whose in both}
         for one, cache in both.values():
-            fill(one, cache, context)
+            fill(one, cache, rows, context)
             for _ in range(3):
-                turn(one, cache)
+                turn(one, cache, rows)
         for i in range(TURNS[model.device.type]):  # who comes first alternates too
             for whose in ("theirs", "ours") if i % 2 else ("ours", "theirs"):
-                times[whose] += turn(*both[whose])
+                times[whose] += turn(*both[whose], rows)
         their_time, our_time = (statistics.median(times[whose]) for whose in ("theirs", "ours"))
         lines.append(
-            f"| {name} | {context} | {type(pair.theirs).__name__} | {pair.form} | {1e3 * their_time:.2f} "
+            f"| {name} | {rows} | {context} | {type(pair.theirs).__name__} | {pair.form} | {1e3 * their_time:.2f} "
             f"| {1e3 * our_time:.2f} | {our_time / their_time:.3f} |"
         )
         print(lines[-1], flush=True)
@@ -188,20 +192,20 @@ def main() -> None:
     arguments = parser.parse_args()
     device, lines = arguments.device, []
     details = ways() if device == "cuda" else []
-    for name, (config, contexts) in configs(SIZES[device]).items():
+    for name, (config, contexts) in configs(device).items():
         torch.manual_seed(0)
         with torch.device(device):
             model = transformers.AutoModelForCausalLM.from_config(config, dtype=DTYPES[device]).eval()
-        for context in contexts:
-            lines += measure(name, model, context)
+        for rows, context in contexts:
+            lines += measure(name, model, rows, context)
     sizes = ", ".join(f"{name} {value}" for name, value in SIZES[device].items())
     text = "\n".join(
         [
             "# Decoding of a transformers model over our cache and over its own", "",
             f"Machine: {machine(device)}, {date.today()}. Command: `python -m bench.bridge`; transformers "
             f"{transformers.__version__}, PyTorch {torch.__version__}, {DTYPES[device]}. Random models: {sizes}.", "",
-            "| model | from token | their cache | ours | theirs, ms a token | ours, ms a token | ours / theirs |",
-            "|---|---|---|---|---|---|---|", *lines, "", *details, "",
+            "| model | rows | from token | their cache | ours | theirs, ms a token | ours, ms a token | ours / theirs |",
+            "|---|---|---|---|---|---|---|---|", *lines, "", *details, "",
         ]
     )  # fmt: skip
     if arguments.out is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import torch
 import lamina
 from lamina import Cache, Program, ProgramError
 from lamina.attention.window import Sliding
-from lamina.exporting.aotinductor import compile_to
+from lamina.exporting.aotinductor import check_libraries, compile_to
 from lamina.exporting.build_decode import build
 from lamina.recurrence import SelectiveScan
 from tests.exporting.stack import Mix, run_both
@@ -119,3 +121,20 @@ def test_one_row_is_decoded_from_its_own_length(tmp_path: Path) -> None:
 def test_a_folder_that_exists_is_not_overwritten(folder: Path) -> None:
     with pytest.raises(ProgramError, match="give the path of a new folder"):
         compile_to(None, folder)  # type: ignore[arg-type]  # refused before the programs are looked at
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the C++ libraries of Linux")
+def test_a_library_with_a_cpp_library_of_its_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, library = tmp_path / "step.cpp", tmp_path / "step.so"
+    source.write_text("#include <iostream>\nvoid step() { std::cout << 1; }\n")
+
+    def package(*flags: str) -> Path:
+        subprocess.run(["g++", "-shared", "-fPIC", source, "-o", library, *flags], check=True)
+        with zipfile.ZipFile(tmp_path / "package.pt2", "w") as archive:
+            archive.write(library, "model/step.so")
+        return tmp_path / "package.pt2"
+
+    check_libraries(package())
+    monkeypatch.setenv("CXX", "/opt/bin/g++")
+    with pytest.raises(ProgramError, match="step.so has a C.* of its own.*compiler /opt/bin/g.. links .* statically"):
+        check_libraries(package("-static-libstdc++"))
