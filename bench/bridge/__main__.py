@@ -1,10 +1,10 @@
 """Decoding of a transformers model over our cache and over its own, by turns:
 `python -m bench.bridge [OUT.md] [--device cpu]`; on a GPU if there is one, in bfloat16, and otherwise in float32.
 
-Random models decode one token after the other, from 128 and from 16,384 tokens on, on a GPU also 8 rows: one row leaves it
-waiting for Python there. The caches take turns of a few
-tokens, so that all see the same machine. The table has the median time of a token, and our share of theirs. On a GPU a
-growing cache is measured twice: with transformers' attention for both, and with `lamina.bridge.attend` for ours.
+Random models decode one token after the other, from 128 and from 16,384 tokens on; on a GPU, which one row leaves
+waiting for Python, also 8 rows. The caches take turns of a few tokens, so that all see the same machine. The table has
+the median time of a token, and our share of theirs. On a GPU a growing cache is measured twice: with transformers'
+attention for both, and with `lamina.bridge.attend` for ours.
 """
 
 from __future__ import annotations
