@@ -204,7 +204,8 @@ def main() -> None:
             "# Decoding of a transformers model over our cache and over its own", "",
             f"Machine: {machine(device)}, {date.today()}. Command: `python -m bench.bridge`; transformers "
             f"{transformers.__version__}, PyTorch {torch.__version__}, {DTYPES[device]}. Random models: {sizes}.", "",
-            "| model | rows | from token | their cache | ours | theirs, ms a token | ours, ms a token | ours / theirs |",
+            "| model | rows | from token | their cache | ours | theirs, ms a token | ours, ms a token | "
+            "ours / theirs |",
             "|---|---|---|---|---|---|---|---|", *lines, "", *details, "",
         ]
     )  # fmt: skip
