@@ -3,7 +3,8 @@
     --arch 86 --arch 120       for these cards (all)
     --shape llama-3.1-8b       of these models (all)
     --kernel tiles_kernel      these kernels (all)
-    --registers                to the end, which tells registers and spills too and takes about ten times as long
+    --registers                to the end, which tells registers, spills and how many have wgmma instructions that wait
+                               for each other too, and takes about ten times as long
     --jobs 2                   this many processes (one for each core)
 
 All of it is some 6,400 kernels, which take hours of one core. Prints a line for each kernel and model: the most shared
@@ -158,7 +159,9 @@ def _cell(some: list[Taken], card: int) -> str:
     if all(one.registers is None for one in some):
         return text
     registers, spilled = (max(getattr(one, name) or 0 for one in some) for name in ("registers", "spilled"))
-    return f"{text}, {registers} registers{f', {spilled} B spilled' if spilled else ''}"
+    waiting = sum(one.waits for one in some)
+    notes = (f"{registers} registers", f"{spilled} B spilled" * bool(spilled), f"{waiting} wait" * bool(waiting))
+    return ", ".join([text, *filter(None, notes)])
 
 
 def main(cards: list[int], names: list[str], only: list[str], whole: bool, jobs: int) -> int:

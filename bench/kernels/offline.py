@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from tempfile import NamedTemporaryFile
+from pathlib import Path
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 from typing import Any
 
 import torch
@@ -63,11 +64,15 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Taken:
-    """What a kernel takes: bytes of shared memory, and after a whole build registers and bytes of spills a thread."""
+    """What a kernel takes: bytes of shared memory, and after a whole build registers and bytes of spills a thread.
+
+    waits   whether ptxas made each wgmma instruction wait for the one before
+    """
 
     shared: int
     registers: int | None = None
     spilled: int | None = None
+    waits: bool = False
 
 
 class Absent:
@@ -280,7 +285,18 @@ def built(kernel: Kernel) -> Taken:
         command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     usage = {name: int(number) for name, number in re.findall(r"(REG|STACK):(\d+)", said)}
-    return Taken(binary.metadata.shared, usage["REG"], usage["STACK"])
+    return Taken(binary.metadata.shared, usage["REG"], usage["STACK"], _waits(binary.asm["ptx"], kernel.card))
+
+
+def _waits(ptx: str, card: int) -> bool:
+    if card != 90 or "wgmma" not in ptx:
+        return False
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.ptx")
+        path.write_text(ptx)
+        command = [knobs.nvidia.ptxas.path, "-v", f"--gpu-name=sm_{card}a", path, "-o", path.with_suffix(".cubin")]
+        said = subprocess.run(command, capture_output=True, text=True, check=True)
+    return "wgmma.mma_async instructions are serialized" in said.stderr + said.stdout
 
 
 @cache

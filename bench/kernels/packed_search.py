@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -30,6 +31,7 @@ SHAPES = (  # of `Tiles`; `packed_tiles` shows what each takes of an SM
     (64, 128, 4, 3), (64, 128, 4, 4), (64, 128, 4, 5), (64, 256, 4, 2), (64, 256, 4, 3), (64, 256, 4, 4),
     (128, 64, 4, 4), (128, 128, 4, 3), (128, 128, 8, 3), (128, 256, 8, 3), (128, 256, 8, 4),
 )  # fmt: skip
+COPIES = (dict(), dict(apart=True), dict(apart=True, bulk=True))
 PROGRAMS = range(110, 560)
 SHOWN = 5
 
@@ -54,7 +56,7 @@ def candidates(name: str, kind: Kind, n: int) -> list[ProductConfig]:
             fits = splits == 1 or (counters <= COUNTERS and parts <= PARTS)
             fits = fits and tile_bytes(config, n, kind, pair, limits) <= limits.shared
             if fits and -(-m // rows) * splits in PROGRAMS:
-                found.append(config)
+                found += [replace(config, **how) for how in COPIES]
     return [*dict.fromkeys(found)]
 
 

@@ -2,7 +2,8 @@
 
 For every configuration that `packed_search` times: how many programs fit an SM, how many the busiest SM runs (an SM
 that runs two where the others run one doubles the time), what all programs read of the vectors from L2 beside the
-weight, and the instructions of the loop for each value of the weight. All are of the H200's SMs.
+weight, and the instructions of the loop for each value of the weight. All are of the H200's SMs. "wait": ptxas made
+each wgmma instruction wait for the one before.
 
     --only int4,int8,fp8   formats        --jobs 2   processes
 """
@@ -70,11 +71,12 @@ def describe(case: Case) -> str:
     fit = min(REGISTERS // (-(-taken.registers // 8) * 8 * threads), room, THREADS // threads)
     each = programs / CARDS[CARD].multiprocessors
     vectors = programs * case.rows * k / tiles.splits * 2
-    cost = longest_loop(kernel) * threads / (tiles.rows * (1 + pair) * tiles.block)
+    cost = loop_of(kernel) * threads / (tiles.rows * (1 + pair) * tiles.block)
     cells = (
         f"{case.format} {case.product}",
-        f"{tiles.rows} × {tiles.block}, {tiles.warps} warps, {tiles.stages} stages, {tiles.splits} splits",
-        f"{taken.registers}" + (f", {taken.spilled} B spilled" if taken.spilled else ""),
+        f"{tiles.rows} × {tiles.block}, {tiles.warps} warps, {tiles.stages} stages, {tiles.splits} splits"
+        + (", apart" if tiles.apart else "") + (", bulk" if tiles.bulk else ""),
+        f"{taken.registers}" + (f", {taken.spilled} B spilled" if taken.spilled else "") + ", wait" * taken.waits,
         f"{taken.shared / KIB:.0f}", f"{fit}", f"{math.ceil(each)} of {each:.2f}", f"{vectors / 1e6:.0f}",
         f"{nbytes / 1e6:.0f}", f"{cost:.2f}",
     )  # fmt: skip
@@ -94,23 +96,29 @@ def kernel_of(case: Case) -> tuple[Kernel, int]:
     return kernel, weight.nbytes
 
 
-def longest_loop(kernel: Kernel) -> int:
-    """Instructions of the longest loop of a kernel: those between a label and a branch back to it."""
+def loop_of(kernel: Kernel) -> int:
+    """Instructions of the loop of a kernel, those between a label and a branch back to it: the shortest with wgmma."""
     binary = triton.compile(kernel.source, target=target_of(kernel.card), options=kernel.options)
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary.asm["cubin"])
         file.flush()
         said = subprocess.run([knobs.nvidia.nvdisasm.path, "-c", file.name], capture_output=True, text=True, check=True)
     labels: dict[str, int] = {}
-    count = longest = 0
+    products: list[int] = []  # where wgmma instructions are
+    loops: list[int] = []
+    count = 0
     for line in said.stdout.splitlines():
         if label := re.match(r"\s*(\.L_x_\d+):", line):
             labels[label[1]] = count
         elif instruction := re.search(r"/\*[0-9a-f]{4,5}\*/\s+(.*?) ;", line):
             count += 1
+            if "GMMA" in instruction[1]:
+                products.append(count)
             if (branch := re.search(r"BRA.*(\.L_x_\d+)", instruction[1])) and branch[1] in labels:
-                longest = max(longest, count - labels[branch[1]])
-    return longest
+                start = labels[branch[1]]
+                if products and products[-1] > start:
+                    loops.append(count - start)
+    return min(loops)
 
 
 def cases(formats: Sequence[str], rows: int) -> list[Case]:

@@ -82,9 +82,9 @@ def watch() -> None:
         guard.launch([*taken[0], *taken[1].values()])
         return taken
 
-    def guarded_load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+    def guarded_load(self: Any, pointers: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         guard.check("reading", pointers, mask)
-        return load(self, pointers, mask, *rest)
+        return load(self, pointers, mask, *rest, **named)
 
     def guarded_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
         guard.check("writing", pointers, mask)

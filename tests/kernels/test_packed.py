@@ -21,7 +21,10 @@ from lamina.nn import RMSNorm
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 ROWS = {"rows": Rows(2, 64, 1), "rows, in parts": Rows(4, 32, 1, splits=2, unroll=2, held=1), "chosen": None}
-TILES = {"tiles": Tiles(16, 128), "tiles, in parts": Tiles(16, 32, splits=2), "chosen": None}
+TILES = {
+    "tiles": Tiles(16, 128), "tiles, in parts": Tiles(16, 32, splits=2),
+    "tiles in bulk": Tiles(16, 32, splits=2, apart=True, bulk=True),
+}  # fmt: skip
 FORMATS: dict[str, dict[str, Any]] = {
     "int8": dict(kind="int8", group=32),
     "int8, zeros": dict(kind="int8", group=32, zeros=True, scales=BF16),
@@ -99,6 +102,7 @@ def test_one_vector_times_each_format_is_the_product_with_its_dense_weight(how: 
 def test_several_vectors_times_each_format_are_the_product_with_its_dense_weight(how: dict[str, Any]) -> None:
     check(3, 18, 160 if how["group"] in (0, 32) else 384, how, F32, TILES["tiles, in parts"])
     check(3, 20, 256, how, BF16, TILES["tiles"])
+    check(3, 18, 160 if how["group"] in (0, 32) else 384, how, BF16, TILES["tiles in bulk"])
 
 
 def test_the_most_vectors_times_4_bit_codes_are_the_product_with_their_dense_weight() -> None:

@@ -59,13 +59,22 @@ class Rows:
 @dataclass(frozen=True)
 class Tiles:
     """Skinny GEMM on tensor cores: tiles of `rows` outputs × `block` of K, `stages` loads in flight, `splits` programs
-    share K."""
+    share K.
+
+    Of packed weights alone:
+
+    apart   the product of a tile is added to the sum when it is complete. Where it is not, ptxas may make each
+            instruction of a product wait for the one before (`python -m bench.kernels.packed_tiles` tells where)
+    bulk    codes are copied by the tensor memory accelerator (TMA), past the L1 cache, from Hopper on
+    """
 
     rows: int = 128
     block: int = 64
     warps: int = 4
     stages: int = 4
     splits: int = 1
+    apart: bool = False
+    bulk: bool = False
 
 
 ProductConfig = Rows | Tiles

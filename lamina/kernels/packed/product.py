@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lamina.errors import InputError
 from lamina.kernels.gemm.deferred_norm import DeferredNorm, norm_arguments
@@ -180,10 +181,12 @@ def _launch(
         if squares is not None or next_norm is not None:
             raise InputError(f"{config}: norms are deferred for one vector and Rows alone")
         strides = (x.stride(0), scale_stride, around.residual_stride, out.stride(0))
+        tile = [config.rows, config.block // span * 16]
+        code_tiles = TensorDescriptor.from_tensor(weight.codes, tile) if config.bulk else weight.codes
         launch(
             packed_tiles_kernel, grid,
-            x, weight.codes, *pointers, m, k, n, *strides, *around.bounds, N_BLOCK=padded(n), STAGES=config.stages,
-            APART=x.dtype == torch.float32, **flags,
+            x, weight.codes, code_tiles, *pointers, m, k, n, *strides, *around.bounds, N_BLOCK=padded(n),
+            STAGES=config.stages, APART=config.apart, BULK=config.bulk, EXACT=x.dtype == torch.float32, **flags,
         )  # fmt: skip
     elif n == 1:
         if config.block % span:

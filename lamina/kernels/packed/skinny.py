@@ -74,7 +74,7 @@ def load_codes(pointer, inside, EVEN: tl.constexpr):
 @triton.jit
 def tile_product(
     total, lost, tile, scale, zero, v, KIND: tl.constexpr, SIGNED: tl.constexpr, ZEROS: tl.constexpr,
-    SCALED: tl.constexpr, APART: tl.constexpr,
+    SCALED: tl.constexpr, EXACT: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
     """total [ROWS, N] plus the product of a tile of codes [ROWS, BYTES] with v [BLOCK, N]; scale and zero are
     [ROWS, groups]."""
@@ -87,8 +87,10 @@ def tile_product(
         high = code_values(tile, factor, more, True, SCALED, v.dtype, KIND, SIGNED, ZEROS)
         low, high = tl.reshape(values, [ROWS, BYTES // 16, 16]), tl.reshape(high, [ROWS, BYTES // 16, 16])
         values = tl.reshape(tl.permute(tl.join(low, high), (0, 1, 3, 2)), [ROWS, 2 * BYTES])
-    if APART:
+    if EXACT:
         return plus(total, lost, tl.dot(values, v, input_precision="ieee"))
+    elif APART:
+        return tl.fma(tl.dot(values, v), 1.0, total), lost  # a sum would become the other form
     else:
         return tl.dot(values, v, total), lost
 
@@ -97,6 +99,7 @@ def tile_product(
 def packed_tiles_kernel(
     x,  # [N, K]
     codes,  # uint8 [M, K] or [M, K / 2], 2M rows if GATED: gate rows, then up rows
+    code_tiles,  # descriptor of the tiles [ROWS, BYTES] of codes, read if BULK
     scales, zeros,  # [M / SIDE, K / GROUP], 2M if GATED; zeros or offsets of the same shape, read if ZEROS
     bias, factors, residual,  # [M] ([2M] if GATED), [M], [N, M]; read if BIAS, FACTORS, RESIDUAL
     out,  # [N, M]
@@ -107,7 +110,8 @@ def packed_tiles_kernel(
     SCALED: tl.constexpr,  # whether scales are applied to values; otherwise one scale for each row, to its sum
     N_BLOCK: tl.constexpr,  # N padded to a power of two, at least 16
     ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,  # `Tiles`
-    APART: tl.constexpr, EVEN: tl.constexpr,  # whether tiles have sums of their own; BLOCK divides K: no masks
+    APART: tl.constexpr, BULK: tl.constexpr,  # `Tiles`
+    EXACT: tl.constexpr, EVEN: tl.constexpr,  # sums without rounding errors, for float32; BLOCK divides K: no masks
     GATED: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr, FACTORS: tl.constexpr, RESIDUAL: tl.constexpr,
     SOFTCAP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -145,7 +149,8 @@ def packed_tiles_kernel(
     for at in tl.range(start, stop, BLOCK, num_stages=STAGES):
         v = tl.load(column + at) if EVEN else tl.load(column + at, mask=(at + k < K)[:, None], other=0)
         inside = at + byte // 16 * SPAN < K
-        tile = load_codes(code + at // SPAN * 16, inside, EVEN)
+        byte_at = at // SPAN * 16
+        tile = code_tiles.load([group * ROWS, byte_at]) if BULK else load_codes(code + byte_at, inside, EVEN)
         now, now_zero, up_now, up_now_zero = one, zero, up_one, up_zero
         if SCALED:
             later = tl.minimum(at + BLOCK, K - BLOCK) if EVEN else at + BLOCK  # those behind the last are not used
@@ -153,10 +158,11 @@ def packed_tiles_kernel(
             if GATED:
                 up_one, up_zero = load_scales(scales, zeros, r + M, later, K, scale_stride, BLOCK, STEP, GROUP, SIDE,
                                               ZEROS, EVEN)  # fmt: skip
-        a, a_lost = tile_product(a, a_lost, tile, now, now_zero, v, KIND, SIGNED, ZEROS, SCALED, APART)
+        a, a_lost = tile_product(a, a_lost, tile, now, now_zero, v, KIND, SIGNED, ZEROS, SCALED, EXACT, APART)
         if GATED:
-            tile = load_codes(up_code + at // SPAN * 16, inside, EVEN)
-            b, b_lost = tile_product(b, b_lost, tile, up_now, up_now_zero, v, KIND, SIGNED, ZEROS, SCALED, APART)
+            up_at = M + group * ROWS
+            tile = code_tiles.load([up_at, byte_at]) if BULK else load_codes(up_code + byte_at, inside, EVEN)
+            b, b_lost = tile_product(b, b_lost, tile, up_now, up_now_zero, v, KIND, SIGNED, ZEROS, SCALED, EXACT, APART)
 
     if SCALED and by_words(x.dtype.element_ty, KIND, SIGNED):
         a *= 1 / LOWERED
