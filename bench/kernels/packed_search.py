@@ -31,6 +31,7 @@ SHAPES = (  # of `Tiles`; `packed_tiles` shows what each takes of an SM
     (64, 128, 4, 3), (64, 128, 4, 4), (64, 128, 4, 5), (64, 256, 4, 2), (64, 256, 4, 3), (64, 256, 4, 4),
     (128, 64, 4, 4), (128, 128, 4, 3), (128, 128, 8, 3), (128, 256, 8, 3), (128, 256, 8, 4),
 )  # fmt: skip
+PAIRS = ((64, 128, 8, 4), (64, 256, 8, 2), (64, 256, 8, 3))  # four warps for gate, four for up
 COPIES = (dict(), dict(apart=True), dict(apart=True, bulk=True))
 PROGRAMS = range(110, 560)
 SHOWN = 5
@@ -49,7 +50,7 @@ def candidates(name: str, kind: Kind, n: int) -> list[ProductConfig]:
                     if k % block == 0:
                         found.append(Rows(rows, block, warps, held=held, unroll=1 if held * block >= k else 2))
         return [*dict.fromkeys(found)]
-    for rows, block, warps, stages in SHAPES:
+    for rows, block, warps, stages in SHAPES + PAIRS if pair else SHAPES:
         for splits in (1, 2, 4, 8):
             config = Tiles(rows, block, warps, stages, splits)
             counters, parts = parts_of(config, n, m)

@@ -136,5 +136,5 @@ def test_a_library_with_a_cpp_library_of_its_own_is_refused(tmp_path: Path, monk
 
     check_libraries(package())
     monkeypatch.setenv("CXX", "/opt/bin/g++")
-    with pytest.raises(ProgramError, match="step.so has a C.* of its own.*compiler /opt/bin/g.. links .* statically"):
+    with pytest.raises(ProgramError, match=r"step.so has a C.* of its own.*compiler /opt/bin/g.. links .* statically"):
         check_libraries(package("-static-libstdc++"))

@@ -181,8 +181,11 @@ def _launch(
         if squares is not None or next_norm is not None:
             raise InputError(f"{config}: norms are deferred for one vector and Rows alone")
         strides = (x.stride(0), scale_stride, around.residual_stride, out.stride(0))
-        tile = [config.rows, config.block // span * 16]
-        code_tiles = TensorDescriptor.from_tensor(weight.codes, tile) if config.bulk else weight.codes
+        code_tiles: Any = weight.codes
+        if config.bulk:
+            parts = 2 if around.is_gated else 1
+            tile = [parts, config.rows, config.block // span * 16]
+            code_tiles = TensorDescriptor.from_tensor(weight.codes.view(parts, m, -1), tile)
         launch(
             packed_tiles_kernel, grid,
             x, weight.codes, code_tiles, *pointers, m, k, n, *strides, *around.bounds, N_BLOCK=padded(n),

@@ -3,6 +3,7 @@
 The weight is the first operand, so each code becomes a value in the registers of the one warp that multiplies it
 (`values.py`), and outputs are divided among the warps of a program. One scale for each row, as fp8 may have, multiplies
 the sums instead of the values. Scales are loaded a tile ahead, since they are too few bytes for asynchronous copies.
+Gate rows and up rows are one tile, so their values share all that is done for a tile.
 
 The values of 4-bit codes are put in the order of K in registers, so one load brings the vectors of a tile, contiguous
 along K. All programs read all vectors, from L2, which takes more time than anything else here: two loads of every other
@@ -99,7 +100,7 @@ def tile_product(
 def packed_tiles_kernel(
     x,  # [N, K]
     codes,  # uint8 [M, K] or [M, K / 2], 2M rows if GATED: gate rows, then up rows
-    code_tiles,  # descriptor of the tiles [ROWS, BYTES] of codes, read if BULK
+    code_tiles,  # descriptor of the tiles [2 or 1, ROWS, BYTES] of codes, read if BULK
     scales, zeros,  # [M / SIDE, K / GROUP], 2M if GATED; zeros or offsets of the same shape, read if ZEROS
     bias, factors, residual,  # [M] ([2M] if GATED), [M], [N, M]; read if BIAS, FACTORS, RESIDUAL
     out,  # [N, M]
@@ -120,56 +121,47 @@ def packed_tiles_kernel(
     SPAN: tl.constexpr = 32 if FOUR else 16
     STEP: tl.constexpr = scale_step(BLOCK, SPAN, GROUP)
     BYTES: tl.constexpr = BLOCK // SPAN * 16
+    EACH: tl.constexpr = 2 * ROWS if GATED else ROWS
     group, split = tl.program_id(0), tl.program_id(1)
     m, n = group * ROWS + tl.arange(0, ROWS), tl.arange(0, N_BLOCK)
     share = tl.cdiv(tl.cdiv(K, BLOCK), SPLITS) * BLOCK  # contiguous: tiles stream in order
     start, stop = split * share, tl.minimum((split + 1) * share, K)
-    r = tl.minimum(m, M - 1).to(tl.int64)
-    byte, k = tl.arange(0, BYTES), tl.arange(0, BLOCK)
-    code = codes + r[:, None] * (K // SPAN * 16) + byte[None, :]  # [ROWS, BYTES]
-    up_code = code + M.to(tl.int64) * (K // SPAN * 16)
+    i, byte, k = tl.arange(0, EACH), tl.arange(0, BYTES), tl.arange(0, BLOCK)
+    r = tl.minimum(group * ROWS + i % ROWS, M - 1).to(tl.int64) + i // ROWS * M  # rows of codes: gate, then up
+    row = codes + r[:, None] * (K // SPAN * 16)
+    code = row + byte[None, :]  # [EACH, BYTES]
     column = x + tl.minimum(n, N - 1)[None, :] * x_stride + k[:, None]  # [BLOCK, N_BLOCK]
-    a, b = tl.zeros([ROWS, N_BLOCK], tl.float32), tl.zeros([ROWS, N_BLOCK], tl.float32)
-    a_lost, b_lost = a, b
-    one, zero = tl.full([ROWS, 1], 1.0, tl.float32), tl.full([ROWS, 1], 0.0, tl.float32)
-    up_one, up_zero = one, zero
+    # Zeros that ptxas does not recognize: it would set registers of them among the products, and then make each wgmma
+    # instruction wait for the one before.
+    total = tl.zeros([EACH, N_BLOCK], tl.float32) + (i * 0.0 * before)[:, None]
+    lost = total
+    one, zero = tl.full([EACH, 1], 1.0, tl.float32), tl.full([EACH, 1], 0.0, tl.float32)
     if SCALED:
         at = tl.minimum(start, K - BLOCK) if EVEN else start  # a split may have no tiles
         one, zero = load_scales(scales, zeros, r, at, K, scale_stride, BLOCK, STEP, GROUP, SIDE, ZEROS, EVEN)
-        if GATED:
-            up_one, up_zero = load_scales(scales, zeros, r + M, at, K, scale_stride, BLOCK, STEP, GROUP, SIDE, ZEROS,
-                                          EVEN)  # fmt: skip
     if PDL:  # no launch of this pass writes codes
         line = start // SPAN * 16 + tl.arange(0, AHEAD) * 128
-        line = tl.minimum(line, K // SPAN * 16 - 16)[None, :]
-        prefetch_lines(codes + r[:, None] * (K // SPAN * 16) + line)
-        if GATED:
-            prefetch_lines(codes + (r + M)[:, None] * (K // SPAN * 16) + line)
+        prefetch_lines(row + tl.minimum(line, K // SPAN * 16 - 16)[None, :])
     begin(PDL)
     for at in tl.range(start, stop, BLOCK, num_stages=STAGES):
         v = tl.load(column + at) if EVEN else tl.load(column + at, mask=(at + k < K)[:, None], other=0)
-        inside = at + byte // 16 * SPAN < K
         byte_at = at // SPAN * 16
-        tile = code_tiles.load([group * ROWS, byte_at]) if BULK else load_codes(code + byte_at, inside, EVEN)
-        now, now_zero, up_now, up_now_zero = one, zero, up_one, up_zero
+        if BULK:
+            tile = tl.reshape(code_tiles.load([0, group * ROWS, byte_at]), [EACH, BYTES])
+        else:
+            tile = load_codes(code + byte_at, at + byte // 16 * SPAN < K, EVEN)
+        now, now_zero = one, zero
         if SCALED:
             later = tl.minimum(at + BLOCK, K - BLOCK) if EVEN else at + BLOCK  # those behind the last are not used
             one, zero = load_scales(scales, zeros, r, later, K, scale_stride, BLOCK, STEP, GROUP, SIDE, ZEROS, EVEN)
-            if GATED:
-                up_one, up_zero = load_scales(scales, zeros, r + M, later, K, scale_stride, BLOCK, STEP, GROUP, SIDE,
-                                              ZEROS, EVEN)  # fmt: skip
-        a, a_lost = tile_product(a, a_lost, tile, now, now_zero, v, KIND, SIGNED, ZEROS, SCALED, EXACT, APART)
-        if GATED:
-            up_at = M + group * ROWS
-            tile = code_tiles.load([up_at, byte_at]) if BULK else load_codes(up_code + byte_at, inside, EVEN)
-            b, b_lost = tile_product(b, b_lost, tile, up_now, up_now_zero, v, KIND, SIGNED, ZEROS, SCALED, EXACT, APART)
+        total, lost = tile_product(total, lost, tile, now, now_zero, v, KIND, SIGNED, ZEROS, SCALED, EXACT, APART)
 
-    if SCALED and by_words(x.dtype.element_ty, KIND, SIGNED):
-        a *= 1 / LOWERED
-        b *= 1 / LOWERED
     if not SCALED:
-        a *= tl.load(scales + r * scale_stride)[:, None].to(tl.float32)
-        if GATED:
-            b *= tl.load(scales + (r + M) * scale_stride)[:, None].to(tl.float32)
+        total *= tl.load(scales + r * scale_stride)[:, None].to(tl.float32)
+    elif by_words(x.dtype.element_ty, KIND, SIGNED):
+        total *= 1 / LOWERED
+    a, b = total, total
+    if GATED:
+        a, b = tl.split(tl.permute(tl.reshape(total, [2, ROWS, N_BLOCK]), (1, 2, 0)))
     end_tile(a, b, (bias, factors, residual), (before, scale, softcap), out, m, n, M, N, residual_stride, out_stride,
              parts, arrived, group, split, N_BLOCK, SPLITS, GATED, ACT, BIAS, FACTORS, RESIDUAL, SOFTCAP)  # fmt: skip

@@ -24,83 +24,76 @@ from lamina.kernels.packed.words import e2m1_double
 LOWERED = tl.constexpr(2.0**-24)
 OF_BITS = tl.constexpr(2.0**109)  # 2^133 · LOWERED
 
-# bfloat16x2: fma.rn.bf16x2 exists from sm_80 on, mul and sub from sm_90 on. 0x3F80 is 1, 0xBF80 -1, 0x8000 -0, 0x3D80
-# 1/16. $0 is two values, $1 two bytes; factors and addends are words of two equal bfloat16, twice each, of which the
-# first is used: $2 and $4. Bytes are spread before anything else, so that both halves of bytes share that, and what
-# upper halves do with the factor is done once for each factor.
+# $0 is two values in bfloat16, $1 two bytes, $2 a factor in the lower and an addend in the upper half of a word (twice,
+# since two bytes have one each). ptxas does what does not depend on the bytes once for each factor. fma.rn.bf16x2 is
+# there from sm_80 on, mul and sub from sm_90 on: 0x3F80 is 1, 0xBF80 -1, 0x8000 -0, 0x3D80 1/16.
 SPREAD = """{{
-    .reg .b32 word, low, high, sign, one, less, none, large, sixteenth;
-    mov.b32 one, 0x3F803F80;
-    mov.b32 less, 0xBF80BF80;
+    .reg .b32 word, low, high, sign, factor, addend, none, large;
     mov.b32 none, 0x80008000;
     mov.b32 large, {large};
-    mov.b32 sixteenth, 0x3D803D80;
     cvt.u32.u16 word, $1;
     prmt.b32 word, word, 0, {order};
 """
 IN_LOWER = SPREAD.format(order="0x4140", large="0x7E807E80")  # 2^126
+IN_UPPER = SPREAD.format(order="0x1404", large="0x7B807B80")  # 2^120
+FACTOR = """
+    prmt.b32 factor, $2, 0, 0x1010;
+    prmt.b32 addend, $2, 0, 0x3232;
+"""
+END = """
+    fma.rn.bf16x2 $0, {value}, factor, {addend};
+}}"""
+SUM, PRODUCT = END.format(value="low", addend="addend"), END.format(value="low", addend="none")
 
 
 def _int4(is_high: bool) -> str:
     """The bits of the code times the factor plus the addend. Upper halves are 16 times as large."""
-    if is_high:
-        return f"""{IN_LOWER}
-    fma.rn.bf16x2 high, $2, sixteenth, none;
-    and.b32 low, word, 0x00F000F0;
-    fma.rn.bf16x2 $0, low, high, $4;
-}}"""
-    return f"""{IN_LOWER}
-    and.b32 low, word, 0x000F000F;
-    fma.rn.bf16x2 $0, low, $2, $4;
-}}"""
+    lower = "mov.b32 high, 0x3D803D80; fma.rn.bf16x2 factor, factor, high, none;" if is_high else ""
+    return f"""{IN_LOWER}{FACTOR}
+    {lower}
+    and.b32 low, word, {"0x00F000F0" if is_high else "0x000F000F"};{SUM}"""
 
 
 def _mxfp4(shift: int) -> str:
     """Sign to bit 15, the other three bits to bits 6 to 8."""
-    return f"""{IN_LOWER}
+    return f"""{IN_LOWER}{FACTOR}
     shl.b32 low, word, {6 - shift};
     and.b32 low, low, 0x01C001C0;
     shl.b32 sign, word, {12 - shift};
     lop3.b32 low, sign, 0x80008000, low, 0xEA;
-    fma.rn.bf16x2 low, low, large, none;
-    fma.rn.bf16x2 $0, low, $2, none;
-}}"""
+    fma.rn.bf16x2 low, low, large, none;{PRODUCT}"""
 
 
 def _int8() -> str:
     """The bits of code + 128 times the factor plus the addend."""
-    return f"""{IN_LOWER}
-    xor.b32 word, word, 0x00800080;
-    fma.rn.bf16x2 $0, word, $2, $4;
-}}"""
+    return f"""{IN_LOWER}{FACTOR}
+    xor.b32 low, word, 0x00800080;{SUM}"""
 
 
 def _int8_plus() -> str:
     """128 + (c & 127) less 128 + (c & 128), which is 128 or 256: exact beside an offset, which may be far smaller."""
-    return f"""{IN_LOWER}
+    return f"""{IN_LOWER}{FACTOR}
     lop3.b32 low, word, 0x007F007F, 0x43004300, 0xEA;
     lop3.b32 high, word, 0x00800080, 0x43004300, 0xEA;
-    fma.rn.bf16x2 low, high, less, low;
-    fma.rn.bf16x2 $0, low, $2, $4;
-}}"""
+    mov.b32 sign, 0xBF80BF80;
+    fma.rn.bf16x2 low, high, sign, low;{SUM}"""
 
 
 def _fp8(is_scaled: bool) -> str:
     """Bytes to the upper halves of words, exponents shifted to their place, times 2^120."""
-    end = "fma.rn.bf16x2 low, low, large, none; fma.rn.bf16x2 $0, low, $2, none;"
-    return f"""{SPREAD.format(order="0x1404", large="0x7B807B80")}
+    end = f"fma.rn.bf16x2 low, low, large, none;{PRODUCT}" if is_scaled else "fma.rn.bf16x2 $0, low, large, none;\n}"
+    return f"""{IN_UPPER}{FACTOR if is_scaled else ""}
     shr.u32 low, word, 4;
     and.b32 low, low, 0x07F007F0;
     lop3.b32 low, word, 0x80008000, low, 0xEA;
-    {end if is_scaled else "fma.rn.bf16x2 $0, low, large, none;"}
-}}"""
+    {end}"""
 
 
 INT4_LOW, INT4_HIGH = tl.constexpr(_int4(False)), tl.constexpr(_int4(True))
 MXFP4_LOW, MXFP4_HIGH = tl.constexpr(_mxfp4(0)), tl.constexpr(_mxfp4(4))
 INT8, INT8_PLUS = tl.constexpr(_int8()), tl.constexpr(_int8_plus())
 FP8, BARE_FP8 = tl.constexpr(_fp8(True)), tl.constexpr(_fp8(False))
-OF_FACTOR, OF_TWO = tl.constexpr("=r,h,r,r"), tl.constexpr("=r,h,r,r,r,r")
+BARE, OF_WORD = tl.constexpr("=r,h"), tl.constexpr("=r,h,r,r")
 
 
 @triton.jit
@@ -110,10 +103,11 @@ def e8m0(exponent):
 
 
 @triton.jit
-def pair_word(x):
-    """x in bfloat16 twice, as one word."""
-    bits = x.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-    return bits | (bits << 16)
+def two_halves(lower, upper):
+    """Two numbers, in bfloat16, as one word."""
+    lower = lower.to(tl.bfloat16).to(tl.uint16, bitcast=True).to(tl.uint32)
+    upper = upper.to(tl.bfloat16).to(tl.uint16, bitcast=True).to(tl.uint32)
+    return lower | (upper << 16)
 
 
 @triton.constexpr_function
@@ -124,47 +118,46 @@ def by_words(dtype, kind, is_signed):
 
 @triton.jit
 def code_scales(scale, zero, DTYPE: tl.constexpr, KIND: tl.constexpr, SIGNED: tl.constexpr, ZEROS: tl.constexpr):
-    """Scales and zeros, of one shape, as `code_values` takes them: factor, plus of that shape.
+    """Scales and zeros, of one shape, as `code_values` takes them: two tensors of that shape. Those `by_words` are one
+    tensor, twice.
 
     zero   zeros if ZEROS is "integer", offsets if it is "offset", otherwise not read
     """
     factor = e8m0(scale) if KIND == "mxfp4" else scale.to(tl.float32)
-    if by_words(DTYPE, KIND, SIGNED):
-        if KIND == "int4" or (KIND == "int8" and ZEROS == ""):
-            factor = (factor * OF_BITS).to(tl.bfloat16)
-            if ZEROS == "offset":
-                plus = zero.to(tl.float32) * LOWERED
-            else:
-                minus = zero.to(tl.float32) if ZEROS == "integer" else 8.0 if KIND == "int4" else 128.0
-                plus = factor.to(tl.float32) * (LOWERED / OF_BITS) * -minus
-        else:
-            plus = zero.to(tl.float32) * LOWERED
-            factor *= LOWERED
-        return pair_word(factor), pair_word(plus)
-    else:
+    if not by_words(DTYPE, KIND, SIGNED):
         return factor, zero.to(tl.float32)
+    else:
+        addend = zero.to(tl.float32) * LOWERED
+        if KIND == "int4" or (KIND == "int8" and ZEROS == ""):
+            factor = (factor * OF_BITS).to(tl.bfloat16).to(tl.float32)
+            if ZEROS != "offset":
+                minus = zero.to(tl.float32) if ZEROS == "integer" else 8.0 if KIND == "int4" else 128.0
+                addend = factor * (-LOWERED / OF_BITS) * minus
+        else:
+            factor *= LOWERED
+        word = two_halves(factor, addend)
+        return word, word
 
 
 @triton.jit
 def code_values(
-    codes, factor, plus, HIGH: tl.constexpr, SCALED: tl.constexpr, DTYPE: tl.constexpr, KIND: tl.constexpr,
+    codes, factor, zero, HIGH: tl.constexpr, SCALED: tl.constexpr, DTYPE: tl.constexpr, KIND: tl.constexpr,
     SIGNED: tl.constexpr, ZEROS: tl.constexpr,
 ):  # fmt: skip
     """codes uint8 -> their values in DTYPE: of the upper halves of bytes if HIGH, otherwise of the lower halves, or of
-    whole bytes for kinds of 8 bits. factor and plus are those of `code_scales`, broadcast to the shape of codes; codes
+    whole bytes for kinds of 8 bits. factor and zero are those of `code_scales`, broadcast to the shape of codes; codes
     whose places differ in the lowest bit alone have the same. Not SCALED: fp8 without the factor. LOWERED of the
     values if SCALED and `by_words`."""
     if not by_words(DTYPE, KIND, SIGNED):
-        return plain_values(codes, factor, plus, HIGH, SCALED, DTYPE, KIND, SIGNED, ZEROS)
+        return plain_values(codes, factor, zero, HIGH, SCALED, DTYPE, KIND, SIGNED, ZEROS)
     elif not SCALED:
-        return tl.inline_asm_elementwise(BARE_FP8, "=r,h", [codes], dtype=tl.bfloat16, is_pure=True, pack=2)
-    elif KIND == "fp8" or KIND == "mxfp4":
-        ONE: tl.constexpr = FP8 if KIND == "fp8" else MXFP4_HIGH if HIGH else MXFP4_LOW
-        return tl.inline_asm_elementwise(ONE, OF_FACTOR, [codes, factor], dtype=tl.bfloat16, is_pure=True, pack=2)
+        return tl.inline_asm_elementwise(BARE_FP8, BARE, [codes], dtype=tl.bfloat16, is_pure=True, pack=2)
     else:
-        EIGHT: tl.constexpr = INT8_PLUS if ZEROS == "offset" else INT8
-        TWO: tl.constexpr = EIGHT if KIND == "int8" else INT4_HIGH if HIGH else INT4_LOW
-        return tl.inline_asm_elementwise(TWO, OF_TWO, [codes, factor, plus], dtype=tl.bfloat16, is_pure=True, pack=2)
+        EIGHT: tl.constexpr = FP8 if KIND == "fp8" else INT8_PLUS if ZEROS == "offset" else INT8
+        FOUR: tl.constexpr = MXFP4_LOW if KIND == "mxfp4" else INT4_LOW
+        UPPER: tl.constexpr = MXFP4_HIGH if KIND == "mxfp4" else INT4_HIGH
+        WORDS: tl.constexpr = EIGHT if KIND == "fp8" or KIND == "int8" else UPPER if HIGH else FOUR
+        return tl.inline_asm_elementwise(WORDS, OF_WORD, [codes, factor], dtype=tl.bfloat16, is_pure=True, pack=2)
 
 
 @triton.jit
