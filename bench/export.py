@@ -27,7 +27,7 @@ from lamina import Model, Program, ProgramError
 from lamina.exporting.aotinductor import compile_to
 from lamina.exporting.build_decode import build
 
-ROWS, CAPACITY, STEPS, TURNS = 1, 512, 128, 5
+ROWS, CAPACITY, STEPS, TURNS = 1, 512, 128, 20
 CONFIG = {
     "model_type": "llama", "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
     "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 2048,
