@@ -53,12 +53,12 @@ def checked_marks(model: Model, name: str, marks: Tensor | None, shape: Sequence
 
 def check_ids(ids: Tensor, vocab: int, counts: CountsLike | None = None) -> None:
     """Raises InputError for ids outside the vocabulary, among the first `counts` of each row."""
+    real = None if counts is None else Counts.of(counts, ids.shape[0], ids.shape[1], ids.device, "counts")
     if ids.device.type == "cpu" and all_known(ids, vocab):
         return
     bad = (ids < 0) | (ids >= vocab)
-    if counts is not None:
-        real = Counts.of(counts, ids.shape[0], ids.shape[1], ids.device, "counts").tensor
-        bad = bad & (torch.arange(ids.shape[1], device=ids.device) < real[:, None])
+    if real is not None:
+        bad = bad & (torch.arange(ids.shape[1], device=ids.device) < real.tensor[:, None])
     if bool(bad.any()):
         row, at = (int(i) for i in bad.nonzero()[0])
         raise InputError(

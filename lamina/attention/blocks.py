@@ -26,7 +26,7 @@ class Blocks:
     """Blocks of keys, block of queries by block of queries.
 
     order   int32 [B, NQ, NK]: those seen whole, then those seen in part, then the others
-    whole   int32 [B, NQ]: every query of the block sees every key of this many
+    whole   int32 [B, NQ]: how many blocks of keys every query of the block sees whole
     seen    int32 [B, NQ]: seen whole or in part
     """
 

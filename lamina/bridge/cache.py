@@ -138,7 +138,7 @@ class Cache(transformers.Cache):
         return new
 
     def abort(self) -> None:
-        """Drops a pass that was not finished, such as one that raised an error."""
+        """Drops a pass that was not finished, such as one that raised an error; a finished one stays."""
         self.store.abort()
 
     def crop(self, tokens_to_remove: int) -> None:

@@ -135,7 +135,7 @@ class EncoderDecoderCache(transformers.EncoderDecoderCache):
         self.self_attention_cache.save(path)
 
     def abort(self) -> None:
-        """Drops a pass that was not finished, such as one that raised an error."""
+        """Drops a pass that was not finished, such as one that raised an error; a finished one stays."""
         self.self_attention_cache.abort()
 
     def get_query_offset(self, layer_idx: int = 0) -> int:

@@ -6,11 +6,13 @@ first pass is kept aside, as it will be stored. In an empty cache its tokens see
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from lamina.bridge.layers.kinds import LayerKind
 from lamina.bridge.layers.specs import Columns, State
 from lamina.cache.cache import Cache
 from lamina.cache.codec.codec import Codec, Coding
@@ -64,6 +66,16 @@ class FirstPass:
     def layers(self) -> set[int]:
         """Layers of the model that gave something."""
         return {i for part in (self.tokens, self.columns, self.states) for i, _ in part}
+
+    def is_whole(self, kinds: Sequence[LayerKind]) -> bool:
+        """Whether all layers, of these kinds, gave what they remember, of the same tokens. Whether layers with states
+        have recurrent ones is not known beforehand: it is assumed of all if one gave some."""
+        recurrent = {name for _, name in self.states if name.startswith("recurrent")}
+        wanted = {(i, "attention") for i, kind in enumerate(kinds) if kind.attends}
+        for i, kind in enumerate(kinds):
+            if kind.states:
+                wanted |= {(i, name) for name in recurrent | {f"conv{kind.states - 1}"}}
+        return all(key in self for key in wanted) and len({tokens_of(parts) for parts in self.tokens.values()}) <= 1
 
     @property
     def T(self) -> int:

@@ -166,7 +166,7 @@ class Kept:
         return entry[key[1]]
 
     def length_of(self, key: Key) -> int:
-        """Tokens that an entry holds, while no passes go through `lines`."""
+        """Tokens that an entry holds, for passes outside `lines`; `Store.length_of` asks `lines` first."""
         if self._step is not None and key in self._step.written:
             return self._length + self._step.T
         return self._length

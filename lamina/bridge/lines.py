@@ -142,10 +142,11 @@ class Lines:
         stores = self.left.pop(key, None)
         if stores is None:
             return None
-        if not self.left:
-            self.length, self.wrote_all = self.length + T, True
         keys, keys_at, of_keys, values, values_at, of_values = stores
-        return of_keys.append(keys, keys_at, k), of_values.append(values, values_at, v)
+        found = of_keys.append(keys, keys_at, k), of_values.append(values, values_at, v)
+        if not self.left:  # only now: a pass whose last tokens could not be stored does not count
+            self.length, self.wrote_all = self.length + T, True
+        return found
 
     def _begin(self) -> None:
         """Opens a pass, unless a state was asked for in it already."""

@@ -189,7 +189,8 @@ class Store(Kept):
         if isinstance(spec, Columns):
             return as_columns(self.extend(key, spec, {"x": as_tokens(new)})["x"], spec.lead)
         self._leave_lines()
-        before = self.state(key)
+        # A state that was asked for in this pass is not asked for again: that would begin the next pass.
+        before = self._states[key] if key in self._states else self.state(key)
         both = new if before is None else torch.cat([before, new], dim=-1)
         self.set_state(key, last_columns(both, kernel).contiguous())
         return both
@@ -308,7 +309,22 @@ class Store(Kept):
         self._handed.clear()
 
     def abort(self) -> None:
-        """Drops the pass that is open, if any: the cache is as it was before it."""
+        """Drops a pass that ended before all layers were given its tokens: the cache is as it was before it."""
+        self._leave_lines()
+        if self._is_over():
+            self.finish()
+        self._drop()
+
+    def _is_over(self) -> bool:
+        """True if the last layer has stored what it had to in the open pass. A layer that changes its states in place
+        does not tell when it has."""
+        if self._first:
+            return self._first.is_whole(self.kinds)
+        stored = self._given | (set() if self._step is None else self._step.written)
+        last = max(self._known, default=None)
+        return last is not None and any(i == last[0] for i, _ in stored) and self._complete
+
+    def _drop(self) -> None:
         self._leave_lines()
         if self._step is not None:
             self._step.abort()
@@ -399,7 +415,7 @@ class Store(Kept):
 
     def reset(self) -> None:
         """Empties the cache; its memory stays."""
-        self.abort()
+        self._drop()
         if self._inner is not None:
             self._inner.reset()
         self._length = self._tail = 0

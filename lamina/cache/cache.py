@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 P = TypeVar("P", bound=OpenPass)
 
-MOST_KINDS = 8  # kinds of layers that new ones are compared with
+MOST_KINDS = 8  # different layers that the spec of a new one is compared with
 
 _use_lock = Lock()
 
@@ -216,13 +216,13 @@ class Cache:
         firsts: list[tuple[Codec, Layer]] = []
 
         def new(i: int, name: str, spec: Spec) -> Layer:
-            plain, codec = (i, name) not in self.key_means, self.codecs[i]
-            if plain:
+            twins, codec = vars(type(spec)).get("twins", False) and (i, name) not in self.key_means, self.codecs[i]
+            if twins:
                 for of, first in firsts:
                     if of is codec and first.spec == spec:
                         return first.twin()
             layer = spec.layer(self._keeping((i, name), rows, capacity, slack))
-            if plain and len(firsts) < MOST_KINDS and layer.has_twins:
+            if twins and len(firsts) < MOST_KINDS and layer.can_twin:
                 firsts.append((codec, layer))
             return layer
 

@@ -71,23 +71,25 @@ def allocate(
     return torch.full(shape, fill, dtype=dtype, device=device, pin_memory=pinned)
 
 
+ALIGNED = 16  # bytes
 BLOCK = 2 << 20  # bytes that small tensors share: what CUDA's allocator takes from the driver for them
 
 
 def allocate_several(count: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Tensors of zeros, `allocate(…, later=True)` each. Small ones share blocks of up to `BLOCK` bytes: a block takes
-    the host as long as a tensor. So the memory of one that is dropped may wait for others, of `BLOCK` bytes at most.
+    """Tensors of zeros, `allocate(…, later=True)` each. Small ones share blocks of up to `BLOCK` bytes: a block is
+    allocated as fast as a tensor. It is freed when all of its tensors are dropped.
 
     >>> [one.tolist() for one in allocate_several(2, (3,), torch.int64, torch.device("cpu"))]
     [[0, 0, 0], [0, 0, 0]]
     """
-    each = max(BLOCK // max(math.prod(shape) * dtype.itemsize, 1), 1)
-    if each == 1:
+    nbytes = math.prod(shape) * dtype.itemsize
+    each = BLOCK // max(nbytes, 1)
+    if each <= 1 or nbytes % ALIGNED:  # kernels assume that every store begins at one
         return [allocate(shape, dtype, device, later=True) for _ in range(count)]
     blocks = [
         allocate((min(each, count - start), *shape), dtype, device, later=True) for start in range(0, count, each)
     ]
-    # `data`: a view would share its version with the block, and could not be written where gradients are computed.
+    # `data`: views share one version counter, so a write to one would invalidate what autograd saved of another.
     return [one.data for block in blocks for one in block.unbind()]
 
 

@@ -59,7 +59,7 @@ class Counts:
     def __init__(
         self, tensor: Tensor | torch.device, low: list[int], high: list[int], out_of_range: Tensor | None = None
     ) -> None:
-        """tensor: for values that the host knows, the device is enough: they are copied there when they are used"""
+        """tensor: the values [B]; or only the device, if the host knows them (`low`): they are copied at first use"""
         self._tensor, self.low, self.high, self.out_of_range = tensor, low, high, out_of_range
 
     @property

@@ -67,6 +67,10 @@ class Spec(ABC):
     reads_source: ClassVar[bool] = False
     """True if it stores what an encoder made of a source."""
 
+    twins: ClassVar[bool] = False
+    """True if layers of equal specs begin as copies of one (`Layer.twin`). Not inherited: the layer of a subclass may
+    keep more than its stores, and its fields may be ones that cannot be compared."""
+
     @property
     def reads_from(self) -> Key | None:
         """The entry of another layer whose keys and values it reads in the same pass, if it has none of its own."""
@@ -82,7 +86,7 @@ class Attention(Spec):
     """Keys and values of attention, of which `window` stays visible."""
 
     calls = ("attend",)
-    takes_codec = True
+    takes_codec = twins = True
     kv_heads: int
     key_dim: int
     value_dim: int
@@ -98,7 +102,7 @@ class Latent(Spec):
     """Multi-head latent attention: one latent of `rank` values and one rotary key per token, shared by all heads."""
 
     calls = ("attend_latent",)
-    takes_codec = True
+    takes_codec = twins = True
     rank: int
     rope_dim: int
     window: Window = field(default_factory=Full)
@@ -112,7 +116,7 @@ class Tokens(Spec):
     """One vector per token that is read back as it is, such as the keys of an indexer."""
 
     calls = ("recall",)
-    takes_codec = True
+    takes_codec = twins = True
     dim: int
     window: Window = field(default_factory=Full)
 
@@ -128,6 +132,7 @@ class IndexKeys(Tokens):
     """
 
     calls = ("select",)
+    twins = True
     top: int = 2048
 
     def __post_init__(self) -> None:

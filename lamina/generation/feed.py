@@ -49,7 +49,7 @@ def prefill(model: Model, prompt: Prompt, cache: Cache, chunk: int | None = None
     watch = Watch() if watch is None else watch
     if prompt.ids is not None:
         if prompt.ids.device.type != "cpu" and prompt.ids.numel() <= MOST_IN_ALL:
-            prompt = replace(prompt, ids=prompt.ids.cpu())  # one read; the check would be several launches and a read
+            prompt = replace(prompt, ids=prompt.ids.cpu())  # one copy; a check there takes several launches
         assert prompt.ids is not None
         model.check_ids(prompt.ids, prompt.counts)
     counts, start = prompt.counts, 0

@@ -1,4 +1,4 @@
-"""The state-space dual (SSD) of Mamba-2: one decay per head, so matrix products compute several tokens.
+"""The state-space dual (SSD) of Mamba-2: one decay per head, so matrix products compute a chunk of tokens.
 
     h = exp(dt A) h + dt x B^T        y = h C
 

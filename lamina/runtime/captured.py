@@ -199,7 +199,8 @@ class Captured:
             self._header = header
 
     def _serve(self, cache: Cache) -> None:
-        """Raises InputError if this kind of pass does not read the cache; otherwise its tables may be copied in."""
+        """Notes that passes are over this cache, and allocates its logits; its tables are not copied in. Raises
+        InputError if this kind of pass cannot read it."""
         if self._bound_cache is None or self._bound_cache() is not cache:
             kind = CacheFormat.of(cache), cache.slack, cache.dtype, cache.fetcher is None
             if kind != self._bound_kind:

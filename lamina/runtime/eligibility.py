@@ -113,7 +113,7 @@ def why_no_kernels(
     unserved: Unserved = why_unserved,
 ) -> str | None:
     """The first layer that no kernel of a captured step supports, in words; None if all are supported."""
-    served: set[tuple[int, int, int]] = set()  # what twins have in common: the answer for one is that for all
+    served: set[tuple[int, int, int]] = set()  # spec, coding and slack of supported layers: equal ones are not asked
     for i, entry in enumerate(specs):
         for name, spec in entry.items():
             layer = None if layers is None else layers[i][name]

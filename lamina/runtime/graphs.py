@@ -20,8 +20,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import chain
-from operator import attrgetter
 from threading import Condition
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from weakref import WeakSet
@@ -201,14 +199,11 @@ class Graphs:
             self._weights = weights
 
 
-_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter("_parameters")
-
-
 def addresses(module: nn.Module) -> list[int]:
     """Addresses of all weights. `module.parameters()` takes ten times as long, since it builds names."""
     modules = every_module(module)
-    parameters = chain.from_iterable(map(dict.values, map(_parameters, modules)))
-    found = [parameter.data_ptr() for parameter in parameters if parameter is not None]
+    parameters = [parameter for one in modules for parameter in one._parameters.values() if parameter is not None]
+    found = [parameter.data_ptr() for parameter in parameters]
     if any(issubclass(kind, PackedWeight) for kind in set(map(type, modules))):
         packed = (one for one in modules if isinstance(one, PackedWeight))
         found += [part.data_ptr() for one in packed for part in one.parts.values()]

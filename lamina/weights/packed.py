@@ -9,16 +9,12 @@ module. They have no gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
-from operator import attrgetter
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from lamina.weights.format import Parts, WeightFormat
-
-_children: Callable[[nn.Module], dict[str, nn.Module | None]] = attrgetter("_modules")
 
 AT_ONCE = 1 << 20  # values that are dequantized together on a CPU: the float32 scratch is 4 MiB
 AT_ONCE_ELSEWHERE = 1 << 25
@@ -264,7 +260,6 @@ def every_module(module: nn.Module) -> list[nn.Module]:
     names."""
     level = found = [module]
     while level:
-        children = chain.from_iterable(map(dict.values, map(_children, level)))
-        level = [child for child in children if child is not None]
+        level = [child for one in level for child in one._modules.values() if child is not None]
         found = found + level
     return found

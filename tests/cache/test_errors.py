@@ -546,3 +546,11 @@ def test_a_model_that_says_nothing_is_told_what_is_missing() -> None:
     with pytest.raises(InputError, match="Model does not say how logits are made"):
         Model().unembed(torch.zeros(1))
     assert issubclass(Toy, Model)
+
+
+def test_counts_are_checked_beside_ids_that_are_all_known() -> None:
+    model = toy("full")
+    model.check_ids(IDS, [2, 1])
+    for counts in ([3], [9, 9], [-1, 2], [1.5, 2]):
+        with pytest.raises(InputError):
+            model.check_ids(IDS, counts)

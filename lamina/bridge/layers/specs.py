@@ -34,6 +34,7 @@ def _of(dtype: torch.dtype, keeping: Keeping | None) -> Keeping | None:
 class Attention(spec.Attention):
     """Keys [B, kv_heads, T, key_dim] and values [B, value_heads, T, value_dim] of one layer."""
 
+    twins = True
     value_heads: int = 1
     dtype: torch.dtype = torch.float32
 

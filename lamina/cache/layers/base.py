@@ -118,13 +118,14 @@ class Layer:
         return sum(tensor.nbytes for tensor in self.data.values())
 
     @property
-    def has_twins(self) -> bool:
-        """Whether `twin` can be called: for kinds without memory as long as they have no slots."""
+    def can_twin(self) -> bool:
+        """True while the layer has no memory of its own, so that `twin` may share its empty tensors."""
         return False
 
     def twin(self) -> Self:
-        """A new layer for another entry with an equal spec, in a fraction of the time that making one takes."""
-        return self._with(dict(self.data))  # tensors without values can be shared
+        """A new empty layer like this one, for an entry with an equal spec; faster than `spec.layer`. All attributes
+        but `data` are those of this one (`Spec.twins`)."""
+        return self._with(dict(self.data))
 
     def reserve(self, tokens: int) -> None:
         """Makes room for `tokens` tokens per row. Called on the host, before a pass."""

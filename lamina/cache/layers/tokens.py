@@ -152,7 +152,7 @@ class TokenLayer(Layer):
     # -- room ------------------------------------------------------------------------------------------------------
 
     @property
-    def has_twins(self) -> bool:
+    def can_twin(self) -> bool:
         return not self.bare and self.slots == 0
 
     def reserve(self, tokens: int) -> None:

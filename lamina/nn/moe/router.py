@@ -32,7 +32,7 @@ class Choice:
     factor        multiplies the weights
     groups        experts are divided into this many groups of consecutive experts
     groups_each   a token's experts come from this many groups, those with the highest merit
-    group_best    the merit of a group is the sum of its best experts' merits, of this many
+    group_best    the merit of a group is the sum of the merits of this many of its experts, the best ones
     least, eps    normed weights are divided by max(sum, least) + eps
     jitter        sparsemixer: a logit is near the best if (best - logit) / max(|logit|, best) ≤ 2 · jitter
 

@@ -48,7 +48,7 @@ from lamina.runtime.prompts.table_backend import PROMPT_TABLES
 if TYPE_CHECKING:
     from lamina.model import Model
 
-ALIGNED = 16  # int64 values: kernels are built for addresses that are multiples of 16 bytes
+ALIGNED = 16  # int64 values, of which parts begin at multiples; kernels are built for multiples of 16 bytes
 FIRST_USE = 2  # a width is captured when it is asked for this often
 
 

@@ -1,0 +1,89 @@
+"""Where a pass ends: passes of several tokens behind others, and passes that raise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lamina import bridge
+from tests.bridge.models import cache_argument, model
+
+NAMES = ["llama", "gemma3", "falcon_h1", "lfm2", "qwen3_next", "zamba2", "granitemoehybrid", "mamba2"]
+HISTORIES = [(9,), (9, 1), (9, 1, 1), (9, 3), (9, 3, 1, 2)]
+
+
+def feed(name: str, cache: Any, given: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model(name)(given, use_cache=True, **{cache_argument(name): cache}).logits
+
+
+def fill(name: str, history: tuple[int, ...], recording: bool = False) -> tuple[Any, Tensor]:
+    """A cache after passes of so many tokens, and all of them."""
+    given = torch.randint(1, 60, (1, sum(history)), generator=torch.Generator().manual_seed(2))
+    cache = bridge.Cache(model(name))
+    if recording:
+        cache.activate_past_recording()
+    for new in given.split(list(history), dim=1):
+        feed(name, cache, new)
+    return cache, given
+
+
+def check_next(name: str, cache: Any, given: Tensor) -> None:
+    """The next pass gives the logits of an uncached one."""
+    every = torch.cat([given, torch.tensor([[5, 6]])], dim=1)
+    got = [feed(name, cache, every[:, i : i + 1]) for i in range(given.shape[1], every.shape[1])]
+    with torch.no_grad():
+        want = model(name)(every, use_cache=False).logits[:, -2:]
+    torch.testing.assert_close(torch.cat(got, dim=1), want, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_copy_after_passes_of_any_lengths_goes_on_as_an_uncached_pass(name: str, history: tuple[int, ...]) -> None:
+    cache, given = fill(name, history)
+    fork = cache.fork()
+    check_next(name, fork, given)
+    check_next(name, cache, given)
+
+
+@pytest.mark.parametrize("recording", [False, True])
+@pytest.mark.parametrize("history", HISTORIES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pass_that_raises_before_its_first_layer_loses_nothing(
+    name: str, history: tuple[int, ...], recording: bool
+) -> None:
+    cache, given = fill(name, history, recording)
+
+    def refuse(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    hook = model(name).get_input_embeddings().register_forward_pre_hook(refuse)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            feed(name, cache, torch.tensor([[3]]))
+    finally:
+        hook.remove()
+    cache.abort()
+    check_next(name, cache, given)
+
+
+@pytest.mark.parametrize("history", [(), (9,), (9, 3)])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pass_of_several_tokens_that_raises_after_some_layers_is_dropped(name: str, history: tuple[int, ...]) -> None:
+    cache, given = fill(name, history) if history else (bridge.Cache(model(name)), torch.zeros(1, 0, dtype=torch.long))
+
+    def refuse(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    last = next(one for at, one in model(name).named_modules() if at.endswith("layers"))[-1]
+    hook = last.register_forward_pre_hook(refuse)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            feed(name, cache, torch.tensor([[3, 4, 5]]))
+    finally:
+        hook.remove()
+    cache.abort()
+    check_next(name, cache, given)
