@@ -131,9 +131,9 @@ def packed_tiles_kernel(
     row = codes + r[:, None] * (K // SPAN * 16)
     code = row + byte[None, :]  # [EACH, BYTES]
     column = x + tl.minimum(n, N - 1)[None, :] * x_stride + k[:, None]  # [BLOCK, N_BLOCK]
-    # Zeros that ptxas does not recognize: it would set registers of them among the products, and then make each wgmma
-    # instruction wait for the one before.
-    total = tl.zeros([EACH, N_BLOCK], tl.float32) + (i * 0.0 * before)[:, None]
+    # Zeros that ptxas does not recognize, each by itself: it would set registers of them among the products, and then
+    # make each wgmma instruction wait for the one before.
+    total = (i * 0.0 * before)[:, None] * (n + 1.0)[None, :]
     lost = total
     one, zero = tl.full([EACH, 1], 1.0, tl.float32), tl.full([EACH, 1], 0.0, tl.float32)
     if SCALED:
