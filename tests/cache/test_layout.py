@@ -9,7 +9,7 @@ import torch
 
 from lamina.attention.window import Chunked, Full, Sliding, Window
 from lamina.cache.layers.layout import Layout
-from lamina.cache.layers.tokens import layout_for
+from lamina.cache.layers.token_store import layout_for
 
 LAYOUTS = [Layout(), Layout(ring=1), Layout(ring=5), Layout(ring=4, keep=1), Layout(ring=3, keep=6)]
 

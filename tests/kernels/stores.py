@@ -12,7 +12,7 @@ from lamina.cache.codec.codec import Codec
 from lamina.cache.codec.formats import Field, FieldFormat, fill_value
 from lamina.cache.codec.registry import make_format
 from lamina.cache.layers.layout import Layout
-from lamina.cache.layers.tokens import layout_for
+from lamina.cache.layers.token_store import layout_for
 from lamina.cache.storage.device import write_slots
 from lamina.kernels.columns import entry_row
 

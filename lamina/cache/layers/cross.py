@@ -21,7 +21,7 @@ from lamina.cache.counts import row_indices
 from lamina.cache.layers.attention import KeysValues
 from lamina.cache.layers.base import Key, Layer
 from lamina.cache.layers.layout import Layout
-from lamina.cache.layers.tokens import column_of
+from lamina.cache.layers.token_store import column_of
 from lamina.cache.storage.host import storage_for
 from lamina.errors import InputError
 
