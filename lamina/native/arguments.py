@@ -19,7 +19,6 @@ MOST_DIMS = 6
 MOST_SPLITS = 32
 STRETCH = 4096
 MOST_HEAD = 1024
-MOST_CODED = 640
 
 
 def pointer(x: Tensor | None) -> int | None:
@@ -54,20 +53,25 @@ ProductArgs = struct(
 HeadsArgs = struct(
     "HeadsArgs", "q k v out cos sin q_weight k_weight factor table k_coding v_coding",
     "rows q_heads k_heads dim value_dim q_row q_head k_row k_head v_row v_head rope_row factor_row "
-    "pairs neighbours norms weight_type keep page store_type", "q_eps k_eps q_plus k_plus",
+    "pairs neighbours norms weight_type keep page store_type rotate_queries", "q_eps k_eps q_plus k_plus",
 )  # fmt: skip
 AttentionArgs = struct(
-    "AttentionArgs", "q out table sinks bias bucket_of gate parts k_coding v_coding arrived",
+    "AttentionArgs", "q out table sinks bias bucket_of gate parts k_coding v_coding arrived chosen",
     "rows q_heads k_heads dim value_dim window size keep page store_type sinks_type bias_kind bias_type "
-    "farthest added gate_row gate_head value_stride", "scale softcap",
+    "farthest added gate_row gate_head value_stride top", "scale softcap",
 )  # fmt: skip
 LatentArgs = struct(
     "LatentArgs", "q kv up weight cos sin out table coding",
-    "rows heads nope rope rank up_head up_type weight_type q_row q_head kv_row rope_row neighbours page store_type",
-    "eps plus",
+    "rows heads nope rope rank up_head up_type weight_type q_row q_head kv_row rope_row neighbours pairs keep page "
+    "store_type", "eps plus",
 )  # fmt: skip
 CodingArgs = struct("CodingArgs", "mean", "layout rotate dim")
 LatentOutArgs = struct("LatentOutArgs", "mix up out", "rows heads value rank up_head up_type")
+IndexScoresArgs = struct(
+    "IndexScoresArgs", "q weights table coding", "rows heads dim top weights_row page store_type"
+)  # fmt: skip
+SelectTokensArgs = struct("SelectTokensArgs", "table chosen", "rows top")
+RecallArgs = struct("RecallArgs", "out seen table coding", "rows room dim window size keep page store_type")
 ConvolveArgs = struct(
     "ConvolveArgs", "x weight bias inward outward out table",
     "rows channels kernel x_row in_row out_row act weight_type bias_type store_type",

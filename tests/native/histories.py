@@ -1,0 +1,63 @@
+"""Random histories of a cache: native steps between passes, rewinds and forks, beside plain passes for the same."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+
+import lamina
+from lamina.model import Model
+from lamina.runtime import Graphs
+from lamina.sampling.chooser import Chooser
+
+TURNS = 8
+
+
+def compare(model: Model, seed: str, limit: float = 1e-4, rows: int = 3, **keeping: Any) -> Graphs:
+    """Raises AssertionError where a cache that native steps went over differs from one of plain passes.
+
+    Slots that hold no token are NaN before each native step. Sources, where a model reads one, are those of `attach`.
+    """
+    pick, graphs = random.Random(seed), Graphs(model)
+    native, plain = (attach(model, model.new_cache(rows, **keeping)) for _ in range(2))
+    with graphs.step(rows, Chooser(), native, native=True) as step:
+        for _ in range(TURNS):
+            ids = torch.randint(0, model.vocab, (rows, 5), generator=torch.Generator().manual_seed(pick.randrange(99)))
+            counts = [pick.randint(1, 5) for _ in range(rows)]
+            for cache in (native, plain):
+                model(ids, cache=cache, counts=counts)
+            assert torch.equal(native.rewindable, plain.rewindable)
+            if pick.random() < 0.4:
+                back = [pick.randint(0, min(int(most), 3)) for most in native.rewindable]
+                native.rewind(back), plain.rewind(back)
+            if pick.random() < 0.4:
+                order = [pick.randrange(rows) for _ in range(rows)]
+                native, plain = native.select(order), plain.select(order)
+            native.poison()
+            first = torch.tensor([pick.randrange(model.vocab) for _ in range(rows)])
+            remaining = [pick.randint(0, 4) for _ in range(rows)]
+            step.begin(native, first, remaining, ())
+            step.run(max(remaining))
+            feed(model, plain, first, remaining)
+            assert native.tokens == plain.tokens
+            assert native.clock.sync() == plain.clock.sync()
+            torch.testing.assert_close(native.logits, plain.logits, rtol=limit, atol=limit, equal_nan=True)
+    return graphs
+
+
+def attach(model: Model, cache: lamina.Cache) -> lamina.Cache:
+    if cache.reads_source:
+        counts = [1 + row % 4 for row in range(cache.rows)]
+        cache.attach(model.encode([[1, 2, 3, row] for row in range(cache.rows)], counts=counts))  # type: ignore[attr-defined]
+    return cache
+
+
+def feed(model: Model, cache: lamina.Cache, first: torch.Tensor, remaining: list[int]) -> None:
+    """Greedy plain passes over the rows that go on."""
+    ids = first
+    for done in range(max(remaining)):
+        counts = [int(most > done) for most in remaining]
+        logits = model(ids[:, None], cache=cache, counts=counts, logits="last")
+        ids = torch.where(torch.tensor(counts) > 0, logits.argmax(-1), ids)

@@ -1,0 +1,69 @@
+"""Native steps between passes, rewinds and forks leave a cache as plain passes would, for every kind of layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import lamina
+from lamina.model import Model
+from lamina.native.library import set_threads
+from tests.families.cases import CASES
+from tests.families.harness import pair
+from tests.laws.toys import CODECS, KINDS, codec_for, toy
+from tests.native.histories import compare
+
+FAMILIES = ["llama", "mistral", "deepseek_v3", "deepseek_v32", "glm_moe_dsa"]
+REFUSED = {"from outside", "from outside, among others"}
+"""Kinds whose layers no native kernel reads."""
+RECURRENT = {"selective scan", "ssd", "gated delta", "hybrid", "layers without memory"}
+"""Kinds with states, which native steps serve without slack."""
+
+QUANTIZED = ["wide heads", "latent", "latent, sliding", "latent, selected", "tokens", "cross", "shared"]
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    set_threads(2)
+    yield
+    set_threads(None)
+
+
+def keeping(model: Model, kept: str, slack: int = 3, **more: Any) -> dict[str, Any]:
+    if kept == "pages":
+        return {"pool": lamina.Pool(model, page=16, slack=slack, **more)}
+    return {"slack": slack, **({"capacity": 90} if kept == "fixed" else {}), **more}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kept", ["growing", "fixed", "pages"])
+def test_families_after_random_histories(family: str, kept: str) -> None:
+    model = pair(family, next(iter(CASES[family])))[1]
+    assert compare(model, family + kept, **keeping(model, kept)).captures == 1
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in REFUSED])
+@pytest.mark.parametrize("kept", ["growing", "fixed", "pages"])
+def test_kinds_after_random_histories(kind: str, kept: str) -> None:
+    model = toy(kind, torch.float32)
+    how = keeping(model, kept, slack=0 if kind in RECURRENT else 3)
+    assert compare(model, kind + kept, **how).captures == 1
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+@pytest.mark.parametrize("codec", CODECS)
+def test_quantized_kinds_after_random_histories(kind: str, codec: str) -> None:
+    model = toy(kind, torch.float32)
+    assert codec_for(kind, codec) == codec
+    for kept in ("growing", "pages"):  # a value between two codes may be rounded to either
+        compare(model, kind + codec + kept, 2e-2, **keeping(model, kept, codec=CODECS[codec]))
+
+
+@pytest.mark.parametrize("family", ["deepseek_v32", "glm_moe_dsa"])
+@pytest.mark.parametrize("rows", [1, 16])
+def test_selections_of_one_and_of_many_rows(family: str, rows: int) -> None:
+    for which in CASES[family]:
+        compare(pair(family, which)[1], which, rows=rows, slack=3)
