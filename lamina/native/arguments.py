@@ -19,6 +19,7 @@ MOST_DIMS = 6
 MOST_SPLITS = 32
 STRETCH = 4096
 MOST_HEAD = 1024
+MOST_INPUTS = 5
 
 
 def pointer(x: Tensor | None) -> int | None:
@@ -76,14 +77,14 @@ ConvolveArgs = struct(
     "ConvolveArgs", "x weight bias inward outward out table",
     "rows channels kernel x_row in_row out_row act weight_type bias_type store_type",
 )  # fmt: skip
-SsdArgs = struct("SsdArgs", "x dt B C A out table", "rows heads dim state groups x_row dt_row B_row C_row")
-ScanArgs = struct("ScanArgs", "x dt B C A out table", "rows channels state x_row dt_row B_row C_row")
+SsdArgs = struct("SsdArgs", "x dt B C A out table log", "rows heads dim state groups x_row dt_row B_row C_row")
+ScanArgs = struct("ScanArgs", "x dt B C A out table log", "rows channels state x_row dt_row B_row C_row")
 DeltaArgs = struct(
-    "DeltaArgs", "q k v g beta out table",
+    "DeltaArgs", "q k v g beta out table log",
     "rows heads key_heads key_dim dim by_channel q_row k_row v_row g_row beta_row",
 )  # fmt: skip
-LruArgs = struct("LruArgs", "x g out table", "rows channels x_row g_row")
-WkvArgs = struct("WkvArgs", "k v w first out table", "rows channels k_row v_row")
+LruArgs = struct("LruArgs", "x g out table log", "rows channels x_row g_row")
+WkvArgs = struct("WkvArgs", "k v w first out table log", "rows channels k_row v_row")
 RouteArgs = struct(
     "RouteArgs", "logits bias scales chosen weights",
     "rows stride experts each score normed groups groups_each group_best", "factor least eps jitter",
@@ -102,6 +103,14 @@ class ExpertsArgs(ctypes.Structure):
         "weight steps bias chosen weights x wide out",
         "segments experts pairs width outputs x_each gated act bias_type block",
     ) + fields("qx qx_scales qx_sums", "", "limit plus slope")
+
+
+class LogArgs(ctypes.Structure):
+    _fields_ = [
+        ("input", ctypes.c_void_p * MOST_INPUTS), ("table", ctypes.c_void_p), ("rows", ctypes.c_int64),
+        ("count", ctypes.c_int64), ("stride", ctypes.c_int64 * MOST_INPUTS), ("size", ctypes.c_int64 * MOST_INPUTS),
+        ("type", ctypes.c_int64 * MOST_INPUTS),
+    ]  # fmt: skip
 
 
 class ElementwiseArgs(ctypes.Structure):

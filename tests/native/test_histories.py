@@ -17,10 +17,9 @@ from tests.laws.toys import CODECS, KINDS, codec_for, toy
 from tests.native.histories import compare
 
 FAMILIES = ["llama", "mistral", "deepseek_v3", "deepseek_v32", "glm_moe_dsa"]
+RECURRENT = ["mamba", "mamba2", "qwen3_next", "kimi_linear", "recurrent_gemma", "rwkv", "falcon_h1"]
 REFUSED = {"from outside", "from outside, among others"}
 """Kinds whose layers no native kernel reads."""
-RECURRENT = {"selective scan", "ssd", "gated delta", "hybrid", "layers without memory"}
-"""Kinds with states, which native steps serve without slack."""
 
 QUANTIZED = ["wide heads", "latent", "latent, sliding", "latent, selected", "tokens", "cross", "shared"]
 
@@ -45,12 +44,19 @@ def test_families_after_random_histories(family: str, kept: str) -> None:
     assert compare(model, family + kept, **keeping(model, kept)).captures == 1
 
 
+@pytest.mark.parametrize("family", RECURRENT)
+def test_states_with_slack_after_random_histories(family: str) -> None:
+    model = pair(family, next(iter(CASES[family])))[1]
+    for slack in (1, 4):
+        compare(model, f"{family} {slack}", slack=slack)
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in REFUSED])
 @pytest.mark.parametrize("kept", ["growing", "fixed", "pages"])
 def test_kinds_after_random_histories(kind: str, kept: str) -> None:
     model = toy(kind, torch.float32)
-    how = keeping(model, kept, slack=0 if kind in RECURRENT else 3)
-    assert compare(model, kind + kept, **how).captures == 1
+    for slack in (3, 0) if kept == "growing" else (3,):
+        assert compare(model, f"{kind} {kept} {slack}", **keeping(model, kept, slack)).captures == 1
 
 
 @pytest.mark.parametrize("kind", QUANTIZED)

@@ -94,7 +94,7 @@ def test_the_highest_scores_are_selected_and_keys_are_stored(
 
 @pytest.mark.parametrize("dim", [16, 20])
 def test_of_equal_scores_the_first_tokens_are_selected(dim: int) -> None:
-    """Equal keys have equal scores wherever they are in a block or a page, and 0 is as high as -0."""
+    """Equal keys have equal scores wherever they are in a block or a page, and 0 has no sign."""
     torch.manual_seed(dim)
     held = held_keys(dim, torch.float32)
     few = torch.randn(3, dim)  # keys, each of which many tokens have; the third has no positive product

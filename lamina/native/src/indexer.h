@@ -95,10 +95,9 @@ struct SelectTokensArgs {
 
 static int64_t select_tokens_units(const SelectTokensArgs* a) { return a->rows; }
 
-// float32 -> uint32 in the same order; 0.0 and -0.0 are equal.
+// float32 -> uint32 in the same order. A score is never -0.0: its sum begins with 0.0.
 static inline uint32_t ordered_bits(float score) {
   uint32_t bits;
-  if (score == 0) score = 0;
   memcpy(&bits, &score, 4);
   return bits >> 31 ? ~bits : bits | 0x80000000u;
 }

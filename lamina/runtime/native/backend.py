@@ -77,10 +77,11 @@ class NativeBackend:
         return None
 
     def recur(
-        self, one: Captured, key: Key, entry: TableEntry, inputs: Tensors, constants: Tensors,
+        self, one: NativeStep, key: Key, entry: TableEntry, inputs: Tensors, constants: Tensors,
         around: Mapping[str, Any],
     ) -> Tensor:  # fmt: skip
-        return recur(recorder(), entry.table, entry.spec.rule, inputs, constants, around)
+        one.constants[key] = constants
+        return recur(recorder(), entry.table, one.model.dtype, entry.spec.rule, inputs, constants, around)
 
     def mix(self, *args: Any, **how: Any) -> None:
         """Composed of the other calls."""
@@ -128,7 +129,7 @@ def why_unserved(spec: Spec, layer: Layer | None, dtype: torch.dtype) -> str | N
     if isinstance(spec, Shared | SharedIndex | Convolution):
         return None  # what another layer stores is asked itself
     if isinstance(spec, Recurrent):
-        return why_no_rule(spec.rule, 0 if layer is None else layer.slack)
+        return why_no_rule(spec.rule)
     assert isinstance(spec, Attention | Latent | Tokens | Cross)
     if layer is not None and (reason := why_no_coding(layer.coding.formats)):
         return reason
