@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 import lamina
 from lamina.model import Model
 from lamina.native.library import set_threads
+from lamina.sampling.chooser import Chooser
 from tests.families.cases import CASES
 from tests.families.harness import pair
 from tests.laws.toys import CODECS, KINDS, codec_for, toy
@@ -49,6 +51,29 @@ def test_states_with_slack_after_random_histories(family: str) -> None:
     model = pair(family, next(iter(CASES[family])))[1]
     for slack in (1, 4):
         compare(model, f"{family} {slack}", slack=slack)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["mamba2", "qwen3_next"])
+def test_states_that_fold_a_bfloat16_log_are_as_exact_as_those_of_plain_passes(family: str) -> None:
+    rounded = copy.deepcopy(pair(family, next(iter(CASES[family])))[1]).to(torch.bfloat16)
+    exact = copy.deepcopy(rounded).float()
+    models = {"exact": exact, "plain": rounded, "native": rounded}
+    caches = {kind: model.new_cache(1, slack=3) for kind, model in models.items()}
+    ids = torch.randint(0, rounded.vocab, (1, 20), generator=torch.Generator().manual_seed(1))
+    for kind, model in models.items():
+        model(ids[:, :5], cache=caches[kind])
+    with rounded.graphs.step(1, Chooser(), caches["native"], native=True) as step:
+        for token in ids[0, 5:]:
+            step.begin(caches["native"], token[None], [1], ())
+            step.run(1)
+            for kind in ("exact", "plain"):
+                models[kind](token[None, None], cache=caches[kind])
+    found = {}
+    for kind, model in models.items():
+        caches[kind].rewind([3])
+        found[kind] = model(ids[:, :2], cache=caches[kind]).float()
+    assert (found["native"] - found["exact"]).abs().max() <= 2 * (found["plain"] - found["exact"]).abs().max()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in REFUSED])

@@ -119,6 +119,13 @@ def test_bfloat16_weights_and_stores_are_as_exact_as_plain_passes() -> None:
     assert (found - truth).abs().max() <= 2 * (plain - truth).abs().max()
 
 
+def test_norms_of_queries_and_keys_may_have_weights_in_two_dtypes() -> None:
+    model = copy.deepcopy(pair("qwen3", next(iter(CASES["qwen3"])))[1])
+    norm = model.blocks[0].attention.q_norm
+    norm.weight = torch.nn.Parameter(norm.weight.bfloat16())
+    native_and_plain(model, max_new_tokens=3)
+
+
 # -- any cache -------------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from lamina.attention.bias import BucketForm, KernelForm, SlopeForm
 from lamina.attention.window import Chunked, Full, Sliding, Window
 from lamina.cache.spec import Cross, Shared
-from lamina.errors import CaptureError, InputError
+from lamina.errors import InputError
 from lamina.native.arguments import MOST_SPLITS, TYPES, AttentionArgs, HeadsArgs, pointer
 from lamina.native.operations import NativeRecorder
 from lamina.native.weights import type_of
@@ -69,12 +69,10 @@ def prepare_heads(
     cos, sin = (None, None) if rope is None else (part.float().reshape(-1, part.shape[-1]) for part in rope)
     factor = None if factor is None else factor.float().expand(rows, 1).contiguous()
     keys = {} if k is None or v is None else _keys(_heads(k), _heads(v))
-    weights: list[Tensor | None] = [None, None]
-    if norms is not None:
-        weights = [norm.weight for norm in norms]
+    weights = [None, None] if norms is None else [norm.weight for norm in norms]
+    if len({weight.dtype for weight in weights if weight is not None}) > 1:
+        weights = [None if weight is None else weight.float() for weight in weights]
     types = {type_of(weight) for weight in weights if weight is not None} or {0}
-    if len(types) > 1:
-        raise CaptureError("the norms of queries and keys have weights in two dtypes")
     arguments = HeadsArgs(
         q=q.data_ptr(), out=out.data_ptr(), cos=pointer(cos), sin=pointer(sin), q_weight=pointer(weights[0]),
         k_weight=pointer(weights[1]), factor=pointer(factor), table=table.data_ptr(), rows=rows, q_heads=q_heads,
