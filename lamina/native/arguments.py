@@ -77,6 +77,7 @@ ConvolveArgs = struct(
     "ConvolveArgs", "x weight bias inward outward out table",
     "rows channels kernel x_row in_row out_row act weight_type bias_type store_type",
 )  # fmt: skip
+StateArgs = struct("StateArgs", "state table", "rows values write")
 SsdArgs = struct("SsdArgs", "x dt B C A out table log", "rows heads dim state groups x_row dt_row B_row C_row")
 ScanArgs = struct("ScanArgs", "x dt B C A out table log", "rows channels state x_row dt_row B_row C_row")
 DeltaArgs = struct(

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import Tensor
 
 import lamina
 from lamina.model import Model
 from lamina.native.library import set_threads
+from lamina.recurrence import SSD, Rule
+from lamina.recurrence.rule import Tensors
+from lamina.runtime.native.eligibility import why_not_native
 from lamina.sampling.chooser import Chooser
 from tests.families.cases import CASES
 from tests.families.harness import pair
-from tests.laws.toys import CODECS, KINDS, codec_for, toy
+from tests.laws.toys import CODECS, KINDS, Attend, Recur, Toy, codec_for, toy
 from tests.native.histories import compare
 
 FAMILIES = ["llama", "mistral", "deepseek_v3", "deepseek_v32", "glm_moe_dsa"]
@@ -51,6 +56,53 @@ def test_states_with_slack_after_random_histories(family: str) -> None:
     model = pair(family, next(iter(CASES[family])))[1]
     for slack in (1, 4):
         compare(model, f"{family} {slack}", slack=slack)
+
+
+@dataclass(frozen=True)
+class Fading(Rule):
+    """A rule from outside the package: h = h / 2 + x, y = tanh(h) + A."""
+
+    value: ClassVar[str] = "x"
+    longest_chunk: ClassVar[int] = 8
+    state_shape: ClassVar[tuple[int, ...]] = (2, 3)  # type: ignore[assignment]
+    input_shapes: ClassVar[dict[str, tuple[int, ...]]] = {"x": (2, 3)}  # type: ignore[assignment]
+
+    def step(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
+        state = state / 2 + inputs["x"]
+        return state.tanh() + constants["A"], state
+
+    def chunks(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+    def chunk(
+        self, state: Tensor, inputs: Tensors, constants: Tensors, valid: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return self.scan(state, inputs, constants, valid)
+
+    def scratch_per_token(self, length: int) -> int:
+        return 6
+
+
+class FadingTwice(SSD):
+    """Another rule than the one it inherits from."""
+
+    def step(self, state: Tensor, inputs: Tensors, constants: Tensors) -> tuple[Tensor, Tensor]:
+        return super().step(state / 2, inputs, constants)
+
+    def chunk(
+        self, state: Tensor, inputs: Tensors, constants: Tensors, valid: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return self.scan(state, inputs, constants, valid)
+
+
+@pytest.mark.parametrize(
+    "rule", [Fading(), FadingTwice(heads=2, head_dim=3, state=2, groups=1)], ids=lambda rule: type(rule).__name__
+)
+def test_rules_from_outside_the_package(rule: Rule) -> None:
+    model = Toy(Recur(rule), Attend(), Recur(rule)).to(torch.float32)
+    compare(model, "rules")
+    reason = why_not_native(model, model.new_cache(1, slack=2))
+    assert reason is not None and reason.startswith("layer 0 entry 'state': its slack is 2; a native step keeps no log")
 
 
 @torch.no_grad()

@@ -37,6 +37,7 @@ const lamina::Kernel KERNELS[] = {
     LAMINA_KERNEL(select_tokens, SelectTokensArgs),
     LAMINA_KERNEL(recall, RecallArgs),
     LAMINA_KERNEL(convolve, ConvolveArgs),
+    LAMINA_KERNEL(state, StateArgs),
     LAMINA_KERNEL(log, LogArgs),
     LAMINA_KERNEL(ssd, SsdArgs),
     LAMINA_KERNEL(scan, ScanArgs),

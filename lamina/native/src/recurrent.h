@@ -55,6 +55,22 @@ static void convolve_run(const ConvolveArgs* a, int64_t unit) {
 
 static inline float* state_of(const int64_t* table) { return reinterpret_cast<float*>(table[K_STORE]); }
 
+// -- rules from outside the package: PyTorch computes them, between these two copies ---------------------------------
+
+struct StateArgs {
+  float* state;          // [rows, values] of the program
+  const int64_t* table;  // states [rows, values] of the cache
+  int64_t rows, values, write;  // write 1: into the cache, for rows that have not ended; 0: out of it
+};
+
+static int64_t state_units(const StateArgs* a) { return a->rows; }
+
+static void state_run(const StateArgs* a, int64_t row) {
+  float *own = a->state + row * a->values, *kept = state_of(a->table) + row * a->values;
+  if (!a->write) memcpy(own, kept, size_t(a->values) * 4);
+  else if (count_of(a->table, row)) memcpy(kept, own, size_t(a->values) * 4);
+}
+
 // -- rewinding: the base states and the logs of inputs of a cache with slack (lamina/cache/layers/recurrent.py) ------
 
 constexpr int MOST_INPUTS = 5;

@@ -129,7 +129,7 @@ def why_unserved(spec: Spec, layer: Layer | None, dtype: torch.dtype) -> str | N
     if isinstance(spec, Shared | SharedIndex | Convolution):
         return None  # what another layer stores is asked itself
     if isinstance(spec, Recurrent):
-        return why_no_rule(spec.rule)
+        return why_no_rule(spec.rule, 0 if layer is None else layer.slack)
     assert isinstance(spec, Attention | Latent | Tokens | Cross)
     if layer is not None and (reason := why_no_coding(layer.coding.formats)):
         return reason

@@ -22,6 +22,7 @@ from lamina.native.arguments import (
     LruArgs,
     ScanArgs,
     SsdArgs,
+    StateArgs,
     WkvArgs,
     pointer,
 )
@@ -68,6 +69,8 @@ def recur(
     dtype   of the model, in which a cache with slack logs inputs
     """
     ready = rule.before(inputs, **around)
+    if type(rule) not in RULES:
+        return rule.after(_by_pytorch(recorder, table, rule, ready, constants), ready, **around)
     return rule.after(_update(recorder, table, dtype, rule, ready, constants), ready, **around)
 
 
@@ -107,6 +110,24 @@ def _update(
     return out
 
 
+def _by_pytorch(recorder: NativeRecorder, table: Tensor, rule: Rule, inputs: Tensors, constants: Tensors) -> Tensor:
+    """A rule from outside the package: its own operations, on a copy of the states that then goes back."""
+    rows = inputs[rule.value].shape[0]
+    state = recorder.new(rows, *rule.state_shape)
+    _copy_state(recorder, table, state, write=False)
+    out, after = rule.chunk(state, {name: inputs[name].float() for name in rule.input_shapes}, constants)
+    _copy_state(recorder, table, after.float().contiguous(), write=True)
+    return out
+
+
+def _copy_state(recorder: NativeRecorder, table: Tensor, state: Tensor, *, write: bool) -> None:
+    rows, values = state.shape[0], state[0].numel()
+    arguments = StateArgs(
+        state=state.data_ptr(), table=table.data_ptr(), rows=rows, values=values, write=write
+    )  # fmt: skip
+    recorder.add("state", arguments, state, table, work=2 * state.numel())
+
+
 def _log(table: Tensor, dtype: torch.dtype, rule: Rule, inputs: Mapping[str, Tensor]) -> LogArgs:
     """How a cache with slack logs the inputs [B, values] of a token."""
     log = LogArgs(table=table.data_ptr(), rows=inputs[rule.value].shape[0], count=len(inputs))
@@ -122,10 +143,13 @@ def _rows(x: Tensor) -> Tensor:
     return flat if flat.stride(1) == 1 else flat.contiguous()
 
 
-def why_no_rule(rule: Rule) -> str | None:
-    """Why no native kernel runs this rule."""
-    if not isinstance(rule, RULES):
-        return f"there is no native kernel for the rule {type(rule).__name__}"
+def why_no_rule(rule: Rule, slack: int) -> str | None:
+    """Why a native step does not run this rule over a cache with this slack."""
+    if type(rule) not in RULES:
+        reason = (
+            f"its slack is {slack}; a native step keeps no log of inputs of {type(rule).__name__}, a rule from outside"
+        )
+        return reason if slack else None
     if isinstance(rule, GatedDelta | ChannelDelta) and rule.value_dim > MOST_VALUES:
         return f"heads of {rule.value_dim} values; the native kernel of delta rules takes up to {MOST_VALUES}"
     return None
