@@ -14,18 +14,15 @@ from lamina.attention.rotary import rotate, rotate_neighbours
 from lamina.cache import IndexKeys, Latent, SharedIndex, Tokens
 from lamina.cache.codec.codec import Coding
 from lamina.errors import CaptureError
-from lamina.generation.strategies.plain import decode_plain
 from lamina.native.operations import NativeRecorder
 from lamina.native.program import Program
 from lamina.nn import RMSNorm
-from lamina.runtime import Graphs
 from lamina.runtime.kernel_backend import TableEntry
 from lamina.runtime.native.latent import attend_latent
 from lamina.runtime.native.recall import recall
 from lamina.runtime.native.select import select, selection_of
 from lamina.runtime.native.step import NativeStep
 from lamina.sampling.chooser import Chooser
-from tests.kernels.runs import begin, small, start
 from tests.kernels.stores import Held, InPages, Packed, error
 from tests.laws.toys import toy
 
@@ -222,20 +219,7 @@ def test_a_step_that_reads_vectors_back_is_recorded_again_for_longer_and_for_muc
     assert used == [128, 1024, 1024, 64]
 
 
-# -- whole steps ------------------------------------------------------------------------------------------------------
-
-
-def test_a_native_step_goes_on_after_its_cache_grew() -> None:
-    model = small("glm_moe_dsa")
-    cache, logits = start(model)
-    expected = decode_plain(begin(model, max_new_tokens=3)).tokens
-    with Graphs(model).step(2, Chooser(), native=True) as step:
-        step.begin(cache, logits.argmax(-1), [9, 9], ())
-        step.run(1)
-        cache.reserve(100)  # more than the buffer of scores has room for
-        step.run(1)
-        assert step._scores is not None and step._scores.shape[-1] >= 100
-    assert [row[-2:] for row in cache.tokens] == [tokens[:2] for tokens in expected]
+# -- refusals ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_selection_that_has_not_been_made_is_an_error() -> None:
