@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import lamina
 from lamina.attention import Chunked, Full, Sliding, View, Window, indexer, reference_attention
 from lamina.attention.rotary import rotate, rotate_neighbours
 from lamina.cache import IndexKeys, Latent, SharedIndex, Tokens
@@ -18,6 +19,7 @@ from lamina.native.operations import NativeRecorder
 from lamina.native.program import Program
 from lamina.nn import RMSNorm
 from lamina.runtime.kernel_backend import TableEntry
+from lamina.runtime.native.backend import why_unserved
 from lamina.runtime.native.latent import attend_latent
 from lamina.runtime.native.recall import recall
 from lamina.runtime.native.select import select, selection_of
@@ -115,13 +117,17 @@ def test_of_equal_scores_the_first_tokens_are_selected(dim: int) -> None:
 
 
 @pytest.mark.parametrize("page", [0, 16])
-@pytest.mark.parametrize(("top", "codec"), [(1, "plain"), (9, "plain"), (150, "int8"), (640, "plain"), (9, "fp8")])
-def test_latent_attention_reads_the_selected_tokens_alone(top: int, codec: str, page: int) -> None:
+@pytest.mark.parametrize(
+    ("top", "codec", "rank"),
+    [(1, "plain", 28), (9, "plain", 28), (150, "int8", 28), (640, "plain", 28), (9, "fp8", 28), (150, "int8", 900),
+     (800, "int8", 900)],
+)  # fmt: skip
+def test_latent_attention_reads_the_selected_tokens_alone(top: int, codec: str, rank: int, page: int) -> None:
     torch.manual_seed(top)
-    heads, nope, rope_dim, rank = 5, 8, 4, 28
+    heads, nope, rope_dim = 5, 8, 4
     held = held_keys(rank + rope_dim, torch.float32)
     B, real = len(LENGTHS), held.real(1)
-    q, kv, up = torch.randn(B, heads, 1, nope + rope_dim), torch.randn(B, 1, rank + rope_dim), torch.randn(5, 14, 28)
+    q, kv, up = torch.randn(B, heads, 1, nope + rope_dim), torch.randn(B, 1, rank + rope_dim), torch.randn(5, 14, rank)
     angles, norm = torch.rand(B, 1, rope_dim // 2), RMSNorm(rank)
     rope = angles.cos(), angles.sin()
     stored = Packed(held, codec, rotated=False, has_mean=False)
@@ -220,6 +226,17 @@ def test_a_step_that_reads_vectors_back_is_recorded_again_for_longer_and_for_muc
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_vectors_that_are_too_wide_and_kinds_from_outside_are_named() -> None:
+    class Own(lamina.Attention):
+        """A kind from outside: its layer may store something else."""
+
+    assert why_unserved(IndexKeys(1024), None, torch.float32) is None
+    wide = "vectors of 1025 values; the native kernels take up to 1024"
+    for spec in (IndexKeys(1025), Tokens(1025), Latent(1000, 25), lamina.Attention(1, 8, 1025)):
+        assert why_unserved(spec, None, torch.float32) == wide
+    assert why_unserved(Own(1, 8, 8), None, torch.float32) == "there is no native kernel for Own"
 
 
 def test_a_selection_that_has_not_been_made_is_an_error() -> None:
