@@ -172,11 +172,12 @@ class Clock:
         more = [most] * self.rows if isinstance(most, int) else most
         self.high = [high + n for high, n in zip(self.high, more, strict=True)]
 
-    def confirm_advance(self, least: Sequence[int]) -> None:
+    def confirm_advance(self, least: Sequence[int], slack: int = 0) -> None:
         """Raises `low` after that launch: each row has advanced by at least `least` tokens."""
         low = [one + n for one, n in zip(self.low, least, strict=True)]
-        # A captured pass moves `base` to the length. A stale `base_low` is still a lower bound, so `low` comes last.
-        self.base_low = [max(*both) for both in zip(self.base_low, low, strict=True)]
+        # `base` is now at most 2 · slack tokens behind the length. A stale `base_low` is still a lower bound, so `low`
+        # comes last.
+        self.base_low = [max(base, one - 2 * slack) for base, one in zip(self.base_low, low, strict=True)]
         self.low = low
 
     def set_lengths(self, lengths: Tensor, host: Sequence[int]) -> None:

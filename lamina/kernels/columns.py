@@ -32,8 +32,12 @@ ENTRY = (
     "v.high",
     "scores",  # pointer: scratch for the scores of an indexer, float32 [B, T, score_room]
     "score_room",
+    "slack",  # tokens that a recurrent state can be rewound by; the columns below are for native programs
+    "bases",  # pointer: position of the base state per row, int64 [B]
+    "base",  # pointer: base states [B, *state]
+    *(f"log.{i}" for i in range(5)),  # pointers: inputs of the last tokens [B, 2 · slack, *shape], in the rule's order
 )
-WIDTH = 16  # int64 values per row of the entry table; those past the named columns are 0
+WIDTH = 24  # int64 values per row of the entry table; those past the named columns are 0
 
 HEADER = (
     "lengths",  # pointer: committed tokens per row, int64 [B]
@@ -42,6 +46,7 @@ HEADER = (
     "record",  # pointer: the token ids of each row, int64 [B, record_width]
     "record_width",
     "logits",  # pointer: logits after each row's last token [B, V]
+    "slack",
 )
 
 ENTRY_AT, HEADER_AT = ({name: i for i, name in enumerate(columns)} for columns in (ENTRY, HEADER))

@@ -19,7 +19,7 @@ MOST_DIMS = 6
 MOST_SPLITS = 32
 STRETCH = 4096
 MOST_HEAD = 1024
-MOST_CODED = 640
+MOST_INPUTS = 5
 
 
 def pointer(x: Tensor | None) -> int | None:
@@ -54,32 +54,38 @@ ProductArgs = struct(
 HeadsArgs = struct(
     "HeadsArgs", "q k v out cos sin q_weight k_weight factor table k_coding v_coding",
     "rows q_heads k_heads dim value_dim q_row q_head k_row k_head v_row v_head rope_row factor_row "
-    "pairs neighbours norms weight_type keep page store_type", "q_eps k_eps q_plus k_plus",
+    "pairs neighbours norms weight_type keep page store_type rotate_queries", "q_eps k_eps q_plus k_plus",
 )  # fmt: skip
 AttentionArgs = struct(
-    "AttentionArgs", "q out table sinks bias bucket_of gate parts k_coding v_coding arrived",
+    "AttentionArgs", "q out table sinks bias bucket_of gate parts k_coding v_coding arrived chosen",
     "rows q_heads k_heads dim value_dim window size keep page store_type sinks_type bias_kind bias_type "
-    "farthest added gate_row gate_head value_stride", "scale softcap",
+    "farthest added gate_row gate_head value_stride top", "scale softcap",
 )  # fmt: skip
 LatentArgs = struct(
     "LatentArgs", "q kv up weight cos sin out table coding",
-    "rows heads nope rope rank up_head up_type weight_type q_row q_head kv_row rope_row neighbours page store_type",
-    "eps plus",
+    "rows heads nope rope rank up_head up_type weight_type q_row q_head kv_row rope_row neighbours pairs keep page "
+    "store_type", "eps plus",
 )  # fmt: skip
 CodingArgs = struct("CodingArgs", "mean", "layout rotate dim")
 LatentOutArgs = struct("LatentOutArgs", "mix up out", "rows heads value rank up_head up_type")
+IndexScoresArgs = struct(
+    "IndexScoresArgs", "q weights table coding", "rows heads dim top weights_row page store_type"
+)  # fmt: skip
+SelectTokensArgs = struct("SelectTokensArgs", "table chosen", "rows top")
+RecallArgs = struct("RecallArgs", "out seen table coding", "rows room dim window size keep page store_type")
 ConvolveArgs = struct(
     "ConvolveArgs", "x weight bias inward outward out table",
     "rows channels kernel x_row in_row out_row act weight_type bias_type store_type",
 )  # fmt: skip
-SsdArgs = struct("SsdArgs", "x dt B C A out table", "rows heads dim state groups x_row dt_row B_row C_row")
-ScanArgs = struct("ScanArgs", "x dt B C A out table", "rows channels state x_row dt_row B_row C_row")
+StateArgs = struct("StateArgs", "state table", "rows values write")
+SsdArgs = struct("SsdArgs", "x dt B C A out table log", "rows heads dim state groups x_row dt_row B_row C_row")
+ScanArgs = struct("ScanArgs", "x dt B C A out table log", "rows channels state x_row dt_row B_row C_row")
 DeltaArgs = struct(
-    "DeltaArgs", "q k v g beta out table",
+    "DeltaArgs", "q k v g beta out table log",
     "rows heads key_heads key_dim dim by_channel q_row k_row v_row g_row beta_row",
 )  # fmt: skip
-LruArgs = struct("LruArgs", "x g out table", "rows channels x_row g_row")
-WkvArgs = struct("WkvArgs", "k v w first out table", "rows channels k_row v_row")
+LruArgs = struct("LruArgs", "x g out table log", "rows channels x_row g_row")
+WkvArgs = struct("WkvArgs", "k v w first out table log", "rows channels k_row v_row")
 RouteArgs = struct(
     "RouteArgs", "logits bias scales chosen weights",
     "rows stride experts each score normed groups groups_each group_best", "factor least eps jitter",
@@ -98,6 +104,14 @@ class ExpertsArgs(ctypes.Structure):
         "weight steps bias chosen weights x wide out",
         "segments experts pairs width outputs x_each gated act bias_type block",
     ) + fields("qx qx_scales qx_sums", "", "limit plus slope")
+
+
+class LogArgs(ctypes.Structure):
+    _fields_ = [
+        ("input", ctypes.c_void_p * MOST_INPUTS), ("table", ctypes.c_void_p), ("rows", ctypes.c_int64),
+        ("count", ctypes.c_int64), ("stride", ctypes.c_int64 * MOST_INPUTS), ("size", ctypes.c_int64 * MOST_INPUTS),
+        ("type", ctypes.c_int64 * MOST_INPUTS),
+    ]  # fmt: skip
 
 
 class ElementwiseArgs(ctypes.Structure):

@@ -28,7 +28,8 @@ def tables_of(cache: Cache, counts: Tensor, scores: Tensor | None = None) -> lis
 
     scores   [rows, tokens, room]: scratch for the scores of indexers, if there are any
     """
-    common = {"lengths": cache.clock.lengths.data_ptr(), "counts": counts.data_ptr()}
+    clock = cache.clock
+    common = {"lengths": clock.lengths.data_ptr(), "counts": counts.data_ptr(), "bases": clock.base.data_ptr()}
     return [value for layer in cache.every_layer() for value in _row(layer, common, scores)]
 
 
@@ -83,7 +84,8 @@ def header_of(cache: Cache) -> list[int]:
     clock, record = cache.clock, cache.record
     pointers = {"lengths": clock.lengths, "written": clock.written, "base": clock.base, "record": record}
     row = {name: tensor.data_ptr() for name, tensor in pointers.items()}
-    return header_row(row | {"record_width": record.shape[1], "logits": cache._logits.data_ptr()})
+    row |= {"record_width": record.shape[1], "logits": cache._logits.data_ptr(), "slack": cache.slack}
+    return header_row(row)
 
 
 def entries_of(

@@ -105,11 +105,12 @@ def test_attention_reads_the_selected_tokens_alone(T: int) -> None:
     assert not out.transpose(1, 2)[~real].any()
 
 
-def test_a_captured_step_goes_on_after_its_cache_grew() -> None:
+@pytest.mark.parametrize("native", [False, True])
+def test_a_captured_step_goes_on_after_its_cache_grew(native: bool) -> None:
     model = small("glm_moe_dsa")
     cache, logits = start(model)
     expected = decode_plain(begin(model, max_new_tokens=3)).tokens
-    with Graphs(model).step(2, Chooser()) as step:
+    with Graphs(model).step(2, Chooser(), native=native) as step:
         step.begin(cache, logits.argmax(-1), [9, 9], ())
         step.run(1)
         cache.reserve(100)  # more than the buffer of scores has room for

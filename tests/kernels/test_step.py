@@ -20,7 +20,7 @@ def header_of(
 ) -> torch.Tensor:
     tensors = {"lengths": lengths, "written": written, "base": base, "record": record, "logits": logits}
     pointers = {name: one.data_ptr() for name, one in tensors.items()}
-    return torch.tensor(header_row(pointers | {"record_width": record.shape[1]}))
+    return torch.tensor(header_row(pointers | {"record_width": record.shape[1], "slack": 0}))
 
 
 @pytest.mark.parametrize("sample", [False, True])

@@ -325,8 +325,8 @@ TOLERANCE = 1e-10  # relative; everything here is float64
 
 
 @functools.cache
-def toy(kind: str) -> Toy:
-    return MAKERS[kind]()
+def toy(kind: str, dtype: torch.dtype = torch.float64) -> Toy:
+    return MAKERS[kind]().to(dtype)
 
 
 CODECS: dict[str, Codecs] = {

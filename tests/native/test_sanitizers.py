@@ -1,4 +1,4 @@
-"""The products' own test program: every path against the reference, under ASan and UBSan."""
+"""Test programs in C++, under ASan and UBSan: every path of the products, and the kernels that select tokens."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ PRODUCTS = sorted(build.SOURCES.glob("product*.cpp"))
 HEADERS = [*build.SOURCES.glob("*.h")]
 
 
-def test_every_path_equals_the_reference_under_the_sanitizers() -> None:
-    extra = ["-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    files = [file for file in PRODUCTS if file in build.sources()]
-    program = build.compile_library([*files, PROGRAM], build.cache_folder(), HEADERS, extra, program=True)
-    run = subprocess.run([program], capture_output=True, text=True)
+SANITIZED = ["-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+
+
+@pytest.mark.parametrize("program", [PROGRAM, PROGRAM.with_name("selection_test.cpp")], ids=lambda file: file.stem)
+def test_kernels_equal_plain_loops_under_the_sanitizers(program: Path) -> None:
+    files = [file for file in build.sources() if program != PROGRAM or file in PRODUCTS]
+    made = build.compile_library([*files, program], build.cache_folder(), HEADERS, SANITIZED, program=True)
+    run = subprocess.run([made], capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr[-4000:]
     assert run.stdout.endswith("compared, 0 differ\n")
 

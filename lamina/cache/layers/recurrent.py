@@ -153,7 +153,13 @@ class RecurrentLayer(Layer):
         return type(self.rule).__name__
 
     def columns(self) -> dict[str, int]:
-        return {"k": self.data["head"].data_ptr()}
+        columns = {"k": self.data["head"].data_ptr()}
+        if self.slack:
+            columns |= {"slack": self.slack, "base": self.data["base"].data_ptr()}
+            columns |= {
+                f"log.{i}": self.data[f"log.{name}"].data_ptr() for i, name in enumerate(self.rule.input_shapes)
+            }
+        return columns
 
     def state(self, step: Step, inputs: Mapping[str, Tensor]) -> Tensor:
         """The state [B, *state] before this pass's inputs [B, T, *shape]."""

@@ -65,7 +65,7 @@ def device_commit(cache: Cache, low: Sequence[int], high: int | Sequence[int]) -
     one = cache._release_open_pass()
     cache.clock.expect_advance(high)
     yield
-    cache.clock.confirm_advance(low)
+    cache.clock.confirm_advance(low, cache.slack)
     if one is not None:
         one.close()
 

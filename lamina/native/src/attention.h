@@ -1,11 +1,12 @@
-// Attention of one new token per row over the tokens that are stored, in splits of each row's visible tokens.
+// Attention of one new token per row over the tokens that are stored: all that it sees, or those that an indexer selected
+// (indexer.h). They are divided into splits.
 //
 // A piece of work is the queries of one key head over one split. Its partial result (largest score, sum, weighted sum)
 // goes into scratch memory; the thread that completes the last split of a head merges them.
 #pragma once
 #include <type_traits>
 
-#include "heads.h"
+#include "stored.h"
 
 namespace {
 
@@ -22,12 +23,14 @@ struct AttentionArgs {
   float* parts;                // scratch [B, Hq, MOST_SPLITS, DV + 2]
   const Coding *k_coding, *v_coding;  // null: not quantized
   int32_t* arrived;            // [B, Hk]: splits that are done; zero between two runs
+  const int32_t* chosen;       // [B, top] positions of the tokens that are read, or null: all that are visible
   int64_t rows, q_heads, k_heads, dim, value_dim, window, size, keep, page, store_type, sinks_type, bias_kind, bias_type;
   int64_t farthest, added, gate_row, gate_head, value_stride;  // value_stride 0: the values are the first of each key
+  int64_t top;
   double scale, softcap;       // softcap 0: none
 };
 
-constexpr int64_t MOST_SPLITS = 32, LEAST_SPLIT = 256, BLOCK = 64, MOST_CODED = 640;  // values of a quantized head
+constexpr int64_t MOST_SPLITS = 32, LEAST_SPLIT = 256;  // tokens
 
 static inline int64_t tokens_per_split(int64_t count) {
   int64_t even = (count + MOST_SPLITS - 1) / MOST_SPLITS;
@@ -39,9 +42,17 @@ static inline int64_t splits_of(int64_t count) {
   return count == 0 ? 1 : (count + split - 1) / split;
 }
 
+// The tokens that a row's query reads.
 static inline Visible seen_by(const AttentionArgs* a, int64_t row) {
   if (count_of(a->table, row) == 0) return {0, 0, 0};
-  return visible(a->table, row, a->window, a->size, a->keep, a->added);
+  Visible seen = visible(a->table, row, a->window, a->size, a->keep, a->added);
+  if (a->chosen && seen.count > a->top) seen.count = a->top;
+  return seen;
+}
+
+static inline TokenList tokens_of(const AttentionArgs* a, int64_t row, int64_t head) {
+  const bool listed = a->chosen && length_of(a->table, row) + a->added > a->top;  // else all of them are selected
+  return {a->table, listed ? a->chosen + row * a->top : nullptr, seen_by(a, row), row, head, a->k_heads, a->keep, a->page};
 }
 
 static int64_t attention_units(const AttentionArgs* a) {
@@ -51,45 +62,6 @@ static int64_t attention_units(const AttentionArgs* a) {
     most = splits > most ? splits : most;
   }
   return a->rows * a->k_heads * most;
-}
-
-constexpr int64_t AHEAD = 4096;  // bytes behind those that are read, which the cache is told to fetch
-
-// scores[g, t] = q[g] · k[t] for G queries. Where heads are whole vectors, four tokens at a time share the last sums.
-template <int G, class T>
-static inline void score(const float* q, int64_t dim, const T* k, int64_t tokens, float* scores) {
-  int64_t t = 0;
-  if (dim % LANES == 0)
-    for (; t + 4 <= tokens; t += 4, k += 4 * dim) {
-      vf total[G][4];
-      for (int g = 0; g < G; ++g)
-        for (int j = 0; j < 4; ++j) total[g][j] = zeros();
-      for (int64_t at = 0; at < 4 * dim * int64_t(sizeof(T)); at += 64)
-        __builtin_prefetch(reinterpret_cast<const char*>(k) + AHEAD + at);
-      for (int64_t i = 0; i < dim; i += LANES) {
-        vf key[4];
-        for (int j = 0; j < 4; ++j) key[j] = load(k + j * dim + i);
-        for (int g = 0; g < G; ++g) {
-          vf x = load(q + g * dim + i);
-          for (int j = 0; j < 4; ++j) total[g][j] = total[g][j] + x * key[j];
-        }
-      }
-      for (int g = 0; g < G; ++g) sums(total[g], scores + g * BLOCK + t);
-    }
-  for (; t < tokens; ++t, k += dim) {
-    vf total[G];
-    for (int g = 0; g < G; ++g) total[g] = zeros();
-    int64_t i = 0;
-    for (; i + LANES <= dim; i += LANES) {
-      vf key = load(k + i);
-      for (int g = 0; g < G; ++g) total[g] = total[g] + load(q + g * dim + i) * key;
-    }
-    for (int g = 0; g < G; ++g) {
-      float one = sum(total[g]);
-      for (int64_t j = i; j < dim; ++j) one += q[g * dim + j] * value(k[j]);
-      scores[g * BLOCK + t] = one;
-    }
-  }
 }
 
 // mix[g] = mix[g] · rescale[g] + Σ probs[g, t] · v[t], WIDE vectors of values at a time.
@@ -154,63 +126,28 @@ static inline void soften(float* scores, int64_t tokens, float* top, float* tota
   *top = highest;
 }
 
-// Where the keys and values of tokens are: in the store itself, of type T, or dequantized into memory of this thread.
-template <class T> struct StoredTokens {
-  const T *keys, *values;
-  int64_t dim, stride;
-
-  void fetch(int64_t cell, int64_t) { at_keys = keys + cell * dim, at_values = values + cell * stride; }
-  const T *at_keys, *at_values;
-};
-
-struct CodedTokens {
-  const AttentionArgs* a;
-  int64_t dim, stride;
-  const float *at_keys, *at_values;
-  float key_memory[BLOCK * MOST_CODED], value_memory[BLOCK * MOST_CODED];
-
-  void side(bool values, const Coding* coding, int64_t width, int64_t cell, int64_t tokens, float* to) {
-    for (int64_t t = 0; t < tokens; ++t, to += width) {
-      if (coding) { decode_vector(coding, coded_store(a->table, values), cell + t, to); continue; }
-      with_type(a->store_type, reinterpret_cast<const void*>(a->table[values ? V_STORE : K_STORE]), [&](auto* p) {
-        for (int64_t i = 0; i < width; ++i) to[i] = value(p[(cell + t) * width + i]);
-      });
-    }
-  }
-  void fetch(int64_t cell, int64_t tokens) {
-    side(false, a->k_coding, a->dim, cell, tokens, key_memory);
-    if (a->value_stride) side(true, a->v_coding, a->value_dim, cell, tokens, value_memory);
-    at_keys = key_memory, at_values = a->value_stride ? value_memory : key_memory;
-  }
-};
-
-// G queries q of one key head over tokens begin … end of the row's visible list. shift: added to the scores of a query
+// G queries q of one key head over tokens begin … end - 1. shift: added to the scores of a query
 template <int G, class Tokens>
 __attribute__((noinline)) static void attend_split(
-    const AttentionArgs* a, Tokens& from, const float* q, const float* shift, int64_t row, int64_t head,
-    int64_t first_query, const Visible& seen, int64_t begin, int64_t end, float* top, float* total, float* mix) {
-  const int64_t position = length_of(a->table, row);
+    const AttentionArgs* a, Tokens& from, const float* q, const float* shift, int64_t first_query, int64_t begin,
+    int64_t end, float* top, float* total, float* mix) {
+  const int64_t position = length_of(a->table, from.list.row);
   const float scale = float(a->scale), cap = float(a->softcap);
   float scores[G * BLOCK], rescale[G];
   for (int64_t j = begin; j < end;) {
-    Run run = run_from(a->table, seen, a->keep, a->page, j, end);
-    int64_t cell = cell_of(a->table, row, head, a->k_heads, run.slot, a->page);
-    for (int64_t done = 0; done < run.tokens; done += BLOCK) {
-      int64_t tokens = run.tokens - done < BLOCK ? run.tokens - done : BLOCK;
-      from.fetch(cell + done, tokens);
-      score<G>(q, a->dim, from.at_keys, tokens, scores);
-      for (int g = 0; g < G; ++g) {
-        float* s = scores + g * BLOCK;
-        for (int64_t t = 0; t < tokens; ++t) s[t] = (s[t] + shift[g]) * scale;
-        if (cap != 0)
-          for (int64_t t = 0; t < tokens; ++t) s[t] = tanhf(s[t] / cap) * cap;
-        if (a->bias_kind)
-          for (int64_t t = 0; t < tokens; ++t) s[t] += bias_of(a, first_query + g, position - run.position - done - t);
-        soften(s, tokens, top + g, total + g, rescale + g);
-      }
-      mix_all<G>(mix, a->value_dim, rescale, scores, from.at_values, from.stride, tokens);
+    const int64_t tokens = from.fetch(j, end);
+    score<G>(q, a->dim, from.at_keys, tokens, scores);
+    for (int g = 0; g < G; ++g) {
+      float* s = scores + g * BLOCK;
+      for (int64_t t = 0; t < tokens; ++t) s[t] = (s[t] + shift[g]) * scale;
+      if (cap != 0)
+        for (int64_t t = 0; t < tokens; ++t) s[t] = tanhf(s[t] / cap) * cap;
+      if (a->bias_kind)
+        for (int64_t t = 0; t < tokens; ++t) s[t] += bias_of(a, first_query + g, position - from.list.position(j + t));
+      soften(s, tokens, top + g, total + g, rescale + g);
     }
-    j += run.tokens;
+    mix_all<G>(mix, a->value_dim, rescale, scores, from.at_values, from.stride, tokens);
+    j += tokens;
   }
 }
 
@@ -248,11 +185,11 @@ static inline const float* ready_queries(
 
 template <class Tokens>
 __attribute__((noinline)) static void attend_piece(
-    const AttentionArgs* a, Tokens& from, int64_t row, int64_t head, int64_t split) {
-  const Visible seen = seen_by(a, row);
-  const int64_t splits = splits_of(seen.count), each = tokens_per_split(seen.count), group = a->q_heads / a->k_heads;
+    const AttentionArgs* a, Tokens& from, int64_t split) {
+  const int64_t row = from.list.row, head = from.list.head, count = from.list.seen.count;
+  const int64_t splits = splits_of(count), each = tokens_per_split(count), group = a->q_heads / a->k_heads;
   if (split >= splits) return;
-  const int64_t begin = split * each, end = begin + each < seen.count ? begin + each : seen.count;
+  const int64_t begin = split * each, end = begin + each < count ? begin + each : count;
   const int64_t first = head * group, dim = a->value_dim, width = dim + 2;
   float* parts = a->parts + (row * a->q_heads + first) * MOST_SPLITS * width;
   for (int64_t g = 0; g < group;) {
@@ -263,10 +200,10 @@ __attribute__((noinline)) static void attend_piece(
     float shift[4] = {0, 0, 0, 0}, rotated[4 * MOST_HEAD];
     if (a->k_coding) q = ready_queries(a->k_coding, q, head, many, shift, rotated);
     switch (many) {
-      case 1: attend_split<1>(a, from, q, shift, row, head, first + g, seen, begin, end, top, total, mix); break;
-      case 2: attend_split<2>(a, from, q, shift, row, head, first + g, seen, begin, end, top, total, mix); break;
-      case 3: attend_split<3>(a, from, q, shift, row, head, first + g, seen, begin, end, top, total, mix); break;
-      default: attend_split<4>(a, from, q, shift, row, head, first + g, seen, begin, end, top, total, mix); break;
+      case 1: attend_split<1>(a, from, q, shift, first + g, begin, end, top, total, mix); break;
+      case 2: attend_split<2>(a, from, q, shift, first + g, begin, end, top, total, mix); break;
+      case 3: attend_split<3>(a, from, q, shift, first + g, begin, end, top, total, mix); break;
+      default: attend_split<4>(a, from, q, shift, first + g, begin, end, top, total, mix); break;
     }
     for (int64_t i = 0; i < many; ++i) {
       if (splits == 1) {
@@ -299,17 +236,19 @@ __attribute__((noinline)) static void attend_piece(
 static void attention_run(const AttentionArgs* a, int64_t unit) {
   int64_t row = unit % a->rows, rest = unit / a->rows, head = rest % a->k_heads, split = rest / a->k_heads;
   const int64_t stride = a->value_stride ? a->value_stride : a->dim;
-  if (a->k_coding || a->v_coding) {
-    CodedTokens from;
-    from.a = a, from.dim = a->dim, from.stride = stride;
-    attend_piece(a, from, row, head, split);
+  const TokenList list = tokens_of(a, row, head);
+  if (list.chosen || a->k_coding || a->v_coding) {
+    GatheredTokens from;
+    from.list = list, from.type = a->store_type, from.k_coding = a->k_coding, from.v_coding = a->v_coding;
+    from.dim = a->dim, from.value_dim = a->value_stride ? a->value_dim : 0, from.stride = stride;
+    attend_piece(a, from, split);
     return;
   }
   with_type(a->store_type, reinterpret_cast<const void*>(a->table[K_STORE]), [&](auto* keys) {
     using T = std::remove_cv_t<std::remove_pointer_t<decltype(keys)>>;
     auto* values = a->value_stride ? reinterpret_cast<const T*>(a->table[V_STORE]) : keys;
-    StoredTokens<T> from{keys, values, a->dim, stride, keys, values};
-    attend_piece(a, from, row, head, split);
+    StoredTokens<T> from{list, keys, values, a->dim, stride, keys, values};
+    attend_piece(a, from, split);
   });
 }
 

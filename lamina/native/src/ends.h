@@ -7,7 +7,7 @@
 
 namespace {
 
-enum HeaderColumn { H_LENGTHS, H_WRITTEN, H_BASE, H_RECORD, H_RECORD_WIDTH, H_LOGITS };
+enum HeaderColumn { H_LENGTHS, H_WRITTEN, H_BASE, H_RECORD, H_RECORD_WIDTH, H_LOGITS, H_SLACK };
 
 static inline int64_t* ints(const int64_t* header, int column) { return reinterpret_cast<int64_t*>(header[column]); }
 
@@ -122,7 +122,8 @@ static void commit_run(const CommitArgs* a, int64_t) {
     int64_t* written = ints(a->header, H_WRITTEN) + row;
     ints(a->header, H_RECORD)[row * a->header[H_RECORD_WIDTH] + length] = fed;
     *written = *written > after ? *written : after;
-    ints(a->header, H_BASE)[row] = after;
+    int64_t *base = ints(a->header, H_BASE) + row, slack = a->header[H_SLACK];
+    if (after - *base > 2 * slack) *base = after - slack;  // as `move_base` of recurrent.h has moved the states
     ints(a->header, H_LENGTHS)[row] = after;
     bool ended = false;
     for (int64_t i = 0; i < a->ends_count; ++i) ended |= a->ends[i] == fed;

@@ -5,7 +5,12 @@
 
 namespace {
 
-enum Column { K_STORE, V_STORE, SLOTS, RING, KEEP, LENGTHS, COUNTS, PAGES, PAGES_PER_ROW, K_SCALES, V_SCALES, K_HIGH, V_HIGH };
+enum Column {
+  K_STORE, V_STORE, SLOTS, RING, KEEP, LENGTHS, COUNTS, PAGES, PAGES_PER_ROW, K_SCALES, V_SCALES, K_HIGH, V_HIGH,
+  SCORES, SCORE_ROOM, SLACK, BASES, BASE_STATE, LOGS
+};
+constexpr int COLUMNS = 24;  // of a row; from LOGS on, one for each input of a recurrence
+
 enum Window : int64_t { FULL, SLIDING, CHUNKED };
 
 static inline int64_t length_of(const int64_t* table, int64_t row) {

@@ -18,6 +18,7 @@ struct HeadsArgs {
   int64_t rows, q_heads, k_heads, dim, value_dim;
   int64_t q_row, q_head, k_row, k_head, v_row, v_head, rope_row, factor_row;  // strides
   int64_t pairs, neighbours, norms, weight_type, keep, page, store_type;
+  int64_t rotate_queries;          // 1: by the Hadamard matrix, as quantized keys are
   double q_eps, k_eps, q_plus, k_plus;
 };
 
@@ -74,6 +75,7 @@ static void heads_run(const HeadsArgs* a, int64_t unit) {
     prepare(a, y, a->q + row * a->q_row + head * a->q_head, row, a->q_weight, a->q_eps, a->q_plus);
     if (a->factor)
       for (int64_t i = 0; i < a->dim; ++i) y[i] *= a->factor[row * a->factor_row];
+    if (a->rotate_queries) rotate_groups(y, a->dim);
     return;
   }
   head -= a->q_heads;

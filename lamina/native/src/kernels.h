@@ -6,8 +6,10 @@
 #include "elementwise.h"
 #include "ends.h"
 #include "experts.h"
+#include "indexer.h"
 #include "latent.h"
 #include "matrix.h"
+#include "recall.h"
 #include "recurrent.h"
 
 #define LAMINA_KERNEL(NAME, ARGS)                                                     \
@@ -31,7 +33,12 @@ const lamina::Kernel KERNELS[] = {
     LAMINA_KERNEL(attention, AttentionArgs),
     LAMINA_KERNEL(latent, LatentArgs),
     LAMINA_KERNEL(latent_out, LatentOutArgs),
+    LAMINA_KERNEL(index_scores, IndexScoresArgs),
+    LAMINA_KERNEL(select_tokens, SelectTokensArgs),
+    LAMINA_KERNEL(recall, RecallArgs),
     LAMINA_KERNEL(convolve, ConvolveArgs),
+    LAMINA_KERNEL(state, StateArgs),
+    LAMINA_KERNEL(log, LogArgs),
     LAMINA_KERNEL(ssd, SsdArgs),
     LAMINA_KERNEL(scan, ScanArgs),
     LAMINA_KERNEL(delta, DeltaArgs),

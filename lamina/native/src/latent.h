@@ -16,7 +16,7 @@ struct LatentArgs {
   const int64_t* table;
   const Coding* coding;      // null: not quantized
   int64_t rows, heads, nope, rope, rank, up_head, up_type, weight_type, q_row, q_head, kv_row, rope_row, neighbours;
-  int64_t page, store_type;
+  int64_t pairs, keep, page, store_type;  // pairs: of the rotary key that are rotated
   double eps, plus;
 };
 
@@ -40,7 +40,7 @@ static void latent_run(const LatentArgs* a, int64_t unit) {
       }
     });
     memcpy(out + a->rank, q + a->nope, size_t(a->rope) * 4);
-    rotate(out + a->rank, cos, sin, a->rope / 2, a->neighbours);
+    rotate(out + a->rank, cos, sin, a->pairs, a->neighbours);
     return;
   }
   if (!live) return;
@@ -48,8 +48,8 @@ static void latent_run(const LatentArgs* a, int64_t unit) {
   const float* kv = a->kv + row * a->kv_row;
   scale_by(y, kv, a->rank, 0.0f, inverse_rms(kv, a->rank, 0.0f, a->eps), a->weight, a->weight_type, float(a->plus));
   memcpy(y + a->rank, kv + a->rank, size_t(a->rope) * 4);
-  rotate(y + a->rank, cos, sin, a->rope / 2, a->neighbours);
-  int64_t cell = cell_of(a->table, row, 0, 1, slot_of(a->table, length_of(a->table, row), 0), a->page);
+  rotate(y + a->rank, cos, sin, a->pairs, a->neighbours);
+  int64_t cell = cell_of(a->table, row, 0, 1, slot_of(a->table, length_of(a->table, row), a->keep), a->page);
   put_vector(a->table, false, a->store_type, a->coding, 0, cell, y, width);
 }
 

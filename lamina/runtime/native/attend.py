@@ -13,7 +13,7 @@ from torch import Tensor
 from lamina.attention.bias import BucketForm, KernelForm, SlopeForm
 from lamina.attention.window import Chunked, Full, Sliding, Window
 from lamina.cache.spec import Cross, Shared
-from lamina.errors import CaptureError, InputError
+from lamina.errors import InputError
 from lamina.native.arguments import MOST_SPLITS, TYPES, AttentionArgs, HeadsArgs, pointer
 from lamina.native.operations import NativeRecorder
 from lamina.native.weights import type_of
@@ -56,9 +56,12 @@ def attend(
 
 def prepare_heads(
     recorder: NativeRecorder, table: Tensor, q: Tensor, k: Tensor | None, v: Tensor | None, window: Window, page: int,
-    store: int, codings: Codings, options: Any,
+    store: int, codings: Codings, options: Any, *, rotate_queries: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The queries after norm, RoPE and factor, [B, Hq, D]; keys, which get the same, and values go into their slots."""
+    """The queries after norm, RoPE and factor, [B, Hq, D]; keys, which get the same, and values go into their slots.
+
+    rotate_queries   by the Hadamard matrix, as quantized keys are
+    """
     rows, q_heads, _, dim = q.shape
     q = _heads(q)
     out = recorder.new(rows, q_heads, dim)
@@ -66,12 +69,10 @@ def prepare_heads(
     cos, sin = (None, None) if rope is None else (part.float().reshape(-1, part.shape[-1]) for part in rope)
     factor = None if factor is None else factor.float().expand(rows, 1).contiguous()
     keys = {} if k is None or v is None else _keys(_heads(k), _heads(v))
-    weights: list[Tensor | None] = [None, None]
-    if norms is not None:
-        weights = [norm.weight for norm in norms]
+    weights = [None, None] if norms is None else [norm.weight for norm in norms]
+    if len({weight.dtype for weight in weights if weight is not None}) > 1:
+        weights = [None if weight is None else weight.float() for weight in weights]
     types = {type_of(weight) for weight in weights if weight is not None} or {0}
-    if len(types) > 1:
-        raise CaptureError("the norms of queries and keys have weights in two dtypes")
     arguments = HeadsArgs(
         q=q.data_ptr(), out=out.data_ptr(), cos=pointer(cos), sin=pointer(sin), q_weight=pointer(weights[0]),
         k_weight=pointer(weights[1]), factor=pointer(factor), table=table.data_ptr(), rows=rows, q_heads=q_heads,
@@ -80,7 +81,7 @@ def prepare_heads(
         pairs=0 if cos is None else cos.shape[-1], neighbours=options["neighbours"],
         norms=0 if norms is None else 2 if options["norms_last"] else 1, weight_type=types.pop(),
         keep=window_arguments(window)[2], page=page, store_type=store, k_coding=codings[0].address,
-        v_coding=codings[1].address,
+        v_coding=codings[1].address, rotate_queries=rotate_queries,
         q_eps=0.0 if norms is None else norms[0].eps, k_eps=0.0 if norms is None else norms[1].eps,
         q_plus=0.0 if norms is None else float(norms[0].plus_one),
         k_plus=0.0 if norms is None else float(norms[1].plus_one),
@@ -119,12 +120,13 @@ def _heads(x: Tensor) -> Tensor:
 
 def attention(
     recorder: NativeRecorder, table: Tensor, q: Tensor, sizes: tuple[int, int, int], window: Window, page: int,
-    store: int, codings: Codings, added: int, options: Any,
+    store: int, codings: Codings, added: int, options: Any, chosen: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """q [B, Hq, D] over the tokens that are stored -> [B, Hq, 1, Dv]
 
-    sizes   heads of keys, values of a head, and from one token's values to the next's; 0: they are the first of its key
-    added   1 if the new token is in its slot already, 0 if there is none
+    sizes    heads of keys, values of a head, stride of a token's values (0: they are the first values of its key)
+    added    1 if the new token is in its slot already, 0 if there is none
+    chosen   int32 [B, 1, top] positions of the tokens that are read; None: all that are visible
     """
     rows, q_heads, dim = q.shape
     k_heads, value_dim, value_stride = sizes
@@ -138,6 +140,7 @@ def attention(
     arguments = AttentionArgs(
         q=q.data_ptr(), out=out.data_ptr(), table=table.data_ptr(), sinks=pointer(sinks), bias=pointer(weight),
         bucket_of=pointer(bucket_of), gate=pointer(gate), parts=parts.data_ptr(), arrived=arrived.data_ptr(),
+        chosen=pointer(chosen), top=0 if chosen is None else chosen.shape[-1],
         rows=rows, q_heads=q_heads, k_heads=k_heads, dim=dim, value_dim=value_dim, window=kind, size=size, keep=keep,
         page=page, store_type=store, k_coding=codings[0].address, v_coding=codings[1].address,
         sinks_type=0 if sinks is None else type_of(sinks),
@@ -146,7 +149,7 @@ def attention(
         gate_row=0 if gate is None else gate.stride(0), gate_head=0 if gate is None else gate.stride(1),
         value_stride=value_stride, scale=options["scale"], softcap=options["softcap"] or 0.0,
     )  # fmt: skip
-    kept = (q, out, table, sinks, weight, bucket_of, gate, parts, arrived, codings)
+    kept = (q, out, table, sinks, weight, bucket_of, gate, parts, arrived, codings, chosen)
     recorder.add("attention", arguments, *kept, work=1 << 20)
     return out.transpose(1, 2)
 

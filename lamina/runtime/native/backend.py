@@ -12,14 +12,27 @@ from lamina import kernels
 from lamina.attention.window import Chunked, Full, Sliding
 from lamina.cache.backend import AttendOptions, Backend
 from lamina.cache.layers.base import Key, Layer
-from lamina.cache.spec import Attention, Convolution, Cross, Latent, Recurrent, Shared, Spec
-from lamina.errors import CaptureError
+from lamina.cache.spec import (
+    Attention,
+    Convolution,
+    Cross,
+    IndexKeys,
+    Latent,
+    Recurrent,
+    Shared,
+    SharedIndex,
+    Spec,
+    Tokens,
+)
+from lamina.errors import CaptureError, InputError
 from lamina.native.arguments import MOST_HEAD
 from lamina.native.operations import NativeRecorder
 from lamina.runtime.native.attend import attend
 from lamina.runtime.native.coding import why_no_coding
 from lamina.runtime.native.latent import attend_latent
+from lamina.runtime.native.recall import recall
 from lamina.runtime.native.recur import convolve, recur, why_no_rule
+from lamina.runtime.native.select import select, selection_of
 
 if TYPE_CHECKING:
     from lamina.attention.rotary import RopeTable
@@ -27,6 +40,7 @@ if TYPE_CHECKING:
     from lamina.recurrence.rule import Tensors
     from lamina.runtime.captured import Captured
     from lamina.runtime.kernel_backend import TableEntry
+    from lamina.runtime.native.step import NativeStep
 
 
 def recorder() -> NativeRecorder:
@@ -49,9 +63,7 @@ class NativeBackend:
         self, one: Captured, key: Key, entry: TableEntry, q: Tensor, kv: Tensor,
         *, norm: RMSNorm, rope: RopeTable, neighbours: bool, up: Tensor, scale: float, restrict: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        if restrict is not None:
-            raise _refused(key, "selected tokens")
-        how: dict[str, Any] = dict(norm=norm, rope=rope, neighbours=neighbours, up=up, scale=scale)
+        how: dict[str, Any] = dict(norm=norm, rope=rope, neighbours=neighbours, up=up, scale=scale, chosen=restrict)
         return attend_latent(recorder(), one, entry, q, kv, **how)
 
     def convolve(
@@ -65,20 +77,31 @@ class NativeBackend:
         return None
 
     def recur(
-        self, one: Captured, key: Key, entry: TableEntry, inputs: Tensors, constants: Tensors,
+        self, one: NativeStep, key: Key, entry: TableEntry, inputs: Tensors, constants: Tensors,
         around: Mapping[str, Any],
     ) -> Tensor:  # fmt: skip
-        return recur(recorder(), entry.table, entry.spec.rule, inputs, constants, around)
+        one.constants[key] = constants
+        return recur(recorder(), entry.table, one.model.dtype, entry.spec.rule, inputs, constants, around)
 
     def mix(self, *args: Any, **how: Any) -> None:
         """Composed of the other calls."""
         return None
 
-    def recall(self, one: Captured, key: Key, entry: TableEntry, x: Tensor) -> tuple[Tensor, Tensor]:
-        raise _refused(key, "token vectors")
+    def recall(self, one: NativeStep, key: Key, entry: TableEntry, x: Tensor) -> tuple[Tensor, Tensor]:
+        return recall(recorder(), one, entry, x)
 
-    def select(self, one: Captured, key: Key, entry: TableEntry, *args: Any, **how: Any) -> Tensor:
-        raise _refused(key, "selected tokens")
+    def select(
+        self, one: Captured, key: Key, entry: TableEntry, q: Tensor | None, k: Tensor | None, weights: Tensor | None,
+        *, rope: RopeTable | None, neighbours: bool,
+    ) -> Tensor:  # fmt: skip
+        """-> positions of the selected tokens, int32 [B, 1, top]"""
+        if isinstance(entry.spec, SharedIndex):
+            return selection_of(one, key, entry)
+        if q is None or k is None or weights is None:
+            raise InputError(f"layer {key[0]} entry {key[1]!r} stores keys: select(q, k, weights) needs all three")
+        chosen = select(recorder(), one, entry, q, k, weights, rope, neighbours)
+        entry.leave(chosen)
+        return chosen
 
     def call(self, one: Captured, key: Key, entry: TableEntry, name: str, *args: Any, **how: Any) -> Any:
         raise _refused(key, f"the call {name!r}")
@@ -89,7 +112,11 @@ def _refused(key: Key, what: str) -> CaptureError:
 
 
 NATIVE = NativeBackend()
-_checked: Backend[Captured, TableEntry] = NATIVE
+_checked: Backend[NativeStep, TableEntry] = NATIVE
+
+
+SERVED = (Attention, Latent, Tokens, IndexKeys, Cross, Shared, SharedIndex, Convolution, Recurrent)
+"""A subclass of these is a kind from outside the package: its layer may store something else."""
 
 
 def why_unserved(spec: Spec, layer: Layer | None, dtype: torch.dtype) -> str | None:
@@ -97,19 +124,28 @@ def why_unserved(spec: Spec, layer: Layer | None, dtype: torch.dtype) -> str | N
 
     layer   the entry of the cache that is to be served; None: any
     """
-    if isinstance(spec, Shared):
-        return None  # the entry that it reads is asked itself
-    if isinstance(spec, Convolution):
-        return None
+    if type(spec) not in SERVED:
+        return f"there is no native kernel for {type(spec).__name__}"
+    if isinstance(spec, Shared | SharedIndex | Convolution):
+        return None  # what another layer stores is asked itself
     if isinstance(spec, Recurrent):
         return why_no_rule(spec.rule, 0 if layer is None else layer.slack)
-    if not isinstance(spec, Attention | Cross | Latent):
-        return f"there is no native kernel for {type(spec).__name__}"
-    widest = spec.rank + spec.rope_dim if isinstance(spec, Latent) else max(spec.key_dim, spec.value_dim)
-    if reason := why_no_coding({} if layer is None else layer.coding.formats, widest):
+    assert isinstance(spec, Attention | Latent | Tokens | Cross)
+    if layer is not None and (reason := why_no_coding(layer.coding.formats)):
         return reason
     if not isinstance(spec, Cross) and not isinstance(spec.window, Full | Sliding | Chunked):
         return f"no native kernel for the window {spec.window}; there are kernels for Full, Sliding and Chunked"
-    if widest > MOST_HEAD:
-        return f"heads of {widest} values; the native kernels take up to {MOST_HEAD}"
+    if (widest := _widest(spec)) > MOST_HEAD:
+        return f"vectors of {widest} values; the native kernels take up to {MOST_HEAD}"
     return None
+
+
+def _widest(spec: Attention | Latent | Tokens | Cross) -> int:
+    """Values of the widest vector that an entry stores for a head."""
+    match spec:
+        case Latent(rank=rank, rope_dim=rope_dim):
+            return rank + rope_dim
+        case Tokens(dim=dim):
+            return dim
+        case Attention(key_dim=key_dim, value_dim=value_dim) | Cross(key_dim=key_dim, value_dim=value_dim):
+            return max(key_dim, value_dim)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lamina.cache.codec.formats import FieldFormat
-from lamina.native.arguments import MOST_CODED, CodingArgs, pointer
+from lamina.native.arguments import CodingArgs, pointer
 
 LAYOUTS = {8: 8, 6: 6, 5: 5, 4: 4, "fp8": 9}
 """Layouts of codes (`FieldFormat.kernel_layout`) by the number that kernels know them by."""
@@ -30,11 +30,9 @@ class FieldCoding:
             self.address, self.kept = ctypes.addressof(struct), (struct, mean)
 
 
-def why_no_coding(formats: Mapping[str, FieldFormat], widest: int) -> str | None:
-    """Why no native kernel reads and writes fields in these formats; `widest`: values of the widest of them."""
+def why_no_coding(formats: Mapping[str, FieldFormat]) -> str | None:
+    """Why no native kernel reads and writes fields in these formats."""
     for form in formats.values():
         if form.kernel_layout not in LAYOUTS:
             return f"no kernel reads the format {form.name!r}; there are kernels for 8, 6, 5 and 4 bits, fp8 and plain"
-    if formats and widest > MOST_CODED:
-        return f"quantized vectors of {widest} values; the native kernels take up to {MOST_CODED}"
     return None

@@ -6,6 +6,7 @@ one kernel. The references are `lamina.recurrence`.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,11 @@ from lamina.native.arguments import (
     TYPES,
     ConvolveArgs,
     DeltaArgs,
+    LogArgs,
     LruArgs,
     ScanArgs,
     SsdArgs,
+    StateArgs,
     WkvArgs,
     pointer,
 )
@@ -58,19 +61,30 @@ def convolve(
 
 
 def recur(
-    recorder: NativeRecorder, table: Tensor, rule: Rule, inputs: Tensors, constants: Tensors, around: Mapping[str, Any]
-) -> Tensor:
-    """Runs the rule on from the rows' states, in place: inputs [B, 1, *shape] -> outputs [B, 1, ...]"""
+    recorder: NativeRecorder, table: Tensor, dtype: torch.dtype, rule: Rule, inputs: Tensors, constants: Tensors,
+    around: Mapping[str, Any],
+) -> Tensor:  # fmt: skip
+    """Runs the rule on from the rows' states, in place: inputs [B, 1, *shape] -> outputs [B, 1, ...]
+
+    dtype   of the model, in which a cache with slack logs inputs
+    """
     ready = rule.before(inputs, **around)
-    return rule.after(_update(recorder, table, rule, ready, constants), ready, **around)
+    if type(rule) not in RULES:
+        return rule.after(_by_pytorch(recorder, table, rule, ready, constants), ready, **around)
+    return rule.after(_update(recorder, table, dtype, rule, ready, constants), ready, **around)
 
 
-def _update(recorder: NativeRecorder, table: Tensor, rule: Rule, inputs: Tensors, constants: Tensors) -> Tensor:
-    given = {name: _rows(inputs[name]) for name in rule.input_shapes if name != "token"}
+def _update(
+    recorder: NativeRecorder, table: Tensor, dtype: torch.dtype, rule: Rule, inputs: Tensors, constants: Tensors
+) -> Tensor:
+    logged = {name: _rows(inputs[name]) for name in rule.input_shapes}
+    given = {name: x for name, x in logged.items() if name != "token"}
+    log = _log(table, dtype, rule, logged)
     fixed = {name: value.float().contiguous() for name, value in constants.items()}
     rows, shape = given[rule.value].shape[0], rule.input_shapes[rule.value]
     out = recorder.new(rows, 1, *shape)
     common: dict[str, Any] = {"out": out.data_ptr(), "table": table.data_ptr(), "rows": rows}
+    common["log"] = ctypes.addressof(log)
     common |= {name: x.data_ptr() for name, x in (given | fixed).items()}
     common |= {f"{name}_row": x.stride(0) for name, x in given.items()}
     match rule:
@@ -91,8 +105,36 @@ def _update(recorder: NativeRecorder, table: Tensor, rule: Rule, inputs: Tensors
         case _:
             raise CaptureError(f"there is no native kernel for the rule {type(rule).__name__}")
     size = rows * torch.Size(rule.state_shape).numel()
-    recorder.add(kernel, arguments, given, fixed, out, table, work=4 * size)
+    recorder.add(kernel, arguments, given, fixed, out, table, log, work=4 * size)
+    recorder.add("log", log, logged, table, work=2 * sum(x.numel() for x in logged.values()))
     return out
+
+
+def _by_pytorch(recorder: NativeRecorder, table: Tensor, rule: Rule, inputs: Tensors, constants: Tensors) -> Tensor:
+    """A rule from outside the package: its own operations, on a copy of the states that then goes back."""
+    rows = inputs[rule.value].shape[0]
+    state = recorder.new(rows, *rule.state_shape)
+    _copy_state(recorder, table, state, write=False)
+    out, after = rule.chunk(state, {name: inputs[name].float() for name in rule.input_shapes}, constants)
+    _copy_state(recorder, table, after.float().contiguous(), write=True)
+    return out
+
+
+def _copy_state(recorder: NativeRecorder, table: Tensor, state: Tensor, *, write: bool) -> None:
+    rows, values = state.shape[0], state[0].numel()
+    arguments = StateArgs(
+        state=state.data_ptr(), table=table.data_ptr(), rows=rows, values=values, write=write
+    )  # fmt: skip
+    recorder.add("state", arguments, state, table, work=2 * state.numel())
+
+
+def _log(table: Tensor, dtype: torch.dtype, rule: Rule, inputs: Mapping[str, Tensor]) -> LogArgs:
+    """How a cache with slack logs the inputs [B, values] of a token."""
+    log = LogArgs(table=table.data_ptr(), rows=inputs[rule.value].shape[0], count=len(inputs))
+    for i, (name, x) in enumerate(inputs.items()):
+        log.input[i], log.stride[i], log.size[i] = x.data_ptr(), x.stride(0), x.shape[1]
+        log.type[i] = TYPES[torch.float32 if name in rule.exact else dtype]
+    return log
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -102,9 +144,12 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def why_no_rule(rule: Rule, slack: int) -> str | None:
-    """Why no native kernel runs this rule."""
-    if not isinstance(rule, RULES):
-        return f"there is no native kernel for the rule {type(rule).__name__}"
+    """Why a native step does not run this rule over a cache with this slack."""
+    if type(rule) not in RULES:
+        reason = (
+            f"its slack is {slack}; a native step keeps no log of inputs of {type(rule).__name__}, a rule from outside"
+        )
+        return reason if slack else None
     if isinstance(rule, GatedDelta | ChannelDelta) and rule.value_dim > MOST_VALUES:
         return f"heads of {rule.value_dim} values; the native kernel of delta rules takes up to {MOST_VALUES}"
-    return f"its slack is {slack}; a native step keeps no log of inputs to rewind to" if slack else None
+    return None
