@@ -119,7 +119,7 @@ def test_all_that_the_host_knows_is_copied_in_at_once(monkeypatch: pytest.Monkey
         sizes.append(tensor.numel())
         copy_in(tensor, values)
 
-    monkeypatch.setattr("lamina.runtime.prompts.captured_prompt.copy_in", counted)
+    monkeypatch.setattr("lamina.runtime.captured.copy_in", counted)
     model = small("gemma2")
     one, cache, plain = Graphs(model).prompt_of(2), model.new_cache(2), model.new_cache(2)
     ids, counts = torch.randint(1, 30, (2, 7)), torch.tensor([7, 3])
