@@ -77,7 +77,7 @@ class Captured:
         self._placed: tuple[list[tuple[int, int]], list[int]] | None = None  # stores and header that were copied in
         self._bound_cache: weakref.ref[Cache] | None = None  # the cache that was given to `_bind` last
         self._bound_kind: tuple[Any, ...] | None = None  # how that cache is kept, which is known to be served
-        self._scores: Tensor | None = None  # [rows, T, room]: see `_scores_for`
+        self._scores: Tensor | None = None  # [rows, scored, room]: see `_scores_for`
         self._stream = current_stream(self.device)  # the stream of the borrower, on which graphs are launched
         self._done: torch.cuda.Event | None = None  # recorded after the last launch of the previous borrower
         self._give_back: Callable[[Any], None] | None = None
@@ -251,11 +251,16 @@ class Captured:
         self._copy_inputs(header=placed[1], tables=tables, **more)
         self._placed = placed
 
+    @property
+    def scored(self) -> int:
+        """Queries of a row that an indexer scores at a time."""
+        return self.T
+
     def _scores_for(self, cache: Cache) -> Tensor | None:
         """Scratch for the scores of indexers with room for this cache. It is not captured: tables point to it."""
         room = score_room(cache)
         if room and (self._scores is None or self._scores.shape[-1] < room):
-            self._scores = torch.empty(self.rows, self.T, room, device=self.device)
+            self._scores = torch.empty(self.rows, self.scored, room, device=self.device)
         return self._scores
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from lamina.attention.bias import KernelForm
 from lamina.attention.view import View
+from lamina.attention.window import Near
 from lamina.cache.packed_rows import PackedRows
 from lamina.kernels.attention.online_softmax import LOG2E, LOWEST
 from lamina.kernels.attention.score_bias import add_bias, bias_arguments, slopes_of
@@ -77,7 +78,7 @@ def attend_many(
         rest = rest[0] if rest[0].stride(-1) == 1 else rest[0].contiguous(), rest[1]
     tile = tile or tile_for(T, D, Dv, q.element_size(), limits_of(q.device))
     blocks = view.blocks(tile.queries, tile.block)
-    kind, size, keep = window_arguments(view.window)
+    kind, size, keep = ("near", view.window.size, 0) if isinstance(view.window, Near) else window_arguments(view.window)
     biases, bias_kind = bias_arguments(bias)
     out = q.new_empty(q.shape[0], q.shape[2], Hq, Dv)
     own = packed is not None and not stored
@@ -307,6 +308,8 @@ def _shown(q, kv, size, keep, KIND: tl.constexpr, CAUSAL: tl.constexpr):
     """Whether queries at positions q see keys at kv: the rule of `View` without spans and segments."""
     if KIND == "sliding":
         shown = (kv > q - size) | (kv < keep)
+    elif KIND == "near":
+        shown = (kv >= q - size) & (kv <= q + size)
     elif KIND == "chunked":
         shown = q // size == kv // size
     else:

@@ -12,15 +12,15 @@ from typing import Any
 from torch import Tensor
 
 from lamina import kernels
-from lamina.attention.bias import BucketForm, kernel_form
+from lamina.attention.bias import kernel_form
 from lamina.attention.view import View
-from lamina.attention.window import Chunked, Full, Sliding
+from lamina.attention.window import Chunked, Full, Near, Sliding
 from lamina.cache.backend import AttendOptions
 from lamina.cache.layers.base import Key
 from lamina.cache.layers.recurrent import ConvolutionLayer, RecurrentLayer
 from lamina.cache.packed import PackedBackend, PackedStep
 from lamina.recurrence import SSD
-from lamina.runtime.prefill.attention import WIDEST
+from lamina.runtime.prefill.attention import WIDEST, biases
 from lamina.runtime.prefill.backend import PromptBackend, kernel_of
 
 
@@ -35,10 +35,10 @@ class PackedPromptBackend(PackedBackend):
         if not kernels.fuses(q) or max(q.shape[-1], v.shape[-1]) > WIDEST or one.step.attention_of(key) is not None:
             return False
         bias = how["bias"]
-        form = None if bias is None else kernel_form(bias)
-        if (form is None) != (bias is None) or (isinstance(form, BucketForm) and not one.step.causal):
+        if bias is not None and not biases(kernel_form(bias), one.step.causal):
             return False
-        return super().takes_rows(one, key, entry, q, k, v, how) and isinstance(entry.window, Full | Sliding | Chunked)
+        known = isinstance(entry.window, Full | Sliding | Chunked | Near)
+        return known and super().takes_rows(one, key, entry, q, k, v, how)
 
     def attend_rows(
         self, one: PackedStep, key: Key, q: Tensor, k: Tensor, v: Tensor, view: View, how: AttendOptions

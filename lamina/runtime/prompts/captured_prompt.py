@@ -45,6 +45,7 @@ from lamina.runtime.prompts.table_backend import PROMPT_TABLES
 if TYPE_CHECKING:
     from lamina.model import Model
 
+MOST_SCORED = 64, 256  # queries of a row, and of all, that an indexer scores at a time
 FIRST_USE = 2  # a width is captured when it is asked for this often
 
 
@@ -69,6 +70,11 @@ class CapturedPrompt(Captured):
         self._all_ids, self._all_positions = self.ids.flatten(), self.positions.flatten()
         if self.device.type == "cuda":
             self.pool = torch.cuda.graph_pool_handle()
+
+    @property
+    def scored(self) -> int:
+        of_row, of_all = MOST_SCORED
+        return min(of_row, max(of_all // self.rows, 1))
 
     @property
     def captures(self) -> int:
