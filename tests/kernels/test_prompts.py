@@ -12,6 +12,7 @@ from lamina.attention import View, torch_backends
 from lamina.bench.random_model import random_model
 from lamina.kernels import fuses
 from lamina.kernels.attention import prefill
+from lamina.rehearsal.explain import attention_lines
 from lamina.runtime.prefill.backend import PROMPT
 from tests.bench.small import small
 from tests.families.cases import CASES
@@ -140,3 +141,25 @@ def test_selections_that_attention_is_recorded_of_become_masks(on_a_gpu: None) -
     model.forward(ids, step)
     (shares, _), *_ = recorded.values()
     assert bool(((shares > 0).sum(-1) <= 4).all()) and bool((shares[0, :, 3:] > 0).any(-1).all())
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "backend"),
+    [
+        ("deepseek_v3", "deepseek-v2-lite", "kernel over expanded latents"),
+        ("glm_moe_dsa", "", "kernel over selected latents"),
+        ("llama", "", "kernel"),
+    ],
+)
+@torch.no_grad()
+def test_the_kernels_of_all_attention_are_told(family: str, sizes: str, backend: str, on_a_gpu: None) -> None:
+    if sizes:
+        heads = dict(kv_lora_rank=64, qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=16)
+        model = random_model(small(sizes) | heads, torch.float32, "cpu")
+    else:
+        _, model = pair(family, next(iter(CASES[family])))
+    layers = len(model.blocks)
+    lines = attention_lines(model, None)
+    assert len(lines) == 1 and f"({layers} layers): {backend}" in lines[0]
+    result = model.generate([[5] * 34, [6], [7]], 1, eos_token_id=())
+    assert result.prompt_how.endswith(f"attention: {backend}") and "packed" in result.prompt_how

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lamina import kernels
+from lamina.attention.core import note
 from lamina.attention.rotary import RopeTable
 from lamina.attention.view import View
 from lamina.cache.layers.attention import LatentLayer
@@ -68,6 +69,7 @@ class PromptBackend(PlainBackend):
         q_rope, k_rope = (rotate_heads(x, rope, neighbours=neighbours) for x in (q[..., nope:], k_rope[:, None]))
         tokens, view = entry.extend(one, key, {"latent": torch.cat([norm(latent), k_rope[:, 0]], dim=-1)})
         kept = tokens["latent"]  # [B, S, rank + P]
+        note(f"kernel over {'expanded' if restrict is None else 'selected'} latents", q, view)
         if restrict is not None:
             return attend_in_pass(one, q[..., :nope], q_rope, kept, restrict, up, scale)
         expanded = F.linear(kept[..., :rank], up.flatten(0, 1)).unflatten(-1, up.shape[:2]).transpose(1, 2)

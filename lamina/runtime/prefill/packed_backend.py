@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lamina import kernels
 from lamina.attention.bias import kernel_form
+from lamina.attention.core import note
 from lamina.attention.view import View
 from lamina.attention.window import Chunked, Full, Near, Sliding
 from lamina.cache.backend import AttendOptions
@@ -47,6 +48,7 @@ class PackedPromptBackend(PackedBackend):
         from lamina.kernels.attention.prefill import attend_many  # imports Triton
 
         bias = how["bias"]
+        note("kernel", q, view, softcap=how["softcap"], sinks=how["sinks"], bias=bias)
         return attend_many(
             q, k, v, view, scale=how["scale"], softcap=how["softcap"], sinks=how["sinks"],
             bias=None if bias is None else kernel_form(bias), packed=one.rows,

@@ -18,6 +18,7 @@ from lamina.cache.spec import (
 )
 from lamina.kernels.eligibility import why_no_attention, why_no_index
 from lamina.runtime.eligibility import why_not_captured, why_not_read
+from lamina.runtime.kernel_backend import kernels_for_prompts
 
 if TYPE_CHECKING:
     import torch
@@ -56,4 +57,6 @@ def why_unserved(spec: Spec, layer: Layer | None, dtype: torch.dtype) -> str | N
         case Recurrent():
             slack = 0 if layer is None else layer.slack
             return f"its slack is {slack}; a captured prompt keeps no log of inputs to rewind to" if slack else None
+    if (outside := kernels_for_prompts(spec)) is not None:
+        return outside.why_not(spec, layer, dtype)
     return f"captured prompts have no kernel for {type(spec).__name__}"

@@ -32,7 +32,7 @@ from lamina.errors import InputError
 from lamina.recurrence import SSD
 from lamina.recurrence.conv import causal_convolution
 from lamina.runtime.attend_kernels import form_of, sides_of
-from lamina.runtime.kernel_backend import TableEntry
+from lamina.runtime.kernel_backend import TableEntry, kernels_for_prompts
 from lamina.runtime.prefill.backend import PROMPT, kernel_of
 from lamina.runtime.select_kernels import select_for_prompt
 
@@ -169,7 +169,9 @@ class PromptTableBackend:
         return chosen
 
     def call(self, one: CapturedPrompt, key: Key, entry: TableEntry, name: str, *args: Any, **how: Any) -> Any:
-        raise InputError(f"layer {key[0]} entry {key[1]!r}: no kernel for {name} of many tokens")
+        if (found := kernels_for_prompts(entry.spec)) is None:
+            raise InputError(f"layer {key[0]} entry {key[1]!r}: no kernel for {name} of many tokens")
+        return getattr(found, name)(entry, *args, **how)
 
 
 def _attend_own(entry: TableEntry, q: Tensor, k: Tensor, v: Tensor, how: dict[str, Any]) -> Tensor:
