@@ -62,8 +62,7 @@ class PromptBackend(PlainBackend):
                 one, key, entry, q, kv, norm=norm, rope=rope, neighbours=neighbours, up=up, scale=scale,
                 restrict=restrict,
             )  # fmt: skip
-        from lamina.kernels.attention.prefill import attend_many  # imports Triton
-        from lamina.kernels.elementwise import rotate_heads
+        from lamina.kernels.elementwise import rotate_heads  # imports Triton
 
         latent, k_rope = kv.split([rank, rope_dim], dim=-1)  # [B, T, rank], [B, T, P]
         q_rope, k_rope = (rotate_heads(x, rope, neighbours=neighbours) for x in (q[..., nope:], k_rope[:, None]))
@@ -72,9 +71,7 @@ class PromptBackend(PlainBackend):
         note(f"kernel over {'expanded' if restrict is None else 'selected'} latents", q, view)
         if restrict is not None:
             return attend_in_pass(one, q[..., :nope], q_rope, kept, restrict, up, scale)
-        expanded = F.linear(kept[..., :rank], up.flatten(0, 1)).unflatten(-1, up.shape[:2]).transpose(1, 2)
-        k, v = expanded.split([nope, up.shape[1] - nope], dim=-1)  # [B, H, S, N], [B, H, S, V]
-        return attend_many(q[..., :nope], k, v, view, scale=scale, rest=(q_rope, kept[..., rank:]))
+        return attend_expanded(q[..., :nope], q_rope, kept, view, up, scale)
 
     def selection(self, one: Step, q: Tensor, keys: Tensor, weights: Tensor, view: View, top: int) -> Tensor:
         """Lists of positions, int32 [B, T, top]"""
@@ -133,6 +130,19 @@ class PromptBackend(PlainBackend):
     def _fits(self, one: Step, x: Tensor) -> bool:
         """Whether kernels for many tokens run this pass."""
         return one.T > 1 and one.packing is None and kernels.fuses(x)
+
+
+def attend_expanded(
+    q: Tensor, q_rope: Tensor, kept: Tensor, view: View, up: Tensor, scale: float, **how: Any
+) -> Tensor:
+    """q [B, H, T, N] and q_rope [B, H, T, P] over the latents kept [B, S, rank + P], expanded by up [H, N + V, rank].
+    how: of `attend_many`, if rows are packed"""
+    from lamina.kernels.attention.prefill import attend_many  # imports Triton
+
+    nope, rank = q.shape[-1], up.shape[-1]
+    expanded = F.linear(kept[..., :rank], up.flatten(0, 1)).unflatten(-1, up.shape[:2]).transpose(1, 2)
+    k, v = expanded.split([nope, up.shape[1] - nope], dim=-1)  # [B, H, S, N], [B, H, S, V]
+    return attend_many(q, k, v, view, scale=scale, rest=(q_rope, kept[..., rank:]), **how)
 
 
 def is_listed(restrict: Tensor) -> bool:
