@@ -5,7 +5,8 @@ and by a captured graph, behind a row of 2,048 tokens by the graph, the time tha
 weights while plain passes run and that all graphs keep. "error" is the difference between the logits of both ways
 behind that row; "noise" the same between two plain ways, one pass and two: where routers choose experts by scores that
 nearly tie, roundings choose others, and random weights make much of that. --exact compares in float32, in models of
-four layers, where roundings are small, and times nothing.
+four layers, where roundings are small, and times nothing. --host needs no GPU: what a captured prompt costs the host
+(`prompt_host.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from bench.kernels.build import config_of
+from bench.prompt_host import LIKE_LLAMA, print_host
 from lamina.bench.measure import random_ids
 from lamina.bench.random_model import random_model
 from lamina.cache.cache import Cache
@@ -127,15 +129,19 @@ def compare(name: str, widths: list[int]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("shapes", nargs="*", default=list(SHAPES))
+    parser.add_argument("shapes", nargs="*")
     parser.add_argument("--tokens", default="64,128,512")
     parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--host", action="store_true")
     given = parser.parse_args()
     widths = [int(number) for number in given.tokens.split(",")]
+    if given.host:
+        print_host(given.shapes or LIKE_LLAMA, widths)
+        return
     print(torch.cuda.get_device_name())
     if not given.exact:
         print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
-    for name in given.shapes:
+    for name in given.shapes or SHAPES:
         try:
             (compare if given.exact else measure)(name, widths)
         except (LaminaError, RuntimeError) as problem:

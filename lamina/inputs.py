@@ -72,7 +72,10 @@ def all_known(ids: Tensor, vocab: int) -> bool:
     >>> all_known(torch.tensor([[0, 9]]), 10), all_known(torch.tensor([[10]]), 10)
     (True, False)
     """
-    return not bool(((ids < 0) | (ids >= vocab)).any())
+    if ids.numel() == 0:
+        return True
+    least, most = ids.aminmax()
+    return int(least) >= 0 and int(most) < vocab
 
 
 def random_ids(vocab: int, shape: tuple[int, int], generator: torch.Generator | None, device: torch.device) -> Tensor:

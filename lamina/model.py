@@ -44,7 +44,7 @@ from lamina.runtime.compile import CompiledBlocks, why_not_compiled
 from lamina.runtime.eligibility import how_packed
 from lamina.runtime.feed import feed, run, step_alone
 from lamina.runtime.graphs import Graphs
-from lamina.weights.packed import Packed
+from lamina.weights.packed import Packed, first_parameter
 from lamina.weights.quantize import INT8, check_activations
 
 if TYPE_CHECKING:
@@ -160,17 +160,19 @@ class Model(nn.Module):
 
         None if there is none: recurrent models, relative positions (T5), a configuration without one.
         """
-        if not any(spec.uses_positions for entry in self.specs for spec in entry.values()):
+        entries = (specs_of(i, block) for i, block in enumerate(self.blocks))  # most models need the first alone
+        if not any(spec.uses_positions for entry in entries for spec in entry.values()):
             return self.max_positions
         return min((n for n in (positions_of(config_of(self)), self.max_positions) if n is not None), default=None)
 
     @property
     def device(self) -> torch.device:
-        return next(self.parameters()).device
+        return first_parameter(self).device
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(parameter.dtype for parameter in self.parameters() if parameter.is_floating_point())
+        first = first_parameter(self).dtype
+        return first if first.is_floating_point else next(x.dtype for x in self.parameters() if x.is_floating_point())
 
     # -- defined by a family ---------------------------------------------------------------------------------------
 
@@ -325,7 +327,7 @@ class Model(nn.Module):
         codecs = codecs_of(codec, specs)
         cache = Cache(
             specs, rows=rows, capacity=capacity, slack=slack, dtype=self.dtype, device=self.device, codec=codec,
-            key_means=None if all(one.keys == "plain" for one in codecs) else key_means_of(self),
+            key_means=None if all([one.keys == "plain" for one in codecs]) else key_means_of(self),
             max_positions=self.max_positions, model=self, residence=residence, pool=pool,
         )  # fmt: skip
         return cache if source is None else cache.attach(source)

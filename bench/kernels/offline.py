@@ -146,7 +146,7 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
     ALiBi, a layer that reads another layer's keys and values, and those of prompts."""
     from lamina.activation import Gating
     from lamina.attention.view import View
-    from lamina.attention.window import Full, Sliding
+    from lamina.attention.window import Full, Near, Sliding
     from lamina.kernels.attention.decode import decode_attention
     from lamina.kernels.attention.decode_fused import attend_stored, attend_token
     from lamina.kernels.attention.merge import merge_into
@@ -163,7 +163,7 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
     from lamina.kernels.recurrent.prompt.gated_delta import gated_delta_prompt
     from lamina.kernels.recurrent.prompt.selective_scan import selective_scan_prompt
     from lamina.kernels.recurrent.prompt.ssd import ssd_prompt
-    from lamina.nn import AlibiBias, alibi_slopes
+    from lamina.nn import AlibiBias, RelativeBias, alibi_slopes
     from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
     from lamina.runtime.builders import build_together
 
@@ -201,6 +201,8 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
             for tokens in (512, 2048):
                 q, k = (torch.empty(1, heads, tokens, dim, dtype=dtype) for heads in (32, 8))
                 attend_many(q, k, k, View(at[:, :tokens], at[:, :tokens], Sliding(512)), scale=1.0, softcap=30.0)
+            both = View(at, at, Near(512), causal=False)
+            attend_many(q, k, k, both, scale=1.0, bias=RelativeBias(32, 32, 128, both_ways=True).kernel_form())
         collect_prompts(dtype, table)
         for rule in (SSD(80, 64, 128, groups=1), SSD(24, 128, 256, groups=1), SSD(128, 64, 128, groups=8)):
             for tokens in (512, 8192):
@@ -230,8 +232,10 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
 def collect_prompts(dtype: torch.dtype, table: torch.Tensor) -> None:
     """Launches the kernels of captured prompts that find a cache through its table."""
     from lamina.attention.window import Full, Sliding
+    from lamina.kernels.attention.indexer import select_in_turns
     from lamina.kernels.attention.prompt.attend import attend_prompt
     from lamina.kernels.attention.prompt.latent import attend_latents
+    from lamina.kernels.attention.prompt.selected import attend_selected
     from lamina.kernels.attention.prompt.store import store_tokens
     from lamina.kernels.recurrent.prompt.carried import load_inputs, load_state, store_state
     from lamina.nn import AlibiBias, alibi_slopes
@@ -248,6 +252,11 @@ def collect_prompts(dtype: torch.dtype, table: torch.Tensor) -> None:
     for tokens in (32, 512):
         latents = torch.empty(1, 1, tokens, 576, dtype=dtype)
         attend_latents(torch.empty(1, 16, tokens, 576, dtype=dtype), latents[:, 0], table, rank=512, scale=1.0)
+        keys, weights = torch.empty(1, tokens, 128, dtype=dtype), torch.empty(1, tokens, 64)
+        chosen = select_in_turns(torch.empty(1, 64, tokens, 128, dtype=dtype), weights, keys, table, 2048, 64)
+        for heads, page in ((128, 0), (16, 0), (128, 64)):
+            q = torch.empty(1, heads, tokens, 576, dtype=dtype)
+            attend_selected(q, latents[:, 0], table, chosen, rank=512, scale=1.0, page=page)
         store_tokens(latents, None, table)
         load_inputs(table, torch.empty(1, tokens, 5376, dtype=dtype), 4)
     store_state(load_state(table, 1, (80, 64, 128)), table)

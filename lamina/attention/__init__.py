@@ -12,12 +12,13 @@ from lamina.attention.core import BACKENDS, attention
 from lamina.attention.reference import reference_attention
 from lamina.attention.torch_backends import probabilities
 from lamina.attention.view import View, both, either
-from lamina.attention.window import Chunked, Full, Sliding, Window
+from lamina.attention.window import Chunked, Full, Near, Sliding, Window
 
 __all__ = [
     "BACKENDS",
     "Chunked",
     "Full",
+    "Near",
     "Sliding",
     "View",
     "Window",

@@ -24,10 +24,12 @@ class BucketForm:
     """weight[bucket_of[min(q_pos - kv_pos, farthest)], head], for keys that are not after the query, as `RelativeBias`.
 
     weight [buckets, H], bucket_of int64 [farthest + 1], both contiguous
+    both_ways   keys after the query have buckets too: bucket_of [2 · farthest + 1], of distances from -farthest on
     """
 
     weight: Tensor
     bucket_of: Tensor
+    both_ways: bool = False
 
 
 KernelForm = SlopeForm | BucketForm

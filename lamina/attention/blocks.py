@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lamina.attention.window import Chunked, Sliding, Window
+from lamina.attention.window import Chunked, Near, Sliding, Window
 
 if TYPE_CHECKING:
     from lamina.attention.view import View
@@ -94,6 +94,9 @@ def _seen(window: Window, q: _Range, kv: _Range) -> tuple[Tensor, Tensor]:
     match window:
         case Sliding(size=size, keep=keep):
             return (kv.high > q.low - size) | (kv.low < keep), (kv.low > q.high - size) | (kv.high < keep)
+        case Near(size=size):
+            part = (kv.high >= q.low - size) & (kv.low <= q.high + size)
+            return part, (kv.low >= q.high - size) & (kv.high <= q.low + size)
         case Chunked(size=size):
             q_first, q_last, first, last = (x // size for x in (q.low, q.high, kv.low, kv.high))
             return (first <= q_last) & (q_first <= last), (first == q_last) & (q_first == last)

@@ -98,9 +98,8 @@ def attention(
     if 0 in q.shape[:3] or k.shape[2] == 0:
         return q.new_zeros(*q.shape[:3], v.shape[-1])
     name = best_backend(q, k, v, view, softcap, sinks, bias) if backend is None else backend
-    if not torch.compiler.is_compiling() and (calls := _noted.get()) is not None and isinstance(name, str):
-        way = Way.of(name, q, view, softcap=softcap, sinks=sinks, bias=bias)
-        calls[way] = calls.get(way, 0) + 1
+    if isinstance(name, str):
+        note(name, q, view, softcap=softcap, sinks=sinks, bias=bias)
     offer = OFFERS.get(name) if isinstance(name, str) else None
     if not view.clean and (offer is None or not offer.masks_itself):
         k, v = without_unused(k, view), without_unused(v, view)
@@ -108,9 +107,16 @@ def attention(
     return run(q, k, v, view, scale=scale, softcap=softcap, sinks=sinks, bias=bias)
 
 
+def note(backend: str, q: Tensor, view: View, **changes: object) -> None:
+    """Counts a call that this backend runs, for the caller of `noted`, if any."""
+    if not torch.compiler.is_compiling() and (calls := _noted.get()) is not None:
+        way = Way.of(backend, q, view, **changes)
+        calls[way] = calls.get(way, 0) + 1
+
+
 @contextmanager
 def noted(calls: Calls) -> Iterator[None]:
-    """Inside, in this thread, `attention` counts its calls by the way in which they run.
+    """Inside, in this thread, calls of `attention`, and of kernels in its place, are counted by the way they run.
 
     >>> calls = {}
     >>> with noted(calls):

@@ -50,7 +50,7 @@ class View:
         also(row, q, kv)              where given                    (overlay from outside)
         chosen[row, t, s]             where given                    (an indexer: `restricted`)
 
-    As matrices, one line per query, one column per key::
+    As matrices, one line per query, one column per key (`Near`, for both directions, is not among them)::
 
         Full()         Sliding(2)     Sliding(2,     Chunked(3)     Full(), a span   Full(),
                                       keep=1)                       over 1..3        segments 0 0 1 1 1

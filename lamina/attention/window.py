@@ -78,6 +78,32 @@ class Sliding(Window):
 
 
 @dataclass(frozen=True)
+class Near(Window):
+    """The tokens at most `size` before or after a query stay visible, for attention in both directions.
+
+    >>> import torch
+    >>> Near(2).sees(torch.tensor(3), torch.arange(7)).tolist()
+    [False, True, True, True, True, True, False]
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 0:
+            raise InputError(f"Near(size={self.size}): size is at least 0, the query's own token alone")
+
+    def sees(self, q: Tensor, kv: Tensor) -> Tensor:
+        return (q - kv).abs() <= self.size
+
+    @property
+    def span(self) -> int | None:
+        return None
+
+    def spares(self, slots: int) -> bool:
+        return slots <= self.size + 1
+
+
+@dataclass(frozen=True)
 class Chunked(Window):
     """Positions are divided into chunks of `size`; a query sees its own chunk.
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from lamina.cache.clock import Clock, allocate
+from lamina.cache.clock import Clock, allocate, zeroed_together
 from lamina.cache.codec.codec import Codec, Codecs, codecs_of
 from lamina.cache.counts import Counts, CountsLike, check_int
 from lamina.cache.layers.base import Key, Layer, Released
@@ -112,11 +112,12 @@ class Cache:
             )
         self.codecs, self.key_means = codecs_of(codec, self.specs), key_means or {}
         room = capacity if pool is None else None  # tokens in pages need no memory of the layer's own
-        self.layers: Sequence[dict[str, Layer]] = self._new_layers(rows, room, slack)
+        with zeroed_together():
+            self.layers: Sequence[dict[str, Layer]] = self._new_layers(rows, room, slack)
+            self._clock = Clock(rows, self.device)
         self.pages = None if pool is None else PageTables.new(pool, rows, capacity)
         if self.pages is not None:
             self.pages.bind(self.layers)
-        self._clock = Clock(rows, self.device)
         self._change: Change | None = None  # begun and not finished, after an interrupt: see `settle`
         self.shared = keys_read_by_others(self.specs)
         self._logits: Tensor | None = None  # see `logits`
@@ -175,7 +176,7 @@ class Cache:
     @property
     def limit(self) -> int | None:
         """The most tokens a row may hold; None if there is no limit."""
-        limits = [layer.limit for layer in self.every_layer()]
+        limits = [layer.limit for layer in self.every_layer() if not layer.grows]
         return min((limit for limit in (self.capacity, self.max_positions, *limits) if limit is not None), default=None)
 
     @property
@@ -184,6 +185,8 @@ class Cache:
         return sum(layer.nbytes for layer in self.every_layer())
 
     def _new_fetcher(self) -> Prefetcher | None:
+        if self.residence == "device":
+            return None
         return Prefetcher(self.device) if any(on_host(layer) for layer in self.every_layer()) else None
 
     # -- changes ---------------------------------------------------------------------------------------------------

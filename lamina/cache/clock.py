@@ -32,8 +32,8 @@ _later: ContextVar[list[Tensor] | None] = ContextVar("later", default=None)
 
 @contextmanager
 def zeroed_together() -> Iterator[None]:
-    """Tensors that are allocated inside with `later=True` are zeroed together at the end: on a GPU by one launch, where
-    one for each store of a cache takes the host as long as all else about them."""
+    """Tensors that are allocated inside with `later=True` are zeroed together at the end: on a GPU by one launch for
+    each dtype, where one for each store of a cache takes the host as long as all else about them."""
     tensors: list[Tensor] = []
     before = _later.set(tensors)
     try:
@@ -41,8 +41,12 @@ def zeroed_together() -> Iterator[None]:
     finally:
         _later.reset(before)
         if tensors:
+            alike: dict[torch.dtype, list[Tensor]] = {}
+            for one in tensors:
+                alike.setdefault(one.dtype, []).append(one)
             with torch.inference_mode(False), torch.no_grad():
-                torch._foreach_zero_(tensors)
+                for group in alike.values():  # of several dtypes, each tensor would be a launch
+                    torch._foreach_zero_(group)
 
 
 def allocate(
@@ -104,10 +108,10 @@ class Clock:
     """Lengths and rewind marks of every row ([B] on the device), and the host's bounds on them (lists)."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
-        self.lengths = allocate((rows,), torch.int64, device)
-        self.written = allocate((rows,), torch.int64, device)
-        self.base = allocate((rows,), torch.int64, device)
-        self.fault = allocate((1,), torch.bool, device)  # True if a count given on the device was out of range
+        self.lengths, self.written, self.base = (allocate((rows,), torch.int64, device, later=True) for _ in MARKS)
+        self.fault = allocate(
+            (1,), torch.bool, device, later=True
+        )  # True if a count given on the device was out of range
         self.unchecked = False  # True if counts were given on the device since the host last read `fault`
         self.low = [0] * rows
         self.high = [0] * rows

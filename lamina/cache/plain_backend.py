@@ -12,6 +12,7 @@ from lamina.activation import activation
 from lamina.attention.core import attention
 from lamina.attention.indexer import select_tokens
 from lamina.attention.rotary import RopeTable, rotate, rotate_neighbours
+from lamina.attention.view import View
 from lamina.cache.backend import AttendOptions, Backend
 from lamina.cache.layers.attention import (
     AttentionLayer,
@@ -86,7 +87,7 @@ class PlainBackend:
         q_rope, k_rope = turn(q_rope, rope), turn(k_rope[:, None], rope)[:, 0]
         tokens, view = entry.extend(one, key, {"latent": torch.cat([norm(latent), k_rope], dim=-1)})
         kept = tokens["latent"]  # [B, S, rank + P]
-        view = view if restrict is None else view.restricted(restrict)
+        view = view if restrict is None else self.restricted(view, restrict)
         nope, backend = q_nope.shape[-1], one.attention_of(key)
         if surely(absorbs(one.T, rank, up.shape[1])):
             # Attend in the latent: the projection up is folded into the query, and into the output after the sum.
@@ -99,6 +100,10 @@ class PlainBackend:
         k = torch.cat([expanded[..., :nope], shared_rope], dim=-1)
         q = torch.cat([q_nope, q_rope], dim=-1)
         return attention(q, k, expanded[..., nope:], view, scale=scale, backend=backend)
+
+    def restricted(self, view: View, restrict: Tensor) -> View:
+        """The View of the tokens that `select` returned."""
+        return view.restricted(restrict)
 
     def convolve(
         self, one: Step, key: Key, entry: ConvolutionLayer, x: Tensor, weight: Tensor, bias: Tensor | None,
@@ -155,13 +160,15 @@ class PlainBackend:
         q, k = self.norm_and_rotate(one, q, **before), self.norm_and_rotate(one, k[:, None], **before)[:, 0]
         tokens, view = entry.extend(one, key, {"x": k})
         keys, top = tokens["x"], entry.spec.top
-        chosen = None
-        if top < keys.shape[-2]:
-            if not view.clean:
-                keys = keys.masked_fill(~view.exists()[:, 0], 0)  # unused slots may hold NaN
-            chosen = select_tokens(q, keys, weights, view.mask()[:, 0], top)
+        chosen = None if top >= keys.shape[-2] else self.selection(one, q, keys, weights, view, top)
         one.share_selection(key, chosen)
         return chosen
+
+    def selection(self, one: Step, q: Tensor, keys: Tensor, weights: Tensor, view: View, top: int) -> Tensor:
+        """The `top` of the tokens with these keys [B, S, D] that each query selects, as `attend_latent` takes it."""
+        if not view.clean:
+            keys = keys.masked_fill(~view.exists()[:, 0], 0)  # unused slots may hold NaN
+        return select_tokens(q, keys, weights, view.mask()[:, 0], top)
 
     def call(self, one: Step, key: Key, entry: Layer, name: str, *args: Any, **how: Any) -> Any:
         """The layer's method of that name, given the pass and the key first."""

@@ -38,7 +38,7 @@ from lamina.generation.row_ids import check_row_ids, contents_of, hash_rows
 from lamina.generation.run import OnToken, Run, StrategyOutput
 from lamina.generation.stopping import Reason, Stopping
 from lamina.generation.strategies.beams import beam_search
-from lamina.generation.strategies.captured import decode_captured, is_native, why_plain
+from lamina.generation.strategies.captured import decode_captured, why_plain
 from lamina.generation.strategies.contrastive import contrastive_search
 from lamina.generation.strategies.dola import dola, premature_layers
 from lamina.generation.strategies.drafts import assistant_of
@@ -47,6 +47,8 @@ from lamina.generation.strategies.healing import HealedPrompt, heal, mask_to_hea
 from lamina.generation.strategies.plain import decode_plain
 from lamina.generation.strategies.speculation import speculate
 from lamina.generation.stream import Emit, Event, EventBuilder
+from lamina.runtime.eligibility import why_no_graphs
+from lamina.runtime.graphs import weights_stay
 from lamina.sampling.chain import Facts, chain_of
 from lamina.sampling.chooser import Chooser
 from lamina.sampling.exclusion import check_exclusions
@@ -111,6 +113,10 @@ class Call:
 
     def result(self, cache: Cache | None, whole: bool | None, prefixes: PrefixStore | None) -> Result:
         """Runs prefill and the strategy."""
+        with weights_stay():
+            return self._result(cache, whole, prefixes)
+
+    def _result(self, cache: Cache | None, whole: bool | None, prefixes: PrefixStore | None) -> Result:
         started = time.perf_counter()
         run, plan = self._prefill(cache, whole, prefixes)
         prefilled = time.perf_counter()
@@ -287,7 +293,9 @@ class Call:
             case "dola":
                 return dola(run)
         reason = why_plain(run)
-        return decode_captured(run, native=is_native(run)) if reason is None else decode_plain(run, reason)
+        if reason is not None:
+            return decode_plain(run, reason)
+        return decode_captured(run, native=why_no_graphs(self.model) is not None)
 
     def _introspect(self, made: StrategyOutput) -> Introspection | None:
         """Hidden states and attention weights, if asked for."""

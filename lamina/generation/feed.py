@@ -29,6 +29,7 @@ from lamina.generation.prompt import Prompt, from_rows
 from lamina.notices import notice
 from lamina.runtime.eligibility import most_tokens, why_no_passes
 from lamina.runtime.feed import feed, read
+from lamina.runtime.graphs import weights_stay
 from lamina.runtime.multi_token import CapturedPass, width_for
 from lamina.runtime.prompts.eligibility import MOST_IN_ALL
 
@@ -59,6 +60,7 @@ def prefill(model: Model, prompt: Prompt, cache: Cache, chunk: int | None = None
         scorer.begin(cache)
     with (
         Bar("reading the prompt", total, "tokens", longest > size) as bar,
+        weights_stay(),
         PromptReader(model, cache) as reader,
         noted(watch.ways),
     ):

@@ -49,7 +49,7 @@ HEADER = (
     "slack",
 )
 
-ENTRY_AT, HEADER_AT = ({name: i for i, name in enumerate(columns)} for columns in (ENTRY, HEADER))
+ENTRY_AT = {name: i for i, name in enumerate(ENTRY)}
 
 
 def entry_row(values: Mapping[str, int]) -> list[int]:
@@ -58,23 +58,24 @@ def entry_row(values: Mapping[str, int]) -> list[int]:
     >>> entry_row({"slots": 64, "ring": 8})[:4]
     [0, 0, 64, 8]
     """
-    return _ordered(ENTRY, ENTRY_AT, values, WIDTH)
+    row = [0] * WIDTH  # a cache has hundreds of rows, and they are made before every prompt of a new cache
+    try:
+        for name, value in values.items():
+            row[ENTRY_AT[name]] = value
+    except KeyError:
+        raise _no_column(values, ENTRY) from None
+    return row
 
 
 def header_row(values: Mapping[str, int]) -> list[int]:
     """The header of one cache, [len(HEADER)]; every column needs a value."""
     if missing := [name for name in HEADER if name not in values]:
         raise InputError(f"a header without {', '.join(missing)}: it needs {', '.join(HEADER)}")
-    return _ordered(HEADER, HEADER_AT, values, len(HEADER))
+    if len(values) > len(HEADER):
+        raise _no_column(values, HEADER)
+    return [values[name] for name in HEADER]
 
 
-def _ordered(columns: tuple[str, ...], at: Mapping[str, int], values: Mapping[str, int], width: int) -> list[int]:
-    """A row of `width` values. A cache has hundreds of rows, and they are made before every prompt of a new cache."""
-    row = [0] * width
-    try:
-        for name, value in values.items():
-            row[at[name]] = value
-    except KeyError:
-        unknown = [name for name in values if name not in columns]
-        raise InputError(f"no column {', '.join(unknown)}; the columns are {', '.join(columns)}") from None
-    return row
+def _no_column(values: Mapping[str, int], columns: tuple[str, ...]) -> InputError:
+    unknown = [name for name in values if name not in columns]
+    return InputError(f"no column {', '.join(unknown)}; the columns are {', '.join(columns)}")

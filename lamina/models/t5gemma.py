@@ -5,12 +5,11 @@ https://arxiv.org/abs/2504.06225
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from lamina.attention.window import Sliding, Window
+from lamina.attention.window import Near, Sliding, Window
 from lamina.cache.memory import Memory
 from lamina.cache.spec import LayerSpecs
 from lamina.checkpoint.names import Value
@@ -21,23 +20,6 @@ from lamina.models.gemma2 import Gemma2
 from lamina.models.transformer import window_by_type
 from lamina.nn import CrossAttention, Embedding, GatedMLP, Linear, Positions, RMSNorm, Rotary, SelfAttention
 from lamina.nn.attention.rope_settings import positions_of
-
-
-@dataclass(frozen=True)
-class Near(Window):
-    """The tokens at most `size` before or after a query are visible, for attention in both directions."""
-
-    size: int
-
-    def sees(self, q: Tensor, kv: Tensor) -> Tensor:
-        return (q - kv).abs() <= self.size
-
-    @property
-    def span(self) -> int | None:
-        return None
-
-    def spares(self, slots: int) -> bool:
-        return slots <= self.size + 1
 
 
 def norm(c: Config) -> RMSNorm:

@@ -74,7 +74,7 @@ class GatedMLP(nn.Module):
         """x [..., width] -> [..., width]; `onto`: a residual that the result is added to."""
         if not kernels.on() and kernels.fuses(x):
             flat = x.flatten(0, -2)
-            pieces = slices(len(flat), 3 * self.down.in_features * x.element_size())
+            pieces = slices(len(flat), 3 * self.gate_up.out_features // 2 * x.element_size())
             if len(pieces) > 1:
                 return self._in_slices(flat, onto, pieces).view(*x.shape[:-1], -1)
         return self.down(self.inner(x), onto, scale=self.down_factor)
@@ -82,7 +82,7 @@ class GatedMLP(nn.Module):
     def _in_slices(self, x: Tensor, onto: Tensor | None, pieces: Sequence[slice]) -> Tensor:
         """The same for x [N, width], one slice of tokens after the other."""
         dtype = x.dtype if onto is None else torch.promote_types(onto.dtype, x.dtype)
-        out = x.new_empty(len(x), self.down.out_features, dtype=dtype)
+        out = x.new_empty(x.shape, dtype=dtype)
         residual = None if onto is None else onto.reshape(len(x), -1)
         for piece in pieces:
             y = self.down(self.inner(x[piece]), scale=self.down_factor)

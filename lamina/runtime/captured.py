@@ -9,10 +9,12 @@ Without CUDA, where Triton interprets kernels on the CPU, a replay runs the prog
 
 from __future__ import annotations
 
+import math
 import weakref
+from array import array
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     from lamina.model import Model
 
 
+ALIGNED = 16  # int64 values, of which inputs begin at multiples; kernels are built for multiples of 16 bytes
+
+
 class Captured:
     """A `Pass` of T tokens per row over any cache of the model with this number of rows and this format.
 
@@ -45,6 +50,10 @@ class Captured:
     """
 
     backend: Backend[Any, TableEntry] = KERNELS
+    header: Tensor  # [columns], of `columns.HEADER`
+    tables: Tensor
+    counts: Tensor  # [rows]
+    ids: Tensor  # [rows, T]
     valid: Tensor | None = None  # None: kernels skip padding by `counts`
     logits_of: Literal["last", "all"] = "last"  # the tokens whose logits a program computes
 
@@ -55,7 +64,7 @@ class Captured:
         self.model, self.rows, self.T, self.format = model, rows, T, cache_format
         self.device = model.device
         self.workspace = Workspace(self.device)
-        self._make_inputs(counts, entries)
+        self._make_inputs(self._input_shapes(counts, entries))
         self.positions, self.all_counts = self._int_zeros(rows, T), self.counts
         later = self.tables[1] if counts > 1 else None
         self.entries: list[dict[str, TableEntry]] = entries_of(model, self.tables[0], later, cache_format)
@@ -65,19 +74,38 @@ class Captured:
         self.pool: Any = None  # memory that graphs which are captured later share with the first
         self.failed: str | None = None  # why the programs cannot be captured
         self._ran: set[int] = set()  # indices of programs that ran without an error, if kernels are interpreted
-        self._stores: list[tuple[int, int]] = []  # what the tables point at: see `stores_of`
+        self._placed: tuple[list[tuple[int, int]], list[int]] | None = None  # stores and header that were copied in
         self._bound_cache: weakref.ref[Cache] | None = None  # the cache that was given to `_bind` last
         self._bound_kind: tuple[Any, ...] | None = None  # how that cache is kept, which is known to be served
-        self._header: list[int] = []
-        self._scores: Tensor | None = None  # [rows, T, room]: see `_scores_for`
+        self._scores: Tensor | None = None  # [rows, scored, room]: see `_scores_for`
         self._stream = current_stream(self.device)  # the stream of the borrower, on which graphs are launched
         self._done: torch.cuda.Event | None = None  # recorded after the last launch of the previous borrower
         self._give_back: Callable[[Any], None] | None = None
 
-    def _make_inputs(self, counts: int, entries: int) -> None:
-        """Allocates what the host copies in: tables, header, counts and ids."""
-        self.tables, self.header = self._int_zeros(counts, entries, WIDTH), self._int_zeros(len(HEADER))
-        self.counts, self.ids = self._int_zeros(self.rows), self._int_zeros(self.rows, self.T)
+    def _input_shapes(self, counts: int, entries: int) -> dict[str, tuple[int, ...]]:
+        """What the host copies in, in the order of its memory: attribute -> shape. The ids are the last."""
+        return {
+            "header": (len(HEADER),), "tables": (counts, entries, WIDTH), "counts": (self.rows,),
+            "ids": (self.rows, self.T),
+        }  # fmt: skip
+
+    def _make_inputs(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        """All in one tensor, so that one copy fills it."""
+        sizes = [math.prod(shape) for shape in shapes.values()]
+        *starts, end = accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0)
+        self._inputs, self._starts = self._int_zeros(end), dict(zip(shapes, starts, strict=True))
+        for (name, shape), start, size in zip(shapes.items(), starts, sizes, strict=True):
+            setattr(self, name, self._inputs[start : start + size].view(shape))
+
+    def _copy_inputs(self, **values: Sequence[int]) -> None:
+        """Copies values of these inputs in at once. Inputs between the first and the last of them become zero."""
+        first = min(self._starts[name] for name in values)
+        end = max(self._starts[name] + len(part) for name, part in values.items())
+        whole = array("q", bytes(8 * (end - first)))
+        for name, part in values.items():
+            at = self._starts[name] - first
+            whole[at : at + len(part)] = array("q", part)
+        copy_in(self._inputs[first:end], whole)
 
     def memory(self, i: int) -> Memory:
         return Memory(self, i, self.entries[i])
@@ -114,7 +142,7 @@ class Captured:
 
     def _drop_cache(self) -> None:
         """Forgets the borrower's cache."""
-        self._stores, self._bound_cache, self._header = [], None, []
+        self._placed, self._bound_cache = None, None
 
     # -- programs ----------------------------------------------------------------------------------------------------
 
@@ -189,14 +217,9 @@ class Captured:
         return torch.zeros(shape, dtype=torch.int64, device=self.device)
 
     def _bind(self, cache: Cache, *others: Tensor) -> None:
-        """Copies the cache's tables and header in, unless they are those of the last pass. others: see
-        `_update_tables`"""
+        """Copies the cache's tables and header in, unless they are those of the last pass. others: see `_place`"""
         self._serve(cache)
-        self._update_tables(cache, *others)
-        header = header_of(cache)
-        if header != self._header:
-            copy_in(self.header, header)
-            self._header = header
+        self._place(cache, *others)
 
     def _serve(self, cache: Cache) -> None:
         """Notes that passes are over this cache, and allocates its logits; its tables are not copied in. Raises
@@ -210,30 +233,34 @@ class Captured:
                 if reason is not None:
                     raise InputError(f"this cache has no captured passes: {reason}; run plain passes with cache.step")
             self._bound_cache, self._bound_kind = weakref.ref(cache), kind
-            self._stores = []
+            self._placed = None
         cache._kept_logits(self.model.vocab, self.model.dtype)
 
     def why_not_bound(self, cache: Cache) -> str | None:
         """Why passes of this kind cannot read this cache; None if they can."""
         return why_not_read(cache)
 
-    def _update_tables(self, cache: Cache, *others: Tensor) -> bool:
-        """Copies the cache's tables in, one for `counts` and one for each of `others`, if a tensor of the cache was
-        reallocated since the last call. -> whether it was"""
-        stores = stores_of(cache)
-        if stores == self._stores:
-            return False
+    def _place(self, cache: Cache, *others: Tensor, **more: Sequence[int]) -> None:
+        """Copies in where the cache is stored: its header, and a table for `counts` and for each of `others`, unless no
+        tensor of the cache was reallocated since the last call. more: further inputs, which are copied in any case"""
+        placed = stores_of(cache), header_of(cache)
+        if placed == self._placed and not more:
+            return
         scores = self._scores_for(cache)
-        tables = [tables_of(cache, counts, scores) for counts in (self.counts, *others)]
-        copy_in(self.tables, chain(*tables))
-        self._stores = stores
-        return True
+        tables = [value for counts in (self.counts, *others) for value in tables_of(cache, counts, scores)]
+        self._copy_inputs(header=placed[1], tables=tables, **more)
+        self._placed = placed
+
+    @property
+    def scored(self) -> int:
+        """Queries of a row that an indexer scores at a time."""
+        return self.T
 
     def _scores_for(self, cache: Cache) -> Tensor | None:
         """Scratch for the scores of indexers with room for this cache. It is not captured: tables point to it."""
         room = score_room(cache)
         if room and (self._scores is None or self._scores.shape[-1] < room):
-            self._scores = torch.empty(self.rows, self.T, room, device=self.device)
+            self._scores = torch.empty(self.rows, self.scored, room, device=self.device)
         return self._scores
 
 

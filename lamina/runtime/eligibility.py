@@ -10,7 +10,6 @@ import torch
 from lamina import kernels
 from lamina.cache.layers.base import Layer
 from lamina.cache.spec import LayerSpecs, Spec
-from lamina.kernels.packed.serve import why_model_unread
 from lamina.native.linear import why_no_native_products
 from lamina.nn.linear import packed_on_cpu
 from lamina.runtime.kernel_backend import why_unserved
@@ -42,12 +41,10 @@ def why_not_captured(
         return "without a cache every pass recomputes whole rows"
     if model.uncaptured is not None:
         return model.uncaptured
-    if model.device.type != "cuda":
-        return f"the model is on {model.device.type}; decode steps are captured on a GPU"
-    if reason := why_model_unread(model):
-        return f'{reason}; load(weights="plain") dequantizes'
-    if reason := kernels.why_not(next(model.parameters())):
+    if reason := why_no_graphs(model):
         return reason
+    if reason := model.graphs.why_unread():
+        return f'{reason}; load(weights="plain") dequantizes'
     if cache is not None and cache.fetcher is not None:
         return ON_THE_HOST
     rows = rows if cache is None else cache.rows
@@ -56,6 +53,13 @@ def why_not_captured(
     if cache is None:
         return why_no_kernels(model.specs, None, model.dtype, unserved)
     return why_no_kernels(cache.specs, cache.layers, model.dtype, unserved)
+
+
+def why_no_graphs(model: Model) -> str | None:
+    """Why nothing is captured in CUDA graphs on the model's device; None on a GPU that kernels run on."""
+    if model.device.type != "cuda":
+        return f"the model is on {model.device.type}; decode steps are captured on a GPU"
+    return kernels.why_not(next(model.parameters()))
 
 
 def how_packed(model: Model) -> str | None:

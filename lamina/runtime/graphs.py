@@ -18,7 +18,9 @@ A program that is garbage collected without `release` is gone; another is captur
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from threading import Condition
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -28,6 +30,7 @@ from torch import nn
 
 from lamina.cache.cache import Cache
 from lamina.errors import CaptureError
+from lamina.kernels.packed.serve import why_model_unread
 from lamina.runtime.captured import Captured
 from lamina.runtime.fusion import trace_model
 from lamina.runtime.multi_token import CapturedPass, width_for
@@ -48,6 +51,8 @@ PROMPT = "prompt"  # the first part of the shape of prompts, which are kept apar
 MOST_PROMPTS = 4  # shapes of those that are kept
 
 C = TypeVar("C", bound=Captured)
+
+_trusted: ContextVar[set[Graphs]] = ContextVar("trusted")  # in a call: those whose weights it has looked at
 
 
 @dataclass
@@ -72,6 +77,7 @@ class Graphs:
         self._programs: OrderedDict[tuple[Any, ...], _Programs] = OrderedDict()
         self._plans: dict[str, FusionPlan] = {}
         self._weights: list[int] = []
+        self._unread: str | None = None  # see `why_unread`; of `_weights`
         self._changed = Condition()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -102,6 +108,12 @@ class Graphs:
     def why_no_prompt(self, rows: int) -> str | None:
         """Why prompts of `rows` rows could not be captured, if that was tried and failed."""
         return self._why_failed((PROMPT, rows))
+
+    def why_unread(self) -> str | None:
+        """The first packed weight that no kernel of a captured step reads, in words; None if all are read."""
+        with self._changed:
+            self._check_weights()
+            return self._unread
 
     def fusion_plan(self, logits: Literal["last", "all"] = "last") -> FusionPlan:
         """Which norms are computed by the launch in front of them.
@@ -192,19 +204,42 @@ class Graphs:
         return found
 
     def _check_weights(self) -> None:
+        trusted = _trusted.get(None)
+        if trusted is not None and self in trusted:
+            return
         weights = addresses(self.model)
         if weights != self._weights:  # the model was moved or converted: programs would read freed memory
             self._programs.clear()
             self._plans.clear()
+            self._unread = why_model_unread(self.model)
             self._weights = weights
+        if trusted is not None:
+            trusted.add(self)
+
+
+@contextmanager
+def weights_stay() -> Iterator[None]:
+    """Inside, in this thread, weights are not moved or converted, so the addresses of a model's are read once: for one
+    call, which borrows several programs."""
+    if _trusted.get(None) is not None:
+        yield
+        return
+    before = _trusted.set(set())
+    try:
+        yield
+    finally:
+        _trusted.reset(before)
 
 
 def addresses(module: nn.Module) -> list[int]:
     """Addresses of all weights. `module.parameters()` takes ten times as long, since it builds names."""
-    modules = every_module(module)
-    parameters = [parameter for one in modules for parameter in one._parameters.values() if parameter is not None]
-    found = [parameter.data_ptr() for parameter in parameters]
-    if any(issubclass(kind, PackedWeight) for kind in set(map(type, modules))):
-        packed = (one for one in modules if isinstance(one, PackedWeight))
+    found, kinds = [], set()
+    for one in every_module(module):
+        kinds.add(type(one))
+        for parameter in one._parameters.values():
+            if parameter is not None:
+                found.append(parameter.data_ptr())
+    if any([issubclass(kind, PackedWeight) for kind in kinds]):
+        packed = (one for one in every_module(module) if isinstance(one, PackedWeight))
         found += [part.data_ptr() for one in packed for part in one.parts.values()]
     return found

@@ -11,6 +11,8 @@ A kind that is defined outside this package may bring kernels too:
 
     @register_kernels(MySpec)
     class MyKernels:
+        reads_prompts = True                           # calls may have hundreds of tokens: for captured prompts too
+
         @staticmethod
         def why_not(spec, layer, dtype): ...           # a reason, or None if the kernels serve this spec
         @staticmethod
@@ -225,6 +227,12 @@ def register_kernels(kind: type[Spec]) -> Callable[[type[K]], type[K]]:
         return kernels
 
     return register
+
+
+def kernels_for_prompts(spec: Spec) -> Kernels | None:
+    """The kernels of a kind, if their class says that they read the many tokens of captured prompts."""
+    found = _registered.get(type(spec))
+    return found if getattr(found, "reads_prompts", False) else None
 
 
 def why_unserved(spec: Spec, layer: Layer | None, dtype: torch.dtype) -> str | None:

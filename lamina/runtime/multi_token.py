@@ -122,7 +122,7 @@ class CapturedPass(Captured):
         with current(self.device), cache.steady:
             taken = accepted_counts(cache, range(self.rows), counts, accepted, rings=True)
             if cache.pages is not None:
-                self._update_tables(cache, self.accepted)
+                self._place(cache, self.accepted)
             self.accepted.copy_(taken.tensor)
             with device_commit(cache, taken.low, taken.high):
                 self._replay(1)

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.cache.codec.codec import Codec, Coding
-from lamina.cache.layers.base import Layer
-from lamina.cache.spec import IndexKeys
+from lamina.cache.layers.attention import IndexLayer
 from lamina.kernels.columns import entry_row, header_row
 from lamina.runtime.kernel_backend import TableEntry
 
@@ -28,21 +27,19 @@ def tables_of(cache: Cache, counts: Tensor, scores: Tensor | None = None) -> lis
 
     scores   [rows, tokens, room]: scratch for the scores of indexers, if there are any
     """
-    clock = cache.clock
+    clock, values = cache.clock, list[int]()
     common = {"lengths": clock.lengths.data_ptr(), "counts": counts.data_ptr(), "bases": clock.base.data_ptr()}
-    return [value for layer in cache.every_layer() for value in _row(layer, common, scores)]
-
-
-def _row(layer: Layer, common: dict[str, int], scores: Tensor | None) -> list[int]:
-    row = {**common, **layer.columns()}
-    if scores is not None and isinstance(layer.spec, IndexKeys):
-        row |= {"scores": scores.data_ptr(), "score_room": scores.shape[-1]}
-    return entry_row(row)
+    for layer in cache.every_layer():
+        row = {**common, **layer.columns()}
+        if scores is not None and isinstance(layer, IndexLayer):
+            row |= {"scores": scores.data_ptr(), "score_room": scores.shape[-1]}
+        values += entry_row(row)
+    return values
 
 
 def score_room(cache: Cache) -> int:
     """The most tokens of a row that an indexer of this cache may have to score; 0 without indexers."""
-    return max((layer.slots or 0 for layer in cache.every_layer() if isinstance(layer.spec, IndexKeys)), default=0)
+    return max([layer.slots for layer in cache.every_layer() if isinstance(layer, IndexLayer)], default=0)
 
 
 @dataclass(frozen=True)
@@ -63,8 +60,8 @@ class CacheFormat:
         """The format of this cache; the plain format if None."""
         if cache is None:
             return cls()
-        codings = tuple(layer.coding for layer in cache.every_layer())
-        codecs = tuple(one.codec for one in codings) if any(one.formats for one in codings) else ()
+        codings = tuple([layer.coding for layer in cache.every_layer()])
+        codecs = tuple([one.codec for one in codings]) if any([one.formats for one in codings]) else ()
         return cls(codecs, 0 if cache.pool is None else cache.pool.page, codings)
 
 

@@ -1,4 +1,5 @@
-"""`memory.select` of a captured pass: RoPE and storing the keys, scores of all tokens, the list of the highest."""
+"""`memory.select` of a captured step, pass or prompt: RoPE and storing the keys, scores of all tokens, the list of the
+highest."""
 
 from __future__ import annotations
 
@@ -31,6 +32,25 @@ def select(
         q = rotated_as(form, q)
     index_scores(q, weights, new, table, page=page)
     return select_tokens(q.shape[0], q.shape[2], entry.spec.top, table)
+
+
+def select_for_prompt(entry: TableEntry, q: Tensor, k: Tensor, weights: Tensor, most: int) -> Tensor:
+    """The same for the many queries of a prompt, with q and k rotated by RoPE already.
+
+    most   queries of a row that the buffer of scores has room for
+    """
+    from lamina.kernels.attention.indexer import select_in_turns  # imports Triton, as the next two do
+    from lamina.kernels.attention.prompt.store import store_tokens
+    from lamina.kernels.quant.encode import Side, encode
+
+    table, page, form = entry.table, entry.page, entry.coding.formats.get("x")
+    new: Any = k[:, None]  # one head
+    if form is None:
+        store_tokens(new, None, table, page)
+    else:
+        new = encode(new, new, None, table, Side.of(form, new.shape[-1]), write=True, page=page)
+        q = rotated_as(form, q)
+    return select_in_turns(q, weights, new, table, entry.spec.top, most, page)
 
 
 def rotated_as(form: FieldFormat, q: Tensor) -> Tensor:

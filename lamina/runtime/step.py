@@ -27,8 +27,8 @@ from lamina.cache.pool.page_table import Span
 from lamina.errors import CapacityError, InputError
 from lamina.kernels.device_guard import current
 from lamina.runtime.captured import Captured
-from lamina.runtime.cuda_graph import Program, copy_in
-from lamina.runtime.pointers import PLAIN_FORMAT, CacheFormat, header_of
+from lamina.runtime.cuda_graph import Program
+from lamina.runtime.pointers import PLAIN_FORMAT, CacheFormat
 from lamina.sampling.exclusion import excluded
 from lamina.sampling.history import RECENT, History, history_of
 
@@ -40,13 +40,22 @@ MOST_ENDS = 8
 
 
 class CapturedStep(Captured):
-    """A pass of one token per row over the cache that `begin` was given, which samples and commits on the device."""
+    """A pass of one token per row over the cache that `begin` was given, which samples and commits on the device.
+
+    remaining, numbers, prompts   [rows]: see `begin`
+    ends                          [MOST_ENDS], filled up with -1
+    seed                          [1]
+    """
+
+    remaining: Tensor
+    numbers: Tensor
+    prompts: Tensor
+    ends: Tensor
+    seed: Tensor
 
     def __init__(self, model: Model, rows: int, chooser: Chooser, cache_format: CacheFormat = PLAIN_FORMAT) -> None:
         super().__init__(model, rows, 1, cache_format, counts=1)
         self.chooser = chooser
-        self.remaining, self.ends, self.seed = self._int_zeros(rows), self._int_zeros(MOST_ENDS), self._int_zeros(1)
-        self.numbers, self.prompts = self._int_zeros(rows), self._int_zeros(rows)
         self.seen: Tensor | None = None  # [rows, vocab] how often each id occurs in each row, for processors
         if chooser.processors:
             self.seen, self.seen_in_prompt = self._int_zeros(2, rows, model.vocab)
@@ -54,6 +63,11 @@ class CapturedStep(Captured):
         self.scratch = self.scratch_for()
         self._cache: weakref.ref[Cache] | None = None  # weak, so that its owner can free it
         self._most: list[int] = []  # final length of each row, at most
+
+    def _input_shapes(self, counts: int, entries: int) -> dict[str, tuple[int, ...]]:
+        *before, ids = super()._input_shapes(counts, entries).items()
+        row, more = (self.rows,), ("remaining", "numbers", "prompts")
+        return dict([*before, *((name, row) for name in more), ("ends", (MOST_ENDS,)), ("seed", (1,)), ids])
 
     def scratch_for(self) -> Any:
         """Scratch of the kernels that choose tokens."""
@@ -103,24 +117,23 @@ class CapturedStep(Captured):
             )
         cache._abort_open_pass()
         cache._kept_logits(self.model.vocab, self.model.dtype)
-        self._cache, self._stores, self._header, self._most = weakref.ref(cache), [], [], most
+        self._cache, self._most = weakref.ref(cache), most
         self._make_room(cache, 1)
-        copy_in(self.ends, ends + [-1] * (MOST_ENDS - len(ends)))
-        copy_in(self.remaining, remaining)
-        copy_in(self.seed, [seed])
-        copy_in(self.numbers, list(numbers or range(self.rows)))
+        before = list(prompts or cache.clock.high)
+        self._place(
+            cache, counts=[int(more > 0) for more in remaining], remaining=remaining,
+            numbers=list(numbers or range(self.rows)), prompts=before, ends=ends + [-1] * (MOST_ENDS - len(ends)),
+            seed=[seed],
+        )  # fmt: skip
         if self.seen is not None:
-            before = list(prompts or cache.clock.high)
-            copy_in(self.prompts, before)
             history = history_of(cache, before)
             self.seen.copy_(history.seen(self.model.vocab))
             self.seen_in_prompt.copy_(history.seen_in_prompt(self.model.vocab))
             self.recent.copy_(history.tail(RECENT))
         self.ids.copy_(ids.reshape(-1, 1))
-        self.counts.copy_(self.remaining > 0)
 
     def _make_room(self, cache: Cache, steps: int) -> None:
-        """Makes room for the tokens of the next `steps` steps in the cache, and updates the tables that point at it."""
+        """Makes room for the tokens of the next `steps` steps in the cache."""
 
         def needed() -> int:
             return max(min(high + steps, most) for high, most in zip(cache.clock.high, self._most, strict=True))
@@ -132,10 +145,6 @@ class CapturedStep(Captured):
             cache.clock.sync()  # rows that have ended need no more room
             if needed() > room():
                 cache.reserve(min(max(needed(), 2 * room()), max(self._most)))
-        self._update_tables(cache)
-        if (header := header_of(cache)) != self._header:
-            copy_in(self.header, header)
-            self._header = header
 
     def run(self, steps: int, rows: Sequence[int] | None = None) -> None:
         """Runs `steps` steps: each feeds one token to every live row and samples the next. Nothing is read back.
@@ -153,7 +162,7 @@ class CapturedStep(Captured):
                     several = steps
                     if cache.pages is not None:
                         several = self._take_pages(cache, steps, rows)
-                        self._make_room(cache, several)  # the page table was written
+                    self._place(cache)
                     with device_commit(cache, [0] * cache.rows, several):
                         for _ in range(several):
                             self._replay()

@@ -68,6 +68,8 @@ SETTINGS = (
     ),
 )  # fmt: skip
 
+BEFORE_FILTERS = tuple(stage for stage in Stage if stage < Stage.FILTER)
+
 for _part in (bans, penalties, forcing, grammar, filters, watermark, guidance):
     for _setting in _part.SETTINGS:
         register(_setting)
@@ -95,25 +97,24 @@ def chain_of(settings: Any, facts: Facts) -> list[Processor]:
 
 def processors_of(settings: Any, facts: Facts) -> list[Processor]:
     """The processors before the filters, the caller's own included."""
-    before = [stage for stage in Stage if stage < Stage.FILTER]
-    return add_own(_made(settings, facts, before), settings.logits_processor or ())
+    return add_own(_made(settings, facts, *BEFORE_FILTERS), settings.logits_processor or ())
 
 
 def filters_of(settings: Any, facts: Facts) -> list[Processor]:
     """The sampling filters; none if `do_sample` is False."""
-    return _made(settings, facts, [Stage.FILTER]) if settings.do_sample else []
+    return _made(settings, facts, Stage.FILTER) if settings.do_sample else []
 
 
 def endings_of(settings: Any, facts: Facts) -> list[Processor]:
     """The processors after the filters, sampling or not."""
-    return _made(settings, facts, [Stage.FINAL])
+    return _made(settings, facts, Stage.FINAL)
 
 
-def _made(settings: Any, facts: Facts, stages: Sequence[Stage]) -> list[Processor]:
+def _made(settings: Any, facts: Facts, *stages: Stage) -> list[Processor]:
     """The processors of these stages, in order."""
     context = ProcessorContext(settings, facts)
     chain: list[Processor] = []
-    for declared in registered_at(stages):
+    for declared in registered_at(*stages):
         value = getattr(settings, declared.name)
         if declared.processor is not None and not declared.is_off(value):
             processor = declared.processor(value, context)

@@ -27,7 +27,7 @@ Type checkers know the built-in names only; for them, pass a `dict[str, Any]`: `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
@@ -223,15 +223,18 @@ def register(setting: Setting) -> None:
         except Wrong as wrong:
             raise InputError(f"{setting.name} has {what}={value!r}: it must be {wrong}") from None
     _settings[setting.name] = setting
-    registered.cache_clear()
-    by_name.cache_clear()
+    _clear()
 
 
 def unregister(name: str) -> None:
     """Removes a setting; unknown names are ignored."""
     _settings.pop(name, None)
-    registered.cache_clear()
-    by_name.cache_clear()
+    _clear()
+
+
+def _clear() -> None:
+    for known in (registered, by_name, filters, registered_at):
+        known.cache_clear()
 
 
 @cache
@@ -246,6 +249,13 @@ def by_name() -> Mapping[str, Setting]:
     return {name: one for one in registered() for name in (one.name, *one.aliases)}
 
 
-def registered_at(stages: Collection[Stage]) -> list[Setting]:
+@cache
+def filters() -> tuple[Setting, ...]:
+    """The settings that have no effect unless tokens are sampled."""
+    return tuple(one for one in registered() if one.only_sampling)
+
+
+@cache
+def registered_at(*stages: Stage) -> tuple[Setting, ...]:
     """The settings whose processors run at these stages, in the order in which those run."""
-    return sorted((one for one in _settings.values() if one.stage in stages), key=lambda one: one.stage or 0)
+    return tuple(sorted((one for one in _settings.values() if one.stage in stages), key=lambda one: one.stage or 0))

@@ -14,6 +14,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from lamina.errors import InputError
 from lamina.weights.format import Parts, WeightFormat
 
 AT_ONCE = 1 << 20  # values that are dequantized together on a CPU: the float32 scratch is 4 MiB
@@ -253,6 +254,18 @@ def stacked_part(parts: Sequence[Tensor]) -> Tensor:
     if same and step > 0 and step % first.itemsize == 0:
         return first.as_strided((len(parts), *first.shape), (step // first.itemsize, *first.stride()))
     return torch.stack([part.view(torch.uint8) for part in parts]).view(first.dtype)
+
+
+def first_parameter(module: nn.Module) -> nn.Parameter:
+    """`next(module.parameters())`, in a tenth of the time: no names are built."""
+    waiting = [module]
+    while waiting:
+        one = waiting.pop()
+        for parameter in one._parameters.values():
+            if parameter is not None:
+                return parameter
+        waiting += [child for child in reversed(one._modules.values()) if child is not None]
+    raise InputError(f"{type(module).__name__} has no parameters, which would say its device and dtype")
 
 
 def every_module(module: nn.Module) -> list[nn.Module]:

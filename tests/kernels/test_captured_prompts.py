@@ -59,7 +59,7 @@ def compare(model: Model, captured: lamina.Cache, plain: lamina.Cache, pieces: l
 
 
 PIECES = [(11, [11, 4]), (13, [0, 13]), (5, [5, 2])]
-KINDS = ["llama", "gemma2", "mamba", "mamba2", "falcon_h1", "qwen3_next", "deepseek_v3"]
+KINDS = ["llama", "gemma2", "mamba", "mamba2", "falcon_h1", "qwen3_next", "deepseek_v3", "glm_moe_dsa"]
 
 
 @torch.no_grad()
@@ -70,7 +70,7 @@ def test_ragged_prompts_one_after_the_other_are_plain_passes(family: str) -> Non
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", ["gemma2", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["gemma2", "deepseek_v3", "glm_moe_dsa"])
 def test_prompts_in_pages_are_plain_passes(family: str) -> None:
     model = small(family)
     pool = lamina.Pool(model, tokens=96, page=4)
@@ -78,13 +78,29 @@ def test_prompts_in_pages_are_plain_passes(family: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("family", "codec"), [("gemma2", "k8v4"), ("gemma2", "fp8"), ("deepseek_v3", "int8")])
+@pytest.mark.parametrize(
+    ("family", "codec"), [("gemma2", "k8v4"), ("gemma2", "fp8"), ("deepseek_v3", "int8"), ("glm_moe_dsa", "int8")]
+)
 def test_prompts_in_codes_and_pages_are_plain_passes(family: str, codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lamina.runtime.prompts.captured_prompt.WIDTHS", (4,))
     model = small(family)
     pool = None if codec == "fp8" else lamina.Pool(model, tokens=32, page=4, codec=codec)
     captured = model.new_cache(2, codec=codec) if pool is None else model.new_cache(2, pool=pool)
     compare(model, captured, model.new_cache(2, codec=codec), [(4, [4, 3]), (3, [0, 3])])
+
+
+@torch.no_grad()
+def test_an_indexer_scores_a_few_queries_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lamina.runtime.prompts.captured_prompt.MOST_SCORED", (5, 6))
+    model = small("glm_moe_dsa")
+    one = Graphs(model).prompt_of(2)
+    captured, plain = model.new_cache(2), model.new_cache(2)
+    for tokens, counts in PIECES[:2]:
+        ids = torch.randint(1, 30, (2, tokens))
+        one.feed(captured, ids, counts)
+        model(ids, cache=plain, counts=counts, logits="last")
+        same(captured, plain)
+    assert one._scores is not None and one._scores.shape[:2] == (2, 3)
 
 
 @torch.no_grad()
@@ -119,7 +135,7 @@ def test_all_that_the_host_knows_is_copied_in_at_once(monkeypatch: pytest.Monkey
         sizes.append(tensor.numel())
         copy_in(tensor, values)
 
-    monkeypatch.setattr("lamina.runtime.prompts.captured_prompt.copy_in", counted)
+    monkeypatch.setattr("lamina.runtime.captured.copy_in", counted)
     model = small("gemma2")
     one, cache, plain = Graphs(model).prompt_of(2), model.new_cache(2), model.new_cache(2)
     ids, counts = torch.randint(1, 30, (2, 7)), torch.tensor([7, 3])
@@ -174,7 +190,6 @@ def test_what_is_not_served_says_why() -> None:
     )
     with pytest.raises(InputError, match="no captured passes: layer 0 entry 'state': its slack is 2"):
         Graphs(small("mamba2")).prompt_of(1, slack).feed(slack, torch.tensor([[1]]))
-    assert "no kernel for IndexKeys" in (why_not_prompted(small("glm_moe_dsa").new_cache(1)) or "")
 
 
 # -- generate ----------------------------------------------------------------------------------------------------------
@@ -262,6 +277,7 @@ def test_all_widths_can_be_captured_ahead_without_a_change_to_the_cache() -> Non
         ("llama", {"_attend_prompt", "_store_tokens"}),
         ("falcon_h1", {"_attend_prompt", "_store_tokens", "_load_inputs", "_copy_state"}),
         ("deepseek_v3", {"_attend_latent", "_store_tokens"}),
+        ("glm_moe_dsa", {"_attend_latent", "_attend_selected", "_index_scores", "_select_tokens", "_store_tokens"}),
     ],
 )
 def test_kernels_that_read_tables_are_requested_before_the_first_prompt(
@@ -276,5 +292,8 @@ def test_kernels_that_read_tables_are_requested_before_the_first_prompt(
 
     monkeypatch.setattr("lamina.runtime.prompts.prebuild.build_together", build)
     build_prompt_kernels(small(family))
-    names = {"_attend_prompt", "_attend_latent", "_store_tokens", "_load_inputs", "_copy_state"}
+    names = {
+        "_attend_prompt", "_attend_latent", "_attend_selected", "_index_scores", "_select_tokens", "_store_tokens",
+        "_load_inputs", "_copy_state",
+    }  # fmt: skip
     assert {one.kernel for one in requested} & names == expected

@@ -23,9 +23,11 @@ from lamina.generation.strategies.speculation import speculate
 from lamina.kernels.entry import STORE, row_of
 from lamina.kernels.launch import begin as begin_kernel
 from lamina.kernels.launch import launch
-from lamina.runtime import kernel_backend
+from lamina.runtime import Graphs, kernel_backend
 from lamina.runtime.kernel_backend import TableEntry, register_kernels, why_unserved
+from lamina.runtime.prompts.eligibility import why_not_prompted
 from tests.generation.drafted import Oracle, again, begin, same
+from tests.kernels.passes import same as same_caches
 from tests.kernels.runs import both
 from tests.laws.outside import Peak
 
@@ -132,6 +134,25 @@ def test_captured_speculation_commits_what_is_accepted() -> None:
 def test_a_cache_that_the_kernels_do_not_serve_says_why() -> None:
     layer = peaks().new_cache(slack=2).layers[0]["peak"]
     assert why_unserved(layer.spec, layer, torch.float32) == "its slack is 2"
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("kernels_for_peaks")
+def test_captured_prompts_run_kernels_that_say_they_read_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lamina.runtime.prompts.captured_prompt.WIDTHS", (16,))
+    model = peaks()
+    captured, plain = model.new_cache(2), model.new_cache(2)
+    refused = "layer 0 entry 'peak': captured prompts have no kernel for Peak"
+    assert why_not_prompted(captured) == refused
+    kernel_backend._registered[Peak].reads_prompts = True
+    assert why_not_prompted(captured) is None
+    assert why_not_prompted(model.new_cache(slack=2)) == "layer 0 entry 'peak': its slack is 2"
+    one = Graphs(model).prompt_of(2)
+    for counts in ([11, 4], [0, 7]):
+        ids = torch.randint(0, 80, (2, max(counts)))
+        one.feed(captured, ids, counts)
+        model(ids, cache=plain, counts=counts, logits="last")
+        same_caches(captured, plain)
 
 
 def test_the_model_is_saved_planned_and_verified(tmp_path: Any) -> None:

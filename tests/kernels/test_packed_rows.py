@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lamina.bench.random_model import random_model
 from lamina.cache import packed
 from lamina.cache.packed_rows import PackedRows
 from lamina.kernels import fuses
@@ -17,6 +18,7 @@ from lamina.recurrence import SSD, GatedDelta, SelectiveScan
 from lamina.recurrence.rule import Rule
 from lamina.runtime.prefill.backend import PROMPT, kernel_of
 from lamina.runtime.prefill.packed_backend import PackedPromptBackend
+from tests.bench.small import small
 from tests.families.cases import CASES
 from tests.families.harness import pair, relative
 
@@ -112,3 +114,27 @@ def test_calls_that_kernels_do_not_take_are_spread(calls: list[str]) -> None:
         model(torch.ones(2, 9, dtype=torch.int64), cache=model.new_cache(2, slack=3), counts=[9, 2], logits="last")
     assert "spread" in calls  # a recurrence that can be taken back keeps its inputs
     assert PackedPromptBackend(PROMPT).inner is PROMPT
+
+
+@pytest.mark.parametrize("neighbours", [False, True])
+@torch.no_grad()
+def test_packed_latents_are_expanded_where_they_are_and_not_spread(
+    neighbours: bool, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = dict(kv_lora_rank=64, qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=16, rope_interleave=neighbours)
+    model = random_model(small("deepseek-v2-lite") | sizes, torch.float32, "cpu")
+    ids = torch.randint(3, 67, (3, 55), generator=torch.Generator().manual_seed(0))
+    cache = model.new_cache(3)
+    model(ids[:, :25], cache=cache, counts=[25, 1, 9], logits="last")
+    cache.poison()
+    logits = model(ids[:, 25:], cache=cache, counts=[2, 30, 0], logits="last")
+    assert calls == [] and cache.lengths.tolist() == [27, 31, 9]
+    cache.poison()
+    again = model(ids[:, :3], cache=cache, counts=[3, 1, 2], logits="last")  # few: in the latent space, in rows
+    assert calls != [] and logits is not None and again is not None
+    monkeypatch.setattr("lamina.kernels.fuses", fuses)
+    for row, tokens in enumerate(cache.tokens):
+        alone = model(torch.tensor([tokens]))
+        assert alone is not None and relative(again[row], alone[0, -1]) < 2e-4
+        before = [27, 31, 9][row] - 1
+        assert row == 2 or relative(logits[row], alone[0, before]) < 2e-4

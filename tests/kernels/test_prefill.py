@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lamina.attention import Chunked, Full, Sliding, View, Window, reference_attention
+from lamina.attention import Chunked, Full, Near, Sliding, View, Window, reference_attention
 from lamina.attention.bias import kernel_form
 from lamina.attention.blocks import blocks_of
 from lamina.cache.packed_rows import PackedRows
@@ -18,7 +18,7 @@ from lamina.nn import AlibiBias, RelativeBias, alibi_slopes
 from lamina.runtime.prefill import attention as prefill_attention
 
 SMALL = Tile(queries=16, block=16, warps=4, stages=2)
-WINDOWS = [Full(), Sliding(20), Sliding(20, keep=3), Chunked(24)]
+WINDOWS = [Full(), Sliding(20), Sliding(20, keep=3), Chunked(24), Near(9)]
 
 
 def line(lengths: list[int], T: int, S: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -145,6 +145,18 @@ def test_biases_sinks_and_softcaps_equal_the_reference(bias: Any) -> None:
         view = View(*line([0, 30], 20, 60), Sliding(25))
         assert error_of(view, heads=(4, 2), bias=bias)[0] < 1e-5
         assert error_of(view, heads=(4, 2), softcap=2.0, sinks=True)[0] < 1e-5
+
+
+@pytest.mark.parametrize("window", [Full(), Near(7)], ids=str)
+def test_an_encoder_s_buckets_and_windows_reach_both_ways(window: Window) -> None:
+    with torch.no_grad():
+        bias = RelativeBias(4, 8, 20, both_ways=True)
+        bias.weight.normal_()
+        at = torch.arange(37).expand(2, -1)
+        held = torch.where(at < torch.tensor([[37], [11]]), at, -1)
+        view = View(at, held, window, causal=False)
+        assert error_of(view, heads=(4, 2), bias=bias)[0] < 1e-5
+        assert error_of(view, heads=(4, 2), softcap=2.0)[0] < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

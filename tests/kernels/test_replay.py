@@ -14,6 +14,7 @@ from lamina.generation.settings.settings import settings_of
 from lamina.generation.stopping import Reason, Stopping
 from lamina.generation.strategies.captured import decode_captured, why_plain
 from lamina.generation.strategies.plain import decode_plain
+from lamina.runtime.graphs import Graphs, weights_stay
 from lamina.sampling.chain import Facts, chain_of
 from lamina.sampling.chooser import Chooser
 from lamina.sampling.history import History
@@ -213,3 +214,16 @@ def test_what_is_not_replayed_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         reason = why_plain(begin(model, **given))
         assert reason is not None and text in reason
+
+
+def test_a_call_reads_the_addresses_of_weights_once_and_the_next_call_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[object] = []
+    monkeypatch.setattr("lamina.runtime.graphs.addresses", lambda model: looked.append(model) or [len(looked)])
+    graphs = Graphs(tiny())
+    with weights_stay():
+        graphs.step(1, Chooser()).release()
+        with weights_stay():
+            graphs.step(1, Chooser()).release()
+    assert len(looked) == 1 and len(graphs.kept) == 1
+    graphs.step(2, Chooser()).release()
+    assert len(looked) == 2 and [key[0] for key in graphs.kept] == [2]  # other addresses: the programs were dropped

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,17 +13,19 @@ from lamina.attention.rotary import rotate
 from lamina.cache import IndexKeys
 from lamina.cache.codec.codec import Coding
 from lamina.generation.strategies.plain import decode_plain
-from lamina.kernels.attention.indexer import select_tokens
+from lamina.kernels.attention.indexer import select_in_turns, select_tokens
 from lamina.kernels.attention.mla import decode_latent
 from lamina.kernels.attention.mla_project import out_of_latent
+from lamina.kernels.attention.prompt.selected import attend_selected
 from lamina.kernels.attention.tiling import Tiling
 from lamina.kernels.eligibility import why_no_index
+from lamina.kernels.quant.field import Coded, Side
 from lamina.runtime import Graphs
 from lamina.runtime.kernel_backend import TableEntry
 from lamina.runtime.select_kernels import select
 from lamina.sampling.chooser import Chooser
 from tests.kernels.runs import begin, small, start
-from tests.kernels.stores import Held, Packed, error
+from tests.kernels.stores import Held, InPages, Packed, error
 
 pytestmark = pytest.mark.usefixtures("few_programs")
 
@@ -103,6 +107,57 @@ def test_attention_reads_the_selected_tokens_alone(T: int) -> None:
     truth = reference_attention(q, keys, keys[..., :16], view, dtype=torch.float64, scale=0.3) @ up.double().mT
     assert error(out, truth, real) < 1e-5
     assert not out.transpose(1, 2)[~real].any()
+
+
+@pytest.mark.parametrize("most", [64, 20, 3])
+def test_the_queries_of_a_prompt_are_scored_in_turns(most: int) -> None:
+    torch.manual_seed(most)
+    B, T, heads, D = 3, 37, 5, 12
+    held = Held.random(Full(), [0, 6, 30], 1, (D,), slots=80, counts=[37, 0, 20])
+    real, at = held.real(T), held.lengths[:, None] + torch.arange(T)
+    q, k = torch.randn(B, T, heads, D).transpose(1, 2), torch.randn(B, T, D)
+    weights = torch.randn(B, T, heads).masked_fill(~real[..., None], float("nan"))
+    stored = Held(held.after([k[:, None]]), held.layout, Full(), held.lengths, held.counts)
+    scores = torch.full((B, min(most, T), 80), float("nan"))
+    table = stored.row({"k": stored.fields[0]}, scores=scores.data_ptr(), score_room=80)
+    keys, seen = stored.fields[0][:, 0].nan_to_num(0), (torch.arange(80) <= at[..., None]) & real[..., None]
+    truth = indexer.select_tokens(q, keys, weights.nan_to_num(0), seen, 9)
+    assert listed(select_in_turns(q, weights, k, table, 9, most), held) == lists(truth)
+
+
+@pytest.mark.parametrize("codec", ["plain", "int8"])
+@pytest.mark.parametrize("paged", [False, True])
+def test_queries_of_a_prompt_read_the_selected_tokens_alone(codec: str, paged: bool) -> None:
+    torch.manual_seed(0)
+    B, T, heads, rank, D, top = 3, 21, 18, 16, 24, 12
+    held = Held.random(Full(), [0, 30, 60], 1, (D,), slots=96, counts=[21, 20, 0])
+    new = torch.randn(B, T, D)
+    after = Held(held.after([new[:, None]]), held.layout, Full(), held.lengths, held.counts)
+    stored = Packed(after, codec, rotated=False, has_mean=False)
+    real, at = held.real(T), held.lengths[:, None] + torch.arange(T)
+    seen = (torch.arange(96) <= at[..., None]) & real[..., None]
+    allowed = indexer.best(torch.randn(B, T, 96), seen, top)
+    chosen = torch.full((B, T, top), 10**6, dtype=torch.int32)
+    for row, t in real.nonzero().tolist():
+        some = allowed[row, t].nonzero()[:, 0]
+        chosen[row, t, : len(some)] = some
+    table, page = stored.table(), 0
+    if paged:
+        pages = InPages(after, stored.parts, 4, T)
+        table, page = pages.table(), 4
+    kind: Any = new
+    if codec != "plain":
+        side = Side.of(stored.formats["k"], D)
+        part = side.empty(new, 1, 1)
+        kind = Coded(new, part.codes, part, part, side, side, stored=True)
+    q = torch.randn(B, T, heads, D).transpose(1, 2)
+    view = View(at, torch.arange(96).expand(B, -1), Full()).restricted(allowed)
+    keys = stored.seen.fields[0].nan_to_num(0)
+    truth = reference_attention(q, keys, keys[..., :rank], view, dtype=torch.float64, scale=0.3)
+    for first, end in ((0, T), (0, 8), (8, T)):
+        out = attend_selected(q[:, :, first:end], kind, table, chosen, rank=rank, scale=0.3, page=page, first=first)
+        assert error(out, truth[:, :, first:end], real[:, first:end]) < 1e-5
+        assert not out.transpose(1, 2)[~real[:, first:end]].any()
 
 
 @pytest.mark.parametrize("native", [False, True])

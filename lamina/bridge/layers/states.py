@@ -36,7 +36,7 @@ class StateStorage(Storage):
     def __init__(self, device: torch.device) -> None:
         self._host = HostStorage(device, by_token=False)
 
-    def make_state(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    def make_state(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, later: bool = False) -> Tensor:
         return self._host.make_state(shape, dtype, device)
 
     def select(self, tensor: Tensor, index: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ class Layer:
     """Position -> slot, for kinds that have one slot per token."""
 
     grows = False
-    """True if `reserve` may still enlarge the store."""
+    """True if `reserve` may still enlarge the store, which has no `limit` then."""
 
     pageable = False
     """True if a cache with a pool stores the tokens of this layer in pages."""

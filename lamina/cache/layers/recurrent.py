@@ -136,13 +136,13 @@ class RecurrentLayer(Layer):
         if keeping is not None:
             state = (keeping.rows, *self.rule.state_shape)
             exact = torch.promote_types(keeping.dtype, torch.float32)
-            self.data["head"] = self.storage.make_state(state, exact, keeping.device)
+            self.data["head"] = self.storage.make_state(state, exact, keeping.device, later=True)
             if self.slack:
-                self.data["base"] = self.storage.make_state(state, exact, keeping.device)
+                self.data["base"] = self.storage.make_state(state, exact, keeping.device, later=True)
                 for name, shape in self.rule.input_shapes.items():
                     entry = (keeping.rows, 2 * self.slack, *shape)
                     dtype = exact if name in self.rule.exact else keeping.dtype
-                    self.data[f"log.{name}"] = self.storage.make_state(entry, dtype, keeping.device)
+                    self.data[f"log.{name}"] = self.storage.make_state(entry, dtype, keeping.device, later=True)
 
     @property
     def rule(self) -> Rule:

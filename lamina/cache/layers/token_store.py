@@ -119,11 +119,10 @@ class TokenStore(Layer):
         return str(self.coding.codec) if self.coding.formats else super().format
 
     def columns(self) -> dict[str, int]:
-        storage = self.storage
-        columns = {"slots": storage.slots(self.data), "ring": self.layout.ring or 0, "keep": self.layout.keep}
+        columns = self.storage.columns(self.data)
+        columns["ring"], columns["keep"] = self.layout.ring or 0, self.layout.keep
         for name, part in self.data.items():
             columns[column_of(name)] = part.data_ptr()
-        columns.update(storage.columns())
         return columns
 
     # -- room ------------------------------------------------------------------------------------------------------

@@ -55,9 +55,9 @@ class Storage:
     residence = "device"
     paged = False
 
-    def columns(self) -> dict[str, int]:
+    def columns(self, data: Fields) -> dict[str, int]:
         """What a kernel must know beside the tensors' addresses, by column (see `Layer.columns`)."""
-        return {}
+        return {"slots": next(iter(data.values())).shape[-2]}
 
     def make(
         self, rows: int, lead: Sequence[int], slots: int, width: int, dtype: torch.dtype, device: torch.device
@@ -65,9 +65,9 @@ class Storage:
         """A new part [rows, *lead, slots, width] of zeros."""
         return allocate((rows, *lead, slots, width), dtype, device)
 
-    def make_state(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A new state [rows, …] of zeros: what is not stored by token."""
-        return allocate(shape, dtype, device)
+    def make_state(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, later: bool = False) -> Tensor:
+        """A new state [rows, …] of zeros: what is not stored by token. later: as in `allocate`"""
+        return allocate(shape, dtype, device, later=later)
 
     def slots(self, data: Fields) -> int:
         """Slots of a row."""

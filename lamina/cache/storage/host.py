@@ -91,7 +91,7 @@ class HostStorage(Storage):
     ) -> Tensor:
         return self.by_slot(host_tensor((rows, slots, *lead, width), dtype, self.device, fill=0))
 
-    def make_state(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    def make_state(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, later: bool = False) -> Tensor:
         return host_tensor(shape, dtype, self.device, fill=0)
 
     def widen(self, data: Fields, slots: int) -> None:

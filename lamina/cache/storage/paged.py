@@ -49,7 +49,7 @@ class PagedStorage(Storage):
         self.table, self.end = table, end
         self.page = table.group.page
 
-    def columns(self) -> dict[str, int]:
+    def columns(self, data: Fields) -> dict[str, int]:
         pages = self.table.tensor
         return {"slots": self.page, "pages": pages.data_ptr(), "pages_per_row": pages.shape[1]}
 

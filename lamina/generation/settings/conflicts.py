@@ -18,7 +18,7 @@ from lamina.generation.settings.validate import Values, defaults
 from lamina.notices import notice
 from lamina.sampling.filters import LEAST_TEMPERATURE
 from lamina.sampling.guidance import GUIDANCE
-from lamina.sampling.setting import registered, same
+from lamina.sampling.setting import filters, registered, same
 
 Origins = dict[str, str]
 """Who set a value, by name: the "caller" or the "file". Names that are missing have their defaults."""
@@ -115,9 +115,8 @@ class _Rules:
         """Settings of filters apply to sampling only. If the caller gives one and does not give do_sample, tokens are
         sampled; a temperature of (nearly) 0 is greedy."""
         values = self.values
-        only_sampling = [one for one in registered() if one.only_sampling]
         greedy = values["temperature"] < LEAST_TEMPERATURE
-        asking = [one.name for one in only_sampling if self.said(one.name) and not one.is_off(values[one.name])]
+        asking = [one.name for one in filters() if self.said(one.name) and not one.is_off(values[one.name])]
         if values["penalty_alpha"] and "top_k" in asking:
             asking.remove("top_k")  # the number of candidates
         if greedy and "temperature" in asking:
@@ -139,7 +138,7 @@ class _Rules:
             self.greedy_because = self.show("temperature")
             self.drop("do_sample")
         if not values["do_sample"]:
-            for one in only_sampling:
+            for one in filters():
                 if not (one.name == "top_k" and values["penalty_alpha"]):
                     self.drop(one.name)
 

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from lamina.cache.clock import on_device
 from lamina.errors import CaptureError
 from lamina.generation.run import Run, StrategyOutput
 from lamina.generation.strategies.plain import decode_plain
 from lamina.kernels.device_guard import current
 from lamina.runtime.eligibility import why_no_step, why_not_captured
-from lamina.runtime.native.eligibility import why_not_native
 from lamina.runtime.step import MOST_ENDS, CapturedStep
 from lamina.sampling.chain import need_tokens
 
@@ -46,18 +46,13 @@ def why_plain(run: Run) -> str | None:
     return None
 
 
-def is_native(run: Run) -> bool:
-    """Whether steps are native programs, as on a CPU, and not CUDA graphs."""
-    return why_not_captured(run.model, run.cache) is not None and why_not_native(run.model, run.cache) is None
-
-
 @torch.no_grad()
 def decode_captured(run: Run, *, native: bool = False) -> StrategyOutput:
     """Greedy or sampled decoding by a captured step that this run borrows. If no step can be borrowed or captured, the
     run decodes by plain passes and `how` says why."""
     cache, start = run.cache, run.cache.clock.sync()
     history = run.history()
-    row_ids = torch.tensor(run.row_ids, device=run.logits.device)
+    row_ids = on_device(run.row_ids, run.logits.device)  # the prompt's graph still runs: nothing here waits for it
     scores = run.chooser.scores(run.logits, history)
     first = run.chooser.choose(scores, row_ids, history.lengths)
     watched = run.on_token is not None or not run.stopping.on_device

@@ -1,11 +1,12 @@
-"""The indexer of a decode step: scores every token of a row, and lists the tokens with the highest scores.
+"""The indexer: scores every token of a row for each query, and lists the tokens with the highest scores.
 
     index_scores     Σ over heads of weight · relu(q · k), for each new token and each token that it sees
     select_tokens    the positions of the highest scores, ascending; `mla.decode_latent` reads these tokens alone
 
 Scores go to a buffer whose address and room are in the entry's table, since a captured launch must fit any number of
-tokens (`lamina.runtime.captured`). Keys are stored in a line, so slot == position. The reference is
-`lamina.attention.indexer`.
+tokens (`lamina.runtime.captured`). It has room for a few queries of each row: those of a decode step, or some of a
+prompt's, `many` from `first` on (`select_in_turns`), so no query × key matrix is as large as the prompt. Keys are
+stored in a line, so slot == position. The reference is `lamina.attention.indexer`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,17 @@ import triton.language as tl
 from torch import Tensor
 
 from lamina.cache.codec.registry import FormatName
-from lamina.kernels.entry import K_HIGH, K_SCALES, SCORE_ROOM, SCORES, STORE, row_of, store_pointer
+from lamina.kernels.entry import (
+    COUNTS,
+    K_HIGH,
+    K_SCALES,
+    SCORE_ROOM,
+    SCORES,
+    STORE,
+    count_of,
+    lengths_of,
+    store_pointer,
+)
 from lamina.kernels.launch import begin, launch
 from lamina.kernels.limits import limits_of
 from lamina.kernels.quant.dequantize import dequantize
@@ -24,8 +35,8 @@ from lamina.kernels.quant.field import Coded
 from lamina.kernels.quant.layout import code_bytes, high_bytes, scale_values
 from lamina.kernels.slots import cells_in, first_cell, pages_of, stages_for
 
-LEAST = 64  # tokens per program that scores, at least
 BLOCK = 2048  # scores that are read together in the search for the highest
+QUERIES = 16  # of a program that scores: it reads its keys once for all of them
 DIGIT = tl.constexpr(4)  # bits of a score that one round of the search decides
 DIGITS = tl.constexpr(16)
 
@@ -35,25 +46,35 @@ DIGITS = tl.constexpr(16)
 
 @triton.jit
 def scores_of(table, query):
-    """Pointer to the scores of a query = row · T + t."""
+    """Pointer to the scores of a query, the row-major index of (row, which of its `many` queries)."""
     room = tl.load(table + SCORE_ROOM)
     return tl.load(table + SCORES).to(tl.pointer_type(tl.float32)) + query.to(tl.int64) * room
 
 
 @triton.jit
+def length_and_count(table, row, T):
+    """-> committed tokens of the row, and how many of its T new ones are real. T need not be a constant"""
+    return tl.load(lengths_of(table) + row).to(tl.int32), count_of(tl.load(table + COUNTS), row, T)
+
+
+@triton.jit(do_not_specialize=["T", "first", "many"])  # one kernel for many numbers of tokens
 def _index_scores(
     q, weights, table,  # [B, H, T, D], [B, T, H] float32; the entry's table row
     store, scales, high,  # tensors with the types of the stored parts
+    T, first, many,  # new tokens of a row; of which queries first … first + many - 1 are scored
     q_row, q_head, q_token,  # strides
-    T: tl.constexpr, H: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    QUERIES: tl.constexpr, H: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     HEADS: tl.constexpr, BLOCK: tl.constexpr,  # heads and tokens of one product
     FORM: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, split): the scores of one split of a row's tokens, new ones included, for its T queries."""
+    """Program (row, split, i): the scores of one split of the tokens that the i-th QUERIES queries of a row see, new
+    ones included."""
     WIDTH: tl.constexpr = code_bytes(D, FORM)  # values per slot, or bytes of codes
     row, split = tl.program_id(0), tl.program_id(1)
-    length, count = row_of(table, row, T)
-    n = tl.where(count > 0, length + count, 0)
+    length, count = length_and_count(table, row, T)
+    own = tl.program_id(2) * QUERIES
+    stop = tl.minimum(first + many, count)
+    n = tl.where(first + own < stop, length + tl.minimum(first + own + QUERIES, stop), 0)
     size = tl.cdiv(tl.cdiv(n, tl.num_programs(1)), BLOCK) * BLOCK
     begins = split * size
     ends = tl.minimum(begins + size, n)
@@ -76,16 +97,18 @@ def _index_scores(
         else:
             by, above = scales + cell * scale_values(D, FORM), high + cell * high_bytes(D, FORM)
             keys = dequantize(keys_at + cell * WIDTH, by, above, there, 0, D, D_PAD, D, FORM).to(q.dtype.element_ty)
-        for t in range(T):
+        for i in range(QUERIES):
+            t = first + own + i
             score = tl.zeros([BLOCK], tl.float32)
-            for first in range(0, H, HEADS):
-                inside = first + h < H
-                at = q + row * q_row + t * q_token + (first + h) * q_head
+            for start_head in range(0, H, HEADS):
+                head = start_head + h
+                inside = (head < H) & (t < stop)
+                at = q + row.to(tl.int64) * q_row + t * q_token + head * q_head
                 queries = tl.load(at[:, None] + d, mask=inside[:, None] & (d < D), other=0.0)  # [HEADS, D]
-                weight = tl.load(weights + (row * T + t) * H + first + h, mask=inside, other=0.0)
+                weight = tl.load(weights + (row * T + t) * H + head, mask=inside, other=0.0)
                 products = tl.dot(keys, tl.trans(queries), input_precision="ieee")  # [BLOCK, HEADS]
                 score += tl.sum(tl.maximum(products, 0.0) * weight[None, :], axis=1)
-            tl.store(scores_of(table, row * T + t) + j, score, mask=j < ends)
+            tl.store(scores_of(table, row * many + own + i) + j, score, mask=(j < ends) & (t < stop))
 
 
 def index_scores(
@@ -95,9 +118,15 @@ def index_scores(
     table: Tensor,  # the row of the cache's table for this entry
     *,
     page: int = 0,  # slots per page; 0 without pages
+    first: int = 0,
+    many: int | None = None,  # queries from `first` on; None: all
 ) -> None:
-    """Writes the scores of all tokens of each row, for each of its new tokens, to the buffer that the table names."""
+    """Writes the scores of all tokens of each row, for these queries, to the buffer that the table names, in which a
+    row has `many` lines."""
     B, H, T, D = q.shape
+    many = T if many is None else many
+    queries = many if many <= QUERIES else QUERIES
+    groups = triton.cdiv(many, queries)
     form: FormatName = "plain"
     if isinstance(new, Coded):
         form, store, scales, high = new.keys.form, new.k.codes, new.k.scales, new.k.high
@@ -106,10 +135,10 @@ def index_scores(
     most, block = (64, 64) if q.element_size() == 2 else (16, 32)
     heads = min(max(16, triton.next_power_of_2(H)), most)
     launch(
-        _index_scores, (B, max(1, limits_of(q.device).multiprocessors // B)),
-        q, weights.contiguous(), table, store, scales, high, *q.stride()[:3],
-        T=T, H=H, D=D, D_PAD=max(16, triton.next_power_of_2(D)), HEADS=heads, BLOCK=block, FORM=form, PAGE=page,
-        num_warps=4 if q.element_size() == 2 else 8, num_stages=stages_for(2, page),
+        _index_scores, (B, max(1, limits_of(q.device).multiprocessors // (B * groups)), groups),
+        q, weights.contiguous(), table, store, scales, high, T, first, many, *q.stride()[:3],
+        QUERIES=queries, H=H, D=D, D_PAD=max(16, triton.next_power_of_2(D)), HEADS=heads, BLOCK=block, FORM=form,
+        PAGE=page, num_warps=4 if q.element_size() == 2 else 8, num_stages=stages_for(2, page),
     )  # fmt: skip
 
 
@@ -123,21 +152,23 @@ def ordered_bits(score):
     return tl.where(bits >> 31 == 1, bits ^ 0xFFFFFFFF, bits | 0x80000000)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "first", "many"])
 def _select_tokens(
     chosen, table,  # int32 [B, T, TOP]; the entry's table row
-    T: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    T, first, many,  # new tokens of a row; of which queries first … first + many - 1 are scored
+    TOP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (row · T + t): lists the TOP tokens with the highest scores, of equal ones the first; all if fewer.
+    """Program (row · many + i), query t = first + i: lists the TOP tokens with the highest scores, of equal ones the
+    first; all if fewer.
 
     The TOP-th highest score is found four bits at a time, from the highest bits on: each round counts the scores that
     agree with the bits found so far, by their next digit. A last round lists the tokens in order.
     """
     query = tl.program_id(0)
-    row, t = query // T, query % T
-    length, count = row_of(table, row, T)
+    row, t = query // many, first + query % many
+    length, count = length_and_count(table, row, T)
     n = tl.where(t < count, length + t + 1, 0)
-    chosen += query * TOP
+    chosen += (row.to(tl.int64) * T + t) * TOP
     i = tl.arange(0, BLOCK)
     if n <= TOP:
         begin(PDL)
@@ -173,15 +204,37 @@ def _select_tokens(
         equals += tl.sum(equal)
 
 
-def select_tokens(rows: int, tokens: int, top: int, table: Tensor, *, block: int = BLOCK) -> Tensor:
+def select_tokens(
+    rows: int, tokens: int, top: int, table: Tensor, *, block: int = BLOCK, first: int = 0, many: int | None = None,
+    into: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """The positions of the `top` tokens with the highest scores for each new token, ascending -> int32 [B, T, top]
 
     A token that sees n < top tokens has n positions; the rest is undefined. `block` is for measuring other
     configurations.
+
+    first, many   of these queries alone, whose scores are in the buffer
+    into          the tensor that is written; None: a new one
     """
-    chosen = torch.empty(rows, tokens, top, dtype=torch.int32, device=table.device)
+    many = tokens if many is None else many
+    if into is None:
+        into = torch.empty(rows, tokens, top, dtype=torch.int32, device=table.device)
     launch(
-        _select_tokens, (rows * tokens,),
-        chosen, table, T=tokens, TOP=top, BLOCK=block, num_warps=8,
+        _select_tokens, (rows * many,),
+        into, table, tokens, first, many, TOP=top, BLOCK=block, num_warps=8,
     )  # fmt: skip
+    return into
+
+
+def select_in_turns(
+    q: Tensor, weights: Tensor, new: Tensor | Coded, table: Tensor, top: int, most: int, page: int = 0
+) -> Tensor:
+    """`index_scores` and `select_tokens` for up to `most` queries of each row after the other, for which the buffer has
+    room -> int32 [B, T, top]"""
+    B, _, T, _ = q.shape
+    chosen = torch.empty(B, T, top, dtype=torch.int32, device=q.device)
+    for first in range(0, T, most):
+        some = dict(first=first, many=min(most, T - first))
+        index_scores(q, weights, new, table, page=page, **some)
+        select_tokens(B, T, top, table, **some, into=chosen)
     return chosen

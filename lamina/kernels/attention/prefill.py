@@ -24,6 +24,7 @@ from torch import Tensor
 
 from lamina.attention.bias import KernelForm
 from lamina.attention.view import View
+from lamina.attention.window import Near
 from lamina.cache.packed_rows import PackedRows
 from lamina.kernels.attention.online_softmax import LOG2E, LOWEST
 from lamina.kernels.attention.score_bias import add_bias, bias_arguments, slopes_of
@@ -65,19 +66,18 @@ def attend_many(
     tile     in place of what `tile_for` says
     packed   q is [1, Hq, N, D] and the result [1, Hq, N, Dv], with the rows of `view` side by side; so are k and v,
              unless they are `stored`, in rows of their own
-    rest     more values of each query [B, Hq, T, P] and of each key [B, S, P], the same for all heads; D and P are
-             powers of two (the rotary part of latent attention)
+    rest     more values of each query [B, Hq, T, P] and of each key [B, S, P], the same for all heads, packed where q
+             and k are; D and P are powers of two (the rotary part of latent attention)
     """
     Hq, Hk, Dv = q.shape[1], k.shape[1], v.shape[-1]
     D = q.shape[-1] + (0 if rest is None else rest[0].shape[-1])
     B, T, S = view.shape
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     if rest is not None:
-        assert packed is None
         rest = rest[0] if rest[0].stride(-1) == 1 else rest[0].contiguous(), rest[1]
     tile = tile or tile_for(T, D, Dv, q.element_size(), limits_of(q.device))
     blocks = view.blocks(tile.queries, tile.block)
-    kind, size, keep = window_arguments(view.window)
+    kind, size, keep = ("near", view.window.size, 0) if isinstance(view.window, Near) else window_arguments(view.window)
     biases, bias_kind = bias_arguments(bias)
     out = q.new_empty(q.shape[0], q.shape[2], Hq, Dv)
     own = packed is not None and not stored
@@ -85,7 +85,10 @@ def attend_many(
     q_row, (k_row, v_row) = q.stride(0) * (packed is None), (x.stride(0) * (not own) for x in (k, v))
     parts = head_parts(D) if rest is None else (q.shape[-1], rest[0].shape[-1])
     beside: tuple[Tensor, Tensor] | tuple[None, None] = (None, None) if rest is None else rest
-    beside_at = (0,) * 5 if rest is None else (*rest[0].stride()[:3], *rest[1].stride()[:2])
+    beside_at: tuple[int, ...] = (0,) * 5
+    if rest is not None:
+        rows = rest[0].stride(0) * (packed is None), rest[1].stride(0) * (not own)
+        beside_at = (rows[0], *rest[0].stride()[1:3], rows[1], rest[1].stride(1))
     spans, segments = (view.q_spans, view.kv_spans), (view.q_segments, view.kv_segments)
     launch(
         _attend_many, (triton.cdiv(T, tile.queries), B * Hq),
@@ -168,9 +171,13 @@ def _attend_many(
         if block * M >= count:
             return
         q += begins * q_token
+        if q_rest is not None:
+            q_rest += begins * q_rest_token
         if OWN:
             k += begins * k_token
             v += begins * v_token
+            if k_rest is not None:
+                k_rest += begins * k_rest_token
     real = t < count
     e = FIRST + tl.arange(0, REST if REST else 16)
     beside = None
@@ -307,6 +314,8 @@ def _shown(q, kv, size, keep, KIND: tl.constexpr, CAUSAL: tl.constexpr):
     """Whether queries at positions q see keys at kv: the rule of `View` without spans and segments."""
     if KIND == "sliding":
         shown = (kv > q - size) | (kv < keep)
+    elif KIND == "near":
+        shown = (kv >= q - size) & (kv <= q + size)
     elif KIND == "chunked":
         shown = q // size == kv // size
     else:

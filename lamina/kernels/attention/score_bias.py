@@ -6,6 +6,8 @@ trace of one. The references are `lamina.nn.AlibiBias` and `lamina.nn.RelativeBi
     "slopes"     bias float [H]               -bias[h] · distance
     "buckets"    bias float [buckets, H]      bias[buckets[min(distance, farthest)], h]
                  buckets int64 [farthest + 1]
+    "both ways"  the same where keys after the query have buckets too: bias[buckets[farthest + distance], h],
+                 the distance between -farthest and farthest; buckets int64 [2 · farthest + 1]
 """
 
 # mypy: allow-untyped-defs
@@ -20,7 +22,7 @@ from lamina.attention.bias import KernelForm, SlopeForm
 from lamina.kernels.attention.online_softmax import LOG2E
 
 # Shared memory per score of a block, for the loads of `add_bias`; slopes are loaded before the loop.
-SCORE_BYTES = {"": 0, "slopes": 0, "buckets": 8}
+SCORE_BYTES = {"": 0, "slopes": 0, "buckets": 8, "both ways": 8}
 
 
 @triton.jit
@@ -40,8 +42,11 @@ def add_bias(scores, slopes, bias, buckets, farthest, h, real, distance, HEADS: 
     """
     if BIAS == "slopes":
         scores -= slopes * distance.to(tl.float32)
-    elif BIAS == "buckets":
-        near = tl.minimum(tl.maximum(distance, 0), farthest)
+    elif BIAS != "":
+        if BIAS == "both ways":
+            near = farthest + tl.minimum(tl.maximum(distance, -farthest), farthest)
+        else:
+            near = tl.minimum(tl.maximum(distance, 0), farthest)
         at = tl.load(buckets + near).to(tl.int32) * HEADS + h
         scores += tl.load(bias + at, mask=real & (at >= 0), other=0.0).to(tl.float32) * LOG2E
     return scores
@@ -53,4 +58,5 @@ def bias_arguments(form: KernelForm | None) -> tuple[tuple[Any, ...], str]:
         return (None, None, None), ""
     if isinstance(form, SlopeForm):
         return (form.slopes, None, None), "slopes"
-    return (form.weight, form.bucket_of, len(form.bucket_of) - 1), "buckets"
+    farthest = (len(form.bucket_of) - 1) // (2 if form.both_ways else 1)
+    return (form.weight, form.bucket_of, farthest), "both ways" if form.both_ways else "buckets"

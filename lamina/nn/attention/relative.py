@@ -30,7 +30,8 @@ class RelativeBias(nn.Module):
             )
         self.weight = nn.Parameter(torch.zeros(buckets, heads))
         self.bucket_of: Tensor
-        self.register_buffer("bucket_of", torch.empty(farthest + 1, dtype=torch.int64), persistent=False)
+        distances = farthest + 1 + farthest * both_ways  # from 0 on, or from -farthest
+        self.register_buffer("bucket_of", torch.empty(distances, dtype=torch.int64), persistent=False)
         if not self.bucket_of.is_meta:
             self.reset_buffers()
 
@@ -40,13 +41,12 @@ class RelativeBias(nn.Module):
         share = torch.log(distance.clamp(min=near).float() / near) / math.log(self.farthest / near)
         far = near + (share * (self.buckets - near)).long().clamp(max=self.buckets - near - 1)
         self.bucket_of = torch.where(distance < near, distance, far)
+        if self.both_ways:
+            self.bucket_of = torch.cat([self.bucket_of[1:].flip(0) + self.buckets, self.bucket_of])
 
     def forward(self, head: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        distance = (kv - q).abs() if self.both_ways else (q - kv).clamp(min=0)
-        bucket = self.bucket_of[distance.clamp(max=self.farthest)]
-        if self.both_ways:
-            bucket = torch.where(kv > q, bucket + self.buckets, bucket)
-        return self.weight[bucket, head]
+        first = -self.farthest if self.both_ways else 0
+        return self.weight[self.bucket_of[(q - kv).clamp(first, self.farthest) - first], head]
 
     def kernel_form(self) -> BucketForm:
-        return BucketForm(self.weight, self.bucket_of)
+        return BucketForm(self.weight, self.bucket_of, self.both_ways)

@@ -158,8 +158,9 @@ def _bias(form: KernelForm | None) -> tuple[Tensor | None, Tensor | None]:
     match form:
         case SlopeForm(slopes=slopes):
             return slopes.float().contiguous(), None
-        case BucketForm(weight=weight, bucket_of=bucket_of):
-            return weight, bucket_of
+        case BucketForm(weight=weight, bucket_of=bucket_of, both_ways=both_ways):
+            own = (len(bucket_of) - 1) // 2 if both_ways else 0  # a decoder has no keys after its queries
+            return weight, bucket_of[own:]
     return None, None
 
 

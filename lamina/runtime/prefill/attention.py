@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from lamina import kernels
-from lamina.attention.bias import BucketForm, kernel_form
+from lamina.attention.bias import BucketForm, KernelForm, kernel_form
 from lamina.attention.core import OFFERS, Offer, few_over_many
 from lamina.attention.reference import Bias
 from lamina.attention.view import View
-from lamina.attention.window import Chunked, Full, Sliding
+from lamina.attention.window import Chunked, Full, Near, Sliding
 from lamina.kernels.limits import limits_of
 
 FEWEST = 2  # queries of a row: one alone is a matrix product
@@ -78,15 +78,17 @@ def kernel_fits(
 ) -> bool:
     if q.shape[2] < FEWEST or not kernels.fuses(q) or max(q.shape[-1], v.shape[-1]) > WIDEST or k.dtype != q.dtype:
         return False
-    if not view.positional or not isinstance(view.window, Full | Sliding | Chunked):
+    if not view.positional or not isinstance(view.window, Full | Sliding | Chunked | Near):
         return False
     changed = softcap is not None or sinks is not None or bias is not None
     if not changed and (few_over_many(q, k) or (view.unmasked and not view.triangular)):
         return False
-    form = None if bias is None else kernel_form(bias)
-    if bias is not None and form is None:
-        return False
-    return view.causal or not isinstance(form, BucketForm)  # keys after the query have buckets of their own
+    return bias is None or biases(kernel_form(bias), view.causal)
+
+
+def biases(form: KernelForm | None, causal: bool) -> bool:
+    """Whether the kernel adds this bias; buckets of one way are for keys that are not after the query."""
+    return form is not None and (causal or not isinstance(form, BucketForm) or form.both_ways)
 
 
 def cudnn(

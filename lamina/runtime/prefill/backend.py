@@ -14,15 +14,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lamina import kernels
+from lamina.attention.core import note
 from lamina.attention.rotary import RopeTable
+from lamina.attention.view import View
 from lamina.cache.layers.attention import LatentLayer
 from lamina.cache.layers.base import Key
 from lamina.cache.layers.recurrent import ConvolutionLayer, RecurrentLayer
 from lamina.cache.plain_backend import PLAIN, PlainBackend, Rotates, absorbs
 from lamina.cache.step import Step
+from lamina.kernels.eligibility import MOST_INDEX, why_no_attention
 from lamina.nn.norm import RMSNorm
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
 from lamina.runtime.prefill.attention import WIDEST
+from lamina.runtime.prefill.selected import as_mask, attend_in_pass, in_order, select_in_pass
 
 
 class PromptBackend(PlainBackend):
@@ -45,25 +49,38 @@ class PromptBackend(PlainBackend):
         *, norm: RMSNorm, rope: RopeTable, neighbours: bool, up: Tensor, scale: float,
         restrict: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Over expanded keys, of which the kernel reads the rotary part where it is stored, once for all heads."""
+        """Over expanded keys, of which the kernel reads the rotary part where it is stored, once for all heads; in the
+        latent space where an indexer selects."""
         rank, rope_dim = entry.spec.rank, entry.spec.rope_dim
         nope = q.shape[-1] - rope_dim
-        plain = restrict is None and one.attention_of(key) is None and not absorbs(one.T, rank, up.shape[1])
-        if not plain or not kernels.fuses(q) or not halves_fit(nope, rope_dim, up.shape[1] - nope):
+        if restrict is None:
+            fits = not absorbs(one.T, rank, up.shape[1]) and halves_fit(nope, rope_dim, up.shape[1] - nope)
+        else:
+            fits = is_listed(restrict) and why_no_attention(entry.spec) is None
+        if not fits or one.attention_of(key) is not None or not kernels.fuses(q):
             return super().attend_latent(
                 one, key, entry, q, kv, norm=norm, rope=rope, neighbours=neighbours, up=up, scale=scale,
                 restrict=restrict,
             )  # fmt: skip
-        from lamina.kernels.attention.prefill import attend_many  # imports Triton
-        from lamina.kernels.elementwise import rotate_heads
+        from lamina.kernels.elementwise import rotate_heads  # imports Triton
 
         latent, k_rope = kv.split([rank, rope_dim], dim=-1)  # [B, T, rank], [B, T, P]
         q_rope, k_rope = (rotate_heads(x, rope, neighbours=neighbours) for x in (q[..., nope:], k_rope[:, None]))
         tokens, view = entry.extend(one, key, {"latent": torch.cat([norm(latent), k_rope[:, 0]], dim=-1)})
         kept = tokens["latent"]  # [B, S, rank + P]
-        expanded = F.linear(kept[..., :rank], up.flatten(0, 1)).unflatten(-1, up.shape[:2]).transpose(1, 2)
-        k, v = expanded.split([nope, up.shape[1] - nope], dim=-1)  # [B, H, S, N], [B, H, S, V]
-        return attend_many(q[..., :nope], k, v, view, scale=scale, rest=(q_rope, kept[..., rank:]))
+        note(f"kernel over {'expanded' if restrict is None else 'selected'} latents", q, view)
+        if restrict is not None:
+            return attend_in_pass(one, q[..., :nope], q_rope, kept, restrict, up, scale)
+        return attend_expanded(q[..., :nope], q_rope, kept, view, up, scale)
+
+    def selection(self, one: Step, q: Tensor, keys: Tensor, weights: Tensor, view: View, top: int) -> Tensor:
+        """Lists of positions, int32 [B, T, top]"""
+        if not self._fits(one, q) or not in_order(view) or keys.shape[-1] > MOST_INDEX:
+            return super().selection(one, q, keys, weights, view, top)
+        return select_in_pass(one, q, keys, weights, top)
+
+    def restricted(self, view: View, restrict: Tensor) -> View:
+        return view.restricted(as_mask(restrict, view) if is_listed(restrict) else restrict)
 
     def opened(self, x: Tensor, gate: Tensor) -> Tensor:
         whole = all(one.stride(3) == 1 and one.stride(1) == one.shape[3] for one in (x, gate))
@@ -113,6 +130,24 @@ class PromptBackend(PlainBackend):
     def _fits(self, one: Step, x: Tensor) -> bool:
         """Whether kernels for many tokens run this pass."""
         return one.T > 1 and one.packing is None and kernels.fuses(x)
+
+
+def attend_expanded(
+    q: Tensor, q_rope: Tensor, kept: Tensor, view: View, up: Tensor, scale: float, **how: Any
+) -> Tensor:
+    """q [B, H, T, N] and q_rope [B, H, T, P] over the latents kept [B, S, rank + P], expanded by up [H, N + V, rank].
+    how: of `attend_many`, if rows are packed"""
+    from lamina.kernels.attention.prefill import attend_many  # imports Triton
+
+    nope, rank = q.shape[-1], up.shape[-1]
+    expanded = F.linear(kept[..., :rank], up.flatten(0, 1)).unflatten(-1, up.shape[:2]).transpose(1, 2)
+    k, v = expanded.split([nope, up.shape[1] - nope], dim=-1)  # [B, H, S, N], [B, H, S, V]
+    return attend_many(q, k, v, view, scale=scale, rest=(q_rope, kept[..., rank:]), **how)
+
+
+def is_listed(restrict: Tensor) -> bool:
+    """Whether a selection is lists of positions, and not a mask."""
+    return restrict.dtype == torch.int32
 
 
 def halves_fit(first: int, rest: int, value: int) -> bool:

@@ -17,11 +17,9 @@ Capturing a width takes as long as a few plain passes, so `feed` is for widths t
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,19 +34,18 @@ from lamina.cache.ops.begin import open_captured
 from lamina.cache.ops.commit import device_commit
 from lamina.errors import InputError
 from lamina.inputs import all_known
-from lamina.kernels.columns import HEADER, WIDTH
 from lamina.kernels.device_guard import current
 from lamina.runtime.builders import build_together, wait_for_kernels
 from lamina.runtime.captured import Captured
-from lamina.runtime.cuda_graph import Program, copy_in
-from lamina.runtime.pointers import PLAIN_FORMAT, CacheFormat, header_of, tables_of
+from lamina.runtime.cuda_graph import Program
+from lamina.runtime.pointers import PLAIN_FORMAT, CacheFormat
 from lamina.runtime.prompts.eligibility import MOST_IN_ALL, WIDTHS, why_not_prompted
 from lamina.runtime.prompts.table_backend import PROMPT_TABLES
 
 if TYPE_CHECKING:
     from lamina.model import Model
 
-ALIGNED = 16  # int64 values, of which parts begin at multiples; kernels are built for multiples of 16 bytes
+MOST_SCORED = 64, 256  # queries of a row, and of all, that an indexer scores at a time
 FIRST_USE = 2  # a width is captured when it is asked for this often
 
 
@@ -74,15 +71,10 @@ class CapturedPrompt(Captured):
         if self.device.type == "cuda":
             self.pool = torch.cuda.graph_pool_handle()
 
-    def _make_inputs(self, counts: int, entries: int) -> None:
-        """All in one tensor, so that one copy fills it: the header, counts, tables and ids."""
-        sizes = len(HEADER), self.rows, counts * entries * WIDTH, self.rows * self.T
-        starts = list(accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0))
-        self._inputs = self._int_zeros(starts[-1])
-        parts = (self._inputs[at : at + size] for at, size in zip(starts, sizes, strict=False))
-        self.header, self.counts, tables, ids = parts
-        self.tables, self.ids = tables.view(counts, entries, WIDTH), ids.view(self.rows, self.T)
-        _, self._counts_at, self._tables_at, self._ids_at, _ = starts
+    @property
+    def scored(self) -> int:
+        of_row, of_all = MOST_SCORED
+        return min(of_row, max(of_all // self.rows, 1))
 
     @property
     def captures(self) -> int:
@@ -133,7 +125,7 @@ class CapturedPrompt(Captured):
             given = open_captured(cache, self, n, n if counts is None else counts)
             try:
                 self._serve(cache)
-                self._copy_inputs(cache, given, ids)
+                self._place_all(cache, given, ids)
                 self.capture(self.widths.index(width))
             except BaseException:
                 cache._abort_open_pass()
@@ -141,18 +133,14 @@ class CapturedPrompt(Captured):
             with device_commit(cache, given.low, given.high):
                 self._replay(self.widths.index(width))
 
-    def _copy_inputs(self, cache: Cache, given: Counts, ids: Tensor) -> None:
+    def _place_all(self, cache: Cache, given: Counts, ids: Tensor) -> None:
         """Copies in where the cache is stored, the counts and ids [rows, n]: at once, as far as the host knows them."""
-        self._stores, self._header = [], []  # `_bind` copies again
         n, known = ids.shape[1], ids.device.type == "cpu"
-        values = array("q", bytes(8 * self._ids_at))
-        tables = tables_of(cache, self.counts)
-        for at, part in ((0, header_of(cache)), (self._counts_at, given.high), (self._tables_at, tables)):
-            values[at : at + len(part)] = array("q", part)
+        inputs = {"counts": given.high}
         if known:
             wide = ids if self.rows == 1 or n == self.T else functional.pad(ids, (0, self.T - n))
-            values.extend(wide.flatten().tolist())
-        copy_in(self._inputs[: len(values)], values)
+            inputs["ids"] = wide.flatten().tolist()
+        self._place(cache, **inputs)
         if not given.exact:
             self.counts.copy_(given.tensor)
         if not known:

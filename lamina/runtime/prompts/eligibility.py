@@ -5,9 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lamina.cache.layers.base import Layer
-from lamina.cache.spec import Attention, Convolution, Cross, Latent, Recurrent, Shared, Spec
-from lamina.kernels.eligibility import why_no_attention
+from lamina.cache.spec import (
+    Attention,
+    Convolution,
+    Cross,
+    IndexKeys,
+    Latent,
+    Recurrent,
+    Shared,
+    SharedIndex,
+    Spec,
+)
+from lamina.kernels.eligibility import why_no_attention, why_no_index
 from lamina.runtime.eligibility import why_not_captured, why_not_read
+from lamina.runtime.kernel_backend import kernels_for_prompts
 
 if TYPE_CHECKING:
     import torch
@@ -39,9 +50,13 @@ def why_unserved(spec: Spec, layer: Layer | None, dtype: torch.dtype) -> str | N
     match spec:
         case Attention() | Latent() | Cross():
             return why_no_attention(spec, None if layer is None else layer.coding.formats, dtype)
-        case Shared() | Convolution():
+        case IndexKeys():
+            return why_no_index(spec, None if layer is None else layer.coding.formats)
+        case Shared() | SharedIndex() | Convolution():
             return None
         case Recurrent():
             slack = 0 if layer is None else layer.slack
             return f"its slack is {slack}; a captured prompt keeps no log of inputs to rewind to" if slack else None
+    if (outside := kernels_for_prompts(spec)) is not None:
+        return outside.why_not(spec, layer, dtype)
     return f"captured prompts have no kernel for {type(spec).__name__}"

@@ -23,7 +23,9 @@ from lamina.runtime.captured import Captured
 from lamina.runtime.eligibility import why_no_kernels
 from lamina.runtime.kernel_backend import KernelBackend, TableEntry
 from lamina.runtime.pointers import PLAIN_FORMAT
+from lamina.runtime.prompts.captured_prompt import MOST_SCORED
 from lamina.runtime.prompts.eligibility import WIDTHS, why_unserved
+from lamina.runtime.select_kernels import select_for_prompt
 
 if TYPE_CHECKING:
     from lamina.model import Model
@@ -62,15 +64,31 @@ class PromptRequests(KernelBackend):
 
     def attend_latent(self, one: Captured, key: Key, entry: TableEntry, q: Tensor, kv: Tensor, **how: Any) -> Tensor:
         from lamina.kernels.attention.prompt.latent import latent_splits
+        from lamina.kernels.attention.prompt.selected import attend_selected
         from lamina.kernels.attention.prompt.store import store_tokens
 
-        spec = entry.spec
+        spec, chosen = entry.spec, how["restrict"]
         for width in WIDTHS:
             new = kv.new_empty(1, width, spec.rank + spec.rope_dim)
             queries = kv.new_empty(1, q.shape[1], width, new.shape[-1])
-            latent_splits(queries, new, entry.table, rank=spec.rank, scale=how["scale"])
+            scoring: dict[str, Any] = dict(rank=spec.rank, scale=how["scale"])
+            if chosen is None:
+                latent_splits(queries, new, entry.table, **scoring)
+            else:
+                attend_selected(queries, new, entry.table, chosen.new_empty(1, width, chosen.shape[-1]), **scoring)
             store_tokens(new[:, None], None, entry.table)
         return super().attend_latent(one, key, entry, q, kv, **how)
+
+    def select(
+        self, one: Captured, key: Key, entry: TableEntry, q: Tensor | None, k: Tensor | None, weights: Tensor | None,
+        **how: Any,
+    ) -> Tensor:  # fmt: skip
+        if q is not None and k is not None and weights is not None:
+            B, width = 1, WIDTHS[-1]
+            queries = q.new_empty(B, width, q.shape[1], q.shape[3]).transpose(1, 2)
+            rows = k.new_empty(B, width, k.shape[-1]), weights.new_empty(B, width, weights.shape[-1])
+            select_for_prompt(entry, queries, *rows, MOST_SCORED[0])
+        return super().select(one, key, entry, q, k, weights, **how)
 
     def convolve(
         self, one: Captured, key: Key, entry: TableEntry, x: Tensor, weight: Tensor, bias: Tensor | None, **how: Any

@@ -5,6 +5,7 @@ that they find the cache through tables (`TableEntry`), so that one graph serves
 
     attend          new tokens of lines are stored before the attention, those of rings at the end of the pass
     attend_latent   in the latent space: for up to 512 tokens this costs little more than expanding keys
+    select          the indexer's keys are stored first; a few queries of each row are scored at a time
     recur           the state is copied out of the cache, the rule's prompt kernel (or its chunked form in PyTorch) runs
                     on, and the new state is stored
     convolve        the same with the inputs before the pass
@@ -26,13 +27,14 @@ from lamina.attention.rotary import rotate, rotate_neighbours
 from lamina.attention.window import Full
 from lamina.cache.backend import AttendOptions, Backend
 from lamina.cache.layers.base import Key
-from lamina.cache.spec import Cross, Shared
+from lamina.cache.spec import Cross, Shared, SharedIndex
 from lamina.errors import InputError
 from lamina.recurrence import SSD
 from lamina.recurrence.conv import causal_convolution
 from lamina.runtime.attend_kernels import form_of, sides_of
-from lamina.runtime.kernel_backend import TableEntry
+from lamina.runtime.kernel_backend import TableEntry, kernels_for_prompts
 from lamina.runtime.prefill.backend import PROMPT, kernel_of
+from lamina.runtime.select_kernels import select_for_prompt
 
 if TYPE_CHECKING:
     from lamina.attention.rotary import RopeTable
@@ -74,6 +76,7 @@ class PromptTableBackend:
         restrict: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         from lamina.kernels.attention.prompt.latent import attend_latents
+        from lamina.kernels.attention.prompt.selected import attend_selected
         from lamina.kernels.attention.prompt.store import store_tokens
         from lamina.kernels.quant.encode import encode
         from lamina.kernels.quant.field import Side
@@ -88,7 +91,11 @@ class PromptTableBackend:
             head = new[:, None]
             new = encode(head, head, None, table, Side.of(form, new.shape[-1]), write=True, page=page)
         q = torch.cat([q[..., :nope] @ up[:, :nope], turn(q[..., nope:], rope)], dim=-1)
-        mean = attend_latents(q, new, table, rank=spec.rank, scale=scale, page=page)
+        how: dict[str, Any] = dict(rank=spec.rank, scale=scale, page=page)
+        if restrict is None:
+            mean = attend_latents(q, new, table, **how)
+        else:
+            mean = attend_selected(q, new, table, restrict, **how)
         return mean @ up[:, nope:].transpose(1, 2)
 
     def convolve(
@@ -145,11 +152,26 @@ class PromptTableBackend:
     def recall(self, one: CapturedPrompt, key: Key, entry: TableEntry, x: Tensor) -> tuple[Tensor, Tensor]:
         raise InputError(f"layer {key[0]} entry {key[1]!r}: no kernel recalls token vectors")
 
-    def select(self, one: CapturedPrompt, key: Key, *args: Any, **how: Any) -> Any:
-        raise InputError(f"layer {key[0]} entry {key[1]!r}: no kernel selects tokens for many queries")
+    def select(
+        self, one: CapturedPrompt, key: Key, entry: TableEntry, q: Tensor | None, k: Tensor | None,
+        weights: Tensor | None, *, rope: RopeTable | None, neighbours: bool,
+    ) -> Tensor:  # fmt: skip
+        """-> positions of the selected tokens, int32 [B, T, top]"""
+        if isinstance(entry.spec, SharedIndex):
+            layer, name = entry.spec.reads_from
+            return one.entries[layer][name].new
+        if q is None or k is None or weights is None:
+            raise InputError("select without keys is for layers that read another layer's selection")
+        before: dict[str, Any] = dict(rope=rope, neighbours=neighbours, norm=None, norms_last=False)
+        q, k = PROMPT.norm_and_rotate(one, q, **before), PROMPT.norm_and_rotate(one, k[:, None], **before)[:, 0]
+        chosen = select_for_prompt(entry, q, k, weights, one.scored)
+        entry.leave(chosen)
+        return chosen
 
     def call(self, one: CapturedPrompt, key: Key, entry: TableEntry, name: str, *args: Any, **how: Any) -> Any:
-        raise InputError(f"layer {key[0]} entry {key[1]!r}: no kernel for {name} of many tokens")
+        if (found := kernels_for_prompts(entry.spec)) is None:
+            raise InputError(f"layer {key[0]} entry {key[1]!r}: no kernel for {name} of many tokens")
+        return getattr(found, name)(entry, *args, **how)
 
 
 def _attend_own(entry: TableEntry, q: Tensor, k: Tensor, v: Tensor, how: dict[str, Any]) -> Tensor:
