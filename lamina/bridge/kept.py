@@ -117,9 +117,11 @@ class Kept:
 
     def _leave_lines(self) -> None:
         """Tells the Lamina cache of the passes that `lines` has stored; one that is open becomes a `Step`."""
-        lines, self.lines = self.lines, None
+        lines = self.lines
         if lines is None:
             return
+        lines.restore()
+        self.lines = None
         assert self._inner is not None
         if new := lines.length - self._length:
             step = self._inner.step(new)
