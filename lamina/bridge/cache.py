@@ -159,7 +159,8 @@ class Cache(transformers.Cache):
         return new
 
     def abort(self) -> None:
-        """Drops a pass that was not finished, such as one that raised an error; a finished one stays."""
+        """Drops a pass that was not finished, such as one that raised an error; a finished one stays. If the model has
+        changed recurrent states in place, the cache is emptied instead, and an error says so."""
         self.store.abort()
 
     def crop(self, tokens_to_remove: int) -> None:

@@ -123,14 +123,15 @@ class Kept:
         lines.restore()
         self.lines = None
         assert self._inner is not None
-        if new := lines.length - self._length:
+        length = lines.length - (lines.T if lines.ended_early else 0)
+        if new := length - self._length:
             step = self._inner.step(new)
             step.written |= self._known
             step.commit()
-            self._length = lines.length
-        if lines.left:
+            self._length = length
+        if written := lines.written:
             self._step = self._inner.step(lines.T)
-            self._step.written |= lines.written
+            self._step.written |= written
 
     @property
     def recording(self) -> bool:

@@ -34,7 +34,7 @@ class Lines:
     layers    number of a layer -> the store of its keys and values
     rings     True if one of them is a ring
     states    entry -> its state [B, …], which the model changes in place in passes of one token
-    asked     states that the model has asked for in the open pass
+    asked     states that the model has asked for in the open pass -> how often each had been changed before
     wrote_all True if the open pass, or the last one, has written every store
     length    tokens of each row, without those of a pass that is still open
     T         tokens of the pass that is open, or was last
@@ -44,7 +44,7 @@ class Lines:
     def __init__(self, cache: Cache, keys: frozenset[Key], length: int) -> None:
         layers = {(i, name): cache.layers[i][name] for i, name in keys}
         self.states = {key: layer.data["state"] for key, layer in layers.items() if isinstance(layer, StateLayer)}
-        self.asked: set[Key] = set()
+        self.asked: dict[Key, int] = {}
         self.wrote_all = False
         self.layers = {i: layer for (i, _), layer in layers.items() if isinstance(layer, TokenLayer)}
         self.rings = any(layer.layout.ring is not None for layer in self.layers.values())
@@ -92,7 +92,7 @@ class Lines:
         """Opens a pass whose first keys are k; False if this path cannot."""
         rows, _, T, _ = k.shape
         start = self.length
-        if start + T > self.room or rows != self.rows or (T > 1 and (self.rings or self.states)):
+        if start + T > self.room or rows != self.rows or (T > 1 and (self.rings or self.states)) or self.ended_early:
             return False
         if T > 1 or not self._ready or self._ready_at != start:
             self._ready = self._views(start, T)
@@ -128,24 +128,30 @@ class Lines:
             return None
         if self.wrote_all and len(self.asked) == len(self.states):  # a pass asks for each at least once
             self._begin()
-        self.asked.add(key)
+        self.asked.setdefault(key, state._version)
         return state
 
     # -- what else is asked ----------------------------------------------------------------------------------------
 
     @property
-    def begun(self) -> set[Key]:
-        """States that the open pass has asked for before it wrote every store; none if no such pass is open."""
-        return set() if self.wrote_all else self.asked
+    def ended_early(self) -> bool:
+        """True if the last pass has written every store and is counted, but has not asked for every state."""
+        return self.wrote_all and len(self.asked) < len(self.states)
+
+    @property
+    def begun(self) -> dict[Key, int]:
+        """`asked` of a pass that has not ended; empty if no such pass is open."""
+        return self.asked if self.ended_early or not self.wrote_all else {}
 
     @property
     def written(self) -> set[Key]:
-        """Entries that the open pass has written; none if no pass is open."""
-        return {(i, "attention") for i in self.layers.keys() - self.left.keys()} if self.left else set()
+        """Stores that a pass which has not ended has written; none if no pass is open."""
+        is_open = self.left or self.ended_early
+        return {(i, "attention") for i in self.layers.keys() - self.left.keys()} if is_open else set()
 
     def length_of(self, key: Key) -> int:
         """Tokens that an entry holds."""
-        return self.length + self.T if key in self.written else self.length
+        return self.length + self.T if self.left and key in self.written else self.length
 
     def crop(self, n: int, committed: int) -> bool:
         """Drops the last n tokens; False, and nothing is done, if the Lamina cache knows of them already, or must say
