@@ -324,7 +324,7 @@ class Store(Kept):
             i, name = min(changed)
             self.reset()
             raise InputError(
-                f"the pass that was dropped may have changed {len(changed)} states in place, that of layer {i} ({name}) "
+                f"the dropped pass may have changed {len(changed)} states in place, that of layer {i} ({name}) "
                 "among them, so the cache was emptied: feed its tokens again. A cache with slack=1, or with "
                 'residence="host", has models change copies of its states, and can drop such a pass'
             )
