@@ -4,7 +4,8 @@
 Random models decode one token after the other, from 128 and from 16,384 tokens on; on a GPU, which one row leaves
 waiting for Python, also 8 rows. The caches take turns of a few tokens, so that all see the same machine. The table has
 the median time of a token, and our share of theirs. On a GPU a growing cache is measured twice: with transformers'
-attention for both, and with `lamina.bridge.attend` for ours.
+attention for both, and with `lamina.bridge.attend` for ours. `--host` measures the share of Python and PyTorch, without
+a GPU (host.py).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
+from bench.bridge import host
 from lamina import bridge
 from lamina.bridge.few_queries import by_products, flash
 
@@ -151,8 +153,8 @@ def ways() -> list[str]:
             partial(by_products, q, k, v, None, D**-0.5),
             partial(torch.nn.functional.scaled_dot_product_attention, q, k, v, enable_gqa=True),
         ]
-        expected = calls[-1]().float()
-        wrong = [(call().float() - expected).abs().max().item() > 0.02 for call in calls]
+        expected = calls[-1]().float().transpose(1, 2)
+        wrong = [(call().float() - expected).abs().max().item() > 0.02 for call in calls[:-1]] + [False]
         cells = [f"{_replayed(call):.1f}{' WRONG' * bad}" for call, bad in zip(calls, wrong, strict=True)]
         lines.append(f"| {S} | " + " | ".join(cells) + " |")
     print("\n".join(lines), flush=True)
@@ -189,7 +191,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", nargs="?", type=Path)
     parser.add_argument("--device", choices=SIZES, default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--host", action="store_true", help="the host's share alone, with models of almost no size")
     arguments = parser.parse_args()
+    if arguments.host:
+        write(arguments.out, host_report())
+        return
     device, lines = arguments.device, []
     details = ways() if device == "cuda" else []
     for name, (config, contexts) in configs(device).items():
@@ -209,8 +215,25 @@ def main() -> None:
             "|---|---|---|---|---|---|---|---|", *lines, "", *details, "",
         ]
     )  # fmt: skip
-    if arguments.out is not None:
-        arguments.out.write_text(text)
+    write(arguments.out, text)
+
+
+def host_report() -> str:
+    return "\n".join(
+        [
+            "# What a token costs the host, over our cache and over transformers' own", "",
+            f"Machine: {machine('cpu')}, {date.today()}. Command: `python -m bench.bridge --host`; transformers "
+            f"{transformers.__version__}, PyTorch {torch.__version__}. Random models: "
+            f"{', '.join(f'{name} {value}' for name, value in host.SIZES.items())}, "
+            f"windows of {host.WINDOW} tokens.", "",
+            *host.lines(), "",
+        ]
+    )  # fmt: skip
+
+
+def write(out: Path | None, text: str) -> None:
+    if out is not None:
+        out.write_text(text)
 
 
 if __name__ == "__main__":

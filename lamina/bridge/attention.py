@@ -3,8 +3,8 @@
 An attention function with the name "lamina" is registered in transformers' `AttentionInterface`, with masks as for its
 `sdpa`, and none for a single query that sees its whole window. Where keys and values are stored as codes, in pages or
 on the host, it reads blocks of slots, dequantizes them, and merges the softmax of one block after the other (online
-softmax): no dense copy of the history is made. Dense keys go to transformers' own function, or on a GPU, if there are
-few queries, to `few_queries.py`.
+softmax): no dense copy of the history is made. Of dense keys, few queries go to `few_queries.py`, and others to
+transformers' own function.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from lamina.bridge.few_queries import attend_few, suits
+from lamina.bridge.few_queries import attend_few, attend_one, suits
 from lamina.bridge.layers.kinds import layer_kinds, text_config
 from lamina.bridge.layers.stored import Stored
 from lamina.bridge.one_by_one import split_passes
@@ -41,8 +41,9 @@ def attend(model: Any) -> Any:
     """
     if not hasattr(model, "set_attn_implementation"):
         raise InputError(f"attend needs a transformers model, not {type(model).__name__}")
-    split_passes(model)
     kinds = layer_kinds(text_config(model))
+    if any(kind.states for kind in kinds):
+        split_passes(model)
     if not any(kind.attends for kind in kinds):
         return model
     if any(kind.indexed for kind in kinds) or not (
@@ -77,6 +78,7 @@ def mask(
     kv_offset: int = 0,
     local_size: int | None = None,  # tokens in a window or chunk; None: all
     allow_is_causal_skip: bool = True,
+    attention_mask: Tensor | None = None,  # [B, S + kv_offset] True for tokens, False for padding
     config: Any = None,
     **kwargs: Any,
 ) -> Tensor | None:
@@ -86,13 +88,14 @@ def mask(
     there is padding in it, so that mask is left out as in layers without a window. Chunks are not windows: of as many
     keys, a query sees those of its own chunk.
     """
-    newest = allow_is_causal_skip and q_length == 1 and q_offset + 1 == kv_offset + kv_length
-    chunked = getattr(config, "attention_chunk_size", None) is not None
-    if newest and not chunked and local_size is not None and kv_length <= local_size:
-        local_size = None
+    if allow_is_causal_skip and q_length == 1 and q_offset + 1 == kv_offset + kv_length:
+        if local_size is not None and kv_length <= local_size and getattr(config, "attention_chunk_size", None) is None:
+            local_size = None
+        if local_size is None and attention_mask is None:
+            return None
     return sdpa_mask(
         q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset, local_size=local_size,
-        allow_is_causal_skip=allow_is_causal_skip, config=config, **kwargs,
+        allow_is_causal_skip=allow_is_causal_skip, attention_mask=attention_mask, config=config, **kwargs,
     )  # fmt: skip
 
 
@@ -113,10 +116,13 @@ def attention(
     """Attention as transformers' functions compute it: -> [B, T, Hq, Dv], and no weights"""
     plain = softcap is None and s_aux is None
     drops = bool(dropout and module.training)
-    if drops or (plain and not isinstance(key, Stored)):
-        if not drops and position_bias is None and suits(query, key, attention_mask):
-            scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-            return attend_few(query, key, value, attention_mask, scale).transpose(1, 2).contiguous(), None
+    if drops or (plain and type(key) is not Stored):
+        if not drops and position_bias is None:
+            if attention_mask is None and (found := attend_one(query, key, value, scaling)) is not None:
+                return found, None
+            if suits(query, key, attention_mask):
+                scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+                return attend_few(query, key, value, attention_mask, scale), None
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal,
             position_bias=position_bias, **kwargs,

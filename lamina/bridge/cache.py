@@ -11,6 +11,7 @@ import transformers
 from torch import Tensor
 
 from lamina.bridge.kept import Settings, rows_of
+from lamina.bridge.layers.in_order import first_seen
 from lamina.bridge.layers.kinds import layer_kinds, text_config
 from lamina.bridge.layers.specs import Attention, window_of
 from lamina.bridge.layers.views import HybridView, IndexedView, LinearView, view_of
@@ -66,7 +67,8 @@ class Cache(transformers.Cache):
         settings = Settings(capacity, codec, checked_residence(residence), slack, pool)
         self.store = Store(kinds, settings, ModelFacts(model_or_config, len(kinds)))
         self._views = [view_of(self.store, i, kind) for i, kind in enumerate(kinds)]
-        self._sliding = [kind.window is not None for kind in kinds]
+        self._windows = [kind.window for kind in kinds]
+        self.is_sliding = [window is not None for window in self._windows]
         super().__init__(layers=self._views)
 
     def __repr__(self) -> str:
@@ -83,7 +85,7 @@ class Cache(transformers.Cache):
         position"""
         lines = self.store.lines
         if lines is not None:
-            found = lines.append((layer_idx, "attention"), key_states, value_states)
+            found = lines.append(layer_idx, key_states, value_states)
             if found is not None:
                 return found
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
@@ -106,6 +108,25 @@ class Cache(transformers.Cache):
         if lines is not None and (layer_idx, f"conv{state_idx or 0}") in lines.states:
             return True
         return super().has_previous_state(layer_idx, state_idx)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens of each row that a layer holds."""
+        lines = self.store.lines
+        if lines is not None and not lines.left and layer_idx in lines.layers:
+            return lines.length
+        return super().get_seq_length(layer_idx)
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Position of the next token."""
+        return self.get_seq_length(layer_idx)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """How many keys `update` will return with `query_length` new ones, and the position of the first of them."""
+        lines = self.store.lines
+        if lines is not None and not lines.left and layer_idx in lines.layers:
+            first = first_seen(self._windows[layer_idx], lines.length)
+            return lines.length + query_length - first, first
+        return super().get_mask_sizes(query_length, layer_idx)
 
     # -- files -----------------------------------------------------------------------------------------------------
 
@@ -138,7 +159,8 @@ class Cache(transformers.Cache):
         return new
 
     def abort(self) -> None:
-        """Drops a pass that was not finished, such as one that raised an error; a finished one stays."""
+        """Drops a pass that was not finished, such as one that raised an error; a finished one stays. If the model has
+        changed recurrent states in place, the cache is emptied instead, and an error says so."""
         self.store.abort()
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -214,10 +236,8 @@ class Cache(transformers.Cache):
 
     is_compileable = False  # lengths are integers on the host
 
-    @property
-    def is_sliding(self) -> list[bool]:
-        """Whether each layer has a window."""
-        return self._sliding
+    is_sliding: list[bool] = []
+    """Whether each layer has a window."""
 
     @property
     def is_linear(self) -> list[bool]:

@@ -117,18 +117,21 @@ class Kept:
 
     def _leave_lines(self) -> None:
         """Tells the Lamina cache of the passes that `lines` has stored; one that is open becomes a `Step`."""
-        lines, self.lines = self.lines, None
+        lines = self.lines
         if lines is None:
             return
+        lines.restore()
+        self.lines = None
         assert self._inner is not None
-        if new := lines.length - self._length:
+        length = lines.length - (lines.T if lines.ended_early else 0)
+        if new := length - self._length:
             step = self._inner.step(new)
             step.written |= self._known
             step.commit()
-            self._length = lines.length
-        if lines.left:
+            self._length = length
+        if written := lines.written:
             self._step = self._inner.step(lines.T)
-            self._step.written |= lines.written
+            self._step.written |= written
 
     @property
     def recording(self) -> bool:

@@ -1,117 +1,60 @@
 """`Lines`: the fast path of a `Store`, for caches whose tokens are all stored in plain lines or rings on the device.
 
-In a line the slot of a token is its position. A pass writes its tokens behind the earlier ones and returns a view of
-the store. A ring is written so by passes of one token; they read one or two runs of slots. Which slots these are is
-computed once per pass for all layers that store alike (`Slots`). Passes of one token also get the stored states
-themselves, and change them in place. The Lamina cache behind it keeps its lengths in a tensor; it learns of the new
-tokens only when something other than a pass is asked of it (`Kept._leave_lines`).
+A pass writes its tokens behind the earlier ones and returns a view of the store: one copy and no other operation for
+keys, and one for values. The views of the next passes are made together, since that takes half the time of making each
+on its own. Rings take passes of one token this way, once their slots are in the order of positions (windows.py). Such
+passes also get the stored states themselves, and change them in place. The Lamina cache behind it keeps its lengths in
+a tensor; it learns of the new tokens only when something other than a pass is asked of it (`Kept._leave_lines`).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable
-from typing import NamedTuple
 
-import torch
 from torch import Tensor, is_grad_enabled
 
 from lamina.bridge.layers.in_order import first_seen
 from lamina.bridge.layers.states import StateLayer
 from lamina.bridge.layers.stored import is_dense
+from lamina.bridge.windows import in_order, restore
 from lamina.cache.cache import Cache
 from lamina.cache.layers.base import Key, Layer
 from lamina.cache.layers.tokens import TokenLayer
 
+AHEAD = 16  # passes whose views are made together, at most
 
-class Slots:
-    """Slots that the open pass writes and reads: the same in all stores [B, H, S, D] of one shape and one window.
-
-    Views are made by `as_strided`: it is a single operation, and `narrow` is three.
-
-    new, at       sizes of the slots that are written, and their offset from the first slot in memory
-    seen, first   sizes of the slots that are read, and their offset; of a ring, those before its end
-    rest          sizes of the slots at the start of a ring that are read behind those; None if there are none
-    """
-
-    def __init__(self, store: Tensor, ring: int | None, window: int | None) -> None:
-        self.shape, self.strides = store.shape, store.stride()
-        self.ring, self.window = ring, window
-        self.new: tuple[int, ...]
-        self.seen: tuple[int, ...]
-        self.rest: tuple[int, ...] | None
-        self.at = self.first = 0
-
-    def open(self, start: int, T: int) -> None:
-        """Begins a pass of T tokens from position `start` on; of a ring, T is 1."""
-        B, H, _, D = self.shape
-        begin, slot, step = first_seen(self.window, start), start, self.strides[2]
-        if self.ring is not None:
-            begin, slot = begin % self.ring, slot % self.ring
-        end = slot + T
-        self.new, self.at = (B, H, T, D), slot * step
-        self.first = begin * step
-        if begin < end:
-            self.seen, self.rest = (B, H, end - begin, D), None
-        else:
-            assert self.ring is not None
-            self.seen, self.rest = (B, H, self.ring - begin, D), (B, H, end, D)
-
-    def append(self, store: Tensor, offset: int, new: Tensor) -> Tensor:
-        """Writes new [B, H, T, D]; -> what the new tokens may see, in the order of positions [B, H, N, D]. offset: of
-        the store in memory"""
-        store.as_strided(self.new, self.strides, offset + self.at).copy_(new)
-        seen = store.as_strided(self.seen, self.strides, offset + self.first)
-        if self.rest is None:
-            return seen
-        return torch.cat([seen, store.as_strided(self.rest, self.strides, offset)], dim=2)
-
-
-class Stores(NamedTuple):
-    """The stores [B, H, S, D] of one entry, their offsets in memory, and their slots in the open pass."""
-
-    keys: Tensor
-    keys_at: int
-    of_keys: Slots
-    values: Tensor
-    values_at: int
-    of_values: Slots
+Views = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Of one layer in one pass: the slots of the new keys and of the new values [B, H, T, D], and all keys and all values
+that the new tokens may see, in order of position [B, H, N, D]."""
 
 
 class Lines:
     """Passes over plain lines and rings.
 
-    stores    entry -> its keys and values
-    slots     shape and window -> slots of the stores that have these
-    rings     True if an entry is a ring
+    layers    number of a layer -> the store of its keys and values
+    rings     True if one of them is a ring
     states    entry -> its state [B, …], which the model changes in place in passes of one token
-    asked     states that the model has asked for in the open pass
+    asked     states that the model has asked for in the open pass -> how often each had been changed before
     wrote_all True if the open pass, or the last one, has written every store
     length    tokens of each row, without those of a pass that is still open
     T         tokens of the pass that is open, or was last
-    left      entries that the open pass has not written yet; empty if no pass is open
+    left      number of a layer -> its views, for layers that the open pass has not written yet; empty if none is open
     """
 
     def __init__(self, cache: Cache, keys: frozenset[Key], length: int) -> None:
         layers = {(i, name): cache.layers[i][name] for i, name in keys}
         self.states = {key: layer.data["state"] for key, layer in layers.items() if isinstance(layer, StateLayer)}
-        self.asked: set[Key] = set()
+        self.asked: dict[Key, int] = {}
         self.wrote_all = False
-        self.slots: dict[Hashable, Slots] = {}
-        self.stores = {key: self._stores(layer) for key, layer in layers.items() if isinstance(layer, TokenLayer)}
-        self.rings = any(slots.ring is not None for slots in self.slots.values())
+        self.layers = {i: layer for (i, _), layer in layers.items() if isinstance(layer, TokenLayer)}
+        self.rings = any(layer.layout.ring is not None for layer in self.layers.values())
         self.rows, self.length, self.T = cache.rows, length, 0
-        limits = [slots.shape[2] for slots in self.slots.values() if slots.ring != slots.shape[2]]  # a whole ring: none
-        self.room = min(limits, default=sys.maxsize)
-        self.left: dict[Key, Stores] = {}
-
-    def _stores(self, layer: TokenLayer) -> Stores:
-        keys, values = layer.data["k"], layer.data["v"]
-        ring, window = layer.layout.ring, layer.window.span
-        of_keys, of_values = (
-            self.slots.setdefault((x.shape, x.stride(), ring, window), Slots(x, ring, window)) for x in (keys, values)
-        )
-        return Stores(keys, int(keys.storage_offset()), of_keys, values, int(values.storage_offset()), of_values)
+        growing = [layer.slots for layer in self.layers.values() if layer.slots != layer.layout.ring]
+        self.room = min(growing, default=sys.maxsize)  # a whole ring has room for any token
+        self.left: dict[int, Views] = {}
+        self._ahead = 1
+        self._ready: list[dict[int, Views]] = []  # views of the next passes of one token, those of the next pass last
+        self._ready_at = 0  # the length at which the next of them begins
 
     @staticmethod
     def fit(cache: Cache, keys: frozenset[Key]) -> bool:
@@ -126,27 +69,53 @@ class Lines:
         layers = [cache.layers[i][name] for i, name in keys]
         return any(isinstance(layer, TokenLayer) for layer in layers) and all(_is_plain(layer) for layer in layers)
 
-    def append(self, key: Key, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Stores k and v [B, H, T, D]; -> those of all tokens that the new ones may see. None if this path cannot:
-        nothing is stored."""
-        T = k.shape[2]
-        if not self.left:
-            if self.length + T > self.room or k.shape[0] != self.rows or (T > 1 and (self.rings or self.states)):
-                return None
-            self.T, self.left = T, self.stores.copy()
-            self._begin()
-            for slots in self.slots.values():
-                slots.open(self.length, T)
-        if T != self.T or ((k.requires_grad or v.requires_grad) and is_grad_enabled()):
-            return None  # the longer way stores tokens without their gradients
-        stores = self.left.pop(key, None)
-        if stores is None:
+    # -- passes ----------------------------------------------------------------------------------------------------
+
+    def append(self, i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Stores k and v [B, H, T, D] in layer i; -> those of all tokens that the new ones may see. None if this path
+        cannot: nothing is stored."""
+        if not self.left and not self._open(k):
             return None
-        keys, keys_at, of_keys, values, values_at, of_values = stores
-        found = of_keys.append(keys, keys_at, k), of_values.append(values, values_at, v)
+        if k.size(2) != self.T or (is_grad_enabled() and (k.requires_grad or v.requires_grad)):
+            return None  # the longer way stores tokens without their gradients
+        views = self.left.pop(i, None)
+        if views is None:
+            return None
+        new_keys, new_values, keys, values = views
+        new_keys.copy_(k)
+        new_values.copy_(v)
         if not self.left:  # only now: a pass whose last tokens could not be stored does not count
-            self.length, self.wrote_all = self.length + T, True
-        return found
+            self.length, self.wrote_all = self.length + self.T, True
+        return keys, values
+
+    def _open(self, k: Tensor) -> bool:
+        """Opens a pass whose first keys are k; False if this path cannot."""
+        rows, _, T, _ = k.shape
+        start = self.length
+        if start + T > self.room or rows != self.rows or (T > 1 and (self.rings or self.states)):
+            return False
+        if self.wrote_all and len(self.asked) < len(self.states):  # the pass before this one ended early
+            return False
+        if T > 1 or not self._ready or self._ready_at != start:
+            self._ready = self._views(start, T)
+        self.T, self.left, self._ready_at = T, self._ready.pop(), start + 1
+        self._begin()
+        return True
+
+    def _views(self, start: int, T: int) -> list[dict[int, Views]]:
+        """The views of a pass of T tokens from position `start` on; if T is 1, also those of some that follow."""
+        bases = {i: in_order(layer, start) for i, layer in self.layers.items()}
+        fit = min(layer.slots - (start - bases[i]) for i, layer in self.layers.items())
+        count = min(self._ahead, fit) if T == 1 else 1
+        self._ahead = min(2 * self._ahead, AHEAD)
+        found: list[dict[int, Views]] = [{} for _ in range(count)]
+        for i, layer in self.layers.items():
+            of_keys, of_values = (
+                _views_of(layer.data[name], bases[i], start, T, count, layer.window.span) for name in ("k", "v")
+            )
+            for views, new_keys, keys, new_values, values in zip(found, *of_keys, *of_values, strict=True):
+                views[i] = new_keys, new_values, keys, values
+        return found[::-1]
 
     def _begin(self) -> None:
         """Opens a pass, unless a state was asked for in it already."""
@@ -159,25 +128,32 @@ class Lines:
         state = self.states.get(key)
         if state is None:
             return None
-        if len(self.asked) == len(self.states):  # a pass asks for each at least once
+        if self.wrote_all and len(self.asked) == len(self.states):  # a pass asks for each at least once
             self._begin()
-        self.asked.add(key)
+        self.asked.setdefault(key, state._version)
         return state
 
+    # -- what else is asked ----------------------------------------------------------------------------------------
+
     @property
-    def begun(self) -> set[Key]:
-        """States that the open pass has asked for before it wrote every store; none if no such pass is open."""
-        return set() if self.wrote_all else self.asked
+    def ended_early(self) -> bool:
+        """True if the last pass has written every store and is counted, but has not asked for every state."""
+        return self.wrote_all and len(self.asked) < len(self.states)
+
+    @property
+    def begun(self) -> dict[Key, int]:
+        """`asked` of a pass that has not ended; empty if no such pass is open."""
+        return self.asked if self.ended_early or not self.wrote_all else {}
 
     @property
     def written(self) -> set[Key]:
-        """Entries that the open pass has written; none if no pass is open."""
-        return self.stores.keys() - self.left.keys() if self.left else set()
+        """Stores that a pass which has not ended has written; none if no pass is open."""
+        is_open = self.left or self.ended_early
+        return {(i, "attention") for i in self.layers.keys() - self.left.keys()} if is_open else set()
 
     def length_of(self, key: Key) -> int:
         """Tokens that an entry holds."""
-        open_pass = self.left and key in self.stores and key not in self.left
-        return self.length + self.T if open_pass else self.length
+        return self.length + self.T if self.left and key in self.written else self.length
 
     def crop(self, n: int, committed: int) -> bool:
         """Drops the last n tokens; False, and nothing is done, if the Lamina cache knows of them already, or must say
@@ -186,6 +162,34 @@ class Lines:
             return False
         self.length -= n
         return True
+
+    def restore(self) -> None:
+        """Puts the tokens of rings where the Lamina cache expects them. After an interrupt it may be called again."""
+        end = self.length + (self.T if self.left else 0)
+        for layer in self.layers.values():
+            restore(layer, end)
+
+
+def _views_of(
+    store: Tensor, base: int, start: int, T: int, count: int, window: int | None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """For `count` passes of T tokens from position `start` on: what they write in a store [B, H, S, D] whose first slot
+    has position `base`, and what they read. `as_strided` is a single operation, and `narrow` is three; `unbind` makes
+    several views at once."""
+    (B, H, _, D), strides, step = store.shape, store.stride(), store.stride(2)
+    here = store.storage_offset()
+    several = (step, *strides)  # one slot further for each pass
+    new = store.as_strided((count, B, H, T, D), several, here + (start - base) * step).unbind(0)
+    if window is None:  # base is 0
+        return list(new), [store.as_strided((B, H, end, D), strides) for end in range(start + T, start + T + count)]
+    if start + 1 >= window:  # each reads a whole window
+        first = here + (start + 1 - window - base) * step
+        return list(new), list(store.as_strided((count, B, H, window, D), several, first).unbind(0))
+    seen = []
+    for at in range(start, start + count):
+        first = first_seen(window, at)
+        seen.append(store.as_strided((B, H, at + 1 - first, D), strides, here + (first - base) * step))
+    return list(new), seen
 
 
 def _is_plain(layer: Layer) -> bool:

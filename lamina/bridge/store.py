@@ -62,6 +62,7 @@ class Store(Kept):
         self._first = FirstPass()
         self._states: dict[Key, Tensor] = {}  # states that the open pass was given, or may have changed
         self._given: set[Key] = set()  # those of `_states` that were given
+        self._versions: dict[Key, int] = {}  # how often others had been changed when the model got them
         self._handed: dict[Key, Tensor] = {}  # last inputs of convolutions that the model asked for
         self._gives = False  # True if the model, in passes of one token, gives states instead of changing them in place
         self._tail = 0  # committed tokens since the last crop, while recording
@@ -241,8 +242,9 @@ class Store(Kept):
             return None
         layer = self.layer(key)
         assert isinstance(layer, StateLayer)
-        self._states[key] = layer.live()
-        return self._states[key]
+        self._states[key] = state = layer.live()
+        self._versions[key] = state._version
+        return state
 
     def set_state(self, key: Key, new: Tensor) -> Tensor:
         """Replaces the state of an entry, as a part of the pass."""
@@ -281,6 +283,7 @@ class Store(Kept):
         super()._leave_lines()
         if lines is not None:
             self._states |= {key: lines.states[key] for key in lines.begun}
+            self._versions |= lines.begun
 
     # -- the end of a pass -----------------------------------------------------------------------------------------
 
@@ -305,15 +308,39 @@ class Store(Kept):
 
     def _forget(self) -> None:
         self._states.clear()
+        self._versions.clear()
         self._given.clear()
         self._handed.clear()
 
     def abort(self) -> None:
-        """Drops a pass that ended before all layers were given its tokens: the cache is as it was before it."""
+        """Drops a pass that ended before all layers were given its tokens: the cache is as it was before it. If the
+        model has changed states in place, it cannot be: the cache is emptied, and an error says so."""
         self._leave_lines()
         if self._is_over():
             self.finish()
+        changed = self._changed_in_place()
         self._drop()
+        if changed:
+            i, name = min(changed)
+            self.reset()
+            raise InputError(
+                f"the dropped pass may have changed {len(changed)} states in place, that of layer {i} ({name}) "
+                "among them, so the cache was emptied: feed its tokens again. A cache with slack=1, or with "
+                'residence="host", has models change copies of its states, and can drop such a pass'
+            )
+
+    def _changed_in_place(self) -> list[Key]:
+        """Stored states that the open pass may have changed. PyTorch counts changes, but not those by other kernels,
+        which there are on a GPU."""
+        if self._inner is None or (self._step is not None and self._step.T > 1):  # of several tokens, they are given
+            return []
+        return [
+            (i, name)
+            for (i, name), state in self._states.items()
+            if (i, name) not in self._given
+            and self._inner.layers[i][name].data["state"] is state
+            and (state.is_cuda or state._version != self._versions[i, name])
+        ]
 
     def _is_over(self) -> bool:
         """True if the last layer has stored what it had to in the open pass. A layer that changes its states in place
@@ -423,5 +450,5 @@ class Store(Kept):
 
     def fork(self) -> Self:
         new = super().fork()
-        new._first, new._states, new._given, new._handed = FirstPass(), {}, set(), {}
+        new._first, new._states, new._given, new._versions, new._handed = FirstPass(), {}, set(), {}, {}
         return new

@@ -1,61 +1,31 @@
-"""A token over our cache costs the host about as much as over `DynamicCache`: kernels and Python calls are counted."""
+"""A token over our cache costs the host fewer Python calls than over transformers' own, and no more kernels. Counts are
+averages over the tokens of a turn, which is as many as our views are made for at once (bench/bridge/host.py)."""
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
 import pytest
-import torch
-import transformers
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from lamina import bridge
-from tests.bridge.models import SMALL, ids, model
+from bench.bridge import host
 
-CALLS = 10  # Python calls that a layer, and a pass besides its layers, may cost more than with `DynamicCache`
-
-
-class Kernels(TorchDispatchMode):
-    """Counts operations that compute or copy something, and not views."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += not func.is_view
-        return func(*args, **(kwargs or {}))
+SAVED: dict[str, dict[str, int]] = {  # Python calls of a token, at least
+    "llama": {"growing": 6, "growing, attend": 26, "fixed": 27, "fixed, attend": 47},
+    "gemma3, full windows": {"growing": 12, "growing, attend": 49, "fixed": 25, "fixed, attend": 62},
+    "falcon_h1": {"growing": 5, "growing, attend": 22},
+}
+MOVES = 1.0  # kernels of a token, on average, that moves of windows may cost
+VIEWS = 20  # views of a token that ours may make more: two for each store, and theirs may make none
 
 
-def costs(one: Any, cache: Any) -> tuple[int, int]:
-    """Kernels and Python calls of a token, once the model has decoded a few."""
-    token, calls = ids(1, 1)[0], 0
-
-    def count(frame: Any, event: str, argument: Any) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    for given in (ids(1)[0], token, token, token):
-        one(given, past_key_values=cache, use_cache=True)
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        one(token, past_key_values=cache, use_cache=True)
-    finally:
-        sys.setprofile(before)
-    with Kernels() as kernels:
-        one(token, past_key_values=cache, use_cache=True)
-    return kernels.count, calls
+def test_every_model_and_form_has_a_bound() -> None:
+    assert {name: set(host.forms(config)) for name, config in host.configs().items()} == {
+        name: set(forms) for name, forms in SAVED.items()
+    }
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3 before its window is full", "falcon_h1"])
-@torch.no_grad()
-def test_a_token_costs_as_many_kernels_as_over_dynamic_cache_and_a_few_python_calls_more(name: str) -> None:
-    if name in ("llama", "falcon_h1"):
-        one = model(name)
-    else:
-        types = ["sliding_attention", "full_attention"] * 2
-        one = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**SMALL, layer_types=types)).eval()
-    theirs = costs(one, transformers.DynamicCache(config=one.config))
-    ours = costs(one, bridge.Cache(one))
-    assert ours[0] <= theirs[0]
-    assert ours[1] <= theirs[1] + CALLS * (one.config.num_hidden_layers + 1)
+@pytest.mark.parametrize(("name", "form"), [(name, form) for name, forms in SAVED.items() for form in forms])
+def test_a_token_costs_fewer_python_calls_and_no_more_kernels(name: str, form: str) -> None:
+    model = host.make_model(name)
+    theirs, ours = host.costs(model, *host.forms(model.config)[form])
+    assert ours.calls <= theirs.calls - SAVED[name][form]
+    assert ours.kernels <= theirs.kernels + (MOVES if "windows" in name else 0)
+    assert ours.views <= theirs.views + VIEWS

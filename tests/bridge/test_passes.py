@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from lamina import bridge
+from lamina.errors import InputError
 from tests.bridge.models import cache_argument, model
 
 NAMES = ["llama", "gemma3", "falcon_h1", "lfm2", "qwen3_next", "zamba2", "granitemoehybrid", "mamba2"]
+BY_ONE = [*NAMES, "jamba"]  # of several tokens, jamba forgets its states in transformers itself
 HISTORIES = [(9,), (9, 1), (9, 1, 1), (9, 3), (9, 3, 1, 2)]
 
 
@@ -20,10 +22,10 @@ def feed(name: str, cache: Any, given: Tensor) -> Tensor:
         return model(name)(given, use_cache=True, **{cache_argument(name): cache}).logits
 
 
-def fill(name: str, history: tuple[int, ...], recording: bool = False) -> tuple[Any, Tensor]:
+def fill(name: str, history: tuple[int, ...], recording: bool = False, **kept: Any) -> tuple[Any, Tensor]:
     """A cache after passes of so many tokens, and all of them."""
     given = torch.randint(1, 60, (1, sum(history)), generator=torch.Generator().manual_seed(2))
-    cache = bridge.Cache(model(name))
+    cache = bridge.Cache(model(name), **kept)
     if recording:
         cache.activate_past_recording()
     for new in given.split(list(history), dim=1):
@@ -87,3 +89,65 @@ def test_a_pass_of_several_tokens_that_raises_after_some_layers_is_dropped(name:
         hook.remove()
     cache.abort()
     check_next(name, cache, given)
+
+
+def raise_before_last_layer(name: str, cache: Any) -> None:
+    """Feeds one token, and stops before the last layer."""
+
+    def refuse(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    last = next(one for at, one in model(name).named_modules() if at.endswith("layers"))[-1]
+    hook = last.register_forward_pre_hook(refuse)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            feed(name, cache, torch.tensor([[3]]))
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize("kept", [{"slack": 1}, {"residence": "host"}], ids=str)
+@pytest.mark.parametrize("history", [(9,), (9, 1, 1)])
+@pytest.mark.parametrize("name", BY_ONE)
+def test_a_pass_of_one_token_that_raises_after_some_layers_is_dropped_if_states_are_copies(
+    name: str, history: tuple[int, ...], kept: dict[str, Any]
+) -> None:
+    cache, given = fill(name, history, **kept)
+    raise_before_last_layer(name, cache)
+    cache.abort()
+    check_next(name, cache, given)
+
+
+@pytest.mark.parametrize("history", [(9,), (9, 1, 1)])
+@pytest.mark.parametrize("name", BY_ONE)
+def test_a_pass_of_one_token_that_changed_states_in_place_is_not_dropped_in_silence(
+    name: str, history: tuple[int, ...]
+) -> None:
+    cache, given = fill(name, history)
+    raise_before_last_layer(name, cache)
+    if name in ("llama", "gemma3", "lfm2"):  # their layers keep what they give
+        cache.abort()
+    else:
+        with pytest.raises(InputError, match=r"in place, that of layer .* emptied.*slack=1"):
+            cache.abort()
+        assert cache.store.length == 0
+        feed(name, cache, given)
+    check_next(name, cache, given)
+
+
+@pytest.mark.parametrize("name", ["falcon_h1", "mamba2", "jamba"])
+def test_looking_at_a_state_changes_nothing(name: str) -> None:
+    cache, given = fill(name, (9, 1, 1))
+    for i, linear in enumerate(cache.layers):
+        if hasattr(linear, "recurrent_states"):
+            assert cache.get_recurrent_state(i) is not None
+    cache.abort()
+    check_next(name, cache, given)
+
+
+@pytest.mark.parametrize("name", ["falcon_h1", "jamba", "granitemoehybrid"])
+def test_the_pass_after_one_that_ended_early_is_refused(name: str) -> None:
+    cache, _ = fill(name, (9, 1, 1))
+    raise_before_last_layer(name, cache)
+    with pytest.raises(InputError, match=r"ended before layer .*cache\.abort"):
+        feed(name, cache, torch.tensor([[3]]))
