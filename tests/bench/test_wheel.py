@@ -1,4 +1,4 @@
-"""An installed wheel has all that `lamina bench` imports, nothing of this folder, and a native library that it ships."""
+"""A wheel has all that `lamina bench` imports, nothing of this folder, and the native library that it ships."""
 
 from __future__ import annotations
 

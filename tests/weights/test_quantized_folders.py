@@ -54,6 +54,10 @@ def quantized(plain, folder, settings, encode):
     return folder / "q", folder / "d"
 
 
+def tokens(model):
+    return model.generate(IDS.tolist(), max_new_tokens=64, do_sample=False, eos_token_id=None).tokens
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_weights_are_those_that_the_layout_stands_for(layout, plain, tmp_path):
     folder, dense = quantized(plain, tmp_path, *LAYOUTS[layout])
@@ -65,6 +69,7 @@ def test_weights_are_those_that_the_layout_stands_for(layout, plain, tmp_path):
     with torch.no_grad():
         assert relative(packed(IDS), wanted(IDS)) < 1e-5
         assert relative(lamina.load(folder, device="cpu", weights="plain")(IDS), wanted(IDS)) < 1e-5
+    assert tokens(packed) == tokens(wanted)
     found = lamina.inspect(folder)
     assert found.problem is None and not found.unread
     if layout != "gptq, act-order":  # where joined matrices have orders of columns of their own, as values say
