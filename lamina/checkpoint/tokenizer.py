@@ -71,6 +71,13 @@ class Tokenizer:
             self._surround(*languages.around())
         self._same_ids: WeakKeyDictionary[Tokenizer, bool] = WeakKeyDictionary()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickles and copies: without what is known of other tokenizers."""
+        return {**self.__dict__, "_same_ids": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _same_ids=WeakKeyDictionary())
+
     def __repr__(self) -> str:
         chat = "with" if self.templates else "without"
         return f"Tokenizer({self.vocab_size} tokens, eos {list(self.eos_ids)}, {chat} chat template)"

@@ -14,7 +14,7 @@ from threading import Lock
 import torch
 
 from lamina.errors import InputError
-from lamina.native.build import BuildError, build
+from lamina.native.build import BuildError, load
 from lamina.native.products import declare
 
 _loading = Lock()
@@ -31,7 +31,7 @@ def library() -> ctypes.CDLL:
 def _library() -> ctypes.CDLL:
     if os.environ.get("LAMINA_NATIVE") == "0":
         raise BuildError("native programs are switched off by LAMINA_NATIVE=0")
-    loaded = declare(ctypes.CDLL(str(build())))
+    loaded = declare(load())
     loaded.lamina_run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     loaded.lamina_run.restype = None
     loaded.lamina_run_on.argtypes = [*loaded.lamina_run.argtypes, ctypes.c_void_p, ctypes.c_int64]

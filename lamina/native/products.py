@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 
 from lamina.errors import InputError
-from lamina.native.build import build
+from lamina.native.build import load
 
 FORMATS: dict[str, int] = {
     "float32": 0,
@@ -69,7 +69,7 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
 @cache
 def products() -> ctypes.CDLL:
     """The native library, built if necessary, with the functions of products.h declared."""
-    return declare(ctypes.CDLL(str(build())))
+    return declare(load())
 
 
 def describe(

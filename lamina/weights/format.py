@@ -66,7 +66,11 @@ class WeightFormat(ABC):
         }
 
     def join(self, several: Sequence[Parts]) -> dict[str, Tensor] | None:
-        """The parts of all rows one after another; None if that is no single matrix of this format."""
+        """The parts of all rows one after another; None if that is no single matrix of this format, as with zeros for
+        some rows only, or with scales of two dtypes."""
+        kinds = [{name: part.dtype for name, part in parts.items()} for parts in several]
+        if any(one != kinds[0] for one in kinds):
+            return None
         shared = [(parts[name], several[0][name]) for parts in several for name in self.whole & parts.keys()]
         if any(not one.is_meta and not torch.equal(one, first) for one, first in shared):
             return None

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lamina.errors import CheckpointError
 from lamina.weights.format import Parts, WeightFormat, register
+from lamina.weights.nibbles import halves_of_neighbours, nibbles
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -53,12 +54,6 @@ class GGUFFormat(WeightFormat):
 def half(blocks: Tensor, at: int) -> Tensor:
     """The float16 at byte `at` of each block, as float32 [n, 1]"""
     return blocks[:, at : at + 2].view(torch.float16).float()
-
-
-def nibbles(codes: Tensor) -> Tensor:
-    """codes [..., b] -> [..., 2b]: all low halves, then all high halves"""
-    codes = codes.contiguous()  # PyTorch's shifts of strided bytes are slow
-    return torch.cat((codes & 15, codes >> 4), -1)
 
 
 def bits(codes: Tensor, shifts: Sequence[int], mask: int) -> Tensor:
@@ -138,9 +133,7 @@ def mxfp4_blocks(codes: Tensor, exponents: Tensor) -> Tensor:
     codes       uint8 [..., in / 32, 16], two neighbours in a byte, the first in its low half
     exponents   uint8 [..., in / 32]
     """
-    values = torch.stack((codes & 15, codes >> 4), -1).flatten(-2)  # [..., in / 32, 32], in order
-    low, high = values.chunk(2, -1)
-    return torch.cat((exponents[..., None], low | high << 4), -1).flatten(-2)
+    return torch.cat((exponents[..., None], halves_of_neighbours(codes)), -1).flatten(-2)
 
 
 BLOCKS = tuple(kind() for kind in (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4))

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from lamina.weights.format import register
-from lamina.weights.gguf_blocks import IQ4_VALUES, GGUFFormat, bits, half, looked_up, nibbles
+from lamina.weights.gguf_blocks import IQ4_VALUES, GGUFFormat, bits, half, looked_up
+from lamina.weights.nibbles import nibbles
 
 
 class SuperBlocks(GGUFFormat):

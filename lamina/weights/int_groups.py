@@ -19,17 +19,9 @@ from torch import Tensor
 
 from lamina.errors import CheckpointError, InputError
 from lamina.weights.format import Parts, WeightFormat, register
-from lamina.weights.gguf_blocks import nibbles
+from lamina.weights.nibbles import LANES, pack_nibbles, unpack_nibbles
 
-LANES = 32  # values whose halves share 16 bytes
-TRIED = (
-    1.0,
-    0.95,
-    0.9,
-    0.85,
-    0.8,
-    0.75,
-)  # shares of the range of a group, of which the one with the least error is taken
+TRIED = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # shares of the range of a group; the one with the least error is taken
 AT_ONCE = 1 << 22  # values quantized together, which bounds the scratch
 
 
@@ -145,21 +137,6 @@ def least_error(groups: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Ten
         tried = [codes, scale, zero]
         found = [torch.where(better, new, old) for new, old in zip(tried, found or tried, strict=True)]
     return found[0], found[1], found[2]
-
-
-def pack_nibbles(values: Tensor) -> Tensor:
-    """values below 16, uint8 [..., in] -> [..., in / 2]
-
-    >>> pack_nibbles(torch.arange(32, dtype=torch.uint8) // 2)[:3].tolist()    # value 0 and 16, 1 and 17, 2 and 18
-    [128, 128, 145]
-    """
-    low, high = values.unflatten(-1, (-1, 2, LANES // 2)).unbind(-2)
-    return (low | high << 4).flatten(-2)
-
-
-def unpack_nibbles(codes: Tensor) -> Tensor:
-    """The reverse: uint8 [..., in / 2] -> [..., in]"""
-    return nibbles(codes.unflatten(-1, (-1, LANES // 2))).flatten(-2)
 
 
 register(IntGroups(8), IntGroups(4))

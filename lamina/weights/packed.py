@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.errors import InputError
-from lamina.weights.format import Parts, WeightFormat
+from lamina.weights.format import Parts, WeightFormat, as_bytes
 
 AT_ONCE = 1 << 20  # values that are dequantized together on a CPU: the float32 scratch is 4 MiB
 AT_ONCE_ELSEWHERE = 1 << 25
@@ -124,6 +124,14 @@ class PackedWeight(Packed):
         for name, part in parts.items():
             self.register_buffer(name, part)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickles and copies. Parts of one byte are written as uint8: PyTorch does not read float8 from pickles."""
+        return {**self.__dict__, "_buffers": {name: (as_bytes(part), part.dtype) for name, part in self.parts.items()}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        parts = {name: part.view(dtype) for name, (part, dtype) in state["_buffers"].items()}
+        super().__setstate__({**state, "_buffers": parts})
+
     @property
     def parts(self) -> dict[str, Tensor]:
         return {name: part for name, part in self._buffers.items() if part is not None}
@@ -229,13 +237,11 @@ def along_rows(weights: Sequence[PackedWeight], merge: bool = False) -> Packed:
 
 
 def stacked(entries: Sequence[PackedWeight]) -> PackedWeight | None:
-    """The matrices of experts as one stack [E, out, in]; None if their formats differ. A view if they are evenly spaced
-    in one memory, as they are in a GGUF file."""
+    """The matrices of experts as one stack [E, out, in]; None if their formats or parts differ. A view if they are
+    evenly spaced in one memory, as they are in a GGUF file."""
     first = entries[0]
-    if any(
-        one.format != first.format or one.shape != first.shape or one.parts.keys() != first.parts.keys()
-        for one in entries
-    ):
+    kinds = [(one.format, one.shape, {name: part.dtype for name, part in one.parts.items()}) for one in entries]
+    if any(kind != kinds[0] for kind in kinds):
         return None
     parts = {name: stacked_part([one.parts[name] for one in entries]) for name in first.parts}
     return PackedWeight(first.format, parts, (len(entries), *first.shape), first.dtype)

@@ -8,7 +8,8 @@ from torch import nn
 
 from lamina.errors import InputError
 from lamina.weights.format import FORMATS, WeightFormat, weight_format, writable
-from lamina.weights.int_groups import LANES, IntGroups
+from lamina.weights.int_groups import IntGroups
+from lamina.weights.nibbles import LANES
 from lamina.weights.packed import Packed, PackedWeight
 
 PLAIN, PACKED = "plain", "packed"

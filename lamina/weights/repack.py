@@ -24,9 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from lamina.weights.format import Parts, WeightFormat
-from lamina.weights.gguf_blocks import E2M1_DOUBLED, IQ4_VALUES, GGUFFormat, bits, fifth_bits, half, looked_up, nibbles
+from lamina.weights.gguf_blocks import E2M1_DOUBLED, IQ4_VALUES, GGUFFormat, bits, fifth_bits, half, looked_up
 from lamina.weights.gguf_k import scales_and_minimums
-from lamina.weights.int_groups import IntGroups, pack_nibbles, unpack_nibbles
+from lamina.weights.int_groups import IntGroups
+from lamina.weights.nibbles import nibbles, pack_nibbles, unpack_nibbles
 from lamina.weights.packed import PackedWeight
 
 NEARLY = 2**-10  # relative error of scales up to which float16 is used

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
+from threading import Thread
 
 import pytest
 import torch
@@ -10,9 +13,11 @@ from torch import nn
 
 import lamina
 from lamina.bench.random_model import random_model
+from lamina.checkpoint import Tokenizer
 from lamina.generation.prefix_store import PrefixStore
 from lamina.weights import Packed, PackedWeight, named_weights, packed_formats
 from lamina.weights.quantize import quantize_weights
+from tests.checkpoint.test_gguf_tokenizer import BACKEND
 from tests.families.harness import relative
 
 LLAMA = dict(
@@ -34,6 +39,11 @@ CONFIGS = {
         v_head_dim=16, n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=32,
         first_k_dense_replace=1, n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=1.0,
         tie_word_embeddings=False,
+    ),
+    "sliding": LLAMA | dict(model_type="mistral", sliding_window=6, head_dim=16),
+    "hybrid": LLAMA | dict(
+        model_type="falcon_h1", head_dim=16, mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_d_state=16,
+        mamba_n_groups=1, mamba_d_conv=4, mamba_expand=1, tie_word_embeddings=False,
     ),
     "encoder–decoder": dict(
         model_type="t5", vocab_size=60, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4,
@@ -106,6 +116,30 @@ def test_speculation_prefix_stores_and_files_work_over_packed_weights(tmp_path):
     other = packed_model("dense", "int8")
     with pytest.raises(lamina.CacheFileError, match="with other weights, of which"):
         lamina.load_cache(tmp_path / "cache", other)
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4", "fp8"])
+def test_copies_and_pickles_of_a_packed_model_and_threads_of_it_give_the_same_tokens(weights):
+    model = random_model(LLAMA | dict(vocab_size=BACKEND.get_vocab_size()), torch.float32, "cpu")
+    quantize_weights(model, weights)
+    model.tokenizer = Tokenizer(BACKEND)
+
+    def tokens(one):
+        return one.generate([IDS[0].tolist()], 8, do_sample=False).tokens
+
+    wanted, file = tokens(model), io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    again = pickle.loads(pickle.dumps(model))
+    for one in (copy.deepcopy(model), again, torch.load(file, weights_only=False)):
+        assert tokens(one) == wanted and packed_formats(one) == packed_formats(model)
+        assert one.tokenizer.same_ids(model.tokenizer)
+    found, threads = [], [Thread(target=lambda: found.append(tokens(model))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [wanted] * 4
 
 
 def test_a_packed_model_says_how_it_runs_and_what_it_cannot():

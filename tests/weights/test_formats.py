@@ -10,7 +10,8 @@ from lamina.errors import CheckpointError, InputError
 from lamina.weights import FORMATS, PackedWeight, packed_linear, weight_format, writable
 from lamina.weights.fp8 import Fp8, float8_values
 from lamina.weights.gguf_blocks import GGUFFormat, mxfp4_blocks
-from lamina.weights.int_groups import IntGroups, pack_nibbles, unpack_nibbles
+from lamina.weights.int_groups import IntGroups
+from lamina.weights.nibbles import halves_of_neighbours, pack_nibbles, unpack_nibbles
 
 GGUF = [name for name, one in FORMATS.items() if isinstance(one, GGUFFormat)]
 OUT, WIDTH = 150, 512  # more rows than one block of 128
@@ -152,6 +153,14 @@ def test_mxfp4_of_gpt_oss_becomes_the_blocks_of_gguf():
     wanted = (wanted * 2.0 ** (exponents[..., None].float() - 127)).flatten(-2)
     found = FORMATS["MXFP4"].dequantize({"blocks": mxfp4_blocks(codes, exponents)}, (3, 5, 64), torch.float32)
     assert torch.equal(found, wanted)
+
+
+def test_neighbours_become_halves_in_pieces_of_any_count():
+    codes = torch.randint(0, 256, (7, 3, 2544), dtype=torch.uint8)  # the last piece is smaller than the others
+    values = torch.stack((codes & 15, codes >> 4), -1).flatten(-2)
+    assert torch.equal(unpack_nibbles(halves_of_neighbours(codes)), values)
+    assert torch.equal(halves_of_neighbours(codes.mT.contiguous().mT), pack_nibbles(values))
+    assert halves_of_neighbours(codes.to("meta")).shape == codes.shape
 
 
 def test_errors_name_the_tensor_and_the_type():

@@ -35,6 +35,19 @@ def mixed(tmp_path_factory):
     return gguf_file(tmp_path_factory.mktemp("mixed") / "m.gguf", ["Q4_K", "Q6_K", "Q8_0"])
 
 
+def tokens(model, steps=64):
+    """What the best token is, 64 times, by decode steps as `generate` runs them."""
+    return model.generate(IDS[:, :4].tolist(), max_new_tokens=steps, do_sample=False, eos_token_id=None).tokens
+
+
+def test_the_demo_model_writes_what_its_dequantized_twin_writes_in_64_steps():
+    packed = lamina.load("smollm2", device="cpu", activations="float32")
+    plain = lamina.load("smollm2", dtype=packed.dtype, device="cpu", weights="plain")
+    assert set(packed_formats(packed)) == {"Q8_0", "Q4_1"} and tokens(packed) == tokens(plain)
+    with torch.no_grad():
+        assert relative(packed(IDS), plain(IDS)) < 1e-4
+
+
 @pytest.mark.parametrize("name", GGUF)
 def test_packed_logits_are_those_of_the_dequantized_model(name, tmp_path):
     path = gguf_file(tmp_path / "m.gguf", [name])
@@ -44,6 +57,7 @@ def test_packed_logits_are_those_of_the_dequantized_model(name, tmp_path):
         assert relative(packed(IDS), plain(IDS)) < 0.2  # int8 activations
         packed.activations = "float32"
         assert relative(packed(IDS), plain(IDS)) < 1e-5
+    assert tokens(packed) == tokens(plain)
     matrices = {name: one for name, one in named_weights(packed) if isinstance(one, Packed)}
     for path, one in matrices.items():
         assert torch.equal(one.dense(), plain.get_parameter(path)), path

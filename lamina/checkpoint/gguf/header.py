@@ -131,7 +131,10 @@ class GGUFHeader:
     def _tensor(self, name: str, shape: tuple[int, ...], number: int, start: int) -> StoredTensor:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-        kind = GGMLQuantizationType(number)
+        try:
+            kind = GGMLQuantizationType(number)
+        except ValueError:
+            raise ValueError(f"{name} has type {number}, which the package gguf does not know") from None
         block, size = GGML_QUANT_SIZES[kind]
         row = shape[-1] if shape else 1
         if row % block:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lamina.checkpoint.quantized.layout import Layout, Settings
+from lamina.checkpoint.quantized.layout import Layout, Settings, check_finite
 from lamina.errors import CheckpointError
 from lamina.weights.format import weight_format
 from lamina.weights.fp8 import BLOCK, Fp8
@@ -31,6 +31,7 @@ def float8(parts: dict[str, Tensor], settings: Settings, name: str) -> PackedWei
     else:
         format = Fp8(*block_size(settings))
     format.check({"codes": codes, "scales": scales}, codes.shape, name)
+    check_finite(scales, f"{name} is {format}")
     return PackedWeight(format, {"codes": codes, "scales": scales}, codes.shape)
 
 

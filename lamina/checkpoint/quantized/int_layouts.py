@@ -15,42 +15,131 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lamina.checkpoint.quantized.layout import Layout, Settings
+from lamina.checkpoint.quantized.layout import Layout, Settings, check_finite, check_parts
 from lamina.errors import CheckpointError
-from lamina.weights.int_groups import LANES, IntGroups, pack_nibbles
+from lamina.weights.int_groups import IntGroups
+from lamina.weights.nibbles import LANES, halves_of_neighbours
 from lamina.weights.packed import PackedWeight
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+LOW = 0x0F0F0F0F  # the low half of each byte of a word
+AT_ONCE = 1 << 15  # values put into order together: they stay in the CPU's cache, and PyTorch starts no threads
 
 
-def unpacked(words: Tensor, bits: int, axis: int) -> Tensor:
-    """int32 -> uint8, 32 / bits times as many along an axis; the lowest bits come first.
+# -- codes: the bits of a matrix in the order of `IntGroups`, without a byte for each value in between ----------------
+
+
+def codes_along_inputs(words: Tensor, bits: int) -> Tensor:
+    """int32 [out, in · bits / 32], of each word the lowest bits first -> codes uint8 [out, in · bits / 8]"""
+    values = words.contiguous().view(torch.uint8)
+    return halves_of_neighbours(values) if bits == 4 else values
+
+
+def other_sign(codes: Tensor) -> Tensor:
+    """Bytes plus 128 as signed ones, and the reverse."""
+    return codes if codes.is_meta else codes ^ 128
+
+
+def codes_in_order(words: Tensor, bits: int, order: Tensor) -> Tensor:
+    """The same of words [in · bits / 32, out]; column j of the codes is column order[j] of the weight."""
+    each, width = 32 // bits, len(order)
+    codes = words.new_empty(width * bits // 8, words.shape[1], dtype=torch.uint8)
+    if words.is_meta:
+        return codes.T.contiguous()
+    columns = AT_ONCE // LANES
+    for some, into in zip(order.split(LANES), codes.split(LANES * bits // 8), strict=True):
+        place, shift = some // each, (some % each * bits)[:, None]
+        for start in range(0, words.shape[1], columns):
+            values = words[:, start : start + columns].index_select(0, place).bitwise_right_shift_(shift)
+            rows = values.bitwise_and_((1 << bits) - 1).to(torch.uint8)  # [32, columns]
+            if bits == 4:
+                rows = rows[: LANES // 2] | rows[LANES // 2 :] << 4
+            into[:, start : start + columns] = rows
+    return codes.T.contiguous()
+
+
+def codes_of_awq(words: Tensor) -> Tensor:
+    """int32 [in, out / 8], of each word the outputs in `AWQ_ORDER` -> codes uint8 [out, in / 2]"""
+    width, eighth = words.shape
+    halves = words.new_empty(2, width // 2, eighth)  # of each word half bytes 2k in byte k, and half bytes 2k + 1
+    codes = words.new_empty(eighth, 8, width // 2, dtype=torch.uint8)
+    if words.is_meta:
+        return codes.flatten(0, 1)
+    pairs = words.unflatten(0, (-1, 2, LANES // 2))  # [in / 32, inputs that share bytes, 16, out / 8]
+    each = max(AT_ONCE // (LANES * eighth), 1)
+    for some, into in zip(pairs.split(each), halves.unflatten(1, (-1, LANES // 2)).split(each, 1), strict=True):
+        first, second = some.unbind(1)
+        into[0] = (second & LOW).bitwise_left_shift_(4).bitwise_or_(first & LOW)
+        into[1] = (first >> 4).bitwise_and_(LOW).bitwise_or_(second & ~LOW)
+    each = max(AT_ONCE // width, 1)
+    for i, half in enumerate(halves):
+        across = half.T.contiguous()  # [out / 8, in / 2]; PyTorch transposes whole words fastest
+        for words_, into in zip(across.split(each), codes.split(each), strict=True):
+            for k in range(4):
+                into[:, AWQ_ORDER[2 * k + i]] = words_ >> 8 * k
+    return codes.flatten(0, 1)
+
+
+# -- zeros and the order of columns ------------------------------------------------------------------------------------
+
+
+def unpacked(words: Tensor, bits: int, axis: int, plus: int = 0) -> Tensor:
+    """int32 -> uint8, 32 / bits times as many along an axis, the lowest bits first; `plus` is added, modulo 2^bits. For
+    zeros, which are few: codes keep several values in a byte.
 
     >>> unpacked(torch.tensor([[0x21]], dtype=torch.int32), 4, 1)[0, :3].tolist()
     [1, 2, 0]
     """
+    if words.is_meta:  # PyTorch computes the shapes of integer operations in Python, and imports sympy and its compiler
+        shape = [size * 32 // bits if i == axis else size for i, size in enumerate(words.shape)]
+        return words.new_empty(shape, dtype=torch.uint8)
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
-    values = (words.unsqueeze(-1) >> shifts & (1 << bits) - 1).to(torch.uint8)
-    return values.movedim(-1, axis + 1 if axis >= 0 else axis).flatten(axis, axis + 1)
+    values = ((words.unsqueeze(-1) >> shifts) + plus & (1 << bits) - 1).to(torch.uint8)
+    return values.movedim(-1, axis + 1).flatten(axis, axis + 1)
 
 
-def groups_of(
-    codes: Tensor, scales: Tensor, zeros: Tensor | None, order: Tensor | None, bits: int, name: str
+def column_order(groups: Tensor | None, width: int, count: int, name: str) -> Tensor | None:
+    """Columns sorted by their group, int32 [in]; None if they are in order already.
+
+    groups   the group of each column [in]; None or -1: they are in order
+    count    of groups; `packed_weight` refuses one that does not divide the width
+    """
+    if groups is None or bool((groups == -1).all()) or not count or width % count:
+        return None
+    if tuple(groups.shape) != (width,):
+        raise CheckpointError(f"{name}: its g_idx has the shape {list(groups.shape)}; it has {width} inputs")
+    usual = torch.arange(width, dtype=groups.dtype) // (width // count)
+    if torch.equal(groups, usual):
+        return None
+    order = groups.argsort(stable=True)
+    if not torch.equal(groups[order], usual):
+        raise CheckpointError(
+            f"{name}: its g_idx does not divide {width} inputs into {count} groups of equal size; it has values from "
+            f"{int(groups.min())} to {int(groups.max())}"
+        )
+    return order.int()
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+
+
+def packed_weight(
+    codes: Tensor, scales: Tensor, zeros: Tensor | None, order: Tensor | None, bits: int, width: int, name: str
 ) -> PackedWeight:
-    """codes uint8 [out, in], scales and zeros [out, groups] -> the weight; checked"""
-    out, width = codes.shape
-    if scales.ndim != 2 or scales.shape[0] != out or width % scales.shape[1]:
+    """codes uint8 [out, in · bits / 8], scales and zeros [out, groups] -> the weight; checked"""
+    out = codes.shape[0]
+    if scales.ndim != 2 or scales.shape[0] != out or scales.shape[1] == 0 or width % scales.shape[1]:
         raise CheckpointError(f"{name} is int{bits} [{out}, {width}] with scales {list(scales.shape)}")
-    if bits == 4 and width % LANES:
-        raise CheckpointError(f"{name} is int4 with rows of {width} values; a multiple of {LANES} is needed")
     format = IntGroups(bits, width // scales.shape[1])
-    parts = {"codes": pack_nibbles(codes) if bits == 4 else codes.contiguous(), "scales": scales.contiguous()}
+    parts = {"codes": codes.contiguous(), "scales": scales.contiguous()}
     if zeros is not None:
         parts["zeros"] = zeros.contiguous()
     if order is not None:
-        parts["order"] = order
-    format.check(parts, codes.shape, name)
-    return PackedWeight(format, parts, codes.shape)
+        parts["order"] = order.to(codes.device)
+    shape = (out, width)
+    format.check(parts, shape, name)
+    check_finite(scales, f"{name} is {format}")
+    return PackedWeight(format, parts, shape)
 
 
 def bits_of(settings: Settings, name: str) -> int:
@@ -60,73 +149,69 @@ def bits_of(settings: Settings, name: str) -> int:
     return int(bits)
 
 
+def check_lanes(bits: int, width: int, name: str) -> None:
+    if bits == 4 and width % LANES:
+        raise CheckpointError(f"{name} is int4 with rows of {width} values; a multiple of {LANES} is needed")
+
+
 def awq(parts: dict[str, Tensor], settings: Settings, name: str) -> PackedWeight:
     bits, version = bits_of(settings, name), str(settings.get("version", "gemm")).lower()
     if bits != 4 or version != "gemm":
         raise CheckpointError(f"{name} is AWQ with {bits} bits, version {version}; 4 bits in version gemm are read")
-
-    def columns(words: Tensor) -> Tensor:  # [rows, out / 8] -> [rows, out]
-        eight = unpacked(words, 4, 1).unflatten(1, (-1, 8))
-        place = torch.tensor([AWQ_ORDER.index(i) for i in range(8)], device=words.device)
-        return eight.index_select(2, place).flatten(1)
-
-    codes, scales = columns(parts["codes"]).T, parts["scales"].T
-    return groups_of(codes, scales, columns(parts["zeros"]).T if "zeros" in parts else None, None, 4, name)
+    words, zeros = parts["codes"], parts.get("zeros")
+    check_parts(words, zeros, parts["scales"], name)
+    check_lanes(4, width := words.shape[0], name)
+    if zeros is not None:
+        place = torch.tensor([AWQ_ORDER.index(i) for i in range(8)], device=zeros.device)
+        zeros = unpacked(zeros, 4, 1).unflatten(1, (-1, 8)).index_select(2, place).flatten(1).T
+    return packed_weight(codes_of_awq(words), parts["scales"].T, zeros, None, 4, width, name)
 
 
 def gptq(parts: dict[str, Tensor], settings: Settings, name: str) -> PackedWeight:
-    bits = bits_of(settings, name)
-    codes, zeros = unpacked(parts["codes"], bits, 0).T, unpacked(parts["zeros"], bits, 1).T  # [out, in], [out, groups]
-    if settings.get("checkpoint_format", "gptq") != "gptq_v2":
-        zeros = zeros + 1 & (1 << bits) - 1
-    codes, order = in_order(codes, parts.get("groups"), parts["scales"].shape[0], name)
-    return groups_of(codes, parts["scales"].T, zeros, order, bits, name)
-
-
-def in_order(codes: Tensor, groups: Tensor | None, count: int, name: str) -> tuple[Tensor, Tensor | None]:
-    """Columns sorted by their group, and the column of the weight that each is; None if they are in order already."""
-    width = codes.shape[1]
-    if groups is None or width % count:
-        return codes, None
-    usual = torch.arange(width, dtype=groups.dtype) // (width // count)
-    if torch.equal(groups, usual):
-        return codes, None
-    order = groups.argsort(stable=True)
-    if not torch.equal(groups[order], usual):
-        raise CheckpointError(f"{name}: its g_idx does not divide {width} inputs into {count} groups of equal size")
-    return codes.index_select(1, order.to(codes.device)), order.int().to(codes.device)
+    bits, words, scales = bits_of(settings, name), parts["codes"], parts["scales"]
+    check_parts(words, parts["zeros"], scales, name)
+    check_lanes(bits, width := words.shape[0] * 32 // bits, name)
+    minus = 0 if settings.get("checkpoint_format", "gptq") == "gptq_v2" else 1
+    zeros = unpacked(parts["zeros"], bits, 1, plus=minus)  # [groups, out]
+    order = column_order(parts.get("groups"), width, scales.shape[0], name)
+    codes = codes_along_inputs(words.T, bits) if order is None else codes_in_order(words, bits, order)
+    return packed_weight(codes, scales.T, zeros.T, order, bits, width, name)
 
 
 def compressed(parts: dict[str, Tensor], settings: Settings, name: str) -> PackedWeight:
     out, width = (int(size) for size in parts["shape"])
     words, scales = parts["codes"], parts["scales"]
+    check_parts(words, parts.get("zeros"), scales, name)
     bits = next((n for n in (4, 8) if words.shape[1] == -(-width * n // 32)), None)
     if bits is None or words.shape[0] != out:
         raise CheckpointError(
             f"{name} is [{out}, {width}] by weight_shape, with codes {list(words.shape)}; 4 and 8 bits are read"
         )
-    codes, half = unpacked(words, bits, 1)[:, :width], 1 << bits - 1
+    check_lanes(bits, width, name)
     if scales.ndim < 2 or scales.shape[0] != out:  # one for the whole matrix
         scales = scales.reshape(-1, 1).expand(out, 1)
-    zeros = parts.get("zeros")
-    if zeros is not None:
-        zeros = unpacked(zeros, bits, 0)[:out] if zeros.dtype == torch.int32 else (zeros.int() + half).to(torch.uint8)
+    order = column_order(parts.get("groups"), width, scales.shape[1], name)
+    codes = codes_along_inputs(words, bits) if order is None else codes_in_order(words.T, bits, order)
+    codes = codes[:, : width * bits // 8]
+    if (zeros := parts.get("zeros")) is not None:
+        plus = 1 << bits - 1
+        zeros = unpacked(zeros, bits, 0)[:out] if zeros.dtype == torch.int32 else (zeros.int() + plus).to(torch.uint8)
     elif bits == 8:
-        codes = codes ^ 128  # to signed bytes
-    codes, order = in_order(codes, parts.get("groups"), scales.shape[1], name)
-    return groups_of(codes, scales, zeros, order, bits, name)
+        codes = other_sign(codes)
+    return packed_weight(codes, scales, zeros, order, bits, width, name)
 
 
 def int_quantized(parts: dict[str, Tensor], settings: Settings, name: str) -> PackedWeight:
     codes, scales, zeros = parts["codes"], parts["scales"], parts.get("zeros")
-    out = codes.shape[0]
+    check_parts(codes, zeros, scales, name)
+    out, width = codes.shape
     if scales.ndim < 2 or scales.shape[0] != out:
         scales = scales.reshape(-1, 1).expand(out, 1)
-    bytes_ = codes.view(torch.uint8)
-    if zeros is None:
-        return groups_of(bytes_, scales, None, None, 8, name)
-    zeros = (zeros.int() + 128).to(torch.uint8).reshape(-1, scales.shape[1]).expand(out, -1)
-    return groups_of(bytes_ ^ 128, scales, zeros, None, 8, name)
+    codes = codes.view(torch.uint8)
+    if zeros is not None:
+        zeros = (zeros.int() + 128).to(torch.uint8).reshape(-1, scales.shape[1]).expand(out, -1)
+        codes = other_sign(codes)
+    return packed_weight(codes, scales, zeros, None, 8, width, name)
 
 
 AWQ = Layout({".qweight": "codes", ".qzeros": "zeros", ".scales": "scales"}, ("scales", "codes"), awq, ".weight")

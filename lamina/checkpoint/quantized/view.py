@@ -43,6 +43,7 @@ COMPRESSED_FORMATS = (
 )
 BESIDE = re.compile(r".+\.(input|output|[kqv]|activation)_(scale|zero_point|scale_inv)")
 """Tensors for quantized activations and caches, which are not used."""
+EIGHT_BITS = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class QuantizedCheckpoint(Checkpoint):
@@ -59,12 +60,24 @@ class QuantizedCheckpoint(Checkpoint):
                 if self._fits(layout, parts):
                     self._weights[name] = layout, parts
                     used.update(parts.values())
+        self._refuse_incomplete(names - used)
         self._names = (names - used) | self._weights.keys()
         if not self._weights:
             raise CheckpointError(
                 f"{self.path} says that its weights are quantized with {settings['quant_method']!r}, and has no "
                 "tensors of that; remove quantization_config from its config.json if they are plain"
             )
+
+    def _refuse_incomplete(self, names: set[str]) -> None:
+        """Raises CheckpointError if there are codes without scales. Codes under the name of a weight are known by their
+        type."""
+        method = self.settings["quant_method"]
+        for layout in METHODS[method]:
+            for name, (codes, lacking) in sorted(layout.incomplete(names).items()):
+                if layout.suffixes.get("") != "codes" or self.whole.dtype(codes) in EIGHT_BITS:
+                    dtype = str(self.whole.dtype(codes)).removeprefix("torch.")
+                    found = f"{name} is quantized with {method} ({codes}, {dtype})"
+                    raise CheckpointError(f"{self.path}: {found} and lacks {' or '.join(lacking)}")
 
     def _fits(self, layout: Layout, parts: Mapping[str, str]) -> bool:
         """float8 and int8 have the same names in compressed-tensors."""
@@ -108,7 +121,9 @@ class QuantizedCheckpoint(Checkpoint):
         parts = {part: self._part(tensor, part in layout.values, device) for part, tensor in stored.items()}
         try:
             return layout.pack(parts, self.settings, f"{self.path}: {name}")
-        except (RuntimeError, IndexError) as error:
+        except CheckpointError:
+            raise
+        except (RuntimeError, IndexError, ValueError) as error:
             found = ", ".join(f"{tensor} {list(self.whole.shape(tensor))}" for tensor in stored.values())
             how = self.settings["quant_method"]
             raise CheckpointError(f"{self.path}: {name} cannot be read as {how}: {found} ({error})") from error

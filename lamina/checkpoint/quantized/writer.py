@@ -26,7 +26,8 @@ from lamina.checkpoint.progress import Bar
 from lamina.checkpoint.source import Checkpoint, config_dtype
 from lamina.errors import InputError
 from lamina.weights.fp8 import Fp8
-from lamina.weights.int_groups import IntGroups, unpack_nibbles
+from lamina.weights.int_groups import IntGroups
+from lamina.weights.nibbles import unpack_nibbles
 
 SHARD = 4 << 30  # bytes of a file
 COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
