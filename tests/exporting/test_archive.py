@@ -64,7 +64,7 @@ def test_weights_are_stored_once_and_the_cache_not_at_all(file: Path) -> None:
         ("manifest.json", lambda text: text[:-9], "the manifest of .* is not JSON: .*Export the model again"),
         ("manifest.json", with_values(False, rows=3), "was altered: its checksum is not .*Export the model again"),
         ("manifest.json", with_values(False, fingerprint={}), "was altered: its checksum is not"),
-        ("manifest.json", with_values(True, version=7), "has version 7 of the format, and this Lamina reads 1: export"),
+        ("manifest.json", with_values(True, version=7), "has version 7 of the format, and this Lamina reads 2: export"),
         ("manifest.json", with_values(True, format="other"), "is not an exported program: lamina export PATH --to"),
         ("manifest.json", with_values(True, target="tpu"), "is for the target 'tpu', which this Lamina does not run"),
         ("manifest.json", with_values(True, more=1), r"has \['more'\] besides: export the model again"),
