@@ -157,9 +157,9 @@ def main() -> None:
     parser.add_argument("--missing", action="store_true", help="only what has not been recorded for this target")
     given = parser.parse_args()
     what, every, run = ("kinds", KINDS, run_kind) if given.kinds else ("families", FAMILIES, run_family)
-    names = list(every) if given.names == ["all"] else given.names
+    names = [name for word in given.names for name in (every if word == "all" else [word])]
     if unknown := set(names) - every.keys():
-        parser.error(f"there is no {', '.join(sorted(unknown))} among the {what}: {', '.join(every)}")
+        parser.error(f"there is no {', '.join(sorted(unknown))} among the {what}: {'; '.join(every)}")
     for name in names:
         if given.missing and given.target in recorded(what).get(name, {}):
             continue
