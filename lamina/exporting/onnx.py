@@ -41,7 +41,7 @@ class Functional(nn.Module):
 def convert_to(exported: Exported, path: str | os.PathLike[str]) -> None:
     """Converts every program and writes a folder.
 
-    >>> convert_to(lamina.export(model, rows=1, capacity=1024), "model.onnx")      # doctest: +SKIP
+    >>> convert_to(lamina.export(model, rows=1, capacity=1024, target="onnx"), "model.onnx")      # doctest: +SKIP
     """
     try:
         import onnx_ir

@@ -158,7 +158,8 @@ class Program:
         else:
             if not isinstance(given, Tensor):
                 raise InputError(
-                    f"the source of {self.manifest.family} is features, a tensor, not {type(given).__name__}"
+                    f"the source of {self.manifest.family} is features, not text or ids: give Program.generate or "
+                    f"Program.encode a tensor [B, …, frames]"
                 )
             inputs = given.to(DTYPES[self.manifest.dtype])
             counts = [inputs.shape[-1]] * self.rows if counts is None else list(counts)

@@ -79,7 +79,7 @@ CHANNEL = ChannelDelta(heads=2, key_dim=3, value_dim=2)
 
 KINDS: dict[str, Kind] = {
     "full": Kind(lambda: [Attend()]),
-    "full, one row": Kind(lambda: [Attend()], rows=1),
+    "full, one row": Kind(lambda: [Attend()], rows=1),  # a clock of one element must not be folded into compiled code
     "full, five rows": Kind(lambda: [Attend()], rows=5),
     "full, all slots read": Kind(lambda: [Attend()], bounded=False),
     "sliding": Kind(lambda: [Attend(Sliding(4))]),

@@ -9,11 +9,9 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 import lamina
 from lamina import Cache, Program, ProgramError
@@ -136,19 +134,6 @@ def signed(data: bytes) -> bytes:
     """tensors.txt with a checksum that fits."""
     text = data[: data.rindex(b"checksum")]
     return text + f"checksum {zlib.crc32(text):08x}\n".encode()
-
-
-def test_one_row_is_decoded_from_its_own_length(tmp_path: Path) -> None:
-    model = Toy(Attend())
-    made = lamina.export(model, 1, 8, chunk=3)
-    del made.programs["prefill"]  # decode alone compiles faster
-    made.manifest = replace(made.manifest, programs={"decode": made.manifest.programs["decode"]})
-    compile_to(made, tmp_path / "model", **FAST)
-    program, cache = Program.load(tmp_path / "model"), model.new_cache(1, capacity=8)
-    for token in (1, 5, 2, 7):  # a clock of one element must not be folded into the code as the 0 that it was
-        program.feed([[token]])
-        expected = model(torch.tensor([[token]]), cache=cache, logits="last")
-        torch.testing.assert_close(program.logits, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_a_folder_that_exists_is_not_overwritten(folder: Path) -> None:

@@ -136,7 +136,7 @@ def test_features_are_encoded_for_rows_that_continue_from_the_start_ids() -> Non
         assert ids[1:] == found[row]
     with pytest.raises(InputError, match=r"counts=\[9, 3, 0\]: each must be between 0 and the 8 features of a row"):
         program.generate(features, 6, counts=[9, 3])
-    with pytest.raises(InputError, match="the source of Listener is features, a tensor, not list"):
+    with pytest.raises(InputError, match="the source of Listener is features, not text or ids: give"):
         program.generate([[1, 2]])
     with pytest.raises(CapacityError, match="the source is 11 long, and the program was exported for 10"):
         program.encode(torch.zeros(3, WIDTH, 11))

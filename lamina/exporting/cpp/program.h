@@ -193,7 +193,8 @@ class Program {
   // Empties these rows, and their sources.
   void reset(const Row& which) {
     for (int64_t row : which) {
-      if (row < 0 || row >= rows) throw std::runtime_error("there is no row " + std::to_string(row));
+      if (row < 0 || row >= rows) throw std::runtime_error("there is no row " + std::to_string(row) + ": rows are 0 to " +
+                                                                  std::to_string(rows - 1));
       for (auto& [name, tensor] : tensors)
         if (name.rfind("clock_", 0) == 0 || name.rfind("cache_", 0) == 0) tensor[row].zero_();
       lengths[row] = 0;
