@@ -4,7 +4,7 @@
 # make kernels   every kernel of every family built for every card, without a GPU, and compared with its shared memory
 # make laws      the laws on many more random histories: make laws N=10000
 # make bridge-versions   tests of lamina.bridge with the oldest and the newest transformers that it supports
-# make export-targets    tests of the export targets whose packages are optional: onnx and executorch
+# make export-targets    every kind of memory exported for every target: about an hour of one core
 # make lint      ruff, mypy and the order of imports alone
 
 PYTHON ?= python3

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
+
+_portable = False
 
 
 def surely(condition: bool) -> bool:
@@ -19,6 +24,26 @@ def surely(condition: bool) -> bool:
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # which takes long to import
 
     return statically_known_true(condition)
+
+
+def portable() -> bool:
+    """True while a program is traced for a runtime that has arithmetic alone: no bits, no float8, no grouped products.
+
+    >>> portable()
+    False
+    """
+    return _portable
+
+
+@contextmanager
+def portable_operations(wanted: bool = True) -> Iterator[None]:
+    """Makes `portable` True inside."""
+    global _portable
+    before, _portable = _portable, wanted
+    try:
+        yield
+    finally:
+        _portable = before
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:

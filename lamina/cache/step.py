@@ -106,7 +106,7 @@ class Step:
         self._written_states: list[Layer] = []  # see `write_at_once`
         self._dropped: weakref.finalize[..., Any] | None = None
         self._made: dict[Hashable, Any] = {}
-        self._widened: tuple[RopeTable, RopeTable] | None = None
+        self._widened: tuple[Tensor, RopeTable] | None = None  # cosines, and their table made wide
         self._shared: dict[Key, tuple[Tensor, Tensor, View]] = {}
         self._selections: dict[Key, Tensor | None] = {}
 
@@ -256,8 +256,8 @@ class Step:
         """Rotates x [B, H, T, D] by RoPE. The widened table is made once per pass, for all layers."""
         if (torch.compiler.is_compiling() and not self.exported) or 2 * rope[0].shape[-1] != x.shape[-1]:
             return rotate(x, rope)
-        if self._widened is None or self._widened[0] is not rope:
-            self._widened = rope, widened(rope)
+        if self._widened is None or self._widened[0] is not rope[0]:
+            self._widened = rope[0], widened(rope)
         return rotate_widened(x, self._widened[1])
 
     def view_of_new(self, window: Window) -> View:

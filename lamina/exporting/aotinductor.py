@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import sys
 import zipfile
+import zlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from torch.export import ExportedProgram
 from lamina.errors import ProgramError
 from lamina.exporting.archive import Writer
 from lamina.exporting.export import Exported
-from lamina.exporting.manifest import Manifest
+from lamina.exporting.manifest import VERSION, Manifest
 
 # Inductor writes the values of small buffers into the code, as they are while it compiles. The cache is empty then, so
 # its tensors, such as the clock, must be neither inlined (keep) nor, where they have one element, folded (folding).
@@ -46,8 +48,9 @@ def compile_to(exported: Exported, path: str | os.PathLike[str], **options: Any)
         check_libraries(package)
         check_constants(name, program, package, exported)
         writer.add_file(f"programs/{name}.pt2")
-    writer.write("tensors.txt", tensor_lines(compiled.manifest))
-    compiled.write(writer, programs=False)
+    compiled.write(writer, programs=False, manifest=False)
+    writer.write("tensors.txt", tensor_lines(compiled.manifest, writer.files))
+    compiled.write_manifest(writer)
 
 
 def check_libraries(package: Path) -> None:
@@ -83,20 +86,30 @@ def new_folder(path: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def tensor_lines(manifest: Manifest) -> str:
-    """tensors.txt: sizes, then the weights in weights.bin, the tensors of the cache, and the programs."""
+def tensor_lines(manifest: Manifest, files: Mapping[str, Mapping[str, int]]) -> str:
+    """tensors.txt: the version, sizes, files that C++ reads, weights in weights.bin, tensors of the cache, programs.
+    The last line has a CRC-32 of all lines before it."""
     m = manifest
-    sizes = {"rows": m.rows, "chunk": m.chunk, "limit": m.limit or 0, "slack": m.slack, "vocab": m.vocab}
-    sizes |= {"states": int(m.states), "source": 0 if m.source is None else m.source["most"]}
+    sizes = {"format": VERSION, "rows": m.rows, "chunk": m.chunk, "limit": m.limit or 0, "slack": m.slack}
+    sizes |= {"vocab": m.vocab, "states": int(m.states), "source": 0 if m.source is None else m.source["most"]}
     slots = m.programs["decode"]["inputs"].get("slots")
     sizes["slots"] = 0 if slots is None else slots["shape"][0][0]
+    if m.source is not None:
+        width = next(iter(m.programs["encode"]["inputs"].values()))["shape"][-1]
+        sizes |= {"source_vocab": m.source["vocab"], "source_least": width if isinstance(width, int) else width[0]}
     lines = [f"{name} {size}" for name, size in sizes.items()]
+    if m.source is not None and m.source["kind"] == "features":
+        lines.append(f"features {m.dtype} {' '.join(map(str, m.source['shape']))}")
     lines += [f"device {m.device}", *(f"ring {slots} {keep}" for slots, keep in m.rings)]
     lines += [f"{name} {' '.join(map(str, ids))}" for name, ids in (("eos", m.eos_ids), ("start", m.start_ids)) if ids]
+    for name, facts in files.items():
+        if name == "weights.bin" or name.startswith("programs/"):
+            lines.append(f"file {name} {facts['bytes']} {facts['crc32']:08x}")
     for name, entry in m.weights.items():
         held = m.weights[entry.get("same", name)]
         lines.append(f"weight {name} {held['dtype']} {held['offset']} {' '.join(map(str, held['shape']))}")
     for name, entry in m.cache.items():
         lines.append(f"cache {name} {entry['dtype']} 0 {' '.join(map(str, entry['shape']))}")
     lines += [f"program {name}" for name in m.programs]
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    text = "\n".join(line.rstrip() for line in lines) + "\n"
+    return f"{text}checksum {zlib.crc32(text.encode()):08x}\n"

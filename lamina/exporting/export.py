@@ -34,6 +34,7 @@ from lamina.exporting.text import tokenizer_facts
 from lamina.exporting.trace import SHORTEST, trace_all
 from lamina.model import Model
 from lamina.runtime.feed import feed
+from lamina.tracing import portable_operations
 from lamina.weights.inventory import packed_formats
 
 TARGETS = ("pt2", "aotinductor", "onnx", "executorch")
@@ -137,7 +138,8 @@ def export(
     positions = widen_sources(model, cache, source)
     if slack:
         fold_once(model, cache)
-    programs = trace_all(model, cache, capacity, chunk, bounded, positions, verbs=target == "executorch")
+    with portable_operations(target in ("onnx", "executorch")):
+        programs = trace_all(model, cache, capacity, chunk, bounded, positions, verbs=target == "executorch")
     buffers = cache_tensors(cache)
     weights = weights_of(programs, buffers)
     manifest = describe(model, cache, capacity, programs, weights, chunk, positions)
@@ -223,7 +225,9 @@ def describe(
     if positions:
         example: Tensor = model.source_example(1, positions)  # type: ignore[operator]
         kind = "features" if example.is_floating_point() else "ids"
-        source = {"kind": kind, "capacity": positions, "most": example.shape[-1], "shape": list(example.shape[1:-1])}
+        vocab = 0 if kind == "features" else getattr(model, "source_vocab", None) or model.vocab
+        shape = list(example.shape[1:-1])
+        source = {"kind": kind, "capacity": positions, "most": example.shape[-1], "shape": shape, "vocab": vocab}
     return Manifest(
         target="pt2", family=type(model).__name__, fingerprint=Fingerprint.of(model).as_values(),
         rows=cache.rows, capacity=capacity, limit=min(limits, default=None), slack=cache.slack, chunk=chunk,

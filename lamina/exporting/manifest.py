@@ -16,7 +16,7 @@ import torch
 
 from lamina.errors import ProgramError
 
-FORMAT, VERSION = "lamina program", 1
+FORMAT, VERSION = "lamina program", 2
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -42,7 +42,8 @@ class Manifest:
     programs      name -> {inputs: name -> {shape, dtype}, outputs: …}; a size that varies is [least, most]
     rings         [slots, kept first tokens] of each kind of ring: they limit how far a row can be rewound
     states        True if there are recurrent states, which limit it too
-    source        encoder–decoder models: {kind: "ids" or "features", capacity: positions, most: longest input}
+    source        encoder–decoder models: {kind: "ids" or "features", capacity: positions, most: longest input, shape:
+                  of one feature, vocab: number of source ids, 0 for features}
     start_ids     ids that every row of a decoder with a source starts with
     files         name -> {bytes, crc32} of every other file of the archive
     """

@@ -8,7 +8,10 @@ archive is a folder; all models refer to the one weights.bin beside them.
 from __future__ import annotations
 
 import os
+import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,19 +41,19 @@ class Functional(nn.Module):
 def convert_to(exported: Exported, path: str | os.PathLike[str]) -> None:
     """Converts every program and writes a folder.
 
-    >>> convert_to(lamina.export(model, rows=1, capacity=1024), "model.onnx")      # doctest: +SKIP
+    >>> convert_to(lamina.export(model, rows=1, capacity=1024, target="onnx"), "model.onnx")      # doctest: +SKIP
     """
     try:
         import onnx_ir
         import onnxscript  # noqa: F401  # which torch.onnx needs
     except ImportError:
         raise ProgramError(f"the target onnx needs packages that are not installed: {ONNX_NEEDS}") from None
+    models = {name: converted_model(name, program, exported) for name, program in exported.programs.items()}
     folder = new_folder(path)
     writer = Writer(folder)
     converted = replace(exported, manifest=replace(exported.manifest, target="onnx"))
     converted.write(writer, programs=False, manifest=False)
-    for name, program in exported.programs.items():
-        model = converted_model(name, program, exported)
+    for name, model in models.items():
         for key, value in model.graph.initializers.items():
             entry = exported.manifest.weights.get(key)
             if entry is not None:
@@ -62,7 +65,25 @@ def convert_to(exported: Exported, path: str | os.PathLike[str]) -> None:
                 )  # fmt: skip
         onnx_ir.save(model, folder / f"{name}.onnx")
         writer.add_file(f"{name}.onnx")
+        check_runs(folder, name)
     converted.write_manifest(writer)
+
+
+def check_runs(folder: Path, name: str) -> None:
+    """Raises, and removes the folder, if onnxruntime cannot run a model that was written."""
+    try:
+        import onnxruntime
+    except ImportError:  # the file is for another machine
+        return
+    try:
+        onnxruntime.InferenceSession(str(folder / f"{name}.onnx"), providers=["CPUExecutionProvider"])
+    except Exception as error:  # its errors have no common class
+        shutil.rmtree(folder)
+        reason = " ".join(str(error).split())
+        raise ProgramError(
+            f"onnxruntime cannot run {name} of this model: {reason}. If it is not float32, load it with "
+            "dtype='float32'; otherwise use another target"
+        ) from error
 
 
 def converted_model(name: str, program: ExportedProgram, exported: Exported) -> Any:
@@ -84,10 +105,15 @@ def converted_model(name: str, program: ExportedProgram, exported: Exported) -> 
         )
     traced = traced.run_decompositions({torch.ops.aten.linalg_solve_triangular.default: solve_unit_lower})
     outputs = [f"output_{i}" for i in range(len(signature["outputs"]))]
-    made = torch.onnx.export(
-        traced, dynamo=True, verbose=False, optimize=True,
-        input_names=[*signature["inputs"], *names], output_names=[*outputs, *(f"{key}_after" for key in names)],
-    )  # fmt: skip
+    try:
+        made = torch.onnx.export(
+            traced, dynamo=True, verbose=False, optimize=True,
+            input_names=[*signature["inputs"], *names], output_names=[*outputs, *(f"{key}_after" for key in names)],
+        )  # fmt: skip
+    except Exception as error:  # PyTorch's exporter raises errors of many kinds
+        lacking = sorted(set(re.findall(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", str(error))))
+        reason = f"ONNX has no {', '.join(lacking)}" if lacking else " ".join(str(error).split())
+        raise ProgramError(f"{reason}, which {name} needs: use another target") from error
     assert made is not None
     model = made.model
     for key in list(model.graph.initializers):  # the names of the weights, without those of the module around them

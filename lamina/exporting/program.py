@@ -87,7 +87,7 @@ class Program:
     def feed(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Appends ids to each row, as many as there are: an empty list leaves a row as it is. -> the most likely next
         id of each row [B]; -1 for rows that hold no token yet"""
-        checked = self._checked(rows)
+        checked = self._checked(rows, self.manifest.vocab)
         self._check_room([len(row) for row in checked])
         for row, ids in enumerate(checked):
             if ids and not self._sourced[row]:
@@ -145,20 +145,21 @@ class Program:
         source = self.manifest.source
         if source is None:
             raise InputError(f"{self.manifest.family} reads no source: only encoder–decoder models do")
+        width = next(iter(self.manifest.programs["encode"]["inputs"].values()))["shape"][-1]
+        least = width if isinstance(width, int) else width[0]
         if source["kind"] == "ids":
             if isinstance(given, Tensor):
                 given = given.tolist()
-            rows = self._checked(given, vocab=None)
+            rows = self._checked(given, source["vocab"])
             counts = [len(row) for row in rows]
-            width = next(iter(self.manifest.programs["encode"]["inputs"].values()))["shape"][-1]
-            least = width if isinstance(width, int) else width[0]
-            inputs = torch.zeros(self.rows, max(least, *counts), dtype=torch.int64)
+            inputs = torch.zeros(self.rows, max(counts), dtype=torch.int64)
             for i, row in enumerate(rows):
                 inputs[i, : len(row)] = torch.tensor(row, dtype=torch.int64)
         else:
             if not isinstance(given, Tensor):
                 raise InputError(
-                    f"the source of {self.manifest.family} is features, a tensor, not {type(given).__name__}"
+                    f"the source of {self.manifest.family} is features, not text or ids: give Program.generate or "
+                    f"Program.encode a tensor [B, …, frames]"
                 )
             inputs = given.to(DTYPES[self.manifest.dtype])
             counts = [inputs.shape[-1]] * self.rows if counts is None else list(counts)
@@ -167,6 +168,10 @@ class Program:
                 f"the source is {inputs.shape[-1]} long, and the program was exported for {source['most']}: export it "
                 "with a larger source="
             )
+        if any(not 0 <= n <= inputs.shape[-1] for n in counts):
+            raise InputError(f"counts={counts}: each must be between 0 and the {inputs.shape[-1]} features of a row")
+        if inputs.shape[-1] < least:
+            inputs = torch.nn.functional.pad(inputs, (0, least - inputs.shape[-1]))
         lengths = torch.tensor(counts)
         self._check_inputs("encode", (inputs, lengths))
         self._runner.run("encode", inputs.to(self.manifest.device), lengths.to(self.manifest.device))
@@ -225,30 +230,27 @@ class Program:
 
     def generate(
         self,
-        prompts: Sequence[str | Sequence[int]],
+        prompts: Sequence[str | Sequence[int]] | Tensor,
         max_new_tokens: int = 100,
         *,
+        counts: Sequence[int] | None = None,
         temperature: float = 0.0,
         seed: int = 0,
         on_token: OnToken | None = None,
     ) -> Generated:
         """Continues prompts, texts or ids, from empty rows: with the most likely token, or, for a temperature above 0,
         with one that is drawn. A row ends with an end-of-sequence id, after `max_new_tokens`, or when it is full.
+
+        prompts   of a model whose source is audio: features [B, …, frames], of which each row has `counts` [B]
         """
-        if len(prompts) > self.rows or not prompts:
+        if len(prompts) > self.rows or not len(prompts):
             raise InputError(
                 f"{len(prompts)} prompts were given, and the program has {self.rows} rows: give 1 to that many"
             )
         if temperature < 0:
             raise InputError(f"temperature={temperature}: it must be 0 (the most likely token) or more")
-        ids = [self.ids_of(prompt) for prompt in prompts] + [[]] * (self.rows - len(prompts))
+        ids = self._begin(prompts, counts)
         draw = torch.Generator().manual_seed(seed)
-        if self.manifest.source is None:
-            self.reset()
-        else:  # the prompts are sources; the decoder's rows begin with the start ids
-            sources, ids = ids, [list(self.manifest.start_ids) if row else [] for row in ids]
-            self.reset()
-            self.encode(sources)
         made: list[list[int]] = [[] for _ in prompts]
         following = self.feed(ids)
         live = list(range(len(prompts)))
@@ -271,6 +273,26 @@ class Program:
         text = [] if self.tokenizer is None else [self.tokenizer.decode(row) for row in made]
         return Generated(made, text)
 
+    def _begin(self, prompts: Sequence[str | Sequence[int]] | Tensor, counts: Sequence[int] | None) -> list[list[int]]:
+        """Empties all rows and encodes the sources, if prompts are sources. -> the first ids of each row"""
+        unused = self.rows - len(prompts)
+        if isinstance(prompts, Tensor):
+            if self.manifest.source is None or self.manifest.source["kind"] != "features":
+                raise InputError(f"{self.manifest.family} reads text: give prompts as texts or lists of ids")
+            given = [prompts.shape[-1]] * len(prompts) if counts is None else list(counts)
+            sources = torch.cat([prompts, prompts.new_zeros(unused, *prompts.shape[1:])])
+            self.reset()
+            self.encode(sources, [*given, *[0] * unused])
+            return [list(self.manifest.start_ids) if row < len(prompts) else [] for row in range(self.rows)]
+        if counts is not None:
+            raise InputError("counts are for prompts that are features: lists of ids have lengths of their own")
+        ids = [self.ids_of(prompt) for prompt in prompts] + [[]] * unused
+        self.reset()
+        if self.manifest.source is None:
+            return ids
+        self.encode(ids)  # the prompts are sources; the decoder's rows begin with the start ids
+        return [list(self.manifest.start_ids) if row else [] for row in ids]
+
     def ids_of(self, prompt: str | Sequence[int]) -> list[int]:
         """The ids of a prompt."""
         if not isinstance(prompt, str):
@@ -286,17 +308,16 @@ class Program:
 
     # -- checks ----------------------------------------------------------------------------------------------------
 
-    def _checked(self, rows: Sequence[Sequence[int]], vocab: int | None = -1) -> list[list[int]]:
+    def _checked(self, rows: Sequence[Sequence[int]], vocab: int) -> list[list[int]]:
         if len(rows) != self.rows:
             raise InputError(
                 f"{len(rows)} rows of ids were given, and the program has {self.rows}: give a list for each"
             )
-        most = self.manifest.vocab if vocab == -1 else vocab
         found = [[int(i) for i in row] for row in rows]
         for i, row in enumerate(found):
             for token in row:
-                if token < 0 or (most is not None and token >= most):
-                    raise InputError(f"row {i} has the id {token}: ids are 0 to {(most or 0) - 1}")
+                if not 0 <= token < vocab:
+                    raise InputError(f"row {i} has the id {token}: ids are 0 to {vocab - 1}")
         return found
 
     def _check_room(self, more: Sequence[int]) -> None:

@@ -96,7 +96,7 @@ def load_program(archive: Archive, name: str, weights: Mapping[str, Tensor], cac
         held = program.state_dict if target in program.state_dict else program.constants
         found = cache.get(target, weights.get(target))
         if found is None or found.shape != held[target].shape or found.dtype != held[target].dtype:
-            raise ProgramError(f"{archive.path} has no {target} as program {name} needs it. Export the model again")
+            raise ProgramError(needs(archive, name, target))
         held[target] = nn.Parameter(found, requires_grad=False) if spec.kind == InputKind.PARAMETER else found
     return program.module()
 
@@ -125,8 +125,13 @@ def constant(
     """The weight or the tensor of the cache that a program knows by this name."""
     found = cache.get(name, weights.get(name))
     if found is None:
-        raise ProgramError(f"{archive.path} has no {name} as program {program} needs it. Export the model again")
+        raise ProgramError(needs(archive, program, name))
     return found
+
+
+def needs(archive: Archive, program: str, name: str) -> str:
+    """What is said if the manifest lacks a tensor, or has it in another shape."""
+    return f"{archive.path} has no {name} as program {program} needs it. Export the model again"
 
 
 class OnnxRunner:
@@ -145,6 +150,12 @@ class OnnxRunner:
             name: onnxruntime.InferenceSession(str(archive.path / f"{name}.onnx"), providers=["CPUExecutionProvider"])
             for name in archive.manifest.programs
         }
+        for name, session in self.sessions.items():
+            inputs = self.manifest.programs[name]["inputs"]
+            for one in session.get_inputs():
+                held = cache.get(one.name)
+                if one.name not in inputs and (held is None or list(held.shape) != one.shape):
+                    raise ProgramError(needs(archive, name, one.name))
 
     def run(self, name: str, *inputs: Tensor) -> Any:
         session, signature = self.sessions[name], self.manifest.programs[name]
@@ -179,7 +190,14 @@ class ExecuTorchRunner:
             raise ProgramError(f"ExecuTorch cannot load {archive.path}: {error}. Export the model again") from error
         # The method `reset` writes every tensor of the cache, so it has all of them.
         held = self.methods["reset"]._method
-        self.cache: Tensors = {name: held.get_attribute(name) for name in archive.manifest.cache}
+        self.cache: Tensors = {}
+        for name, one in archive.manifest.cache.items():
+            try:
+                self.cache[name] = held.get_attribute(name)
+            except RuntimeError:
+                raise ProgramError(needs(archive, "reset", name)) from None
+            if list(self.cache[name].shape) != one["shape"]:
+                raise ProgramError(needs(archive, "reset", name))
         for tensor in self.cache.values():
             tensor.zero_()
 

@@ -52,7 +52,8 @@ def trace_all(
     if longest_source:
         given: Tensor = model.source_example(rows, longest_source)  # type: ignore[operator]
         most = given.shape[-1]  # shorter sources are padded to 2; a program for sources of 1 or 2 has one size
-        tokens = {given.dim() - 1: Dim("tokens", min=SHORTEST, max=most)} if most > SHORTEST else {}
+        varies = most > SHORTEST and not given.is_floating_point()  # features are padded to one size
+        tokens = {given.dim() - 1: Dim("tokens", min=SHORTEST, max=most)} if varies else {}
         found["encode"] = traced("encode", Encode(model, cache), [given, counts], [tokens])
     return found
 

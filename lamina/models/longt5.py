@@ -53,10 +53,11 @@ class LocalAttention(nn.Module):
             raise InputError("the encoder of LongT5 does not read packed segments: give each sequence a row of its own")
         length, block = x.shape[1], self.radius + 1
         counts = memory.step.all_counts[:, None]  # [B, 1]
-        blocks = -(-length // block)
+        traced = torch.compiler.is_exporting()  # then no size may be 1 or 0 for some lengths and more for others
+        blocks = length // block + 2 if traced else -(-length // block)
         q, k, v = self.project(F.pad(x, (0, 0, 0, blocks * block - length)))  # [B, H, N · block, D]
         near_k, near_v = (F.pad(one, (0, 0, block, block)).unfold(2, 3 * block, block) for one in (k, v))
-        q = q.unflatten(2, (blocks, block))  # [B, H, N, block, D]; keys and values [B, H, N, D, 3 · block]
+        q = q.unfold(2, block, block).mT  # [B, H, N, block, D]; keys and values [B, H, N, D, 3 · block]
         at = torch.arange(-block, 2 * block, device=x.device)  # of keys, in a block that starts at 0
         own, head = torch.arange(block, device=x.device)[:, None], torch.arange(self.heads, device=x.device)
         start = torch.arange(blocks, device=x.device)[:, None] * block
@@ -64,10 +65,10 @@ class LocalAttention(nn.Module):
         seen = ((own - at).abs() <= self.radius) & real[:, None, :, None]
         scores = (q @ near_k).float() + shared.bias(head[:, None, None], own, at)[:, None]
         scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)  # [B, H, N, block, 3 · block]
-        whole = length // self.size if self.size else 0
+        whole = length // self.size + 2 * traced if self.size else 0  # more than there are for a row are masked
         if whole == 0 or self.summary_norm is None or shared.summary_bias is None:
             out = scores.softmax(-1).to(x.dtype) @ near_v.mT
-            return self.out(out.flatten(2, 3)[:, :, :length].transpose(1, 2).flatten(2), onto)
+            return self.out(first(out.flatten(2, 3), length).transpose(1, 2).flatten(2), onto)
         # [B, S] the block of each token; -1 in a row without a whole block
         of_token = torch.minimum(torch.arange(length, device=x.device) // self.size, counts // self.size - 1)
         each = torch.arange(whole, device=x.device)
@@ -75,16 +76,23 @@ class LocalAttention(nn.Module):
         parts = ((of_token[..., None] == each) & real[..., None]).to(x.dtype)  # [B, S, G]
         _, far_k, far_v = self.project(self.summary_norm(parts.mT @ x))  # [B, H, G, D]
         bias = shared.summary_bias(head[:, None, None], of_token[:, None, :, None], each)  # [B, H, S, G]
-        bias = F.pad(bias, (0, 0, 0, blocks * block - length)).unflatten(2, (blocks, block))
+        bias = F.pad(bias, (0, 0, 0, blocks * block - length)).unfold(2, block, block).mT
         far = (q @ far_k.mT[:, :, None]).float() + bias
         far = far.masked_fill((each >= counts // self.size)[:, None, None, None], torch.finfo(far.dtype).min)
         near_w, far_w = torch.cat([scores, far], -1).softmax(-1).to(x.dtype).split([3 * block, whole], -1)
         out = near_w @ near_v.mT + far_w @ far_v[:, :, None]
-        return self.out(out.flatten(2, 3)[:, :, :length].transpose(1, 2).flatten(2), onto)
+        return self.out(first(out.flatten(2, 3), length).transpose(1, 2).flatten(2), onto)
 
     def project(self, x: Tensor) -> tuple[Tensor, ...]:
         """x [B, T, width] -> queries, keys and values [B, H, T, D]"""
         return self.qkv(x).unflatten(-1, (3 * self.heads, -1)).transpose(1, 2).chunk(3, dim=1)
+
+
+def first(x: Tensor, length: int) -> Tensor:
+    """The first tokens of x [B, H, S, D]. A slice would compare the two sizes, which a traced program cannot."""
+    if torch.compiler.is_exporting():
+        return x.index_select(2, torch.arange(length, device=x.device))
+    return x[:, :, :length]
 
 
 class LongT5EncoderBlock(T5EncoderBlock):

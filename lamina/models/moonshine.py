@@ -108,6 +108,18 @@ class MoonshineEncoder(Encoder):
         x = self.wave_norm(self.conv1(wave[None, None]).tanh())
         return F.gelu(self.conv3(F.gelu(self.conv2(x))))[0].mT
 
+    def convolve_rows(self, waves: Tensor, counts: Tensor) -> Tensor:
+        """The same for recordings [B, N] of counts [B] samples, as tensor operations alone -> [B, S, width]"""
+        x = self.conv1(waves[:, None]).tanh()  # [B, width, F]
+        frames = ((counts - 127) // 64 + 1).clamp(min=1)[:, None, None]
+        real = torch.arange(x.shape[2], device=x.device) < frames
+        size = frames * x.shape[1]
+        x = x - (x * real).sum((1, 2), keepdim=True) / size
+        variance = (x.square() * real).sum((1, 2), keepdim=True) / size
+        scale, shift = self.wave_norm.weight[:, None], self.wave_norm.bias[:, None]
+        x = x * (variance + self.wave_norm.eps).rsqrt() * scale + shift
+        return F.gelu(self.conv3(F.gelu(self.conv2(x)))).mT
+
     def prepare(self, positions: Tensor) -> Positions:
         return Positions({"default": self.rope(positions)})
 
@@ -207,6 +219,14 @@ class Moonshine(EncoderDecoder):
         waves = waves.to(self.device, self.dtype)
         rows = [self.encoder.convolve(wave[:n]) for wave, n in zip(waves, lengths, strict=True)]
         return super().encode(None, [len(row) for row in rows], nn.utils.rnn.pad_sequence(rows, batch_first=True))
+
+    def source_example(self, rows: int, positions: int) -> Tensor:
+        return torch.zeros(rows, SHORTEST + 384 * (positions - 1), dtype=self.dtype, device=self.device)
+
+    def trace_source(self, given: Tensor, counts: Tensor) -> Source:
+        """given [B, samples], of which counts [B] are real"""
+        positions = ((counts - SHORTEST) // 384 + 1).clamp(min=0)
+        return Source(self.encoder(None, positions, embeds=self.encoder.convolve_rows(given, counts)), positions)
 
     def random_source(self, rows: int, length: int, generator: torch.Generator | None = None) -> Source:
         device = self.device if generator is None else generator.device

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lamina.cache.codec.bitpack import WIDTHS, high_bytes, low_bytes, pack, unpack
-from lamina.cache.codec.formats import Field, FieldFormat, Float8, Grouped, hadamard
+from lamina.cache.codec.formats import Field, FieldFormat, Float8, Grouped, float8_codes, float8_values, hadamard
+from lamina.tracing import portable_operations
 
 CPU = torch.device("cpu")
 DIMS = [1, 3, 8, 31, 32, 33, 40, 64, 100, 128]
@@ -140,3 +141,27 @@ def test_the_hadamard_matrix_is_its_own_inverse() -> None:
     matrix = hadamard(torch.float64, CPU)
     torch.testing.assert_close(matrix @ matrix, torch.eye(32, dtype=torch.float64))
     assert torch.equal(matrix, matrix.T)
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_in_arithmetic_alone_the_same_bytes_are_written_and_read(dim: int) -> None:
+    x = torch.randn(50, dim) * torch.logspace(-6, 4, 50)[:, None]
+    for chosen in formats(dim, torch.float32):
+        parts = chosen.encode(x)
+        with portable_operations():
+            assert {name: part.tolist() for name, part in chosen.encode(x).items()} == {
+                name: part.tolist() for name, part in parts.items()
+            }
+            found = chosen.decode(parts)
+        assert torch.equal(found, chosen.decode(parts))
+
+
+def test_every_float8_and_every_tie_between_two_is_rounded_as_pytorch_does() -> None:
+    codes = torch.tensor([code for code in range(256) if code & 127 != 127], dtype=torch.uint8)  # without NaN
+    values = codes.view(torch.float8_e4m3fn).float()
+    assert torch.equal(float8_values(codes), values)
+    ordered = values.sort().values
+    ties = (ordered[1:] + ordered[:-1]) / 2
+    x = torch.cat([values, ties, *(torch.nextafter(one, one + way) for one in (values, ties) for way in (1, -1))])
+    x = x.clamp(-448, 448)
+    assert torch.equal(float8_values(float8_codes(x)), x.to(torch.float8_e4m3fn).float())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +89,21 @@ class Translator(EncoderDecoder):
 
     def trace_source(self, given: Tensor, counts: Tensor) -> Source:
         return Source(self.embedding(given).roll(1, dims=-1), counts)
+
+
+class Listener(Translator):
+    """Its source is features [B, WIDTH, frames] instead of ids; two frames are one position."""
+
+    def encode(self, ids: None = None, counts: Sequence[int] | None = None, features: Tensor | None = None) -> Source:
+        assert ids is None and features is not None
+        given = [features.shape[-1]] * len(features) if counts is None else counts
+        return self.trace_source(features, torch.tensor(given))
+
+    def source_example(self, rows: int, positions: int) -> Tensor:
+        return torch.zeros(rows, WIDTH, 2 * positions, dtype=self.dtype)
+
+    def trace_source(self, given: Tensor, counts: Tensor) -> Source:
+        return Source(given[:, :, ::2].mT.roll(1, dims=-1), (counts + 1) // 2)
 
 
 def run_both(model: Model, cache: Cache, program: Program, lengths: int, seed: int, tolerance: float = 1e-9) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from dataclasses import replace
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 import lamina
 from lamina import Cache, Program, ProgramError
@@ -18,19 +19,20 @@ from lamina.attention.window import Sliding
 from lamina.exporting.aotinductor import check_libraries, compile_to
 from lamina.exporting.build_decode import build
 from lamina.recurrence import SelectiveScan
-from tests.exporting.stack import Mix, run_both
+from tests.exporting.commands import printed
+from tests.exporting.kinds import FAST
+from tests.exporting.stack import run_both
 from tests.laws.toys import Attend, Recur, Toy
 
 ROWS, CAPACITY, SLACK = 2, 40, 2
-FAST = {"aot_inductor.compile_wrapper_opt_level": "O0", "cpp.simdlen": 1}  # compiles faster; the programs are small
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 
 
 @pytest.fixture(scope="module")
 def model() -> Toy:
-    """A ring, a line, a state and experts."""
-    return Toy(Attend(Sliding(4)), Attend(), Recur(SelectiveScan(channels=4, state=3)), Mix())
+    """A ring, a line and a state. Every kind of memory is compiled by every_kind.py."""
+    return Toy(Attend(Sliding(4)), Attend(), Recur(SelectiveScan(channels=4, state=3)))
 
 
 @pytest.fixture(scope="module")
@@ -40,37 +42,13 @@ def folder(model: Toy, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def decode(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("decode") / "decode", "-O0")
+
+
 def new_cache(model: Toy) -> Cache:
     return model.new_cache(ROWS, capacity=CAPACITY, slack=SLACK)
-
-
-def eager(model: Toy, commands: list[str]) -> list[list[int]]:
-    """What the C++ program should print for these commands, from eager passes."""
-    cache, following, printed = new_cache(model), [-1] * ROWS, []
-
-    def feed(rows: list[list[int]]) -> None:
-        ids = torch.tensor([row + [0] * (max(map(len, rows)) - len(row)) for row in rows])
-        logits = model(ids, cache=cache, counts=[len(row) for row in rows], logits="last")
-        assert logits is not None
-        for row, given in enumerate(rows):
-            following[row] = int(logits[row].argmax()) if given else following[row]
-
-    for command in commands:
-        name, *words = command.split()
-        if name == "feed":
-            feed([[] if word == "-" else [int(i) for i in word.split(",")] for word in words])
-        elif name == "rewind":
-            cache.rewind([int(word) for word in words])
-        elif name == "reset":
-            cache.reset([int(word) for word in words] or None)
-        else:
-            made: list[list[int]] = [[] for _ in range(ROWS)]
-            for _ in range(int(words[0])):
-                for row, token in enumerate(following):
-                    made[row].append(token)
-                feed([[token] for token in following])
-            printed += made
-    return printed
 
 
 def test_a_compiled_program_equals_eager_passes_past_its_window(model: Toy, folder: Path) -> None:
@@ -84,9 +62,15 @@ def test_a_compiled_program_equals_eager_passes_past_its_window(model: Toy, fold
     run_both(model, cache, program, 9, seed=3)
 
 
-def test_the_cpp_program_decodes_the_tokens_of_eager_passes(model: Toy, folder: Path, tmp_path: Path) -> None:
-    decode = build(tmp_path / "decode", "-O0")
+def test_weights_are_stored_once_and_in_no_library(model: Toy, folder: Path) -> None:
+    weight = model.embedding.weight.detach().numpy().tobytes()
+    assert (folder / "weights.bin").read_bytes().count(weight) == 1
+    for package in (folder / "programs").iterdir():
+        with zipfile.ZipFile(package) as archive:
+            assert not any(weight in archive.read(name) for name in archive.namelist())
 
+
+def test_the_cpp_program_decodes_the_tokens_of_eager_passes(model: Toy, folder: Path, decode: Path) -> None:
     def run(*commands: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([decode, folder], input="\n".join(commands), capture_output=True, text=True)
 
@@ -95,7 +79,9 @@ def test_the_cpp_program_decodes_the_tokens_of_eager_passes(model: Toy, folder: 
     commands = [*start, *back, "reset 1", "feed - 5,6,7", "decode 3", "reset", *start]
     done = run(*commands)
     assert done.returncode == 0, done.stderr
-    assert [[int(i) for i in line.split()] for line in done.stdout.splitlines()] == eager(model, commands)
+    assert [[int(i) for i in line.split()] for line in done.stdout.splitlines()] == printed(
+        model, new_cache(model), commands
+    )
 
     refused = run("feed 1 2", "decode 40")
     assert refused.returncode == 1
@@ -103,19 +89,51 @@ def test_the_cpp_program_decodes_the_tokens_of_eager_passes(model: Toy, folder: 
     assert "ids are 0 to 12" in run("feed 13 -").stderr
     assert "row 0 cannot be rewound by 3" in run("feed 1,2,3,4,5,6,7,8,9 -", "rewind 3 0").stderr
     assert "1 lists of ids were given, and the program has 2 rows" in run("feed 1").stderr
+    assert "this model reads no source: only encoder-decoder models do" in run("encode 1 2").stderr
+    assert "'two' is not a number" in run("decode two").stderr
+    assert "there is no row 2" in run("reset 2").stderr
 
 
-def test_one_row_is_decoded_from_its_own_length(tmp_path: Path) -> None:
-    model = Toy(Attend())
-    made = lamina.export(model, 1, 8, chunk=3)
-    del made.programs["prefill"]  # decode alone compiles faster
-    made.manifest = replace(made.manifest, programs={"decode": made.manifest.programs["decode"]})
-    compile_to(made, tmp_path / "model", **FAST)
-    program, cache = Program.load(tmp_path / "model"), model.new_cache(1, capacity=8)
-    for token in (1, 5, 2, 7):  # a clock of one element must not be folded into the code as the 0 that it was
-        program.feed([[token]])
-        expected = model(torch.tensor([[token]]), cache=cache, logits="last")
-        torch.testing.assert_close(program.logits, expected, rtol=1e-9, atol=1e-9)
+ALTERED = "{} in .* was altered or cut short: export the model again"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("tensors.txt", lambda data: data.replace(b"rows 2", b"rows 3"), ALTERED),
+        ("tensors.txt", lambda data: data[:-20], ALTERED),
+        (
+            "tensors.txt",
+            lambda data: signed(data.replace(b"format 2", b"format 7")),
+            "has version 7 of the format, and",
+        ),
+        ("tensors.txt", None, "has no tensors.txt: export with the target aotinductor"),
+        ("weights.bin", lambda data: b"1" + data[1:], ALTERED),
+        ("weights.bin", lambda data: data[:-5], ALTERED),
+        ("weights.bin", lambda data: data + b"0", ALTERED),
+        ("programs/decode.pt2", lambda data: data[:-5], ALTERED),
+        ("programs/rewind.pt2", None, ALTERED),
+    ],
+)
+def test_a_damaged_folder_is_refused_in_cpp(
+    folder: Path, decode: Path, tmp_path: Path, name: str, change: Callable[[bytes], bytes] | None, message: str
+) -> None:
+    shutil.copytree(folder, tmp_path / "model")
+    if change is None:
+        (tmp_path / "model" / name).unlink()
+    else:
+        (tmp_path / "model" / name).write_bytes(change((folder / name).read_bytes()))
+    done = subprocess.run([decode, tmp_path / "model"], input="", capture_output=True, text=True)
+    assert done.returncode == 1 and re.search(message.format(name), done.stderr), done.stderr
+    if name != "tensors.txt":  # which Python does not read
+        with pytest.raises(ProgramError, match=f"{name} in .* was altered or cut short|has no {name}: it is not"):
+            Program.load(tmp_path / "model")
+
+
+def signed(data: bytes) -> bytes:
+    """tensors.txt with a checksum that fits."""
+    text = data[: data.rindex(b"checksum")]
+    return text + f"checksum {zlib.crc32(text):08x}\n".encode()
 
 
 def test_a_folder_that_exists_is_not_overwritten(folder: Path) -> None:

@@ -11,8 +11,18 @@ import lamina
 from lamina import Cache, CapacityError, InputError, Program, RewindError
 from lamina.bench.random_model import random_model
 from lamina.exporting.export import Exported
-from tests.exporting.stack import CAPACITY, CHUNK, ROWS, Translator, attentions, recurrences, rewindable, run_both
-from tests.laws.toys import AttendCross, Toy, random_ids
+from tests.exporting.stack import (
+    CAPACITY,
+    CHUNK,
+    ROWS,
+    Listener,
+    Translator,
+    attentions,
+    recurrences,
+    rewindable,
+    run_both,
+)
+from tests.laws.toys import WIDTH, Attend, AttendCross, Toy, random_ids
 
 MODELS = {"attentions": attentions, "recurrences": recurrences, "rewindable": rewindable}
 SLACK = {"attentions": 0, "recurrences": 0, "rewindable": 3}
@@ -92,9 +102,8 @@ def test_states_alone_have_no_longest_row() -> None:
     assert program.lengths == [CAPACITY + 5] * ROWS
 
 
-@pytest.mark.parametrize("codec", ["int8"])
-def test_a_source_is_encoded_and_attached_row_by_row(codec: str) -> None:
-    model = Translator(AttendCross())
+def test_a_source_is_encoded_and_attached_row_by_row_and_layers_have_their_codecs() -> None:
+    model, codec = Translator(AttendCross(), Attend(), Attend()), {0: "int8", 1: "int4", 2: "fp8"}
     made = lamina.export(model, ROWS, CAPACITY, codec=codec, chunk=CHUNK, source=9)
     program, cache = Program.of(made), model.new_cache(ROWS, capacity=CAPACITY, codec=codec)
     with pytest.raises(InputError, match="row 0 has no source"):
@@ -107,8 +116,32 @@ def test_a_source_is_encoded_and_attached_row_by_row(codec: str) -> None:
     program.encode([sources[2], []])  # row 1 keeps its own
     cache.reset([0]).attach(model.encode([sources[2]]), rows=[0])
     run_both(model, cache, program, 12, seed=1)
+    with pytest.raises(InputError, match="row 1 has the id 13: ids are 0 to 12"):
+        program.encode([[1], [13]])
     with pytest.raises(CapacityError, match="the source is 10 long, and the program was exported for 9"):
         program.encode([[1] * 10, [1]])
+
+
+def test_features_are_encoded_for_rows_that_continue_from_the_start_ids() -> None:
+    model = Listener(AttendCross())
+    program = Program.of(lamina.export(model, 3, 12, chunk=3, source=5))
+    features = torch.randn(2, WIDTH, 8, dtype=torch.float64)  # of at most 10 frames; the third row stays empty
+    found = program.generate(features, 6, counts=[8, 3]).tokens
+    for row, n in enumerate([8, 3]):
+        cache, ids = model.new_cache(1, source=model.encode(features=features[row : row + 1, :, :n])), [1]
+        for _ in range(6):
+            logits = model(torch.tensor([ids[-1:]]), cache=cache, logits="last")
+            assert logits is not None
+            ids.append(int(logits.argmax()))
+        assert ids[1:] == found[row]
+    with pytest.raises(InputError, match=r"counts=\[9, 3, 0\]: each must be between 0 and the 8 features of a row"):
+        program.generate(features, 6, counts=[9, 3])
+    with pytest.raises(InputError, match="the source of Listener is features, not text or ids: give"):
+        program.generate([[1, 2]])
+    with pytest.raises(CapacityError, match="the source is 11 long, and the program was exported for 10"):
+        program.encode(torch.zeros(3, WIDTH, 11))
+    with pytest.raises(InputError, match=r"encode takes given float64 \[3, 8, 10\], not float64 \[3, 7, 10\]"):
+        program.encode(torch.zeros(3, WIDTH - 1, 10))
 
 
 def test_what_does_not_fit_is_refused_by_name() -> None:

@@ -66,6 +66,17 @@ def test_states_and_logits_are_those_of_transformers(name: str) -> None:
     assert report is None or report.ok, str(report)
 
 
+def test_rows_of_different_lengths_are_encoded_at_once_by_the_program_that_is_exported() -> None:
+    _, ours = pair("plain")
+    waves, lengths = torch.randn(3, 6000), [6000, 3001, 0]
+    source = ours.trace_source(waves, torch.tensor(lengths))
+    assert source.lengths.tolist()[2] == 0  # a row that keeps the source it has
+    for row, n in enumerate(lengths[:2]):
+        alone = ours.encode(waves=waves[row : row + 1, :n])
+        assert int(source.lengths[row]) == int(alone.lengths[0])
+        assert relative(source.states[row, : int(alone.lengths[0])], alone.states[0]) < TOLERANCE
+
+
 def test_errors_say_what_a_source_is() -> None:
     _, ours = pair("plain")
     with pytest.raises(InputError, match="is audio, not ids"):

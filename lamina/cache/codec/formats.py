@@ -29,6 +29,7 @@ from torch import Tensor
 
 from lamina.cache.codec.bitpack import WIDTHS, high_bytes, low_bytes, pack, unpack
 from lamina.cache.codec.registry import FormatName, register_built_in
+from lamina.tracing import portable
 
 Fields = dict[str, Tensor]
 CPU = torch.device("cpu")
@@ -228,16 +229,44 @@ class Float8(FieldFormat):
 
     def quantize(self, x: Tensor) -> Fields:
         scale = _half_above(x.abs().amax(dim=-1, keepdim=True) / 448)
-        codes = (x * _inverse(scale)).clamp(-448, 448).to(torch.float8_e4m3fn)
-        return {"codes": codes.view(torch.uint8), "scales": scale.half()}
+        values = (x * _inverse(scale)).clamp(-448, 448)
+        codes = float8_codes(values) if portable() else values.to(torch.float8_e4m3fn).view(torch.uint8)
+        return {"codes": codes, "scales": scale.half()}
 
     def dequantize(self, parts: Fields) -> Tensor:
+        if portable():
+            return float8_values(parts["codes"]).to(self.exact) * parts["scales"].to(self.exact)
         return parts["codes"].view(torch.float8_e4m3fn).to(self.exact) * parts["scales"].to(self.exact)
 
     def error_bound(self, x: Tensor) -> Tensor:
         x = x.abs()
         scale = x.amax(dim=-1, keepdim=True) / 448 + 2 * SMALLEST
         return (x / 16 + scale / 512).norm(dim=-1)
+
+
+def float8_codes(x: Tensor) -> Tensor:
+    """The bytes of x as float8 e4m3, |x| <= 448, in arithmetic alone, for runtimes without float8.
+
+    In a binade that begins at 2^e, values are multiples of 2^(e − 3); below 2^−6 they are multiples of 2^−9.
+    """
+    size = x.float().abs()
+    exponent = size.clamp(min=2.0**-6).log2().floor()
+    code = (exponent + 6) * 8 + (size * power_of_two(3 - exponent)).round()  # a value that rounds up to 2^(e + 1) too
+    return (code + 128 * (x < 0)).to(torch.uint8)
+
+
+def float8_values(codes: Tensor) -> Tensor:
+    """The float32 values of bytes of float8 e4m3, without NaN."""
+    x = codes.float()
+    negative = x >= 128
+    x = x - 128 * negative
+    exponent = (x / 8).floor()  # 0: multiples of 2^−9, as in the binade above
+    size = (x - 8 * exponent + 8 * (exponent > 0)) * power_of_two(exponent.clamp(min=1) - 10)
+    return torch.where(negative, -size, size)
+
+
+def power_of_two(x: Tensor) -> Tensor:
+    return torch.pow(2.0, x)  # ExecuTorch has no exp2
 
 
 def _unquantized(field: Field) -> None:

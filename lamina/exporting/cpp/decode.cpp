@@ -6,6 +6,7 @@
 //     rewind 3 0          drops the last tokens of each row
 //     reset 0 1           empties rows; all of them if none is given
 //     encode 7,8 9        attaches a source to each row of an encoder-decoder model
+//     features FILE 7 9   the same for features: FILE has [rows, ..., frames] in the model's dtype, of which rows have 7 and 9
 //
 // The speed of each `decode` is written to standard error.
 
@@ -14,12 +15,40 @@
 
 #include "program.h"
 
+static int64_t number_of(const std::string& word) {
+  size_t used = 0;
+  int64_t found = 0;
+  try {
+    found = std::stoll(word, &used);
+  } catch (const std::exception&) {
+  }
+  if (!used || used != word.size()) throw std::runtime_error("'" + word + "' is not a number");
+  return found;
+}
+
 static Row ids_of(const std::string& word) {
   Row ids;
   std::istringstream parts(word);
   if (word != "-")
-    for (std::string part; std::getline(parts, part, ',');) ids.push_back(std::stoll(part));
+    for (std::string part; std::getline(parts, part, ',');) ids.push_back(number_of(part));
   return ids;
+}
+
+static void encode_file(Program& program, const std::vector<std::string>& words) {
+  Row counts;
+  for (size_t i = 1; i < words.size(); ++i) counts.push_back(number_of(words[i]));
+  std::ifstream file(words.empty() ? "" : words[0], std::ios::binary);
+  if (!file) throw std::runtime_error("there is no file " + (words.empty() ? "after `features`" : words[0]));
+  std::string data((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  std::vector<int64_t> shape = {program.rows};
+  shape.insert(shape.end(), program.features.begin(), program.features.end());
+  shape.push_back(-1);
+  int64_t frame = -c10::multiply_integers(shape) * static_cast<int64_t>(c10::elementSize(program.features_dtype));
+  if (data.size() % frame)
+    throw std::runtime_error(words[0] + " has " + std::to_string(data.size()) + " bytes, and a frame of all rows " +
+                             std::to_string(frame));
+  program.encode(at::from_blob(data.data(), {static_cast<int64_t>(data.size())}, at::kByte)
+                     .view(program.features_dtype).view(shape), counts);
 }
 
 static void decode(Program& program, int64_t most) {
@@ -54,6 +83,10 @@ int main(int argc, char** argv) try {
     if (!(stream >> command)) continue;
     std::vector<std::string> words;
     for (std::string word; stream >> word;) words.push_back(word);
+    if (command == "features") {
+      encode_file(program, words);
+      continue;
+    }
     std::vector<Row> ids;
     Row numbers;
     for (const auto& word : words) ids.push_back(ids_of(word));

@@ -16,7 +16,7 @@ from lamina import kernels
 from lamina.activation import Gating, activation
 from lamina.errors import InputError
 from lamina.nn.initial import random_weight
-from lamina.tracing import surely
+from lamina.tracing import portable, surely
 from lamina.weights.packed import Packed
 from lamina.weights.product import packed_linear
 
@@ -40,8 +40,6 @@ class Experts(nn.Module):
     """
 
     packable = ("gate_up", "up", "down")
-    portable = False
-    """True: exported programs have no grouped products, which other runtimes lack (lamina.exporting)."""
 
     def __init__(
         self,
@@ -265,7 +263,7 @@ class Experts(nn.Module):
         there: elsewhere lists of sizes are faster.
         """
         aligned = all(stride * x.element_size() % 16 == 0 for stride in (self.first.shape[2], self.down.shape[2]))
-        anywhere = torch.compiler.is_exporting() and not self.portable
+        anywhere = torch.compiler.is_exporting() and not portable()
         by_kernel = x.dtype == torch.bfloat16 and aligned and not self.packed
         return (anywhere or x.device.type in ("cuda", "meta")) and by_kernel
 
