@@ -51,10 +51,10 @@ static void score_tokens(const IndexScoresArgs* a, Tokens& from, int64_t begin, 
     for (int64_t h = 0; h < a->heads; h += 4) {
       const int64_t many = a->heads - h < 4 ? a->heads - h : 4;
       switch (many) {
-        case 1: score<1>(q + h * a->dim, a->dim, from.at_keys, tokens, products); break;
-        case 2: score<2>(q + h * a->dim, a->dim, from.at_keys, tokens, products); break;
-        case 3: score<3>(q + h * a->dim, a->dim, from.at_keys, tokens, products); break;
-        default: score<4>(q + h * a->dim, a->dim, from.at_keys, tokens, products); break;
+        case 1: score<1, true>(q + h * a->dim, a->dim, from.at_keys, tokens, products); break;
+        case 2: score<2, true>(q + h * a->dim, a->dim, from.at_keys, tokens, products); break;
+        case 3: score<3, true>(q + h * a->dim, a->dim, from.at_keys, tokens, products); break;
+        default: score<4, true>(q + h * a->dim, a->dim, from.at_keys, tokens, products); break;
       }
       for (int64_t g = 0; g < many; ++g) {
         const float weight = weights[h + g], *product = products + g * BLOCK;

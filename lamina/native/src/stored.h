@@ -74,11 +74,12 @@ struct GatheredTokens {
 };
 
 // scores[g, t] = q[g] · k[t] for G queries. Where heads are whole vectors, four tokens at a time share the last sums.
-// A product does not depend on where in a block its token is: equal keys have equal scores.
-template <int G, class T>
+// ALIKE: fewer than four as well, so that equal keys have equal products wherever they are in a block.
+template <int G, bool ALIKE = false, class T>
 static inline void score(const float* q, int64_t dim, const T* k, int64_t tokens, float* scores) {
-  if (dim % LANES == 0) {
-    for (int64_t t = 0; t < tokens; t += 4, k += 4 * dim) {
+  int64_t t = 0;
+  if (dim % LANES == 0)
+    for (; t + (ALIKE ? 1 : 4) <= tokens; t += 4, k += 4 * dim) {
       const int64_t last = tokens - t - 1;  // of the tokens behind it, read in place of those that are missing
       vf total[G][4];
       for (int g = 0; g < G; ++g)
@@ -86,7 +87,7 @@ static inline void score(const float* q, int64_t dim, const T* k, int64_t tokens
       for (int64_t byte = 0; byte < 4 * dim * int64_t(sizeof(T)); byte += 64)
         __builtin_prefetch(reinterpret_cast<const char*>(k) + AHEAD + byte);
       const T* at[4];
-      for (int j = 0; j < 4; ++j) at[j] = k + (j < last ? j : last) * dim;
+      for (int j = 0; j < 4; ++j) at[j] = k + (ALIKE && last < j ? last : j) * dim;
       for (int64_t i = 0; i < dim; i += LANES) {
         vf key[4];
         for (int j = 0; j < 4; ++j) key[j] = load(at[j] + i);
@@ -97,9 +98,7 @@ static inline void score(const float* q, int64_t dim, const T* k, int64_t tokens
       }
       for (int g = 0; g < G; ++g) sums(total[g], scores + g * BLOCK + t);
     }
-    return;
-  }
-  for (int64_t t = 0; t < tokens; ++t, k += dim) {
+  for (; t < tokens; ++t, k += dim) {
     vf total[G];
     for (int g = 0; g < G; ++g) total[g] = zeros();
     int64_t i = 0;
