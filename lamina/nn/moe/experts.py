@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lamina import kernels
 from lamina.activation import Gating, activation
 from lamina.errors import InputError
+from lamina.kernels.packed.serve import stack_of, why_unread
 from lamina.nn.initial import random_weight
 from lamina.tracing import surely
 from lamina.weights.packed import Packed
@@ -156,7 +157,6 @@ class Experts(nn.Module):
         """The same for packed matrices; a shared expert has launches of its own."""
         from lamina.kernels.gemm.deferred_norm import deferred_norm, made, operand  # imports Triton
         from lamina.kernels.packed.experts import packed_expert_down, packed_expert_gated
-        from lamina.kernels.packed.serve import stack_of
 
         x, squares, eps = operand(x)
         tokens, first, down = x.flatten(0, -2), self.first, self.down
@@ -278,8 +278,6 @@ class Experts(nn.Module):
     def why_not_unpacked(self) -> str | None:
         """Why packed stacks are not dequantized whole for the tokens of a prompt, which one grouped product then reads;
         None if they are. Otherwise the host must know how many tokens each expert has."""
-        from lamina.kernels.packed.serve import why_unread
-
         for stack in (self.first, self.down):
             if not isinstance(stack, Packed):
                 continue
@@ -293,7 +291,6 @@ class Experts(nn.Module):
 def _unpacked(weight: Packed, like: Tensor) -> Tensor:
     """The stack [E, out, in] as plain values, by a kernel."""
     from lamina.kernels.packed.dequantize import dequantize  # imports Triton
-    from lamina.kernels.packed.serve import stack_of
 
     matrix = stack_of(weight)
     return dequantize(matrix, like.new_empty(matrix.shape)).view(weight.shape)
