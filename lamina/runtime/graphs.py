@@ -31,6 +31,7 @@ from torch import nn
 from lamina.cache.cache import Cache
 from lamina.errors import CaptureError
 from lamina.kernels.packed.serve import why_model_unread
+from lamina.nn.moe.experts import why_host_counts
 from lamina.runtime.captured import Captured
 from lamina.runtime.fusion import trace_model
 from lamina.runtime.multi_token import CapturedPass, width_for
@@ -78,6 +79,7 @@ class Graphs:
         self._plans: dict[str, FusionPlan] = {}
         self._weights: list[int] = []
         self._unread: str | None = None  # see `why_unread`; of `_weights`
+        self._counted: str | None = None  # see `why_counted`
         self._changed = Condition()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -114,6 +116,12 @@ class Graphs:
         with self._changed:
             self._check_weights()
             return self._unread
+
+    def why_counted(self) -> str | None:
+        """Why the host must know the tokens of each expert in prompts, which a captured prompt cannot tell it."""
+        with self._changed:
+            self._check_weights()
+            return self._counted
 
     def fusion_plan(self, logits: Literal["last", "all"] = "last") -> FusionPlan:
         """Which norms are computed by the launch in front of them.
@@ -212,6 +220,7 @@ class Graphs:
             self._programs.clear()
             self._plans.clear()
             self._unread = why_model_unread(self.model)
+            self._counted = why_host_counts(self.model, self.model.dtype)
             self._weights = weights
         if trusted is not None:
             trusted.add(self)

@@ -74,5 +74,6 @@ def test_options_are_typed_wherever_they_are_taken(call: Any) -> None:
 def test_the_package_says_that_it_is_typed() -> None:
     assert (Path(lamina.__file__).parent / "py.typed").exists()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert project["tool"]["setuptools"]["package-data"]["lamina"] == ["py.typed", "exporting/cpp/*", "native/src/*"]
+    shipped = project["tool"]["setuptools"]["package-data"]["lamina"]
+    assert shipped == ["py.typed", "exporting/cpp/*", "native/src/*", "native/shipped/*.so"]
     assert "tests.typing" in project["tool"]["mypy"]["packages"] and project["tool"]["mypy"]["warn_unused_ignores"]

@@ -16,6 +16,7 @@ from lamina.kernels.packed.serve import why_model_unread
 from lamina.model import Model
 from lamina.models.llama import Llama
 from lamina.nn import Embedding, Experts, GatedMLP, Linear
+from lamina.nn.moe.experts import why_host_counts
 from lamina.weights import JoinedWeight, PackedWeight, weight_format
 from lamina.weights.int_groups import IntGroups
 from lamina.weights.quantize import put_packed, quantize_weights
@@ -105,7 +106,7 @@ def mxfp4(weight: Tensor) -> PackedWeight:
     return PackedWeight(SplitMXFP4(), {"codes": codes, "scales": scales}, weight.shape)
 
 
-@pytest.mark.parametrize(
+PACKED_EXPERTS = pytest.mark.parametrize(
     ("weights", "how"),
     [
         ("int4", {}),
@@ -114,11 +115,10 @@ def mxfp4(weight: Tensor) -> PackedWeight:
         ("mxfp4", dict(bias=True, act=Gating("quick_gelu", limit=7.0, plus=1.0, slope=1.7))),
     ],
 )
-def test_packed_experts_by_kernels_are_those_of_plain_passes(
-    weights: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.manual_seed(0)
-    monkeypatch.setattr("lamina.kernels.packed.experts.ROWS", 8)
+
+
+def packed_experts(weights: str, **how: Any) -> Experts:
+    """Three experts with packed stacks."""
     experts = Experts(3, 32, 32, **how)
     for name in ("gate_up", "up", "down"):
         if isinstance(weight := getattr(experts, name, None), Tensor):
@@ -129,6 +129,42 @@ def test_packed_experts_by_kernels_are_those_of_plain_passes(
     if how.get("bias"):
         for bias in (experts.gate_up_bias, experts.down_bias):
             nn.init.normal_(bias)
+    return experts
+
+
+@PACKED_EXPERTS
+@torch.no_grad()
+def test_packed_experts_of_a_prompt_are_one_grouped_product_that_asks_the_host_nothing(
+    weights: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    experts = packed_experts(weights, **how).bfloat16()
+    x, weight = torch.randn(20, 32, dtype=torch.bfloat16), torch.rand(20, 2)
+    chosen = torch.stack([torch.randperm(3 + experts.identity)[:2] for _ in range(20)])
+    want, listed = experts(x, chosen, weight), Tensor.tolist
+    monkeypatch.setattr("lamina.kernels.fuses", lambda x: not torch.is_grad_enabled())
+
+    def refused(tensor: Tensor) -> Any:
+        assert tensor.dtype != torch.int32, "the sizes of groups were read"
+        return listed(tensor)
+
+    monkeypatch.setattr(Tensor, "tolist", refused)
+    found = experts(x, chosen, weight)
+    assert float((found - want).float().abs().max() / want.float().abs().max()) < 2e-2
+    monkeypatch.setattr("lamina.nn.moe.experts.MOST_UNPACKED", 100)
+    reason = why_host_counts(nn.ModuleDict({"moe": experts}), torch.bfloat16)
+    assert reason is not None and reason.startswith("moe: experts of 0.0 GiB a layer are dequantized one by one, so")
+    with pytest.raises(AssertionError, match="sizes of groups were read"):
+        experts(x, chosen, weight)
+
+
+@PACKED_EXPERTS
+def test_packed_experts_by_kernels_are_those_of_plain_passes(
+    weights: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr("lamina.kernels.packed.experts.ROWS", 8)
+    experts = packed_experts(weights, **how)
     assert why_model_unread(experts) is None
     x, weight, chosen = torch.randn(2, 32), torch.rand(2, 2), torch.tensor([[2, 0], [1, 2 + experts.identity]])
     with torch.no_grad():

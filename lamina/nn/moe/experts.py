@@ -15,10 +15,14 @@ from torch import Tensor, nn
 from lamina import kernels
 from lamina.activation import Gating, activation
 from lamina.errors import InputError
+from lamina.kernels.packed.serve import stack_of, why_unread
 from lamina.nn.initial import random_weight
 from lamina.tracing import portable, surely
 from lamina.weights.packed import Packed
 from lamina.weights.product import packed_linear
+
+MOST_UNPACKED = 3 << 29  # bytes of a packed stack that is dequantized whole for a prompt
+LEAST_UNPACKED = 16  # tokens for which that is done: fewer may visit a few experts
 
 
 class Experts(nn.Module):
@@ -151,7 +155,6 @@ class Experts(nn.Module):
         """The same for packed matrices; a shared expert has launches of its own."""
         from lamina.kernels.gemm.deferred_norm import deferred_norm, made, operand  # imports Triton
         from lamina.kernels.packed.experts import packed_expert_down, packed_expert_gated
-        from lamina.kernels.packed.serve import stack_of
 
         x, squares, eps = operand(x)
         tokens, first, down = x.flatten(0, -2), self.first, self.down
@@ -182,7 +185,7 @@ class Experts(nn.Module):
         sizes.scatter_add_(0, chosen.flatten(), torch.ones_like(order, dtype=torch.int32))
         sizes = sizes[: self.down.shape[0]]
         grouped = self._grouped_products(x)
-        if x.is_meta and self.packed:  # a pass is planned: as if all pairs had one expert
+        if x.is_meta and self.packed and not grouped:  # a pass is planned: as if all pairs had one expert
             groups: Tensor | list[int] = [len(order), *(0 for _ in sizes[1:])]
         else:
             groups = sizes.cumsum(0, dtype=torch.int32) if grouped else sizes.tolist()
@@ -263,9 +266,42 @@ class Experts(nn.Module):
         there: elsewhere lists of sizes are faster.
         """
         aligned = all(stride * x.element_size() % 16 == 0 for stride in (self.first.shape[2], self.down.shape[2]))
+        if x.dtype != torch.bfloat16 or not aligned:
+            return False
+        if self.packed:
+            return x.shape[0] >= LEAST_UNPACKED and kernels.fuses(x) and self.why_not_unpacked() is None
         anywhere = torch.compiler.is_exporting() and not portable()
-        by_kernel = x.dtype == torch.bfloat16 and aligned and not self.packed
-        return (anywhere or x.device.type in ("cuda", "meta")) and by_kernel
+        return anywhere or x.device.type in ("cuda", "meta")
+
+    def why_not_unpacked(self) -> str | None:
+        """Why packed stacks are not dequantized whole for the tokens of a prompt, which one grouped product then reads;
+        None if they are. Otherwise the host must know how many tokens each expert has."""
+        for stack in (self.first, self.down):
+            if not isinstance(stack, Packed):
+                continue
+            if reason := why_unread(stack):
+                return reason
+            if 2 * stack.numel() > MOST_UNPACKED:
+                return f"experts of {2 * stack.numel() / 2**30:.1f} GiB a layer are dequantized one by one"
+        return None
+
+
+def _unpacked(weight: Packed, like: Tensor) -> Tensor:
+    """The stack [E, out, in] as plain values, by a kernel."""
+    from lamina.kernels.packed.dequantize import dequantize  # imports Triton
+
+    matrix = stack_of(weight)
+    return dequantize(matrix, like.new_empty(matrix.shape)).view(weight.shape)
+
+
+def why_host_counts(model: nn.Module, dtype: torch.dtype) -> str | None:
+    """Why the host must know the tokens of each expert in prompts of a model on a GPU; None if it need not."""
+    for path, module in model.named_modules():
+        if isinstance(module, Experts) and module.packed:
+            reason = module.why_not_unpacked() if dtype == torch.bfloat16 else f"grouped products are not in {dtype}"
+            if reason is not None:
+                return f"{path}: {reason}, so the host reads how many tokens each expert has"
+    return None
 
 
 def _products(x: Tensor, weight: Tensor | Packed, groups: Tensor | list[int]) -> Tensor:
@@ -274,7 +310,7 @@ def _products(x: Tensor, weight: Tensor | Packed, groups: Tensor | list[int]) ->
     groups   [E] end of each group in x, or a list of their sizes; rows after the last group have any result
     """
     if isinstance(groups, Tensor):
-        assert isinstance(weight, Tensor)
+        weight = _unpacked(weight, x) if isinstance(weight, Packed) else weight
         return F.grouped_mm(x, weight.transpose(1, 2), offs=groups)
     rest = x.shape[0] - sum(groups)
     parts = [(e, part) for e, part in enumerate(x.split([*groups, rest])[:-1]) if part.shape[0]]

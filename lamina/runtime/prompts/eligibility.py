@@ -34,6 +34,8 @@ def why_no_prompts(model: Model, cache: Cache | None = None, rows: int = 1) -> s
     """Why prompts are not read by captured graphs; None if they are, where they are short enough."""
     if reason := why_not_captured(model, cache, rows, why_unserved):
         return reason
+    if reason := model.graphs.why_counted():
+        return reason
     rows = rows if cache is None else cache.rows
     if rows * WIDTHS[0] > MOST_IN_ALL:
         return f"{rows} rows; captured prompts have up to {MOST_IN_ALL} tokens in all, {WIDTHS[0]} or more per row"
