@@ -19,7 +19,7 @@ from lamina.native.recorder import Recorder
 from lamina.native.weights import nbytes_of, segments_of, type_of
 
 if TYPE_CHECKING:
-    from lamina.nn.linear import Linear
+    from lamina.nn.linear import Around, Linear
     from lamina.nn.mlp import GatedMLP
     from lamina.nn.moe.experts import Experts
     from lamina.nn.moe.router import Router
@@ -33,23 +33,12 @@ BLOCK_BYTES = 1 << 16  # of a weight that a thread reads at once
 
 
 class NativeRecorder(Recorder):
-    def linear(
-        self,
-        module: Linear,
-        x: Tensor,
-        onto: Tensor | None,
-        before: float,
-        scale: float | Tensor,
-        act: Callable[[Tensor], Tensor] | None,
-        softcap: float | None,
-    ) -> Tensor:
+    def linear(self, module: Linear, x: Tensor, onto: Tensor | None, around: Around) -> Tensor:
         """`Linear.forward`"""
+        before, scale, act, softcap = around
         kind = act_kind(act)
         if kind is None:  # PyTorch computes this activation, between two kernels
-            assert act is not None
-            y = act(self.linear(module, x, None, before, scale, None, None))
-            y = y if softcap is None else (y / softcap).tanh() * softcap
-            return y if onto is None else onto + y
+            return around.after_scale(self.linear(module, x, None, around._replace(act=None, softcap=None)), onto)
         if before != 1 and module.bias is not None:
             x, before = x * before, 1.0
         factor, each = (before, scale) if isinstance(scale, Tensor) else (before * scale, None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +29,23 @@ MOST_ROWS = 64  # beyond that F.linear is as fast
 LEAST_WEIGHT = 2**16  # values; one core reads a smaller weight faster than several are started
 ALIGNED = 8  # outputs of a product, below which rows of 16 bits are not aligned to what a GPU loads at once
 MKL = torch.backends.mkl.is_available()  # the library for which this was measured
+
+
+class Around(NamedTuple):
+    """What surrounds a product, in the order in which it is computed; see `Linear`."""
+
+    before: float = 1.0
+    scale: float | Tensor = 1.0
+    act: Callable[[Tensor], Tensor] | None = None
+    softcap: float | None = None
+
+    def after_scale(self, y: Tensor, onto: Tensor | None) -> Tensor:
+        """onto + softcap · tanh(act(y) / softcap), by PyTorch"""
+        if self.act is not None:
+            y = self.act(y)
+        if self.softcap is not None:
+            y = (y / self.softcap).tanh() * self.softcap
+        return y if onto is None else onto + y
 
 
 class Linear(nn.Linear):
@@ -65,11 +83,12 @@ class Linear(nn.Linear):
         act: Callable[[Tensor], Tensor] | None = None,
         softcap: float | None = None,
     ) -> Tensor:
+        around = Around(before, scale, act, softcap)
         if kernels.on():
             if (native := kernels.recorder()) is not None:
-                return native.linear(self, x, onto, before, scale, act, softcap)
-            return self._by_kernel(x, onto, before, scale, act, softcap)
-        if (found := self._by_native(x, onto, before, scale, act, softcap)) is not None:
+                return native.linear(self, x, onto, around)
+            return self._by_kernel(x, onto, around)
+        if (found := self._by_native(x, onto, around)) is not None:
             return found
         if before != 1 and self.bias is None and (isinstance(scale, Tensor) or scale != 1):
             before, scale = 1.0, scale * before  # one factor instead of two
@@ -84,46 +103,26 @@ class Linear(nn.Linear):
             return torch.add(onto, y, alpha=scale)
         elif scale != 1:
             y = y * scale
-        if act is not None:
-            y = act(y)
-        if softcap is not None:
-            y = (y / softcap).tanh() * softcap
-        return y if onto is None else onto + y
+        return around.after_scale(y, onto)
 
-    def _by_native(
-        self,
-        x: Tensor,
-        onto: Tensor | None,
-        before: float,
-        scale: float | Tensor,
-        act: Callable[[Tensor], Tensor] | None,
-        softcap: float | None,
-    ) -> Tensor | None:
+    def _by_native(self, x: Tensor, onto: Tensor | None, around: Around) -> Tensor | None:
         """A packed product and what surrounds it in one native call on a CPU; None where other ways are taken."""
+        before, scale, act, softcap = around
         if isinstance(scale, Tensor) or softcap is not None or (before != 1 and self.bias is not None):
             return None
         if onto is not None and onto.dtype != x.dtype:
             return None
         return native_product(x, self.weight, self.bias, onto, scale=before * scale, act=act)
 
-    def _by_kernel(
-        self,
-        x: Tensor,
-        onto: Tensor | None,
-        before: float,
-        scale: float | Tensor,
-        act: Callable[[Tensor], Tensor] | None,
-        softcap: float | None,
-    ) -> Tensor:
+    def _by_kernel(self, x: Tensor, onto: Tensor | None, around: Around) -> Tensor:
         from lamina.kernels.gemm.deferred_norm import deferred_norm, made  # which import Triton
         from lamina.kernels.gemm.epilogue import kind_of
         from lamina.kernels.gemm.inline_norm import operand_and_norm
         from lamina.kernels.gemm.product import product
 
+        before, scale, act, softcap = around
         if act is not None and kind_of(act) is None:  # no kernel computes it: PyTorch does, between two launches
-            y = act(self._by_kernel(x, None, before, scale, None, None))
-            y = y if softcap is None else (y / softcap).tanh() * softcap
-            return y if onto is None else onto + y
+            return around.after_scale(self._by_kernel(x, None, around._replace(act=None, softcap=None)), onto)
         if isinstance(self.weight, Packed):
             from lamina.kernels.packed.linear import linear_step  # imports Triton
 
