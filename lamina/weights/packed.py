@@ -8,6 +8,7 @@ module. They have no gradient.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
@@ -125,12 +126,18 @@ class PackedWeight(Packed):
             self.register_buffer(name, part)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickles and copies. Parts of one byte are written as uint8: PyTorch does not read float8 from pickles."""
+        """For pickles. Parts of one byte are written as uint8: PyTorch does not read float8 from pickles."""
         return {**self.__dict__, "_buffers": {name: (as_bytes(part), part.dtype) for name, part in self.parts.items()}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         parts = {name: part.view(dtype) for name, (part, dtype) in state["_buffers"].items()}
         super().__setstate__({**state, "_buffers": parts})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Without `__getstate__`, so that a memo's tensors (`rehearsal`: those on meta) take the place of the parts."""
+        made = memo[id(self)] = type(self).__new__(type(self))
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
 
     @property
     def parts(self) -> dict[str, Tensor]:

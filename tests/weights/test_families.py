@@ -153,6 +153,12 @@ def test_a_packed_model_says_how_it_runs_and_what_it_cannot():
         lamina.export(model)
 
 
+@pytest.mark.parametrize("weights", ["int8", "fp8"])
+def test_a_plan_rehearses_a_packed_model_on_the_meta_device(weights):
+    found = lamina.plan(packed_model("dense", weights), length=32)
+    assert found.scratch is not None and found.scratch > 0
+
+
 def test_a_plan_of_a_packed_model_has_its_bytes_and_scratch():
     model = packed_model("mixture")
     found = lamina.plan(model, length=32)
