@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
-from lamina.bridge.kept import Settings, rows_of
-from lamina.bridge.layers.in_order import first_seen
+from lamina.bridge.kept import Settings, eager, rows_of
 from lamina.bridge.layers.kinds import layer_kinds, text_config
 from lamina.bridge.layers.specs import Attention, window_of
 from lamina.bridge.layers.views import HybridView, IndexedView, LinearView, view_of
@@ -23,6 +23,12 @@ from lamina.cache.codec.codec import Codecs
 from lamina.cache.counts import check_int
 from lamina.cache.storage.host import checked_residence
 from lamina.errors import InputError
+
+
+@eager
+def untraced(method: Callable[..., Any], *args: Any) -> Any:
+    """Calls a method of a cache while `torch.compile` traces a model."""
+    return method(*args)
 
 
 class Cache(transformers.Cache):
@@ -83,6 +89,8 @@ class Cache(transformers.Cache):
     ) -> tuple[Tensor, Tensor]:
         """Appends keys and values [B, H, T, D] to a layer. -> those that the new queries may see, in order of
         position"""
+        if is_dynamo_compiling():
+            return untraced(self.update, key_states, value_states, layer_idx)
         lines = self.store.lines
         if lines is not None:
             found = lines.append(layer_idx, key_states, value_states)
@@ -102,6 +110,27 @@ class Cache(transformers.Cache):
         state = None if lines is None else lines.state((layer_idx, f"recurrent{state_idx}"))
         return super().get_recurrent_state(layer_idx, state_idx) if state is None else state
 
+    def update_conv_state(
+        self,
+        conv_states: Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Appends inputs [B, …, T] of a convolution; -> those and up to `conv_kernel_size` before them"""
+        if is_dynamo_compiling():
+            return untraced(self.update_conv_state, conv_states, layer_idx, state_idx, conv_kernel_size)
+        return super().update_conv_state(conv_states, layer_idx, state_idx, conv_kernel_size=conv_kernel_size, **kwargs)
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
+        """Replaces a recurrent state [B, …]; -> the same"""
+        if is_dynamo_compiling():
+            return untraced(self.update_recurrent_state, recurrent_states, layer_idx, state_idx)
+        return super().update_recurrent_state(recurrent_states, layer_idx, state_idx, **kwargs)
+
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
         """Whether a layer has states, of which state_idx names one; the last layer that can have them, if None."""
         lines = self.store.lines
@@ -118,14 +147,18 @@ class Cache(transformers.Cache):
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         """Position of the next token."""
-        return self.get_seq_length(layer_idx)
+        lines = self.store.lines
+        if lines is not None and not lines.left and layer_idx in lines.layers:
+            return lines.length
+        return super().get_query_offset(layer_idx)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """How many keys `update` will return with `query_length` new ones, and the position of the first of them."""
         lines = self.store.lines
         if lines is not None and not lines.left and layer_idx in lines.layers:
-            first = first_seen(self._windows[layer_idx], lines.length)
-            return lines.length + query_length - first, first
+            length, window = lines.length, self._windows[layer_idx]
+            first = 0 if window is None else max(0, length + 1 - window)
+            return length + query_length - first, first
         return super().get_mask_sizes(query_length, layer_idx)
 
     # -- files -----------------------------------------------------------------------------------------------------

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -270,6 +270,16 @@ class Kept:
         lengths = torch.full((rows,), S, device=self.device)
         layer.attach(source["k"], source["v"], lengths, torch.arange(rows, device=self.device))
         self._inner.clock.note_sources(range(rows))
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def eager(function: F) -> F:
+    """Runs a function as it is, with all that it calls, inside of models that `torch.compile` compiles too: it would
+    trace views and lengths that change with every token."""
+    made: F = torch.compiler.disable(function)
+    return made
 
 
 def detached(fields: Fields) -> Fields:

@@ -99,7 +99,8 @@ class Lines:
         if T > 1 or not self._ready or self._ready_at != start:
             self._ready = self._views(start, T)
         self.T, self.left, self._ready_at = T, self._ready.pop(), start + 1
-        self._begin()
+        if self.wrote_all:
+            self._begin()
         return True
 
     def _views(self, start: int, T: int) -> list[dict[int, Views]]:
@@ -118,10 +119,9 @@ class Lines:
         return found[::-1]
 
     def _begin(self) -> None:
-        """Opens a pass, unless a state was asked for in it already."""
-        if self.wrote_all:
-            self.wrote_all = False
-            self.asked.clear()
+        """Begins a pass behind one that has written every store."""
+        self.wrote_all = False
+        self.asked.clear()
 
     def state(self, key: Key) -> Tensor | None:
         """The state of an entry, for a model that changes it in place; None if there is no such state."""

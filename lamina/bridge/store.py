@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from lamina.bridge.first_pass import FirstPass, as_columns, as_tokens, last_columns, tokens_of
-from lamina.bridge.kept import Kept, Settings, detached
+from lamina.bridge.kept import Kept, Settings, detached, eager
 from lamina.bridge.layers.in_order import append, extend
 from lamina.bridge.layers.kinds import LayerKind
 from lamina.bridge.layers.specs import Columns
@@ -112,6 +112,7 @@ class Store(Kept):
 
     # -- tokens ----------------------------------------------------------------------------------------------------
 
+    @eager
     def extend(self, key: Key, one: Spec, new: Fields) -> Fields:
         """Appends tokens [B, *lead, T, D] to an entry. -> the fields of all tokens that their queries may see; `Stored`
         ones if a dense copy would be made and the model reads the store itself"""
@@ -179,6 +180,7 @@ class Store(Kept):
 
     # -- states ----------------------------------------------------------------------------------------------------
 
+    @eager
     def columns(self, key: Key, new: Tensor, kernel: int) -> Tensor:
         """Appends inputs [B, *lead, T] of a convolution; -> those and up to `kernel` before them"""
         new = detached({"x": new})["x"]
@@ -196,6 +198,7 @@ class Store(Kept):
         self.set_state(key, last_columns(both, kernel).contiguous())
         return both
 
+    @eager
     def last_columns(self, key: Key, kernel: int) -> Tensor | None:
         """The last inputs [B, *lead, kernel] of a convolution, with zeros before the first; None if there are none.
         The model may write those of its next pass, of one token, into them."""
@@ -227,6 +230,7 @@ class Store(Kept):
             assert isinstance(layer, TokenLayer)
             extend(layer, step, key, self._length, {"x": as_tokens(self._handed[key][..., -1:])})
 
+    @eager
     def state(self, key: Key) -> Tensor | None:
         """The state of an entry, None if there is none. The model may change it in place in its next pass."""
         if self.lines is not None and (state := self.lines.state(key)) is not None:
@@ -243,9 +247,11 @@ class Store(Kept):
         layer = self.layer(key)
         assert isinstance(layer, StateLayer)
         self._states[key] = state = layer.live()
-        self._versions[key] = state._version
+        if state is layer.data["state"]:  # and not a copy, which inference mode may not count changes of
+            self._versions[key] = state._version
         return state
 
+    @eager
     def set_state(self, key: Key, new: Tensor) -> Tensor:
         """Replaces the state of an entry, as a part of the pass."""
         new = detached({"x": new})["x"]
@@ -287,6 +293,7 @@ class Store(Kept):
 
     # -- the end of a pass -----------------------------------------------------------------------------------------
 
+    @eager
     def finish(self) -> None:
         self._leave_lines()
         if self._first:
@@ -312,6 +319,7 @@ class Store(Kept):
         self._given.clear()
         self._handed.clear()
 
+    @eager
     def abort(self) -> None:
         """Drops a pass that ended before all layers were given its tokens: the cache is as it was before it. If the
         model has changed states in place, it cannot be: the cache is emptied, and an error says so."""
@@ -339,7 +347,7 @@ class Store(Kept):
             for (i, name), state in self._states.items()
             if (i, name) not in self._given
             and self._inner.layers[i][name].data["state"] is state
-            and (state.is_cuda or state._version != self._versions[i, name])
+            and (state.is_cuda or state._version != self._versions.get((i, name)))
         ]
 
     def _is_over(self) -> bool:
@@ -408,6 +416,7 @@ class Store(Kept):
         self._states |= first.states
         self._commit()
 
+    @eager
     def set_source(self, key: Key, spec: Spec, source: Fields) -> Fields:
         """Replaces the keys and values [B, H, S, D] of an encoder's output; -> the same as attention sees them"""
         source = detached(source)
@@ -425,6 +434,7 @@ class Store(Kept):
 
     # -- verbs -----------------------------------------------------------------------------------------------------
 
+    @eager
     def crop(self, n: int) -> None:
         """Drops the last n tokens of every row."""
         n = min(n, self.length)
@@ -440,6 +450,7 @@ class Store(Kept):
         self.rewind(n)
         self._tail = 0
 
+    @eager
     def reset(self) -> None:
         """Empties the cache; its memory stays."""
         self._drop()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 from lamina import bridge
@@ -123,6 +124,8 @@ def test_a_pass_of_one_token_that_raises_after_some_layers_is_dropped_if_states_
 def test_a_pass_of_one_token_that_changed_states_in_place_is_not_dropped_in_silence(
     name: str, history: tuple[int, ...]
 ) -> None:
+    if name == "qwen3_next" and not hasattr(transformers.Cache, "get_conv_state"):
+        pytest.skip("before transformers 5.22 this model gives its states")
     cache, given = fill(name, history)
     raise_before_last_layer(name, cache)
     if name in ("llama", "gemma3", "lfm2"):  # their layers keep what they give
@@ -140,7 +143,7 @@ def test_looking_at_a_state_changes_nothing(name: str) -> None:
     cache, given = fill(name, (9, 1, 1))
     for i, linear in enumerate(cache.layers):
         if hasattr(linear, "recurrent_states"):
-            assert cache.get_recurrent_state(i) is not None
+            assert linear.recurrent_states[0] is not None, i
     cache.abort()
     check_next(name, cache, given)
 
