@@ -26,8 +26,9 @@ import torch
 import lamina
 from docs.tiny_models import build
 from lamina import Model, Program, Source
+from lamina.exporting.build_decode import build as build_decode
 from lamina.exporting.export import TARGETS
-from tests.exporting.kinds import KINDS, compare, file_name, write
+from tests.exporting.kinds import KINDS, compare, compare_in_cpp, file_name, write
 from tests.families.cases import CASES
 from tests.families.encoder_decoder_cases import FIRST_CASES
 from tests.families.harness import loaded
@@ -117,7 +118,10 @@ def run_kind(kind: str, target: str) -> str:
     """SAME, or why the kind is not exported, or where its logits or tokens differ."""
     try:
         with tempfile.TemporaryDirectory() as folder:
-            compare(kind, target, Path(folder) / file_name(target))
+            path = Path(folder) / file_name(target)
+            compare(kind, target, path)
+            if target == "aotinductor":
+                compare_in_cpp(kind, path, build_decode(Path(folder) / "decode", "-O0"))
     except Exception as error:
         return failure(error)
     return SAME

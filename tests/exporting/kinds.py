@@ -136,7 +136,8 @@ def compare(name: str, target: str, path: Path) -> Program:
     program = Program.load(path)
     assert program.manifest.target == target
     cache = model.new_cache(kind.rows, **sizes)
-    tolerance = 1e-9 if dtype == torch.float64 else 2e-4
+    # In float32 a sum in another order may round one code of thousands to the next level, which moves logits by 1e-3.
+    tolerance = 1e-9 if dtype == torch.float64 else 2e-4 if kind.codec is None else 5e-3
     attach = functools.partial(attach_sources, model, cache, program, kind)
     attach(range(kind.rows), seed=0)
     run_both(model, cache, program, LENGTH, seed=0, tolerance=tolerance)
