@@ -74,8 +74,8 @@ def all_known(ids: Tensor, vocab: int) -> bool:
     """
     if ids.numel() == 0:
         return True
-    least, most = ids.aminmax()
-    return int(least) >= 0 and int(most) < vocab
+    least, most = torch.stack(ids.aminmax()).tolist()  # one read from the device
+    return least >= 0 and most < vocab
 
 
 def random_ids(vocab: int, shape: tuple[int, int], generator: torch.Generator | None, device: torch.device) -> Tensor:

@@ -160,8 +160,7 @@ class Model(nn.Module):
 
         None if there is none: recurrent models, relative positions (T5), a configuration without one.
         """
-        entries = (specs_of(i, block) for i, block in enumerate(self.blocks))  # most models need the first alone
-        if not any(spec.uses_positions for entry in entries for spec in entry.values()):
+        if not any(spec.uses_positions for entry in self.specs for spec in entry.values()):
             return self.max_positions
         return min((n for n in (positions_of(config_of(self)), self.max_positions) if n is not None), default=None)
 
