@@ -80,7 +80,7 @@ PARTS = ("to the replay of the prompt", "from there to the result")
 
 @torch.no_grad()
 def host_of_generate(model: Model, tokens: int) -> tuple[Share, Share]:
-    """The parts of `generate` of one new token, behind a prompt of so many tokens."""
+    """The parts of `generate` of one new token, behind a prompt of `tokens` tokens."""
     ids = [[(7 * i) % (model.vocab - 1) + 1 for i in range(tokens)]]
     return _host_of(lambda: model.generate(ids, max_new_tokens=1, eos_token_id=()))
 

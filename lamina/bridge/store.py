@@ -192,7 +192,7 @@ class Store(Kept):
         if isinstance(spec, Columns):
             return as_columns(self.extend(key, spec, {"x": as_tokens(new)})["x"], spec.lead)
         self._leave_lines()
-        if self._step is not None and self._step.T != new.shape[-1] and self._complete:
+        if self._step is not None and new.shape[-1] != self._step.T and self._complete:
             self.finish()  # the model changed all states of the last pass in place, and asks for none in this one
         # A state that was asked for in this pass is not asked for again: that would begin the next pass.
         before = self._states[key] if key in self._states else self.state(key)

@@ -109,9 +109,7 @@ class Clock:
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self.lengths, self.written, self.base = (allocate((rows,), torch.int64, device, later=True) for _ in MARKS)
-        self.fault = allocate(
-            (1,), torch.bool, device, later=True
-        )  # True if a count given on the device was out of range
+        self.fault = allocate((1,), torch.bool, device, later=True)  # a count given on the device was out of range
         self.unchecked = False  # True if counts were given on the device since the host last read `fault`
         self.low = [0] * rows
         self.high = [0] * rows
