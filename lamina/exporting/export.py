@@ -23,6 +23,7 @@ from lamina.cache.codec.codec import Codecs
 from lamina.cache.counts import check_int
 from lamina.cache.io.checked_file import replace_file
 from lamina.cache.io.fingerprint import Fingerprint
+from lamina.cache.layers.base import Layer
 from lamina.cache.layers.cross import CrossLayer
 from lamina.cache.layers.recurrent import RecurrentLayer
 from lamina.checkpoint.tokenizer import Tokenizer
@@ -221,6 +222,9 @@ def describe(
     limits = [] if model.max_positions is None else [model.max_positions]
     limits += [min(layer.limit, capacity) for layer in layers if layer.limit is not None]
     layouts = {layer.layout for layer in layers if layer.layout is not None and layer.layout.ring is not None}
+    rings = sorted([layout.ring or 0, layout.keep] for layout in layouts)
+    if any(goes_back_by_slack(layer) for layer in layers):
+        rings.insert(0, [0, 0])  # as a ring that has wrapped
     source = None
     if positions:
         example: Tensor = model.source_example(1, positions)  # type: ignore[operator]
@@ -235,12 +239,19 @@ def describe(
         codec=", ".join(sorted({str(codec) for codec in cache.codecs})),
         cache={name: shape_and_dtype(tensor) for name, tensor in cache_tensors(cache).items()},
         weights=lay_out(weights), programs={name: signature(program, chunk) for name, program in programs.items()},
-        rings=sorted([layout.ring or 0, layout.keep] for layout in layouts),
+        rings=rings,
         states=any(isinstance(layer, RecurrentLayer) for layer in layers), source=source,
         start_ids=list(model.start_ids), eos_ids=list(model.eos_ids),
         tokenizer=None if model.tokenizer is None else tokenizer_facts(model.tokenizer),
         versions={"lamina": lamina.__version__, "torch": torch.__version__},
     )  # fmt: skip
+
+
+def goes_back_by_slack(layer: Layer) -> bool:
+    """True for kinds from outside the package that limit how far a row can be rewound. How they do is their own code,
+    which a program does not have: they are taken to go back by the slack alone."""
+    limits = type(layer).rewindable is not Layer.rewindable
+    return limits and layer.layout is None and not isinstance(layer, RecurrentLayer)
 
 
 def signature(program: ExportedProgram, chunk: int) -> dict[str, Any]:

@@ -40,7 +40,8 @@ class Manifest:
     weights       the tensors of weights.bin: name -> {shape, dtype, offset}, or {same: name} for one that is stored
                   under another name; none for "executorch", whose program holds them
     programs      name -> {inputs: name -> {shape, dtype}, outputs: …}; a size that varies is [least, most]
-    rings         [slots, kept first tokens] of each kind of ring: they limit how far a row can be rewound
+    rings         [slots, kept first tokens] of each kind of ring: they limit how far a row can be rewound; [0, 0] for
+                  kinds from outside the package that go back by the slack alone
     states        True if there are recurrent states, which limit it too
     source        encoder–decoder models: {kind: "ids" or "features", capacity: positions, most: longest input, shape:
                   of one feature, vocab: number of source ids, 0 for features}

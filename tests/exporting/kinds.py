@@ -173,6 +173,7 @@ def attach_sources(
         return
     if kind.features:
         features, counts = random_features(kind, seed, rows)
+        features = features.to(model.dtype)
         for row in rows:
             source = model.encode(features=features[row : row + 1, :, : counts[row]])  # type: ignore[attr-defined]
             cache.attach(source, rows=[row])

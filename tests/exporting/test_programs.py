@@ -9,6 +9,7 @@ import torch
 
 import lamina
 from lamina import Cache, CapacityError, InputError, Program, RewindError
+from lamina.attention.window import Sliding
 from lamina.bench.random_model import random_model
 from lamina.exporting.export import Exported
 from tests.exporting.stack import (
@@ -22,7 +23,7 @@ from tests.exporting.stack import (
     rewindable,
     run_both,
 )
-from tests.laws.toys import WIDTH, Attend, AttendCross, Toy, random_ids
+from tests.laws.toys import WIDTH, Attend, AttendCross, Highest, Toy, random_ids
 
 MODELS = {"attentions": attentions, "recurrences": recurrences, "rewindable": rewindable}
 SLACK = {"attentions": 0, "recurrences": 0, "rewindable": 3}
@@ -90,6 +91,14 @@ def test_states_and_rings_are_rewound_within_the_slack() -> None:
         program.rewind(back)
         cache.rewind(back)
     run_both(model, cache, program, 9, seed=9)
+
+
+def test_one_row_of_a_ring_and_of_a_kind_from_outside() -> None:
+    """One row is traced in other ways than several: sizes of 1 are dropped. The kind has a limit of its own."""
+    model = Toy(Attend(Sliding(4)), Highest())
+    program, cache = Program.of(lamina.export(model, 1, CAPACITY, chunk=CHUNK)), model.new_cache(1, capacity=CAPACITY)
+    run_both(model, cache, program, 20, seed=0)
+    assert program.rewindable == cache.rewindable.tolist() == [0]
 
 
 def test_states_alone_have_no_longest_row() -> None:

@@ -35,10 +35,11 @@ def read_slots(store: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
 def write_slots(store: Tensor, rows: Tensor, slots: Tensor, new: Tensor) -> None:
     """Writes new [R, *lead, T, D] into the slots [R, T] of the rows [R]."""
     new = cast(new, store.dtype)
-    if store.dim() == 3:
-        store[rows[:, None], slots] = new
+    at = rows[:, None], slots
+    if store.dim() == 3:  # an assignment to `store[at]` would not be traced for one row of any number of tokens
+        store.index_put_(at, new)
     else:
-        store.transpose(1, 2)[rows[:, None], slots] = new.transpose(1, 2)
+        store.transpose(1, 2).index_put_(at, new.transpose(1, 2))
 
 
 def owned(tensor: Tensor) -> Tensor:
