@@ -1,8 +1,8 @@
 """Captured prompts against plain passes on a GPU: `python -m bench.prompt_checks [FAMILY ...] [--seconds 100]`
 
-Prompts of different widths, ragged, one after the other, into plain caches, pages and codes: the logits after each, and
-what plain passes make of the caches afterwards, with NaN in unused slots. `bench.device_check` runs it for every
-family; alone, it prints a line for each.
+Prompts of different widths, ragged, one after the other, as ids and as embeddings, into plain caches, pages and codes:
+the logits after each, the hidden states that scores are computed from, and what plain passes make of the caches
+afterwards, with NaN in unused slots. `bench.device_check` runs it for every family; alone, it prints a line for each.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 import lamina
 from lamina.model import Model
 from lamina.runtime.cuda_graph import capture_graphs
+from lamina.runtime.feed import feed
 from lamina.runtime.prompts.eligibility import why_no_prompts
 
 if TYPE_CHECKING:
@@ -84,16 +85,23 @@ def compare(
     """Errors of the logits after each piece, and of plain passes over both caches at the end."""
     from tests.families.harness import relative
 
-    errors = []
+    errors, last, captured = [], len(model.blocks), set()
     with model.graphs.prompt_of(ROWS, fast) as one:
-        for ids, counts in pieces:
-            one.feed(fast, ids, counts)
-            model(ids, cache=slow, counts=counts, logits="last")
+        for number, (ids, counts) in enumerate(pieces):
+            embedded, states, there = number % 3 == 1, number % 3 == 2, ids.to(model.device)
+            embeds = model.embed(there) if embedded else None
+            left = one.feed(fast, None if embedded else ids, counts, embeds=embeds, states=states)
+            hidden = (last,) if states else ()
+            step = feed(model, slow, None if embedded else there, counts=counts, embeds=embeds, hidden=hidden)[1]
+            captured.add((one.T, embedded, states))
+            if left is not None:
+                real = torch.arange(step.T) < torch.tensor(counts)[:, None]
+                errors.append(relative(left[:, : step.T][real], step.hidden[last][real]))
             live = [row for row, count in enumerate(counts) if count]
             assert fast.logits is not None and slow.logits is not None
             errors.append(relative(fast.logits[live], slow.logits[live]))
             fast.poison()
-        if one.captures != len({one.width_of(ids.shape[1]) for ids, _ in pieces}):
+        if one.captures != len(captured):
             errors.append(float("nan"))  # a graph was captured twice
     more = torch.arange(6).view(ROWS, 2) % model.vocab
     found, expected = (model(more, cache=cache) for cache in (fast, slow))

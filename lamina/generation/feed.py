@@ -66,7 +66,7 @@ def prefill(model: Model, prompt: Prompt, cache: Cache, chunk: int | None = None
     ):
         while start < longest:
             some = [min(max(count - start, 0), size) for count in counts]
-            if scorer is None and reader.feed(prompt, start, some):
+            if reader.feed(prompt, start, some, scorer):
                 watch.captured += 1
             else:
                 ends = any(start < count <= start + size for count in counts)
@@ -81,7 +81,7 @@ def prefill(model: Model, prompt: Prompt, cache: Cache, chunk: int | None = None
                 if scorer is not None:
                     scorer.add(step.hidden.pop(scorer.layer), some)
                 watch.packed += step.is_packed
-                watch.reason = reader.reason if scorer is None else "hidden states are read for log-probabilities"
+                watch.reason = reader.reason
             watch.passes, watch.chunk = watch.passes + 1, max(watch.chunk, max(some))
             start += size
             bar.advance(sum(some))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import weakref
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from types import TracebackType
@@ -70,10 +70,10 @@ class Captured:
         self.entries: list[dict[str, TableEntry]] = entries_of(model, self.tables[0], later, cache_format)
         self.logits: Tensor | None = None
         self.hidden: dict[int, Tensor] = {}
-        self.replays: dict[int, Program] = {}  # index of a program -> its replay, once captured
+        self.replays: dict[Hashable, Program] = {}  # key of a program -> its replay, once captured
         self.pool: Any = None  # memory that graphs which are captured later share with the first
         self.failed: str | None = None  # why the programs cannot be captured
-        self._ran: set[int] = set()  # indices of programs that ran without an error, if kernels are interpreted
+        self._ran: set[Hashable] = set()  # keys of programs that ran without an error, if kernels are interpreted
         self._placed: tuple[list[tuple[int, int]], list[int]] | None = None  # stores and header that were copied in
         self._bound_cache: weakref.ref[Cache] | None = None  # the cache that was given to `_bind` last
         self._bound_kind: tuple[Any, ...] | None = None  # how that cache is kept, which is known to be served
@@ -146,23 +146,23 @@ class Captured:
 
     # -- programs ----------------------------------------------------------------------------------------------------
 
-    def programs(self) -> tuple[Program, ...]:
-        """The functions to capture, each in a graph of its own."""
+    def programs(self) -> Mapping[Any, Program]:
+        """The functions to capture, each in a graph of its own, by a key."""
         raise TypeError(f"{type(self).__name__} names no programs")
 
-    def capture(self, *which: int) -> None:
-        """Captures the programs of these indices (all when none is given), unless that is done. The tables must point
-        at a cache, which is not changed: the counts are 0 meanwhile. Raises CaptureError if a kernel cannot be built or
+    def capture(self, *which: Hashable) -> None:
+        """Captures the programs of these keys (all when none is given), unless that is done. The tables must point at a
+        cache, which is not changed: the counts are 0 meanwhile. Raises CaptureError if a kernel cannot be built or
         launched."""
-        programs = self.programs()
-        missing = [i for i in which or range(len(programs)) if i not in self.replays]
+        missing = [key for key in which or self.programs() if key not in self.replays]
         if not missing or self.device.type != "cuda":
             return
+        programs = self.programs()
         wait_for_kernels(self.model)
         counts = self.counts.clone()
         self.counts.zero_()
         try:
-            wanted = [programs[i] for i in missing]
+            wanted = [programs[key] for key in missing]
             self._before_capture(wanted)
             found = capture_graphs(self.device, *wanted, pool=self.pool)
             self.replays.update(zip(missing, found, strict=True))
@@ -171,7 +171,7 @@ class Captured:
         finally:
             self.counts.copy_(counts)
 
-    def _interpret(self, which: int) -> None:
+    def _interpret(self, which: Hashable) -> None:
         """Runs a program with interpreted kernels. An error in its first run is a CaptureError, as on a GPU."""
         wait_for_kernels(self.model)
         try:
@@ -191,7 +191,7 @@ class Captured:
     def _before_capture(self, programs: Sequence[Program]) -> None:
         """Prepares what else these programs need to change nothing while they are captured."""
 
-    def _replay(self, which: int = 0) -> None:
+    def _replay(self, which: Hashable = 0) -> None:
         stream = current_stream(self.device)
         if stream != self._stream:
             raise LaminaError(

@@ -15,8 +15,8 @@ graph. The second graph computes from them again with the accepted counts, and t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -149,8 +149,8 @@ class CapturedPass(Captured):
 
     # -- programs --------------------------------------------------------------------------------------------------
 
-    def programs(self) -> tuple[Program, ...]:
-        return self.read_program, self.commit_program
+    def programs(self) -> Mapping[Any, Program]:
+        return {0: self.read_program, 1: self.commit_program}
 
     def read_program(self) -> None:
         """The first graph: from ids to logits."""

@@ -15,7 +15,7 @@ run, unless a cache must grow or a pool is short of pages.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -190,8 +190,8 @@ class CapturedStep(Captured):
         pages.prepare(spans())
         return steps
 
-    def programs(self) -> tuple[Program, ...]:
-        return (self.program,)
+    def programs(self) -> Mapping[Any, Program]:
+        return {0: self.program}
 
     def program(self) -> None:
         """The captured graph: one decode step, from the ids in `self.ids` to the next ids, and commit."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from lamina.cache.cache import Cache
 from lamina.errors import CaptureError
+from lamina.generation.prefill.scorer import Scorer
 from lamina.generation.prompt import Prompt
 from lamina.notices import notice
 from lamina.runtime.prompts.captured_prompt import CapturedPrompt, widths_for
@@ -39,30 +40,31 @@ class PromptReader:
             self._one.release()
             self._one = None
 
-    def feed(self, prompt: Prompt, start: int, counts: Sequence[int]) -> bool:
-        """Feeds and commits counts[row] tokens of each row, from `start` on. -> False if a plain pass must do it"""
+    def feed(self, prompt: Prompt, start: int, counts: Sequence[int], scorer: Scorer | None = None) -> bool:
+        """Feeds and commits counts[row] tokens of each row, from `start` on, and lets `scorer` score them. -> False if
+        a plain pass must do it"""
         if self._no_graphs:
             return False
-        self.reason = self._never or self._why_not_now(max(counts), counts)
-        if prompt.ids is None or prompt.embeds is not None:
-            self.reason = "embeddings were given, not ids"
+        tokens, states = max(counts), scorer is not None
+        self.reason = self._never or self._why_not_now(tokens, counts)
         if self.reason is not None:
             return False
-        assert prompt.ids is not None
-        ids = prompt.ids[:, start : start + max(counts)]
+        ids, embeds = (None if x is None else x[:, start : start + tokens] for x in (prompt.ids, prompt.embeds))
         try:
             if self._one is None:
                 self._one = self.model.graphs.prompt_of(self.cache.rows, self.cache)
-            if not self._one.wants(ids.shape[1]):
+            if not self._one.wants(tokens, embedded=embeds is not None, states=states):
                 self.reason = "a prompt of this size is captured when another one comes"
                 return False
-            self._one.feed(self.cache, ids, counts)
+            left = self._one.feed(self.cache, ids, counts, embeds=embeds, states=states)
         except CaptureError as problem:  # raised before any token is fed
             self.reason = str(problem)
             if self._one is not None or self.model.graphs.why_no_prompt(self.cache.rows):  # else others use the graphs
                 self._never = self.reason
                 notice(f"reading prompts by plain passes, since {self.reason}", unexpected=True)
             return False
+        if scorer is not None and left is not None:
+            scorer.add(left, counts)
         return True
 
     def _why_not_now(self, tokens: int, counts: Sequence[int]) -> str | None:

@@ -7,6 +7,7 @@ Processors of scores run in PyTorch, between the two halves of the program.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 import torch
@@ -64,7 +65,7 @@ class NativeStep(CapturedStep):
         rest = f" ({len(calls)} of its {len(self._forward)} operations by PyTorch)" if calls else ""
         return f"one native program a step{rest}"
 
-    def capture(self, *which: int) -> None:
+    def capture(self, *which: Hashable) -> None:
         """Records the program, unless that is done, or again if a constant that it was computed from or
         `model.activations` has changed, or if rows have got too long for it."""
         found, integer = self._recorder, self.model.activations == INT8
@@ -145,7 +146,7 @@ class NativeStep(CapturedStep):
         )  # fmt: skip
         program.add("commit", commit, [self.ids, self.remaining, self.ends], serial=True)
 
-    def _replay(self, which: int = 0) -> None:
+    def _replay(self, which: Hashable = 0) -> None:
         if not self.counts.any():  # every row has ended
             return
         if not self._fits:

@@ -10,17 +10,18 @@ Graphs are captured for a few numbers of tokens (`WIDTHS`), and counts do the re
 of 384. They serve any cache of their format, new or continued, through tables (`Captured`). Inside, modules run as in a
 plain pass on a GPU, so products are those of cuBLAS; only the memory calls are others (`table_backend.py`). All tokens
 that are read are committed, so one graph does both: lines are written before they are read, rings and the clock at the
-end. The graphs of all widths share their memory, since the borrower runs one at a time.
+end. The graphs of all variants share their memory, since the borrower runs one at a time.
 
-Capturing a width takes as long as a few plain passes, so `feed` is for widths that are asked for again: see `wants`.
+Capturing a variant takes as long as a few plain passes, so `feed` is for those that are asked for again: see `wants`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import product
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,7 +47,20 @@ if TYPE_CHECKING:
     from lamina.model import Model
 
 MOST_SCORED = 64, 256  # queries of a row, and of all, that an indexer scores at a time
-FIRST_USE = 2  # a width is captured when it is asked for this often
+FIRST_USE = 2  # a variant is captured when it is asked for this often
+
+
+class Variant(NamedTuple):
+    """A graph of a captured prompt.
+
+    width      tokens per row
+    embedded   reads embeddings instead of ids
+    states     leaves the hidden states after the last block, from which log-probabilities are computed
+    """
+
+    width: int
+    embedded: bool = False
+    states: bool = False
 
 
 def widths_for(rows: int) -> tuple[int, ...]:
@@ -66,8 +80,11 @@ class CapturedPrompt(Captured):
     def __init__(self, model: Model, rows: int, cache_format: CacheFormat = PLAIN_FORMAT) -> None:
         self.widths = widths_for(rows)
         super().__init__(model, rows, max(self.widths, default=1), cache_format, counts=1)
-        self.uses: Counter[int] = Counter()
+        self.uses: Counter[Variant] = Counter()
+        self.embeds: Tensor | None = None  # [rows, T, width]: made for the first embeddings, see `_place_embeds`
+        self.states: dict[Variant, Tensor] = {}  # [rows, T, width] that a variant leaves
         self._all_ids, self._all_positions = self.ids.flatten(), self.positions.flatten()
+        self._all_embeds: Tensor | None = None
         if self.device.type == "cuda":
             self.pool = torch.cuda.graph_pool_handle()
 
@@ -78,37 +95,44 @@ class CapturedPrompt(Captured):
 
     @property
     def captures(self) -> int:
-        """How many widths were captured so far, or run, where kernels are interpreted."""
+        """How many variants were captured so far, or run, where kernels are interpreted."""
         return len(self.replays) + len(self._ran)
 
     def width_of(self, tokens: int) -> int | None:
         """The number of tokens per row of the graph that reads `tokens` tokens; None if that is too many."""
         return next((width for width in self.widths if tokens <= width), None)
 
-    def wants(self, tokens: int) -> bool:
-        """Notes that a prompt of this many tokens per row is to be read. -> whether to read it here, since its width is
-        captured, or was asked for before: capturing for a single prompt would take longer than it saves."""
+    def wants(self, tokens: int, *, embedded: bool = False, states: bool = False) -> bool:
+        """Notes that a prompt of this many tokens per row is to be read. -> whether to read it here, since its variant
+        is captured, or was asked for before: capturing for a single prompt would take longer than it saves."""
         width = self.width_of(tokens)
         if width is None:
             return False
-        self.uses[width] += 1
-        return self.uses[width] >= FIRST_USE
+        variant = Variant(width, embedded, states)
+        self.uses[variant] += 1
+        return self.uses[variant] >= FIRST_USE
 
     # -- a pass ----------------------------------------------------------------------------------------------------
 
     def feed(
         self,
         cache: Cache,
-        ids: Tensor,  # [rows, n]
+        ids: Tensor | None,  # [rows, n]
         counts: CountsLike | None = None,
-    ) -> None:
-        """Reads and commits tokens. The cache keeps the logits after each row's last token.
+        *,
+        embeds: Tensor | None = None,  # [rows, n, width], instead of ids
+        states: bool = False,
+    ) -> Tensor | None:
+        """Reads and commits tokens. The cache keeps the logits after each row's last token. -> with `states`, the
+        hidden states after the last block, [rows, n or more, width], which the next call overwrites
 
         counts   [rows] how many of the n tokens are real (all when None); a row with 0 is not changed
 
         Raises CaptureError before anything is fed if the graph cannot be captured.
         """
-        n = ids.shape[1]
+        given = ids if embeds is None else embeds
+        assert given is not None
+        n = given.shape[1]
         width = self.width_of(n)
         if cache.rows != self.rows or width is None or cache.model is not self.model:
             raise InputError(
@@ -116,43 +140,60 @@ class CapturedPrompt(Captured):
                 f"tokens for a cache of {cache.rows} rows{'' if cache.model is self.model else ' of another model'}: "
                 "run a plain pass, model(ids, cache=cache)"
             )
-        if ids.device.type != "cpu" or not all_known(ids, self.model.vocab):
+        if ids is not None and (ids.device.type != "cpu" or not all_known(ids, self.model.vocab)):
             if ids.device.type == "cpu":
                 self.model.check_ids(ids, counts)
             ids = ids.clamp(0, self.model.vocab - 1)  # padding may hold any
-        self._select(width)
+        variant = Variant(width, embeds is not None, states)
+        self._select(variant)
         with current(self.device), cache.steady:
-            given = open_captured(cache, self, n, n if counts is None else counts)
+            real = open_captured(cache, self, n, n if counts is None else counts)
             try:
                 self._serve(cache)
-                self._place_all(cache, given, ids)
-                self.capture(self.widths.index(width))
+                self._place_all(cache, real, ids)
+                if embeds is not None:
+                    self._place_embeds(embeds)
+                self.capture(variant)
             except BaseException:
                 cache._abort_open_pass()
                 raise
-            with device_commit(cache, given.low, given.high):
-                self._replay(self.widths.index(width))
+            with device_commit(cache, real.low, real.high):
+                self._replay(variant)
+        return self.states[variant] if states else None
 
-    def _place_all(self, cache: Cache, given: Counts, ids: Tensor) -> None:
+    def _place_all(self, cache: Cache, counts: Counts, ids: Tensor | None) -> None:
         """Copies in where the cache is stored, the counts and ids [rows, n]: at once, as far as the host knows them."""
-        n, known = ids.shape[1], ids.device.type == "cpu"
-        inputs = {"counts": given.high}
-        if known:
+        inputs, known = {"counts": counts.high}, ids is not None and ids.device.type == "cpu"
+        if ids is not None and known:
+            n = ids.shape[1]
             wide = ids if self.rows == 1 or n == self.T else functional.pad(ids, (0, self.T - n))
             inputs["ids"] = wide.flatten().tolist()
         self._place(cache, **inputs)
-        if not given.exact:
-            self.counts.copy_(given.tensor)
-        if not known:
-            self.ids[:, :n].copy_(ids)
+        if not counts.exact:
+            self.counts.copy_(counts.tensor)
+        if ids is not None and not known:
+            self.ids[:, : ids.shape[1]].copy_(ids)
 
-    def prepare(self, cache: Cache) -> None:
-        """Captures all widths now, so that no prompt waits for it. The cache is not changed."""
+    def _place_embeds(self, embeds: Tensor) -> None:
+        assert self.embeds is not None
+        if embeds.shape[2] != self.embeds.shape[2]:
+            raise InputError(
+                f"embeddings are {embeds.shape[2]} wide, and the model's are {self.embeds.shape[2]} wide: compute them "
+                "with model.embed(ids)"
+            )
+        self.embeds[:, : embeds.shape[1]].copy_(embeds)
+
+    def prepare(self, cache: Cache, *, embedded: bool = False, states: bool = False) -> None:
+        """Captures all widths now, so that no prompt waits for it. The cache is not changed.
+
+        embedded, states   of prompts that are given as embeddings, and of texts that are scored: see `Variant`
+        """
+        variants = [Variant(width, embedded, states) for width in self.widths]
         with current(self.device), cache.steady:
             self._bind(cache)
-            for i in reversed(range(len(self.widths))):  # the largest first: the others fit its memory
-                self.capture(i)
-        self.uses.update(dict.fromkeys(self.widths, FIRST_USE))
+            for one in reversed(variants):  # the largest first: the others fit its memory
+                self.capture(one)
+        self.uses.update(dict.fromkeys(variants, FIRST_USE))
 
     def commit(self, accepted: CountsLike | None = None) -> None:
         raise InputError("a captured prompt commits all its tokens itself")
@@ -168,34 +209,44 @@ class CapturedPrompt(Captured):
 
     # -- programs --------------------------------------------------------------------------------------------------
 
-    def programs(self) -> tuple[Program, ...]:
-        return tuple(partial(self.program, width) for width in self.widths)
+    def programs(self) -> Mapping[Variant, Program]:
+        variants = [Variant(*one) for one in product(self.widths, (False, True), (False, True))]
+        return {one: partial(self.program, one) for one in variants}
 
     @torch.no_grad()
-    def program(self, width: int) -> None:
-        """The graph: from ids to logits, and the device's part of commit. The lengths are written last, since all
-        kernels read them."""
+    def program(self, variant: Variant) -> None:
+        """The graph: from ids or embeddings to logits, and the device's part of commit. The lengths are written last,
+        since all kernels read them."""
         from lamina.kernels.step_ends import commit_tokens, positions  # imports Triton
 
-        self._select(width)
+        self._select(variant)
+        last = len(self.model.blocks)
         with kernels.in_workspace(self.workspace):
             positions(self.header, self.positions, self.model.max_positions)
-            self.valid = torch.arange(width, device=self.device) < self.counts[:, None]
-            logits = self.model.forward(self.ids, self, logits="last")
+            self.valid = torch.arange(self.T, device=self.device) < self.counts[:, None]
+            ids, embeds = self.ids, None
+            if self.embeds is not None:
+                ids = torch.full_like(ids, -1)  # what the cache records where embeddings were fed
+                embeds = self.embeds.masked_fill(~self.valid[..., None], 0)  # what an earlier prompt left
+            logits = self.model.forward(
+                ids if embeds is None else None, self, "last", embeds, (last,) if variant.states else ()
+            )
             assert logits is not None
             for entry in self.entries:
                 for one in entry.values():
                     one.commit()
-            commit_tokens(logits, self.header, self.ids, self.counts)
+            commit_tokens(logits, self.header, ids, self.counts)
+        if variant.states:
+            self.states[variant] = self.hidden.pop(last)
         self._forget()
 
-    def capture(self, *which: int) -> None:
+    def capture(self, *which: Hashable) -> None:
         super().capture(*which)
         if self.device.type != "cuda":  # what cannot run is found before a token is fed, as on a GPU
             counts = self.counts.clone()
             self.counts.zero_()
-            for i in set(which) - self._ran:
-                self._interpret(i)
+            for one in set(which) - self._ran:
+                self._interpret(one)
             self.counts.copy_(counts)
 
     def _before_capture(self, programs: Sequence[Program]) -> None:
@@ -205,10 +256,20 @@ class CapturedPrompt(Captured):
     def why_not_bound(self, cache: Cache) -> str | None:
         return why_not_prompted(cache)
 
-    def _select(self, width: int) -> None:
-        """Makes `ids` and `positions` those of this width: [rows, width], at the beginning of the memory of all."""
-        self.T, size = width, self.rows * width
-        self.ids, self.positions = (x[:size].view(self.rows, width) for x in (self._all_ids, self._all_positions))
+    def _select(self, variant: Variant) -> None:
+        """Makes `ids`, `positions` and `embeds` those of this variant, at the beginning of the memory of all."""
+        self.T = variant.width
+        shape, size = (self.rows, self.T), self.rows * self.T
+        self.ids, self.positions = (x[:size].view(shape) for x in (self._all_ids, self._all_positions))
+        self.embeds = self._embedding_input()[:size].view(*shape, -1) if variant.embedded else None
+
+    @torch.no_grad()
+    def _embedding_input(self) -> Tensor:
+        """[rows · T of the widest, width]: what embeddings are copied into, allocated when some are fed first."""
+        if self._all_embeds is None:
+            one = self.model.embed(self._all_ids.new_zeros(1, 1))
+            self._all_embeds = one.new_zeros(len(self._all_ids), one.shape[-1])
+        return self._all_embeds
 
     def _forget(self) -> None:
         """Drops the tensors of a pass: another graph uses their memory."""
