@@ -41,7 +41,7 @@ from lamina.cache.ops.rewind import reset, rewind
 from lamina.cache.ops.select import select
 from lamina.cache.passes import OpenPass
 from lamina.cache.pool.page_table import PageTables
-from lamina.cache.spec import Keeping, LayerSpecs, Spec
+from lamina.cache.spec import Keeping, LayerSpecs
 from lamina.cache.step import Step
 from lamina.cache.storage.host import checked_residence
 from lamina.cache.storage.prefetch import Prefetcher, on_host
@@ -217,19 +217,20 @@ class Cache:
     def _new_layers(self, rows: int, capacity: int | None, slack: int) -> list[dict[str, Layer]]:
         """A layer for each entry. Most specs of a model are equal: their layers are twins of the first."""
         firsts: list[tuple[Codec, Layer]] = []
-
-        def new(i: int, name: str, spec: Spec) -> Layer:
-            twins, codec = vars(type(spec)).get("twins", False) and (i, name) not in self.key_means, self.codecs[i]
-            if twins:
-                for of, first in firsts:
+        layers: list[dict[str, Layer]] = [{} for _ in self.specs]
+        for i, entry in enumerate(self.specs):
+            codec = self.codecs[i]
+            for name, spec in entry.items():
+                twins = vars(type(spec)).get("twins", False) and (i, name) not in self.key_means
+                for of, first in firsts if twins else ():
                     if of is codec and first.spec == spec:
-                        return first.twin()
-            layer = spec.layer(self._keeping((i, name), rows, capacity, slack))
-            if twins and len(firsts) < MOST_KINDS and layer.can_twin:
-                firsts.append((codec, layer))
-            return layer
-
-        return [{name: new(i, name, spec) for name, spec in entry.items()} for i, entry in enumerate(self.specs)]
+                        layers[i][name] = first.twin()
+                        break
+                else:
+                    layers[i][name] = layer = spec.layer(self._keeping((i, name), rows, capacity, slack))
+                    if twins and len(firsts) < MOST_KINDS and layer.can_twin:
+                        firsts.append((codec, layer))
+        return layers
 
     def _keeping(self, key: Key, rows: int, capacity: int | None, slack: int) -> Keeping:
         """How one entry is stored: rows, capacity, dtype, codec and so on."""

@@ -175,7 +175,8 @@ class Call:
             if prefixes is not None:
                 logits = prefixes._prefill(prompt, plan.rest, cache, settings.prefill_chunk, watch)
             else:
-                rest = prompt if prompt.embeds is not None else from_rows(plan.rest, allow_empty=True)
+                whole_prompt = prompt.embeds is not None or plan.rest == prompt.rows
+                rest = prompt if whole_prompt else from_rows(plan.rest, allow_empty=True)
                 logits = prefill(model, rest, cache, settings.prefill_chunk, watch)
         except CapacityError as error:
             raise self._prefill_error(error, cache, plan) from error

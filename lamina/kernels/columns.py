@@ -50,15 +50,16 @@ HEADER = (
 )
 
 ENTRY_AT = {name: i for i, name in enumerate(ENTRY)}
+NO_COLUMNS = [0] * WIDTH
 
 
-def entry_row(values: Mapping[str, int]) -> list[int]:
-    """One row of the entry table, [WIDTH]; columns without a value are 0.
+def entry_row(values: Mapping[str, int], others: list[int] = NO_COLUMNS) -> list[int]:
+    """One row of the entry table, [WIDTH]; columns without a value are those of the row `others`.
 
     >>> entry_row({"slots": 64, "ring": 8})[:4]
     [0, 0, 64, 8]
     """
-    row = [0] * WIDTH  # a cache has hundreds of rows, and they are made before every prompt of a new cache
+    row = others.copy()  # a cache has hundreds of rows, and they are made before every prompt of a new cache
     try:
         for name, value in values.items():
             row[ENTRY_AT[name]] = value

@@ -246,10 +246,16 @@ class Captured:
         placed = stores_of(cache), header_of(cache)
         if placed == self._placed and not more:
             return
-        scores = self._scores_for(cache)
-        tables = [value for counts in (self.counts, *others) for value in tables_of(cache, counts, scores)]
-        self._copy_inputs(header=placed[1], tables=tables, **more)
+        self._copy_all(cache, *others, **more)
         self._placed = placed
+
+    def _copy_all(self, cache: Cache, *others: Tensor, **more: Sequence[int]) -> None:
+        """Copies in the header and tables of the cache, and further inputs, at once. others: see `_place`"""
+        scores, tables = self._scores_for(cache), list[int]()
+        for counts in (self.counts, *others):
+            tables += tables_of(cache, counts, scores)
+        self._copy_inputs(header=header_of(cache), tables=tables, **more)
+        self._placed = None
 
     @property
     def scored(self) -> int:

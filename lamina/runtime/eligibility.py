@@ -49,7 +49,7 @@ def why_not_captured(
         return ON_THE_HOST
     rows = rows if cache is None else cache.rows
     if rows > MOST_ROWS:
-        return f"{rows} rows; the kernels of a captured step are for up to {MOST_ROWS}"
+        return f"{rows} rows; captured steps, and so captured prompts, have up to {MOST_ROWS}"
     if cache is None:
         return why_no_kernels(model.specs, None, model.dtype, unserved)
     return why_no_kernels(cache.specs, cache.layers, model.dtype, unserved)

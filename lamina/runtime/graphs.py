@@ -242,13 +242,9 @@ def weights_stay() -> Iterator[None]:
 
 def addresses(module: nn.Module) -> list[int]:
     """Addresses of all weights. `module.parameters()` takes ten times as long, since it builds names."""
-    found, kinds = [], set()
-    for one in every_module(module):
-        kinds.add(type(one))
-        for parameter in one._parameters.values():
-            if parameter is not None:
-                found.append(parameter.data_ptr())
-    if any([issubclass(kind, PackedWeight) for kind in kinds]):
-        packed = (one for one in every_module(module) if isinstance(one, PackedWeight))
+    modules = every_module(module)
+    found = [x.data_ptr() for one in modules for x in one._parameters.values() if x is not None]
+    if any([issubclass(kind, PackedWeight) for kind in set(map(type, modules))]):
+        packed = (one for one in modules if isinstance(one, PackedWeight))
         found += [part.data_ptr() for one in packed for part in one.parts.values()]
     return found

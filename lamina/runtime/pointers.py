@@ -28,12 +28,14 @@ def tables_of(cache: Cache, counts: Tensor, scores: Tensor | None = None) -> lis
     scores   [rows, tokens, room]: scratch for the scores of indexers, if there are any
     """
     clock, values = cache.clock, list[int]()
-    common = {"lengths": clock.lengths.data_ptr(), "counts": counts.data_ptr(), "bases": clock.base.data_ptr()}
+    common = entry_row(
+        {"lengths": clock.lengths.data_ptr(), "counts": counts.data_ptr(), "bases": clock.base.data_ptr()}
+    )
     for layer in cache.every_layer():
-        row = {**common, **layer.columns()}
+        row = layer.columns()
         if scores is not None and isinstance(layer, IndexLayer):
             row |= {"scores": scores.data_ptr(), "score_room": scores.shape[-1]}
-        values += entry_row(row)
+        values += entry_row(row, common)
     return values
 
 

@@ -284,8 +284,9 @@ def first_parameter(module: nn.Module) -> nn.Parameter:
 def every_module(module: nn.Module) -> list[nn.Module]:
     """A module and all modules below it, level by level. `module.modules()` takes many times as long: it builds
     names."""
-    level = found = [module]
-    while level:
-        level = [child for one in level for child in one._modules.values() if child is not None]
-        found = found + level
+    found = [module]
+    for one in found:  # which grows meanwhile
+        for child in one._modules.values():
+            if child is not None:
+                found.append(child)
     return found

@@ -24,7 +24,7 @@ def reserve(cache: Cache, n: int, most: int | None) -> None:
     wanted = n if most is None else max(n, most)
     if cache.limit is not None and wanted > cache.limit:
         raise CapacityError(f"cannot reserve {wanted} tokens: the capacity is {cache.limit}; make a larger cache")
-    if most is not None:
+    if most is not None and cache._expected is not None:
         _expect(cache, None)
     grow(cache, n, n)
     if most is not None:

@@ -112,11 +112,12 @@ def read(setting: Setting, value: Any, from_file: bool = False) -> Any:
 
 def check_ids(asked: Values, vocab: int) -> None:
     """Refuses token ids of the caller that are not in the vocabulary."""
-    for setting in registered():
-        if isinstance(setting.kind, TokenId | TokenIds):
-            for id in id_list(asked.get(setting.name)):
+    known = by_name()
+    for name, value in asked.items():
+        if isinstance(known[name].kind, TokenId | TokenIds):
+            for id in id_list(value):
                 if id >= vocab:
-                    raise InputError(f"{setting.name}: id {id} is not in the vocabulary, ids go from 0 to {vocab - 1}")
+                    raise InputError(f"{name}: id {id} is not in the vocabulary, ids go from 0 to {vocab - 1}")
 
 
 def short(value: Any) -> str:

@@ -168,7 +168,7 @@ class CapturedPrompt(Captured):
             n = ids.shape[1]
             wide = ids if self.rows == 1 or n == self.T else functional.pad(ids, (0, self.T - n))
             inputs["ids"] = wide.flatten().tolist()
-        self._place(cache, **inputs)
+        self._copy_all(cache, **inputs)
         if not counts.exact:
             self.counts.copy_(counts.tensor)
         if ids is not None and not known:

@@ -27,19 +27,17 @@ if TYPE_CHECKING:
     from lamina.model import Model
 
 WIDTHS = (32, 64, 128, 256, 384, 512)  # tokens per row that graphs are captured for
-MOST_IN_ALL = 2048  # rows times tokens: beyond, kernels run longer than the host takes to launch them
+MOST_IN_ALL = 2048
+"""Rows times tokens: beyond, kernels run longer than the host takes to launch them. It is the smallest width for the
+most rows of captured steps: a prompt of more rows, captured, would be followed by plain steps, each of which costs the
+host what the graph saved once."""
 
 
 def why_no_prompts(model: Model, cache: Cache | None = None, rows: int = 1) -> str | None:
     """Why prompts are not read by captured graphs; None if they are, where they are short enough."""
     if reason := why_not_captured(model, cache, rows, why_unserved):
         return reason
-    if reason := model.graphs.why_counted():
-        return reason
-    rows = rows if cache is None else cache.rows
-    if rows * WIDTHS[0] > MOST_IN_ALL:
-        return f"{rows} rows; captured prompts have up to {MOST_IN_ALL} tokens in all, {WIDTHS[0]} or more per row"
-    return None
+    return model.graphs.why_counted()
 
 
 def why_not_prompted(cache: Cache) -> str | None:
