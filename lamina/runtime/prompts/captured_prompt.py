@@ -81,8 +81,8 @@ class CapturedPrompt(Captured):
         self.widths = widths_for(rows)
         super().__init__(model, rows, max(self.widths, default=1), cache_format, counts=1)
         self.uses: Counter[Variant] = Counter()
-        self.embeds: Tensor | None = None  # [rows, T, width]: made for the first embeddings, see `_place_embeds`
-        self.states: dict[Variant, Tensor] = {}  # [rows, T, width] that a variant leaves
+        self.embeds: Tensor | None = None  # [rows, T, width], of an embedded variant
+        self.states: dict[Variant, Tensor] = {}  # [rows, T, width] that a variant with states leaves
         self._all_ids, self._all_positions = self.ids.flatten(), self.positions.flatten()
         self._all_embeds: Tensor | None = None
         if self.device.type == "cuda":
@@ -131,7 +131,8 @@ class CapturedPrompt(Captured):
         Raises CaptureError before anything is fed if the graph cannot be captured.
         """
         given = ids if embeds is None else embeds
-        assert given is not None
+        if given is None or (ids is not None and embeds is not None):
+            raise InputError("give either ids or embeds")
         n = given.shape[1]
         width = self.width_of(n)
         if cache.rows != self.rows or width is None or cache.model is not self.model:
@@ -175,13 +176,14 @@ class CapturedPrompt(Captured):
             self.ids[:, : ids.shape[1]].copy_(ids)
 
     def _place_embeds(self, embeds: Tensor) -> None:
-        assert self.embeds is not None
-        if embeds.shape[2] != self.embeds.shape[2]:
+        own = self.embeds
+        assert own is not None
+        if embeds.shape[2] != own.shape[2]:
             raise InputError(
-                f"embeddings are {embeds.shape[2]} wide, and the model's are {self.embeds.shape[2]} wide: compute them "
-                "with model.embed(ids)"
+                f"embeddings are {embeds.shape[2]} wide, and the model's are {own.shape[2]} wide: compute them with "
+                "model.embed(ids)"
             )
-        self.embeds[:, : embeds.shape[1]].copy_(embeds)
+        own[:, : embeds.shape[1]].copy_(embeds)
 
     def prepare(self, cache: Cache, *, embedded: bool = False, states: bool = False) -> None:
         """Captures all widths now, so that no prompt waits for it. The cache is not changed.

@@ -82,15 +82,15 @@ class PromptTableBackend:
         from lamina.kernels.quant.field import Side
 
         spec, table, page, form = entry.spec, entry.table, entry.page, entry.coding.formats.get("latent")
-        turn, nope = rotate_neighbours if neighbours else rotate, q.shape[-1] - spec.rope_dim
+        rotated, nope = rotate_neighbours if neighbours else rotate, q.shape[-1] - spec.rope_dim
         latent, k_rope = kv.split([spec.rank, spec.rope_dim], dim=-1)
-        new: Any = torch.cat([norm(latent), turn(k_rope[:, None], rope)[:, 0]], dim=-1)
+        new: Any = torch.cat([norm(latent), rotated(k_rope[:, None], rope)[:, 0]], dim=-1)
         if form is None:
             store_tokens(new[:, None], None, table, page)
         else:
             head = new[:, None]
             new = encode(head, head, None, table, Side.of(form, new.shape[-1]), write=True, page=page)
-        q = torch.cat([q[..., :nope] @ up[:, :nope], turn(q[..., nope:], rope)], dim=-1)
+        q = torch.cat([q[..., :nope] @ up[:, :nope], rotated(q[..., nope:], rope)], dim=-1)
         how: dict[str, Any] = dict(rank=spec.rank, scale=scale, page=page)
         if restrict is None:
             mean = attend_latents(q, new, table, **how)
