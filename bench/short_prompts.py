@@ -5,8 +5,8 @@ and by a captured graph, behind a row of 2,048 tokens by the graph, the time tha
 weights while plain passes run and that all graphs keep. "error" is the difference between the logits of both ways
 behind that row; "noise" the same between two plain ways, one pass and two: where routers choose experts by scores that
 nearly tie, roundings choose others, and random weights make much of that. --exact compares in float32, in models of
-four layers, where roundings are small, and times nothing. --host needs no GPU: what a captured prompt costs the host
-(`prompt_host.py`).
+four layers, where roundings are small, and times nothing. --variants times prompts that are given as embeddings, and
+texts that are scored. --host needs no GPU: what a captured prompt costs the host (`prompt_host.py`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,12 @@ from lamina.bench.random_model import random_model
 from lamina.cache.cache import Cache
 from lamina.checkpoint.shapes import find_shape
 from lamina.errors import LaminaError
+from lamina.generation.feed import prefill
+from lamina.generation.prefill.scorer import Scorer
+from lamina.generation.prefill.watch import Watch
+from lamina.generation.prompt import Prompt
 from lamina.model import Model
-from lamina.runtime.prompts.captured_prompt import CapturedPrompt
+from lamina.runtime.prompts.captured_prompt import FIRST_USE, CapturedPrompt
 
 SHAPES = ("llama-3.1-8b", "gemma-2-9b", "mamba2-2.7b", "falcon-h1-7b", "qwen3-next", "deepseek-v2-lite")
 BEHIND, TIMES = 2048, 7
@@ -36,6 +40,7 @@ COLUMNS = (
     "shape", "tokens", "plain ms", "host ms", "captured ms", "host ms", "behind 2,048", "capture s", "plain GiB",
     "graphs GiB", "error", "noise",
 )  # fmt: skip
+VARIANT_COLUMNS = "shape", "tokens", "of", "plain ms", "host ms", "captured ms", "host ms", "how"
 
 
 def timed(run: Callable[[Cache], object], new: Callable[[], Cache]) -> tuple[float, float]:
@@ -115,6 +120,42 @@ def measure(name: str, widths: list[int]) -> None:
 
 
 @torch.no_grad()
+def measure_variants(name: str, widths: list[int]) -> None:
+    """Prints milliseconds and host milliseconds of prompts of embeddings and of scored texts, into an empty cache."""
+    device = torch.device("cuda")
+    model = random_model(find_shape(name).config, torch.bfloat16, device)
+    for tokens in widths:
+        ids = random_ids((1, tokens), model.vocab, device)
+        embeds, rows = model.embed(ids), ids.tolist()
+
+        def new(tokens: int = tokens) -> Cache:
+            return model.new_cache(1).reserve(tokens)
+
+        def embedded(cache: Cache, embeds: Tensor = embeds) -> Watch:
+            return _watched(model, Prompt(None, [embeds.shape[1]], embeds), cache, Watch())
+
+        def scored(cache: Cache, rows: list[list[int]] = rows) -> Watch:
+            watch = Watch(scorer=Scorer(model, rows))
+            return _watched(model, Prompt(torch.tensor(rows), [len(rows[0])]), cache, watch)
+
+        for what, run in (("embeddings", embedded), ("scores", scored)):
+            model.uncaptured = "plain passes are timed"
+            run(new())
+            plain = timed(run, new)
+            model.uncaptured = None
+            for _ in range(FIRST_USE):
+                how = run(new()).how
+            captured = timed(run, new)
+            times = " | ".join(f"{one:.2f}" for one in (*plain, *captured))
+            print(f"| {name} | {tokens} | {what} | {times} | {how} |", flush=True)
+
+
+def _watched(model: Model, prompt: Prompt, cache: Cache, watch: Watch) -> Watch:
+    prefill(model, prompt, cache, None, watch)
+    return watch
+
+
+@torch.no_grad()
 def compare(name: str, widths: list[int]) -> None:
     """Prints the errors of four layers in float32."""
     device = torch.device("cuda")
@@ -132,6 +173,7 @@ def main() -> None:
     parser.add_argument("shapes", nargs="*")
     parser.add_argument("--tokens", default="64,128,512")
     parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--variants", action="store_true")
     parser.add_argument("--host", action="store_true")
     given = parser.parse_args()
     widths = [int(number) for number in given.tokens.split(",")]
@@ -139,11 +181,12 @@ def main() -> None:
         print_host(given.shapes or LIKE_LLAMA, widths)
         return
     print(torch.cuda.get_device_name())
+    run, columns = (measure_variants, VARIANT_COLUMNS) if given.variants else (measure, COLUMNS)
     if not given.exact:
-        print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
+        print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     for name in given.shapes or SHAPES:
         try:
-            (compare if given.exact else measure)(name, widths)
+            (compare if given.exact else run)(name, widths)
         except (LaminaError, RuntimeError) as problem:
             print(f"| {name} | {type(problem).__name__}: {str(problem)[:1500]} |", flush=True)
         torch.cuda.empty_cache()

@@ -323,10 +323,10 @@ class Model(nn.Module):
         if pool is not None:
             slack, codec = check_pool(pool, self, slack, codec)
         specs = self.specs
-        codecs = codecs_of(codec, specs)
+        plain = codec is None or all([one.keys == "plain" for one in codecs_of(codec, specs)])
         cache = Cache(
             specs, rows=rows, capacity=capacity, slack=slack, dtype=self.dtype, device=self.device, codec=codec,
-            key_means=None if all([one.keys == "plain" for one in codecs]) else key_means_of(self),
+            key_means=None if plain else key_means_of(self),
             max_positions=self.max_positions, model=self, residence=residence, pool=pool,
         )  # fmt: skip
         return cache if source is None else cache.attach(source)
