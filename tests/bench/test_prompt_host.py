@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import lamina.kernels.step_ends  # noqa: F401  defined for the interpreter, which the fixture of these tests turns off
 from bench.prompt_host import host_of_generate, host_of_prefill, pretended_gpu, tiny_model
 from lamina.model import Model
 

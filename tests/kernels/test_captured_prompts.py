@@ -192,6 +192,13 @@ def test_what_is_not_served_says_why() -> None:
         Graphs(small("mamba2")).prompt_of(1, slack).feed(slack, torch.tensor([[1]]))
 
 
+def test_more_rows_than_captured_steps_have_are_read_by_plain_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lamina.runtime.eligibility.why_no_graphs", lambda model: None)
+    model, reason = small("llama"), "65 rows; captured steps, and so captured prompts, have up to 64"
+    assert why_no_prompts(model, rows=65) == why_no_prompts(model, model.new_cache(65)) == reason
+    assert why_no_prompts(model, rows=64) is None and why_no_prompts(model, model.new_cache(64)) is None
+
+
 # -- generate ----------------------------------------------------------------------------------------------------------
 
 
