@@ -43,16 +43,14 @@ def prefill(model: Model, prompt: Prompt, cache: Cache, chunk: int | None = None
     """Feeds the prompt in passes of up to `chunk` tokens per row (None: as large as fits into memory, usually all).
     -> logits after each row [B, V]
 
-    A row may be empty if the cache knows the logits after its last token. An interrupt between two passes leaves the
-    cache with the tokens of the passes so far. A pass that runs out of memory changes nothing; unless `chunk` is given,
-    it is tried again with half the tokens. `watch` notes what was run.
+    The ids are in the vocabulary: callers check them before they change anything (`Model.check_ids`). A row may be
+    empty if the cache knows the logits after its last token. An interrupt between two passes leaves the cache with the
+    tokens of the passes so far. A pass that runs out of memory changes nothing; unless `chunk` is given, it is tried
+    again with half the tokens. `watch` notes what was run.
     """
     watch = Watch() if watch is None else watch
-    if prompt.ids is not None:
-        if prompt.ids.device.type != "cpu" and prompt.ids.numel() <= MOST_IN_ALL:
-            prompt = replace(prompt, ids=prompt.ids.cpu())  # one copy; a check there takes several launches
-        assert prompt.ids is not None
-        model.check_ids(prompt.ids, prompt.counts)
+    if prompt.ids is not None and prompt.ids.device.type != "cpu" and prompt.ids.numel() <= MOST_IN_ALL:
+        prompt = replace(prompt, ids=prompt.ids.cpu())  # a captured prompt copies them in with the rest
     counts, start = prompt.counts, 0
     longest, total, scorer = max(counts), sum(counts), watch.scorer
     size = chunk or chunk_for(model, cache, counts) or max(longest, 1)

@@ -6,6 +6,7 @@ steps are plain passes: the blocks are not Lamina's, so there are no kernels to 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -42,8 +43,7 @@ class TransformersModel(Model):
         assert isinstance(stack, Stack)
         return stack
 
-    @property
-    def specs(self) -> list[LayerSpecs]:
+    def each_specs(self) -> Iterable[LayerSpecs]:
         return [found.specs for found in self.stack.layers]
 
     def embed(self, ids: Tensor) -> Tensor:

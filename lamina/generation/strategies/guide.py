@@ -70,6 +70,8 @@ def negative_prompt_of(model: Model, settings: Settings, cache: Cache, rest: Seq
         )
     if settings.negative_prompt is not None:
         negative = prompt_of(model, settings.negative_prompt, settings=settings)
+        if negative.ids is not None:
+            model.check_ids(negative.ids, negative.counts)
     else:
         lasts = [(new or held)[-1:] for new, held in zip(rest, cache.tokens, strict=True)]
         if [-1] in lasts:
