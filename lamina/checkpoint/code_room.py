@@ -1,7 +1,8 @@
 """Memory for the codes of one parameter whose pieces are stored apart: q, k and v, gate and up, the experts of a layer.
 
 Codes of pieces that follow each other are put side by side, so that joining (`WeightFormat.join`) and stacking
-(`stacked`) them copies nothing.
+(`stacked`) them copies nothing. Unlike plain weights, this memory is not in huge pages: decoding from 4-bit codes is
+not faster with them, and a virtual machine that gave free memory back to its host gets it again more slowly.
 """
 
 from __future__ import annotations
