@@ -51,14 +51,15 @@ def awq(out: int, width: int) -> dict[str, Tensor]:
     return {".qweight": words(width, out // 8), ".qzeros": words(groups, out // 8), ".scales": scales(groups, out)}
 
 
-def gptq(out: int, width: int, ordered: bool = False) -> dict[str, Tensor]:
-    groups = width // GROUP
-    index = torch.arange(width) // GROUP
-    index = index[torch.randperm(width)] if ordered else index
-    return {
-        ".qweight": words(width // 8, out), ".qzeros": words(groups, out // 8), ".scales": scales(groups, out),
-        ".g_idx": index.int(),
-    }  # fmt: skip
+def gptq(bits: int, ordered: bool = False) -> Callable[[int, int], dict[str, Tensor]]:
+    def parts(out: int, width: int) -> dict[str, Tensor]:
+        groups, index = width // GROUP, torch.arange(width) // GROUP
+        return {
+            ".qweight": words(width * bits // 32, out), ".qzeros": words(groups, out * bits // 32),
+            ".scales": scales(groups, out), ".g_idx": (index[torch.randperm(width)] if ordered else index).int(),
+        }  # fmt: skip
+
+    return parts
 
 
 def compressed(bits: int) -> Callable[[int, int], dict[str, Tensor]]:
@@ -81,8 +82,10 @@ def float8(out: int, width: int) -> dict[str, Tensor]:
 TENSORS = {"quant_method": "compressed-tensors", "config_groups": {}}
 FOLDERS: dict[str, tuple[dict[str, object], Callable[[int, int], dict[str, Tensor]]]] = {
     "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm"}, awq),
-    "gptq": ({"quant_method": "gptq", "bits": 4}, gptq),
-    "gptq-act-order": ({"quant_method": "gptq", "bits": 4}, lambda out, width: gptq(out, width, True)),
+    "gptq-4": ({"quant_method": "gptq", "bits": 4}, gptq(4)),
+    "gptq-8": ({"quant_method": "gptq", "bits": 8}, gptq(8)),
+    "gptq-4-act-order": ({"quant_method": "gptq", "bits": 4}, gptq(4, ordered=True)),
+    "gptq-8-act-order": ({"quant_method": "gptq", "bits": 8}, gptq(8, ordered=True)),
     "pack-quantized-4": (TENSORS | {"format": "pack-quantized"}, compressed(4)),
     "pack-quantized-8": (TENSORS | {"format": "pack-quantized"}, compressed(8)),
     "int-quantized": (TENSORS | {"format": "int-quantized"}, int_quantized),

@@ -15,6 +15,7 @@ from lamina.checkpoint.base_model import with_prefix
 from lamina.checkpoint.loader import fill, finish_buffers, own_dtype, put, tensors_of
 from lamina.checkpoint.packing import holds_packed
 from lamina.checkpoint.quantized import METHODS
+from lamina.checkpoint.quantized.code_order import use_kernel
 from lamina.checkpoint.source import Checkpoint, config_dtype, nested_configs, open_source, with_context
 from lamina.checkpoint.tokenizer import UnknownTokenizer
 from lamina.config import Config
@@ -22,10 +23,13 @@ from lamina.dtypes import float_dtype
 from lamina.errors import InputError
 from lamina.model import Model
 from lamina.models import family_of
+from lamina.native.codes import native_codes
 from lamina.notices import notice
 from lamina.runtime.prebuild import start_build
 from lamina.weights.quantize import INT8, PACKED, PLAIN, check_activations, check_weights, quantize_weights
 from lamina.weights.repack import repack_model
+
+use_kernel(native_codes)
 
 
 def load(

@@ -17,6 +17,7 @@ from lamina.checkpoint.source import Checkpoint
 
 if TYPE_CHECKING:
     from lamina.checkpoint.packing import PackedTensors
+    from lamina.checkpoint.quantized.code_order import Room
     from lamina.checkpoint.tokenizer import Tokenizer
 
 
@@ -48,8 +49,8 @@ class BaseModelCheckpoint(Checkpoint):
     def read(self, name: str) -> torch.Tensor:
         return self.whole.read(self._stored.get(name, name))
 
-    def packed(self, name: str, device: torch.device) -> PackedTensors | None:
-        return self.whole.packed(self._stored.get(name, name), device)
+    def packed(self, name: str, device: torch.device, room: Room | None = None) -> PackedTensors | None:
+        return self.whole.packed(self._stored.get(name, name), device, room)
 
     def tokenizer(self) -> Tokenizer | None:
         return self.whole.tokenizer()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from lamina.checkpoint.code_room import CodeRoom
 from lamina.weights.format import WeightFormat
 from lamina.weights.int_groups import IntGroups
 from lamina.weights.packed import JoinedWeight, Packed, PackedWeight, along_rows, stacked
@@ -57,7 +58,10 @@ class Packer:
         if self.weights == PLAIN or not packable(owners):
             return None
         if self.weights == PACKED:
-            found = self._kept(recipe)
+            owner, leaf = owners[0]
+            room = CodeRoom(getattr(owner, leaf).shape[:-1].numel())
+            if (found := self._kept(recipe, room)) is not None:
+                room.trim(found)
         else:
             found = self._quantized(recipe, format_for(self.weights, module, owners))
         if found is None:
@@ -66,12 +70,12 @@ class Packer:
             segment.dtype = dtype
         return found.to(self.device)
 
-    def _kept(self, recipe: Recipe) -> Packed | None:
+    def _kept(self, recipe: Recipe, room: CodeRoom) -> Packed | None:
         entries: list[tuple[PackedWeight, ...]] = []
         for entry in recipe.entries:
             segments: list[PackedWeight] = []
             for piece in entry:
-                if (found := self._segments(piece)) is None:
+                if (found := self._segments(piece, room)) is None:
                     return None
                 segments += found
             if len(segments) > MOST_SEGMENTS:
@@ -90,9 +94,9 @@ class Packer:
         """True if neighbours of one format become one tensor; on a CPU not if they are on the memory map."""
         return self.device.type == "cuda" or all(isinstance(one.format, IntGroups) for one in segments)
 
-    def _segments(self, piece: Piece) -> list[PackedWeight] | None:
+    def _segments(self, piece: Piece, room: CodeRoom) -> list[PackedWeight] | None:
         """The packed rows of a piece; None if one of its tensors is plain, or if it is more than rows of them."""
-        stored = [self.source.packed(name, self.device) for name in piece.names]
+        stored = [self.source.packed(name, self.device, room.take) for name in piece.names]
         if any(one is None for one in stored):
             return None
         known = [one for one in stored if one is not None]

@@ -22,6 +22,7 @@ from lamina.errors import CheckpointError
 
 if TYPE_CHECKING:
     from lamina.checkpoint.packing import PackedTensors
+    from lamina.checkpoint.quantized.code_order import Room
     from lamina.checkpoint.tokenizer import Tokenizer
 
 LISTED = 8
@@ -52,9 +53,10 @@ class Checkpoint(ABC):
     def read(self, name: str) -> torch.Tensor:
         """The tensor, on the CPU. Nothing is kept: it lives on the map, or is dequantized at each call."""
 
-    def packed(self, name: str, device: torch.device) -> PackedTensors | None:
+    def packed(self, name: str, device: torch.device, room: Room | None = None) -> PackedTensors | None:
         """The tensor as it is stored, if it is stored in a format that can stay packed. On the CPU, from the memory map
-        where possible; without values if `device` is meta."""
+        where possible; codes that must be put into another order go to memory of `room`. Without values if `device` is
+        meta."""
         return None
 
     @abstractmethod

@@ -98,6 +98,8 @@ ChooseArgs = struct(
 )  # fmt: skip
 CommitArgs = struct("CommitArgs", "best where header ids counts left ends", "rows parts ends_count")
 
+CodesArgs = struct("CodesArgs", "words order out", "outputs width bits awq out_step in_step flip")
+
 
 class ExpertsArgs(ctypes.Structure):
     _fields_ = fields(

@@ -82,6 +82,12 @@ def load() -> ctypes.CDLL:
     return ctypes.CDLL(str(build()))
 
 
+def is_built() -> bool:
+    """True if this machine has a library of these sources, so that `load` most likely compiles nothing."""
+    stem = _stem(sources(), SOURCES.glob("*.h"))
+    return bool(shipped()) or any(any(folder.glob(f"{stem}-*.so")) for folder in (cache_folder(), _private_path()))
+
+
 def shipped() -> list[Path]:
     """Libraries of these sources for this kind of machine that the package came with."""
     if not SHIPPED.is_dir():
@@ -120,9 +126,13 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lamina" / "native"
 
 
+def _private_path() -> Path:
+    return Path(tempfile.gettempdir()) / f"lamina-native-{os.getuid()}"
+
+
 def private_folder() -> Path:
     """A folder for temporary files that this user alone may write: a library that is loaded from there is their own."""
-    folder = Path(tempfile.gettempdir()) / f"lamina-native-{os.getuid()}"
+    folder = _private_path()
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o077 or folder.is_symlink():

@@ -14,7 +14,7 @@ from threading import Lock
 import torch
 
 from lamina.errors import InputError
-from lamina.native.build import BuildError, load
+from lamina.native.build import BuildError, is_built, load
 from lamina.native.products import declare
 
 _loading = Lock()
@@ -49,6 +49,19 @@ def why_not() -> str | None:
     except (BuildError, OSError) as problem:
         return str(problem).strip().splitlines()[0]
     return None
+
+
+def why_not_at_once() -> str | None:
+    """Why the native library cannot be used without compiling it now; None if it is loaded."""
+    if _library.cache_info().currsize == 0 and not _was_built():
+        return "native kernels are not compiled yet: lamina build compiles them, or says why it cannot"
+    return why_not()
+
+
+@cache
+def _was_built() -> bool:
+    """Asked once: it reads all sources."""
+    return is_built()
 
 
 # -- threads ---------------------------------------------------------------------------------------------------------

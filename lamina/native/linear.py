@@ -17,8 +17,8 @@ from torch import Tensor
 from lamina import kernels
 from lamina.errors import CaptureError
 from lamina.native.arguments import ACTS, TYPES, PermuteArgs, ProductArgs, QuantizeArgs, pointer
-from lamina.native.library import library, pytorch_team, threads, why_not
-from lamina.native.program import Operation, kernel_index
+from lamina.native.library import library, threads, why_not
+from lamina.native.program import Operation, operation, run_on_pytorch_threads
 from lamina.native.recorder import SERIAL
 from lamina.native.weights import described, is_integer
 from lamina.weights.packed import Packed
@@ -104,7 +104,7 @@ def linear(
         ),
         serial=rows * width * weight.shape[0] < LEAST_WORK,
     )  # fmt: skip
-    call.run()
+    run_on_pytorch_threads(call.operations)
     return out.to(x.dtype).view(*x.shape[:-1], outputs)
 
 
@@ -118,9 +118,7 @@ class _Call:
     def add(self, kernel: str, arguments: ctypes.Structure, *, serial: bool) -> None:
         """serial: one thread does it alone, since starting the others would take longer"""
         self.kept.append(arguments)
-        self.operations.append(
-            Operation(kernel_index(kernel, type(arguments)), int(serial), ctypes.addressof(arguments))
-        )
+        self.operations.append(operation(kernel, arguments, serial=serial))
 
     def permuted(self, x: Tensor, order: Tensor) -> Tensor:
         """The columns of x [rows, in] in the order in which a weight stores them."""
@@ -150,14 +148,6 @@ class _Call:
             serial=x.numel() < SERIAL,
         )  # fmt: skip
         return codes, scales, sums
-
-    def run(self) -> None:
-        count, team = len(self.operations), pytorch_team()
-        operations = (Operation * count)(*self.operations)
-        if team is None:
-            library().lamina_run(operations, count, threads())
-        else:  # PyTorch's threads: others would compete with these, which wait for work on the same cores for a while
-            library().lamina_run_on(operations, count, threads(), team, torch.get_num_threads())
 
 
 _known: WeakKeyDictionary[Packed, tuple[tuple[object, ...], list[Segment] | None]] = WeakKeyDictionary()

@@ -11,18 +11,25 @@ A program holds every tensor that its operations point at. Its memory is its own
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
+import torch
+
 from lamina.errors import LaminaError
-from lamina.native.library import library, threads
+from lamina.native.library import library, pytorch_team, threads
 
 
 class Operation(ctypes.Structure):
     """`Operation` of program.h."""
 
     _fields_ = [("kernel", ctypes.c_int64), ("serial", ctypes.c_int64), ("arguments", ctypes.c_void_p)]
+
+
+def operation(kernel: str, arguments: ctypes.Structure, *, serial: bool = False) -> Operation:
+    """serial: it is so little work that one thread does it alone. The arguments must outlive every run."""
+    return Operation(kernel_index(kernel, type(arguments)), int(serial), ctypes.addressof(arguments))
 
 
 class Program:
@@ -44,7 +51,7 @@ class Program:
             self._stretches.append([])
         stretch = self._stretches[-1]
         assert isinstance(stretch, list)
-        stretch.append(Operation(kernel_index(kernel, type(arguments)), int(serial), ctypes.addressof(arguments)))
+        stretch.append(operation(kernel, arguments, serial=serial))
         self._kept += [arguments, *keep]
         self.names.append(kernel)
         self._ready = None
@@ -71,6 +78,17 @@ class Program:
 
     def __len__(self) -> int:
         return len(self.names)
+
+
+def run_on_pytorch_threads(operations: Sequence[Operation]) -> None:
+    """Runs operations in order, outside a program. Between operations of PyTorch other threads would compete with its
+    own, which wait for work on the same cores for a while."""
+    count, team = len(operations), pytorch_team()
+    array = (Operation * count)(*operations)
+    if team is None:
+        library().lamina_run(array, count, threads())
+    else:
+        library().lamina_run_on(array, count, threads(), team, torch.get_num_threads())
 
 
 @cache

@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -92,7 +93,25 @@ def as_bytes(part: Tensor) -> Tensor:
 
 
 def cat(parts: Sequence[Tensor]) -> Tensor:
+    """One after another along the rows: a view if they are so in memory."""
+    if follow_each_other(parts):
+        first = parts[0]
+        return first.as_strided((sum(len(part) for part in parts), *first.shape[1:]), first.stride())
     return torch.cat([as_bytes(part) for part in parts], -2).view(parts[0].dtype)
+
+
+def follow_each_other(parts: Sequence[Tensor]) -> bool:
+    """True if matrices are one after another in one memory, without gaps.
+
+    >>> whole = torch.zeros(4, 2)
+    >>> follow_each_other(whole.split(2)), follow_each_other([whole[:1], whole[2:]])
+    (True, False)
+    """
+    if any(part.is_meta or part.ndim != 2 or not part.is_contiguous() for part in parts):
+        return False
+    if len({part.untyped_storage().data_ptr() for part in parts}) > 1:
+        return False
+    return all(b.data_ptr() == a.data_ptr() + a.nbytes for a, b in pairwise(parts))
 
 
 def register(*formats: WeightFormat) -> None:

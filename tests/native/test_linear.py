@@ -132,7 +132,7 @@ def test_threads_of_pytorch_and_of_the_own_pool_give_the_same(monkeypatch: pytes
     library.set_threads(2)
     try:
         found = linear(x, weight)
-        monkeypatch.setattr("lamina.native.linear.pytorch_team", lambda: None)
+        monkeypatch.setattr("lamina.native.program.pytorch_team", lambda: None)
         other = linear(x, weight)
     finally:
         library.set_threads(None)

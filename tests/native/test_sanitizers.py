@@ -1,4 +1,4 @@
-"""Test programs in C++, under ASan and UBSan: every path of the products, and the kernels that select tokens."""
+"""Test programs in C++, under ASan and UBSan: all paths of products, kernels that select tokens, codes in order."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from lamina.native import build
 PROGRAM = Path(__file__).with_name("products_test.cpp")
 PRODUCTS = sorted(build.SOURCES.glob("product*.cpp"))
 HEADERS = [*build.SOURCES.glob("*.h")]
-
+FILES = {"products_test": PRODUCTS, "selection_test": build.sources(), "codes_test": []}
+"""Test program -> the sources that it is linked with."""
 
 SANITIZED = ["-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
-@pytest.mark.parametrize("program", [PROGRAM, PROGRAM.with_name("selection_test.cpp")], ids=lambda file: file.stem)
-def test_kernels_equal_plain_loops_under_the_sanitizers(program: Path) -> None:
-    files = [file for file in build.sources() if program != PROGRAM or file in PRODUCTS]
-    made = build.compile_library([*files, program], build.cache_folder(), HEADERS, SANITIZED, program=True)
+@pytest.mark.parametrize("program", FILES)
+def test_kernels_equal_plain_loops_under_the_sanitizers(program: str) -> None:
+    files = [file for file in build.sources() if file in FILES[program]]
+    source = PROGRAM.with_name(f"{program}.cpp")
+    made = build.compile_library([*files, source], build.cache_folder(), HEADERS, SANITIZED, program=True)
     run = subprocess.run([made], capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr[-4000:]
     assert run.stdout.endswith("compared, 0 differ\n")

@@ -16,7 +16,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import lamina
 from lamina.checkpoint import open_source
 from lamina.checkpoint.quantized import METHODS
+from lamina.checkpoint.quantized.code_order import use_kernel
 from lamina.errors import CheckpointError
+from lamina.native import library
 from lamina.weights import Packed, named_weights, packed_formats, weight_bytes
 from tests.families.harness import relative
 from tests.weights.layouts import GROUP, LAYOUTS
@@ -58,8 +60,17 @@ def tokens(model):
     return model.generate(IDS.tolist(), max_new_tokens=64, do_sample=False, eos_token_id=None).tokens
 
 
+@pytest.fixture
+def by_pytorch():
+    """Codes are put into order by PyTorch alone."""
+    before = use_kernel(None)
+    yield
+    use_kernel(before)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_weights_are_those_that_the_layout_stands_for(layout, plain, tmp_path):
+    library.library()  # or PyTorch would put codes into order
     folder, dense = quantized(plain, tmp_path, *LAYOUTS[layout])
     packed, wanted = lamina.load(folder, device="cpu", activations="float32"), lamina.load(dense, device="cpu")
     matrices = {name: one for name, one in named_weights(packed) if isinstance(one, Packed)}
@@ -91,7 +102,7 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("layout", INTEGERS)
-def test_codes_of_many_blocks_are_put_into_order_in_bounded_memory(layout):
+def test_codes_of_many_blocks_are_put_into_order_in_bounded_memory(layout, by_pytorch):
     settings, encode = LAYOUTS[layout]
     encoded, wanted = encode(torch.zeros(2080, 3 * GROUP), 3)  # several blocks of outputs
     tensors = {f"w{ending}": tensor for ending, tensor in encoded.items()}

@@ -25,6 +25,7 @@ from lamina.notices import notice
 from lamina.weights import FORMATS, PackedWeight
 
 if TYPE_CHECKING:
+    from lamina.checkpoint.quantized.code_order import Room
     from lamina.checkpoint.tokenizer import Tokenizer
 
 __all__ = ["ARCHITECTURES", "Architecture", "GGUFCheckpoint"]
@@ -75,7 +76,7 @@ class GGUFCheckpoint(Checkpoint):
         values = [self._dequantize(tensor) for tensor in found.parts]
         return values[0] if found.fn is None else found.fn(*values)
 
-    def packed(self, name: str, device: torch.device) -> PackedTensors | None:
+    def packed(self, name: str, device: torch.device, room: Room | None = None) -> PackedTensors | None:
         found = self._find(name)
         tensors = [packed_blocks(tensor) for tensor in found.parts]
         known = tuple(one for one in tensors if one is not None)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lamina.checkpoint.quantized.code_order import Room
 from lamina.checkpoint.quantized.layout import Layout, Settings, check_finite
 from lamina.errors import CheckpointError
 from lamina.weights.format import weight_format
@@ -19,7 +20,7 @@ from lamina.weights.gguf_blocks import mxfp4_blocks
 from lamina.weights.packed import PackedWeight
 
 
-def float8(parts: dict[str, Tensor], settings: Settings, name: str) -> PackedWeight:
+def float8(parts: dict[str, Tensor], settings: Settings, name: str, room: Room | None = None) -> PackedWeight:
     codes, scales = parts["codes"], parts["scales"].float()
     if codes.dtype != torch.float8_e4m3fn:
         raise CheckpointError(f"{name} is {codes.dtype}; of eight-bit floats, float8_e4m3fn is read")
@@ -45,7 +46,7 @@ def block_size(settings: Settings) -> tuple[int, int]:
     return int(rows), int(columns)
 
 
-def mxfp4(parts: dict[str, Tensor], settings: Settings, name: str) -> PackedWeight:
+def mxfp4(parts: dict[str, Tensor], settings: Settings, name: str, room: Room | None = None) -> PackedWeight:
     codes, exponents = parts["codes"], parts["scales"]
     if codes.ndim < 3 or codes.shape[-1] != 16 or codes.shape[:-1] != exponents.shape:
         raise CheckpointError(f"{name} is MXFP4 with codes {list(codes.shape)} and scales {list(exponents.shape)}")

@@ -15,70 +15,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lamina.checkpoint.quantized.code_order import AWQ_ORDER, Room, StoredCodes, in_order, other_sign
 from lamina.checkpoint.quantized.layout import Layout, Settings, check_finite, check_parts
 from lamina.errors import CheckpointError
 from lamina.weights.int_groups import IntGroups
-from lamina.weights.nibbles import LANES, halves_of_neighbours
+from lamina.weights.nibbles import LANES
 from lamina.weights.packed import PackedWeight
-
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-LOW = 0x0F0F0F0F  # the low half of each byte of a word
-AT_ONCE = 1 << 15  # values put into order together: they stay in the CPU's cache, and PyTorch starts no threads
-
-
-# -- codes: the bits of a matrix in the order of `IntGroups`, without a byte for each value in between ----------------
-
-
-def codes_along_inputs(words: Tensor, bits: int) -> Tensor:
-    """int32 [out, in · bits / 32], of each word the lowest bits first -> codes uint8 [out, in · bits / 8]"""
-    values = words.contiguous().view(torch.uint8)
-    return halves_of_neighbours(values) if bits == 4 else values
-
-
-def other_sign(codes: Tensor) -> Tensor:
-    """Bytes plus 128 as signed ones, and the reverse."""
-    return codes if codes.is_meta else codes ^ 128
-
-
-def codes_in_order(words: Tensor, bits: int, order: Tensor) -> Tensor:
-    """The same of words [in · bits / 32, out]; column j of the codes is column order[j] of the weight."""
-    each, width = 32 // bits, len(order)
-    codes = words.new_empty(width * bits // 8, words.shape[1], dtype=torch.uint8)
-    if words.is_meta:
-        return codes.T.contiguous()
-    columns = AT_ONCE // LANES
-    for some, into in zip(order.split(LANES), codes.split(LANES * bits // 8), strict=True):
-        place, shift = some // each, (some % each * bits)[:, None]
-        for start in range(0, words.shape[1], columns):
-            values = words[:, start : start + columns].index_select(0, place).bitwise_right_shift_(shift)
-            rows = values.bitwise_and_((1 << bits) - 1).to(torch.uint8)  # [32, columns]
-            if bits == 4:
-                rows = rows[: LANES // 2] | rows[LANES // 2 :] << 4
-            into[:, start : start + columns] = rows
-    return codes.T.contiguous()
-
-
-def codes_of_awq(words: Tensor) -> Tensor:
-    """int32 [in, out / 8], of each word the outputs in `AWQ_ORDER` -> codes uint8 [out, in / 2]"""
-    width, eighth = words.shape
-    halves = words.new_empty(2, width // 2, eighth)  # of each word half bytes 2k in byte k, and half bytes 2k + 1
-    codes = words.new_empty(eighth, 8, width // 2, dtype=torch.uint8)
-    if words.is_meta:
-        return codes.flatten(0, 1)
-    pairs = words.unflatten(0, (-1, 2, LANES // 2))  # [in / 32, inputs that share bytes, 16, out / 8]
-    each = max(AT_ONCE // (LANES * eighth), 1)
-    for some, into in zip(pairs.split(each), halves.unflatten(1, (-1, LANES // 2)).split(each, 1), strict=True):
-        first, second = some.unbind(1)
-        into[0] = (second & LOW).bitwise_left_shift_(4).bitwise_or_(first & LOW)
-        into[1] = (first >> 4).bitwise_and_(LOW).bitwise_or_(second & ~LOW)
-    each = max(AT_ONCE // width, 1)
-    for i, half in enumerate(halves):
-        across = half.T.contiguous()  # [out / 8, in / 2]; PyTorch transposes whole words fastest
-        for words_, into in zip(across.split(each), codes.split(each), strict=True):
-            for k in range(4):
-                into[:, AWQ_ORDER[2 * k + i]] = words_ >> 8 * k
-    return codes.flatten(0, 1)
-
 
 # -- zeros and the order of columns ------------------------------------------------------------------------------------
 
@@ -154,7 +96,7 @@ def check_lanes(bits: int, width: int, name: str) -> None:
         raise CheckpointError(f"{name} is int4 with rows of {width} values; a multiple of {LANES} is needed")
 
 
-def awq(parts: dict[str, Tensor], settings: Settings, name: str) -> PackedWeight:
+def awq(parts: dict[str, Tensor], settings: Settings, name: str, room: Room | None = None) -> PackedWeight:
     bits, version = bits_of(settings, name), str(settings.get("version", "gemm")).lower()
     if bits != 4 or version != "gemm":
         raise CheckpointError(f"{name} is AWQ with {bits} bits, version {version}; 4 bits in version gemm are read")
@@ -164,21 +106,22 @@ def awq(parts: dict[str, Tensor], settings: Settings, name: str) -> PackedWeight
     if zeros is not None:
         place = torch.tensor([AWQ_ORDER.index(i) for i in range(8)], device=zeros.device)
         zeros = unpacked(zeros, 4, 1).unflatten(1, (-1, 8)).index_select(2, place).flatten(1).T
-    return packed_weight(codes_of_awq(words), parts["scales"].T, zeros, None, 4, width, name)
+    codes = in_order(StoredCodes(words, 4, width, awq=True), room)
+    return packed_weight(codes, parts["scales"].T, zeros, None, 4, width, name)
 
 
-def gptq(parts: dict[str, Tensor], settings: Settings, name: str) -> PackedWeight:
+def gptq(parts: dict[str, Tensor], settings: Settings, name: str, room: Room | None = None) -> PackedWeight:
     bits, words, scales = bits_of(settings, name), parts["codes"], parts["scales"]
     check_parts(words, parts["zeros"], scales, name)
     check_lanes(bits, width := words.shape[0] * 32 // bits, name)
     minus = 0 if settings.get("checkpoint_format", "gptq") == "gptq_v2" else 1
     zeros = unpacked(parts["zeros"], bits, 1, plus=minus)  # [groups, out]
     order = column_order(parts.get("groups"), width, scales.shape[0], name)
-    codes = codes_along_inputs(words.T, bits) if order is None else codes_in_order(words, bits, order)
+    codes = in_order(StoredCodes(words.T, bits, width, order), room)
     return packed_weight(codes, scales.T, zeros.T, order, bits, width, name)
 
 
-def compressed(parts: dict[str, Tensor], settings: Settings, name: str) -> PackedWeight:
+def compressed(parts: dict[str, Tensor], settings: Settings, name: str, room: Room | None = None) -> PackedWeight:
     out, width = (int(size) for size in parts["shape"])
     words, scales = parts["codes"], parts["scales"]
     check_parts(words, parts.get("zeros"), scales, name)
@@ -191,17 +134,15 @@ def compressed(parts: dict[str, Tensor], settings: Settings, name: str) -> Packe
     if scales.ndim < 2 or scales.shape[0] != out:  # one for the whole matrix
         scales = scales.reshape(-1, 1).expand(out, 1)
     order = column_order(parts.get("groups"), width, scales.shape[1], name)
-    codes = codes_along_inputs(words, bits) if order is None else codes_in_order(words.T, bits, order)
-    codes = codes[:, : width * bits // 8]
+    signed = bits == 8 and "zeros" not in parts
+    codes = in_order(StoredCodes(words, bits, width, order, signed=signed), room)
     if (zeros := parts.get("zeros")) is not None:
         plus = 1 << bits - 1
         zeros = unpacked(zeros, bits, 0)[:out] if zeros.dtype == torch.int32 else (zeros.int() + plus).to(torch.uint8)
-    elif bits == 8:
-        codes = other_sign(codes)
     return packed_weight(codes, scales, zeros, order, bits, width, name)
 
 
-def int_quantized(parts: dict[str, Tensor], settings: Settings, name: str) -> PackedWeight:
+def int_quantized(parts: dict[str, Tensor], settings: Settings, name: str, room: Room | None = None) -> PackedWeight:
     codes, scales, zeros = parts["codes"], parts["scales"], parts.get("zeros")
     check_parts(codes, zeros, scales, name)
     out, width = codes.shape

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from lamina.checkpoint.quantized.code_order import Room
 from lamina.errors import CheckpointError
 from lamina.weights.packed import PackedWeight
 
 Settings = Mapping[str, Any]
 """quantization_config of a config.json"""
+
+
+class Pack(Protocol):
+    def __call__(
+        self, parts: dict[str, Tensor], settings: Settings, name: str, room: Room | None = None
+    ) -> PackedWeight:
+        """name: of the weight, for errors; room: for codes that are put into another order"""
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,7 @@ class Layout:
 
     suffixes: Mapping[str, str]
     required: tuple[str, ...]
-    pack: Callable[[dict[str, Tensor], Settings, str], PackedWeight]
+    pack: Pack
     ending: str = ""
     fn: Callable[[Tensor], Tensor] | None = None
     values: tuple[str, ...] = ()

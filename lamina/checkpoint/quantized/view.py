@@ -21,6 +21,7 @@ from lamina.errors import CheckpointError
 from lamina.notices import notice
 
 if TYPE_CHECKING:
+    from lamina.checkpoint.quantized.code_order import Room
     from lamina.checkpoint.tokenizer import Tokenizer
     from lamina.weights.packed import PackedWeight
 
@@ -107,20 +108,20 @@ class QuantizedCheckpoint(Checkpoint):
         fn, values = self._weights[name][0].fn, self._pack(name, torch.device("cpu")).dense(torch.float32)
         return values if fn is None else fn(values)
 
-    def packed(self, name: str, device: torch.device) -> PackedTensors | None:
+    def packed(self, name: str, device: torch.device, room: Room | None = None) -> PackedTensors | None:
         if name not in self._weights:
             return None
         place = device if device.type == "meta" else torch.device("cpu")
-        return PackedTensors((self._pack(name, place),), self._weights[name][0].fn)
+        return PackedTensors((self._pack(name, place, room),), self._weights[name][0].fn)
 
     def tokenizer(self) -> Tokenizer | None:
         return self.whole.tokenizer()
 
-    def _pack(self, name: str, device: torch.device) -> PackedWeight:
+    def _pack(self, name: str, device: torch.device, room: Room | None = None) -> PackedWeight:
         layout, stored = self._weights[name]
         parts = {part: self._part(tensor, part in layout.values, device) for part, tensor in stored.items()}
         try:
-            return layout.pack(parts, self.settings, f"{self.path}: {name}")
+            return layout.pack(parts, self.settings, f"{self.path}: {name}", room)
         except CheckpointError:
             raise
         except (RuntimeError, IndexError, ValueError) as error:

@@ -3,6 +3,7 @@
 #include "program.h"
 
 #include "attention.h"
+#include "codes.h"
 #include "elementwise.h"
 #include "ends.h"
 #include "experts.h"
@@ -52,6 +53,7 @@ const lamina::Kernel KERNELS[] = {
     LAMINA_KERNEL(positions, PositionsArgs),
     LAMINA_KERNEL(choose, ChooseArgs),
     LAMINA_KERNEL(commit, CommitArgs),
+    LAMINA_KERNEL(codes, CodesArgs),
 };
 
 const lamina::KernelTable ALL = {KERNELS, int64_t(sizeof(KERNELS) / sizeof(KERNELS[0]))};
