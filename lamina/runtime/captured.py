@@ -35,8 +35,10 @@ from lamina.runtime.kernel_backend import KERNELS, TableEntry
 from lamina.runtime.pointers import CacheFormat, entries_of, header_of, score_room, stores_of, tables_of
 
 if TYPE_CHECKING:
+    from lamina.cache.layers.base import Key
     from lamina.kernels.gemm.fusion import Fusions
     from lamina.model import Model
+    from lamina.recurrence.rule import Tensors
 
 
 ALIGNED = 16  # int64 values, of which inputs begin at multiples; kernels are built for multiples of 16 bytes
@@ -55,6 +57,7 @@ class Captured:
     counts: Tensor  # [rows]
     ids: Tensor  # [rows, T]
     valid: Tensor | None = None  # None: kernels skip padding by `counts`
+    constants: dict[Key, Tensors]  # of each recurrence that logs its inputs, as model code gave them
     logits_of: Literal["last", "all"] = "last"  # the tokens whose logits a program computes
 
     def __init__(self, model: Model, rows: int, T: int, cache_format: CacheFormat, counts: int) -> None:
@@ -68,6 +71,7 @@ class Captured:
         self.positions, self.all_counts = self._int_zeros(rows, T), self.counts
         later = self.tables[1] if counts > 1 else None
         self.entries: list[dict[str, TableEntry]] = entries_of(model, self.tables[0], later, cache_format)
+        self.constants = {}
         self.logits: Tensor | None = None
         self.hidden: dict[int, Tensor] = {}
         self.replays: dict[int, Program] = {}  # index of a program -> its replay, once captured
@@ -229,12 +233,17 @@ class Captured:
             if kind != self._bound_kind:
                 reason = self.why_not_bound(cache)
                 if reason is None and kind[0] != self.format:
-                    reason = "this pass is for other codecs or another page size; borrow one for this cache"
+                    reason = f"this pass is for {kind[0].difference(self.format)}; borrow one for this cache"
                 if reason is not None:
                     raise InputError(f"this cache has no captured passes: {reason}; run plain passes with cache.step")
             self._bound_cache, self._bound_kind = weakref.ref(cache), kind
             self._placed = None
         cache._kept_logits(self.model.vocab, self.model.dtype)
+
+    def note_constants(self, cache: Cache) -> None:
+        """Gives a cache with slack the constants of its recurrences, as plain passes do: rewinding needs them."""
+        for (i, name), constants in self.constants.items() if cache.slack else ():
+            cache.layers[i][name].constants = constants
 
     def why_not_bound(self, cache: Cache) -> str | None:
         """Why passes of this kind cannot read this cache; None if they can."""

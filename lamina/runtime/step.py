@@ -164,8 +164,11 @@ class CapturedStep(Captured):
                         several = self._take_pages(cache, steps, rows)
                     self._place(cache)
                     with device_commit(cache, [0] * cache.rows, several):
-                        for _ in range(several):
-                            self._replay()
+                        try:
+                            for _ in range(several):
+                                self._replay()
+                        finally:  # an interrupted run, too, may be rewound
+                            self.note_constants(cache)
                 steps -= several
 
     def _take_pages(self, cache: Cache, steps: int, rows: Sequence[int] | None) -> int:
@@ -204,7 +207,7 @@ class CapturedStep(Captured):
         scores = self.processed(logits)
         noise = (self.seed, self.numbers) if self.chooser.sample else None
         marks = (self.header, self.ids, self.counts, self.remaining, self.ends, self.scratch)
-        step_ends.finish(logits, scores, noise, *marks)
+        step_ends.finish(logits, scores, noise, *marks, self.format.logs)
         self.end_excluded(scores)
 
     def processed(self, logits: Tensor) -> Tensor:

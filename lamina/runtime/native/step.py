@@ -25,8 +25,6 @@ from lamina.weights.quantize import INT8
 if TYPE_CHECKING:
     from lamina.cache.backend import Backend
     from lamina.cache.cache import Cache
-    from lamina.cache.layers.base import Key
-    from lamina.recurrence.rule import Tensors
 
 LAST = (1 << 31) - 1
 LEAST_ROOM, MOST_ROOM = 64, 8  # tokens; times the room that is needed, above which a program is recorded again
@@ -36,13 +34,11 @@ class NativeStep(CapturedStep):
     """
     forward    the program from the ids to the logits; with greedy choice and without processors also what follows
     finish     choice and commit, if processors come between
-    constants  of each recurrence, as the model gave them when the program was recorded
     room       tokens of a row that a program recorded now can read back as tensors (`recall`), a power of two
     """
 
     backend: Backend = NATIVE
     room = LEAST_ROOM
-    constants: dict[Key, Tensors]
     _recorder: NativeRecorder | None = None
     _room_used: int | None = None  # the room of the recorded program; None: it fits rows of any length
 
@@ -73,15 +69,6 @@ class NativeStep(CapturedStep):
                 self._record()
             except Exception as problem:
                 raise self._capture_error(problem) from problem
-        self._note_constants()
-
-    def _note_constants(self) -> None:
-        """Gives the cache the constants of its recurrences, as plain passes do: rewinding a cache with slack needs
-        them."""
-        cache = None if self._cache is None else self._cache()
-        if cache is not None and cache.slack:
-            for (i, name), constants in self.constants.items():
-                cache.layers[i][name].constants = constants
 
     @property
     def _fits(self) -> bool:

@@ -43,7 +43,9 @@ from lamina.runtime.prompts.eligibility import MOST_IN_ALL, WIDTHS, why_not_prom
 from lamina.runtime.prompts.table_backend import PROMPT_TABLES
 
 if TYPE_CHECKING:
+    from lamina.cache.layers.base import Key
     from lamina.model import Model
+    from lamina.recurrence.rule import Tensors
 
 MOST_SCORED = 64, 256  # queries of a row, and of all, that an indexer scores at a time
 FIRST_USE = 2  # a width is captured when it is asked for this often
@@ -67,6 +69,7 @@ class CapturedPrompt(Captured):
         self.widths = widths_for(rows)
         super().__init__(model, rows, max(self.widths, default=1), cache_format, counts=1)
         self.uses: Counter[int] = Counter()
+        self._constants: dict[int, dict[Key, Tensors]] = {}  # width -> `constants` of its graph
         self._all_ids, self._all_positions = self.ids.flatten(), self.positions.flatten()
         if self.device.type == "cuda":
             self.pool = torch.cuda.graph_pool_handle()
@@ -130,6 +133,7 @@ class CapturedPrompt(Captured):
             except BaseException:
                 cache._abort_open_pass()
                 raise
+            self.note_constants(cache)
             with device_commit(cache, given.low, given.high):
                 self._replay(self.widths.index(width))
 
@@ -186,7 +190,7 @@ class CapturedPrompt(Captured):
             for entry in self.entries:
                 for one in entry.values():
                     one.commit()
-            commit_tokens(logits, self.header, self.ids, self.counts)
+            commit_tokens(logits, self.header, self.ids, self.counts, self.format.logs)
         self._forget()
 
     def capture(self, *which: int) -> None:
@@ -207,7 +211,7 @@ class CapturedPrompt(Captured):
 
     def _select(self, width: int) -> None:
         """Makes `ids` and `positions` those of this width: [rows, width], at the beginning of the memory of all."""
-        self.T, size = width, self.rows * width
+        self.T, size, self.constants = width, self.rows * width, self._constants.setdefault(width, {})
         self.ids, self.positions = (x[:size].view(self.rows, width) for x in (self._all_ids, self._all_positions))
 
     def _forget(self) -> None:

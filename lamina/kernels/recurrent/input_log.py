@@ -1,0 +1,72 @@
+"""What a recurrent state is rewound over: the log of inputs of a cache with slack.
+
+The log is a ring of 2 · slack slots per row. A launch after the rule writes the inputs of the newest tokens into it;
+before that, the base state moves over the inputs that they replace (`rewind.py`).
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lamina.kernels.entry import LOG, SLACK, row_of
+from lamina.kernels.launch import begin, launch
+from lamina.kernels.recurrent.state import contiguous_tokens
+from lamina.recurrence import Rule
+from lamina.recurrence.rule import Tensors
+
+MOST_INPUTS = 5  # of a rule
+BLOCK = 1024  # values of each input that a program copies
+
+
+def as_logged(rule: Rule, inputs: Tensors, dtype: torch.dtype) -> Tensors:
+    """The rule's inputs as a log stores them, in its order; dtype: of the model."""
+    return {
+        name: contiguous_tokens(inputs[name].to(torch.float32 if name in rule.exact else dtype))
+        for name in rule.input_shapes
+    }
+
+
+@triton.jit
+def _log_inputs(
+    a, b, c, d, e, table,  # the rule's inputs [R, T, *shape] in its order, None behind the last; the entry's table row
+    a_row, a_token, b_row, b_token, c_row, c_token, d_row, d_token, e_row, e_token,  # strides
+    T: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, D: tl.constexpr, E: tl.constexpr,  # values each
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (i, t, row): values i · BLOCK … of each input of the row's token t, if its log still has it after."""
+    begin(PDL)
+    row, t = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    length, count = row_of(table, row, T)
+    kept = 2 * tl.load(table + SLACK).to(tl.int32)
+    if (t < count) & (t >= count - kept):
+        cell, at = row * kept + (length + t) % kept, tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        _log_one(table, 0, a, row * a_row + t * a_token, cell, at, A)
+        _log_one(table, 1, b, row * b_row + t * b_token, cell, at, B)
+        _log_one(table, 2, c, row * c_row + t * c_token, cell, at, C)
+        _log_one(table, 3, d, row * d_row + t * d_token, cell, at, D)
+        _log_one(table, 4, e, row * e_row + t * e_token, cell, at, E)
+
+
+@triton.jit
+def _log_one(table, INPUT: tl.constexpr, x, token, cell, at, SIZE: tl.constexpr):
+    """Copies values `at` of a token of x to a cell of its log; nothing where there is no such input."""
+    if x is not None:
+        log = tl.load(table + LOG + INPUT).to(x.dtype) + cell * SIZE
+        tl.store(log + at, tl.load(x + token + at, mask=at < SIZE), mask=at < SIZE)
+
+
+def log_inputs(inputs: Tensors, table: Tensor) -> None:
+    """Writes the inputs of the newest real tokens, of `as_logged`, into the log. After the rule has run."""
+    some = list(inputs.values())
+    (rows, tokens), sizes = some[0].shape[:2], [x[0, 0].numel() for x in some]
+    missing, block = MOST_INPUTS - len(some), min(BLOCK, triton.next_power_of_2(max(sizes)))
+    strides = [stride for x in some for stride in x.stride()[:2]]
+    launch(
+        _log_inputs, (triton.cdiv(max(sizes), block), tokens, rows),
+        *some, *[None] * missing, table, *strides, *[0] * (2 * missing), tokens, *sizes, *[0] * missing, block,
+        num_warps=4,
+    )  # fmt: skip
