@@ -240,6 +240,7 @@ def collect_prompts(dtype: torch.dtype, table: torch.Tensor) -> None:
     from lamina.kernels.attention.prompt.latent import attend_latents
     from lamina.kernels.attention.prompt.selected import attend_selected
     from lamina.kernels.attention.prompt.store import store_tokens
+    from lamina.kernels.attention.recall import recall_part
     from lamina.kernels.recurrent.prompt.carried import load_inputs, load_state, store_state
     from lamina.nn import AlibiBias, alibi_slopes
 
@@ -263,6 +264,9 @@ def collect_prompts(dtype: torch.dtype, table: torch.Tensor) -> None:
         store_tokens(latents, None, table)
         load_inputs(table, torch.empty(1, tokens, 5376, dtype=dtype), 4)
     store_state(load_state(table, 1, (80, 64, 128)), table)
+    for kind, page in ((dtype, 0), (torch.uint8, 64)):
+        for window in (Full(), Sliding(512)):
+            recall_part(table, "k", 1, 512, 128, kind, window, page)
 
 
 def collect_slack(dtype: torch.dtype) -> None:

@@ -22,10 +22,12 @@ import torch
 from torch import Tensor
 
 from lamina import kernels
+from lamina.attention.window import Sliding, Window
 from lamina.cache.backend import Backend
 from lamina.cache.cache import Cache
 from lamina.cache.memory import Memory
 from lamina.cache.passes import last_tokens
+from lamina.cache.spec import Tokens
 from lamina.errors import CaptureError, InputError, LaminaError
 from lamina.kernels.columns import HEADER, WIDTH
 from lamina.runtime.builders import wait_for_kernels
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from lamina.recurrence.rule import Tensors
 
 
+LEAST_ROOM, MOST_ROOM = 64, 8  # tokens; times the room that is needed, above which a program is captured again
 ALIGNED = 16  # int64 values, of which inputs begin at multiples; kernels are built for multiples of 16 bytes
 
 
@@ -59,6 +62,7 @@ class Captured:
     valid: Tensor | None = None  # None: kernels skip padding by `counts`
     constants: dict[Key, Tensors]  # of each recurrence that logs its inputs, as model code gave them
     logits_of: Literal["last", "all"] = "last"  # the tokens whose logits a program computes
+    room = LEAST_ROOM  # tokens of a row that `recall` reads back without a window, a power of two
 
     def __init__(self, model: Model, rows: int, T: int, cache_format: CacheFormat, counts: int) -> None:
         from lamina.kernels.workspace import Workspace  # imports Triton
@@ -163,7 +167,7 @@ class Captured:
         if not missing or self.device.type != "cuda":
             return
         wait_for_kernels(self.model)
-        counts = self.counts.clone()
+        before = [(one, one.clone()) for one in self.changed_by_a_run]
         self.counts.zero_()
         try:
             wanted = [programs[i] for i in missing]
@@ -173,7 +177,13 @@ class Captured:
         except Exception as problem:
             raise self._capture_error(problem) from problem
         finally:
-            self.counts.copy_(counts)
+            for one, value in before:
+                one.copy_(value)
+
+    @property
+    def changed_by_a_run(self) -> tuple[Tensor, ...]:
+        """What differs after a run with counts of 0, such as the one before a capture: the counts, and these."""
+        return (self.counts,)
 
     def _interpret(self, which: int) -> None:
         """Runs a program with interpreted kernels. An error in its first run is a CaptureError, as on a GPU."""
@@ -206,6 +216,31 @@ class Captured:
             self.replays[which]()
         else:
             self._interpret(which)
+
+    # -- room of what is read back -----------------------------------------------------------------------------------
+
+    def room_of(self, window: Window) -> int:
+        """How many tokens of a row `recall` reads back through this window."""
+        if window.span is None:
+            return self.room
+        return window.span + (window.keep if isinstance(window, Sliding) else 0)
+
+    @cached_property
+    def recalls(self) -> bool:
+        """Whether `recall` reads back whole rows, so that programs are for rows of up to `room` tokens."""
+        specs = (spec for entry in self.model.specs for spec in entry.values())
+        return any(type(spec) is Tokens and spec.window.span is None for spec in specs)
+
+    def fit_room(self, tokens: int) -> None:
+        """Makes `room` fit rows of this many tokens. Programs of another room are dropped: `capture` makes new ones."""
+        needed = max(LEAST_ROOM, 1 << (tokens - 1).bit_length())
+        if not self.recalls or needed <= self.room <= MOST_ROOM * needed:
+            return
+        self.room = needed
+        if self._stream is not None:
+            self._stream.synchronize()  # the graphs that are dropped may still run
+        self.replays.clear()
+        self._ran.clear()
 
     def _using_kernels(self) -> Any:
         self.workspace.fusions = self._fusions

@@ -42,12 +42,14 @@ from lamina.cache.spec import (
     Shared,
     SharedIndex,
     Spec,
+    Tokens,
 )
 from lamina.errors import InputError
-from lamina.kernels.eligibility import why_no_attention, why_no_index
+from lamina.kernels.eligibility import why_no_attention, why_no_index, why_no_vectors
 from lamina.recurrence import RGLRU, SSD, WKV, ChannelDelta, GatedDelta, SelectiveScan
 from lamina.runtime.attend_kernels import attend
 from lamina.runtime.logged import recur_logged
+from lamina.runtime.recall_kernels import recall
 from lamina.runtime.select_kernels import select
 
 if TYPE_CHECKING:
@@ -184,7 +186,7 @@ class KernelBackend:
         return mix_step(rule, x, inputs, constants, ring.table, entry.table, **how)
 
     def recall(self, one: Captured, key: Key, entry: TableEntry, x: Tensor) -> tuple[Tensor, Tensor]:
-        raise InputError(f"layer {key[0]} entry {key[1]!r}: no kernel recalls token vectors")
+        return recall(one, entry, x)
 
     def select(
         self, one: Captured, key: Key, entry: TableEntry, q: Tensor | None, k: Tensor | None, weights: Tensor | None,
@@ -264,6 +266,13 @@ class _IndexKernels:
     @staticmethod
     def why_not(spec: IndexKeys, layer: Layer | None, dtype: torch.dtype) -> str | None:
         return why_no_index(spec, None if layer is None else layer.coding.formats)
+
+
+@register_kernels(Tokens)
+class _TokensKernels:
+    @staticmethod
+    def why_not(spec: Tokens, layer: Layer | None, dtype: torch.dtype) -> str | None:
+        return why_no_vectors(spec, None if layer is None else layer.coding.formats)
 
 
 @register_kernels(Shared)

@@ -100,6 +100,7 @@ class CapturedPass(Captured):
             self.cache = cache
             try:
                 self._bind(cache, self.accepted)
+                self.fit_room(max(cache.clock.high))
                 self.counts.copy_(self.given.tensor)
                 if index is None:
                     self.ids[:, :n].copy_(ids)

@@ -3,17 +3,14 @@ point, so it can be rewound, forked and continued by either."""
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 
 import lamina
 from lamina.model import Model
 from lamina.runtime import Graphs
-from lamina.sampling.chooser import Chooser
 from tests.families.harness import pair
-from tests.kernels.passes import plainly, random_pass, same
+from tests.kernels.captured_twins import Twins
 from tests.kernels.runs import small
 
 FAMILIES = {  # every rule
@@ -34,63 +31,14 @@ def model_of(family: str) -> Model:
     return small(family) if name is None else pair(family, name)[1]
 
 
-class Twins:
-    """Two caches of the same tokens: one that captured programs read and write, one for plain passes alone."""
-
-    def __init__(self, model: Model, slack: int) -> None:
-        self.model, self.graphs, self.rng = model, Graphs(model), random.Random(slack)
-        self.captured, self.plain = (model.new_cache(2, slack=slack) for _ in range(2))
-
-    def compare(self) -> None:
-        self.captured.poison()
-        same(self.captured, self.plain)
-        assert torch.equal(self.captured.clock.base, self.plain.clock.base)
-
-    def step(self, steps: int, remaining: list[int]) -> None:
-        """Captured steps, of which a row that has ended takes no part, and plain passes of the same tokens."""
-        ids = torch.tensor([3, 4])
-        with self.graphs.step(2, Chooser(), self.captured) as step:
-            step.begin(self.captured, ids, remaining, ())
-            for number in range(steps):
-                fed, live = step.ids.clone(), [int(number < n) for n in remaining]
-                step.run(1)
-                plainly(self.model, self.plain, fed, live, live)
-                self.compare()
-
-    def read(self, T: int) -> None:
-        """A captured pass of which each row accepts some tokens, and a plain one."""
-        ids, counts, accepted = random_pass(self.rng, 2, T, 30)
-        with self.graphs.pass_of(2, T, self.captured) as one:
-            logits = one.read(self.captured, ids, counts)
-            expected = plainly(self.model, self.plain, ids, counts, accepted)
-            for row, count in enumerate(counts):
-                torch.testing.assert_close(logits[row, :count], expected[row, :count], rtol=1e-4, atol=1e-4)
-            one.commit(accepted)
-        self.compare()
-
-    def prompt(self, counts: list[int]) -> None:
-        """A captured prompt, and a plain pass."""
-        ids = torch.tensor([[self.rng.randrange(1, 30) for _ in range(max(counts))] for _ in counts])
-        with self.graphs.prompt_of(2, self.captured) as one:
-            one.feed(self.captured, ids, counts)
-        self.model(ids, cache=self.plain, counts=counts, logits="last")
-        self.compare()
-
-    def rewind_and_go_on(self) -> None:
-        """Takes both back, each row as far as it can or less, and continues with plain passes."""
-        back = [self.rng.choice((0, most, most)) for most in self.plain.rewindable.tolist()]
-        for cache in (self.captured, self.plain):
-            cache.rewind(back)
-        more = torch.tensor([[1, 2], [3, 4]])
-        found, expected = (self.model(more, cache=cache) for cache in (self.captured, self.plain))
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-        self.compare()
+def of_slack(model: Model, slack: int) -> Twins:
+    return Twins(model, *(model.new_cache(2, slack=slack) for _ in range(2)))
 
 
 @torch.no_grad()
 @every_family
 def test_steps_keep_what_plain_passes_keep_and_rewind_like_them(family: str) -> None:
-    twins = Twins(model_of(family), slack=1)
+    twins = of_slack(model_of(family), 1)
     twins.step(4, [4, 2])  # from an empty cache, and the log is full every second token
     twins.rewind_and_go_on()
     twins.step(2, [1, 2])
@@ -99,7 +47,7 @@ def test_steps_keep_what_plain_passes_keep_and_rewind_like_them(family: str) -> 
 @torch.no_grad()
 @every_family
 def test_passes_move_bases_over_logged_and_over_new_tokens(family: str) -> None:
-    twins = Twins(model_of(family), slack=2)
+    twins = of_slack(model_of(family), 2)
     for T in (4, 2, 4):  # with more tokens than the slack, and fewer
         twins.read(T)
     twins.rewind_and_go_on()
@@ -110,7 +58,7 @@ def test_passes_move_bases_over_logged_and_over_new_tokens(family: str) -> None:
 @every_family
 def test_prompts_move_bases_over_logged_and_over_new_tokens(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lamina.runtime.prompts.captured_prompt.WIDTHS", (8,))
-    twins = Twins(model_of(family), slack=2)
+    twins = of_slack(model_of(family), 2)
     for counts in ([7, 2], [1, 5], [0, 8], [2, 1]):
         twins.prompt(counts)
         twins.rewind_and_go_on()
@@ -119,7 +67,7 @@ def test_prompts_move_bases_over_logged_and_over_new_tokens(family: str, monkeyp
 @torch.no_grad()
 def test_all_ways_over_one_cache_and_a_long_log_that_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lamina.runtime.prompts.captured_prompt.WIDTHS", (8,))
-    twins = Twins(small("mamba2"), slack=3)
+    twins = of_slack(small("mamba2"), 3)
     for _ in range(3):
         twins.prompt([6, 3])
         twins.step(4, [4, 3])
@@ -130,7 +78,7 @@ def test_all_ways_over_one_cache_and_a_long_log_that_wraps(monkeypatch: pytest.M
 
 @torch.no_grad()
 def test_an_aborted_pass_changes_nothing() -> None:
-    twins = Twins(small("mamba2"), slack=2)
+    twins = of_slack(small("mamba2"), 2)
     twins.read(4)
     before = [x.clone() for layer in twins.captured.every_layer() for x in layer.data.values()]
     with twins.graphs.pass_of(2, 4, twins.captured) as one:
@@ -144,7 +92,7 @@ def test_an_aborted_pass_changes_nothing() -> None:
 @torch.no_grad()
 def test_forks_and_files_of_a_cache_after_captured_steps(tmp_path: object) -> None:
     model = small("falcon_h1")
-    twins = Twins(model, slack=2)
+    twins = of_slack(model, 2)
     twins.step(6, [6, 3])
     fork = twins.captured.fork()
     twins.captured.save(f"{tmp_path}/cache.safetensors")  # with the constants that rewinding needs

@@ -129,6 +129,7 @@ class CapturedPrompt(Captured):
             try:
                 self._serve(cache)
                 self._place_all(cache, given, ids)
+                self.fit_room(max(cache.clock.high))
                 self.capture(self.widths.index(width))
             except BaseException:
                 cache._abort_open_pass()

@@ -15,8 +15,9 @@ from lamina.cache.spec import (
     Shared,
     SharedIndex,
     Spec,
+    Tokens,
 )
-from lamina.kernels.eligibility import why_no_attention, why_no_index
+from lamina.kernels.eligibility import why_no_attention, why_no_index, why_no_vectors
 from lamina.runtime.eligibility import why_not_captured, why_not_read
 from lamina.runtime.kernel_backend import RULES, kernels_for_prompts
 
@@ -54,6 +55,8 @@ def why_unserved(spec: Spec, layer: Layer | None, dtype: torch.dtype) -> str | N
             return why_no_attention(spec, None if layer is None else layer.coding.formats, dtype)
         case IndexKeys():
             return why_no_index(spec, None if layer is None else layer.coding.formats)
+        case Tokens():
+            return why_no_vectors(spec, None if layer is None else layer.coding.formats)
         case Shared() | SharedIndex() | Convolution():
             return None
         case Recurrent(rule=rule):

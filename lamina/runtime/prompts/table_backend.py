@@ -6,6 +6,7 @@ that they find the cache through tables (`TableEntry`), so that one graph serves
     attend          new tokens of lines are stored before the attention, those of rings at the end of the pass
     attend_latent   in the latent space: for up to 512 tokens this costs little more than expanding keys
     select          the indexer's keys are stored first; a few queries of each row are scored at a time
+    recall          PyTorch quantizes and dequantizes vectors; kernels copy them to and from the store
     recur           the state is copied out of the cache, the rule's prompt kernel (or its chunked form in PyTorch) runs
                     on, and the new state is stored; with slack, first the log of inputs and the base state
     convolve        the same with the inputs before the pass
@@ -35,6 +36,7 @@ from lamina.runtime.attend_kernels import form_of, sides_of
 from lamina.runtime.kernel_backend import TableEntry, kernels_for_prompts
 from lamina.runtime.logged import prepared, recur_prompt
 from lamina.runtime.prefill.backend import PROMPT, kernel_of
+from lamina.runtime.recall_kernels import recall
 from lamina.runtime.select_kernels import select_for_prompt
 
 if TYPE_CHECKING:
@@ -147,7 +149,7 @@ class PromptTableBackend:
         return None
 
     def recall(self, one: CapturedPrompt, key: Key, entry: TableEntry, x: Tensor) -> tuple[Tensor, Tensor]:
-        raise InputError(f"layer {key[0]} entry {key[1]!r}: no kernel recalls token vectors")
+        return recall(one, entry, x)
 
     def select(
         self, one: CapturedPrompt, key: Key, entry: TableEntry, q: Tensor | None, k: Tensor | None,
