@@ -119,7 +119,9 @@ def test_a_prompt_folds_new_tokens_into_the_base_by_itself(rule: Rule) -> None:
     assert counts.tolist() == [0, 0, 0, 0, 5, 5, 0]
     valid = torch.arange(T) < counts[:, None]
     new = rule.chunk(kept.head, kept.new, kept.constants, valid)[1]
+    before = kept.base.clone()
     move_base(rule, kept.new, kept.constants, kept.table, skip=True)
+    assert torch.equal(kept.base[counts > 0], before[counts > 0])
     store_base(new, kept.table, counts)
     assert error(kept.base, expected) < 3e-5
 
