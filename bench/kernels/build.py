@@ -120,9 +120,9 @@ def kernels_of(cards: Iterable[int], names: Iterable[str]) -> dict[Key, Kernel]:
             collect_others(found, card, dtype)
         for name in names:
             config = config_of(name)
-            has_codecs = "mamba" not in config["model_type"]  # which keeps nothing that a codec writes
-            entries = (spec for entry in on_meta(config, torch.bfloat16).specs for spec in entry.values())
-            has_states = any(isinstance(spec, Recurrent) for spec in entries)
+            specs = [spec for entry in on_meta(config, torch.bfloat16).specs for spec in entry.values()]
+            has_codecs = any(spec.takes_codec for spec in specs)
+            has_states = any(isinstance(spec, Recurrent) for spec in specs)
             for dtype, uses in ((torch.bfloat16, USES), (torch.float32, EXACT)):
                 for how in uses:
                     if (has_codecs or "codec" not in how) and (has_states or "slack" not in how):

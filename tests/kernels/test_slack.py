@@ -11,6 +11,7 @@ from lamina.model import Model
 from lamina.runtime import Graphs
 from tests.families.harness import pair
 from tests.kernels.captured_twins import Twins
+from tests.kernels.launches import launches
 from tests.kernels.runs import small
 
 FAMILIES = {  # every rule
@@ -123,3 +124,17 @@ def test_programs_are_for_caches_with_or_without_slack() -> None:
     ringed = small("gemma2")
     with Graphs(ringed).pass_of(1, 2) as one:  # no recurrence: the same program
         one.read(ringed.new_cache(slack=2), ids)
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [
+        ("mamba2", ["_convolve", "aten.add", "aten.softplus", "aten.clamp", "_move_ssd", "_ssd", "_log_inputs"]),
+        ("rwkv", ["_convolve", "aten.new_ones", "_move_wkv", "_wkv", "_log_inputs"]),
+    ],
+)
+def test_slack_takes_two_launches_and_what_comes_before_the_rule(family: str, expected: list[str]) -> None:
+    block = launches(model_of(family), slack=2)[1][0]
+    first, last = block.index("_convolve"), block.index("_log_inputs")
+    assert [name for name in block[first : last + 1] if not name.startswith(("rows_", "tiles_"))] == expected
+    assert "_log_inputs" not in launches(model_of(family))[1][0]

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lamina.kernels.entry import LOG, SLACK, row_of
+from lamina.kernels.entry import LOG, SLACK, row_of, store_pointer
 from lamina.kernels.launch import begin, launch
 from lamina.kernels.recurrent.state import contiguous_tokens
 from lamina.recurrence import Rule
@@ -55,7 +55,7 @@ def _log_inputs(
 def _log_one(table, INPUT: tl.constexpr, x, token, cell, at, SIZE: tl.constexpr):
     """Copies values `at` of a token of x to a cell of its log; nothing where there is no such input."""
     if x is not None:
-        log = tl.load(table + LOG + INPUT).to(x.dtype) + cell * SIZE
+        log = store_pointer(table, LOG + INPUT, x.dtype) + cell * SIZE
         tl.store(log + at, tl.load(x + token + at, mask=at < SIZE), mask=at < SIZE)
 
 

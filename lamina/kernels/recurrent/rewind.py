@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.kernels.entry import BASE, BASES, LOG, SLACK, row_of
+from lamina.kernels.entry import BASE, BASES, LOG, SLACK, row_of, store_pointer
 from lamina.kernels.launch import begin, launch
 from lamina.kernels.recurrent.gated_delta import delta_token
 from lamina.kernels.recurrent.ssd import ssd_token
@@ -71,7 +71,7 @@ def input_at(
     """Values `at` of one input of the token at `position`, float32: of the log, or with `in_pass` of the new inputs.
     INPUT: which of the rule's; SIZE: its values per token."""
     kept = 2 * tl.load(table + SLACK).to(tl.int32)
-    log = tl.load(table + LOG + INPUT).to(new.dtype) + (row * kept + position % kept) * SIZE
+    log = store_pointer(table, LOG + INPUT, new.dtype) + (row * kept + position % kept) * SIZE
     new += (position - length).to(tl.int64) * token
     return tl.load(tl.where(in_pass, new, log) + at, mask=mask, other=0.0).to(tl.float32)
 
