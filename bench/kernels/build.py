@@ -31,8 +31,10 @@ if __name__ == "__main__":
 import torch
 
 from bench.kernels.offline import Kernel, Key, Taken, built, collect, collect_others, limit_of, shared_bytes
+from lamina.cache.spec import Recurrent
 from lamina.checkpoint.shapes import SHAPES
 from lamina.kernels.limits import CARDS, KIB
+from lamina.loading import on_meta
 
 # Families that have no shape to be timed with, in the sizes of a real model.
 OTHERS: dict[str, dict[str, Any]] = {
@@ -73,7 +75,7 @@ LAYERS = 4  # of a model: those after them are like them
 CODECS = ("int8", "int4", "k8v4", "fp8")
 PAGE = 64
 
-# Rows of a step, tokens of a captured pass, codecs and pages.
+# Rows of a step, tokens of a captured pass, codecs, pages and slack.
 USES: list[dict[str, Any]] = [
     *(dict(rows=rows) for rows in (1, 8, 32)),
     *(dict(rows=1, tokens=tokens) for tokens in (1, 2, 4, 8, 16)),
@@ -86,6 +88,8 @@ USES: list[dict[str, Any]] = [
     *(dict(rows=8, codec=codec, page=PAGE) for codec in CODECS),
     dict(rows=1, page=16),
     *(dict(rows=rows, weights=kind) for kind in ("int4", "int8", "fp8") for rows in (1, 8, 32)),
+    *(dict(rows=rows, slack=4) for rows in (1, 8, 32)),
+    *(dict(rows=8, tokens=tokens, slack=4) for tokens in (2, 8)),
 ]
 # In float32, too.
 EXACT: list[dict[str, Any]] = [
@@ -94,6 +98,7 @@ EXACT: list[dict[str, Any]] = [
     dict(rows=32),
     dict(rows=1, tokens=4),
     dict(rows=1, codec="int8"),
+    dict(rows=1, slack=4),
 ]
 
 
@@ -115,10 +120,12 @@ def kernels_of(cards: Iterable[int], names: Iterable[str]) -> dict[Key, Kernel]:
             collect_others(found, card, dtype)
         for name in names:
             config = config_of(name)
-            has_codecs = "mamba" not in config["model_type"]  # which keeps nothing that a codec writes
+            specs = [spec for entry in on_meta(config, torch.bfloat16).specs for spec in entry.values()]
+            has_codecs = any(spec.takes_codec for spec in specs)
+            has_states = any(isinstance(spec, Recurrent) for spec in specs)
             for dtype, uses in ((torch.bfloat16, USES), (torch.float32, EXACT)):
                 for how in uses:
-                    if has_codecs or "codec" not in how:
+                    if (has_codecs or "codec" not in how) and (has_states or "slack" not in how):
                         collect(found, card, name, config, dtype, **how)
     return found
 

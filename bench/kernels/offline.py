@@ -28,6 +28,7 @@ from triton.compiler.compiler import make_backend
 from triton.runtime import driver
 
 from lamina.kernels.limits import CARDS, assumed
+from lamina.recurrence import Rule
 
 Key = tuple[int, str, str]
 
@@ -131,7 +132,7 @@ def collect(
 ) -> None:
     """Puts the kernels of a decode step, or of a pass, of a model of this configuration into `found`.
 
-    how   rows, tokens, codec and page, as `build_kernels` takes them; weights, as `lamina.load` does
+    how   rows, tokens, codec, page and slack, as `build_kernels` takes them; weights, as `lamina.load` does
     """
     from lamina.loading import stored_on_meta
     from lamina.runtime.prebuild import build_kernels
@@ -164,7 +165,7 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
     from lamina.kernels.recurrent.prompt.selective_scan import selective_scan_prompt
     from lamina.kernels.recurrent.prompt.ssd import ssd_prompt
     from lamina.nn import AlibiBias, RelativeBias, alibi_slopes
-    from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
+    from lamina.recurrence import SSD, GatedDelta, SelectiveScan
     from lamina.runtime.builders import build_together
 
     def program() -> None:
@@ -204,6 +205,7 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
             both = View(at, at, Near(512), causal=False)
             attend_many(q, k, k, both, scale=1.0, bias=RelativeBias(32, 32, 128, both_ways=True).kernel_form())
         collect_prompts(dtype, table)
+        collect_slack(dtype)
         for rule in (SSD(80, 64, 128, groups=1), SSD(24, 128, 256, groups=1), SSD(128, 64, 128, groups=8)):
             for tokens in (512, 8192):
                 counts, constants = torch.empty(1, dtype=torch.int64), {"A": torch.empty(rule.heads)}
@@ -216,17 +218,18 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
         delta, scan = GatedDelta(16, 32, 128, 128), SelectiveScan(5120, 16)
         for rows, tokens in ((1, 8192), (64, 1024)):
             counts = torch.empty(rows, dtype=torch.int64)
-            state, inputs = delta.zero_state(rows), inputs_of(delta, rows, tokens)
+            state, inputs = delta.zero_state(rows), inputs_of(delta, rows, tokens, dtype)
             gated_delta_prompt(delta, state, inputs, {}, counts)
-            state, inputs = scan.zero_state(rows), inputs_of(scan, rows, tokens)
+            state, inputs = scan.zero_state(rows), inputs_of(scan, rows, tokens, dtype)
             selective_scan_prompt(scan, state, inputs, {"A": torch.empty(5120, 16)}, counts)
-
-    def inputs_of(rule: Rule, rows: int, tokens: int) -> dict[str, torch.Tensor]:
-        kinds = {name: torch.float32 if name in rule.exact else dtype for name in rule.input_shapes}
-        return {n: torch.empty(rows, tokens, *shape, dtype=kinds[n]) for n, shape in rule.input_shapes.items()}
 
     with collected(found, card, f"others {str(dtype).removeprefix('torch.')}"), torch.device("meta"):
         build_together(program)
+
+
+def inputs_of(rule: Rule, rows: int, tokens: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    kinds = {name: torch.float32 if name in rule.exact else dtype for name in rule.input_shapes}
+    return {n: torch.empty(rows, tokens, *shape, dtype=kinds[n]) for n, shape in rule.input_shapes.items()}
 
 
 def collect_prompts(dtype: torch.dtype, table: torch.Tensor) -> None:
@@ -237,6 +240,7 @@ def collect_prompts(dtype: torch.dtype, table: torch.Tensor) -> None:
     from lamina.kernels.attention.prompt.latent import attend_latents
     from lamina.kernels.attention.prompt.selected import attend_selected
     from lamina.kernels.attention.prompt.store import store_tokens
+    from lamina.kernels.attention.recall import recall_part
     from lamina.kernels.recurrent.prompt.carried import load_inputs, load_state, store_state
     from lamina.nn import AlibiBias, alibi_slopes
 
@@ -260,6 +264,45 @@ def collect_prompts(dtype: torch.dtype, table: torch.Tensor) -> None:
         store_tokens(latents, None, table)
         load_inputs(table, torch.empty(1, tokens, 5376, dtype=dtype), 4)
     store_state(load_state(table, 1, (80, 64, 128)), table)
+    for kind, page in ((dtype, 0), (torch.uint8, 64)):
+        for window in (Full(), Sliding(512)):
+            recall_part(table, "k", 1, 512, 128, kind, window, page)
+
+
+def collect_slack(dtype: torch.dtype) -> None:
+    """Launches the kernels that keep what caches with slack are rewound from."""
+    from lamina.kernels.columns import WIDTH
+    from lamina.kernels.recurrent.input_log import log_inputs, logged_inputs
+    from lamina.kernels.recurrent.prompt.carried import store_base
+    from lamina.kernels.recurrent.recur import recur_step
+    from lamina.kernels.recurrent.rewind import move_base, tokens_to_base
+    from lamina.recurrence import RGLRU, SSD, WKV, ChannelDelta, GatedDelta, SelectiveScan
+    from lamina.recurrence.rg_lru import Gates
+
+    table, counts = torch.empty(WIDTH, dtype=torch.int64), torch.empty(1, dtype=torch.int64)
+    store_base(torch.empty(1, 80, 64, 128), table, counts)
+    rules = (
+        SSD(80, 64, 128, groups=1), SelectiveScan(5120, 16), GatedDelta(16, 32, 128, 128), ChannelDelta(32, 128, 128),
+        RGLRU(2560), WKV(4096),
+    )  # fmt: skip
+    constants = dict(A=torch.empty(5120, 16), w=torch.empty(4096), first=torch.empty(4096))
+    weights = torch.empty(2560, 256, dtype=dtype), torch.empty(2560, dtype=dtype)
+    around: list[dict[str, Any]] = [
+        dict(dt_bias=torch.empty(80), dt_limit=(0.001, 0.1)),
+        dict(dt_bias=torch.empty(5120), norms=(1e-5, None, None)),
+        dict(unit=True, gates=(torch.empty(32), torch.empty(32)), doubled=True),
+        dict(unit=True, gates=(torch.empty(32), torch.empty(32, 128))),
+        dict(gates=Gates(*weights, *weights, torch.empty(2560)), positions=torch.empty(1, 1, dtype=torch.int64)),
+        {},
+    ]
+    for rule, how in zip(rules, around, strict=True):
+        inputs = inputs_of(rule, 1, 1, dtype)
+        recur_step(rule, inputs, constants, table, **how, ready=logged_inputs(rule, inputs, how, dtype)[1])
+        for rows, tokens in ((1, 32), (1, 512), (1, 1), (32, 1), (8, 4)):
+            inputs = inputs_of(rule, rows, tokens, dtype)
+            tokens_to_base(table, rows, tokens)
+            move_base(rule, inputs, constants, table, skip=tokens > 16)
+            log_inputs(inputs, table)
 
 
 def shared_bytes(kernel: Kernel) -> int:

@@ -10,9 +10,9 @@ from functools import cache
 
 import torch
 
-from lamina.attention.window import Chunked, Full, Sliding
+from lamina.attention.window import Chunked, Full, Sliding, Window
 from lamina.cache.codec.formats import FieldFormat
-from lamina.cache.spec import Attention, Cross, IndexKeys, Latent
+from lamina.cache.spec import Attention, Cross, IndexKeys, Latent, Tokens
 
 MOST_BYTES = 2048  # per token and head: key and value, each padded to a power of two
 MOST_CODED = 256  # values of a quantized head
@@ -69,19 +69,33 @@ def why_no_attention(
     'heads of 320 and 320 values; the attention kernels take keys and values of up to 256 in float32'
     """
     formats = formats or {}
-    reason = next((reason for one in formats.values() if (reason := why_no_format(one))), None)
-    if reason is not None:
+    if reason := _why_no_formats(formats):
         return reason
-    if not isinstance(spec, Cross) and not isinstance(spec.window, Full | Sliding | Chunked):
-        return f"no kernel for the window {spec.window}; there are kernels for Full, Sliding and Chunked"
+    if not isinstance(spec, Cross) and (reason := _why_no_window(spec.window)):
+        return reason
     if isinstance(spec, Latent):
         return _why_no_latent(spec)
     return why_no_heads(spec.key_dim, spec.value_dim, dtype, coded=bool(formats))
 
 
+def _why_no_formats(formats: Mapping[str, FieldFormat] | None) -> str | None:
+    return next((reason for one in (formats or {}).values() if (reason := why_no_format(one))), None)
+
+
+def _why_no_window(window: Window) -> str | None:
+    if isinstance(window, Full | Sliding | Chunked):
+        return None
+    return f"no kernel for the window {window}; there are kernels for Full, Sliding and Chunked"
+
+
+def why_no_vectors(spec: Tokens, formats: Mapping[str, FieldFormat] | None = None) -> str | None:
+    """Why no kernel of a captured step reads back token vectors of this spec, with fields in these formats."""
+    return _why_no_formats(formats) or _why_no_window(spec.window)
+
+
 def why_no_index(spec: IndexKeys, formats: Mapping[str, FieldFormat] | None = None) -> str | None:
     """Why no kernel of a captured step selects tokens by keys of this spec, with fields in these formats."""
-    reason = next((reason for one in (formats or {}).values() if (reason := why_no_format(one))), None)
+    reason = _why_no_formats(formats)
     if reason is None and spec.dim > MOST_INDEX:
         return f"indexer keys of {spec.dim} values; the kernels that select tokens take up to {MOST_INDEX}"
     return reason

@@ -22,6 +22,8 @@ K_SCALES, V_SCALES = tl.constexpr(ENTRY.index("k.scales")), tl.constexpr(ENTRY.i
 K_HIGH, V_HIGH = tl.constexpr(ENTRY.index("k.high")), tl.constexpr(ENTRY.index("v.high"))
 
 SCORES, SCORE_ROOM = tl.constexpr(ENTRY.index("scores")), tl.constexpr(ENTRY.index("score_room"))
+SLACK, BASES, BASE = (tl.constexpr(ENTRY.index(name)) for name in ("slack", "bases", "base"))
+LOG = tl.constexpr(ENTRY.index("log.0"))
 
 
 @triton.jit

@@ -22,6 +22,7 @@ from lamina.kernels.noise import gumbel, uniform
 from lamina.kernels.workspace import sums
 
 LENGTHS, WRITTEN, BASE = (tl.constexpr(HEADER.index(name)) for name in ("lengths", "written", "base"))
+SLACK = tl.constexpr(HEADER.index("slack"))
 RECORD, RECORD_WIDTH = tl.constexpr(HEADER.index("record")), tl.constexpr(HEADER.index("record_width"))
 LOGITS = tl.constexpr(HEADER.index("logits"))
 STRETCH = 4096  # logits that one program scans
@@ -31,6 +32,18 @@ STRETCH = 4096  # logits that one program scans
 def int64_pointer(header, COLUMN: tl.constexpr):
     """The pointer in a column of the header, to int64 values."""
     return tl.load(header + COLUMN).to(tl.pointer_type(tl.int64))
+
+
+@triton.jit
+def store_base(header, row, after, LOGS: tl.constexpr):
+    """Stores the position of the row's recurrent base state (`Step.base_after`): the new length, or with LOGS `slack`
+    tokens behind that if the log of inputs would overflow, and otherwise as before."""
+    base = int64_pointer(header, BASE) + row
+    if LOGS:
+        before, slack = tl.load(base), tl.load(header + SLACK)
+        tl.store(base, tl.where(after - before > 2 * slack, after - slack, before))
+    else:
+        tl.store(base, after)
 
 
 # -- the beginning ---------------------------------------------------------------------------------------------------
@@ -73,7 +86,7 @@ def _finish(
     ids, counts, left, ends,  # int64 [B, 1], [B], [B], [E]: see `finish`
     best, where, arrived,  # float32 [B, PARTS], int32 [B, PARTS], int32 [B]: see `scratch_for`
     VOCAB, ENDS, SAMPLE: tl.constexpr, ROW_ENDS: tl.constexpr,  # ROW_ENDS: ENDS, padded
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, PDL: tl.constexpr,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, LOGS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (row, part): BLOCK scores of one row; the last program of a row commits."""
     begin(PDL)
@@ -103,12 +116,12 @@ def _finish(
             chosen = tl.minimum(chosen, VOCAB - 1)  # where every score is NaN
             fed = tl.load(ids + row)
             lengths, written = int64_pointer(header, LENGTHS), int64_pointer(header, WRITTEN)
-            base, record = int64_pointer(header, BASE), int64_pointer(header, RECORD)
+            record = int64_pointer(header, RECORD)
             length = tl.load(lengths + row)
             tl.store(record + row * tl.load(header + RECORD_WIDTH) + length, fed)
             tl.store(lengths + row, length + 1)
             tl.store(written + row, tl.maximum(tl.load(written + row), length + 1))
-            tl.store(base + row, length + 1)
+            store_base(header, row, length + 1, LOGS)
             end = tl.arange(0, ROW_ENDS)
             ended = tl.sum((tl.load(ends + end, mask=end < ENDS, other=-1) == fed).to(tl.int32), axis=0) > 0
             remaining = tl.load(left + row) - 1
@@ -127,6 +140,7 @@ def finish(
     left: Tensor,  # [B]: how many tokens each row may still generate
     ends: Tensor,  # [E]: ids that end a row
     scratch: tuple[Tensor, Tensor, Tensor],  # of `scratch_for`
+    logs: bool = False,  # whether recurrences log their inputs
 ) -> None:
     """Chooses the next tokens and commits the ones fed. A row with count 0 is not changed."""
     rows, vocab = logits.shape
@@ -136,7 +150,7 @@ def finish(
         _finish, (rows, best.shape[1]),
         logits, scores, seed, numbers, header, ids, counts, left, ends, best, where, arrived, vocab, len(ends),
         noise is not None, triton.next_power_of_2(max(len(ends), 1)), STRETCH, best.shape[1],
-        triton.next_power_of_2(best.shape[1]), num_warps=8,
+        triton.next_power_of_2(best.shape[1]), logs, num_warps=8,
     )  # fmt: skip
 
 
@@ -156,7 +170,7 @@ def scratch_for(rows: int, vocab: int, device: torch.device) -> tuple[Tensor, Te
 @triton.jit
 def _commit_tokens(
     logits, header, ids, accepted,  # [B, T, V] or [B, V], the cache's header, int64 [B, T], int64 [B]
-    each, VOCAB, T: tl.constexpr, T_BLOCK: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    each, VOCAB, T: tl.constexpr, T_BLOCK: tl.constexpr, BLOCK: tl.constexpr, LOGS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (row, part): copies BLOCK logits of one row; its part 0 also advances the row. each: tokens of a row that
     have logits, T or 1."""
@@ -170,25 +184,26 @@ def _commit_tokens(
         tl.store(kept + row * VOCAB + at, values, mask=at < VOCAB)
         if part == 0:
             lengths, written = int64_pointer(header, LENGTHS), int64_pointer(header, WRITTEN)
-            base, record = int64_pointer(header, BASE), int64_pointer(header, RECORD)
+            record = int64_pointer(header, RECORD)
             before, t = tl.load(lengths + row), tl.arange(0, T_BLOCK)
             fed = tl.load(ids + row * T + t, mask=t < count, other=0)
             tl.store(record + row * tl.load(header + RECORD_WIDTH) + before + t, fed, mask=t < count)
             after = before + count
             tl.store(lengths + row, after)
             tl.store(written + row, tl.maximum(tl.load(written + row), after))
-            tl.store(base + row, after)
+            store_base(header, row, after, LOGS)
 
 
-def commit_tokens(logits: Tensor, header: Tensor, ids: Tensor, accepted: Tensor) -> None:
+def commit_tokens(logits: Tensor, header: Tensor, ids: Tensor, accepted: Tensor, logs: bool = False) -> None:
     """Commits the first accepted[b] tokens of each row of ids [B, T]: records them, keeps the logits after the last of
     them and advances the clock. A row that accepts 0 is not changed.
 
     logits   [B, T, V] after each token, or [B, V] after each row's last accepted one
+    logs     whether recurrences log their inputs
     """
     (rows, T), vocab = ids.shape, logits.shape[-1]
     launch(
         _commit_tokens, (rows, triton.cdiv(vocab, STRETCH)),
         logits, header, ids, accepted, logits.numel() // (rows * vocab), vocab, T, triton.next_power_of_2(T), STRETCH,
-        num_warps=8,
+        logs, num_warps=8,
     )  # fmt: skip

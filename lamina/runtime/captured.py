@@ -22,10 +22,12 @@ import torch
 from torch import Tensor
 
 from lamina import kernels
+from lamina.attention.window import Sliding, Window
 from lamina.cache.backend import Backend
 from lamina.cache.cache import Cache
 from lamina.cache.memory import Memory
 from lamina.cache.passes import last_tokens
+from lamina.cache.spec import Tokens
 from lamina.errors import CaptureError, InputError, LaminaError
 from lamina.kernels.columns import HEADER, WIDTH
 from lamina.runtime.builders import wait_for_kernels
@@ -35,10 +37,13 @@ from lamina.runtime.kernel_backend import KERNELS, TableEntry
 from lamina.runtime.pointers import CacheFormat, entries_of, header_of, score_room, stores_of, tables_of
 
 if TYPE_CHECKING:
+    from lamina.cache.layers.base import Key
     from lamina.kernels.gemm.fusion import Fusions
     from lamina.model import Model
+    from lamina.recurrence.rule import Tensors
 
 
+LEAST_ROOM, MOST_ROOM = 64, 8  # tokens; times the room that is needed, above which a program is captured again
 ALIGNED = 16  # int64 values, of which inputs begin at multiples; kernels are built for multiples of 16 bytes
 
 
@@ -55,7 +60,9 @@ class Captured:
     counts: Tensor  # [rows]
     ids: Tensor  # [rows, T]
     valid: Tensor | None = None  # None: kernels skip padding by `counts`
+    constants: dict[Key, Tensors]  # of each recurrence that logs its inputs, as model code gave them
     logits_of: Literal["last", "all"] = "last"  # the tokens whose logits a program computes
+    room = LEAST_ROOM  # tokens of a row that `recall` reads back without a window, a power of two
 
     def __init__(self, model: Model, rows: int, T: int, cache_format: CacheFormat, counts: int) -> None:
         from lamina.kernels.workspace import Workspace  # imports Triton
@@ -68,6 +75,7 @@ class Captured:
         self.positions, self.all_counts = self._int_zeros(rows, T), self.counts
         later = self.tables[1] if counts > 1 else None
         self.entries: list[dict[str, TableEntry]] = entries_of(model, self.tables[0], later, cache_format)
+        self.constants = {}
         self.logits: Tensor | None = None
         self.hidden: dict[int, Tensor] = {}
         self.replays: dict[Hashable, Program] = {}  # key of a program -> its replay, once captured
@@ -159,7 +167,7 @@ class Captured:
             return
         programs = self.programs()
         wait_for_kernels(self.model)
-        counts = self.counts.clone()
+        before = [(one, one.clone()) for one in self.changed_by_a_run]
         self.counts.zero_()
         try:
             wanted = [programs[key] for key in missing]
@@ -169,7 +177,13 @@ class Captured:
         except Exception as problem:
             raise self._capture_error(problem) from problem
         finally:
-            self.counts.copy_(counts)
+            for one, value in before:
+                one.copy_(value)
+
+    @property
+    def changed_by_a_run(self) -> tuple[Tensor, ...]:
+        """What differs after a run with counts of 0, such as the one before a capture: the counts, and these."""
+        return (self.counts,)
 
     def _interpret(self, which: Hashable) -> None:
         """Runs a program with interpreted kernels. An error in its first run is a CaptureError, as on a GPU."""
@@ -203,6 +217,31 @@ class Captured:
         else:
             self._interpret(which)
 
+    # -- room of what is read back -----------------------------------------------------------------------------------
+
+    def room_of(self, window: Window) -> int:
+        """How many tokens of a row `recall` reads back through this window."""
+        if window.span is None:
+            return self.room
+        return window.span + (window.keep if isinstance(window, Sliding) else 0)
+
+    @cached_property
+    def recalls(self) -> bool:
+        """Whether `recall` reads back whole rows, so that programs are for rows of up to `room` tokens."""
+        specs = (spec for entry in self.model.specs for spec in entry.values())
+        return any(type(spec) is Tokens and spec.window.span is None for spec in specs)
+
+    def fit_room(self, tokens: int) -> None:
+        """Makes `room` fit rows of this many tokens. Programs of another room are dropped: `capture` makes new ones."""
+        needed = max(LEAST_ROOM, 1 << (tokens - 1).bit_length())
+        if not self.recalls or needed <= self.room <= MOST_ROOM * needed:
+            return
+        self.room = needed
+        if self._stream is not None:
+            self._stream.synchronize()  # the graphs that are dropped may still run
+        self.replays.clear()
+        self._ran.clear()
+
     def _using_kernels(self) -> Any:
         self.workspace.fusions = self._fusions
         self._fusions.begin()
@@ -229,12 +268,17 @@ class Captured:
             if kind != self._bound_kind:
                 reason = self.why_not_bound(cache)
                 if reason is None and kind[0] != self.format:
-                    reason = "this pass is for other codecs or another page size; borrow one for this cache"
+                    reason = f"this pass is for {kind[0].difference(self.format)}; borrow one for this cache"
                 if reason is not None:
                     raise InputError(f"this cache has no captured passes: {reason}; run plain passes with cache.step")
             self._bound_cache, self._bound_kind = weakref.ref(cache), kind
             self._placed = None
         cache._kept_logits(self.model.vocab, self.model.dtype)
+
+    def note_constants(self, cache: Cache) -> None:
+        """Gives a cache with slack the constants of its recurrences, as plain passes do: rewinding needs them."""
+        for (i, name), constants in self.constants.items() if cache.slack else ():
+            cache.layers[i][name].constants = constants
 
     def why_not_bound(self, cache: Cache) -> str | None:
         """Why passes of this kind cannot read this cache; None if they can."""

@@ -4,10 +4,11 @@
         step.begin(cache, ids, remaining, ends)
         step.run(8)
 
-A program serves any cache of its shape: number of rows, tokens per row, sampling settings, codecs and page size. There
-are up to `limit` programs per shape. While all are lent, the next caller gets a CaptureError (`generate` then runs
-plain passes, and `Result.how` says so), or waits if `wait` is set. Waiting is not the default: an abandoned stream
-keeps its program, and the caller would wait for ever.
+A program serves any cache of its shape: number of rows, tokens per row, sampling settings, and the cache's format: its
+codecs, its page size, and whether recurrences log their inputs (slack). There are up to `limit` programs per shape.
+While all are lent, the next caller gets a CaptureError (`generate` then runs plain passes, and `Result.how` says so),
+or waits if `wait` is set. Waiting is not the default: an abandoned stream keeps its program, and the caller would wait
+for ever.
 
 Prompts (`prompt_of`) are captured for one caller of a shape at a time: graphs of many tokens need much memory. Others
 run plain passes meanwhile. A program of prompts has a graph per width, which are captured when they are first used.
@@ -86,24 +87,26 @@ class Graphs:
         return Graphs, (self.model,)  # a copy of a model starts without programs
 
     def step(self, rows: int, chooser: Chooser, cache: Cache | None = None, *, native: bool = False) -> CapturedStep:
-        """Borrows the decode step for caches with the codecs and page size of this one; for plain caches if None.
+        """Borrows the decode step for caches of the format of this one; for plain caches if None.
 
         native   True: a native program on a CPU, not a CUDA graph
         """
         chooser = replace(chooser, seed=0)  # not part of the shape: `begin` copies the seed in
         cache_format = CacheFormat.of(cache)
+        if native:  # the same program serves caches with slack and without
+            cache_format = replace(cache_format, logs=False)
         kind = NativeStep if native else CapturedStep
         return self._borrow(
             (rows, chooser, cache_format, native), lambda: kind(self.model, rows, chooser, cache_format)
         )
 
     def pass_of(self, rows: int, tokens: int, cache: Cache | None = None) -> CapturedPass:
-        """Borrows the pass of up to `tokens` tokens per row, for caches with the codecs and page size of this one."""
+        """Borrows the pass of up to `tokens` tokens per row, for caches of the format of this one."""
         T, cache_format = width_for(rows, tokens), CacheFormat.of(cache)
         return self._borrow((rows, T, cache_format), lambda: CapturedPass(self.model, rows, T, cache_format))
 
     def prompt_of(self, rows: int, cache: Cache | None = None) -> CapturedPrompt:
-        """Borrows the prompts of up to 512 tokens per row, for caches with the codecs and page size of this one."""
+        """Borrows the prompts of up to 512 tokens per row, for caches of the format of this one."""
         cache_format = CacheFormat.of(cache)
         return self._borrow((PROMPT, rows, cache_format), lambda: CapturedPrompt(self.model, rows, cache_format))
 

@@ -42,11 +42,14 @@ from lamina.cache.spec import (
     Shared,
     SharedIndex,
     Spec,
+    Tokens,
 )
 from lamina.errors import InputError
-from lamina.kernels.eligibility import why_no_attention, why_no_index
+from lamina.kernels.eligibility import why_no_attention, why_no_index, why_no_vectors
 from lamina.recurrence import RGLRU, SSD, WKV, ChannelDelta, GatedDelta, SelectiveScan
 from lamina.runtime.attend_kernels import attend
+from lamina.runtime.logged import recur_logged
+from lamina.runtime.recall_kernels import recall
 from lamina.runtime.select_kernels import select
 
 if TYPE_CHECKING:
@@ -69,6 +72,7 @@ class TableEntry:
               itself commits
     coding    how a codec quantizes its fields
     page      slots of a page; 0 where tokens are not in pages
+    logs      whether recurrences log their inputs, since the cache has slack
     is_read   whether another layer reads its keys and values in the same pass (`Shared`)
     new       for that layer: this pass's keys and values, as tensors or `Coded`, where they are not just in their slots
     """
@@ -78,6 +82,7 @@ class TableEntry:
     later: Tensor | None = None
     coding: Coding = field(default_factory=Coding)
     page: int = 0
+    logs: bool = False
     is_read: bool = False
     new: Any = None
     at_commit: Callable[[], object] | None = None
@@ -158,6 +163,8 @@ class KernelBackend:
     ) -> Tensor:  # fmt: skip
         from lamina.kernels.recurrent.recur import recur_step, with_products
 
+        if entry.logs:
+            return recur_logged(one, key, entry, inputs, constants, around)
         rule = entry.spec.rule
         if entry.later is not None:
             inputs, around = with_products(rule, inputs, around)  # which commit need not compute again
@@ -169,17 +176,17 @@ class KernelBackend:
         constants: Tensors, *, conv: ShortConvolution, gate: Tensor, norm: GatedRMSNorm | None,
         around: Mapping[str, Any],
     ) -> Tensor | None:  # fmt: skip
-        """One kernel for the whole mixer where that is faster, and the pass commits itself."""
+        """One kernel for the whole mixer where that is faster, the pass commits itself, and no inputs are logged."""
         from lamina.kernels.recurrent.mixer import mix_is_faster, mix_step
 
         rule = entry.spec.rule
-        if entry.later is not None or not mix_is_faster(rule, *x.shape[:2]):
+        if entry.later is not None or entry.logs or not mix_is_faster(rule, *x.shape[:2]):
             return None
         how = dict(conv=conv, gate=gate, norm=norm, **around)
         return mix_step(rule, x, inputs, constants, ring.table, entry.table, **how)
 
     def recall(self, one: Captured, key: Key, entry: TableEntry, x: Tensor) -> tuple[Tensor, Tensor]:
-        raise InputError(f"layer {key[0]} entry {key[1]!r}: no kernel recalls token vectors")
+        return recall(one, entry, x)
 
     def select(
         self, one: Captured, key: Key, entry: TableEntry, q: Tensor | None, k: Tensor | None, weights: Tensor | None,
@@ -261,6 +268,13 @@ class _IndexKernels:
         return why_no_index(spec, None if layer is None else layer.coding.formats)
 
 
+@register_kernels(Tokens)
+class _TokensKernels:
+    @staticmethod
+    def why_not(spec: Tokens, layer: Layer | None, dtype: torch.dtype) -> str | None:
+        return why_no_vectors(spec, None if layer is None else layer.coding.formats)
+
+
 @register_kernels(Shared)
 @register_kernels(SharedIndex)
 class _SharedKernels:
@@ -276,11 +290,13 @@ class _ConvolutionKernels:
         return None
 
 
+RULES = (SSD, SelectiveScan, GatedDelta, ChannelDelta, RGLRU, WKV)
+
+
 @register_kernels(Recurrent)
 class _RecurrentKernels:
     @staticmethod
     def why_not(spec: Recurrent, layer: Layer | None, dtype: torch.dtype) -> str | None:
-        if not isinstance(spec.rule, SSD | SelectiveScan | GatedDelta | ChannelDelta | RGLRU | WKV):
+        if type(spec.rule) not in RULES:
             return f"there is no kernel for the rule {type(spec.rule).__name__}"
-        slack = 0 if layer is None else layer.slack
-        return f"its slack is {slack}; a captured step keeps no log of inputs to rewind to" if slack else None
+        return None

@@ -10,7 +10,8 @@ kind of layer (speculative decoding, for example). One pass serves any cache, th
 
 The first graph does not change anything that is committed. It writes new tokens into slots past the end of lines, which
 are unused; rings, convolutions and recurrent states are only read. Each layer's inputs stay in the memory of the first
-graph. The second graph computes from them again with the accepted counts, and this time writes rings and states.
+graph. The second graph computes from them again with the accepted counts, and this time writes rings and states, and
+what a cache with slack is rewound from.
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ class CapturedPass(Captured):
             self.cache = cache
             try:
                 self._bind(cache, self.accepted)
+                self.fit_room(max(cache.clock.high))
                 self.counts.copy_(self.given.tensor)
                 if index is None:
                     self.ids[:, :n].copy_(ids)
@@ -124,6 +126,7 @@ class CapturedPass(Captured):
             if cache.pages is not None:
                 self._place(cache, self.accepted)
             self.accepted.copy_(taken.tensor)
+            self.note_constants(cache)
             with device_commit(cache, taken.low, taken.high):
                 self._replay(1)
 
@@ -169,7 +172,7 @@ class CapturedPass(Captured):
             for entry in self.entries:
                 for one in entry.values():
                     one.commit()
-        commit_tokens(self.logits, self.header, self.ids, self.accepted)
+        commit_tokens(self.logits, self.header, self.ids, self.accepted, self.format.logs)
 
     def _before_capture(self, programs: Sequence[Program]) -> None:
         self.accepted.zero_()

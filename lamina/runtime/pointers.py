@@ -13,6 +13,7 @@ from torch import Tensor
 from lamina.cache.cache import Cache
 from lamina.cache.codec.codec import Codec, Coding
 from lamina.cache.layers.attention import IndexLayer
+from lamina.cache.layers.recurrent import RecurrentLayer
 from lamina.kernels.columns import entry_row, header_row
 from lamina.runtime.kernel_backend import TableEntry
 
@@ -50,11 +51,13 @@ class CacheFormat:
 
     codecs    the codec of each entry, in the order of the tables; empty if nothing is quantized
     page      slots per page; 0 if the cache is not in a pool
+    logs      whether recurrences log their inputs: there are some, and the cache has slack
     codings   the `Coding` of each entry, with what kernels need to know of its codec
     """
 
     codecs: tuple[Codec, ...] = ()
     page: int = 0
+    logs: bool = False
     codings: tuple[Coding, ...] = field(default=(), compare=False)
 
     @classmethod
@@ -64,7 +67,14 @@ class CacheFormat:
             return cls()
         codings = tuple([layer.coding for layer in cache.every_layer()])
         codecs = tuple([one.codec for one in codings]) if any([one.formats for one in codings]) else ()
-        return cls(codecs, 0 if cache.pool is None else cache.pool.page, codings)
+        logs = cache.slack > 0 and any(isinstance(layer, RecurrentLayer) for layer in cache.every_layer())
+        return cls(codecs, 0 if cache.pool is None else cache.pool.page, logs, codings)
+
+    def difference(self, other: CacheFormat) -> str:
+        """How the other format, which is not this one, differs, in words."""
+        if self.logs == other.logs:
+            return "other codecs or another page size"
+        return f"recurrences {'with' if other.logs else 'without'} slack"
 
 
 PLAIN_FORMAT = CacheFormat()
@@ -98,7 +108,8 @@ def entries_of(
     none = [None] * len(tables)
     rows = zip(tables, none if later is None else later, cache_format.codings or [PLAIN] * len(tables), strict=True)
     read = {spec.reads_from for entry in model.specs for spec in entry.values()}
+    logs, page = cache_format.logs, cache_format.page
     return [
-        {name: TableEntry(spec, *next(rows), cache_format.page, (i, name) in read) for name, spec in entry.items()}
+        {name: TableEntry(spec, *next(rows), page, logs, (i, name) in read) for name, spec in entry.items()}
         for i, entry in enumerate(model.specs)
     ]

@@ -96,13 +96,13 @@ def start_build(make: Callable[[], Model], dtype: torch.dtype, device: torch.dev
 
 @torch.no_grad()
 def build_kernels(
-    model: Model, rows: int = 1, tokens: int | None = None, codec: Codecs | None = None, page: int = 0
+    model: Model, rows: int = 1, tokens: int | None = None, codec: Codecs | None = None, page: int = 0, slack: int = 0
 ) -> None:
     """Builds the kernels of a greedy decode step, or of a pass of `tokens` tokens per row, for a model on the meta
-    device and caches with this codec and `page` slots per page (0: not in a pool)."""
+    device and caches with this codec, `page` slots per page (0: not in a pool) and this slack."""
     if why_no_kernels(model.specs, dtype=model.dtype) is not None:
         return
-    cache_format = replace(CacheFormat.of(model.new_cache(rows, codec=codec)), page=page)
+    cache_format = replace(CacheFormat.of(model.new_cache(rows, slack=slack, codec=codec)), page=page)
     if tokens is None:
         build_together(CapturedStep(model, rows, Chooser(), cache_format).program)
     else:

@@ -24,9 +24,9 @@ from torch import Tensor
 from lamina.cache.cache import Cache
 from lamina.cache.ops.commit import device_commit
 from lamina.cache.pool.page_table import Span
-from lamina.errors import CapacityError, InputError
+from lamina.errors import CapacityError, CaptureError, InputError, LaminaError
 from lamina.kernels.device_guard import current
-from lamina.runtime.captured import Captured
+from lamina.runtime.captured import LEAST_ROOM, Captured
 from lamina.runtime.cuda_graph import Program
 from lamina.runtime.pointers import PLAIN_FORMAT, CacheFormat
 from lamina.sampling.exclusion import excluded
@@ -119,6 +119,7 @@ class CapturedStep(Captured):
         cache._kept_logits(self.model.vocab, self.model.dtype)
         self._cache, self._most = weakref.ref(cache), most
         self._make_room(cache, 1)
+        self.fit_room(self._longest(cache, LEAST_ROOM))
         before = list(prompts or cache.clock.high)
         self._place(
             cache, counts=[int(more > 0) for more in remaining], remaining=remaining,
@@ -135,16 +136,31 @@ class CapturedStep(Captured):
     def _make_room(self, cache: Cache, steps: int) -> None:
         """Makes room for the tokens of the next `steps` steps in the cache."""
 
-        def needed() -> int:
-            return max(min(high + steps, most) for high, most in zip(cache.clock.high, self._most, strict=True))
-
         def room() -> int:
             return min(cache._room, cache.record.shape[1])
 
-        if needed() > room():
+        if self._longest(cache, steps) > room():
             cache.clock.sync()  # rows that have ended need no more room
-            if needed() > room():
-                cache.reserve(min(max(needed(), 2 * room()), max(self._most)))
+            if (needed := self._longest(cache, steps)) > room():
+                cache.reserve(min(max(needed, 2 * room()), max(self._most)))
+
+    def _longest(self, cache: Cache, steps: int) -> int:
+        """The most tokens that a row may hold after the next `steps` steps."""
+        return max(min(high + steps, most) for high, most in zip(cache.clock.high, self._most, strict=True))
+
+    def _fit_longer(self, cache: Cache, steps: int) -> None:
+        """Captures the step again, between two of them, if rows get too long for it. Not a CaptureError if that fails:
+        tokens have been fed."""
+        before = self.room
+        self.fit_room(self._longest(cache, steps))
+        if self.room != before:
+            try:
+                self.capture()
+            except CaptureError as problem:
+                raise LaminaError(
+                    f"a step for rows of {self.room} tokens is missing, since {problem}; with model.graphs.limit = 0 "
+                    "plain passes run"
+                ) from problem
 
     def run(self, steps: int, rows: Sequence[int] | None = None) -> None:
         """Runs `steps` steps: each feeds one token to every live row and samples the next. Nothing is read back.
@@ -163,9 +179,13 @@ class CapturedStep(Captured):
                     if cache.pages is not None:
                         several = self._take_pages(cache, steps, rows)
                     self._place(cache)
+                    self._fit_longer(cache, several)
                     with device_commit(cache, [0] * cache.rows, several):
-                        for _ in range(several):
-                            self._replay()
+                        try:
+                            for _ in range(several):
+                                self._replay()
+                        finally:  # an interrupted run, too, may be rewound
+                            self.note_constants(cache)
                 steps -= several
 
     def _take_pages(self, cache: Cache, steps: int, rows: Sequence[int] | None) -> int:
@@ -193,6 +213,10 @@ class CapturedStep(Captured):
     def programs(self) -> Mapping[Any, Program]:
         return {0: self.program}
 
+    @property
+    def changed_by_a_run(self) -> tuple[Tensor, ...]:
+        return (self.counts,) if self.seen is None else (self.counts, self.recent)
+
     def program(self) -> None:
         """The captured graph: one decode step, from the ids in `self.ids` to the next ids, and commit."""
         from lamina.kernels import step_ends  # imports Triton
@@ -204,7 +228,7 @@ class CapturedStep(Captured):
         scores = self.processed(logits)
         noise = (self.seed, self.numbers) if self.chooser.sample else None
         marks = (self.header, self.ids, self.counts, self.remaining, self.ends, self.scratch)
-        step_ends.finish(logits, scores, noise, *marks)
+        step_ends.finish(logits, scores, noise, *marks, self.format.logs)
         self.end_excluded(scores)
 
     def processed(self, logits: Tensor) -> Tensor:

@@ -1,10 +1,12 @@
 """Builds every kernel of a decode step for a GPU, without one: `python -m tests.kernels.building FAMILY[:HOW] …`
 
 `products` in place of a family: products in configs that only larger models than those of the tests need;
-`mixtures`: options of mixtures of experts. `beside` as HOW: in a thread, beside plain passes.
+`mixtures`: options of mixtures of experts; `slack`: what every rule launches for a cache that can be rewound.
+`beside` as HOW: in a thread, beside plain passes.
 
 HOW is a number of tokens, for a captured pass of so many a row, a codec, for caches that are written by it, p and a
-number, for caches in pages of so many slots, or r and a number of rows; several of these with commas between.
+number, for caches in pages of so many slots, s and a number, for caches of that slack, or r and a number of rows;
+several of these with commas between.
 
 Run apart from the tests, whose kernels are interpreted. Building finds what the interpreter lets through: types that do
 not meet, tuples of another length. Prints how many kernels each family has.
@@ -39,8 +41,8 @@ def build(family: str, hows: list[str], dtype: torch.dtype) -> int:
     for one in hows:
         if one.isdigit():
             how["tokens"] = int(one)
-        elif one[0] in "pr":
-            how["page" if one[0] == "p" else "rows"] = int(one[1:])
+        elif one[1:].isdigit() and one[0] in "prs":
+            how[{"p": "page", "r": "rows", "s": "slack"}[one[0]]] = int(one[1:])
         else:
             how["codec"] = one
     model = on_meta(cases(family)[next(iter(cases(family)))]().to_dict(), dtype)
@@ -108,6 +110,18 @@ def build_mixtures() -> int:
         return built_by(run)
 
 
+def build_slack() -> int:
+    """Base states and logs of inputs, for every rule, in steps, passes and prompts."""
+    from bench.kernels.offline import collect_slack
+    from lamina.runtime.builders import build_together
+
+    def run() -> None:
+        with torch.device("meta"):
+            build_together(lambda: collect_slack(torch.bfloat16))
+
+    return built_by(run)
+
+
 def build_beside(family: str) -> int:
     """In a thread, while plain passes run in this one, which must not notice."""
     from lamina.loading import on_meta
@@ -155,6 +169,8 @@ def main() -> None:
                 count = build_products()
             elif family == "mixtures":
                 count = build_mixtures()
+            elif family == "slack":
+                count = build_slack()
             elif hows == ["beside"]:
                 count = build_beside(family)
             else:

@@ -58,10 +58,10 @@ def pass_launches(model: Model, rows: int, tokens: int) -> tuple[list[str], list
 
 
 def launches(
-    model: Model, rows: int = 1, codec: str | None = None, source: Source | None = None
+    model: Model, rows: int = 1, codec: str | None = None, source: Source | None = None, slack: int = 0
 ) -> tuple[list[str], list[list[str]], list[str]]:
     """What a step launches before its first block, in each block, and after the last."""
-    cache = model.new_cache(rows=rows, capacity=32, codec=codec, source=source)
+    cache = model.new_cache(rows=rows, capacity=32, slack=slack, codec=codec, source=source)
     step = CapturedStep(model, rows, Chooser(), CacheFormat.of(cache))
     step.begin(cache, torch.zeros(rows, dtype=torch.int64), [4] * rows, ())
     recorder = Recorder()

@@ -15,7 +15,7 @@ BESIDE = "lfm2:beside"  # while plain passes run
 
 def test_the_kernels_of_decode_steps_and_of_passes_build_for_a_gpu() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    asked = ["products", "mixtures", *FAMILIES, *PASSES, *CODECS, *PAGES, BESIDE]
+    asked = ["products", "mixtures", "slack", "mamba2:s2", *FAMILIES, *PASSES, *CODECS, *PAGES, BESIDE]
     command = [sys.executable, "-m", "tests.kernels.building", *asked]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]

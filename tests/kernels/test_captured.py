@@ -98,3 +98,16 @@ def test_rules_about_the_last_two_tokens_are_part_of_a_captured_step() -> None:
     for row in captured.tokens:
         times = [token for token in row if token >= 40]
         assert row[0] in (40, 41, 42) and len(times) > 2 and times == sorted(times)
+
+
+def test_the_run_before_a_capture_changes_no_more_than_capture_puts_back() -> None:
+    cache, logits = start(tiny())
+    with Graphs(tiny()).step(2, Chooser((lambda scores, history: scores - history.seen(scores.shape[1]),))) as step:
+        step.begin(cache, logits.argmax(-1), [3, 3], ())
+        kept = {id(one) for one in step.changed_by_a_run}
+        owned = {name: one for name, one in vars(step).items() if isinstance(one, torch.Tensor) and id(one) not in kept}
+        step.counts.zero_()
+        before = {name: one.clone() for name, one in owned.items() if name not in ("_inputs", "positions")}
+        step.program()
+        assert {name for name, one in before.items() if not torch.equal(one, owned[name])} == set()
+        assert before.keys() >= {"ids", "remaining", "seen", "seen_in_prompt", "tables"}

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import lamina
+from lamina.cache.spec import Keeping, Recurrent
 from lamina.errors import CaptureError, InputError
 from lamina.generation.feed import feed_rest
 from lamina.generation.prefill.prompt_reader import PromptReader
@@ -16,10 +17,11 @@ from lamina.generation.prefill.watch import Watch
 from lamina.generation.prompt import from_rows
 from lamina.kernels.launch import Launched, dry
 from lamina.model import Model
+from lamina.recurrence import RGLRU
 from lamina.runtime import Graphs
 from lamina.runtime.cuda_graph import copy_in
 from lamina.runtime.prompts.captured_prompt import CapturedPrompt
-from lamina.runtime.prompts.eligibility import why_no_prompts, why_not_prompted
+from lamina.runtime.prompts.eligibility import why_no_prompts, why_not_prompted, why_unserved
 from lamina.runtime.prompts.prebuild import build_prompt_kernels
 from tests.kernels.passes import same
 from tests.kernels.runs import small, tiny
@@ -182,14 +184,15 @@ def test_what_does_not_fit_or_cannot_be_captured_leaves_the_cache_as_it_was(monk
     assert all(torch.equal(one, other) for one, other in zip(before, held_by(cache, 0), strict=True))
 
 
+class Own(RGLRU):
+    """A rule from outside the package."""
+
+
 def test_what_is_not_served_says_why() -> None:
     assert "Triton" in (why := why_no_prompts(small("llama")) or "") or "on cpu" in why
-    slack = small("mamba2").new_cache(1, slack=2)
-    assert why_not_prompted(slack) == (
-        "layer 0 entry 'state': its slack is 2; a captured prompt keeps no log of inputs to rewind to"
-    )
-    with pytest.raises(InputError, match="no captured passes: layer 0 entry 'state': its slack is 2"):
-        Graphs(small("mamba2")).prompt_of(1, slack).feed(slack, torch.tensor([[1]]))
+    for slack, reason in ((0, None), (2, "its slack is 2, and no kernel moves the base state of the rule Own")):
+        layer = Recurrent(Own(channels=2)).layer(Keeping(1, None, slack, torch.float32, torch.device("cpu")))
+        assert why_unserved(layer.spec, layer, torch.float32) == reason
 
 
 def test_more_rows_than_captured_steps_have_are_read_by_plain_passes(monkeypatch: pytest.MonkeyPatch) -> None:

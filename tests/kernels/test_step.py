@@ -16,20 +16,27 @@ from tests.families.harness import pair
 
 
 def header_of(
-    lengths: torch.Tensor, written: torch.Tensor, base: torch.Tensor, record: torch.Tensor, logits: torch.Tensor
-) -> torch.Tensor:
+    lengths: torch.Tensor, written: torch.Tensor, base: torch.Tensor, record: torch.Tensor, logits: torch.Tensor,
+    slack: int = 0,
+) -> torch.Tensor:  # fmt: skip
     tensors = {"lengths": lengths, "written": written, "base": base, "record": record, "logits": logits}
     pointers = {name: one.data_ptr() for name, one in tensors.items()}
-    return torch.tensor(header_row(pointers | {"record_width": record.shape[1], "slack": 0}))
+    return torch.tensor(header_row(pointers | {"record_width": record.shape[1], "slack": slack}))
+
+
+def base_after(base: int, after: int, slack: int) -> int:
+    """Where the base of a row is after commit: see `lamina.cache.layers.recurrent`."""
+    return after - slack if after - base > 2 * slack or not slack else base
 
 
 @pytest.mark.parametrize("sample", [False, True])
-@pytest.mark.parametrize(("rows", "vocab"), [(1, 7), (3, STRETCH), (5, 2 * STRETCH + 13)])
-def test_finish_chooses_commits_and_ends_rows(rows: int, vocab: int, sample: bool) -> None:
+@pytest.mark.parametrize(("rows", "vocab", "slack"), [(1, 7, 0), (3, STRETCH, 0), (5, 2 * STRETCH + 13, 2)])
+def test_finish_chooses_commits_and_ends_rows(rows: int, vocab: int, slack: int, sample: bool) -> None:
     torch.manual_seed(rows)
     lengths, written, base = (torch.randint(0, 9, (rows,)) for _ in range(3))
+    base = torch.minimum(base, lengths) if slack else base
     record, kept = torch.full((rows, 16), -1), torch.full((rows, vocab), -7.0)
-    header = header_of(lengths, written, base, record, kept)
+    header = header_of(lengths, written, base, record, kept, slack)
     ids = torch.randint(0, 6, (rows, 1))
     counts, left = torch.ones(rows, dtype=torch.int64), torch.arange(1, rows + 1)
     counts[-1:] = rows == 1  # with several rows, the last one has ended before
@@ -45,12 +52,12 @@ def test_finish_chooses_commits_and_ends_rows(rows: int, vocab: int, sample: boo
     scores[0, -1] = scores[0].max()  # of equal ones the first is taken
     seed, numbers = torch.tensor([2**40 + 3]), torch.arange(rows) + 7
     chosen = draw(scores, int(seed), numbers, lengths + 1) if sample else scores.argmax(dim=-1)
-    finish(logits, scores, (seed, numbers) if sample else None, header, ids, counts, left, ends, scratch)
+    finish(logits, scores, (seed, numbers) if sample else None, header, ids, counts, left, ends, scratch, slack > 0)
     for r in range(rows):
         fed, live = int(before["ids"][r]), bool(before["counts"][r])
         assert lengths[r] == before["lengths"][r] + int(live)
         assert written[r] == (max(before["written"][r], before["lengths"][r] + 1) if live else before["written"][r])
-        assert base[r] == (before["lengths"][r] + 1 if live else before["base"][r])
+        assert base[r] == (base_after(before["base"][r], lengths[r], slack) if live else before["base"][r])
         assert torch.equal(kept[r], logits[r] if live else before["kept"][r])
         assert ids[r] == (chosen[r] if live else fed)
         assert left[r] == before["left"][r] - int(live)
@@ -59,13 +66,14 @@ def test_finish_chooses_commits_and_ends_rows(rows: int, vocab: int, sample: boo
     assert (scratch[2] == 0).all()
 
 
-@pytest.mark.parametrize(("T", "vocab"), [(1, 7), (5, STRETCH), (8, STRETCH + 13)])
-def test_commit_tokens_records_the_accepted_tokens_and_leaves_other_rows_alone(T: int, vocab: int) -> None:
+@pytest.mark.parametrize(("T", "vocab", "slack"), [(1, 7, 0), (5, STRETCH, 0), (8, STRETCH + 13, 3), (2, 7, 1)])
+def test_commit_tokens_records_the_accepted_tokens_and_leaves_other_rows_alone(T: int, vocab: int, slack: int) -> None:
     torch.manual_seed(T)
     rows = 4
     lengths, written, base = (torch.randint(0, 9, (rows,)) for _ in range(3))
+    base = torch.minimum(base, lengths) if slack else base
     record, kept = torch.full((rows, 20), -1), torch.full((rows, vocab), -7.0)
-    header = header_of(lengths, written, base, record, kept)
+    header = header_of(lengths, written, base, record, kept, slack)
     ids, logits = torch.randint(0, 60, (rows, T)), torch.randn(rows, T, vocab)
     accepted = torch.tensor([0, 1, T // 2, T])
     before = {name: t.clone() for name, t in locals().items() if isinstance(t, torch.Tensor)}
@@ -74,13 +82,13 @@ def test_commit_tokens_records_the_accepted_tokens_and_leaves_other_rows_alone(T
     assert torch.equal(at, lengths[:, None] + torch.arange(T))
     positions(header, at, most=5)
     assert torch.equal(at, (lengths[:, None] + torch.arange(T)).clamp(max=4))
-    commit_tokens(logits, header, ids, accepted)
+    commit_tokens(logits, header, ids, accepted, slack > 0)
     for r, count in enumerate(accepted.tolist()):
         start = int(before["lengths"][r])
         after = start + count
         assert lengths[r] == after
         assert written[r] == (max(before["written"][r], after) if count else before["written"][r])
-        assert base[r] == (after if count else before["base"][r])
+        assert base[r] == (base_after(before["base"][r], after, slack) if count else before["base"][r])
         assert torch.equal(kept[r], logits[r, count - 1] if count else before["kept"][r])
         assert record[r].tolist() == [-1] * start + ids[r, :count].tolist() + [-1] * (20 - after)
 

@@ -217,7 +217,7 @@ def test_a_step_that_reads_vectors_back_is_recorded_again_for_longer_and_for_muc
         first = torch.tensor([4, 5])
         step.begin(native, first, [9, 9], ())
         step.run(2), step.run(7)
-        used.append(step._room_used)
+        used.append(step._recorded_room)
         for _ in range(9):
             first = model(first[:, None], cache=plain, logits="last").argmax(-1)
         assert native.tokens == plain.tokens

@@ -56,10 +56,10 @@ TILES = {  # (rule, bandwidth-bound)
 
 
 @triton.jit
-def state_of(table):
-    """Pointer to the entry's states, float32 [B, *state_shape]. A pointer that is read from memory carries no alignment
-    by itself; with it, four values move at a time."""
-    return tl.multiple_of(tl.load(table + STORE).to(tl.pointer_type(tl.float32)), 16)
+def state_of(table, COLUMN: tl.constexpr = STORE):
+    """Pointer to the entry's states, float32 [B, *state_shape], or with COLUMN BASE to their base states. A pointer
+    that is read from memory carries no alignment by itself; with it, four values move at a time."""
+    return tl.multiple_of(tl.load(table + COLUMN).to(tl.pointer_type(tl.float32)), 16)
 
 
 @triton.jit

@@ -35,7 +35,7 @@ EMPTY = tl.constexpr(-1e38)  # the exponent of sums without a token
 
 
 @triton.jit
-def _merge(num, den, top, v, k):
+def merge(num, den, top, v, k):
     """Adds exp(k) v and exp(k) to sums that are divided by exp(top). -> (num, den, top)"""
     highest = tl.maximum(top, k)
     a, b = tl.exp(top - highest), tl.exp(k - highest)
@@ -77,9 +77,9 @@ def _wkv(
                 zs += (tl.load(z, mask=c_mask & exists, other=0.0).to(tl.float32),)
         for i in tl.static_range(GROUP):
             t, real = first + i, first + i < count
-            over, under, _ = _merge(num, den, top, vs[i], ks[i] + own)
+            over, under, _ = merge(num, den, top, vs[i], ks[i] + own)
             y = over / under
-            new_num, new_den, new_top = _merge(num, den, top + decay, vs[i], ks[i])
+            new_num, new_den, new_top = merge(num, den, top + decay, vs[i], ks[i])
             num, den, top = (
                 tl.where(real, new_num, num),
                 tl.where(real, new_den, den),
@@ -102,12 +102,14 @@ def wkv_step(
     *,
     gate: Tensor | None = None,
     write: bool = True,
+    ready: Tensors | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
     """WKV: k and v [B, T, C]; w and first [C]; the state is [B, 3, C] -> [B, T, C]. The input `token` is not read:
     counts say which tokens are real.
 
     gate   r [B, T, C]: multiplies by sigmoid(r), in the dtype of r
+    ready  is not written to: the inputs are those of the rule itself
     """
     k, v = contiguous_tokens(inputs["k"]), contiguous_tokens(inputs["v"])
     rows, tokens, channels = v.shape

@@ -1,7 +1,7 @@
 """The memory call `recall` in a native program: storing the new vector, and reading back those that it sees.
 
 How many tokens are read back is the shape of a tensor, which a program fixes: as many as the window shows, or, where
-all tokens stay visible, `NativeStep.room`. A step whose rows get longer than that is recorded again. Vectors are in the
+all tokens stay visible, `Captured.room`. A step whose rows get longer than that is recorded again. Vectors are in the
 order of their positions, and followed by zeros, which no query sees. The reference is `PlainBackend.recall`.
 """
 

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 from lamina import kernels
-from lamina.attention.window import Sliding, Window
-from lamina.errors import LaminaError
 from lamina.native.arguments import STRETCH, TYPES, ChooseArgs, CommitArgs, PositionsArgs, pointer
 from lamina.native.operations import NativeRecorder
 from lamina.native.program import Program
@@ -25,34 +23,19 @@ from lamina.weights.quantize import INT8
 
 if TYPE_CHECKING:
     from lamina.cache.backend import Backend
-    from lamina.cache.cache import Cache
-    from lamina.cache.layers.base import Key
-    from lamina.recurrence.rule import Tensors
 
 LAST = (1 << 31) - 1
-LEAST_ROOM, MOST_ROOM = 64, 8  # tokens; times the room that is needed, above which a program is recorded again
 
 
 class NativeStep(CapturedStep):
     """
     forward    the program from the ids to the logits; with greedy choice and without processors also what follows
     finish     choice and commit, if processors come between
-    constants  of each recurrence, as the model gave them when the program was recorded
-    room       tokens of a row that a program recorded now can read back as tensors (`recall`), a power of two
     """
 
     backend: Backend = NATIVE
-    room = LEAST_ROOM
-    constants: dict[Key, Tensors]
     _recorder: NativeRecorder | None = None
-    _room_used: int | None = None  # the room of the recorded program; None: it fits rows of any length
-
-    def room_of(self, window: Window) -> int:
-        """How many tokens of a row `recall` reads back through this window, in the program that is being recorded."""
-        if window.span is None:
-            self._room_used = self.room
-            return self.room
-        return window.span + (window.keep if isinstance(window, Sliding) else 0)
+    _recorded_room = 0  # `room` of the recorded program
 
     def scratch_for(self) -> tuple[Tensor, Tensor]:
         parts = -(-self.model.vocab // STRETCH)
@@ -69,33 +52,14 @@ class NativeStep(CapturedStep):
         """Records the program, unless that is done, or again if a constant that it was computed from or
         `model.activations` has changed, or if rows have got too long for it."""
         found, integer = self._recorder, self.model.activations == INT8
-        if found is None or found.is_stale or found.integer != integer or not self._fits:
+        if found is None or found.is_stale or found.integer != integer or self._recorded_room != self.room:
             try:
                 self._record()
             except Exception as problem:
                 raise self._capture_error(problem) from problem
-        self._note_constants()
-
-    def _note_constants(self) -> None:
-        """Gives the cache the constants of its recurrences, as plain passes do: rewinding a cache with slack needs
-        them."""
-        cache = None if self._cache is None else self._cache()
-        if cache is not None and cache.slack:
-            for (i, name), constants in self.constants.items():
-                cache.layers[i][name].constants = constants
-
-    @property
-    def _fits(self) -> bool:
-        """Whether the recorded program has room for the rows, and not so much that most of its work is in vain."""
-        return self._room_used is None or self.room <= self._room_used <= MOST_ROOM * self.room
-
-    def _make_room(self, cache: Cache, steps: int) -> None:
-        super()._make_room(cache, steps)
-        longest = max(min(high + steps, most) for high, most in zip(cache.clock.high, self._most, strict=True))
-        self.room = max(LEAST_ROOM, 1 << (longest - 1).bit_length())
 
     def _record(self) -> None:
-        self._room_used, self.constants = None, {}
+        self._recorded_room, self.constants = self.room, {}
         inputs = [self.ids, self.positions, self.counts, self.tables, self.header]
         forward = Program()
         recorder = NativeRecorder(forward, inputs, self.model.activations == INT8)
@@ -112,16 +76,6 @@ class NativeStep(CapturedStep):
         self._chosen_from = logits if self.seen is None else torch.zeros_like(logits)
         self._finish = forward if self.seen is None else Program()
         self._add_finish(self._finish, logits, self._chosen_from)
-
-    def _record_longer(self) -> None:
-        """Records the program again between two steps, for longer rows. Not a CaptureError: tokens have been fed."""
-        try:
-            self._record()
-        except Exception as problem:
-            raise LaminaError(
-                f"a native step cannot be recorded again for rows of {self.room} tokens: {problem}; LAMINA_NATIVE=0 "
-                "runs plain passes"
-            ) from problem
 
     def _add_finish(self, program: Program, logits: Tensor, scores: Tensor) -> None:
         """Appends the choice of the next tokens and commit."""
@@ -149,8 +103,6 @@ class NativeStep(CapturedStep):
     def _replay(self, which: Hashable = 0) -> None:
         if not self.counts.any():  # every row has ended
             return
-        if not self._fits:
-            self._record_longer()
         self._forward.run()
         if self._finish is not self._forward:
             self._chosen_from.copy_(self.processed(self._logits))

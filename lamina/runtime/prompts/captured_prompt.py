@@ -44,7 +44,9 @@ from lamina.runtime.prompts.eligibility import MOST_IN_ALL, WIDTHS, why_not_prom
 from lamina.runtime.prompts.table_backend import PROMPT_TABLES
 
 if TYPE_CHECKING:
+    from lamina.cache.layers.base import Key
     from lamina.model import Model
+    from lamina.recurrence.rule import Tensors
 
 MOST_SCORED = 64, 256  # queries of a row, and of all, that an indexer scores at a time
 FIRST_USE = 2  # a variant is captured when it is asked for this often
@@ -83,6 +85,7 @@ class CapturedPrompt(Captured):
         self.uses: Counter[Variant] = Counter()
         self.embeds: Tensor | None = None  # [rows, T, width], of an embedded variant
         self.states: dict[Variant, Tensor] = {}  # [rows, T, width] that a variant with states leaves
+        self._constants: dict[Variant, dict[Key, Tensors]] = {}  # variant -> `constants` of its graph
         self._all_ids, self._all_positions = self.ids.flatten(), self.positions.flatten()
         self._all_embeds: Tensor | None = None
         if self.device.type == "cuda":
@@ -154,10 +157,12 @@ class CapturedPrompt(Captured):
                 self._place_all(cache, real, ids)
                 if embeds is not None:
                     self._place_embeds(embeds)
+                self.fit_room(max(cache.clock.high))
                 self.capture(variant)
             except BaseException:
                 cache._abort_open_pass()
                 raise
+            self.note_constants(cache)
             with device_commit(cache, real.low, real.high):
                 self._replay(variant)
         return self.states[variant] if states else None
@@ -237,7 +242,7 @@ class CapturedPrompt(Captured):
             for entry in self.entries:
                 for one in entry.values():
                     one.commit()
-            commit_tokens(logits, self.header, ids, self.counts)
+            commit_tokens(logits, self.header, ids, self.counts, self.format.logs)
         if variant.states:
             self.states[variant] = self.hidden.pop(last)
         self._forget()
@@ -260,7 +265,7 @@ class CapturedPrompt(Captured):
 
     def _select(self, variant: Variant) -> None:
         """Makes `ids`, `positions` and `embeds` those of this variant, at the beginning of the memory of all."""
-        self.T = variant.width
+        self.T, self.constants = variant.width, self._constants.setdefault(variant, {})
         shape, size = (self.rows, self.T), self.rows * self.T
         self.ids, self.positions = (x[:size].view(shape) for x in (self._all_ids, self._all_positions))
         self.embeds = self._embedding_input()[:size].view(*shape, -1) if variant.embedded else None

@@ -15,10 +15,11 @@ from lamina.cache.spec import (
     Shared,
     SharedIndex,
     Spec,
+    Tokens,
 )
-from lamina.kernels.eligibility import why_no_attention, why_no_index
+from lamina.kernels.eligibility import why_no_attention, why_no_index, why_no_vectors
 from lamina.runtime.eligibility import why_not_captured, why_not_read
-from lamina.runtime.kernel_backend import kernels_for_prompts
+from lamina.runtime.kernel_backend import RULES, kernels_for_prompts
 
 if TYPE_CHECKING:
     import torch
@@ -52,11 +53,14 @@ def why_unserved(spec: Spec, layer: Layer | None, dtype: torch.dtype) -> str | N
             return why_no_attention(spec, None if layer is None else layer.coding.formats, dtype)
         case IndexKeys():
             return why_no_index(spec, None if layer is None else layer.coding.formats)
+        case Tokens():
+            return why_no_vectors(spec, None if layer is None else layer.coding.formats)
         case Shared() | SharedIndex() | Convolution():
             return None
-        case Recurrent():
-            slack = 0 if layer is None else layer.slack
-            return f"its slack is {slack}; a captured prompt keeps no log of inputs to rewind to" if slack else None
+        case Recurrent(rule=rule):
+            if layer is None or not layer.slack or type(rule) in RULES:
+                return None
+            return f"its slack is {layer.slack}, and no kernel moves the base state of the rule {type(rule).__name__}"
     if (outside := kernels_for_prompts(spec)) is not None:
         return outside.why_not(spec, layer, dtype)
     return f"captured prompts have no kernel for {type(spec).__name__}"

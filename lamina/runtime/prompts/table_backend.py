@@ -6,8 +6,9 @@ that they find the cache through tables (`TableEntry`), so that one graph serves
     attend          new tokens of lines are stored before the attention, those of rings at the end of the pass
     attend_latent   in the latent space: for up to 512 tokens this costs little more than expanding keys
     select          the indexer's keys are stored first; a few queries of each row are scored at a time
+    recall          PyTorch quantizes and dequantizes vectors; kernels copy them to and from the store
     recur           the state is copied out of the cache, the rule's prompt kernel (or its chunked form in PyTorch) runs
-                    on, and the new state is stored
+                    on, and the new state is stored; with slack, first the log of inputs and the base state
     convolve        the same with the inputs before the pass
 """
 
@@ -29,11 +30,13 @@ from lamina.cache.backend import AttendOptions, Backend
 from lamina.cache.layers.base import Key
 from lamina.cache.spec import Cross, Shared, SharedIndex
 from lamina.errors import InputError
-from lamina.recurrence import SSD
+from lamina.recurrence import SSD, Rule
 from lamina.recurrence.conv import causal_convolution
 from lamina.runtime.attend_kernels import form_of, sides_of
 from lamina.runtime.kernel_backend import TableEntry, kernels_for_prompts
+from lamina.runtime.logged import prepared, recur_prompt
 from lamina.runtime.prefill.backend import PROMPT, kernel_of
+from lamina.runtime.recall_kernels import recall
 from lamina.runtime.select_kernels import select_for_prompt
 
 if TYPE_CHECKING:
@@ -128,20 +131,16 @@ class PromptTableBackend:
         from lamina.kernels.recurrent.prompt.carried import load_state, store_state
 
         rule = entry.spec.rule
-        state = load_state(entry.table, one.rows, rule.state_shape)
-        fuses = kernels.fuses(next(iter(inputs.values())))
-        if isinstance(rule, SSD) and fuses:
-            from lamina.kernels.recurrent.prompt.ssd import ssd_prompt
+        if entry.logs:
+            inputs, around = prepared(rule, inputs, around)
 
-            out, state = ssd_prompt(rule, state, inputs, constants, one.counts, **around)
+        def run(state: Tensor, counts: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+            return _run_rule(rule, state, inputs, constants, around, counts, valid)
+
+        if entry.logs:
+            out, state = recur_prompt(one, key, entry, inputs, constants, run)
         else:
-            ready = rule.before(inputs, **around)
-            run = kernel_of(rule) if fuses else None
-            if run is None:
-                out, state = rule.chunk(state, ready, constants, one.valid)
-            else:
-                out, state = run(rule, state, ready, constants, one.counts)
-            out = rule.after(out, ready, **around)
+            out, state = run(load_state(entry.table, one.rows, rule.state_shape), one.counts, one.valid)
         store_state(state, entry.table)
         return out
 
@@ -150,7 +149,7 @@ class PromptTableBackend:
         return None
 
     def recall(self, one: CapturedPrompt, key: Key, entry: TableEntry, x: Tensor) -> tuple[Tensor, Tensor]:
-        raise InputError(f"layer {key[0]} entry {key[1]!r}: no kernel recalls token vectors")
+        return recall(one, entry, x)
 
     def select(
         self, one: CapturedPrompt, key: Key, entry: TableEntry, q: Tensor | None, k: Tensor | None,
@@ -172,6 +171,25 @@ class PromptTableBackend:
         if (found := kernels_for_prompts(entry.spec)) is None:
             raise InputError(f"layer {key[0]} entry {key[1]!r}: no kernel for {name} of many tokens")
         return getattr(found, name)(entry, *args, **how)
+
+
+def _run_rule(
+    rule: Rule, state: Tensor, inputs: Tensors, constants: Tensors, around: Mapping[str, Any],
+    counts: Tensor | None, valid: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The rule over the first counts [R] tokens of each row, those that are `valid` [R, T]. -> (outputs, new state)"""
+    fuses = kernels.fuses(next(iter(inputs.values())))
+    if isinstance(rule, SSD) and fuses:
+        from lamina.kernels.recurrent.prompt.ssd import ssd_prompt
+
+        return ssd_prompt(rule, state, inputs, constants, counts, **around)
+    ready = rule.before(inputs, **around)
+    run = kernel_of(rule) if fuses else None
+    if run is None:
+        out, state = rule.chunk(state, ready, constants, valid)
+    else:
+        out, state = run(rule, state, ready, constants, counts)
+    return rule.after(out, ready, **around), state
 
 
 def _attend_own(entry: TableEntry, q: Tensor, k: Tensor, v: Tensor, how: dict[str, Any]) -> Tensor:

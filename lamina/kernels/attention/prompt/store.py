@@ -15,17 +15,19 @@ import triton.language as tl
 from torch import Tensor
 
 from lamina.kernels.attention.rope_append import cell_at, keeps_slot, slot_at
-from lamina.kernels.entry import COUNTS, K_STORE, V_STORE, count_of, lengths_of, store_pointer
+from lamina.kernels.columns import ENTRY_AT
+from lamina.kernels.entry import COUNTS, V_STORE, count_of, lengths_of, store_pointer
 from lamina.kernels.launch import begin, launch
 
 VALUES = 8192  # of a program's tile
 
 
-def store_tokens(k: Tensor, v: Tensor | None, table: Tensor, page: int = 0) -> None:
+def store_tokens(k: Tensor, v: Tensor | None, table: Tensor, page: int = 0, column: str = "k") -> None:
     """Stores keys [B, H, T, D] and values [B, H, T, Dv]: the first `counts` tokens of each row, in their slots.
 
     v      None for an entry with one field: latents, or the inputs of a convolution
     page   slots per page; 0 without pages
+    column of the table, that points to the store of k
     """
     k = k if k.stride(-1) == 1 else k.contiguous()
     values = k if v is None else v if v.stride(-1) == 1 else v.contiguous()
@@ -35,7 +37,8 @@ def store_tokens(k: Tensor, v: Tensor | None, table: Tensor, page: int = 0) -> N
     launch(
         _store_tokens, (triton.cdiv(T, tokens), H, B),
         k, values, table, T, *k.stride()[:3], *values.stride()[:3],
-        HEADS=H, D=D, DV=Dv, WIDE=wide, TOKENS=tokens, PAGE=page, num_warps=4,
+        HEADS=H, D=D, DV=Dv, WIDE=wide, TOKENS=tokens, PAGE=page, COLUMN=ENTRY_AT[column],
+        num_warps=4,
     )  # fmt: skip
 
 
@@ -44,9 +47,9 @@ def _store_tokens(
     k, v, table,  # [B, HEADS, T, D], [B, HEADS, T, DV]; the entry's table row
     T, k_row, k_head, k_token, v_row, v_head, v_token,  # strides
     HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, WIDE: tl.constexpr, TOKENS: tl.constexpr,
-    PAGE: tl.constexpr, PDL: tl.constexpr,
+    PAGE: tl.constexpr, COLUMN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, head, row): tokens i · TOKENS … of one head. DV is 0 for an entry with one field."""
+    """Program (i, head, row): tokens i · TOKENS … of one head. DV is 0 for an entry with one field. COLUMN: of k."""
     begin(PDL)
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     length, count = tl.load(lengths_of(table) + row).to(tl.int32), count_of(tl.load(table + COUNTS), row, T)
@@ -57,7 +60,7 @@ def _store_tokens(
         slot = tl.where(stored, slot_at(table, length + t), 0)
         cell = cell_at(table, row, head, slot, stored, HEADS, PAGE).to(tl.int64)
         k += row * k_row + head * k_head
-        _copy(store_pointer(table, K_STORE, k.dtype), k, cell, t, k_token, stored, D, WIDE)
+        _copy(store_pointer(table, COLUMN, k.dtype), k, cell, t, k_token, stored, D, WIDE)
         if DV:
             v += row * v_row + head * v_head
             _copy(store_pointer(table, V_STORE, v.dtype), v, cell, t, v_token, stored, DV, WIDE)
