@@ -10,9 +10,8 @@ with caches, masks, position arguments or padding.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
-from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import torch
@@ -121,11 +120,7 @@ class Model(nn.Module):
     @property
     def specs(self) -> list[LayerSpecs]:
         """For each layer, what the cache must store: name -> spec."""
-        return list(self.each_specs())
-
-    def each_specs(self) -> Iterable[LayerSpecs]:
-        """`specs`, one after the other."""
-        return map(specs_of, count(), self.blocks)
+        return [specs_of(i, block) for i, block in enumerate(self.blocks)]
 
     @property
     def vocab(self) -> int:
@@ -165,7 +160,7 @@ class Model(nn.Module):
 
         None if there is none: recurrent models, relative positions (T5), a configuration without one.
         """
-        if not any(spec.uses_positions for entry in self.each_specs() for spec in entry.values()):
+        if not any(spec.uses_positions for entry in self.specs for spec in entry.values()):
             return self.max_positions
         return min((n for n in (positions_of(config_of(self)), self.max_positions) if n is not None), default=None)
 

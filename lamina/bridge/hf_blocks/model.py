@@ -6,7 +6,6 @@ steps are plain passes: the blocks are not Lamina's, so there are no kernels to 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -43,7 +42,8 @@ class TransformersModel(Model):
         assert isinstance(stack, Stack)
         return stack
 
-    def each_specs(self) -> Iterable[LayerSpecs]:
+    @property
+    def specs(self) -> list[LayerSpecs]:
         return [found.specs for found in self.stack.layers]
 
     def embed(self, ids: Tensor) -> Tensor:
