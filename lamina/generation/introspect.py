@@ -14,7 +14,8 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.cache.layers.base import Key
-from lamina.cache.recompute import cross_inputs_of, uncached_pass
+from lamina.cache.ops.attach import cross_inputs_of
+from lamina.cache.recompute import uncached_pass
 
 
 @dataclass(frozen=True)
