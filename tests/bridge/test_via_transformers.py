@@ -231,6 +231,28 @@ def test_explain_says_why_nothing_is_captured_and_compile_is_refused() -> None:
         ours.compile()
 
 
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_next", "llama4"])
+def test_attentions_of_ragged_rows_are_those_of_each_row_alone(family: str) -> None:
+    ours, rows = known(family)[1], [[5, 9, 12, 3], [7], [30, 31, 32, 33]]
+    asked = dict(max_new_tokens=3, eos_token_id=(), output_attentions=True, output_hidden_states=True)
+    together = ours.generate(rows, **asked)
+    for row, ids in enumerate(rows):
+        alone = ours.generate([ids], **asked)
+        assert together.attentions[row].keys() == alone.attentions[0].keys() != set()
+        for key, weights in together.attentions[row].items():
+            torch.testing.assert_close(weights, alone.attentions[0][key], rtol=1e-4, atol=1e-5)
+        for found, expected in zip(together.hidden_states[row], alone.hidden_states[0], strict=True):
+            assert relative(found, expected) < TOLERANCE
+
+
+def test_what_needs_several_blocks_or_a_head_is_refused_by_name() -> None:
+    ours = known("llama4")[1]
+    with pytest.raises(InputError, match="dola_layers: TransformersModel has no `head`"):
+        ours.generate([[5]], 2, dola_layers="low")
+    with pytest.raises(InputError, match="assistant_early_exit=1: TransformersModel is a single block"):
+        ours.generate([[5]], 2, assistant_early_exit=1)
+
+
 def test_load_via_transformers(tmp_path: Path) -> None:
     theirs, _ = other("persimmon")
     theirs.save_pretrained(tmp_path)

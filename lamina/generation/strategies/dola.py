@@ -51,6 +51,10 @@ def premature_layers(model: Model, chosen: str | Sequence[int]) -> list[int]:
 def check_layers(model: Model, chosen: str | Sequence[int]) -> None:
     """Raises if there are no such candidate layers, or the head cannot be applied to their hidden states."""
     premature_layers(model, chosen)
+    if getattr(model, "head", None) is None:
+        raise InputError(
+            f"dola_layers: {type(model).__name__} has no `head`, which would be applied to earlier layers: leave it out"
+        )
     zero = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     wide = model.enter(model.embed(zero), zero)[0].shape[-1]
     if wide != (reads := getattr(model.head, "in_features", wide)):

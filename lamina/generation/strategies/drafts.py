@@ -201,6 +201,11 @@ def _as_wide(logits: Tensor, vocab: int) -> Tensor:
 
 def early_exit(model: Model, layers: int) -> Model:
     """A model of the first `layers` layers of a model between its embedding and its head. It shares all weights."""
+    if len(model.blocks) == 1:
+        raise InputError(
+            f"assistant_early_exit={layers}: {type(model).__name__} is a single block, so there are no first layers: "
+            "use assistant_model or prompt_lookup_num_tokens"
+        )
     if not 0 < layers < len(model.blocks):
         raise InputError(
             f"assistant_early_exit={layers}: the model has {len(model.blocks)} layers, so it must be between 1 and "
