@@ -245,6 +245,19 @@ def test_attentions_of_ragged_rows_are_those_of_each_row_alone(family: str) -> N
             assert relative(found, expected) < TOLERANCE
 
 
+def test_spans_of_rows_that_run_by_several_calls_are_seen_and_one_that_would_be_cut_is_refused() -> None:
+    ours, ids, spans = known("qwen3_next")[1], random_ids(2, 10, 60), torch.full((2, 10), -1)
+    spans[0, 2:5], spans[1, 1:4] = 0, 0
+    expected = [ours(ids[:1], spans=spans[:1]), ours(ids[1:, :7], spans=spans[1:, :7])]
+    for slack in (0, 3):
+        found = ours(ids, counts=[10, 7], cache=ours.new_cache(2, slack=slack), spans=spans)
+        assert relative(found[:1], expected[0]) < TOLERANCE and relative(found[1:, :7], expected[1]) < TOLERANCE
+    cache = ours.new_cache(2, slack=8)
+    with pytest.raises(InputError, match=r"row 0 has a span at tokens 2 and 3, which .* runs in two calls"):
+        ours(ids, counts=[10, 7], cache=cache, spans=spans)
+    assert cache.lengths.tolist() == [0, 0]
+
+
 def test_what_needs_several_blocks_or_a_head_is_refused_by_name() -> None:
     ours = known("llama4")[1]
     with pytest.raises(InputError, match="dola_layers: TransformersModel has no `head`"):
