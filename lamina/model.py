@@ -44,7 +44,7 @@ from lamina.runtime.compile import CompiledBlocks, why_not_compiled
 from lamina.runtime.eligibility import how_packed
 from lamina.runtime.feed import feed, run, step_alone
 from lamina.runtime.graphs import Graphs
-from lamina.weights.packed import Packed, first_parameter
+from lamina.weights.packed import Packed, first_weight
 from lamina.weights.quantize import INT8, check_activations
 
 if TYPE_CHECKING:
@@ -166,11 +166,11 @@ class Model(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return first_parameter(self).device
+        return first_weight(self).device
 
     @property
     def dtype(self) -> torch.dtype:
-        first = first_parameter(self).dtype
+        first = first_weight(self).dtype
         return first if first.is_floating_point else next(x.dtype for x in self.parameters() if x.is_floating_point())
 
     # -- defined by a family ---------------------------------------------------------------------------------------

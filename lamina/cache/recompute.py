@@ -6,7 +6,7 @@ are tested against. The keys and values of a source (encoder output) are stored,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,15 +14,12 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.cache.clock import on_device
-from lamina.cache.layers.base import Key
+from lamina.cache.ops.attach import CrossInputs, cross_inputs_of
 from lamina.cache.step import Step
 from lamina.errors import InputError
 
 if TYPE_CHECKING:
     from lamina.model import Logits, Model
-
-CrossInputs = Mapping[Key, Mapping[str, Tensor]]
-"""(layer, entry) -> the source's "k" and "v" [B, H, S, D], which that layer cross-attends to, and "lengths" [B]."""
 
 
 def recompute_cache(model: Model, rows: int) -> Cache:
@@ -77,13 +74,3 @@ def uncached_pass(model: Model, rows: Sequence[Sequence[int]], crossed: CrossInp
     step = Step.alone(model.specs, (ids.shape[0], ids.shape[1]), model.device, real)
     step.source = crossed
     return ids, step
-
-
-def cross_inputs_of(cache: Cache) -> CrossInputs:
-    """The keys, values and lengths of the sources that a cache stores."""
-    return {
-        (i, name): layer.data
-        for i, entry in enumerate(cache.layers)
-        for name, layer in entry.items()
-        if layer.spec.reads_source
-    }

@@ -126,6 +126,8 @@ def export(
             f'the weights of this model are packed ({", ".join(formats)}): export one of load(weights="plain")'
         )
     capacity = check_int("capacity", capacity)
+    if capacity <= SHORTEST:
+        raise InputError(f"capacity={capacity}: a program needs room for at least {SHORTEST + 1} tokens a row")
     longest = longest_prefill(model, capacity)
     chunk = longest if chunk is None else check_int("chunk", chunk)
     if not SHORTEST < chunk <= longest:

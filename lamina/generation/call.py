@@ -40,8 +40,8 @@ from lamina.generation.stopping import Reason, Stopping
 from lamina.generation.strategies.beams import beam_search
 from lamina.generation.strategies.captured import decode_captured, why_plain
 from lamina.generation.strategies.contrastive import contrastive_search
-from lamina.generation.strategies.dola import dola, premature_layers
-from lamina.generation.strategies.drafts import assistant_of
+from lamina.generation.strategies.dola import check_layers, dola
+from lamina.generation.strategies.drafts import assistant_of, check_source_ids, refuse_embeddings
 from lamina.generation.strategies.guide import guide_of, negative_prompt_of
 from lamina.generation.strategies.healing import HealedPrompt, heal, mask_to_healing
 from lamina.generation.strategies.plain import decode_plain
@@ -56,6 +56,12 @@ from lamina.sampling.exclusion import check_exclusions
 if TYPE_CHECKING:
     from lamina.generation.settings.settings import Settings
     from lamina.model import Model
+
+READ_WHOLE_ROWS = (
+    "assistant_model", "assistant_early_exit", "penalty_alpha", "dola_layers", "output_hidden_states",
+    "output_attentions",
+)  # fmt: skip
+"""Settings for which the ids of whole rows are fed again, so that rows may not hold embeddings."""
 
 
 class Call:
@@ -78,6 +84,7 @@ class Call:
         elif settings.prompt_logprobs is not None:
             raise InputError("prompt_logprobs are those of ids: give ids instead of inputs_embeds")
         self.prompt, self.healed = prompt, list[HealedPrompt]()
+        self._reads_whole_rows = [name for name in READ_WHOLE_ROWS if getattr(settings, name)]
         self.times = settings.num_return_sequences if settings.num_beams == 1 else 1  # copies of each row
         self.row_ids = check_row_ids(row_ids, len(prompt.counts) * self.times)
         check_exclusions(settings, model.vocab, settings.min_new_tokens or 0)
@@ -87,9 +94,11 @@ class Call:
                 if (value := getattr(settings, name)) != neutral:
                     raise InputError(f"{name}={value} reads the source's ids, and none were given: leave it out")
         if settings.strategy == "assisted" and settings.prompt_lookup_num_tokens is None:
-            assistant_of(model, settings)
+            assistant = assistant_of(model, settings)
+            if settings.assistant_model is not None:
+                check_source_ids(None if prompt.source is None else prompt.source.ids, assistant)
         if settings.dola_layers is not None:
-            premature_layers(model, settings.dola_layers)
+            check_layers(model, settings.dola_layers)
 
     def check(self, cache: Cache | None, whole: bool | None, prefixes: PrefixStore | None) -> None:
         """Raises if the prompts cannot continue this cache, or start from this store."""
@@ -161,6 +170,8 @@ class Call:
         stopping = self._stopping(lengths, negative)
         row_ids = self._row_ids(cache, plan)
         guide = guide_of(model, settings, negative, cache.rows * times, max(stopping.most))
+        if self._reads_whole_rows:
+            self._check_ids(plan.texts(cache.tokens))
         make_room(cache, lengths, stopping.most[::times])
 
         plan.apply(cache)
@@ -189,6 +200,18 @@ class Call:
             self._on_token(stopping), self._source_ids(), guide, Recorder.of(settings, cache.rows),
         )  # fmt: skip
         return run, plan
+
+    def _check_ids(self, texts: Sequence[Sequence[int]]) -> None:
+        """Raises if a row would hold embeddings. texts: ids of each row"""
+        name = self._reads_whole_rows[0]
+        if name.startswith("assistant"):
+            refuse_embeddings(texts)
+        for row, text in enumerate(texts):
+            if -1 in text:
+                raise InputError(
+                    f"token {list(text).index(-1)} of row {row} was given as an embedding, and {name} reads whole rows "
+                    "of ids: give ids, or leave it out"
+                )
 
     def _plan(self, cache: Cache | None, whole: bool | None) -> tuple[Cache, Continuation]:
         """-> the cache that the prompt is fed to, and the plan that takes its rows there. It is not applied yet."""
@@ -240,7 +263,10 @@ class Call:
             return self.row_ids
         if not self.settings.do_sample:
             return list(range(len(plan.rest) * self.times))
-        return hash_rows(contents_of(self.prompt, cache.tokens, plan), self.times)
+        contents = contents_of(self.prompt, cache.tokens, plan)
+        if self.healed:  # prompts that differ in the removed token are not equal
+            contents = [content + one.text.encode() for content, one in zip(contents, self.healed, strict=True)]
+        return hash_rows(contents, self.times)
 
     def _stopping(self, lengths: Sequence[int], negative: Prompt | None) -> Stopping:
         """The stopping rules. lengths: tokens that each row holds after its prompt"""

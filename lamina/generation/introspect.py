@@ -14,7 +14,8 @@ from torch import Tensor
 
 from lamina.cache.cache import Cache
 from lamina.cache.layers.base import Key
-from lamina.cache.recompute import cross_inputs_of, uncached_pass
+from lamina.cache.ops.attach import cross_inputs_of
+from lamina.cache.recompute import uncached_pass
 
 
 @dataclass(frozen=True)
@@ -37,21 +38,28 @@ def introspect(cache: Cache, *, hidden: bool = True, attentions: bool = False) -
     >>> introspect(model.generate("The sky is").cache).hidden[0][-1].shape     # doctest: +SKIP
     torch.Size([24, 576])
     """
-    model, rows = cache.model, cache.tokens
+    model, rows, crossed = cache.model, cache.tokens, cross_inputs_of(cache)
     assert model is not None
-    ids, step = uncached_pass(model, rows, cross_inputs_of(cache))
-    attended, depth = step.record_attentions() if attentions else {}, len(model.blocks)
-    model.forward(ids, step, logits=None, hidden=range(depth + 1) if hidden else ())
-    if hidden:
-        step.hidden[depth] = model.finish(step.hidden[depth])
-    found = Introspection([], [])
-    for r, row in enumerate(rows):
-        n = len(row)
+    groups = {0: list(range(len(rows)))}
+    if attentions and not model.takes_packed:  # it may run rows of different lengths by several calls, not recorded
+        groups = {}
+        for r, row in enumerate(rows):
+            groups.setdefault(len(row), []).append(r)
+    found = Introspection([[] for _ in rows] if hidden else [], [{} for _ in rows] if attentions else [])
+    depth = len(model.blocks)
+    for group in groups.values():
+        some = {key: {name: x[group] for name, x in inputs.items()} for key, inputs in crossed.items()}
+        ids, step = uncached_pass(model, [rows[r] for r in group], some)
+        attended = step.record_attentions() if attentions else {}
+        model.forward(ids, step, logits=None, hidden=range(depth + 1) if hidden else ())
         if hidden:
-            found.hidden.append([step.hidden[layer][r, :n] for layer in range(depth + 1)])
-        if attentions:
-            keys = {key: int((at[r] >= 0).sum()) for key, (_, at) in attended.items()}
-            found.attentions.append({key: weights[r, :, :n, : keys[key]] for key, (weights, _) in attended.items()})
+            step.hidden[depth] = model.finish(step.hidden[depth])
+        for at, r in enumerate(group):
+            n = len(rows[r])
+            if hidden:
+                found.hidden[r] = [step.hidden[layer][at, :n] for layer in range(depth + 1)]
+            for key, (weights, positions) in attended.items():
+                found.attentions[r][key] = weights[at, :, :n, : int((positions[at] >= 0).sum())]
     return found
 
 

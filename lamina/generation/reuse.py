@@ -44,6 +44,13 @@ class Continuation:
         """Tokens that each row will hold after the plan. held: tokens that it holds now"""
         return [len(self.rest[row]) + (0 if row in self.restart else n - self.back[row]) for row, n in enumerate(held)]
 
+    def texts(self, held: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Ids of each row after the plan. held: those that it holds now"""
+        return [
+            [*(() if row in self.restart else ids[: len(ids) - self.back[row]]), *self.rest[row]]
+            for row, ids in enumerate(held)
+        ]
+
     def apply(self, cache: Cache) -> None:
         """Rewinds and resets rows, so that `rest` can be fed. A reset also drops the row's attached source."""
         if any(self.back):

@@ -192,7 +192,14 @@ def vocabulary_of(tokenizer: Tokenizer, ends: tuple[int, ...], vocab: int) -> An
     made = _vocabularies.setdefault(tokenizer, {})
     if (ends, vocab) not in made:
         size = max(vocab, tokenizer.vocab_size)
-        made[ends, vocab] = _llguidance().LLTokenizer(tokenizer.backend.to_str(), n_vocab=size, eos_token=list(ends))
+        text = tokenizer.backend.to_str()
+        try:
+            made[ends, vocab] = _llguidance().LLTokenizer(text, n_vocab=size, eos_token=list(ends))
+        except ValueError as error:
+            raise InputError(
+                f"a grammar needs a tokenizer that llguidance reads, byte-level or with byte fallback ({error}): use "
+                "prefix_allowed_tokens_fn with this one"
+            ) from error
     return made[ends, vocab]
 
 

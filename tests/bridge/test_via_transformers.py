@@ -231,6 +231,41 @@ def test_explain_says_why_nothing_is_captured_and_compile_is_refused() -> None:
         ours.compile()
 
 
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_next", "llama4"])
+def test_attentions_of_ragged_rows_are_those_of_each_row_alone(family: str) -> None:
+    ours, rows = known(family)[1], [[5, 9, 12, 3], [7], [30, 31, 32, 33]]
+    asked = dict(max_new_tokens=3, eos_token_id=(), output_attentions=True, output_hidden_states=True)
+    together = ours.generate(rows, **asked)
+    for row, ids in enumerate(rows):
+        alone = ours.generate([ids], **asked)
+        assert together.attentions[row].keys() == alone.attentions[0].keys() != set()
+        for key, weights in together.attentions[row].items():
+            torch.testing.assert_close(weights, alone.attentions[0][key], rtol=1e-4, atol=1e-5)
+        for found, expected in zip(together.hidden_states[row], alone.hidden_states[0], strict=True):
+            assert relative(found, expected) < TOLERANCE
+
+
+def test_spans_of_rows_that_run_by_several_calls_are_seen_and_one_that_would_be_cut_is_refused() -> None:
+    ours, ids, spans = known("qwen3_next")[1], random_ids(2, 10, 60), torch.full((2, 10), -1)
+    spans[0, 2:5], spans[1, 1:4] = 0, 0
+    expected = [ours(ids[:1], spans=spans[:1]), ours(ids[1:, :7], spans=spans[1:, :7])]
+    for slack in (0, 3):
+        found = ours(ids, counts=[10, 7], cache=ours.new_cache(2, slack=slack), spans=spans)
+        assert relative(found[:1], expected[0]) < TOLERANCE and relative(found[1:, :7], expected[1]) < TOLERANCE
+    cache = ours.new_cache(2, slack=8)
+    with pytest.raises(InputError, match=r"row 0 has a span at tokens 2 and 3, which .* runs in two calls"):
+        ours(ids, counts=[10, 7], cache=cache, spans=spans)
+    assert cache.lengths.tolist() == [0, 0]
+
+
+def test_what_needs_several_blocks_or_a_head_is_refused_by_name() -> None:
+    ours = known("llama4")[1]
+    with pytest.raises(InputError, match="dola_layers: TransformersModel has no `head`"):
+        ours.generate([[5]], 2, dola_layers="low")
+    with pytest.raises(InputError, match="assistant_early_exit=1: TransformersModel is a single block"):
+        ours.generate([[5]], 2, assistant_early_exit=1)
+
+
 def test_load_via_transformers(tmp_path: Path) -> None:
     theirs, _ = other("persimmon")
     theirs.save_pretrained(tmp_path)

@@ -172,6 +172,8 @@ def test_arguments_of_export_are_checked() -> None:
     model = model_of("attentions")
     with pytest.raises(InputError, match="chunk=41: a prefill program of this model and capacity takes 3 to 40 tokens"):
         lamina.export(model, 1, CAPACITY, chunk=41)
+    with pytest.raises(InputError, match="capacity=2: a program needs room for at least 3 tokens a row"):
+        lamina.export(model, 1, 2)
     with pytest.raises(InputError, match="source=5: Toy reads no source"):
         lamina.export(model, 1, CAPACITY, source=5)
     with pytest.raises(InputError, match="target='tflite': it must be one of"):

@@ -266,3 +266,10 @@ def test_the_library_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(grammar, "import_module", missing)
     with pytest.raises(InputError, match=re.escape("pip install lamina[grammar]")):
         made({"regex": "a"})
+
+
+def test_a_tokenizer_that_the_library_does_not_read_is_refused_in_words() -> None:
+    backend = Backend(models.BPE({"a": 0, "b": 1}, []))
+    backend.decoder = decoders.Fuse()
+    with pytest.raises(InputError, match=r"needs a tokenizer that llguidance reads.*use prefix_allowed_tokens_fn"):
+        grammar_of({"regex": "a"}, Tokenizer(backend), [1], 2)

@@ -10,7 +10,7 @@ from transformers.tokenization_python import ExtensionsTrie
 
 from lamina.checkpoint import Tokenizer, open_source, packaged_smollm2
 from lamina.generation.strategies.healing import heal, mask_to_healing
-from tests.generation.text import tokenizer
+from tests.generation.text import reader, tokenizer
 
 PROMPTS = [
     'The link is <a href="http:',
@@ -113,3 +113,12 @@ def test_the_healed_token_is_that_of_transformers_apart_from_its_favour_for_the_
         assert expected[-1] == int(bound.argmax())
         changed += expected[-1] != ids[-1]
     assert changed > 0
+
+
+def test_prompts_that_differ_in_the_removed_token_alone_draw_as_if_alone() -> None:
+    model, ids = reader(), tokenizer().encode("the th")
+    prompts = [ids, [*ids[:-1], tokenizer().encode("the t")[-1]]]
+    assert [heal(tokenizer(), prompt).ids for prompt in prompts] == [ids[:-1]] * 2
+    asked = dict(max_new_tokens=6, do_sample=True, top_k=0, seed=4, token_healing=True, eos_token_id=())
+    together = model.generate(prompts, **asked).tokens
+    assert together == [model.generate([prompt], **asked).tokens[0] for prompt in prompts]

@@ -77,6 +77,22 @@ def test_a_decoder_with_a_source_has_hidden_states_and_both_attentions() -> None
             assert relative(attended[layer, "source"], out.cross_attentions[layer][0]) < TOLERANCE
 
 
+@pytest.mark.parametrize("keeping", [dict(codec="int8"), dict(codec="k8v4", residence="host"), dict(residence="host")])
+def test_sources_that_are_quantized_or_on_the_host_are_read_as_a_pass_reads_them(keeping: dict[str, Any]) -> None:
+    ours = test_t5.pair(test_t5.FIRST)[1]
+    cache = ours.new_cache(2, source=test_t5.encode_rows(ours, test_t5.random_rows([9, 2])), **keeping)
+    ids = random_ids(2, 6)
+    ours(ids[:, :5], cache=cache)
+    step = cache.step(1)
+    attended = step.record_attentions()
+    ours.forward(ids[:, 5:], step)
+    step.commit()
+    found = introspect(cache, attentions=True)
+    for row, length in enumerate([9, 2]):  # of layer 0, whose queries do not depend on codes of earlier ones
+        weights = attended[0, "source"][0][row][..., :length]
+        torch.testing.assert_close(found.attentions[row][0, "source"][:, 5:], weights, rtol=0.05, atol=0.01)
+
+
 def by_position(shares: Tensor, positions: Tensor, length: int) -> Tensor:
     """shares [H, T, S] of slots that hold these positions [S] -> [H, T, length]"""
     there = positions >= 0

@@ -306,6 +306,46 @@ def test_what_cannot_be_used_is_refused_in_words() -> None:
     same(speculate(again(fed, prompt_lookup_num_tokens=3)), decode_plain(again(fed)), fed)
 
 
+@pytest.mark.parametrize("codec", [None, "int8"])
+def test_an_early_exit_reads_the_source_that_the_cache_holds(codec: str | None) -> None:
+    model, begun = model_of("t5"), [[0, 3, 4, 5], [0, 6]]
+    source = model.encode([[7, 8, 9, 10], [11, 12, 13, 14]], counts=[4, 2])
+    draft = dict(assistant_early_exit=1, num_assistant_tokens=3, assistant_confidence_threshold=0)
+    plain, drafted = (
+        model.generate(None, 8, cache=model.new_cache(2, source=source, codec=codec), decoder_input_ids=begun, **asked)
+        for asked in (dict(eos_token_id=()), dict(eos_token_id=()) | draft)
+    )
+    assert drafted.tokens == plain.tokens
+    fresh = model.generate([[7, 8, 9, 10], [11, 12]], 8, decoder_input_ids=[[3, 4, 5], [6]], eos_token_id=(), **draft)
+    if codec is None:  # as over an encoding of its own, behind the start id
+        assert fresh.tokens == plain.tokens
+        assert drafted.speculation == fresh.speculation
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        (dict(assistant_model="t5"), "there are no source ids: give the source's ids as the prompt"),
+        (dict(dola_layers=[1]), "hidden states of Gemma3n are 128 wide"),
+        (dict(penalty_alpha=0.5, top_k=3), "token 0 of row 0 was given as an embedding, and penalty_alpha reads whole"),
+        (dict(assistant_early_exit=1), "row 0 holds embeddings"),
+        (dict(output_hidden_states=True), "row 0 was given as an embedding, and output_hidden_states reads whole rows"),
+    ],
+)
+def test_what_a_strategy_cannot_do_is_refused_before_the_prompt_is_fed(asked: dict[str, Any], error: str) -> None:
+    model, given = model_of("llama"), dict(prompts=[[3, 4]])
+    if "assistant_model" in asked:
+        model = model_of("t5")
+        asked, given = dict(assistant_model=model), dict(decoder_input_ids=[[3, 4]])
+    elif "dola_layers" in asked:
+        model = pair("gemma3n_text", "last layers share, wide inputs")[1]
+    cache = model.new_cache(1, source=model.encode([[7, 8]]) if model.start_ids else None)
+    model([[5, 6]], cache=cache) if model.start_ids else model(embeds=model.embed(torch.tensor([[5, 6]])), cache=cache)
+    with pytest.raises(InputError, match=error):
+        model.generate(max_new_tokens=3, cache=cache, **given, **asked)
+    assert cache.lengths.tolist() == [2]
+
+
 def test_an_early_exit_shares_the_weights_and_leaves_the_model_as_it_is() -> None:
     model = model_of("gemma2")
     first = early_exit(model, 2)

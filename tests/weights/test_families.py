@@ -18,6 +18,7 @@ from lamina.generation.prefix_store import PrefixStore
 from lamina.weights import Packed, PackedWeight, named_weights, packed_formats
 from lamina.weights.quantize import quantize_weights
 from tests.checkpoint.test_gguf_tokenizer import BACKEND
+from tests.families.cases import cases
 from tests.families.harness import relative
 
 LLAMA = dict(
@@ -166,3 +167,13 @@ def test_a_plan_of_a_packed_model_has_its_bytes_and_scratch():
     assert found.scratch is not None and found.scratch > 0 and found.moved is not None
     assert found.moved.weights < found.weights  # of the experts and the embedding only a part is read
     assert lamina.plan(CONFIGS["mixture"], length=32, weights="int4").weights == found.weights
+
+
+def test_a_model_whose_first_plain_parameter_is_float32_has_the_dtype_of_its_packed_weights() -> None:
+    config = next(iter(cases("qwen3_next").values()))().to_dict()
+    model = random_model(config, torch.bfloat16, "cpu")
+    quantize_weights(model, "int8")
+    assert next(model.parameters()).dtype == torch.float32  # the decays of its recurrence
+    assert model.dtype == torch.bfloat16
+    result = model.generate([[3, 1, 4], [5]], max_new_tokens=3, eos_token_id=())
+    assert [len(row) for row in result.tokens] == [3, 3]

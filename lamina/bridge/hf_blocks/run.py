@@ -133,10 +133,23 @@ class Run:
             if self.stack.one_by_one and past:
                 alone = count - 1
             ends = [*range(count - alone, count + 1)]
+            self._check_spans(rows, ends[:-1])
             index = None if len(rows) == len(self.counts) else torch.tensor(rows, device=device)
             whole = store and index is None and ends == [T]
             for first, end in zip([0, *ends], ends, strict=False):
                 yield Part(index, first, end, past + first, whole, begins=past == 0 and first == 0)
+
+    def _check_spans(self, rows: list[int], cuts: list[int]) -> None:
+        """Raises if tokens of one span, which see each other in both directions, would run in several calls."""
+        if (spans := self.step.spans) is None:
+            return
+        for row in rows:
+            for cut in cuts:
+                if cut > 0 and spans[row, cut] >= 0 and spans[row, cut] == spans[row, cut - 1]:
+                    raise InputError(
+                        f"row {row} has a span at tokens {cut - 1} and {cut}, which {self.stack.name} runs in two "
+                        "calls for the states of its recurrent layers: make the cache with slack=0, or leave spans out"
+                    )
 
     def _call(self, part: Part) -> Tensor:
         states = None if part.begins or not self.states else self._states_before(part)
@@ -233,7 +246,13 @@ class Run:
             kv = torch.cat([held[rows, :slots], kv], dim=1)
         kind = (part, layer.window, layer.layout, layer.bare)
         if kind not in self._views:
-            self._views[kind] = View(positions[:, part.first : part.end], kv, layer.window)
+            q_spans = kv_spans = None
+            if step.spans is not None:
+                own = step.spans[rows][:, : part.end]
+                before = own.new_full((len(own), kv.shape[1] - own.shape[1]), -1)
+                q_spans, kv_spans = own[:, part.first :], torch.cat([before, own], dim=1)
+            q_positions = positions[:, part.first : part.end]
+            self._views[kind] = View(q_positions, kv, layer.window, q_spans=q_spans, kv_spans=kv_spans)
         return seen, self._views[kind]
 
     def _tokens_before(self, key: Key, layer: TokenLayer) -> tuple[Fields, Tensor]:

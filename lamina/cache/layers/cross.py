@@ -121,6 +121,12 @@ class CrossLayer(Layer):
         columns = {column_of(name): part.data_ptr() for name, part in self.parts.items()}
         return columns | {"slots": self.slots, "lengths": self.data["lengths"].data_ptr()}
 
+    def source_inputs(self) -> dict[str, Tensor]:
+        """Keys and values [B, H, S, D] of all rows' sources, dequantized, as a pass without this cache reads them."""
+        self.storage.settle()
+        parts = {name: self.storage.to_device(part) for name, part in self.parts.items()}
+        return self.coding.decode(parts) | {"lengths": self.data["lengths"]}
+
     def widen(self, slots: int) -> None:
         if slots > self.slots:
             parts = self.parts

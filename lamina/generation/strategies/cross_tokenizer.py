@@ -80,7 +80,7 @@ class CrossTokenizerAssistant:
 
     def __init__(self, run: Run, model: Model, most: int, threshold: float | None = None) -> None:
         assert run.model.tokenizer is not None and model.tokenizer is not None
-        refuse_embeddings(run)
+        refuse_embeddings(run.cache.tokens)
         self.run, self.model, self.threshold = run, model, threshold or 0.0
         self.ours, self.theirs = run.model.tokenizer, model.tokenizer
         slack = most + 2 * run.settings.assistant_lookbehind

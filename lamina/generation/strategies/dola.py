@@ -47,6 +47,23 @@ def premature_layers(model: Model, chosen: str | Sequence[int]) -> list[int]:
     return list(chosen)
 
 
+@torch.no_grad()
+def check_layers(model: Model, chosen: str | Sequence[int]) -> None:
+    """Raises if there are no such candidate layers, or the head cannot be applied to their hidden states."""
+    premature_layers(model, chosen)
+    if getattr(model, "head", None) is None:
+        raise InputError(
+            f"dola_layers: {type(model).__name__} has no `head`, which would be applied to earlier layers: leave it out"
+        )
+    zero = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    wide = model.enter(model.embed(zero), zero)[0].shape[-1]
+    if wide != (reads := getattr(model.head, "in_features", wide)):
+        raise InputError(
+            f"dola_layers: hidden states of {type(model).__name__} are {wide} wide, and its head reads {reads} values, "
+            "so it cannot be applied to an earlier layer"
+        )
+
+
 def _first_useful(model: Model) -> int:
     """The lowest useful layer. If the head is tied to the embedding, it maps the lowest layers back to their input
     token, so they are skipped."""
@@ -87,11 +104,6 @@ def dola(run: Run) -> StrategyOutput:
     prompts = hidden_states(run.cache, layers)
     states = torch.stack([prompts[layer][torch.arange(len(live)), ends] for layer in layers])  # [N, B, width]
     del prompts
-    if states.shape[-1] != (reads := getattr(model.head, "in_features", states.shape[-1])):
-        raise InputError(
-            f"dola_layers: hidden states of {type(model).__name__} are {states.shape[-1]} wide, and its head reads "
-            f"{reads} values, so it cannot be applied to an earlier layer"
-        )
     while live:
         history = run.history(live)
         early = model.head(states.to(model.dtype)).float()

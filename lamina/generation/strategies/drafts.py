@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lamina.cache.clock import on_device
 from lamina.cache.layers.cross import Source
+from lamina.cache.ops.attach import attach_like
 from lamina.errors import InputError
 from lamina.generation.feed import Reader
 from lamina.generation.run import Run
@@ -116,9 +117,13 @@ class Assistant:
     """
 
     def __init__(self, run: Run, model: Model, most: int, threshold: float | None = None) -> None:
-        refuse_embeddings(run)
+        refuse_embeddings(run.cache.tokens)
         self.run, self.model, self.threshold = run, model, threshold or 0.0
-        self.cache = model.new_cache(run.cache.rows, slack=most - 1, source=_source(run, model))
+        own_layers = run.settings.assistant_model is None
+        source = None if own_layers else _source(run, model)
+        self.cache = model.new_cache(run.cache.rows, slack=most - 1, source=source)
+        if own_layers and model.start_ids:
+            attach_like(self.cache, run.cache)
         ends = (self.cache.limit, None if run.settings.beyond_context else model.context)
         self.longest = min((n for n in ends if n is not None), default=None)  # tokens of a row that it may be fed
         self.reader = Reader(model, self.cache)
@@ -196,6 +201,11 @@ def _as_wide(logits: Tensor, vocab: int) -> Tensor:
 
 def early_exit(model: Model, layers: int) -> Model:
     """A model of the first `layers` layers of a model between its embedding and its head. It shares all weights."""
+    if len(model.blocks) == 1:
+        raise InputError(
+            f"assistant_early_exit={layers}: {type(model).__name__} is a single block, so there are no first layers: "
+            "use assistant_model or prompt_lookup_num_tokens"
+        )
     if not 0 < layers < len(model.blocks):
         raise InputError(
             f"assistant_early_exit={layers}: the model has {len(model.blocks)} layers, so it must be between 1 and "
@@ -256,22 +266,28 @@ def same_ids(model: Model, assistant: Model) -> bool:
     )
 
 
-def refuse_embeddings(run: Run) -> None:
-    """Raises if a row holds embeddings, which an assistant cannot be fed."""
-    for row, text in enumerate(run.cache.tokens):
+def refuse_embeddings(texts: Sequence[Sequence[int]]) -> None:
+    """Raises if a row, of which these are the ids, holds embeddings, which an assistant cannot be fed."""
+    for row, text in enumerate(texts):
         if -1 in text:
             raise InputError(
                 f"row {row} holds embeddings, and an assistant is fed ids: give ids, or use prompt_lookup_num_tokens"
             )
 
 
+def check_source_ids(source: Tensor | None, assistant: Model) -> None:
+    """Raises if an assistant with an encoder would have no source ids to read."""
+    if source is None and assistant.start_ids:
+        raise InputError(
+            f"the assistant is a {type(assistant).__name__}, which reads a source, and there are no source ids: give "
+            "the source's ids as the prompt, or use assistant_early_exit or prompt_lookup_num_tokens, which need none"
+        )
+
+
 def source_ids(run: Run, model: Model) -> Tensor:
     """[B, E] the ids of the run's source, padded with -1, for an assistant with an encoder."""
-    if run.source_ids is None:
-        raise InputError(
-            f"the assistant is a {type(model).__name__}, which reads a source, and there are no source ids: use an "
-            "assistant of the model's own kind, or prompt_lookup_num_tokens"
-        )
+    check_source_ids(run.source_ids, model)
+    assert run.source_ids is not None
     return run.source_ids
 
 
