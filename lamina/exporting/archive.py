@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,26 @@ class Archive:
             while piece := file.read(min(PIECE, size)):
                 size -= len(piece)
                 yield piece
+
+
+def check_new(path: str | os.PathLike[str]) -> Path:
+    """The path of a folder that does not exist yet, or is empty; raises otherwise."""
+    folder = Path(path).expanduser()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ProgramError(f"{folder} exists: give the path of a new folder")
+    return folder
+
+
+@contextmanager
+def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Makes a folder to write an archive into, and removes it again if that fails."""
+    folder = check_new(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
 
 
 class Writer:

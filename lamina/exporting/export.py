@@ -28,7 +28,7 @@ from lamina.cache.layers.cross import CrossLayer
 from lamina.cache.layers.recurrent import RecurrentLayer
 from lamina.checkpoint.tokenizer import Tokenizer
 from lamina.errors import CacheFileError, InputError, ProgramError
-from lamina.exporting.archive import Writer, lay_out, weight_bytes
+from lamina.exporting.archive import Writer, check_new, lay_out, weight_bytes
 from lamina.exporting.manifest import NAMES, Manifest, shape_and_dtype
 from lamina.exporting.modules import cache_tensors
 from lamina.exporting.text import tokenizer_facts
@@ -115,12 +115,7 @@ def export(
     """
     if target is None:
         target = "executorch" if to is not None and os.fspath(to).endswith(".pte") else "pt2"
-    if target not in TARGETS:
-        raise InputError(f"target={target!r}: it must be one of {', '.join(TARGETS)}")
-    if target == "executorch":
-        from lamina.exporting.executorch import check_possible  # which imports this module
-
-        check_possible(model.device)
+    check_target(target, model, to)
     if formats := packed_formats(model):
         raise InputError(
             f'the weights of this model are packed ({", ".join(formats)}): export one of load(weights="plain")'
@@ -162,6 +157,22 @@ def export(
     else:
         found.save(to)
     return found
+
+
+def check_target(target: str, model: Model, to: str | os.PathLike[str] | None) -> None:
+    """Raises if the target cannot be written, before minutes are spent on tracing the model."""
+    if target not in TARGETS:
+        raise InputError(f"target={target!r}: it must be one of {', '.join(TARGETS)}")
+    if target == "executorch":
+        from lamina.exporting import executorch  # which imports this module
+
+        executorch.check_possible(model.device)
+    if target == "onnx":
+        from lamina.exporting import onnx  # which imports this module
+
+        onnx.check_possible(model.device)
+    if target in ("aotinductor", "onnx") and to is not None:
+        check_new(to)
 
 
 def longest_prefill(model: Model, capacity: int) -> int:

@@ -13,8 +13,9 @@ ids to the next ids, cache and clock included, is in the programs.
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -249,6 +250,8 @@ class Program:
             )
         if temperature < 0:
             raise InputError(f"temperature={temperature}: it must be 0 (the most likely token) or more")
+        if max_new_tokens < 1:
+            raise InputError(f"max_new_tokens={max_new_tokens}: it must be at least 1")
         ids = self._begin(prompts, counts)
         draw = torch.Generator().manual_seed(seed)
         made: list[list[int]] = [[] for _ in prompts]
@@ -258,8 +261,6 @@ class Program:
             chosen = following.tolist() if temperature == 0 else self._drawn(temperature, draw)
             going = []
             for row in live:
-                if len(made[row]) == max_new_tokens:
-                    continue
                 made[row].append(chosen[row])
                 if on_token is not None:
                     on_token(row, chosen[row])
@@ -281,12 +282,14 @@ class Program:
                 raise InputError(f"{self.manifest.family} reads text: give prompts as texts or lists of ids")
             given = [prompts.shape[-1]] * len(prompts) if counts is None else list(counts)
             sources = torch.cat([prompts, prompts.new_zeros(unused, *prompts.shape[1:])])
+            check_prompts(given)
             self.reset()
             self.encode(sources, [*given, *[0] * unused])
             return [list(self.manifest.start_ids) if row < len(prompts) else [] for row in range(self.rows)]
         if counts is not None:
             raise InputError("counts are for prompts that are features: lists of ids have lengths of their own")
         ids = [self.ids_of(prompt) for prompt in prompts] + [[]] * unused
+        check_prompts([len(row) for row in ids[: len(prompts)]])
         self.reset()
         if self.manifest.source is None:
             return ids
@@ -296,7 +299,7 @@ class Program:
     def ids_of(self, prompt: str | Sequence[int]) -> list[int]:
         """The ids of a prompt."""
         if not isinstance(prompt, str):
-            return [int(i) for i in prompt]
+            return whole_numbers("ids", prompt)
         if self.tokenizer is None:
             raise InputError("the program has no tokenizer: give prompts as lists of ids")
         return self.tokenizer.encode(prompt)
@@ -313,7 +316,7 @@ class Program:
             raise InputError(
                 f"{len(rows)} rows of ids were given, and the program has {self.rows}: give a list for each"
             )
-        found = [[int(i) for i in row] for row in rows]
+        found = [whole_numbers(f"ids of row {i}", row) for i, row in enumerate(rows)]
         for i, row in enumerate(found):
             for token in row:
                 if not 0 <= token < vocab:
@@ -343,3 +346,21 @@ class Program:
                     f"{name} takes {what} {one['dtype']} [{', '.join(map(str, shape))}], not "
                     f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
                 )
+
+
+def whole_numbers(name: str, given: Iterable[Any]) -> list[int]:
+    """Ids as a list of ints.
+
+    >>> whole_numbers("ids", torch.tensor([3, 4]))
+    [3, 4]
+    """
+    try:
+        return [operator.index(i) for i in given]
+    except TypeError:
+        raise InputError(f"{name}={given!r}: they must be whole numbers") from None
+
+
+def check_prompts(counts: list[int]) -> None:
+    """Raises if a prompt holds nothing: its row would have no most likely next id."""
+    if 0 in counts:
+        raise InputError(f"prompt {counts.index(0)} is empty: give at least one token, or one frame of features")

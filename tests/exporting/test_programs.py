@@ -168,6 +168,22 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     assert program.lengths == [0, 0]
 
 
+def test_prompts_without_tokens_and_ids_that_are_no_integers_are_refused() -> None:
+    _, _, program = fresh("attentions")
+    with pytest.raises(InputError, match="prompt 1 is empty: give at least one token"):
+        program.generate([[1], []], 3)
+    with pytest.raises(InputError, match="max_new_tokens=0: it must be at least 1"):
+        program.generate([[1]], 0)
+    with pytest.raises(InputError, match=r"ids of row 1=\[1.5\]: they must be whole numbers"):
+        program.feed([[1], [1.5]])  # type: ignore[list-item]
+    with pytest.raises(InputError, match="ids of row 0='12': they must be whole numbers"):
+        program.feed(["12", []])  # type: ignore[list-item]
+    assert program.feed([[], []]).tolist() == [-1, -1]
+    found = program.feed([[], [3]]).tolist()
+    assert found[0] == -1 and found[1] >= 0 and program.lengths == [0, 1]
+    assert program.feed([[], []]).tolist() == found
+
+
 def test_arguments_of_export_are_checked() -> None:
     model = model_of("attentions")
     with pytest.raises(InputError, match="chunk=41: a prefill program of this model and capacity takes 3 to 40 tokens"):
