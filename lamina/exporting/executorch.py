@@ -12,12 +12,10 @@ import logging
 import os
 import warnings
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.util import find_spec
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,22 +24,12 @@ from torch.fx import Node
 
 from lamina.cache.io.checked_file import replace_file
 from lamina.errors import CacheFileError, ProgramError
-from lamina.exporting.archive import PIECE, PTE, Writer
+from lamina.exporting.archive import PTE, Writer, checksum
 from lamina.exporting.export import Exported
 from lamina.exporting.onnx import has_operation, solve_unit_lower
 from lamina.exporting.runners import EXECUTORCH_NEEDS
 
 aten = torch.ops.aten
-
-
-def check_possible(device: torch.device) -> None:
-    """Raises if the package is missing, or the model is not on a CPU: before minutes are spent on tracing it."""
-    if find_spec("executorch") is None:
-        raise ProgramError(f"the target executorch needs a package that is not installed: {EXECUTORCH_NEEDS}")
-    if device.type != "cpu":
-        raise ProgramError(
-            f"the target executorch is for CPUs, and the model is on {device}: load it with device='cpu'"
-        )
 
 
 def lower_to(exported: Exported, path: str | os.PathLike[str]) -> None:
@@ -56,6 +44,7 @@ def lower_to(exported: Exported, path: str | os.PathLike[str]) -> None:
     try:
         with replace_file(path) as file:
             made.write_to_file(file)
+            file.seek(0)
             facts = checksum(file)
             with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
                 writer = Writer(archive)
@@ -129,15 +118,6 @@ def replace_remainder(node: Node) -> None:
         whole = call(getattr(aten.mul, kind), quotient, n)
         node.replace_all_uses_with(call(aten.sub.Tensor, x, whole))
     node.graph.erase_node(node)
-
-
-def checksum(file: IO[bytes]) -> dict[str, int]:
-    """Size and CRC-32 of what was written so far, as the manifest has them."""
-    file.seek(0)
-    size, crc = 0, 0
-    while piece := file.read(PIECE):
-        size, crc = size + len(piece), zlib.crc32(piece, crc)
-    return {"bytes": size, "crc32": crc}
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from torch.export import ExportedProgram
 from lamina.errors import ProgramError
 from lamina.exporting.archive import Writer, new_folder
 from lamina.exporting.export import Exported
-from lamina.exporting.runners import ONNX_NEEDS
 
 
 class Functional(nn.Module):
@@ -35,14 +33,6 @@ class Functional(nn.Module):
         held = {name: tensor.clone() for name, tensor in zip(self.names, given[self.inputs :], strict=True)}
         made = torch.func.functional_call(self.program, held, given[: self.inputs])
         return (*((made,) if isinstance(made, Tensor) else made), *held.values())
-
-
-def check_possible(device: torch.device) -> None:
-    """Raises if a package is missing, or the model is not on a CPU: before minutes are spent on tracing it."""
-    if not all(find_spec(name) for name in ("onnx", "onnxscript")):
-        raise ProgramError(f"the target onnx needs packages that are not installed: {ONNX_NEEDS}")
-    if device.type != "cpu":
-        raise ProgramError(f"the target onnx is for CPUs, and the model is on {device}: load it with device='cpu'")
 
 
 def convert_to(exported: Exported, path: str | os.PathLike[str]) -> None:

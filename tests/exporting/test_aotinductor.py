@@ -191,6 +191,19 @@ def test_the_cpp_program_reads_the_features_of_a_whisper_model(decode: Path, tmp
     assert "row 0 has no source: call encode before its first token" in run("feed 91 91").stderr
 
 
+def test_the_cpp_program_is_built_by_the_compiler_that_cxx_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", f"{sys.executable} -c 'import sys; sys.exit(\"not today\")'")
+    with pytest.raises(ProgramError, match="not today"):
+        build(tmp_path / "decode")
+    monkeypatch.setenv("CXX", "nowhere-g++ -O1")
+    with pytest.raises(
+        ProgramError, match=r"there is no C\+\+ compiler 'nowhere-g\+\+' on this machine: install g\+\+"
+    ):
+        build(tmp_path / "decode")
+
+
 def test_a_folder_whose_compilation_fails_is_removed(
     model: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

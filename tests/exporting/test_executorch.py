@@ -117,7 +117,7 @@ def test_damaged_files_and_missing_kernels_are_refused_by_name(file: Path, tmp_p
 
 def test_without_the_package_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "executorch", None)
-    with pytest.raises(ProgramError, match="needs a package that is not installed: pip install executorch"):
+    with pytest.raises(ProgramError, match="needs packages that are not installed: pip install executorch"):
         lamina.export(Toy(Attend()), 1, 8, chunk=3, to=tmp_path / "model.pte")
 
 

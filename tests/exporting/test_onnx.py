@@ -76,14 +76,14 @@ def test_what_the_target_needs_is_checked_before_the_model_is_traced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr("lamina.exporting.onnx.find_spec", lambda name: name)
+    monkeypatch.setattr("lamina.exporting.export.find_spec", lambda name: name)
     with pytest.raises(ProgramError, match="exists: give the path of a new folder"):
         lamina.export(Toy(Attend()), 1, 8, chunk=3, target="onnx", to=tmp_path)
     with pytest.raises(
         ProgramError, match="the target onnx is for CPUs, and the model is on meta: load it with device"
     ):
         lamina.export(Toy(Attend()).to("meta"), 1, 8, chunk=3, target="onnx", to=tmp_path / "model")
-    monkeypatch.setattr("lamina.exporting.onnx.find_spec", lambda name: None)
+    monkeypatch.setattr("lamina.exporting.export.find_spec", lambda name: None)
     with pytest.raises(ProgramError, match="needs packages that are not installed: pip install onnx onnxscript"):
         lamina.export(Toy(Attend()), 1, 8, chunk=3, target="onnx", to=tmp_path / "model")
 
