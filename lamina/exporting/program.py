@@ -90,9 +90,7 @@ class Program:
         id of each row [B]; -1 for rows that hold no token yet"""
         checked = self._checked(rows, self.manifest.vocab)
         self._check_room([len(row) for row in checked])
-        for row, ids in enumerate(checked):
-            if ids and not self._sourced[row]:
-                raise InputError(f"row {row} has no source: give each row one with encode(…) before its first token")
+        self._check_sources([len(row) for row in checked])
         done = 0
         while any(len(row) > done for row in checked):
             self._feed_chunk([row[done : done + self.manifest.chunk] for row in checked])
@@ -124,6 +122,7 @@ class Program:
         if min(fed) < 0 or max(fed) > ids.shape[1]:
             raise InputError(f"counts={fed}: each must be between 0 and the {ids.shape[1]} ids of a row")
         self._check_room(fed)
+        self._check_sources(fed)
         lengths = [length + n for length, n in zip(self.lengths, fed, strict=True)]
         inputs = [ids, counts, *self._slots(name, max(lengths))]
         tokens, logits = self._runner.run(name, *(one.to(self.manifest.device) for one in inputs))
@@ -146,7 +145,7 @@ class Program:
         source = self.manifest.source
         if source is None:
             raise InputError(f"{self.manifest.family} reads no source: only encoder–decoder models do")
-        width = next(iter(self.manifest.programs["encode"]["inputs"].values()))["shape"][-1]
+        *sizes, width = next(iter(self.manifest.programs["encode"]["inputs"].values()))["shape"]
         least = width if isinstance(width, int) else width[0]
         if source["kind"] == "ids":
             if isinstance(given, Tensor):
@@ -163,7 +162,9 @@ class Program:
                     f"Program.encode a tensor [B, …, frames]"
                 )
             inputs = given.to(DTYPES[self.manifest.dtype])
-            counts = [inputs.shape[-1]] * self.rows if counts is None else list(counts)
+            if inputs.dim() != len(sizes) + 1:
+                self._check_inputs("encode", (inputs,))  # which raises
+            counts = [inputs.shape[-1]] * self.rows if counts is None else whole_numbers("counts", counts)
         if inputs.shape[-1] > source["most"]:
             raise CapacityError(
                 f"the source is {inputs.shape[-1]} long, and the program was exported for {source['most']}: export it "
@@ -231,7 +232,7 @@ class Program:
 
     def generate(
         self,
-        prompts: Sequence[str | Sequence[int]] | Tensor,
+        prompts: str | Sequence[str | Sequence[int]] | Tensor,
         max_new_tokens: int = 100,
         *,
         counts: Sequence[int] | None = None,
@@ -239,11 +240,14 @@ class Program:
         seed: int = 0,
         on_token: OnToken | None = None,
     ) -> Generated:
-        """Continues prompts, texts or ids, from empty rows: with the most likely token, or, for a temperature above 0,
-        with one that is drawn. A row ends with an end-of-sequence id, after `max_new_tokens`, or when it is full.
+        """Continues a text, or prompts that are texts or ids, from empty rows: with the most likely token, or, for a
+        temperature above 0, with one that is drawn. A row ends with an end-of-sequence id, after `max_new_tokens`, or
+        when it is full.
 
         prompts   of a model whose source is audio: features [B, …, frames], of which each row has `counts` [B]
         """
+        if isinstance(prompts, str):
+            prompts = [prompts]
         if len(prompts) > self.rows or not len(prompts):
             raise InputError(
                 f"{len(prompts)} prompts were given, and the program has {self.rows} rows: give 1 to that many"
@@ -280,7 +284,7 @@ class Program:
         if isinstance(prompts, Tensor):
             if self.manifest.source is None or self.manifest.source["kind"] != "features":
                 raise InputError(f"{self.manifest.family} reads text: give prompts as texts or lists of ids")
-            given = [prompts.shape[-1]] * len(prompts) if counts is None else list(counts)
+            given = [prompts.shape[-1]] * len(prompts) if counts is None else whole_numbers("counts", counts)
             sources = torch.cat([prompts, prompts.new_zeros(unused, *prompts.shape[1:])])
             check_prompts(given)
             self.reset()
@@ -331,6 +335,11 @@ class Program:
                     f"row {row} holds {length} tokens and {n} more were given, but the program has room for {limit}. "
                     "Export the model with a larger capacity, or take the row back with rewind or reset"
                 )
+
+    def _check_sources(self, more: Sequence[int]) -> None:
+        for row, n in enumerate(more):
+            if n and not self._sourced[row]:
+                raise InputError(f"row {row} has no source: give each row one with encode(…) before its first token")
 
     def _check_inputs(self, name: str, given: Sequence[Tensor]) -> None:
         if name not in self.manifest.programs:

@@ -151,6 +151,15 @@ def test_features_are_encoded_for_rows_that_continue_from_the_start_ids() -> Non
         program.encode(torch.zeros(3, WIDTH, 11))
     with pytest.raises(InputError, match=r"encode takes given float64 \[3, 8, 10\], not float64 \[3, 7, 10\]"):
         program.encode(torch.zeros(3, WIDTH - 1, 10))
+    with pytest.raises(InputError, match=r"encode takes given float64 \[3, 8, 10\], not float64 \[\]"):
+        program.encode(torch.tensor(1.0))
+    with pytest.raises(InputError, match=r"encode takes counts int64 \[3\], not int64 \[2\]"):
+        program.encode(torch.zeros(3, WIDTH, 10), [10, 10])
+    with pytest.raises(InputError, match="prompt 1 is empty: give at least one token, or one frame of features"):
+        program.generate(features, 6, counts=[8, 0])
+    program.reset()
+    with pytest.raises(InputError, match="row 0 has no source: give each row one with encode"):
+        program.call("decode", torch.ones(3, 1, dtype=torch.int64), torch.tensor([1, 0, 0]))
 
 
 def test_what_does_not_fit_is_refused_by_name() -> None:

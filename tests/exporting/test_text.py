@@ -31,6 +31,7 @@ def test_a_text_is_continued_from_the_command_line_and_the_archive_has_all_that_
     program = Program.load(file)
     assert program.manifest.programs["prefill"]["inputs"]["ids"] == {"shape": [1, [2, 8]], "dtype": "int64"}
     assert program.manifest.cache["cache_0_attention_k"]["shape"][2] == 65  # one slot is for padding
+    assert program.generate("the theory", 4).text == program.generate(["the theory"], 4).text
     assert program.generate(["the theory"], 4).text == [program.generate([[*program.ids_of("the theory")]], 4).text[0]]
 
 
