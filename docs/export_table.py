@@ -14,6 +14,7 @@ and restarts them. Results are recorded in export_families.json and export_kinds
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import re
 import tempfile
@@ -167,11 +168,14 @@ def main() -> None:
     for name in names:
         if given.missing and given.target in recorded(what).get(name, {}):
             continue
+        gc.collect()
+        gc.disable()  # tracing makes millions of objects: looking for garbage among them takes a fifth of the time
         result = run(name, given.target)
         found = recorded(what)  # another run may have added to it
         found.setdefault(name, {})[given.target] = result
         print(f"{given.target}, {name}: {result}", flush=True)
         FOUND[what].write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+        PAGE.write_text(page())
         torch.compiler.reset()
     PAGE.write_text(page())
 

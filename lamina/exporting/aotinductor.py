@@ -20,9 +20,9 @@ import torch
 from torch.export import ExportedProgram
 
 from lamina.errors import ProgramError
-from lamina.exporting.archive import Writer
+from lamina.exporting.archive import Writer, new_folder
 from lamina.exporting.export import Exported
-from lamina.exporting.manifest import VERSION, Manifest
+from lamina.exporting.manifest import VERSION, Manifest, as_words, shape_and_dtype
 
 # Inductor writes the values of small buffers into the code, as they are while it compiles. The cache is empty then, so
 # its tensors, such as the clock, must be neither inlined (keep) nor, where they have one element, folded (folding).
@@ -38,19 +38,28 @@ def compile_to(exported: Exported, path: str | os.PathLike[str], **options: Any)
 
     >>> compile_to(lamina.export(model, rows=1, capacity=1024), "model.aoti")      # doctest: +SKIP
     """
-    folder = new_folder(path)
-    compiled = replace(exported, manifest=replace(exported.manifest, target="aotinductor"))
-    writer = Writer(folder)
-    (folder / "programs").mkdir()
-    for name, program in exported.programs.items():
-        package = folder / "programs" / f"{name}.pt2"
-        torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=OPTIONS | options)
-        check_libraries(package)
-        check_constants(name, program, package, exported)
-        writer.add_file(f"programs/{name}.pt2")
-    compiled.write(writer, programs=False, manifest=False)
-    writer.write("tensors.txt", tensor_lines(compiled.manifest, writer.files))
-    compiled.write_manifest(writer)
+    with new_folder(path) as folder:
+        compiled = replace(exported, manifest=replace(exported.manifest, target="aotinductor"))
+        writer = Writer(folder)
+        (folder / "programs").mkdir()
+        for name, program in exported.programs.items():
+            package = folder / "programs" / f"{name}.pt2"
+            configs = OPTIONS | options | {"aot_inductor.metadata": tensors_read(program, exported)}
+            torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=configs)
+            check_libraries(package)
+            check_constants(name, program, package, exported)
+            writer.add_file(f"programs/{name}.pt2")
+        compiled.write(writer, programs=False, manifest=False)
+        writer.write("tensors.txt", tensor_lines(compiled.manifest, writer.files))
+        compiled.write_manifest(writer)
+
+
+def tensors_read(program: ExportedProgram, exported: Exported) -> dict[str, str]:
+    """dtype and shape by name of each weight and tensor of the cache that a program reads. The library keeps this
+    table for its host to compare with the manifest, since it uses whatever memory it is given."""
+    held = exported.cache | exported.weights
+    names = [spec.target for spec in program.graph_signature.input_specs if spec.target in held]
+    return {name: as_words(shape_and_dtype(held[name])) for name in names}
 
 
 def check_libraries(package: Path) -> None:
@@ -75,15 +84,6 @@ def check_constants(name: str, program: ExportedProgram, package: Path, exported
     made = taken - set(exported.cache) - set(exported.weights)
     if lost or made:
         raise ProgramError(f"AOTInductor compiled {name} without {sorted(lost)} of the cache, or made {sorted(made)}")
-
-
-def new_folder(path: str | os.PathLike[str]) -> Path:
-    """A folder that did not exist, or was empty."""
-    folder = Path(path).expanduser()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ProgramError(f"{folder} exists: give the path of a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def tensor_lines(manifest: Manifest, files: Mapping[str, Mapping[str, int]]) -> str:

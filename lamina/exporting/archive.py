@@ -16,14 +16,18 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from lamina.checkpoint.huge_pages import ask_for_huge_pages
 from lamina.errors import ProgramError
@@ -121,6 +125,26 @@ class Archive:
                 yield piece
 
 
+def check_new(path: str | os.PathLike[str]) -> Path:
+    """The path of a folder that does not exist yet, or is empty; raises otherwise."""
+    folder = Path(path).expanduser()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ProgramError(f"{folder} exists: give the path of a new folder")
+    return folder
+
+
+@contextmanager
+def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Makes a folder to write an archive into, and removes it again if that fails."""
+    folder = check_new(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+
+
 class Writer:
     """Writes the entries of an archive: into a zip that is open for writing, or into a folder."""
 
@@ -148,11 +172,16 @@ class Writer:
     def add_file(self, name: str) -> None:
         """Notes a file that something else wrote into the folder."""
         assert isinstance(self.target, Path)
-        size, crc = 0, 0
         with (self.target / name).open("rb") as file:
-            while piece := file.read(PIECE):
-                size, crc = size + len(piece), zlib.crc32(piece, crc)
-        self.files[name] = {"bytes": size, "crc32": crc}
+            self.files[name] = checksum(file)
+
+
+def checksum(file: IO[bytes]) -> dict[str, int]:
+    """Size and CRC-32 of what is left to read of a file, as the manifest has them."""
+    size, crc = 0, 0
+    while piece := file.read(PIECE):
+        size, crc = size + len(piece), zlib.crc32(piece, crc)
+    return {"bytes": size, "crc32": crc}
 
 
 def lay_out(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
@@ -181,3 +210,25 @@ def weight_bytes(weights: Mapping[str, Tensor], table: Mapping[str, Mapping[str,
             if weights[name].numel():
                 yield weights[name].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
             end = entry["offset"] + weights[name].nbytes
+
+
+def program_bytes(program: ExportedProgram) -> bytes:
+    """A program as torch.export.save writes it, without the values of its tensors."""
+    out = io.BytesIO()
+    with without_values(program.state_dict), without_values(program.constants), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="No complete tensor found")  # since only one value is stored
+        torch.export.save(program, out)
+    return out.getvalue()
+
+
+@contextmanager
+def without_values(tensors: dict[str, Any]) -> Iterator[None]:
+    """Replaces tensors by one value each, expanded to the shape: the loader puts the real ones in their place."""
+    kept = dict(tensors)
+    try:
+        for name, tensor in kept.items():
+            one = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+            tensors[name] = nn.Parameter(one, requires_grad=False) if isinstance(tensor, nn.Parameter) else one
+        yield
+    finally:
+        tensors.update(kept)

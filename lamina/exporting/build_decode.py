@@ -7,6 +7,7 @@ Where CMake is preferred, cpp/CMakeLists.txt does the same.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,15 +21,16 @@ SOURCE = Path(__file__).parent / "cpp" / "decode.cpp"
 
 
 def build(path: str | os.PathLike[str], optimize: str = "-O2", compiler: str | None = None) -> Path:
-    """Compiles the program to `path`, with `compiler`, or what CXX names, or g++. About 10 s. -> the path
+    """Compiles the program to `path`, with `compiler`, or what CXX names, or g++; both may have arguments. About 10 s.
+    -> the path
 
     >>> build("decode")           # doctest: +SKIP
     PosixPath('decode')
     """
-    compiler = compiler or os.environ.get("CXX", "g++")
-    if shutil.which(compiler) is None:
+    called = shlex.split(compiler or os.environ.get("CXX", "")) or ["g++"]
+    if shutil.which(called[0]) is None:
         raise ProgramError(
-            f"there is no C++ compiler {compiler!r} on this machine: install g++ 11 or newer, or set CXX"
+            f"there is no C++ compiler {called[0]!r} on this machine: install g++ 11 or newer, or set CXX"
         )
     root = Path(torch.__file__).parent
     names = ["torch", "torch_cpu", "c10"]
@@ -38,7 +40,7 @@ def build(path: str | os.PathLike[str], optimize: str = "-O2", compiler: str | N
     folders = [f"-I{root / 'include'}", f"-I{root / 'include/torch/csrc/api/include'}", f"-L{root / 'lib'}"]
     # Without --no-as-needed the linker drops torch_cuda, which registers CUDA when it is loaded.
     linked = [f"-Wl,-rpath,{root / 'lib'}", "-Wl,--no-as-needed", *(f"-l{name}" for name in names)]
-    command = [compiler, *flags, *folders, str(SOURCE), "-o", str(path), *linked]
+    command = [*called, *flags, *folders, str(SOURCE), "-o", str(path), *linked]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise ProgramError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")

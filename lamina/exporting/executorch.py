@@ -12,35 +12,24 @@ import logging
 import os
 import warnings
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.util import find_spec
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from lamina.cache.io.checked_file import replace_file
 from lamina.errors import CacheFileError, ProgramError
-from lamina.exporting.archive import PIECE, PTE, Writer
+from lamina.exporting.archive import PTE, Writer, checksum
 from lamina.exporting.export import Exported
-from lamina.exporting.onnx import solve_unit_lower
+from lamina.exporting.onnx import has_operation, solve_unit_lower
 from lamina.exporting.runners import EXECUTORCH_NEEDS
 
 aten = torch.ops.aten
-
-
-def check_possible(device: torch.device) -> None:
-    """Raises if the package is missing, or the model is not on a CPU: before minutes are spent on tracing it."""
-    if find_spec("executorch") is None:
-        raise ProgramError(f"the target executorch needs a package that is not installed: {EXECUTORCH_NEEDS}")
-    if device.type != "cpu":
-        raise ProgramError(
-            f"the target executorch is for CPUs, and the model is on {device}: load it with device='cpu'"
-        )
 
 
 def lower_to(exported: Exported, path: str | os.PathLike[str]) -> None:
@@ -55,6 +44,7 @@ def lower_to(exported: Exported, path: str | os.PathLike[str]) -> None:
     try:
         with replace_file(path) as file:
             made.write_to_file(file)
+            file.seek(0)
             facts = checksum(file)
             with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
                 writer = Writer(archive)
@@ -100,37 +90,34 @@ def check_kernels(methods: Sequence[Any]) -> None:
 
 def fitted(program: ExportedProgram) -> ExportedProgram:
     """The program without operations that ExecuTorch lacks, or computes otherwise than PyTorch."""
-    if all(node.target not in INSTEAD for node in program.graph.nodes):
-        return program
-    table: Any = torch.export.default_decompositions()  # all at once: half of them would fix strides that change
-    table.update(INSTEAD)
-    table.pop(aten.linear.default)
-    return program.run_decompositions(table)
+    if has_operation(program, aten.linalg_solve_triangular.default):
+        table: Any = torch.export.default_decompositions()  # all at once: half of them would fix strides that change
+        table[aten.linalg_solve_triangular.default] = solve_unit_lower
+        table.pop(aten.linear.default)
+        program = program.run_decompositions(table)
+    for node in list(program.graph.nodes):
+        if node.target in (aten.remainder.Scalar, aten.remainder.Tensor):
+            replace_remainder(node)
+    program.graph_module.recompile()
+    return program
 
 
-def floor_remainder(x: Tensor, n: Tensor | float) -> Tensor:
-    """x modulo n with the sign of n. ExecuTorch's own remainder of a negative integer has the sign of x.
+def replace_remainder(node: Node) -> None:
+    """Puts x − ⌊x / n⌋ · n in the place of a node that is the remainder of x by n, with the sign of n. ExecuTorch's own
+    remainder of a negative integer has the sign of x."""
+    x, n = node.args
 
-    >>> floor_remainder(torch.tensor([-5, -4, 5]), 4)
-    tensor([3, 0, 1])
-    """
-    return x - torch.div(x, n, rounding_mode="floor") * n
+    def call(operation: Any, *given: Any, **options: Any) -> Node:
+        made = node.graph.call_function(operation, given, options)
+        made.meta["val"] = operation(*(one.meta["val"] if isinstance(one, Node) else one for one in given), **options)
+        return made
 
-
-INSTEAD = {
-    aten.linalg_solve_triangular.default: solve_unit_lower,  # which ExecuTorch has not
-    aten.remainder.Scalar: floor_remainder,
-    aten.remainder.Tensor: floor_remainder,
-}
-
-
-def checksum(file: IO[bytes]) -> dict[str, int]:
-    """Size and CRC-32 of what was written so far, as the manifest has them."""
-    file.seek(0)
-    size, crc = 0, 0
-    while piece := file.read(PIECE):
-        size, crc = size + len(piece), zlib.crc32(piece, crc)
-    return {"bytes": size, "crc32": crc}
+    kind = "Tensor" if isinstance(n, Node) and isinstance(n.meta["val"], Tensor) else "Scalar"
+    with node.graph.inserting_before(node):
+        quotient = call(getattr(aten.div, f"{kind}_mode"), x, n, rounding_mode="floor")
+        whole = call(getattr(aten.mul, kind), quotient, n)
+        node.replace_all_uses_with(call(aten.sub.Tensor, x, whole))
+    node.graph.erase_node(node)
 
 
 @contextmanager

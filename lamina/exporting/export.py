@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import warnings
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
@@ -28,9 +25,10 @@ from lamina.cache.layers.cross import CrossLayer
 from lamina.cache.layers.recurrent import RecurrentLayer
 from lamina.checkpoint.tokenizer import Tokenizer
 from lamina.errors import CacheFileError, InputError, ProgramError
-from lamina.exporting.archive import Writer, lay_out, weight_bytes
+from lamina.exporting.archive import Writer, check_new, lay_out, program_bytes, weight_bytes
 from lamina.exporting.manifest import NAMES, Manifest, shape_and_dtype
 from lamina.exporting.modules import cache_tensors
+from lamina.exporting.runners import EXECUTORCH_NEEDS, ONNX_NEEDS
 from lamina.exporting.text import tokenizer_facts
 from lamina.exporting.trace import SHORTEST, trace_all
 from lamina.model import Model
@@ -39,6 +37,8 @@ from lamina.tracing import portable_operations
 from lamina.weights.inventory import packed_formats
 
 TARGETS = ("pt2", "aotinductor", "onnx", "executorch")
+PACKAGES = {"onnx": (("onnx", "onnxscript"), ONNX_NEEDS), "executorch": (("executorch",), EXECUTORCH_NEEDS)}
+"""target -> packages that writing it needs, and how to install them"""
 LONGEST = 512  # tokens a row of one prefill, if the layers set no smaller limit
 
 
@@ -115,12 +115,7 @@ def export(
     """
     if target is None:
         target = "executorch" if to is not None and os.fspath(to).endswith(".pte") else "pt2"
-    if target not in TARGETS:
-        raise InputError(f"target={target!r}: it must be one of {', '.join(TARGETS)}")
-    if target == "executorch":
-        from lamina.exporting.executorch import check_possible  # which imports this module
-
-        check_possible(model.device)
+    check_target(target, model.device, to)
     if formats := packed_formats(model):
         raise InputError(
             f'the weights of this model are packed ({", ".join(formats)}): export one of load(weights="plain")'
@@ -164,6 +159,22 @@ def export(
     else:
         found.save(to)
     return found
+
+
+def check_target(target: str, device: torch.device, to: str | os.PathLike[str] | None) -> None:
+    """Raises if the target cannot be written, before minutes are spent on tracing the model."""
+    if target not in TARGETS:
+        raise InputError(f"target={target!r}: it must be one of {', '.join(TARGETS)}")
+    if target in PACKAGES:
+        packages, install = PACKAGES[target]
+        if not all(find_spec(name) for name in packages):
+            raise ProgramError(f"the target {target} needs packages that are not installed: {install}")
+        if device.type != "cpu":
+            raise ProgramError(
+                f"the target {target} is for CPUs, and the model is on {device}: load it with device='cpu'"
+            )
+    if target in ("aotinductor", "onnx") and to is not None:
+        check_new(to)
 
 
 def longest_prefill(model: Model, capacity: int) -> int:
@@ -275,25 +286,3 @@ def signature(program: ExportedProgram, chunk: int) -> dict[str, Any]:
     outputs = described([str(name) for name in program.graph_signature.user_outputs])
     return {"inputs": described([str(name) for name in program.graph_signature.user_inputs]),
             "outputs": list(outputs.values())}  # fmt: skip
-
-
-def program_bytes(program: ExportedProgram) -> bytes:
-    """A program as torch.export.save writes it, without the values of its tensors."""
-    out = io.BytesIO()
-    with without_values(program.state_dict), without_values(program.constants), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="No complete tensor found")  # since only one value is stored
-        torch.export.save(program, out)
-    return out.getvalue()
-
-
-@contextmanager
-def without_values(tensors: dict[str, Any]) -> Iterator[None]:
-    """Replaces tensors by one value each, expanded to the shape: the loader puts the real ones in their place."""
-    kept = dict(tensors)
-    try:
-        for name, tensor in kept.items():
-            one = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
-            tensors[name] = nn.Parameter(one, requires_grad=False) if isinstance(tensor, nn.Parameter) else one
-        yield
-    finally:
-        tensors.update(kept)

@@ -101,12 +101,27 @@ class Manifest:
                 f"the manifest of {name} lacks {sorted(wanted - given)} and has {sorted(given - wanted)} besides: "
                 "export the model again"
             )
+        for tensor, entry in (values["cache"] | values["weights"]).items():
+            if "same" not in entry and entry.get("dtype") not in DTYPES:
+                raise ProgramError(
+                    f"the manifest of {name} gives {tensor} the dtype {entry.get('dtype')!r}, which this Lamina does "
+                    "not know: export the model again"
+                )
         return cls(**{key: values[key] for key in wanted})
 
 
 def shape_and_dtype(tensor: torch.Tensor) -> dict[str, Any]:
     """As the manifest describes a tensor."""
     return {"shape": list(tensor.shape), "dtype": NAMES[tensor.dtype]}
+
+
+def as_words(entry: Mapping[str, Any]) -> str:
+    """The dtype and shape of a tensor of the manifest.
+
+    >>> as_words({"dtype": "float32", "shape": [2, 8]})
+    'float32 2 8'
+    """
+    return " ".join([entry["dtype"], *map(str, entry["shape"])])
 
 
 def _checksum(values: Mapping[str, Any]) -> str:

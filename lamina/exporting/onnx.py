@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,8 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from lamina.errors import ProgramError
-from lamina.exporting.aotinductor import new_folder
-from lamina.exporting.archive import Writer
+from lamina.exporting.archive import Writer, new_folder
 from lamina.exporting.export import Exported
-from lamina.exporting.runners import ONNX_NEEDS
 
 
 class Functional(nn.Module):
@@ -43,34 +40,31 @@ def convert_to(exported: Exported, path: str | os.PathLike[str]) -> None:
 
     >>> convert_to(lamina.export(model, rows=1, capacity=1024, target="onnx"), "model.onnx")      # doctest: +SKIP
     """
-    try:
-        import onnx_ir
-        import onnxscript  # noqa: F401  # which torch.onnx needs
-    except ImportError:
-        raise ProgramError(f"the target onnx needs packages that are not installed: {ONNX_NEEDS}") from None
+    import onnx_ir  # which onnxscript brings
+
     models = {name: converted_model(name, program, exported) for name, program in exported.programs.items()}
-    folder = new_folder(path)
-    writer = Writer(folder)
     converted = replace(exported, manifest=replace(exported.manifest, target="onnx"))
-    converted.write(writer, programs=False, manifest=False)
-    for name, model in models.items():
-        for key, value in model.graph.initializers.items():
-            entry = exported.manifest.weights.get(key)
-            if entry is not None:
-                held = exported.manifest.weights[entry.get("same", key)]
-                tensor = value.const_value
-                value.const_value = onnx_ir.ExternalTensor(
-                    "weights.bin", held["offset"], tensor.nbytes, tensor.dtype, shape=tensor.shape, name=key,
-                    base_dir=folder,
-                )  # fmt: skip
-        onnx_ir.save(model, folder / f"{name}.onnx")
-        writer.add_file(f"{name}.onnx")
-        check_runs(folder, name)
-    converted.write_manifest(writer)
+    with new_folder(path) as folder:
+        writer = Writer(folder)
+        converted.write(writer, programs=False, manifest=False)
+        for name, model in models.items():
+            for key, value in model.graph.initializers.items():
+                entry = exported.manifest.weights.get(key)
+                if entry is not None:
+                    held = exported.manifest.weights[entry.get("same", key)]
+                    tensor = value.const_value
+                    value.const_value = onnx_ir.ExternalTensor(
+                        "weights.bin", held["offset"], tensor.nbytes, tensor.dtype, shape=tensor.shape, name=key,
+                        base_dir=folder,
+                    )  # fmt: skip
+            onnx_ir.save(model, folder / f"{name}.onnx")
+            writer.add_file(f"{name}.onnx")
+            check_runs(folder, name)
+        converted.write_manifest(writer)
 
 
 def check_runs(folder: Path, name: str) -> None:
-    """Raises, and removes the folder, if onnxruntime cannot run a model that was written."""
+    """Raises if onnxruntime cannot run a model that was written."""
     try:
         import onnxruntime
     except ImportError:  # the file is for another machine
@@ -78,7 +72,6 @@ def check_runs(folder: Path, name: str) -> None:
     try:
         onnxruntime.InferenceSession(str(folder / f"{name}.onnx"), providers=["CPUExecutionProvider"])
     except Exception as error:  # its errors have no common class
-        shutil.rmtree(folder)
         reason = " ".join(str(error).split())
         raise ProgramError(
             f"onnxruntime cannot run {name} of this model: {reason}. If it is not float32, load it with "
@@ -103,7 +96,9 @@ def converted_model(name: str, program: ExportedProgram, exported: Exported) -> 
         traced = torch.export.export(
             functional, (*inputs, *cache), dynamic_shapes=((*sizes, *({} for _ in cache)),), strict=False
         )
-    traced = traced.run_decompositions({torch.ops.aten.linalg_solve_triangular.default: solve_unit_lower})
+    solve = torch.ops.aten.linalg_solve_triangular.default
+    if has_operation(traced, solve):
+        traced = traced.run_decompositions({solve: solve_unit_lower})
     outputs = [f"output_{i}" for i in range(len(signature["outputs"]))]
     try:
         made = torch.onnx.export(
@@ -121,6 +116,11 @@ def converted_model(name: str, program: ExportedProgram, exported: Exported) -> 
         value.name = key.removeprefix("program.")
         model.graph.initializers[value.name] = value
     return model
+
+
+def has_operation(program: ExportedProgram, operation: Any) -> bool:
+    """True if a program calls this operation of PyTorch."""
+    return any(node.target is operation for node in program.graph.nodes)
 
 
 def solve_unit_lower(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:

@@ -13,8 +13,9 @@ ids to the next ids, cache and clock included, is in the programs.
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -89,9 +90,7 @@ class Program:
         id of each row [B]; -1 for rows that hold no token yet"""
         checked = self._checked(rows, self.manifest.vocab)
         self._check_room([len(row) for row in checked])
-        for row, ids in enumerate(checked):
-            if ids and not self._sourced[row]:
-                raise InputError(f"row {row} has no source: give each row one with encode(…) before its first token")
+        self._check_sources([len(row) for row in checked])
         done = 0
         while any(len(row) > done for row in checked):
             self._feed_chunk([row[done : done + self.manifest.chunk] for row in checked])
@@ -123,6 +122,7 @@ class Program:
         if min(fed) < 0 or max(fed) > ids.shape[1]:
             raise InputError(f"counts={fed}: each must be between 0 and the {ids.shape[1]} ids of a row")
         self._check_room(fed)
+        self._check_sources(fed)
         lengths = [length + n for length, n in zip(self.lengths, fed, strict=True)]
         inputs = [ids, counts, *self._slots(name, max(lengths))]
         tokens, logits = self._runner.run(name, *(one.to(self.manifest.device) for one in inputs))
@@ -145,7 +145,7 @@ class Program:
         source = self.manifest.source
         if source is None:
             raise InputError(f"{self.manifest.family} reads no source: only encoder–decoder models do")
-        width = next(iter(self.manifest.programs["encode"]["inputs"].values()))["shape"][-1]
+        *sizes, width = next(iter(self.manifest.programs["encode"]["inputs"].values()))["shape"]
         least = width if isinstance(width, int) else width[0]
         if source["kind"] == "ids":
             if isinstance(given, Tensor):
@@ -162,7 +162,9 @@ class Program:
                     f"Program.encode a tensor [B, …, frames]"
                 )
             inputs = given.to(DTYPES[self.manifest.dtype])
-            counts = [inputs.shape[-1]] * self.rows if counts is None else list(counts)
+            if inputs.dim() != len(sizes) + 1:
+                self._check_inputs("encode", (inputs,))  # which raises
+            counts = [inputs.shape[-1]] * self.rows if counts is None else whole_numbers("counts", counts)
         if inputs.shape[-1] > source["most"]:
             raise CapacityError(
                 f"the source is {inputs.shape[-1]} long, and the program was exported for {source['most']}: export it "
@@ -230,7 +232,7 @@ class Program:
 
     def generate(
         self,
-        prompts: Sequence[str | Sequence[int]] | Tensor,
+        prompts: str | Sequence[str | Sequence[int]] | Tensor,
         max_new_tokens: int = 100,
         *,
         counts: Sequence[int] | None = None,
@@ -238,17 +240,22 @@ class Program:
         seed: int = 0,
         on_token: OnToken | None = None,
     ) -> Generated:
-        """Continues prompts, texts or ids, from empty rows: with the most likely token, or, for a temperature above 0,
-        with one that is drawn. A row ends with an end-of-sequence id, after `max_new_tokens`, or when it is full.
+        """Continues a text, or prompts that are texts or ids, from empty rows: with the most likely token, or, for a
+        temperature above 0, with one that is drawn. A row ends with an end-of-sequence id, after `max_new_tokens`, or
+        when it is full.
 
         prompts   of a model whose source is audio: features [B, …, frames], of which each row has `counts` [B]
         """
+        if isinstance(prompts, str):
+            prompts = [prompts]
         if len(prompts) > self.rows or not len(prompts):
             raise InputError(
                 f"{len(prompts)} prompts were given, and the program has {self.rows} rows: give 1 to that many"
             )
         if temperature < 0:
             raise InputError(f"temperature={temperature}: it must be 0 (the most likely token) or more")
+        if max_new_tokens < 1:
+            raise InputError(f"max_new_tokens={max_new_tokens}: it must be at least 1")
         ids = self._begin(prompts, counts)
         draw = torch.Generator().manual_seed(seed)
         made: list[list[int]] = [[] for _ in prompts]
@@ -258,8 +265,6 @@ class Program:
             chosen = following.tolist() if temperature == 0 else self._drawn(temperature, draw)
             going = []
             for row in live:
-                if len(made[row]) == max_new_tokens:
-                    continue
                 made[row].append(chosen[row])
                 if on_token is not None:
                     on_token(row, chosen[row])
@@ -279,14 +284,16 @@ class Program:
         if isinstance(prompts, Tensor):
             if self.manifest.source is None or self.manifest.source["kind"] != "features":
                 raise InputError(f"{self.manifest.family} reads text: give prompts as texts or lists of ids")
-            given = [prompts.shape[-1]] * len(prompts) if counts is None else list(counts)
+            given = [prompts.shape[-1]] * len(prompts) if counts is None else whole_numbers("counts", counts)
             sources = torch.cat([prompts, prompts.new_zeros(unused, *prompts.shape[1:])])
+            check_prompts(given)
             self.reset()
             self.encode(sources, [*given, *[0] * unused])
             return [list(self.manifest.start_ids) if row < len(prompts) else [] for row in range(self.rows)]
         if counts is not None:
             raise InputError("counts are for prompts that are features: lists of ids have lengths of their own")
         ids = [self.ids_of(prompt) for prompt in prompts] + [[]] * unused
+        check_prompts([len(row) for row in ids[: len(prompts)]])
         self.reset()
         if self.manifest.source is None:
             return ids
@@ -296,7 +303,7 @@ class Program:
     def ids_of(self, prompt: str | Sequence[int]) -> list[int]:
         """The ids of a prompt."""
         if not isinstance(prompt, str):
-            return [int(i) for i in prompt]
+            return whole_numbers("ids", prompt)
         if self.tokenizer is None:
             raise InputError("the program has no tokenizer: give prompts as lists of ids")
         return self.tokenizer.encode(prompt)
@@ -313,7 +320,7 @@ class Program:
             raise InputError(
                 f"{len(rows)} rows of ids were given, and the program has {self.rows}: give a list for each"
             )
-        found = [[int(i) for i in row] for row in rows]
+        found = [whole_numbers(f"ids of row {i}", row) for i, row in enumerate(rows)]
         for i, row in enumerate(found):
             for token in row:
                 if not 0 <= token < vocab:
@@ -329,6 +336,11 @@ class Program:
                     "Export the model with a larger capacity, or take the row back with rewind or reset"
                 )
 
+    def _check_sources(self, more: Sequence[int]) -> None:
+        for row, n in enumerate(more):
+            if n and not self._sourced[row]:
+                raise InputError(f"row {row} has no source: give each row one with encode(…) before its first token")
+
     def _check_inputs(self, name: str, given: Sequence[Tensor]) -> None:
         if name not in self.manifest.programs:
             raise InputError(f"there is no program {name!r}: this archive has {', '.join(self.manifest.programs)}")
@@ -343,3 +355,21 @@ class Program:
                     f"{name} takes {what} {one['dtype']} [{', '.join(map(str, shape))}], not "
                     f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
                 )
+
+
+def whole_numbers(name: str, given: Iterable[Any]) -> list[int]:
+    """Ids as a list of ints.
+
+    >>> whole_numbers("ids", torch.tensor([3, 4]))
+    [3, 4]
+    """
+    try:
+        return [operator.index(i) for i in given]
+    except TypeError:
+        raise InputError(f"{name}={given!r}: they must be whole numbers") from None
+
+
+def check_prompts(counts: list[int]) -> None:
+    """Raises if a prompt holds nothing: its row would have no most likely next id."""
+    if 0 in counts:
+        raise InputError(f"prompt {counts.index(0)} is empty: give at least one token, or one frame of features")

@@ -14,12 +14,17 @@ from torch.export.graph_signature import InputKind
 
 from lamina.errors import ProgramError
 from lamina.exporting.archive import PTE, Archive
-from lamina.exporting.manifest import DTYPES, Manifest
+from lamina.exporting.manifest import DTYPES, Manifest, as_words, shape_and_dtype
 
 ONNX_NEEDS = "pip install onnx onnxscript onnxruntime"
 EXECUTORCH_NEEDS = "pip install executorch"
 
 Tensors = dict[str, Tensor]
+TYPES = {name: f"tensor({name})" for name in DTYPES} | {
+    "float32": "tensor(float)", "float64": "tensor(double)", "float8_e4m3fn": "tensor(float8e4m3fn)",
+    "float8_e5m2": "tensor(float8e5m2)",
+}  # fmt: skip
+"""dtype -> its name in onnxruntime"""
 
 
 class Runner(Protocol):
@@ -111,7 +116,13 @@ class CompiledRunner:
         for name in archive.manifest.programs:
             archive.check(f"programs/{name}.pt2")
             program = torch._inductor.aoti_load_package(str(archive.path / "programs" / f"{name}.pt2"))
-            needed = {fqn: constant(archive, name, fqn, weights, cache) for fqn in program.get_constant_fqns()}
+            compiled_for = program.loader.get_metadata()  # dtype and shape by name: the library checks neither
+            needed = {}
+            for fqn in program.get_constant_fqns():
+                found = cache.get(fqn, weights.get(fqn))
+                if found is None or as_words(shape_and_dtype(found)) != compiled_for.get(fqn):
+                    raise ProgramError(needs(archive, name, fqn))
+                needed[fqn] = found
             program.load_constants(needed, check_full_update=True, user_managed=True)
             self.programs[name] = program
 
@@ -119,18 +130,8 @@ class CompiledRunner:
         return self.programs[name](*inputs)
 
 
-def constant(
-    archive: Archive, program: str, name: str, weights: Mapping[str, Tensor], cache: Mapping[str, Tensor]
-) -> Tensor:
-    """The weight or the tensor of the cache that a program knows by this name."""
-    found = cache.get(name, weights.get(name))
-    if found is None:
-        raise ProgramError(needs(archive, program, name))
-    return found
-
-
 def needs(archive: Archive, program: str, name: str) -> str:
-    """What is said if the manifest lacks a tensor, or has it in another shape."""
+    """The error if the manifest lacks a tensor, or has it in another shape or dtype."""
     return f"{archive.path} has no {name} as program {program} needs it. Export the model again"
 
 
@@ -153,8 +154,10 @@ class OnnxRunner:
         for name, session in self.sessions.items():
             inputs = self.manifest.programs[name]["inputs"]
             for one in session.get_inputs():
-                held = cache.get(one.name)
-                if one.name not in inputs and (held is None or list(held.shape) != one.shape):
+                if one.name in inputs:
+                    continue
+                held = self.manifest.cache.get(one.name)
+                if held is None or TYPES[held["dtype"]] != one.type or held["shape"] != one.shape:
                     raise ProgramError(needs(archive, name, one.name))
 
     def run(self, name: str, *inputs: Tensor) -> Any:
@@ -196,7 +199,7 @@ class ExecuTorchRunner:
                 self.cache[name] = held.get_attribute(name)
             except RuntimeError:
                 raise ProgramError(needs(archive, "reset", name)) from None
-            if list(self.cache[name].shape) != one["shape"]:
+            if shape_and_dtype(self.cache[name]) != one:
                 raise ProgramError(needs(archive, "reset", name))
         for tensor in self.cache.values():
             tensor.zero_()

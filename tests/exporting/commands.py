@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from lamina import Cache, Model
-from tests.laws.toys import WIDTH
 
 
 def printed(model: Model, cache: Cache, commands: list[str]) -> list[list[int]]:
@@ -26,9 +25,10 @@ def printed(model: Model, cache: Cache, commands: list[str]) -> list[list[int]]:
         if name == "features":
             counts = [int(word) for word in words[1:]]
             given = torch.frombuffer(bytearray(Path(words[0]).read_bytes()), dtype=model.dtype)
-            given = given.view(cache.rows, WIDTH, -1)
+            given = given.view(cache.rows, *model.source_example(1, 1).shape[1:-1], -1)  # type: ignore[operator]
             for row, n in enumerate(counts):
-                cache.attach(model.encode(features=given[row : row + 1, :, :n]), rows=[row])  # type: ignore[operator]
+                if n:  # otherwise it keeps the source that it has
+                    cache.attach(model.encode(features=given[row : row + 1, :, :n]), rows=[row])  # type: ignore[operator]
             continue
         lists = [[] if word == "-" else [int(i) for i in word.split(",")] for word in words]
         if name == "feed":
@@ -37,14 +37,22 @@ def printed(model: Model, cache: Cache, commands: list[str]) -> list[list[int]]:
             for row, ids in enumerate(lists):
                 cache.attach(model.encode([ids]), rows=[row])  # type: ignore[operator]
         elif name == "rewind":
-            cache.rewind([int(word) for word in words])
+            back = [int(word) for word in words]
+            cache.rewind(back)
+            following = [-1 if n else token for n, token in zip(back, following, strict=True)]
         elif name == "reset":
-            cache.reset([int(word) for word in words] or None)
+            emptied = [int(word) for word in words] or range(cache.rows)
+            cache.reset(list(emptied))
+            following = [-1 if row in emptied else token for row, token in enumerate(following)]
         else:
             made: list[list[int]] = [[] for _ in range(cache.rows)]
             for _ in range(int(words[0])):
-                for row, token in enumerate(following):
-                    made[row].append(token)
-                feed([[token] for token in following])
+                pieces: list[list[int]] = [[] if token in (-1, *model.eos_ids) else [token] for token in following]
+                made = [row + piece for row, piece in zip(made, pieces, strict=True)]
+                if not any(pieces):
+                    break
+                feed(pieces)
+            for row, token in enumerate(following):  # one that ends a row is printed and not fed
+                made[row] += [token] if token in model.eos_ids and len(made[row]) < int(words[0]) else []
             found += made
     return found

@@ -13,7 +13,6 @@ from lamina import ProgramError
 from lamina.exporting.build_decode import build
 from lamina.exporting.export import TARGETS
 from tests.exporting.kinds import KINDS, REFUSED, compare, compare_in_cpp, file_name
-from tests.exporting.text_model import check_commands
 
 CASES = [pytest.param(target, name, id=f"{target}: {name}") for target in TARGETS for name in KINDS]
 
@@ -36,8 +35,3 @@ def test_a_kind_of_memory_equals_eager_passes(
     compare(name, target, path)
     if target == "aotinductor":
         compare_in_cpp(name, path, request.getfixturevalue("decode"))
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_lamina_run_continues_a_text(target: str, tmp_path: Path) -> None:
-    check_commands(target, tmp_path)

@@ -12,8 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import WhisperConfig
 
 import lamina
+from docs.tiny_models import build as build_model
 from lamina import Cache, Program, ProgramError
 from lamina.attention.window import Sliding
 from lamina.exporting.aotinductor import check_libraries, compile_to
@@ -22,6 +25,9 @@ from lamina.recurrence import SelectiveScan
 from tests.exporting.commands import printed
 from tests.exporting.kinds import FAST
 from tests.exporting.stack import run_both
+from tests.exporting.test_archive import with_values
+from tests.families.encoder_decoder_cases import WHISPER_SIZES
+from tests.families.harness import loaded
 from tests.laws.toys import Attend, Recur, Toy
 
 ROWS, CAPACITY, SLACK = 2, 40, 2
@@ -108,6 +114,11 @@ ALTERED = "{} in .* was altered or cut short: export the model again"
             "has version 7 of the format, and",
         ),
         ("tensors.txt", None, "has no tensors.txt: export with the target aotinductor"),
+        (
+            "tensors.txt",
+            lambda data: signed(data.replace(b"cache clock_lengths int64 0 2", b"cache clock_lengths int64 0 3")),
+            r"{} has no clock_lengths as program \w+ needs it \(int64 2\): export the model again",
+        ),
         ("weights.bin", lambda data: b"1" + data[1:], ALTERED),
         ("weights.bin", lambda data: data[:-5], ALTERED),
         ("weights.bin", lambda data: data + b"0", ALTERED),
@@ -136,9 +147,80 @@ def signed(data: bytes) -> bytes:
     return text + f"checksum {zlib.crc32(text):08x}\n".encode()
 
 
+def test_a_manifest_with_another_shape_or_dtype_is_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "model")
+    file, cache = tmp_path / "model" / "manifest.json", Program.load(folder).manifest.cache
+    for change in ({"shape": [ROWS, 1]}, {"dtype": "int32"}):
+        altered = cache | {"clock_lengths": cache["clock_lengths"] | change}
+        file.write_bytes(with_values(True, cache=altered)((folder / "manifest.json").read_bytes()))
+        with pytest.raises(ProgramError, match=r"has no clock_lengths as program .* needs it\. Export"):
+            Program.load(tmp_path / "model")
+
+
+def test_the_cpp_program_reads_the_features_of_a_whisper_model(decode: Path, tmp_path: Path) -> None:
+    small = dict(encoder_layers=1, decoder_layers=1, max_source_positions=6, num_mel_bins=5, eos_token_id=102)
+    torch.manual_seed(0)
+    model = loaded(build_model(WhisperConfig(**WHISPER_SIZES | small))).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)  # else it repeats one token
+    compile_to(lamina.export(model, ROWS, CAPACITY, chunk=7), tmp_path / "model", **FAST)
+
+    def run(*commands: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([decode, tmp_path / "model"], input="\n".join(commands), capture_output=True, text=True)
+
+    frames = torch.randn(ROWS, 5, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for name, given in {"all": frames, "short": frames[..., :9], "long": torch.zeros(ROWS, 5, 13).double()}.items():
+        (tmp_path / name).write_bytes(given.contiguous().numpy().tobytes())
+    first = [f"features {tmp_path / 'all'} 12 7", "feed 91 91,5,6", "decode 20"]
+    second = ["reset 1", f"features {tmp_path / 'short'} 0 9", "feed - 91", "decode 5"]  # row 0 keeps its source
+    done = run(*first, *second)
+    assert done.returncode == 0, done.stderr
+    lines = [[int(i) for i in line.split()] for line in done.stdout.splitlines()]
+    assert lines == printed(model, model.new_cache(ROWS, capacity=CAPACITY), [*first, *second])
+
+    assert (
+        "the source is 13 long, and the program was exported for 12" in run(f"features {tmp_path / 'long'} 1 1").stderr
+    )
+    assert "a row cannot have 13 of 12 features" in run(f"features {tmp_path / 'all'} 13 1").stderr
+    assert "1 counts were given, and the program has 2 rows" in run(f"features {tmp_path / 'all'} 12").stderr
+    (tmp_path / "cut").write_bytes(frames.numpy().tobytes()[:-8])
+    assert "cut has 952 bytes, and a frame of all rows 80" in run(f"features {tmp_path / 'cut'} 12 12").stderr
+    assert "there is no file" in run(f"features {tmp_path / 'none'} 1 1").stderr
+    assert "the source of this model is features, a tensor, and not ids" in run("encode 1 2").stderr
+    assert "row 0 has no source: call encode before its first token" in run("feed 91 91").stderr
+
+
+def test_the_cpp_program_is_built_by_the_compiler_that_cxx_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", f"{sys.executable} -c 'import sys; sys.exit(\"not today\")'")
+    with pytest.raises(ProgramError, match="not today"):
+        build(tmp_path / "decode")
+    monkeypatch.setenv("CXX", "nowhere-g++ -O1")
+    with pytest.raises(
+        ProgramError, match=r"there is no C\+\+ compiler 'nowhere-g\+\+' on this machine: install g\+\+"
+    ):
+        build(tmp_path / "decode")
+
+
+def test_a_folder_whose_compilation_fails_is_removed(
+    model: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: object, **options: object) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fail)
+    with pytest.raises(RuntimeError, match="no compiler"):
+        compile_to(lamina.export(Toy(Attend()), 1, 8, chunk=3), tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
 def test_a_folder_that_exists_is_not_overwritten(folder: Path) -> None:
     with pytest.raises(ProgramError, match="give the path of a new folder"):
         compile_to(None, folder)  # type: ignore[arg-type]  # refused before the programs are looked at
+    with pytest.raises(ProgramError, match="give the path of a new folder"):
+        lamina.export(None, to=folder, target="aotinductor")  # type: ignore[arg-type]  # and before they are traced
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the C++ libraries of Linux")

@@ -68,6 +68,11 @@ def test_weights_are_stored_once_and_the_cache_not_at_all(file: Path) -> None:
         ("manifest.json", with_values(True, format="other"), "is not an exported program: lamina export PATH --to"),
         ("manifest.json", with_values(True, target="tpu"), "is for the target 'tpu', which this Lamina does not run"),
         ("manifest.json", with_values(True, cache={}), "has no .* as program .* needs it. Export the model again"),
+        (
+            "manifest.json",
+            with_values(True, cache={"clock_lengths": {"shape": [2], "dtype": "int3"}}),
+            "gives clock_lengths the dtype 'int3', which this Lamina does not know: export the model again",
+        ),
         ("manifest.json", with_values(True, more=1), r"has \['more'\] besides: export the model again"),
         ("weights.bin", lambda data: b"1" + data[1:], "weights.bin in .* was altered or cut short: export the model"),
         ("weights.bin", lambda data: data[:-5], "weights.bin in .* was altered or cut short: export the model again"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -12,9 +13,11 @@ import torch
 import lamina
 from lamina import Program, ProgramError
 from lamina.attention.window import Sliding
-from lamina.exporting.executorch import floor_remainder
+from lamina.exporting.executorch import fitted
 from lamina.recurrence import GatedDelta, SelectiveScan
 from tests.exporting.stack import Translator, run_both
+from tests.exporting.test_archive import with_values
+from tests.exporting.text_model import check_commands
 from tests.laws.toys import Attend, AttendCross, Convolve, Highest, Recur, Toy, random_ids
 
 ROWS, CAPACITY, SLACK = 2, 40, 2
@@ -79,12 +82,31 @@ def test_a_source_is_encoded_by_a_method_that_shares_the_cache(tmp_path: Path) -
     run_both(model, cache, program, 12, seed=0, tolerance=1e-4)
 
 
+def test_a_text_is_continued_from_the_command_line(tmp_path: Path) -> None:
+    pytest.importorskip("executorch", reason=NEEDS)
+    check_commands("executorch", tmp_path)
+
+
+def test_a_manifest_with_another_shape_or_dtype_is_refused(file: Path, tmp_path: Path) -> None:
+    text, cache = zipfile.ZipFile(file).read("manifest.json"), Program.load(file).manifest.cache
+    for i, change in enumerate(({"shape": [ROWS, 1]}, {"dtype": "int32"})):
+        shutil.copy(file, copied := tmp_path / f"{i}.pte")
+        altered = cache | {"clock_lengths": cache["clock_lengths"] | change}
+        with zipfile.ZipFile(copied, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+            archive.writestr("manifest.json", with_values(True, cache=altered)(text))
+        with pytest.raises(ProgramError, match=r"has no clock_lengths as program reset needs it\. Export"):
+            Program.load(copied)
+
+
 def test_damaged_files_and_missing_kernels_are_refused_by_name(file: Path, tmp_path: Path) -> None:
     data = bytearray(file.read_bytes())
     data[1000] ^= 1
     (tmp_path / "damaged.pte").write_bytes(data)
     with pytest.raises(ProgramError, match=r"program.pte in .* was altered or cut short: export the model again"):
         Program.load(tmp_path / "damaged.pte")
+    (tmp_path / "cut.pte").write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ProgramError, match="is not an exported program, or was cut short"):
+        Program.load(tmp_path / "cut.pte")
     with zipfile.ZipFile(file) as archive:
         assert "weights.bin" not in archive.namelist() and "manifest.json" in archive.namelist()
     model = Toy(Highest(), dtype=torch.float32)
@@ -95,11 +117,17 @@ def test_damaged_files_and_missing_kernels_are_refused_by_name(file: Path, tmp_p
 
 def test_without_the_package_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "executorch", None)
-    with pytest.raises(ProgramError, match="needs a package that is not installed: pip install executorch"):
+    with pytest.raises(ProgramError, match="needs packages that are not installed: pip install executorch"):
         lamina.export(Toy(Attend()), 1, 8, chunk=3, to=tmp_path / "model.pte")
 
 
-def test_a_remainder_has_the_sign_of_the_divisor() -> None:
-    x = torch.arange(-9, 10)
-    assert torch.equal(floor_remainder(x, 4), x % 4)
-    assert torch.equal(floor_remainder(x, torch.tensor(3)), x % 3)
+@pytest.mark.parametrize("n", [4, -3, torch.tensor(3), torch.tensor([[3], [-4]])])
+def test_a_remainder_has_the_sign_of_the_divisor(n: int | torch.Tensor) -> None:
+    class Remainder(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x % n
+
+    x = torch.arange(-9, 11).view(2, 10)
+    program = fitted(torch.export.export(Remainder(), (x,)))
+    assert not any("remainder" in str(node.target) for node in program.graph.nodes)
+    assert torch.equal(program.module()(x), x % n)

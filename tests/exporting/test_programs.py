@@ -151,6 +151,15 @@ def test_features_are_encoded_for_rows_that_continue_from_the_start_ids() -> Non
         program.encode(torch.zeros(3, WIDTH, 11))
     with pytest.raises(InputError, match=r"encode takes given float64 \[3, 8, 10\], not float64 \[3, 7, 10\]"):
         program.encode(torch.zeros(3, WIDTH - 1, 10))
+    with pytest.raises(InputError, match=r"encode takes given float64 \[3, 8, 10\], not float64 \[\]"):
+        program.encode(torch.tensor(1.0))
+    with pytest.raises(InputError, match=r"encode takes counts int64 \[3\], not int64 \[2\]"):
+        program.encode(torch.zeros(3, WIDTH, 10), [10, 10])
+    with pytest.raises(InputError, match="prompt 1 is empty: give at least one token, or one frame of features"):
+        program.generate(features, 6, counts=[8, 0])
+    program.reset()
+    with pytest.raises(InputError, match="row 0 has no source: give each row one with encode"):
+        program.call("decode", torch.ones(3, 1, dtype=torch.int64), torch.tensor([1, 0, 0]))
 
 
 def test_what_does_not_fit_is_refused_by_name() -> None:
@@ -166,6 +175,22 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     with pytest.raises(InputError, match="3 rows of ids were given, and the program has 2"):
         program.feed([[1], [1], [1]])
     assert program.lengths == [0, 0]
+
+
+def test_prompts_without_tokens_and_ids_that_are_no_integers_are_refused() -> None:
+    _, _, program = fresh("attentions")
+    with pytest.raises(InputError, match="prompt 1 is empty: give at least one token"):
+        program.generate([[1], []], 3)
+    with pytest.raises(InputError, match="max_new_tokens=0: it must be at least 1"):
+        program.generate([[1]], 0)
+    with pytest.raises(InputError, match=r"ids of row 1=\[1.5\]: they must be whole numbers"):
+        program.feed([[1], [1.5]])  # type: ignore[list-item]
+    with pytest.raises(InputError, match="ids of row 0='12': they must be whole numbers"):
+        program.feed(["12", []])  # type: ignore[list-item]
+    assert program.feed([[], []]).tolist() == [-1, -1]
+    found = program.feed([[], [3]]).tolist()
+    assert found[0] == -1 and found[1] >= 0 and program.lengths == [0, 1]
+    assert program.feed([[], []]).tolist() == found
 
 
 def test_arguments_of_export_are_checked() -> None:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 import zipfile
 from pathlib import Path
 
+import pytest
+import torch
+from typer.testing import CliRunner
+
 from lamina import Program
+from lamina.cli import commands
+from tests.exporting.kinds import FAST
 from tests.exporting.text_model import check_commands
 from tests.generation.text import CHATML, tokenizer
 
@@ -24,4 +31,13 @@ def test_a_text_is_continued_from_the_command_line_and_the_archive_has_all_that_
     program = Program.load(file)
     assert program.manifest.programs["prefill"]["inputs"]["ids"] == {"shape": [1, [2, 8]], "dtype": "int64"}
     assert program.manifest.cache["cache_0_attention_k"]["shape"][2] == 65  # one slot is for padding
+    assert program.generate("the theory", 4).text == program.generate(["the theory"], 4).text
     assert program.generate(["the theory"], 4).text == [program.generate([[*program.ids_of("the theory")]], 4).text[0]]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_a_text_is_continued_by_compiled_programs(tmp_path: Path) -> None:
+    with torch._inductor.config.patch(FAST):
+        check_commands("aotinductor", tmp_path)
+    refused = CliRunner().invoke(commands(), ["run", str(tmp_path / "model"), ""])
+    assert refused.exit_code == 2 and "prompt 0 is empty: give at least one token" in refused.stderr

@@ -209,6 +209,7 @@ class Program {
   std::vector<bool> sourced;  // rows that have a source, or need none
   std::vector<std::pair<int64_t, int64_t>> rings;       // slots, kept first tokens
   std::unordered_map<std::string, at::Tensor> tensors;  // weights and cache, by name
+  std::unordered_map<std::string, std::string> described;  // name -> dtype and shape in words
   std::map<std::string, std::unique_ptr<torch::inductor::AOTIModelPackageLoader>> programs;
 
   // The lines of tensors.txt, once its checksum and its version are known to be right.
@@ -304,14 +305,18 @@ class Program {
     int64_t offset = 0;
     std::vector<int64_t> shape;
     words >> name >> dtype >> offset;
-    for (int64_t size; words >> size;) shape.push_back(size);
+    std::string& line = described[name] = dtype;
+    for (int64_t size; words >> size;) {
+      shape.push_back(size);
+      line += " " + std::to_string(size);
+    }
     auto type = dtype_of(dtype);
     if (!weight) {
       tensors[name] = at::zeros(shape, at::TensorOptions(type).device(device));
       return;
     }
     int64_t bytes = c10::multiply_integers(shape) * static_cast<int64_t>(c10::elementSize(type));
-    if (offset + bytes > blob.numel()) throw std::runtime_error(name + " ends after the end of weights.bin");
+    if (offset + bytes > blob.numel()) throw std::runtime_error(name + " ends after the end of weights.bin: export the model again");
     tensors[name] = blob.slice(0, offset, offset + bytes).view(type).view(shape).to(device);
   }
 
@@ -319,9 +324,12 @@ class Program {
     auto path = folder / "programs" / (name + ".pt2");
     auto program = std::make_unique<torch::inductor::AOTIModelPackageLoader>(path.string(), "model");
     std::unordered_map<std::string, at::Tensor> needed;
+    auto compiled_for = program->get_metadata();  // dtype and shape by name: the library checks neither
     for (const auto& constant : program->get_constant_fqns()) {
       auto found = tensors.find(constant);
-      if (found == tensors.end()) throw std::runtime_error(name + " needs " + constant + ", which tensors.txt lacks");
+      if (found == tensors.end() || described[constant] != compiled_for[constant])
+        throw std::runtime_error("tensors.txt has no " + constant + " as program " + name + " needs it (" +
+                                 compiled_for[constant] + "): export the model again");
       needed[constant] = found->second;
     }
     program->load_constants(needed, /*use_inactive=*/false, /*check_full_update=*/true, /*user_managed=*/true);
