@@ -87,18 +87,6 @@ def pairs(model: Any, context: int) -> list[Pair]:
     return made
 
 
-def fill(model: Any, cache: Any, rows: int, tokens: int) -> None:
-    """Random keys and values of this many tokens; for a model with states, those of a prompt."""
-    config, device = model.config, model.device
-    if config.model_type == "falcon_h1":
-        model(torch.ones((rows, tokens), dtype=torch.long, device=device), past_key_values=cache, use_cache=True)
-        return
-    generator = torch.Generator(device).manual_seed(0)
-    shape = (rows, config.num_key_value_heads, tokens, config.head_dim)
-    for i in range(config.num_hidden_layers):
-        cache.update(*(torch.randn(shape, generator=generator, device=device, dtype=model.dtype) for _ in range(2)), i)
-
-
 def turn(model: Any, cache: Any, rows: int) -> list[float]:
     """Decodes TOKENS tokens; -> seconds of each"""
     ids, times = torch.ones((rows, 1), dtype=torch.long, device=model.device), []
@@ -124,7 +112,7 @@ def measure(name: str, model: Any, rows: int, context: int) -> list[str]:
         both = {"theirs": (pair.their_model, pair.theirs), "ours": (pair.our_model, pair.ours)}
         times: dict[str, list[float]] = {whose: [] for whose in both}
         for one, cache in both.values():
-            fill(one, cache, rows, context)
+            host.fill(one, cache, rows, context)
             for _ in range(3):
                 turn(one, cache, rows)
         for i in range(TURNS[model.device.type]):  # who comes first alternates too

@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from lamina.bridge.few_queries import attend_few, attend_one, suits
+from lamina.bridge.few_queries import attend_one, by_products, suits
 from lamina.bridge.layers.kinds import layer_kinds, text_config
 from lamina.bridge.layers.stored import Stored
 from lamina.bridge.one_by_one import split_passes
@@ -122,7 +122,7 @@ def attention(
                 return found, None
             if suits(query, key, attention_mask):
                 scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-                return attend_few(query, key, value, attention_mask, scale), None
+                return by_products(query, key, value, attention_mask, scale), None
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal,
             position_bias=position_bias, **kwargs,

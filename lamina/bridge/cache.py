@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, _foreach_copy_, is_grad_enabled, is_inference_mode_enabled
 from torch.compiler import is_dynamo_compiling
 
 from lamina.bridge.kept import Settings, eager, rows_of
@@ -92,10 +92,18 @@ class Cache(transformers.Cache):
         if is_dynamo_compiling():
             return untraced(self.update, key_states, value_states, layer_idx)
         lines = self.store.lines
-        if lines is not None:
-            found = lines.append(layer_idx, key_states, value_states)
-            if found is not None:
-                return found
+        if lines is not None and (views := (lines.left or lines.open(key_states)).get(layer_idx)):
+            size, new_keys, new_values, keys, values = views
+            if key_states.numel() == size and (
+                is_inference_mode_enabled()
+                if lines.inference
+                else not is_grad_enabled() or not (key_states.requires_grad or value_states.requires_grad)
+            ):  # the longer way stores tokens without their gradients
+                _foreach_copy_((new_keys, new_values), (key_states, value_states))
+                del lines.left[layer_idx]
+                if not lines.left:
+                    lines.close()
+                return keys, values
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:

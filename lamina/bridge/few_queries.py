@@ -18,22 +18,26 @@ FLASH = (torch.float16, torch.bfloat16)
 
 
 def attend_one(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor | None:
-    """On a CPU, `attend_few` of one query that sees every key; None for other calls. For larger heads transformers
-    repeats keys, and so rounds differently.
+    """Attention [B, 1, Hq, D] of one query that sees every key, as in `by_products`; None for calls that are not of
+    this kind. For larger heads transformers repeats keys, and so rounds differently.
 
     >>> attend_one(torch.ones(1, 4, 1, 8), torch.ones(1, 2, 3, 8), torch.ones(1, 2, 3, 8), None).shape
     torch.Size([1, 1, 4, 8])
     """
     _, Hq, T, D = query.shape
     _, H, _, Dk = key.shape
-    if T != 1 or not query.is_cpu or not D == Dk == value.shape[3] <= 256:
+    if T != 1 or not D == Dk == value.shape[3] <= 256:
         return None
-    found = scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=Hq != H)
-    return found.transpose(1, 2).contiguous()
+    if query.is_cpu:
+        found = scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=Hq != H)
+        return found.transpose(1, 2).contiguous()
+    if query.dtype in FLASH and D % 8 == 0 and suits(query, key, None):
+        return flash(query, key, value, D**-0.5 if scale is None else scale)
+    return None
 
 
 def suits(query: Tensor, key: Tensor, mask: Tensor | None) -> bool:
-    """True if `attend_few` is the way for this call: few queries on a GPU, of which each sees what the mask says."""
+    """True for few queries on a GPU of which it is known what each sees, with no gradients to record."""
     if not query.is_cuda:
         return False
     T, recorded = query.shape[2], torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
@@ -41,26 +45,8 @@ def suits(query: Tensor, key: Tensor, mask: Tensor | None) -> bool:
     return T <= FEW and known and not recorded and not torch.compiler.is_compiling()
 
 
-def attend_few(
-    query: Tensor,  # [B, Hq, T, D]
-    key: Tensor,  # [B, H, S, D]
-    value: Tensor,  # [B, H, S, Dv]
-    mask: Tensor | None,  # [B, 1 or Hq, T, S]: True where a key is seen, or added to the scores; None: all are seen
-    scale: float,
-) -> Tensor:
-    """softmax(scale · q kᵀ + mask) v, [B, T, Hq, Dv].
-
-    >>> attend_few(torch.ones(1, 4, 1, 8), torch.ones(1, 2, 3, 8), torch.ones(1, 2, 3, 8), None, 1.0).shape
-    torch.Size([1, 1, 4, 8])
-    """
-    D = query.shape[-1]
-    if mask is None and query.is_cuda and query.dtype in FLASH and D == value.shape[-1] <= 256 and D % 8 == 0:
-        return flash(query, key, value, scale)
-    return by_products(query, key, value, mask, scale)
-
-
 def flash(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """FlashAttention of one query over all keys. Arguments and result as in `attend_few`, with T = 1."""
+    """FlashAttention of one query over all keys. Arguments and result as in `by_products`, with T = 1."""
     B, Hq, _, D = query.shape
     H, S = key.shape[1], key.shape[2]
     # Query heads that share a key head are queries of that head, and each key head is a row of its own, [B·H, 1, N, D]:
@@ -71,8 +57,18 @@ def flash(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     return out.reshape(B, 1, Hq, D)
 
 
-def by_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Two matrix products and a softmax. Arguments and result as in `attend_few`."""
+def by_products(
+    query: Tensor,  # [B, Hq, T, D]
+    key: Tensor,  # [B, H, S, D]
+    value: Tensor,  # [B, H, S, Dv]
+    mask: Tensor | None,  # [B, 1 or Hq, T, S]: True where a key is seen, or added to the scores; None: all are seen
+    scale: float,
+) -> Tensor:
+    """softmax(scale · q kᵀ + mask) v, [B, T, Hq, Dv], by two matrix products and a softmax.
+
+    >>> by_products(torch.ones(1, 4, 1, 8), torch.ones(1, 2, 3, 8), torch.ones(1, 2, 3, 8), None, 1.0).shape
+    torch.Size([1, 1, 4, 8])
+    """
     B, Hq, T, D = query.shape
     H, S = key.shape[1], key.shape[2]
     folded = query.reshape(B, H, Hq // H * T, D)  # query heads that share a key head are queries of that head

@@ -1,17 +1,21 @@
 """`Lines`: the fast path of a `Store`, for caches whose tokens are all stored in plain lines or rings on the device.
 
 A pass writes its tokens behind the earlier ones and returns a view of the store: one copy and no other operation for
-keys, and one for values. The views of the next passes are made together, since that takes half the time of making each
-on its own. Rings take passes of one token this way, once their slots are in the order of positions (windows.py). Such
-passes also get the stored states themselves, and change them in place. The Lamina cache behind it keeps its lengths in
-a tensor; it learns of the new tokens only when something other than a pass is asked of it (`Kept._leave_lines`).
+keys, and one for values (`Cache.update`). The views of the next passes are made together, since that takes half the
+time of making each on its own. In inference mode they are views of a tensor of that mode over the same memory: PyTorch
+does less for those, and so do the model's operations that read them. Rings take passes of one token this way, once
+their slots are in the order of positions (windows.py). Such passes also get the stored states themselves, and change
+them in place. The Lamina cache behind it keeps its lengths in a tensor; it learns of the new tokens only when something
+other than a pass is asked of it (`Kept._leave_lines`).
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from itertools import repeat
 
-from torch import Tensor, is_grad_enabled
+from torch import Tensor, empty, is_inference_mode_enabled
 
 from lamina.bridge.layers.in_order import first_seen
 from lamina.bridge.layers.states import StateLayer
@@ -21,11 +25,12 @@ from lamina.cache.cache import Cache
 from lamina.cache.layers.base import Key, Layer
 from lamina.cache.layers.tokens import TokenLayer
 
-AHEAD = 16  # passes whose views are made together, at most
+AHEAD = 32  # passes whose views are made together, at most
 
-Views = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Of one layer in one pass: the slots of the new keys and of the new values [B, H, T, D], and all keys and all values
-that the new tokens may see, in order of position [B, H, N, D]."""
+Views = tuple[int, Tensor, Tensor, Tensor, Tensor]
+"""Of one layer in one pass: how many elements its new keys have; the slots of the new keys and of the new values
+[B, H, T, D]; and all keys and all values that the new tokens may see, in order of position [B, H, N, D]."""
+NONE: dict[int, Views] = {}
 
 
 class Lines:
@@ -39,6 +44,7 @@ class Lines:
     length    tokens of each row, without those of a pass that is still open
     T         tokens of the pass that is open, or was last
     left      number of a layer -> its views, for layers that the open pass has not written yet; empty if none is open
+    inference True if the views can be used in inference mode alone
     """
 
     def __init__(self, cache: Cache, keys: frozenset[Key], length: int) -> None:
@@ -52,6 +58,8 @@ class Lines:
         growing = [layer.slots for layer in self.layers.values() if layer.slots != layer.layout.ring]
         self.room = min(growing, default=sys.maxsize)  # a whole ring has room for any token
         self.left: dict[int, Views] = {}
+        self.inference = False
+        self._slots: dict[int, tuple[object, Slots, Slots]] = {}  # number of a layer -> its data, and slots of both
         self._ahead = 1
         self._ready: list[dict[int, Views]] = []  # views of the next passes of one token, those of the next pass last
         self._ready_at = 0  # the length at which the next of them begins
@@ -71,51 +79,47 @@ class Lines:
 
     # -- passes ----------------------------------------------------------------------------------------------------
 
-    def append(self, i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Stores k and v [B, H, T, D] in layer i; -> those of all tokens that the new ones may see. None if this path
-        cannot: nothing is stored."""
-        if not self.left and not self._open(k):
-            return None
-        if k.size(2) != self.T or (is_grad_enabled() and (k.requires_grad or v.requires_grad)):
-            return None  # the longer way stores tokens without their gradients
-        views = self.left.pop(i, None)
-        if views is None:
-            return None
-        new_keys, new_values, keys, values = views
-        new_keys.copy_(k)
-        new_values.copy_(v)
-        if not self.left:  # only now: a pass whose last tokens could not be stored does not count
-            self.length, self.wrote_all = self.length + self.T, True
-        return keys, values
-
-    def _open(self, k: Tensor) -> bool:
-        """Opens a pass whose first keys are k; False if this path cannot."""
+    def open(self, k: Tensor) -> dict[int, Views]:
+        """Opens a pass whose first keys are k [B, H, T, D]. -> `left`; empty if this path cannot"""
         rows, _, T, _ = k.shape
         start = self.length
         if start + T > self.room or rows != self.rows or (T > 1 and (self.rings or self.states)):
-            return False
+            return NONE
         if self.wrote_all and len(self.asked) < len(self.states):  # the pass before this one ended early
-            return False
-        if T > 1 or not self._ready or self._ready_at != start:
+            return NONE
+        stale = self._ready_at != start or (self.inference and not is_inference_mode_enabled())
+        if T > 1 or stale or not self._ready:
             self._ready = self._views(start, T)
         self.T, self.left, self._ready_at = T, self._ready.pop(), start + 1
         if self.wrote_all:
             self._begin()
-        return True
+        return self.left
+
+    def close(self) -> None:
+        """Ends a pass that has written every store: only now do its tokens count."""
+        self.length, self.wrote_all = self.length + self.T, True
 
     def _views(self, start: int, T: int) -> list[dict[int, Views]]:
         """The views of a pass of T tokens from position `start` on; if T is 1, also those of some that follow."""
+        if self.inference is not is_inference_mode_enabled():
+            self.inference = not self.inference
+            self._slots.clear()
         bases = {i: in_order(layer, start) for i, layer in self.layers.items()}
         fit = min(layer.slots - (start - bases[i]) for i, layer in self.layers.items())
         count = min(self._ahead, fit) if T == 1 else 1
         self._ahead = min(2 * self._ahead, AHEAD)
         found: list[dict[int, Views]] = [{} for _ in range(count)]
         for i, layer in self.layers.items():
-            of_keys, of_values = (
-                _views_of(layer.data[name], bases[i], start, T, count, layer.window.span) for name in ("k", "v")
-            )
-            for views, new_keys, keys, new_values, values in zip(found, *of_keys, *of_values, strict=True):
-                views[i] = new_keys, new_values, keys, values
+            data, window, known = layer.data, layer.window.span, self._slots.get(i)
+            if known is None or known[0] is not data:  # a window that has moved
+                known = self._slots[i] = data, Slots(data["k"]), Slots(data["v"])
+            _, k, v = known
+            new_keys, keys = k.views(bases[i], start, T, count, window)
+            new_values, values = v.views(bases[i], start, T, count, window)
+            sizes = repeat(k.width * T, count)
+            each = zip(sizes, new_keys, new_values, keys, values, strict=True)
+            for views, of_pass in zip(found, each, strict=True):
+                views[i] = of_pass
         return found[::-1]
 
     def _begin(self) -> None:
@@ -170,26 +174,39 @@ class Lines:
             restore(layer, end)
 
 
-def _views_of(
-    store: Tensor, base: int, start: int, T: int, count: int, window: int | None
-) -> tuple[list[Tensor], list[Tensor]]:
-    """For `count` passes of T tokens from position `start` on: what they write in a store [B, H, S, D] whose first slot
-    has position `base`, and what they read. `as_strided` is a single operation, and `narrow` is three; `unbind` makes
-    several views at once."""
-    (B, H, _, D), strides, step = store.shape, store.stride(), store.stride(2)
-    here = store.storage_offset()
-    several = (step, *strides)  # one slot further for each pass
-    new = store.as_strided((count, B, H, T, D), several, here + (start - base) * step).unbind(0)
-    if window is None:  # base is 0
-        return list(new), [store.as_strided((B, H, end, D), strides) for end in range(start + T, start + T + count)]
-    if start + 1 >= window:  # each reads a whole window
-        first = here + (start + 1 - window - base) * step
-        return list(new), list(store.as_strided((count, B, H, window, D), several, first).unbind(0))
-    seen = []
-    for at in range(start, start + count):
-        first = first_seen(window, at)
-        seen.append(store.as_strided((B, H, at + 1 - first, D), strides, here + (first - base) * step))
-    return list(new), seen
+class Slots:
+    """The slots of one store [B, H, S, D], and views of them. `as_strided` is a single operation, and `narrow` is
+    three; `split_with_sizes` and `unbind` make several views at once.
+
+    width   elements in one slot of all rows and heads
+    """
+
+    def __init__(self, store: Tensor) -> None:
+        (B, H, _, D), self._strides, self._here = store.shape, store.stride(), store.storage_offset()
+        self._shape, self._step, self.width = (B, H, D), self._strides[2], B * H * D
+        if is_inference_mode_enabled():  # a tensor of that mode over the same memory
+            memory, shape = store.untyped_storage(), store.shape
+            store = empty(0, dtype=store.dtype, device=store.device).set_(memory, self._here, shape, self._strides)
+        self._store = store
+
+    def views(
+        self, base: int, start: int, T: int, count: int, window: int | None
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """For `count` passes of T tokens from position `start` on: what they write, and what they read. base: the
+        position of slot 0, which is 0 without a window"""
+        (B, H, D), strides, store = self._shape, self._strides, self._store
+        here, step = self._here, self._step
+        new = store.as_strided((B, H, count * T, D), strides, here + (start - base) * step)
+        slots = new.split_with_sizes((T,) * count, 2)
+        if window is None:
+            return slots, [store.as_strided((B, H, end, D), strides) for end in range(start + T, start + T + count)]
+        if start + 1 >= window:  # each reads a whole window, one slot behind that of the pass before it
+            first = here + (start + 1 - window - base) * step
+            return slots, store.as_strided((count, B, H, window, D), (step, *strides), first).unbind(0)
+        firsts = [(at, first_seen(window, at)) for at in range(start, start + count)]
+        return slots, [
+            store.as_strided((B, H, at + 1 - first, D), strides, here + (first - base) * step) for at, first in firsts
+        ]
 
 
 def _is_plain(layer: Layer) -> bool:

@@ -12,9 +12,10 @@ import torch
 import transformers
 from transformers.masking_utils import chunked_causal_mask_function, sdpa_mask, sliding_window_causal_mask_function
 
+from bench.bridge.host import Operations
 from lamina import bridge
-from lamina.bridge import attention
-from lamina.bridge.few_queries import attend_few, flash
+from lamina.bridge import attention, few_queries
+from lamina.bridge.few_queries import by_products, flash
 from lamina.bridge.layers.stored import Stored
 from lamina.errors import InputError, RewindError
 from lamina.notices import notice
@@ -107,7 +108,7 @@ def test_attention_of_few_queries_is_that_of_pytorch(heads: int, masked: str) ->
     seen[..., 0] = True
     mask = None if masked == "no" else seen if masked == "bool" else torch.where(seen, 0.5, -3.0)
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=0.3, enable_gqa=True)
-    torch.testing.assert_close(attend_few(q, k, v, mask, 0.3), expected.transpose(1, 2))
+    torch.testing.assert_close(by_products(q, k, v, mask, 0.3), expected.transpose(1, 2))
 
 
 @pytest.mark.parametrize("heads", [4, 2, 1])
@@ -121,6 +122,16 @@ def test_flash_of_one_query_has_a_row_for_each_key_head(heads: int, monkeypatch:
     q, k, v = torch.randn(2, 1, 4, 8).transpose(1, 2), *torch.randn(2, 2, heads, 40, 8)[..., :11, :]
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.3, enable_gqa=True)
     torch.testing.assert_close(flash(q, k, v, 0.3), expected.transpose(1, 2))
+
+
+def test_one_query_on_a_gpu_is_one_kernel_and_copies_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_queries, "suits", lambda *_: True)  # as on a GPU
+    q = torch.empty(2, 1, 32, 128, dtype=torch.bfloat16, device="meta").transpose(1, 2)
+    k, v = torch.empty(2, 2, 8, 500, 128, dtype=torch.bfloat16, device="meta")[..., :300, :]  # of larger stores
+    with torch.no_grad(), Operations() as operations:
+        found = few_queries.attend_one(q, k, v, None)
+    assert found is not None and found.shape == (2, 1, 32, 128) and found.is_contiguous()
+    assert operations.kernels == 1
 
 
 def _masks(T: int, first: int, end: int, padded: int, **kwargs: Any) -> list[torch.Tensor | None]:
@@ -151,7 +162,7 @@ def test_a_query_over_chunks_keeps_its_mask() -> None:
 
 def test_a_query_that_sees_nothing_gives_zeros() -> None:
     q, k = torch.randn(1, 2, 1, 8), torch.randn(1, 2, 5, 8)
-    assert not attend_few(q, k, k, torch.zeros(1, 1, 1, 5, dtype=torch.bool), 1.0).any()
+    assert not by_products(q, k, k, torch.zeros(1, 1, 1, 5, dtype=torch.bool), 1.0).any()
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
