@@ -11,7 +11,7 @@ from lamina.attention import Full, View, Window, reference_attention
 from lamina.attention.bias import kernel_form
 from lamina.kernels.attention import few
 from lamina.kernels.attention.few import attend_few, few_tile
-from lamina.kernels.attention.prefill import shared_bytes
+from lamina.kernels.attention.prefill import needed_bytes
 from lamina.kernels.limits import CARDS, INTERPRETER
 from lamina.nn import AlibiBias, RelativeBias, alibi_slopes
 from tests.kernels.test_prefill import WINDOWS, line
@@ -97,5 +97,6 @@ def test_every_card_has_a_tile_for_every_head() -> None:
         for itemsize in (2, 4):
             for dim in (16, 64, 96, 128, 192, 256):
                 for queries in (2, 16, 512):
-                    tile = few_tile(queries, dim, dim, itemsize, card)
-                    assert shared_bytes(tile, dim, dim, itemsize) <= card.shared
+                    for bias in ("", "buckets"):
+                        tile = few_tile(queries, dim, dim, itemsize, card, bias)
+                        assert needed_bytes(tile, dim, dim, itemsize, bias) <= card.shared

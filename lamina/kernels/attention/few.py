@@ -10,6 +10,7 @@ The reference is `lamina.attention.reference_attention`.
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -31,7 +32,7 @@ from lamina.kernels.attention.key_blocks import (
     shown_by_position,
 )
 from lamina.kernels.attention.online_softmax import LOG2E, LOWEST, TAIL, accumulate, merge, store_split
-from lamina.kernels.attention.prefill import Tile, shared_bytes
+from lamina.kernels.attention.prefill import Tile, needed_bytes
 from lamina.kernels.attention.score_bias import add_bias, bias_arguments, slopes_of
 from lamina.kernels.launch import begin, launch
 from lamina.kernels.limits import Limits, fitted, limits_of, smaller
@@ -62,7 +63,8 @@ def attend_few(
     (B, Hq, T, D), (Hk, S, Dv) = q.shape, (*k.shape[1:3], v.shape[-1])
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     limits, G = limits_of(q.device), Hq // Hk
-    tile = few_tile(G * T, D, Dv, q.element_size(), limits)
+    biases, bias_kind = bias_arguments(bias)
+    tile = few_tile(G * T, D, Dv, q.element_size(), limits, bias_kind)
     blocks = triton.cdiv(G * T, tile.queries)
     groups = B * Hk * blocks
     splits = max(1, min(triton.cdiv(S, LEAST_KEYS), 2 * limits.multiprocessors // groups))
@@ -70,7 +72,6 @@ def attend_few(
     spans, segments = (view.q_spans, view.kv_spans), (view.q_segments, view.kv_segments)
     if mask is not None:
         spans = segments = None, None
-    biases, bias_kind = bias_arguments(bias)
     bits, bits_at = mask_arguments(mask)
     first, rest = head_parts(D)
     parts = torch.empty(groups, splits, tile.queries, Dv + TAIL.value, device=q.device)
@@ -96,12 +97,13 @@ def attend_few(
 
 
 @cache
-def few_tile(queries: int, key_dim: int, value_dim: int, itemsize: int, limits: Limits) -> Tile:
-    """The tile for this many queries of all heads that share a key head."""
+def few_tile(queries: int, key_dim: int, value_dim: int, itemsize: int, limits: Limits, bias_kind: str = "") -> Tile:
+    """The tile for this many queries of all heads that share a key head. bias_kind: see `score_bias.py`"""
     rows = min(max(16, triton.next_power_of_2(queries)), MOST_QUERIES)
     warps = 8 if rows * triton.next_power_of_2(value_dim) >= 1 << 14 else 4
     best = Tile(rows, 64, warps, 3) if itemsize == 2 else Tile(rows, 32, warps, 2)
-    return fitted(smaller(best), lambda one: shared_bytes(one, key_dim, value_dim, itemsize), limits.shared)
+    narrower = [one for n in (rows, max(rows // 2, 16)) for one in smaller(replace(best, queries=n))]
+    return fitted(narrower, lambda one: needed_bytes(one, key_dim, value_dim, itemsize, bias_kind), limits.shared)
 
 
 @triton.jit

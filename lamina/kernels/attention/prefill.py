@@ -38,7 +38,7 @@ from lamina.kernels.attention.key_blocks import (
     shown_by_position,
 )
 from lamina.kernels.attention.online_softmax import LOG2E, LOWEST
-from lamina.kernels.attention.score_bias import add_bias, bias_arguments, slopes_of
+from lamina.kernels.attention.score_bias import SCORE_BYTES, add_bias, bias_arguments, slopes_of
 from lamina.kernels.launch import begin, launch
 from lamina.kernels.limits import Limits, fitted, limits_of, smaller
 
@@ -70,6 +70,7 @@ def attend_many(
     stored: bool = False,
     rest: tuple[Tensor, Tensor] | None = None,
     mask: MaskBits | None = None,
+    log_sums: Tensor | None = None,
 ) -> Tensor:
     """q [B, Hq, T, D], k [B, Hk, S, D], v [B, Hk, S, Dv] -> [B, Hq, T, Dv], a view of a tensor [B, T, Hq, Dv]
 
@@ -86,11 +87,11 @@ def attend_many(
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     if rest is not None:
         rest = rest[0] if rest[0].stride(-1) == 1 else rest[0].contiguous(), rest[1]
-    tile = tile or tile_for(T, D, Dv, q.element_size(), limits_of(q.device))
+    biases, bias_kind = bias_arguments(bias)
+    tile = tile or tile_for(T, D, Dv, q.element_size(), limits_of(q.device), bias_kind)
     blocks = view.blocks(tile.queries, tile.block) if mask is None else mask.blocks
     kind, size, keep = kind_of(view.window) if mask is None else ("", 1, 0)
     bits, bits_at = mask_arguments(mask)
-    biases, bias_kind = bias_arguments(bias)
     out = q.new_empty(q.shape[0], q.shape[2], Hq, Dv)
     own = packed is not None and not stored
     starts, counts = (None, None) if packed is None else (packed.starts, packed.counts)
@@ -106,7 +107,7 @@ def attend_many(
         spans = segments = None, None
     launch(
         _attend_many, (triton.cdiv(T, tile.queries), B * Hq),
-        out, q, k, v, *beside, view.q_positions, view.kv_positions, *spans, *segments,
+        out, log_sums, q, k, v, *beside, view.q_positions, view.kv_positions, *spans, *segments,
         blocks.order, blocks.whole, blocks.seen, bits, sinks, *biases, starts, counts, T, S, size, keep,
         scale * (1 if softcap is not None else LOG2E.value), 1.0 if softcap is None else softcap,
         q_row, *q.stride()[1:3], k_row, *k.stride()[1:3], v_row, *v.stride()[1:3],
@@ -120,8 +121,8 @@ def attend_many(
 
 
 @cache
-def tile_for(queries: int, key_dim: int, value_dim: int, itemsize: int, limits: Limits) -> Tile:
-    """The tile for rows of `queries` queries and heads of these sizes."""
+def tile_for(queries: int, key_dim: int, value_dim: int, itemsize: int, limits: Limits, bias_kind: str = "") -> Tile:
+    """The tile for rows of `queries` queries and heads of these sizes. bias_kind: see `score_bias.py`"""
     wide = max(sum(head_parts(key_dim)), triton.next_power_of_2(value_dim))
     if itemsize > 2:
         best = Tile(64, 32, 4, 2)
@@ -132,7 +133,7 @@ def tile_for(queries: int, key_dim: int, value_dim: int, itemsize: int, limits: 
     else:
         best = Tile(64, 64, 4, 3)
     narrower = [one for rows in (best.queries, best.queries // 2) for one in smaller(replace(best, queries=rows))]
-    return fitted(narrower, lambda one: shared_bytes(one, key_dim, value_dim, itemsize), limits.shared)
+    return fitted(narrower, lambda one: needed_bytes(one, key_dim, value_dim, itemsize, bias_kind), limits.shared)
 
 
 def shared_bytes(tile: Tile, key_dim: int, value_dim: int, itemsize: int) -> int:
@@ -141,9 +142,15 @@ def shared_bytes(tile: Tile, key_dim: int, value_dim: int, itemsize: int) -> int
     return (tile.queries * keys + (tile.stages - 1) * tile.block * (keys + values)) * itemsize + 2048
 
 
+def needed_bytes(tile: Tile, key_dim: int, value_dim: int, itemsize: int, bias_kind: str) -> int:
+    """The same with what a bias loads for each score, the number of a bucket and its value; float32 needs some more."""
+    buckets = tile.queries * tile.block * SCORE_BYTES[bias_kind] * 3 // 2
+    return shared_bytes(tile, key_dim, value_dim, itemsize) + buckets + (4096 if itemsize > 2 else 0)
+
+
 @triton.jit
 def _attend_many(
-    out, q, k, v,  # [B, T, HQ, DV], [B, HQ, T, D], [B, HQ / G, S, D], [B, HQ / G, S, DV]
+    out, log_sums, q, k, v,  # [B, T, HQ, DV], [B, T, HQ] or None, [B, HQ, T, D], [B, HQ / G, S, D], [B, HQ / G, S, DV]
     q_rest, k_rest,  # [B, HQ, T, REST], [B, S, REST] if D is in two tensors, which q and k begin; else None
     q_positions, kv_positions, q_spans, kv_spans, q_segments, kv_segments,  # [B, T], [B, S] …
     order, whole, seen,  # [B, NQ, NK], [B, NQ], [B, NQ]: see `Blocks`
@@ -252,6 +259,9 @@ def _attend_many(
         higher = tl.maximum(top, sink)
         rescale = tl.exp2(top - higher)
         total, mix = total * rescale + tl.exp2(sink - higher), mix * rescale[:, None]
+    if log_sums is not None:
+        sums = (top + tl.log2(tl.where(total > 0, total, 1.0))) / LOG2E
+        tl.store(log_sums + (begins + t) * HQ + head, sums, mask=real)
     mix = mix / tl.where(total > 0, total, 1.0)[:, None]
     place = out + ((begins + t) * HQ + head)[:, None] * DV + dv[None, :]
     tl.store(place, mix.to(out.dtype.element_ty), mask=real[:, None] & (dv < DV)[None, :])

@@ -38,14 +38,16 @@ def over_bits(
 ) -> Tensor:  # fmt: skip
     from lamina.kernels.attention.few import attend_few, few_tile  # imports Triton
     from lamina.kernels.attention.prefill import attend_many, tile_for
+    from lamina.kernels.attention.score_bias import bias_arguments
 
     (Hq, T, D), Dv, limits = q.shape[1:], v.shape[-1], limits_of(q.device)
     form: KernelForm | None = None if bias is None else kernel_form(bias)
+    kind = bias_arguments(form)[1]
     how: dict[str, Any] = dict(scale=scale, softcap=softcap, sinks=sinks, bias=form)
     if is_few(q, k):
-        tile = few_tile(Hq // k.shape[1] * T, D, Dv, q.element_size(), limits)
+        tile = few_tile(Hq // k.shape[1] * T, D, Dv, q.element_size(), limits, kind)
         return attend_few(q, k, v, view, mask=view.mask_bits(tile.queries, tile.block), **how)
-    tile = tile_for(T, D, Dv, q.element_size(), limits)
+    tile = tile_for(T, D, Dv, q.element_size(), limits, kind)
 
     def run(q: Tensor, k: Tensor, v: Tensor, view: View) -> Tensor:
         return attend_many(q, k, v, view, tile=tile, mask=view.mask_bits(tile.queries, tile.block), **how)
