@@ -150,11 +150,13 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
     from lamina.attention.window import Full, Near, Sliding
     from lamina.kernels.attention.decode import decode_attention
     from lamina.kernels.attention.decode_fused import attend_stored, attend_token
+    from lamina.kernels.attention.few import attend_few, few_tile
     from lamina.kernels.attention.merge import merge_into
-    from lamina.kernels.attention.prefill import attend_many
+    from lamina.kernels.attention.prefill import attend_many, tile_for
     from lamina.kernels.columns import WIDTH
     from lamina.kernels.elementwise import expert_sum, gated, rotate_heads, scale_columns
     from lamina.kernels.gemm.product import product
+    from lamina.kernels.limits import limits_of
     from lamina.kernels.norm import gated_rms_norm, layer_norm
     from lamina.kernels.packed.dequantize import dequantize
     from lamina.kernels.packed.experts import packed_expert_down, packed_expert_gated
@@ -203,7 +205,18 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
                 q, k = (torch.empty(1, heads, tokens, dim, dtype=dtype) for heads in (32, 8))
                 attend_many(q, k, k, View(at[:, :tokens], at[:, :tokens], Sliding(512)), scale=1.0, softcap=30.0)
             both = View(at, at, Near(512), causal=False)
-            attend_many(q, k, k, both, scale=1.0, bias=RelativeBias(32, 32, 128, both_ways=True).kernel_form())
+            relative, sums = RelativeBias(32, 32, 128, both_ways=True).kernel_form(), torch.empty(1, 2048, 32)
+            attend_many(q, k, k, both, scale=1.0, bias=relative, log_sums=sums)
+            ruled = View(at, at, Full(), also=lambda row, q, kv: q != kv)
+            tile = tile_for(2048, dim, dim, q.element_size(), limits_of(q.device))
+            attend_many(q, k, k, ruled, scale=1.0, mask=ruled.mask_bits(tile.queries, tile.block))
+            for tokens in (2, 16):
+                some = View(at[:, :tokens], at, Sliding(512))
+                attend_few(q[:, :, :tokens], k, k, some, scale=1.0, softcap=30.0, bias=bias)
+                few_ruled = ruled.part(slice(tokens))
+                tile = few_tile(4 * tokens, dim, dim, q.element_size(), limits_of(q.device))
+                bits = few_ruled.mask_bits(tile.queries, tile.block)
+                attend_few(q[:, :, :tokens], k, k, few_ruled, scale=1.0, sinks=torch.empty(32), mask=bits)
         collect_prompts(dtype, table)
         collect_slack(dtype)
         for rule in (SSD(80, 64, 128, groups=1), SSD(24, 128, 256, groups=1), SSD(128, 64, 128, groups=8)):
@@ -235,7 +248,7 @@ def inputs_of(rule: Rule, rows: int, tokens: int, dtype: torch.dtype) -> dict[st
 def collect_prompts(dtype: torch.dtype, table: torch.Tensor) -> None:
     """Launches the kernels of captured prompts that find a cache through its table."""
     from lamina.attention.window import Full, Sliding
-    from lamina.kernels.attention.indexer import select_in_turns
+    from lamina.kernels.attention.indexer import Marks, select_in_turns
     from lamina.kernels.attention.prompt.attend import attend_prompt
     from lamina.kernels.attention.prompt.latent import attend_latents
     from lamina.kernels.attention.prompt.selected import attend_selected
@@ -257,10 +270,15 @@ def collect_prompts(dtype: torch.dtype, table: torch.Tensor) -> None:
         latents = torch.empty(1, 1, tokens, 576, dtype=dtype)
         attend_latents(torch.empty(1, 16, tokens, 576, dtype=dtype), latents[:, 0], table, rank=512, scale=1.0)
         keys, weights = torch.empty(1, tokens, 128, dtype=dtype), torch.empty(1, tokens, 64)
-        chosen = select_in_turns(torch.empty(1, 64, tokens, 128, dtype=dtype), weights, keys, table, 2048, 64)
+        scored = torch.empty(1, 64, tokens, 128, dtype=dtype), weights, keys, table, 2048, 64
+        first, stop, spans = torch.empty(3, 1, tokens, dtype=torch.int32)
+        for marks in (Marks(first, stop, None), Marks(first, stop, spans)):
+            select_in_turns(*scored, marks=marks)
+        chosen = select_in_turns(*scored)
         for heads, page in ((128, 0), (16, 0), (128, 64)):
             q = torch.empty(1, heads, tokens, 576, dtype=dtype)
             attend_selected(q, latents[:, 0], table, chosen, rank=512, scale=1.0, page=page)
+        attend_selected(q, latents[:, 0], table, chosen, rank=512, scale=1.0, marks=Marks(first, stop, None))
         store_tokens(latents, None, table)
         load_inputs(table, torch.empty(1, tokens, 5376, dtype=dtype), 4)
     store_state(load_state(table, 1, (80, 64, 128)), table)

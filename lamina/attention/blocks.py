@@ -83,7 +83,11 @@ def blocks_of(view: View, queries: int, keys: int) -> Blocks:
         mine, theirs = _Range.of(view.q_segments, queries).of_queries, _Range.of(view.kv_segments, keys).of_keys
         part = part & (mine.low <= theirs.high) & (theirs.low <= mine.high)
         whole = whole & (mine.low == theirs.high) & (theirs.low == mine.high) & ~theirs.gaps
-    part, whole = part & (kv.high >= 0), whole & ~kv.gaps
+    return in_order(part & (kv.high >= 0), whole & ~kv.gaps)
+
+
+def in_order(part: Tensor, whole: Tensor) -> Blocks:
+    """From which blocks of keys are seen in part and whole, both [B, NQ, NK]."""
     rank = 2 - (part | whole).int() - whole.int()  # 0: seen whole, 1: in part, 2: not
     order = rank.argsort(dim=2, stable=True).int()
     return Blocks(order, (rank == 0).sum(2, dtype=torch.int32), (rank < 2).sum(2, dtype=torch.int32))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lamina.attention.blocks import Blocks, blocks_of
+from lamina.attention.mask_bits import MaskBits, mask_bits_of
 from lamina.attention.window import Window
 from lamina.errors import InputError
 
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 Rule = Callable[[Tensor, Tensor, Tensor], Tensor]
 """rule(row, q_pos, kv_pos) -> bool. Elementwise: it is called with row [B, 1, 1], q_pos [B, T, 1] and kv_pos [B, 1, S],
-and by FlexAttention with three 0-dim tensors. A slot without a token has kv_pos -1."""
+or with parts of these, and by FlexAttention with three 0-dim tensors. A slot without a token has kv_pos -1."""
+
+ALL = slice(None)
 
 
 def both(a: Rule, b: Rule) -> Rule:
@@ -108,6 +111,7 @@ class View:
         self.exact, self.full, self.finite = exact, full, finite
         self.also, self.or_else = also, or_else
         self.chosen: Tensor | None = None  # [B, T, S]
+        self._unrestricted: View | None = None  # of which `restricted` made this one
         self._check()
         self._mask: Tensor | None = None
         self._blind: Tensor | None = None
@@ -115,6 +119,7 @@ class View:
         self._exists: Tensor | None = None
         self._block_mask: BlockMask | None = None
         self._blocks: dict[tuple[int, int], Blocks] = {}
+        self._mask_bits: dict[tuple[int, int], MaskBits] = {}
         self.last_bias: tuple[object, Tensor] | None = None  # (bias, its values [B, Hq, T, S]): see `dense_bias`
 
     @property
@@ -139,9 +144,24 @@ class View:
                 f"a selection {list(chosen.shape)} for queries and slots {list(self.shape)}: they must agree"
             )
         new = copy(self)
-        new.finite, new.full, new.chosen = self.clean, False, chosen
-        new._mask, new._blind, new._opened, new._block_mask = self.mask() & chosen[:, None], None, None, None
-        new._blocks = {}
+        new.finite, new.full, new.chosen, new._unrestricted = self.clean, False, chosen, self
+        new._mask = new._blind = new._opened = new._block_mask = None
+        new._blocks, new._mask_bits = {}, {}
+        return new
+
+    def part(self, queries: slice, keys: slice = ALL) -> View:
+        """The View of some queries over some slots. It shares no lowered form with this one."""
+
+        def of(x: Tensor | None, some: slice) -> Tensor | None:
+            return None if x is None else x[:, some]
+
+        new = View(
+            self.q_positions[:, queries], self.kv_positions[:, keys], self.window, self.causal,
+            q_segments=of(self.q_segments, queries), kv_segments=of(self.kv_segments, keys),
+            q_spans=of(self.q_spans, queries), kv_spans=of(self.kv_spans, keys),
+            full=self.full, finite=self.clean, also=self.also, or_else=self.or_else,
+        )  # fmt: skip
+        new.chosen = None if self.chosen is None else self.chosen[:, queries, keys]
         return new
 
     def lower(self) -> Literal["causal"] | Tensor | None:
@@ -173,10 +193,13 @@ class View:
     def mask(self) -> Tensor:
         """The whole rule as booleans, [B, 1, T, S]: True where a query sees a key."""
         if self._mask is None:
-            B, T, S = self.shape
-            row = torch.arange(B, device=self.q_positions.device)[:, None, None]
-            seen = self._rule(row, lambda x: x[:, :, None], lambda x: x[:, None, :])
-            self._mask = seen.expand(B, T, S)[:, None]
+            if self._unrestricted is not None:
+                seen = self._unrestricted.mask()[:, 0]  # which other selections are made of too
+            else:
+                B, T, S = self.shape
+                row = torch.arange(B, device=self.q_positions.device)[:, None, None]
+                seen = self._rule(row, lambda x: x[:, :, None], lambda x: x[:, None, :]).expand(B, T, S)
+            self._mask = (seen if self.chosen is None else seen & self.chosen)[:, None]
         return self._mask
 
     def blind(self) -> Tensor:
@@ -220,6 +243,12 @@ class View:
         if (queries, keys) not in self._blocks:
             self._blocks[queries, keys] = blocks_of(self, queries, keys)
         return self._blocks[queries, keys]
+
+    def mask_bits(self, queries: int, keys: int) -> MaskBits:
+        """The mask as bits, and its blocks, for a kernel; computed once for each pair of sizes."""
+        if (queries, keys) not in self._mask_bits:
+            self._mask_bits[queries, keys] = mask_bits_of(self, queries, keys)
+        return self._mask_bits[queries, keys]
 
     def grid(self, row: int = 0, limit: int = 24) -> str:
         """One row's mask as text, with positions at the sides ('-': empty slot), shortened with '…' at `limit`."""

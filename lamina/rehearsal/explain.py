@@ -106,6 +106,12 @@ def _why(way: Way, changes: str, no_kernels: str | None) -> str:
             return f"kernel; cuDNN for chunks of {least} tokens or more, once they have paid for its planning"
         case "kernel":
             return f"kernel, which applies {changes or 'the window'} itself"
+        case "split-KV kernel":
+            return "split-KV kernel, since there are few queries over many keys"
+        case "kernel over mask bits":
+            return "kernel over mask bits, since positions alone do not decide what is seen"
+        case "sdpa in turns" | "eager in turns":
+            return f"{way.backend} over queries, since no kernel takes this call and its mask or scores would be large"
         case "eager" if changes:
             return f"eager, since {changes} change{'s' * (' ' not in changes)} scores" + (
                 f" and {no_kernels}" if no_kernels else ", and no kernel takes this call"

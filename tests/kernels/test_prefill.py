@@ -11,8 +11,9 @@ from lamina.attention import Chunked, Full, Near, Sliding, View, Window, referen
 from lamina.attention.bias import kernel_form
 from lamina.attention.blocks import blocks_of
 from lamina.cache.packed_rows import PackedRows
+from lamina.kernels.attention.key_blocks import head_parts
 from lamina.kernels.attention.merge import merge_into, merged
-from lamina.kernels.attention.prefill import Tile, attend_many, head_parts, shared_bytes, tile_for
+from lamina.kernels.attention.prefill import Tile, attend_many, needed_bytes, tile_for
 from lamina.kernels.limits import CARDS
 from lamina.nn import AlibiBias, RelativeBias, alibi_slopes
 from lamina.runtime.prefill import attention as prefill_attention
@@ -188,9 +189,9 @@ def test_every_card_has_a_tile_for_every_head() -> None:
     for card in CARDS.values():
         for itemsize in (2, 4):
             for dim in (16, 64, 96, 128, 192, 256):
-                for queries in (64, 4096):
-                    tile = tile_for(queries, dim, dim, itemsize, card)
-                    assert shared_bytes(tile, dim, dim, itemsize) <= card.shared
+                for queries, bias in ((64, ""), (4096, ""), (4096, "both ways")):
+                    tile = tile_for(queries, dim, dim, itemsize, card, bias)
+                    assert needed_bytes(tile, dim, dim, itemsize, bias) <= card.shared
     assert head_parts(192) == (128, 64)
 
 

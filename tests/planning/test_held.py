@@ -107,6 +107,16 @@ def test_the_scratch_of_a_gpu_grows_with_tokens_and_not_with_tokens_times_keys()
     assert (on_cpu.scratch or 0) > 5 * far and "without kernels" in str(on_cpu)
 
 
+def test_few_latent_tokens_of_a_gpu_are_planned_without_a_mask_for_each_head() -> None:
+    shape = dict(SHAPES["deepseek-v2-lite"].config) | {"num_hidden_layers": 2}
+    short, long = (
+        lamina.plan(shape, rows=2, length=length, prefill_chunk=64, dtype="bfloat16", device="cuda").scratch
+        for length in (8192, 32768)
+    )
+    assert short is not None and long is not None
+    assert long - short < 2 * 64 * (32768 - 8192) * 16 // 4  # a flag for each query, key and head is four times as much
+
+
 def test_a_model_that_wants_numbers_in_a_pass_has_no_scratch_in_its_plan() -> None:
     class Curious(nn.Module):
         def __init__(self) -> None:

@@ -6,10 +6,18 @@
 Scores go to a buffer whose address and room are in the entry's table, since a captured launch must fit any number of
 tokens (`lamina.runtime.captured`). It has room for a few queries of each row: those of a decode step, or some of a
 prompt's, `many` from `first` on (`select_in_turns`), so no query × key matrix is as large as the prompt. Keys are
-stored in a line, so slot == position. The reference is `lamina.attention.indexer`.
+stored in a line, in the order of tokens.
+
+A new token sees the tokens up to its own. In passes with packed segments or spans it sees what `Marks` say: the kernels
+get the first and last slot that each query sees and the spans of the new tokens, and never a mask.
+
+The reference is `lamina.attention.indexer`.
 """
 
+# mypy: allow-untyped-defs
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -41,6 +49,23 @@ DIGIT = tl.constexpr(4)  # bits of a score that one round of the search decides
 DIGITS = tl.constexpr(16)
 
 
+class Marks(NamedTuple):
+    """What the new tokens of a pass with packed segments or spans see, all int32 [B, T].
+
+    first   the first slot that a token may see
+    stop    one past the last slot that it may see
+    spans   tokens of the same span >= 0 see each other in both directions; None: no spans
+    """
+
+    first: Tensor
+    stop: Tensor
+    spans: Tensor | None
+
+
+NONE: tuple[None, None, None] = (None, None, None)
+"""In place of `Marks`: every token sees those up to its own."""
+
+
 # -- scores ----------------------------------------------------------------------------------------------------------
 
 
@@ -57,9 +82,22 @@ def length_and_count(table, row, T):
     return tl.load(lengths_of(table) + row).to(tl.int32), count_of(tl.load(table + COUNTS), row, T)
 
 
+@triton.jit
+def sees_slot(slot, own, firsts, stops, spans, place, row, T):
+    """Which slots the query in slot `own` sees, by its `Marks`; place: its index row · T + t."""
+    seen = slot <= own
+    if spans is not None:
+        t = slot - own + place - row * T  # the index of a new token; negative for earlier ones
+        other = tl.load(spans + row * T + t, mask=(t >= 0) & (t < T), other=-1)
+        span = tl.load(spans + place)
+        seen = seen | ((other == span) & (span >= 0))
+    return seen & (slot >= tl.load(firsts + place)) & (slot < tl.load(stops + place))
+
+
 @triton.jit(do_not_specialize=["T", "first", "many"])  # one kernel for many numbers of tokens
 def _index_scores(
     q, weights, table,  # [B, H, T, D], [B, T, H] float32; the entry's table row
+    firsts, stops, spans,  # [B, T] of `Marks`; None without
     store, scales, high,  # tensors with the types of the stored parts
     T, first, many,  # new tokens of a row; of which queries first … first + many - 1 are scored
     q_row, q_head, q_token,  # strides
@@ -68,15 +106,23 @@ def _index_scores(
     FORM: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (row, split, i): the scores of one split of the tokens that the i-th QUERIES queries of a row see, new
-    ones included."""
+    ones included; -inf where Marks hide a token from one of these queries."""
     WIDTH: tl.constexpr = code_bytes(D, FORM)  # values per slot, or bytes of codes
     row, split = tl.program_id(0), tl.program_id(1)
     length, count = length_and_count(table, row, T)
     own = tl.program_id(2) * QUERIES
     stop = tl.minimum(first + many, count)
     n = tl.where(first + own < stop, length + tl.minimum(first + own + QUERIES, stop), 0)
-    size = tl.cdiv(tl.cdiv(n, tl.num_programs(1)), BLOCK) * BLOCK
-    begins = split * size
+    low = 0
+    if firsts is not None:
+        low, n = 1 << 30, 0
+        for i in range(QUERIES):
+            there, place = first + own + i < stop, row * T + first + own + i
+            low = tl.minimum(low, tl.load(firsts + place, mask=there, other=1 << 30))
+            n = tl.maximum(n, tl.load(stops + place, mask=there, other=0))
+        low = tl.minimum(low, n)
+    size = tl.cdiv(tl.cdiv(n - low, tl.num_programs(1)), BLOCK) * BLOCK
+    begins = low + split * size
     ends = tl.minimum(begins + size, n)
     if begins >= ends:
         return
@@ -108,6 +154,9 @@ def _index_scores(
                 weight = tl.load(weights + (row * T + t) * H + head, mask=inside, other=0.0)
                 products = tl.dot(keys, tl.trans(queries), input_precision="ieee")  # [BLOCK, HEADS]
                 score += tl.sum(tl.maximum(products, 0.0) * weight[None, :], axis=1)
+            if firsts is not None:
+                seen = sees_slot(j, length + t, firsts, stops, spans, row * T + tl.minimum(t, stop - 1), row, T)
+                score = tl.where(seen, score, float("-inf"))
             tl.store(scores_of(table, row * many + own + i) + j, score, mask=(j < ends) & (t < stop))
 
 
@@ -120,6 +169,7 @@ def index_scores(
     page: int = 0,  # slots per page; 0 without pages
     first: int = 0,
     many: int | None = None,  # queries from `first` on; None: all
+    marks: Marks | None = None,
 ) -> None:
     """Writes the scores of all tokens of each row, for these queries, to the buffer that the table names, in which a
     row has `many` lines."""
@@ -136,7 +186,7 @@ def index_scores(
     heads = min(max(16, triton.next_power_of_2(H)), most)
     launch(
         _index_scores, (B, max(1, limits_of(q.device).multiprocessors // (B * groups)), groups),
-        q, weights.contiguous(), table, store, scales, high, T, first, many, *q.stride()[:3],
+        q, weights.contiguous(), table, *(marks or NONE), store, scales, high, T, first, many, *q.stride()[:3],
         QUERIES=queries, H=H, D=D, D_PAD=max(16, triton.next_power_of_2(D)), HEADS=heads, BLOCK=block, FORM=form,
         PAGE=page, num_warps=4 if q.element_size() == 2 else 8, num_stages=stages_for(2, page),
     )  # fmt: skip
@@ -152,66 +202,87 @@ def ordered_bits(score):
     return tl.where(bits >> 31 == 1, bits ^ 0xFFFFFFFF, bits | 0x80000000)
 
 
-@triton.jit(do_not_specialize=["T", "first", "many"])
-def _select_tokens(
-    chosen, table,  # int32 [B, T, TOP]; the entry's table row
-    T, first, many,  # new tokens of a row; of which queries first … first + many - 1 are scored
-    TOP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Program (row · many + i), query t = first + i: lists the TOP tokens with the highest scores, of equal ones the
-    first; all if fewer.
+@triton.jit
+def least_selected(scores, begins, ends, TOP: tl.constexpr, BLOCK: tl.constexpr):
+    """-> (the bits of the TOP-th highest of the scores begins … ends - 1, how many scores with these bits are selected)
 
-    The TOP-th highest score is found four bits at a time, from the highest bits on: each round counts the scores that
-    agree with the bits found so far, by their next digit. A last round lists the tokens in order.
+    It is found four bits at a time, from the highest bits on: each round counts the scores that agree with the bits
+    found so far, by their next digit.
     """
-    query = tl.program_id(0)
-    row, t = query // many, first + query % many
-    length, count = length_and_count(table, row, T)
-    n = tl.where(t < count, length + t + 1, 0)
-    chosen += (row.to(tl.int64) * T + t) * TOP
-    i = tl.arange(0, BLOCK)
-    if n <= TOP:
-        begin(PDL)
-        for start in range(0, n, BLOCK):
-            tl.store(chosen + start + i, start + i, mask=start + i < n)
-        return
-    scores = scores_of(table, query)
-    digit = tl.arange(0, DIGITS)
-    begin(PDL)
-    least = tl.zeros([], tl.uint32)  # the bits of the TOP-th highest score that are found
-    wanted = tl.zeros([], tl.int32) + TOP  # how many of the scores that agree with them are selected
+    i, digit = tl.arange(0, BLOCK), tl.arange(0, DIGITS)
+    least = tl.zeros([], tl.uint32)
+    wanted = tl.zeros([], tl.int32) + TOP  # how many of the scores that agree with the bits found are selected
     shift = tl.full([], 32, tl.uint32)
     for _ in range(32 // DIGIT):
         shift -= DIGIT
         found = tl.zeros([DIGITS], tl.int32)
-        for start in range(0, n, BLOCK):
-            bits = ordered_bits(tl.load(scores + start + i, mask=start + i < n, other=0.0)) ^ least
-            value = tl.where(start + i < n, bits >> shift, DIGITS)  # below DIGITS where all higher bits agree
+        for start in range(begins, ends, BLOCK):
+            bits = ordered_bits(tl.load(scores + start + i, mask=start + i < ends, other=0.0)) ^ least
+            value = tl.where(start + i < ends, bits >> shift, DIGITS)  # below DIGITS where all higher bits agree
             found += tl.sum((value[:, None] == digit[None, :]).to(tl.int32), axis=0)
         from_here = tl.sum(found) - tl.cumsum(found, 0) + found  # scores with this digit or a higher one
         best = tl.sum((from_here >= wanted).to(tl.int32)) - 1
         wanted -= tl.sum(tl.where(digit > best, found, 0))
         least |= best.to(tl.uint32) << shift
+    return least, wanted
+
+
+@triton.jit(do_not_specialize=["T", "first", "many"])
+def _select_tokens(
+    chosen, table,  # int32 [B, T, TOP]; the entry's table row
+    firsts, stops,  # [B, T] of `Marks`; None without
+    T, first, many,  # new tokens of a row; of which queries first … first + many - 1 are scored
+    TOP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (row · many + i), query t = first + i: lists the TOP tokens with the highest scores in order, of equal
+    ones the first; all if fewer. With Marks, tokens with the score -inf are not listed, and the list is filled with -1.
+    """
+    query = tl.program_id(0)
+    row, t = query // many, first + query % many
+    length, count = length_and_count(table, row, T)
+    begins, ends = 0, tl.where(t < count, length + t + 1, 0)
+    if firsts is not None:
+        begins = tl.load(firsts + row * T + t)
+        ends = tl.where(t < count, tl.load(stops + row * T + t), begins)
+    chosen += (row.to(tl.int64) * T + t) * TOP
+    i = tl.arange(0, BLOCK)
+    if firsts is None:  # noqa: SIM102 (decided when the kernel is built)
+        if ends <= TOP:
+            begin(PDL)
+            for start in range(0, ends, BLOCK):
+                tl.store(chosen + start + i, start + i, mask=start + i < ends)
+            return
+    scores = scores_of(table, query)
+    begin(PDL)
+    least, wanted = tl.zeros([], tl.uint32), tl.zeros([], tl.int32)  # below every score: all are listed
+    if ends - begins > TOP:
+        least, wanted = least_selected(scores, begins, ends, TOP, BLOCK)
     listed, equals = 0, 0
-    for start in range(0, n, BLOCK):
+    for start in range(begins, ends, BLOCK):
         j = start + i
-        bits = ordered_bits(tl.load(scores + j, mask=j < n, other=0.0))
-        equal = ((bits == least) & (j < n)).to(tl.int32)
-        takes = ((bits > least) & (j < n)) | ((equal == 1) & (equals + tl.cumsum(equal, 0) <= wanted))
+        score = tl.load(scores + j, mask=j < ends, other=0.0)
+        bits, there = ordered_bits(score), j < ends
+        if firsts is not None:
+            there = there & (score > float("-inf"))
+        equal = ((bits == least) & there).to(tl.int32)
+        takes = ((bits > least) & there) | ((equal == 1) & (equals + tl.cumsum(equal, 0) <= wanted))
         place = listed + tl.cumsum(takes.to(tl.int32), 0) - 1
         tl.store(chosen + place, j, mask=takes)
         listed += tl.sum(takes.to(tl.int32))
         equals += tl.sum(equal)
+    if firsts is not None:
+        for start in range(listed, TOP, BLOCK):
+            tl.store(chosen + start + i, -1, mask=start + i < TOP)
 
 
 def select_tokens(
     rows: int, tokens: int, top: int, table: Tensor, *, block: int = BLOCK, first: int = 0, many: int | None = None,
-    into: Tensor | None = None,
+    into: Tensor | None = None, marks: Marks | None = None,
 ) -> Tensor:  # fmt: skip
-    """The positions of the `top` tokens with the highest scores for each new token, ascending -> int32 [B, T, top]
+    """The slots of the `top` tokens with the highest scores for each new token, ascending -> int32 [B, T, top]
 
-    A token that sees n < top tokens has n positions; the rest is undefined. `block` is for measuring other
-    configurations.
+    A token that sees n < top tokens has n slots; the rest is undefined, or -1 with `marks`. `block` is for measuring
+    other configurations.
 
     first, many   of these queries alone, whose scores are in the buffer
     into          the tensor that is written; None: a new one
@@ -221,20 +292,21 @@ def select_tokens(
         into = torch.empty(rows, tokens, top, dtype=torch.int32, device=table.device)
     launch(
         _select_tokens, (rows * many,),
-        into, table, tokens, first, many, TOP=top, BLOCK=block, num_warps=8,
+        into, table, *(marks or NONE)[:2], tokens, first, many, TOP=top, BLOCK=block, num_warps=8,
     )  # fmt: skip
     return into
 
 
 def select_in_turns(
-    q: Tensor, weights: Tensor, new: Tensor | Coded, table: Tensor, top: int, most: int, page: int = 0
-) -> Tensor:
+    q: Tensor, weights: Tensor, new: Tensor | Coded, table: Tensor, top: int, most: int, page: int = 0,
+    marks: Marks | None = None,
+) -> Tensor:  # fmt: skip
     """`index_scores` and `select_tokens` for up to `most` queries of each row after the other, for which the buffer has
     room -> int32 [B, T, top]"""
     B, _, T, _ = q.shape
     chosen = torch.empty(B, T, top, dtype=torch.int32, device=q.device)
     for first in range(0, T, most):
-        some = dict(first=first, many=min(most, T - first))
+        some: dict[str, Any] = dict(first=first, many=min(most, T - first), marks=marks)
         index_scores(q, weights, new, table, page=page, **some)
         select_tokens(B, T, top, table, **some, into=chosen)
     return chosen

@@ -17,7 +17,8 @@ from lamina.kernels.launch import begin, launch
 def merge_into(total: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor, out: Tensor | None = None) -> Tensor:
     """total and lse become those of all keys; or `out` does, and total and lse stay what they were.
 
-    total float32 [N, D], lse float32 [N]; more [N, D], more_lse float32 [N], all contiguous; out [N, D] any dtype
+    total [N, D], float32 if it is written; lse float32 [N]; more [N, D], more_lse float32 [N], all contiguous
+    out   [N, D] any dtype
     """
     rows, dim = total.shape
     tile = max(1, 2048 // triton.next_power_of_2(dim))

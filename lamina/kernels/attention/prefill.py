@@ -3,7 +3,8 @@
 A program computes BLOCK_M queries of one head. It loops over the blocks of keys that `lamina.attention.blocks` lists
 for them: first those that every query sees whole, then those inside which the View's rule is applied, from the
 positions (and spans or segments) of queries and keys. So causal, sliding, chunked, ragged, packed and bidirectional
-attention over lines, rings and whatever else has positions are one kernel. Slots without a token may hold NaN.
+attention over lines, rings and whatever else has positions are one kernel. Slots without a token may hold NaN. What
+positions do not decide (rules from outside, selections) it reads as bits (`lamina.attention.mask_bits`).
 
 Rows of a packed pass are side by side on one token axis (`PackedRows`): queries are read there and outputs stored
 there, keys and values too if they are this pass's own. Positions and the lists of blocks are those of the rows with
@@ -23,13 +24,22 @@ import triton.language as tl
 from torch import Tensor
 
 from lamina.attention.bias import KernelForm
+from lamina.attention.mask_bits import MaskBits
 from lamina.attention.view import View
-from lamina.attention.window import Near
 from lamina.cache.packed_rows import PackedRows
+from lamina.kernels.attention.key_blocks import (
+    head_parts,
+    kind_of,
+    load_keys,
+    load_values,
+    mask_arguments,
+    scores_in_powers,
+    shown_by_bits,
+    shown_by_position,
+)
 from lamina.kernels.attention.online_softmax import LOG2E, LOWEST
-from lamina.kernels.attention.score_bias import add_bias, bias_arguments, slopes_of
-from lamina.kernels.attention.visible import window_arguments
-from lamina.kernels.launch import BY_ASSEMBLY, begin, launch
+from lamina.kernels.attention.score_bias import SCORE_BYTES, add_bias, bias_arguments, slopes_of
+from lamina.kernels.launch import begin, launch
 from lamina.kernels.limits import Limits, fitted, limits_of, smaller
 
 SHORT = 1024  # queries of a row: with no more, small tiles are faster
@@ -59,10 +69,12 @@ def attend_many(
     packed: PackedRows | None = None,
     stored: bool = False,
     rest: tuple[Tensor, Tensor] | None = None,
+    mask: MaskBits | None = None,
+    log_sums: Tensor | None = None,
 ) -> Tensor:
     """q [B, Hq, T, D], k [B, Hk, S, D], v [B, Hk, S, Dv] -> [B, Hq, T, Dv], a view of a tensor [B, T, Hq, Dv]
 
-    view     without rules from outside and without a selection (`View.positional`)
+    view     without rules from outside and without a selection (`View.positional`), or with its mask as bits
     tile     in place of what `tile_for` says
     packed   q is [1, Hq, N, D] and the result [1, Hq, N, Dv], with the rows of `view` side by side; so are k and v,
              unless they are `stored`, in rows of their own
@@ -75,10 +87,11 @@ def attend_many(
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     if rest is not None:
         rest = rest[0] if rest[0].stride(-1) == 1 else rest[0].contiguous(), rest[1]
-    tile = tile or tile_for(T, D, Dv, q.element_size(), limits_of(q.device))
-    blocks = view.blocks(tile.queries, tile.block)
-    kind, size, keep = ("near", view.window.size, 0) if isinstance(view.window, Near) else window_arguments(view.window)
     biases, bias_kind = bias_arguments(bias)
+    tile = tile or tile_for(T, D, Dv, q.element_size(), limits_of(q.device), bias_kind)
+    blocks = view.blocks(tile.queries, tile.block) if mask is None else mask.blocks
+    kind, size, keep = kind_of(view.window) if mask is None else ("", 1, 0)
+    bits, bits_at = mask_arguments(mask)
     out = q.new_empty(q.shape[0], q.shape[2], Hq, Dv)
     own = packed is not None and not stored
     starts, counts = (None, None) if packed is None else (packed.starts, packed.counts)
@@ -90,13 +103,15 @@ def attend_many(
         rows = rest[0].stride(0) * (packed is None), rest[1].stride(0) * (not own)
         beside_at = (rows[0], *rest[0].stride()[1:3], rows[1], rest[1].stride(1))
     spans, segments = (view.q_spans, view.kv_spans), (view.q_segments, view.kv_segments)
+    if mask is not None:
+        spans = segments = None, None
     launch(
         _attend_many, (triton.cdiv(T, tile.queries), B * Hq),
-        out, q, k, v, *beside, view.q_positions, view.kv_positions, *spans, *segments,
-        blocks.order, blocks.whole, blocks.seen, sinks, *biases, starts, counts, T, S, size, keep,
+        out, log_sums, q, k, v, *beside, view.q_positions, view.kv_positions, *spans, *segments,
+        blocks.order, blocks.whole, blocks.seen, bits, sinks, *biases, starts, counts, T, S, size, keep,
         scale * (1 if softcap is not None else LOG2E.value), 1.0 if softcap is None else softcap,
         q_row, *q.stride()[1:3], k_row, *k.stride()[1:3], v_row, *v.stride()[1:3],
-        *beside_at, view.q_positions.stride(0), view.kv_positions.stride(0),
+        *beside_at, view.q_positions.stride(0), view.kv_positions.stride(0), *bits_at,
         HQ=Hq, G=Hq // Hk, D=D, DV=Dv, FIRST=parts[0], REST=parts[1], DV_PAD=max(16, triton.next_power_of_2(Dv)),
         M=tile.queries, N=tile.block, KIND=kind, CAUSAL=view.causal, SPANS=spans[0] is not None,
         SEGMENTS=segments[0] is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None, BIAS=bias_kind, OWN=own,
@@ -105,24 +120,9 @@ def attend_many(
     return out.transpose(1, 2)
 
 
-def head_parts(dim: int) -> tuple[int, int]:
-    """A head's values as two powers of two, of which the second may be 0: a product of a head of 192 as one of 256
-    would waste a quarter.
-
-    >>> head_parts(128), head_parts(192), head_parts(80), head_parts(12)
-    ((128, 0), (128, 64), (64, 16), (16, 0))
-    """
-    whole = triton.next_power_of_2(dim)
-    half = whole // 2
-    if dim == whole or dim <= 16:
-        return max(16, whole), 0
-    rest = max(16, triton.next_power_of_2(dim - half))
-    return (half, rest) if rest < half else (whole, 0)
-
-
 @cache
-def tile_for(queries: int, key_dim: int, value_dim: int, itemsize: int, limits: Limits) -> Tile:
-    """The tile for rows of `queries` queries and heads of these sizes."""
+def tile_for(queries: int, key_dim: int, value_dim: int, itemsize: int, limits: Limits, bias_kind: str = "") -> Tile:
+    """The tile for rows of `queries` queries and heads of these sizes. bias_kind: see `score_bias.py`"""
     wide = max(sum(head_parts(key_dim)), triton.next_power_of_2(value_dim))
     if itemsize > 2:
         best = Tile(64, 32, 4, 2)
@@ -133,7 +133,7 @@ def tile_for(queries: int, key_dim: int, value_dim: int, itemsize: int, limits: 
     else:
         best = Tile(64, 64, 4, 3)
     narrower = [one for rows in (best.queries, best.queries // 2) for one in smaller(replace(best, queries=rows))]
-    return fitted(narrower, lambda one: shared_bytes(one, key_dim, value_dim, itemsize), limits.shared)
+    return fitted(narrower, lambda one: needed_bytes(one, key_dim, value_dim, itemsize, bias_kind), limits.shared)
 
 
 def shared_bytes(tile: Tile, key_dim: int, value_dim: int, itemsize: int) -> int:
@@ -142,17 +142,25 @@ def shared_bytes(tile: Tile, key_dim: int, value_dim: int, itemsize: int) -> int
     return (tile.queries * keys + (tile.stages - 1) * tile.block * (keys + values)) * itemsize + 2048
 
 
+def needed_bytes(tile: Tile, key_dim: int, value_dim: int, itemsize: int, bias_kind: str) -> int:
+    """The same with what a bias loads for each score, the number of a bucket and its value; float32 needs some more."""
+    buckets = tile.queries * tile.block * SCORE_BYTES[bias_kind] * 3 // 2
+    return shared_bytes(tile, key_dim, value_dim, itemsize) + buckets + (4096 if itemsize > 2 else 0)
+
+
 @triton.jit
 def _attend_many(
-    out, q, k, v,  # [B, T, HQ, DV], [B, HQ, T, D], [B, HQ / G, S, D], [B, HQ / G, S, DV]
+    out, log_sums, q, k, v,  # [B, T, HQ, DV], [B, T, HQ] or None, [B, HQ, T, D], [B, HQ / G, S, D], [B, HQ / G, S, DV]
     q_rest, k_rest,  # [B, HQ, T, REST], [B, S, REST] if D is in two tensors, which q and k begin; else None
     q_positions, kv_positions, q_spans, kv_spans, q_segments, kv_segments,  # [B, T], [B, S] …
     order, whole, seen,  # [B, NQ, NK], [B, NQ], [B, NQ]: see `Blocks`
+    bits,  # [B, NQ · M, NK · N / 8]: see `MaskBits`; None: positions decide
     sinks, bias, buckets, farthest,  # [HQ]; see score_bias.py
     starts, counts,  # [B] of `PackedRows`; None: rows have strides
     T, S, size, keep, scale, softcap,  # window; scale in powers of two unless SOFTCAP
     q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token,  # strides
     q_rest_row, q_rest_head, q_rest_token, k_rest_row, k_rest_token, q_at_row, kv_at_row,
+    bits_row, bits_token,
     HQ: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     FIRST: tl.constexpr, REST: tl.constexpr, DV_PAD: tl.constexpr,  # `head_parts`
     M: tl.constexpr, N: tl.constexpr, KIND: tl.constexpr, CAUSAL: tl.constexpr, SPANS: tl.constexpr,
@@ -208,9 +216,9 @@ def _attend_many(
     order += listed * tl.cdiv(S, N)
     for i in range(0, n_whole):
         s = tl.load(order + i) * N + n
-        x, y = _keys(k, beside, s.to(tl.int64)[None, :], k_token, k_rest_token, d, e, None, D, FIRST, REST)
-        values = _values(v + s.to(tl.int64)[:, None] * v_token, dv, None, DV, DV_PAD)
-        scores = _scores(a, b, x, y, scale, softcap, REST, SOFTCAP)
+        x, y = load_keys(k, beside, s.to(tl.int64)[None, :], k_token, k_rest_token, d, e, None, D, FIRST, REST)
+        values = load_values(v + s.to(tl.int64)[:, None] * v_token, dv, None, DV, DV_PAD)
+        scores = scores_in_powers(a, b, x, y, scale, softcap, REST, SOFTCAP)
         if BIAS != "":
             away = at[:, None] - tl.load(kv_positions + row * kv_at_row + s).to(tl.int32)[None, :]
             scores = add_bias(scores, slopes[:, None], bias, buckets, farthest, head, real[:, None], away, HQ, BIAS)
@@ -223,13 +231,16 @@ def _attend_many(
         s = tl.load(order + i) * N + n
         there = tl.load(kv_positions + row * kv_at_row + s, mask=s < S, other=-1).to(tl.int32)
         held = there >= 0
-        x, y = _keys(k, beside, s.to(tl.int64)[None, :], k_token, k_rest_token, d, e, held[None, :], D, FIRST, REST)
-        values = _values(v + s.to(tl.int64)[:, None] * v_token, dv, held[:, None], DV, DV_PAD)
-        scores = _scores(a, b, x, y, scale, softcap, REST, SOFTCAP)
+        x, y = load_keys(k, beside, s.to(tl.int64)[None, :], k_token, k_rest_token, d, e, held[None, :], D, FIRST, REST)
+        values = load_values(v + s.to(tl.int64)[:, None] * v_token, dv, held[:, None], DV, DV_PAD)
+        scores = scores_in_powers(a, b, x, y, scale, softcap, REST, SOFTCAP)
         if BIAS != "":
             away = at[:, None] - there[None, :]
             scores = add_bias(scores, slopes[:, None], bias, buckets, farthest, head, real[:, None], away, HQ, BIAS)
-        shown = _shown(at[:, None], there[None, :], size, keep, KIND, CAUSAL)
+        if bits is not None:
+            shown = shown_by_bits(bits + row * bits_row, t, s, bits_token)
+        else:
+            shown = shown_by_position(at[:, None], there[None, :], size, keep, KIND, CAUSAL)
         if SPANS:
             other = tl.load(kv_spans + row * S + s, mask=s < S, other=-1).to(tl.int32)
             shown = shown | ((span[:, None] == other[None, :]) & (span >= 0)[:, None])
@@ -248,78 +259,9 @@ def _attend_many(
         higher = tl.maximum(top, sink)
         rescale = tl.exp2(top - higher)
         total, mix = total * rescale + tl.exp2(sink - higher), mix * rescale[:, None]
+    if log_sums is not None:
+        sums = (top + tl.log2(tl.where(total > 0, total, 1.0))) / LOG2E
+        tl.store(log_sums + (begins + t) * HQ + head, sums, mask=real)
     mix = mix / tl.where(total > 0, total, 1.0)[:, None]
     place = out + ((begins + t) * HQ + head)[:, None] * DV + dv[None, :]
     tl.store(place, mix.to(out.dtype.element_ty), mask=real[:, None] & (dv < DV)[None, :])
-
-
-@triton.jit
-def _keys(
-    k, beside, s, k_token, beside_token, d, e, held, D: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr
-):  # fmt: skip
-    """Keys s [1, N] transposed, [FIRST, N] and [REST, N].
-
-    held     None, or which of them there are
-    beside   None, or where the second part is
-    """
-    keys = k + s * k_token
-    x = _load(keys + d[:, None], held, (d < D)[:, None], D < FIRST)
-    y = x
-    if REST:
-        if beside is not None:
-            keys = beside + s * beside_token
-        y = _load(keys + e[:, None], held, (e < D)[:, None], D < FIRST + REST)
-    return x, y
-
-
-@triton.jit
-def _values(values, dv, held, DV: tl.constexpr, DV_PAD: tl.constexpr):
-    """[N, DV_PAD], zero where nothing is held: a NaN there, times a weight of 0, would be NaN."""
-    return _load(values + dv[None, :], held, (dv < DV)[None, :], DV < DV_PAD)
-
-
-@triton.jit
-def _load(at, held, inside, PADDED: tl.constexpr):
-    if held is None:
-        if PADDED:
-            return tl.load(at, mask=inside, other=0.0)
-        else:
-            return tl.load(at)
-    else:
-        return tl.load(at, mask=held & inside, other=0.0)
-
-
-@triton.jit
-def _scores(a, b, x, y, scale, softcap, REST: tl.constexpr, SOFTCAP: tl.constexpr):
-    """Scores in powers of two, [M, N]"""
-    scores = tl.dot(a, x, input_precision="ieee")
-    if REST:
-        scores = tl.dot(b, y, scores, input_precision="ieee")
-    scores *= scale
-    if SOFTCAP:
-        scores = softcap * LOG2E * _tanh(scores / softcap)
-    return scores
-
-
-@triton.jit
-def _tanh(x):
-    if BY_ASSEMBLY:
-        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-    else:
-        return 1 - 2 / (tl.exp(2 * x) + 1)
-
-
-@triton.jit
-def _shown(q, kv, size, keep, KIND: tl.constexpr, CAUSAL: tl.constexpr):
-    """Whether queries at positions q see keys at kv: the rule of `View` without spans and segments."""
-    if KIND == "sliding":
-        shown = (kv > q - size) | (kv < keep)
-    elif KIND == "near":
-        shown = (kv >= q - size) & (kv <= q + size)
-    elif KIND == "chunked":
-        shown = q // size == kv // size
-    else:
-        shown = (q >= 0) & (kv >= 0)
-    if CAUSAL:
-        shown = shown & (kv <= q)
-    return shown

@@ -1,13 +1,14 @@
 """Attention of many queries on a GPU, for plain passes: ways that never materialize a query × key mask.
 
     kernel   `lamina.kernels.attention.prefill`: any View without rules from outside, softcaps, sinks and biases
+    split    `lamina.kernels.attention.few`: the same for a few queries over many keys
     cudnn    plain causal attention of a prompt, or of a chunk behind as long or longer a row: the fastest there is,
              over the new keys and over old ones in pieces of the chunk's length, merged by their log-sum-exp
 
 cuDNN plans every new size of queries and keys, which takes longer than many prompts save by it. So a size is given to
 the kernel until the time that cuDNN would have saved is as long as planning takes (`Planning`).
 
-Both are offered to `lamina.attention`, which picks them where they fit.
+They are offered to `lamina.attention`, which picks them where they fit. `masked.py` has what positions do not decide.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from lamina import kernels
 from lamina.attention.bias import BucketForm, KernelForm, kernel_form
-from lamina.attention.core import OFFERS, Offer, few_over_many
+from lamina.attention.core import FEW, MANY, OFFERS, Offer
 from lamina.attention.reference import Bias
 from lamina.attention.view import View
 from lamina.attention.window import Chunked, Full, Near, Sliding
@@ -73,17 +74,54 @@ def kernel(
     return attend_many(q, k, v, view, scale=scale, softcap=softcap, sinks=sinks, bias=form)
 
 
+def split(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    view: View,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    bias: Bias | None = None,
+) -> Tensor:
+    from lamina.kernels.attention.few import attend_few  # imports Triton
+
+    form = None if bias is None else kernel_form(bias)
+    return attend_few(q, k, v, view, scale=scale, softcap=softcap, sinks=sinks, bias=form)
+
+
 def kernel_fits(
     q: Tensor, k: Tensor, v: Tensor, view: View, softcap: float | None, sinks: Tensor | None, bias: Bias | None
 ) -> bool:
-    if q.shape[2] < FEWEST or not kernels.fuses(q) or max(q.shape[-1], v.shape[-1]) > WIDEST or k.dtype != q.dtype:
+    if q.shape[2] < FEWEST or not kernels.fuses(q) or not heads_fit(q, k, v):
         return False
-    if not view.positional or not isinstance(view.window, Full | Sliding | Chunked | Near):
+    if not view.positional or not is_known(view):
         return False
     changed = softcap is not None or sinks is not None or bias is not None
-    if not changed and (few_over_many(q, k) or (view.unmasked and not view.triangular)):
+    if not changed and view.unmasked and not view.triangular:
         return False
     return bias is None or biases(kernel_form(bias), view.causal)
+
+
+def split_fits(
+    q: Tensor, k: Tensor, v: Tensor, view: View, softcap: float | None, sinks: Tensor | None, bias: Bias | None
+) -> bool:
+    return is_few(q, k) and kernel_fits(q, k, v, view, softcap, sinks, bias)
+
+
+def is_few(q: Tensor, k: Tensor) -> bool:
+    """Whether there are so few queries over so many keys that splitting the keys fills the device."""
+    return q.shape[2] <= FEW and k.shape[2] >= MANY
+
+
+def heads_fit(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    return max(q.shape[-1], v.shape[-1]) <= WIDEST and k.dtype == q.dtype
+
+
+def is_known(view: View) -> bool:
+    """Whether the kernels know the kind of window."""
+    return isinstance(view.window, Full | Sliding | Chunked | Near)
 
 
 def biases(form: KernelForm | None, causal: bool) -> bool:
@@ -145,4 +183,5 @@ def has_cudnn(q: Tensor) -> bool:
 
 
 OFFERS["cudnn"] = Offer(cudnn, cudnn_fits)
+OFFERS["split-KV kernel"] = Offer(split, split_fits, masks_itself=True)
 OFFERS["kernel"] = Offer(kernel, kernel_fits, masks_itself=True)

@@ -17,6 +17,7 @@ from lamina import kernels
 from lamina.attention.core import note
 from lamina.attention.rotary import RopeTable
 from lamina.attention.view import View
+from lamina.attention.window import Full
 from lamina.cache.layers.attention import LatentLayer
 from lamina.cache.layers.base import Key
 from lamina.cache.layers.recurrent import ConvolutionLayer, RecurrentLayer
@@ -26,7 +27,7 @@ from lamina.kernels.eligibility import MOST_INDEX, why_no_attention
 from lamina.nn.norm import RMSNorm
 from lamina.recurrence import SSD, GatedDelta, Rule, SelectiveScan
 from lamina.runtime.prefill.attention import WIDEST
-from lamina.runtime.prefill.selected import as_mask, attend_in_pass, in_order, select_in_pass
+from lamina.runtime.prefill.selected import as_mask, attend_in_pass, in_order, row_for, select_in_pass
 
 
 class PromptBackend(PlainBackend):
@@ -50,13 +51,16 @@ class PromptBackend(PlainBackend):
         restrict: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Over expanded keys, of which the kernel reads the rotary part where it is stored, once for all heads; in the
-        latent space where an indexer selects."""
+        latent space for few tokens, and where an indexer selects."""
         rank, rope_dim = entry.spec.rank, entry.spec.rope_dim
-        nope = q.shape[-1] - rope_dim
-        if restrict is None:
-            fits = not absorbs(one.T, rank, up.shape[1]) and halves_fit(nope, rope_dim, up.shape[1] - nope)
-        else:
+        nope, absorbed = q.shape[-1] - rope_dim, restrict is not None or absorbs(one.T, rank, up.shape[1])
+        if restrict is not None:
             fits = is_listed(restrict) and why_no_attention(entry.spec) is None
+        elif absorbed:
+            whole = isinstance(entry.spec.window, Full) and one.spans is None and one.packing is None
+            fits = whole and one.T > 1 and why_no_attention(entry.spec) is None
+        else:
+            fits = halves_fit(nope, rope_dim, up.shape[1] - nope)
         if not fits or one.attention_of(key) is not None or not kernels.fuses(q):
             return super().attend_latent(
                 one, key, entry, q, kv, norm=norm, rope=rope, neighbours=neighbours, up=up, scale=scale,
@@ -68,16 +72,19 @@ class PromptBackend(PlainBackend):
         q_rope, k_rope = (rotate_heads(x, rope, neighbours=neighbours) for x in (q[..., nope:], k_rope[:, None]))
         tokens, view = entry.extend(one, key, {"latent": torch.cat([norm(latent), k_rope[:, 0]], dim=-1)})
         kept = tokens["latent"]  # [B, S, rank + P]
-        note(f"kernel over {'expanded' if restrict is None else 'selected'} latents", q, view)
+        kind = "expanded " if not absorbed else "" if restrict is None else "selected "
+        note(f"kernel over {kind}latents", q, view)
+        if absorbed and restrict is None:
+            return attend_absorbed(one, q[..., :nope], q_rope, kept, up, scale)
         if restrict is not None:
-            return attend_in_pass(one, q[..., :nope], q_rope, kept, restrict, up, scale)
+            return attend_in_pass(one, q[..., :nope], q_rope, kept, view, restrict, up, scale)
         return attend_expanded(q[..., :nope], q_rope, kept, view, up, scale)
 
     def selection(self, one: Step, q: Tensor, keys: Tensor, weights: Tensor, view: View, top: int) -> Tensor:
-        """Lists of positions, int32 [B, T, top]"""
-        if not self._fits(one, q) or not in_order(view) or keys.shape[-1] > MOST_INDEX:
+        """Lists of slots, int32 [B, T, top]"""
+        if one.T == 1 or not kernels.fuses(q) or not in_order(view) or keys.shape[-1] > MOST_INDEX:
             return super().selection(one, q, keys, weights, view, top)
-        return select_in_pass(one, q, keys, weights, top)
+        return select_in_pass(one, q, keys, weights, view, top)
 
     def restricted(self, view: View, restrict: Tensor) -> View:
         return view.restricted(as_mask(restrict, view) if is_listed(restrict) else restrict)
@@ -143,6 +150,27 @@ def attend_expanded(
     expanded = F.linear(kept[..., :rank], up.flatten(0, 1)).unflatten(-1, up.shape[:2]).transpose(1, 2)
     k, v = expanded.split([nope, up.shape[1] - nope], dim=-1)  # [B, H, S, N], [B, H, S, V]
     return attend_many(q, k, v, view, scale=scale, rest=(q_rope, kept[..., rank:]), **how)
+
+
+def attend_absorbed(one: Step, q: Tensor, q_rope: Tensor, kept: Tensor, up: Tensor, scale: float) -> Tensor:
+    """The same in the latent space, for few tokens of rows that see all before them."""
+    from lamina.kernels.attention.prompt.latent import attend_latents  # imports Triton
+
+    rank, nope, T = up.shape[-1], q.shape[-1], q.shape[2]
+    table, kept = row_for(one, kept)
+    latent = torch.cat([q @ up[:, :nope], q_rope], dim=-1)  # [B, H, T, rank + P]
+    filled = F.pad(latent, (0, 0, 0, next_power(T) - T))  # a kernel is built for a number of tokens
+    mean = attend_latents(filled, kept, table, rank=rank, scale=scale)[:, :, :T]
+    return mean @ up[:, nope:].transpose(1, 2)
+
+
+def next_power(n: int) -> int:
+    """The smallest power of two that is not less.
+
+    >>> next_power(5), next_power(8)
+    (8, 8)
+    """
+    return 1 << (n - 1).bit_length()
 
 
 def is_listed(restrict: Tensor) -> bool:

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lamina.cache.codec.registry import FormatName
-from lamina.kernels.attention.indexer import length_and_count
+from lamina.kernels.attention.indexer import NONE, Marks, length_and_count
 from lamina.kernels.attention.mla import plan_for
 from lamina.kernels.attention.online_softmax import LOG2E, LOWEST
 from lamina.kernels.entry import K_HIGH, K_SCALES, STORE, store_pointer
@@ -38,6 +38,7 @@ def attend_selected(
     scale: float,
     page: int = 0,  # slots per page; 0 without pages
     first: int = 0,
+    marks: Marks | None = None,  # with which the tokens were selected: lists end with -1
 ) -> Tensor:
     """-> mean of latents [B, H, N, rank], a view of a tensor [B, N, H, rank]; zeros for padding"""
     (B, H, N, D), (T, top) = q.shape, chosen.shape[1:]
@@ -52,7 +53,8 @@ def attend_selected(
     out = torch.empty(B, N, H, rank, dtype=q.dtype, device=q.device)
     launch(
         _attend_selected, (N * blocks, B),
-        out, q, store, scales, high, chosen, table, T, first, N, blocks, top, scale, *q.stride()[:3],
+        out, q, store, scales, high, chosen, table, *(marks or NONE)[:2], T, first, N, blocks, top, scale,
+        *q.stride()[:3],
         H=H, RANK=rank, ROPE=D - rank,
         RANK_PAD=max(16, triton.next_power_of_2(rank)), ROPE_PAD=max(16, triton.next_power_of_2(D - rank)),
         M=plan.queries, FORM=form, BLOCK=plan.shape.block, PAGE=page,
@@ -66,6 +68,7 @@ def _attend_selected(
     out, q,  # [B, N, H, RANK], [B, H, N, RANK + ROPE]
     store, scales, high,  # tensors with the types of the stored parts
     chosen, table,  # int32 [B, T, top]; the entry's table row
+    firsts, stops,  # [B, T] of `Marks`; None without
     T, first, N, blocks, top, scale,  # new tokens of a row; queries first … first + N - 1; blocks of M heads
     q_row, q_head, q_token,  # strides
     H: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, RANK_PAD: tl.constexpr, ROPE_PAD: tl.constexpr,
@@ -76,7 +79,10 @@ def _attend_selected(
     i, block, row = tl.program_id(0) // blocks, tl.program_id(0) % blocks, tl.program_id(1).to(tl.int64)
     t = first + i
     length, count = length_and_count(table, row, T)
-    n = tl.where(t < count, tl.minimum(length + t + 1, top), 0)
+    sees = length + t + 1
+    if firsts is not None:
+        sees = tl.load(stops + row * T + t) - tl.load(firsts + row * T + t)
+    n = tl.where(t < count, tl.minimum(sees, top), 0)
     origin, pages = first_cell(table, row, PAGE), pages_of(table, row, PAGE)
     latents_at = store_pointer(table, STORE, store.dtype) + origin * WIDTH
     if FORM != "plain":
@@ -96,8 +102,9 @@ def _attend_selected(
     mix = tl.zeros([RANK_PAD, M], tl.float32)
     for start in range(0, n, BLOCK):
         j = start + tl.arange(0, BLOCK)
-        slot = tl.load(chosen + j, mask=j < n, other=0)
-        seen = (j < n)[:, None]
+        slot, seen = tl.load(chosen + j, mask=j < n, other=0), (j < n)[:, None]
+        if firsts is not None:
+            seen = seen & (slot >= 0)[:, None]
         cell = cells_in(pages, 0, slot, start, n, 1, PAGE, "selected", BLOCK)[:, None]
         at = latents_at + cell * WIDTH
         if FORM == "plain":
