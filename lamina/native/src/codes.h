@@ -73,8 +73,11 @@ static void row_along(const CodesArgs* a, const uint8_t* row, uint8_t* out) {
     return;
   }
   if (a->order) {
-    for (int64_t j = 0; j < bytes; ++j)
-      out[j] = uint8_t(half_byte(row, column_of(a, j, 0)) | half_byte(row, column_of(a, j, 1)) << 4);
+    for (int64_t j = 0; j < bytes; j += 16) {
+      const int32_t* columns = a->order + 2 * j;
+      for (int i = 0; i < 16; ++i)
+        out[j + i] = uint8_t(half_byte(row, columns[i]) | half_byte(row, columns[i + 16]) << 4);
+    }
     return;
   }
   for (int64_t j = 0; j < bytes; j += 16) {
