@@ -1,9 +1,9 @@
 """Attention of many queries on a GPU, for plain passes: ways that never materialize a query × key mask.
 
-    kernel            `lamina.kernels.attention.prefill`: any View without rules from outside, softcaps, sinks and biases
-    split-KV kernel   `lamina.kernels.attention.few`: the same for a few queries over many keys
-    cudnn             plain causal attention of a prompt, or of a chunk behind as long or longer a row: the fastest there
-                      is, over the new keys and over old ones in pieces of the chunk's length, merged by their
+    kernel            any View without rules from outside, softcaps, sinks and biases (`kernels/attention/prefill.py`)
+    split-KV kernel   the same for a few queries over many keys (`kernels/attention/few.py`)
+    cudnn             plain causal attention of a prompt, or of a chunk behind as long or longer a row: the fastest
+                      there is, over the new keys and over old ones in pieces of the chunk's length, merged by their
                       log-sum-exp
 
 cuDNN plans every new size of queries and keys, which takes longer than many prompts save by it. So a size is given to
