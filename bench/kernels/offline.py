@@ -208,8 +208,8 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
             relative, sums = RelativeBias(32, 32, 128, both_ways=True).kernel_form(), torch.empty(1, 2048, 32)
             attend_many(q, k, k, both, scale=1.0, bias=relative, log_sums=sums)
             ruled = View(at, at, Full(), also=lambda row, q, kv: q != kv)
-            tile = tile_for(2048, dim, dim, q.element_size(), limits_of(q.device))
-            attend_many(q, k, k, ruled, scale=1.0, mask=ruled.mask_bits(tile.queries, tile.block))
+            tile = tile_for(2048, dim, dim, q.element_size(), limits_of(q.device), bits=True)
+            attend_many(q, k, k, ruled, scale=1.0, tile=tile, mask=ruled.mask_bits(tile.queries, tile.block))
             for tokens in (2, 16):
                 some = View(at[:, :tokens], at, Sliding(512))
                 attend_few(q[:, :, :tokens], k, k, some, scale=1.0, softcap=30.0, bias=bias)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from lamina.attention import Full, View, Window, reference_attention
-from lamina.attention.bias import kernel_form
+from lamina.attention import Full, View, Window
 from lamina.kernels.attention import few
 from lamina.kernels.attention.few import attend_few, few_tile
 from lamina.kernels.attention.prefill import needed_bytes
 from lamina.kernels.limits import CARDS, INTERPRETER
 from lamina.nn import AlibiBias, RelativeBias, alibi_slopes
+from tests.kernels import test_prefill
 from tests.kernels.test_prefill import WINDOWS, line
 
 
@@ -22,25 +23,11 @@ def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(few, "LEAST_KEYS", 40)
 
 
-def error_of(
-    view: View, heads: tuple[int, int] = (4, 2), dims: tuple[int, int] = (32, 32), bias: Any = None,
-    dtype: torch.dtype = torch.float32, sinks: bool = False, softcap: float | None = None, bits: bool = False,
-) -> tuple[float, float]:  # fmt: skip
-    """The largest error of the kernel, and that of the plain computation in the same number format."""
-    (B, T, S), (Hq, Hk), (D, Dv) = view.shape, heads, dims
-    torch.manual_seed(T + S)
-    q = torch.randn(B, T, Hq, D, dtype=dtype).transpose(1, 2)
-    k, v = torch.randn(B, Hk, S, D, dtype=dtype), torch.randn(B, Hk, S, Dv, dtype=dtype)
-    for x in (k, v):
-        x.masked_fill_((view.kv_positions < 0)[:, None, :, None], float("nan"))
-    how: dict[str, Any] = {"scale": 0.3, "softcap": softcap, "sinks": torch.randn(Hq) if sinks else None}
-    tile = few_tile(Hq // Hk * T, D, Dv, q.element_size(), INTERPRETER)
+def error_of(view: View, heads: tuple[int, int] = (4, 2), bits: bool = False, **how: Any) -> tuple[float, float]:
+    """As that of attention of many queries."""
+    tile = few_tile(heads[0] // heads[1] * view.shape[1], 32, 32, 4, INTERPRETER)
     mask = view.mask_bits(tile.queries, tile.block) if bits else None
-    found = attend_few(q, k, v, view, bias=kernel_form(bias), mask=mask, **how)
-    truth = reference_attention(q, k, v, view, bias=bias, **how)
-    plain = reference_attention(q, k, v, view, bias=bias, dtype=dtype, **how)
-    assert found.shape == (B, Hq, T, Dv) and found.isfinite().all()
-    return float((found - truth).abs().max()), float((plain - truth).abs().max())
+    return test_prefill.error_of(view, heads, run=partial(attend_few, mask=mask), **how)
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -28,9 +30,13 @@ def line(lengths: list[int], T: int, S: int) -> tuple[torch.Tensor, torch.Tensor
     return before + torch.arange(T), torch.where(slots < before + T, slots, -1)
 
 
+attend_in_small_tiles = partial(attend_many, tile=SMALL)
+
+
 def error_of(
     view: View, heads: tuple[int, int] = (2, 1), dims: tuple[int, int] = (32, 32), dtype: torch.dtype = torch.float32,
-    bias: Any = None, sinks: bool = False, softcap: float | None = None, tile: Tile = SMALL,
+    bias: Any = None, sinks: bool = False, softcap: float | None = None,
+    run: Callable[..., torch.Tensor] = attend_in_small_tiles,
 ) -> tuple[float, float]:  # fmt: skip
     """The largest error of the kernel, and that of the plain computation in the same number format."""
     (B, T, S), (Hq, Hk), (D, Dv) = view.shape, heads, dims
@@ -40,7 +46,7 @@ def error_of(
     for x in (k, v):
         x.masked_fill_((view.kv_positions < 0)[:, None, :, None], float("nan"))
     how: dict[str, Any] = {"scale": 0.3, "softcap": softcap, "sinks": torch.randn(Hq) if sinks else None}
-    found = attend_many(q, k, v, view, bias=kernel_form(bias), tile=tile, **how)
+    found = run(q, k, v, view, bias=kernel_form(bias), **how)
     truth = reference_attention(q, k, v, view, bias=bias, **how)
     plain = reference_attention(q, k, v, view, bias=bias, dtype=dtype, **how)
     assert found.shape == (B, Hq, T, Dv) and found.isfinite().all()

@@ -89,8 +89,7 @@ def sees_slot(slot, own, firsts, stops, spans, place, row, T):
     if spans is not None:
         t = slot - own + place - row * T  # the index of a new token; negative for earlier ones
         other = tl.load(spans + row * T + t, mask=(t >= 0) & (t < T), other=-1)
-        span = tl.load(spans + place)
-        seen = seen | ((other == span) & (span >= 0))
+        seen = seen | (other == tl.load(spans + place))  # a query without a span stops at its own slot
     return seen & (slot >= tl.load(firsts + place)) & (slot < tl.load(stops + place))
 
 

@@ -121,12 +121,18 @@ def attend_many(
 
 
 @cache
-def tile_for(queries: int, key_dim: int, value_dim: int, itemsize: int, limits: Limits, bias_kind: str = "") -> Tile:
-    """The tile for rows of `queries` queries and heads of these sizes. bias_kind: see `score_bias.py`"""
+def tile_for(
+    queries: int, key_dim: int, value_dim: int, itemsize: int, limits: Limits, bias_kind: str = "", bits: bool = False
+) -> Tile:
+    """The tile for rows of `queries` queries and heads of these sizes.
+
+    bias_kind   see `score_bias.py`
+    bits        the mask is given as bits: tiles of 128 by 128 would spill many registers
+    """
     wide = max(sum(head_parts(key_dim)), triton.next_power_of_2(value_dim))
     if itemsize > 2:
         best = Tile(64, 32, 4, 2)
-    elif wide > 128:
+    elif wide > 128 or (bits and wide > 64 and queries > SHORT):
         best = Tile(128, 64, 8, 3)
     elif wide > 64 and queries > SHORT:
         best = Tile(128, 128, 8, 3)

@@ -1,9 +1,10 @@
 """Attention of many queries on a GPU, for plain passes: ways that never materialize a query × key mask.
 
-    kernel   `lamina.kernels.attention.prefill`: any View without rules from outside, softcaps, sinks and biases
-    split    `lamina.kernels.attention.few`: the same for a few queries over many keys
-    cudnn    plain causal attention of a prompt, or of a chunk behind as long or longer a row: the fastest there is,
-             over the new keys and over old ones in pieces of the chunk's length, merged by their log-sum-exp
+    kernel            any View without rules from outside, softcaps, sinks and biases (`kernels/attention/prefill.py`)
+    split-KV kernel   the same for a few queries over many keys (`kernels/attention/few.py`)
+    cudnn             plain causal attention of a prompt, or of a chunk behind as long or longer a row: the fastest
+                      there is, over the new keys and over old ones in pieces of the chunk's length, merged by their
+                      log-sum-exp
 
 cuDNN plans every new size of queries and keys, which takes longer than many prompts save by it. So a size is given to
 the kernel until the time that cuDNN would have saved is as long as planning takes (`Planning`).
@@ -68,27 +69,12 @@ def kernel(
     sinks: Tensor | None = None,
     bias: Bias | None = None,
 ) -> Tensor:
-    from lamina.kernels.attention.prefill import attend_many  # imports Triton
+    """By splits of the keys if there are few queries."""
+    from lamina.kernels.attention.few import attend_few  # imports Triton, as the next does
+    from lamina.kernels.attention.prefill import attend_many
 
-    form = None if bias is None else kernel_form(bias)
-    return attend_many(q, k, v, view, scale=scale, softcap=softcap, sinks=sinks, bias=form)
-
-
-def split(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    view: View,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    bias: Bias | None = None,
-) -> Tensor:
-    from lamina.kernels.attention.few import attend_few  # imports Triton
-
-    form = None if bias is None else kernel_form(bias)
-    return attend_few(q, k, v, view, scale=scale, softcap=softcap, sinks=sinks, bias=form)
+    run, form = attend_few if is_few(q, k) else attend_many, None if bias is None else kernel_form(bias)
+    return run(q, k, v, view, scale=scale, softcap=softcap, sinks=sinks, bias=form)
 
 
 def kernel_fits(
@@ -183,5 +169,5 @@ def has_cudnn(q: Tensor) -> bool:
 
 
 OFFERS["cudnn"] = Offer(cudnn, cudnn_fits)
-OFFERS["split-KV kernel"] = Offer(split, split_fits, masks_itself=True)
+OFFERS["split-KV kernel"] = Offer(kernel, split_fits, masks_itself=True)
 OFFERS["kernel"] = Offer(kernel, kernel_fits, masks_itself=True)

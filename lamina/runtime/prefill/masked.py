@@ -47,7 +47,7 @@ def over_bits(
     if is_few(q, k):
         tile = few_tile(Hq // k.shape[1] * T, D, Dv, q.element_size(), limits, kind)
         return attend_few(q, k, v, view, mask=view.mask_bits(tile.queries, tile.block), **how)
-    tile = tile_for(T, D, Dv, q.element_size(), limits, kind)
+    tile = tile_for(T, D, Dv, q.element_size(), limits, kind, bits=True)
 
     def run(q: Tensor, k: Tensor, v: Tensor, view: View) -> Tensor:
         return attend_many(q, k, v, view, tile=tile, mask=view.mask_bits(tile.queries, tile.block), **how)
