@@ -272,10 +272,12 @@ def collect_prompts(dtype: torch.dtype, table: torch.Tensor) -> None:
 def collect_slack(dtype: torch.dtype) -> None:
     """Launches the kernels that keep what caches with slack are rewound from."""
     from lamina.kernels.columns import WIDTH
-    from lamina.kernels.recurrent.input_log import log_inputs
+    from lamina.kernels.recurrent.input_log import log_inputs, logged_inputs
     from lamina.kernels.recurrent.prompt.carried import store_base
+    from lamina.kernels.recurrent.recur import recur_step
     from lamina.kernels.recurrent.rewind import move_base, tokens_to_base
     from lamina.recurrence import RGLRU, SSD, WKV, ChannelDelta, GatedDelta, SelectiveScan
+    from lamina.recurrence.rg_lru import Gates
 
     table, counts = torch.empty(WIDTH, dtype=torch.int64), torch.empty(1, dtype=torch.int64)
     store_base(torch.empty(1, 80, 64, 128), table, counts)
@@ -284,7 +286,18 @@ def collect_slack(dtype: torch.dtype) -> None:
         RGLRU(2560), WKV(4096),
     )  # fmt: skip
     constants = dict(A=torch.empty(5120, 16), w=torch.empty(4096), first=torch.empty(4096))
-    for rule in rules:
+    weights = torch.empty(2560, 256, dtype=dtype), torch.empty(2560, dtype=dtype)
+    around: list[dict[str, Any]] = [
+        dict(dt_bias=torch.empty(80), dt_limit=(0.001, 0.1)),
+        dict(dt_bias=torch.empty(5120), norms=(1e-5, None, None)),
+        dict(unit=True, gates=(torch.empty(32), torch.empty(32)), doubled=True),
+        dict(unit=True, gates=(torch.empty(32), torch.empty(32, 128))),
+        dict(gates=Gates(*weights, *weights, torch.empty(2560)), positions=torch.empty(1, 1, dtype=torch.int64)),
+        {},
+    ]
+    for rule, how in zip(rules, around, strict=True):
+        inputs = inputs_of(rule, 1, 1, dtype)
+        recur_step(rule, inputs, constants, table, **how, ready=logged_inputs(rule, inputs, how, dtype)[1])
         for rows, tokens in ((1, 32), (1, 512), (1, 1), (32, 1), (8, 4)):
             inputs = inputs_of(rule, rows, tokens, dtype)
             tokens_to_base(table, rows, tokens)

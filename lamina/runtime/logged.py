@@ -2,8 +2,8 @@
 
 `lamina.cache.layers.recurrent` says what a cache keeps so that a state can be rewound. Here captured steps, passes and
 prompts keep it up to date on the device (kernels/recurrent: `rewind.py`, `input_log.py`), so captured and plain passes
-over one cache may alternate. What a rule's kernel usually computes on the way (`Rule.before`: step sizes, gates, norms)
-is computed in front of it, since the log has the inputs of the rule itself.
+over one cache may alternate. The log has the inputs of the rule itself: what a rule's kernel makes of projections on
+the way (`Rule.before`: step sizes, gates, norms) it also stores.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lamina.recurrence import Rule
+from lamina.recurrence import WKV, Rule
 
 if TYPE_CHECKING:
     from lamina.cache.layers.base import Key
@@ -34,25 +34,27 @@ def recur_logged(
     one: Captured, key: Key, entry: TableEntry, inputs: Tensors, constants: Tensors, around: Mapping[str, Any]
 ) -> Tensor:
     """A few tokens per row: `KernelBackend.recur` for a cache with slack."""
-    from lamina.kernels.recurrent.input_log import as_logged, log_inputs
+    from lamina.kernels.recurrent.input_log import log_inputs, logged_inputs
     from lamina.kernels.recurrent.recur import recur_step
     from lamina.kernels.recurrent.rewind import move_base
 
-    rule, one.constants[key] = entry.spec.rule, constants
-    ready, after = prepared(rule, inputs, around)
-    logged = as_logged(rule, ready, one.model.dtype)
-
-    def run(table: Tensor) -> Tensor:
-        move_base(rule, logged, constants, table)
-        out = recur_step(rule, ready, constants, table, **after)
+    rule, table, later, one.constants[key] = entry.spec.rule, entry.table, entry.later, constants
+    if isinstance(rule, WKV):
+        inputs = rule.before(inputs)
+    logged, ready = logged_inputs(rule, inputs, around, one.model.dtype)
+    if later is None:
+        move_base(rule, logged, constants, table)  # of one token, which no base comes after: `ready` may be empty yet
+        out = recur_step(rule, inputs, constants, table, **around, ready=ready)
         log_inputs(logged, table)
         return out
 
-    if entry.later is None:
-        return run(entry.table)
-    later = entry.later
-    entry.at_commit = lambda: run(later)
-    return recur_step(rule, ready, constants, entry.table, **after, write=False)
+    def commit() -> None:
+        move_base(rule, logged, constants, later)
+        recur_step(rule, logged, constants, later)
+        log_inputs(logged, later)
+
+    entry.at_commit = commit
+    return recur_step(rule, inputs, constants, table, **around, ready=ready, write=False)
 
 
 def recur_prompt(
@@ -63,12 +65,12 @@ def recur_prompt(
 
     inputs   of the rule itself: of `prepared`
     """
-    from lamina.kernels.recurrent.input_log import as_logged, log_inputs
+    from lamina.kernels.recurrent.input_log import log_inputs, logged_inputs
     from lamina.kernels.recurrent.prompt.carried import load_state, store_base
     from lamina.kernels.recurrent.rewind import move_base, tokens_to_base
 
     rule, table, one.constants[key] = entry.spec.rule, entry.table, constants
-    logged = as_logged(rule, inputs, one.model.dtype)
+    logged, _ = logged_inputs(rule, inputs, {}, one.model.dtype)
     tokens = logged[rule.value].shape[1]
     state = load_state(table, one.rows, rule.state_shape)
     counts = tokens_to_base(table, one.rows, tokens)

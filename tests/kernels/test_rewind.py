@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.kernels.columns import entry_row
-from lamina.kernels.recurrent.input_log import as_logged, log_inputs
+from lamina.kernels.recurrent.input_log import log_inputs, logged_inputs
 from lamina.kernels.recurrent.prompt.carried import store_base
 from lamina.kernels.recurrent.rewind import move_base, tokens_to_base
 from lamina.recurrence import Rule
@@ -104,7 +104,7 @@ def test_bfloat16_logs_and_slices_of_a_projection(rule: Rule) -> None:
         name: part.unflatten(-1, shapes[name]) if shapes[name] else part[..., 0]
         for name, part in zip(shapes, parts, strict=True)
     }  # in float32, and a log is in the dtype of the model
-    logged, expected = as_logged(rule, sliced, torch.bfloat16), kept.moved()
+    (logged, _), expected = logged_inputs(rule, sliced, {}, torch.bfloat16), kept.moved()
     move_base(rule, logged, kept.constants, kept.table)
     assert error(kept.base, expected) < 3e-6
     log_inputs(logged, kept.table)

@@ -46,14 +46,9 @@ def load_decay(g, head, d, K: tl.constexpr, exists, BY_CHANNEL: tl.constexpr):
 
 
 @triton.jit
-def delta_token(
-    s, q, k, v, g, beta, a, dt_bias, scale, UNIT: tl.constexpr, BY_CHANNEL: tl.constexpr, DOUBLED: tl.constexpr
-):
-    """One token of one head: s [K, V], q and k [K], v [V], log decay g and strength beta -> (new s, y [V]).
-    BY_CHANNEL: g and dt_bias are [K], not scalars.
-
-    With a dt_bias, g and beta are as projected. UNIT: q and k are normalized to length one, and q times `scale`.
-    """
+def delta_inputs(q, k, g, beta, a, dt_bias, scale, UNIT: tl.constexpr, DOUBLED: tl.constexpr):
+    """The inputs of the rule itself. With a dt_bias, g and beta are as projected. UNIT: q and k are normalized to
+    length one, and q times `scale`."""
     if UNIT:
         k *= tl.rsqrt(tl.sum(k * k, axis=0) + 1e-6)
         q *= tl.rsqrt(tl.sum(q * q, axis=0) + 1e-6) * scale
@@ -62,6 +57,13 @@ def delta_token(
         beta = tl.sigmoid(beta)
     if DOUBLED:
         beta *= 2.0
+    return q, k, g, beta
+
+
+@triton.jit
+def delta_token(s, q, k, v, g, beta, BY_CHANNEL: tl.constexpr):
+    """One token of one head: s [K, V], q and k [K], v [V], log decay g and strength beta -> (new s, y [V]).
+    BY_CHANNEL: g is [K], not a scalar."""
     # With u = beta · (v - decay · Sᵀk), the new S is decay · S + k ⊗ u, and y = decay · Sᵀq + (k·q) u: both products
     # with the old S can run at once.
     decay = tl.exp(g)
@@ -83,6 +85,7 @@ def _gated_delta(
     # and [R, T, H], for R rows
     A, bias, gate, scale,  # [H] or None, [H] or [H, K] or None, [R, T, H, V] or None, of UNIT queries
     out, table,  # [R, T, H, V]; the entry's table row, whose store is the states, float32 [R, H, K, V]
+    ready_q, ready_k, ready_g, ready_beta,  # as q, k, g and beta, or None: get the inputs of the rule itself
     q_row, q_token, k_row, k_token, v_row, v_token, g_row, g_token, beta_row, beta_token, gate_row, gate_token,
     T: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     SHARED: tl.constexpr, UNIT: tl.constexpr, BY_CHANNEL: tl.constexpr, DOUBLED: tl.constexpr,
@@ -120,7 +123,20 @@ def _gated_delta(
                 zs += (tl.load(z, mask=e_mask & exists, other=0.0).to(tl.float32),)
         for i in tl.static_range(GROUP):
             t, real = first + i, first + i < count
-            new, y = delta_token(s, qs[i], ks[i], vs[i], gs[i], betas[i], a, dt_bias, scale, UNIT, BY_CHANNEL, DOUBLED)
+            qi, ki, gi, strength = delta_inputs(qs[i], ks[i], gs[i], betas[i], a, dt_bias, scale, UNIT, DOUBLED)
+            if ready_q is not None:
+                at = ((row * T + t) * (H // SHARED) + head // SHARED) * K + d
+                tl.store(ready_q + at, qi, mask=(d < K) & (t < T))
+                tl.store(ready_k + at, ki, mask=(d < K) & (t < T))
+            at = (row * T + t) * H + head
+            if ready_g is not None:
+                if BY_CHANNEL:
+                    tl.store(ready_g + at * K + d, gi, mask=(d < K) & (t < T))
+                else:
+                    tl.store(ready_g + at, gi, mask=t < T)
+            if ready_beta is not None:
+                tl.store(ready_beta + at, strength, mask=t < T)
+            new, y = delta_token(s, qi, ki, vs[i], gi, strength, BY_CHANNEL)
             s = tl.where(real, new, s)
             if gate is not None:
                 y *= zs[i] * tl.sigmoid(zs[i])
@@ -139,6 +155,7 @@ def gated_delta_step(
     doubled: bool = False,
     gate: Tensor | None = None,
     write: bool = True,
+    ready: Tensors | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
     """Delta: q, k [B, T, Hk, K], v [B, T, H, V], g, beta [B, T, H]; the state is [B, H, K, V] -> [B, T, H, V].
@@ -150,6 +167,7 @@ def gated_delta_step(
            and sigmoid(beta)
     doubled   beta is then doubled
     gate   z [B, T, H, V]: multiplies by silu(z), in the dtype of z
+    ready  `q` and `k`, `g` and `beta` in it are filled with the inputs of the rule itself
     """
     q, k, v, g, beta = (contiguous_tokens(inputs[name]) for name in ("q", "k", "v", "g", "beta"))
     rows, tokens, heads, value = v.shape
@@ -164,6 +182,7 @@ def gated_delta_step(
     launch(
         _gated_delta, (triton.cdiv(value, block), heads, rows),
         q, k, v, g, beta, A, bias, z, key**-0.5, out, table,
+        *((ready or {}).get(name) for name in ("q", "k", "g", "beta")),
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *g.stride()[:2], *beta.stride()[:2],
         *row_and_token_strides(z), tokens,
         heads, key, value, heads // key_heads, unit, by_channel, doubled, block, tall,

@@ -7,6 +7,9 @@ before that, the base state moves over the inputs that they replace (`rewind.py`
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -15,19 +18,47 @@ from torch import Tensor
 from lamina.kernels.entry import LOG, SLACK, row_of, store_pointer
 from lamina.kernels.launch import begin, launch
 from lamina.kernels.recurrent.state import contiguous_tokens
-from lamina.recurrence import Rule
+from lamina.recurrence import RGLRU, SSD, ChannelDelta, GatedDelta, Rule, SelectiveScan
 from lamina.recurrence.rule import Tensors
 
 MOST_INPUTS = 5  # of a rule
 BLOCK = 1024  # values of each input that a program copies
 
 
-def as_logged(rule: Rule, inputs: Tensors, dtype: torch.dtype) -> Tensors:
-    """The rule's inputs as a log stores them, in its order; dtype: of the model."""
-    return {
-        name: contiguous_tokens(inputs[name].to(torch.float32 if name in rule.exact else dtype))
-        for name in rule.input_shapes
-    }
+def logged_inputs(
+    rule: Rule, inputs: Tensors, around: Mapping[str, Any], dtype: torch.dtype
+) -> tuple[Tensors, Tensors]:
+    """-> (the inputs of the rule itself in its order, as the log has them; those of them that are empty yet)
+
+    The second are what the rule's kernel makes of the inputs that it is given: `recur_step(ready=…)` fills them.
+    dtype: of the model
+    """
+    made, like = _made_by(rule, around), inputs[rule.value]
+    logged: dict[str, Tensor] = {}
+    for name, shape in rule.input_shapes.items():
+        kind = torch.float32 if name in rule.exact else dtype
+        if name in made:
+            logged[name] = torch.empty(*like.shape[:2], *shape, dtype=kind, device=like.device)
+        else:
+            logged[name] = contiguous_tokens(inputs[name].to(kind))
+    return logged, {name: logged[name] for name in made}
+
+
+def _made_by(rule: Rule, around: Mapping[str, Any]) -> tuple[str, ...]:
+    """The inputs that the kernel of this rule computes by itself from those that it is given."""
+    given = {name for name, value in around.items() if value is not None}
+    match rule:
+        case SSD():
+            return ("dt",) if "dt_bias" in given else ()
+        case SelectiveScan():
+            sizes = ("dt",) if given & {"dt_bias", "dt_product", "dt_divisor"} else ()
+            return (*sizes, "B", "C") if "norms" in given else sizes
+        case GatedDelta() | ChannelDelta():
+            unit = ("q", "k") if around.get("unit") else ()
+            return (*unit, "g", "beta") if "gates" in given else (*unit, "beta") if around.get("doubled") else unit
+        case RGLRU():
+            return ("x", "g") if "gates" in given else ()
+    return ()
 
 
 @triton.jit
@@ -60,7 +91,7 @@ def _log_one(table, INPUT: tl.constexpr, x, token, cell, at, SIZE: tl.constexpr)
 
 
 def log_inputs(inputs: Tensors, table: Tensor) -> None:
-    """Writes the inputs of the newest real tokens, of `as_logged`, into the log. After the rule has run."""
+    """Writes the inputs of the newest real tokens, of `logged_inputs`, into the log. After the rule has run."""
     some = list(inputs.values())
     (rows, tokens), sizes = some[0].shape[:2], [x[0, 0].numel() for x in some]
     missing, block = MOST_INPUTS - len(some), min(BLOCK, triton.next_power_of_2(max(sizes)))

@@ -12,7 +12,7 @@ from torch import Tensor
 from lamina.kernels.entry import COUNTS, count_of
 from lamina.kernels.launch import begin_together, launch
 from lamina.kernels.recurrent.conv import ring_of
-from lamina.kernels.recurrent.gated_delta import delta_token, load_decay
+from lamina.kernels.recurrent.gated_delta import delta_inputs, delta_token, load_decay
 from lamina.kernels.recurrent.mixer_stages import (
     act_of,
     contiguous_rows,
@@ -79,7 +79,8 @@ def _delta_kernel(
     query = convolve_new(q_sum, q_tap, new_q, d_mask, ACT)
     key = convolve_new(k_sum, k_tap, new_k, d_mask, ACT)
     value = convolve_new(v_sum, v_tap, new_v, e_mask, ACT)
-    s, y = delta_token(s, query, key, value, log_decay, strength, a, step_bias, scale, UNIT, BY_CHANNEL, DOUBLED)
+    query, key, log_decay, strength = delta_inputs(query, key, log_decay, strength, a, step_bias, scale, UNIT, DOUBLED)
+    s, y = delta_token(s, query, key, value, log_decay, strength, BY_CHANNEL)
     ring += length % size * C
     first = (block == 0) & (head % SHARED == 0)
     if not PROGRAMS:

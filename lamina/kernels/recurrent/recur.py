@@ -32,7 +32,8 @@ def with_products(rule: Rule, inputs: Tensors, around: Mapping[str, Any]) -> tup
 def recur_step(rule: Rule, inputs: Tensors, constants: Tensors, table: Tensor, **around: Any) -> Tensor:
     """The rule's own `scan` on the state behind `table`, in place: inputs [B, T, *shape] -> outputs [B, T, ...].
 
-    around   what the rule's `before` and `after` do, in the same kernel; `write=False` leaves the state unchanged
+    around   what the rule's `before` and `after` do, in the same kernel; `write=False` leaves the state unchanged, and
+             `ready` is filled with what `before` makes of the inputs, for a log of them (`input_log.py`)
     """
     match rule:
         case SSD():

@@ -8,7 +8,8 @@ the new tokens, from the state before the pass over those.
 Per layer the order is `move_base`, the rule, `log_inputs`: the first reads the old state, and what the log is about to
 lose. The base moves once in `slack` + 1 tokens of a row. In between, programs of `move_base` end at once.
 
-Inputs are those of the rule itself (`Rule.before`), in the dtype of the log (`as_logged`): [R, T, *shape] for R rows.
+Inputs are those of the rule itself (`Rule.before`), in the dtype of the log, [R, T, *shape] for R rows: see
+`logged_inputs`.
 """
 
 # Kernels have arguments that may be None:
@@ -41,10 +42,11 @@ CHANNELS = 256  # of a program of `move_base`, for rules with a few values per c
 
 
 @triton.jit
-def moves(table, row, T: tl.constexpr):
+def moves(table, row, T: tl.constexpr, SKIP: tl.constexpr = False):
     """How a row's base state moves: -> (first, end, length, in_pass), over the tokens first … end - 1; none if equal.
 
-    in_pass   the new base is among the T new tokens: from the state before the pass, at `length`, over new inputs
+    in_pass   the new base is among the T new tokens: from the state before the pass, at `length`, over new inputs.
+              With SKIP it does not move then
     """
     length, count = row_of(table, row, T)
     slack = tl.load(table + SLACK).to(tl.int32)
@@ -53,7 +55,8 @@ def moves(table, row, T: tl.constexpr):
     full = (count > 0) & (after - base > 2 * slack)
     end = tl.where(full, after - slack, base)
     in_pass = end > length
-    return tl.where(in_pass, length, base), end, length, in_pass
+    first = tl.where(in_pass, end if SKIP else length, base)
+    return first, end, length, in_pass
 
 
 @triton.jit
@@ -90,8 +93,8 @@ def _move_ssd(
     """Program (i, head, row): rows i · BLOCK … of the head's state [P, N]."""
     begin(PDL)
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    first, end, length, in_pass = moves(table, row, T)
-    if (first < end) & ((not SKIP) | (end <= length)):
+    first, end, length, in_pass = moves(table, row, T, SKIP)
+    if first < end:
         p, n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, N_BLOCK)
         mask = (p < P)[:, None] & (n < N)[None, :]
         h, base = start_of(table, in_pass, (row * H + head) * (P * N) + p[:, None] * N + n[None, :], mask)
@@ -115,8 +118,8 @@ def _move_scan(
     """Program (i, row): channels i · BLOCK … of the row's state [C, N]."""
     begin(PDL)
     row = tl.program_id(1).to(tl.int64)
-    first, end, length, in_pass = moves(table, row, T)
-    if (first < end) & ((not SKIP) | (end <= length)):
+    first, end, length, in_pass = moves(table, row, T, SKIP)
+    if first < end:
         c, n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, N_BLOCK)
         at, mask = c[:, None] * N + n[None, :], (c < C)[:, None] & (n < N)[None, :]
         h, base = start_of(table, in_pass, row * (C * N) + at, mask)
@@ -140,8 +143,8 @@ def _move_delta(
     """Program (i, head, row): columns i · BLOCK … of the head's state [K, V]. SHARED: value heads per key head."""
     begin(PDL)
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    first, end, length, in_pass = moves(table, row, T)
-    if (first < end) & ((not SKIP) | (end <= length)):
+    first, end, length, in_pass = moves(table, row, T, SKIP)
+    if first < end:
         d, e = tl.arange(0, K_BLOCK), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         mask = (d < K)[:, None] & (e < V)[None, :]
         s, base = start_of(table, in_pass, (row * H + head) * (K * V) + d[:, None] * V + e[None, :], mask)
@@ -155,7 +158,7 @@ def _move_delta(
             else:
                 new_g = input_at(table, 3, H, g, g_token, row, t, length, in_pass, head, True)
             strength = input_at(table, 4, H, beta, beta_token, row, t, length, in_pass, head, True)
-            s, _ = delta_token(s, new_k, new_k, new_v, new_g, strength, None, None, 1.0, False, BY_CHANNEL, False)
+            s, _ = delta_token(s, new_k, new_k, new_v, new_g, strength, BY_CHANNEL)
         tl.store(base, s, mask=mask)
 
 
@@ -168,8 +171,8 @@ def _move_lru(
     """Program (i, row): channels i · BLOCK … of the row's state [C]."""
     begin(PDL)
     row = tl.program_id(1).to(tl.int64)
-    first, end, length, in_pass = moves(table, row, T)
-    if (first < end) & ((not SKIP) | (end <= length)):
+    first, end, length, in_pass = moves(table, row, T, SKIP)
+    if first < end:
         c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         h, base = start_of(table, in_pass, row * C + c, c < C)
         x, g = x + row * x_row, g + row * g_row
@@ -189,8 +192,8 @@ def _move_wkv(
     """Program (i, row): channels i · BLOCK … of the row's state [3, C]."""
     begin(PDL)
     row = tl.program_id(1).to(tl.int64)
-    first, end, length, in_pass = moves(table, row, T)
-    if (first < end) & ((not SKIP) | (end <= length)):
+    first, end, length, in_pass = moves(table, row, T, SKIP)
+    if first < end:
         c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         num, num_at = start_of(table, in_pass, row * (3 * C) + c, c < C)
         den, den_at = start_of(table, in_pass, row * (3 * C) + C + c, c < C)
@@ -208,7 +211,8 @@ def _move_wkv(
 
 
 def move_base(rule: Rule, inputs: Tensors, constants: Tensors, table: Tensor, *, skip: bool = False) -> None:
-    """Moves the base states of rows whose log would overflow; inputs: of `as_logged`. Before the rule itself runs.
+    """Moves the base states of rows whose log would overflow; inputs: of `logged_inputs`. Before the rule's states are
+    stored. With one token per row, the new inputs are not read.
 
     skip   leaves out the rows of `tokens_to_base`
     """

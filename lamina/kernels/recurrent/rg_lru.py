@@ -33,6 +33,7 @@ def _rg_lru(
     open_weight, open_bias, decay_weight, decay_bias, rate,  # GATED: [C, W], [C], [C, W], [C], [C]
     positions, gate,  # GATED: [R, T] int64; [R, T, C] or None
     out, table,  # [R, T, C]; the entry's table row, whose store is the states, float32 [R, C]
+    ready_x, ready_g,  # [R, T, C] or None: get the inputs of the rule itself
     R, x_row, x_token, g_row, g_token, position_row, position_token, gate_row, gate_token,  # rows, strides
     T: tl.constexpr, C: tl.constexpr, W: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr,
     BLOCK: tl.constexpr, W_BLOCK: tl.constexpr, ROWS: tl.constexpr, WRITE: tl.constexpr, PDL: tl.constexpr,
@@ -67,6 +68,9 @@ def _rg_lru(
                 new *= opened * tl.where(start, 1.0, tl.sqrt(_room(log)))
             else:
                 log = tl.load(g + row * g_row + t * g_token + c, mask=c_mask, other=0.0).to(tl.float32)
+            if ready_x is not None:
+                tl.store(ready_x + (row * T + t) * C + c, new, mask=c_mask)
+                tl.store(ready_g + (row * T + t) * C + c, log, mask=c_mask)
             h = tl.where(t < count, tl.exp(log) * h + new, h)
             y = h
             if gate is not None:
@@ -95,12 +99,14 @@ def rg_lru_step(
     gate: Tensor | None = None,
     act: str = "silu",
     write: bool = True,
+    ready: Tensors | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
     """RG-LRU: x and g [B, T, C]; the state is [B, C] -> [B, T, C].
 
     gates, positions   `Gates` and [B, T]: only x is given, and both inputs of the rule are made of it
     gate, act          z [B, T, C]: multiplies by act(z), in the dtype of z
+    ready              `x` and `g` in it are filled with the inputs of the rule itself
     """
     x = contiguous_tokens(inputs["x"])
     g = None if gates is not None else contiguous_tokens(inputs["g"])
@@ -114,7 +120,7 @@ def rg_lru_step(
     weights = gates or (None,) * 5
     launch(
         _rg_lru, (channels // width, triton.cdiv(width, block), triton.cdiv(rows, ROWS)),
-        x, g, *weights, positions, z, out, table,
+        x, g, *weights, positions, z, out, table, *((ready or {}).get(name) for name in ("x", "g")),
         rows, *x.stride()[:2], *row_and_token_strides(g), *row_and_token_strides(positions), *row_and_token_strides(z),
         tokens, channels, width, gates is not None, act_kind(act), block, wide, ROWS, write,
         num_warps=tile.warps,

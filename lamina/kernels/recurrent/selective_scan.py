@@ -61,6 +61,7 @@ def _selective_scan(
     low, dt_weight, low_weight, dt_eps,  # [R, T, RANK], [CHANNELS, RANK], [RANK]: dt = dt_weight · norm(low), where
     # None means: dt is that product already, undivided; a norm without weight; no norm. low None: dt is final.
     out, table,  # [R, T, CHANNELS]; the entry's table row, whose store is the states, float32 [R, CHANNELS, N]
+    ready_dt, ready_B, ready_C,  # [R, T, CHANNELS], [R, T, N] twice, or None: get the inputs of the rule itself
     x_row, x_token, dt_row, dt_token, B_row, B_token, C_row, C_token, gate_row, gate_token,  # strides
     low_row, low_token,
     T: tl.constexpr, CHANNELS: tl.constexpr, N: tl.constexpr, RANK: tl.constexpr, RANK_BLOCK: tl.constexpr,
@@ -127,6 +128,11 @@ def _selective_scan(
         for i in tl.static_range(GROUP):
             t, real = first + i, first + i < count
             size = step_size(dts[i], dt_bias, None, None)
+            if ready_dt is not None:
+                tl.store(ready_dt + (row * T + t) * CHANNELS + c, size, mask=c_mask & (t < T))
+            if ready_B is not None:
+                tl.store(ready_B + (row * T + t) * N + n, Bs[i], mask=(n < N) & (t < T))
+                tl.store(ready_C + (row * T + t) * N + n, Cs[i], mask=(n < N) & (t < T))
             h = tl.where(real, tl.exp(size[:, None] * a) * h + (size * xs[i])[:, None] * Bs[i][None, :], h)
             y = tl.sum(h * Cs[i][None, :], axis=1)  # [C]
             if D is not None:
@@ -164,6 +170,7 @@ def selective_scan_step(
     dt_norm: RMSNorm | None = None,
     dt_divisor: tuple[Tensor, float] | None = None,
     write: bool = True,
+    ready: Tensors | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
     """Selective scan: x and dt [B, T, C], B and C [B, T, N]; A [C, N]; the state is [B, C, N] -> [B, T, C].
@@ -174,6 +181,7 @@ def selective_scan_step(
     dt_product  module: dt is [B, T, rank], and its product is meant; dt_norm: the norm of dt before that
     dt_divisor  (low [B, T, rank], eps): dt is divided by the root mean square of `low`
     dt_bias     [C]: dt is as projected, and the step size is softplus(dt + dt_bias)
+    ready       `dt`, `B` and `C` in it are filled with the step sizes and the normed B and C
     """
     rows, tokens, channels = inputs["x"].shape
     dt_weight, low_weight = None, None
@@ -202,7 +210,8 @@ def selective_scan_step(
     launch(
         _selective_scan, (triton.cdiv(channels, block), rows),
         x, dt, B, C, constants["A"], skip, z, dt_bias, B_weight, C_weight, eps, low, dt_weight, low_weight, dt_eps,
-        out, table, *x.stride()[:2], *row_and_token_strides(dt), *B.stride()[:2], *C.stride()[:2],
+        out, table, *((ready or {}).get(name) for name in ("dt", "B", "C")),
+        *x.stride()[:2], *row_and_token_strides(dt), *B.stride()[:2], *C.stride()[:2],
         *row_and_token_strides(z), *row_and_token_strides(low), tokens, channels, state, rank, ranks,
         min(PIECE, ranks), block, wide, tokens_together(tokens), live_only, write, num_warps=warps,
     )  # fmt: skip

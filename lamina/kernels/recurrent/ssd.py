@@ -45,6 +45,7 @@ def _ssd(
     x, dt, B, C,  # inputs: [R, T, H, P], [R, T, H], [R, T, G, N] twice, for R rows
     A, skip, gate, bias, low, high,  # [H], [H] or None, [R, T, H, P] or None, [H] or None, bounds of dt or None
     out, table,  # [R, T, H, P]; the entry's table row, whose store is the states, float32 [R, H, P, N]
+    ready_dt,  # [R, T, H] or None: gets the step sizes
     x_row, x_token, dt_row, dt_token, B_row, B_token, C_row, C_token, gate_row, gate_token,  # strides
     T: tl.constexpr, H: tl.constexpr, P: tl.constexpr, N: tl.constexpr, SHARED: tl.constexpr,  # SHARED: heads per group
     BLOCK: tl.constexpr, N_BLOCK: tl.constexpr, GROUP: tl.constexpr,  # GROUP: tokens loaded together
@@ -80,6 +81,8 @@ def _ssd(
         for i in tl.static_range(GROUP):
             t, real = first + i, first + i < count
             size = step_size(dts[i], dt_bias, low, high)
+            if ready_dt is not None:
+                tl.store(ready_dt + (row * T + t) * H + head, size, mask=t < T)
             new, y = ssd_token(h, xs[i], size, Bs[i], Cs[i], a)
             h = tl.where(real, new, h)
             if D is not None:
@@ -101,6 +104,7 @@ def ssd_step(
     dt_bias: Tensor | None = None,
     dt_limit: tuple[float, float] | None = None,
     write: bool = True,
+    ready: Tensors | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
     """SSD: x [B, T, H, P], dt [B, T, H], B and C [B, T, G, N]; A [H]; the state is [B, H, P, N] -> [B, T, H, P].
@@ -109,6 +113,7 @@ def ssd_step(
     gate      z [B, T, H, P]: multiplies by silu(z), in the dtype of z
     dt_bias   [H]: dt is as projected, and the step size is softplus(dt + dt_bias)
     dt_limit  the step size is then clamped to this range
+    ready     `dt` in it is filled with the step sizes
     """
     x, dt, B, C = (contiguous_tokens(inputs[name]) for name in ("x", "dt", "B", "C"))
     rows, tokens, heads, dim = x.shape
@@ -120,7 +125,7 @@ def ssd_step(
     block = min(max(tile.values // wide, 1), triton.next_power_of_2(dim))
     launch(
         _ssd, (triton.cdiv(dim, block), heads, rows),
-        x, dt, B, C, constants["A"], skip, z, dt_bias, *bounds(dt_limit), out, table,
+        x, dt, B, C, constants["A"], skip, z, dt_bias, *bounds(dt_limit), out, table, (ready or {}).get("dt"),
         *x.stride()[:2], *dt.stride()[:2], *B.stride()[:2], *C.stride()[:2], *row_and_token_strides(z), tokens,
         heads, dim, state, heads // B.shape[2], block, wide, tokens_together(tokens), live_only, write,
         num_warps=tile.warps,

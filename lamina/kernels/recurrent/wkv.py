@@ -102,12 +102,14 @@ def wkv_step(
     *,
     gate: Tensor | None = None,
     write: bool = True,
+    ready: Tensors | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
     """WKV: k and v [B, T, C]; w and first [C]; the state is [B, 3, C] -> [B, T, C]. The input `token` is not read:
     counts say which tokens are real.
 
     gate   r [B, T, C]: multiplies by sigmoid(r), in the dtype of r
+    ready  is not written to: the inputs are those of the rule itself
     """
     k, v = contiguous_tokens(inputs["k"]), contiguous_tokens(inputs["v"])
     rows, tokens, channels = v.shape
