@@ -31,7 +31,9 @@ from lamina.generation import Result
 from lamina.model import Model
 from lamina.rehearsal.explain import explain_decoding
 from lamina.runtime import why_no_passes
+from lamina.runtime.prompts.eligibility import why_not_prompted
 from tests.families.harness import random_ids, relative
+from tests.kernels.captured_twins import Twins
 
 Found = tuple[bool, str]  # whether it is as it should be, and what is written down
 
@@ -116,6 +118,7 @@ def columns() -> dict[str, Callable[[Family], Found]]:
         "captured equals plain, greedy and drawn, float32, captures for two caches": if_captured(captured_is_plain),
         PASSES: if_captured(yes(passes_are_plain)),
         PROMPTED: prompts_are_plain,
+        "with slack: states that plain passes keep, rewound and continued, float32": if_captured(with_slack),
         "in pages the same tokens, captured as without, greedy, drawn, drafted, in forks and beams, and no sync": yes(
             lambda one: in_pages(one.model)
         ),
@@ -157,6 +160,21 @@ def own_model() -> dict[str, Found]:
         took = time.perf_counter() - started
         found[f"lamina.verify in {dtype}"] = report.ok and took < 20, f"{'ok' if report.ok else report}, {took:.1f} s"
     return found
+
+
+@torch.no_grad()
+def with_slack(one: Family) -> Found:
+    """Whether captured programs keep what a cache with slack is rewound from as plain passes do. Raises where not."""
+    model = one.model
+    twins = Twins(model, *(model.new_cache(2, slack=3) for _ in range(2)))
+    prompts = why_not_prompted(twins.captured) or model.graphs.why_counted()
+    for _ in range(3):
+        if prompts is None:
+            twins.prompt([30, 9])
+        twins.step(5, [5, 3])
+        twins.read(4)
+        twins.rewind_and_go_on()
+    return True, "yes" if prompts is None else f"yes, but prompts: {prompts}"
 
 
 NO_CODES = "nothing is written in codes"

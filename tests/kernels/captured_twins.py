@@ -61,7 +61,7 @@ class Twins:
         ids = torch.tensor([[self.rng.randrange(1, 12) for _ in range(max(counts))] for _ in counts])
         with self.graphs.prompt_of(2, self.captured) as one:
             one.feed(self.captured, ids, counts)
-        self.model(ids, cache=self.plain, counts=counts, logits="last")
+        self.model(ids.to(self.model.device), cache=self.plain, counts=counts, logits="last")
         self.compare()
 
     def rewind_and_go_on(self) -> None:
@@ -73,7 +73,7 @@ class Twins:
 
     def go_on(self) -> None:
         """Plain passes over both."""
-        more = torch.tensor([[1, 2], [3, 4]])
+        more = torch.tensor([[1, 2], [3, 4]], device=self.model.device)
         found, expected = (self.model(more, cache=cache) for cache in (self.captured, self.plain))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
         self.compare()

@@ -15,7 +15,7 @@ def plainly(
     model: Model, cache: lamina.Cache, ids: torch.Tensor, counts: list[int], accepted: list[int]
 ) -> torch.Tensor:
     step = cache.step(ids.shape[1], counts)
-    logits = model.forward(ids, step, logits="all")
+    logits = model.forward(ids.to(cache.device), step, logits="all")
     step.commit(accepted)
     assert logits is not None
     return logits

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import lamina
+from bench.captured_checks import with_slack
+from bench.device_models import Family
 from lamina.model import Model
 from lamina.runtime import Graphs
 from tests.families.harness import pair
@@ -65,16 +67,8 @@ def test_prompts_move_bases_over_logged_and_over_new_tokens(family: str, monkeyp
         twins.rewind_and_go_on()
 
 
-@torch.no_grad()
-def test_all_ways_over_one_cache_and_a_long_log_that_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lamina.runtime.prompts.captured_prompt.WIDTHS", (8,))
-    twins = of_slack(small("mamba2"), 3)
-    for _ in range(3):
-        twins.prompt([6, 3])
-        twins.step(4, [4, 3])
-        twins.read(4)
-        twins.rewind_and_go_on()
-    assert min(twins.captured.clock.low) > 18  # three times around a log of six
+def test_all_ways_over_one_cache_as_bench_device_check_tries_them_on_a_gpu() -> None:
+    assert with_slack(Family(None, small("mamba2"), torch.zeros(0))) == (True, "yes")
 
 
 @torch.no_grad()
