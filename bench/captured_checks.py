@@ -118,7 +118,7 @@ def columns() -> dict[str, Callable[[Family], Found]]:
         "captured equals plain, greedy and drawn, float32, captures for two caches": if_captured(captured_is_plain),
         PASSES: if_captured(yes(passes_are_plain)),
         PROMPTED: prompts_are_plain,
-        "with slack: steps, passes and prompts are plain ones, rewound and continued, float32": if_captured(with_slack),
+        "with slack: states that plain passes keep, rewound and continued, float32": if_captured(with_slack),
         "in pages the same tokens, captured as without, greedy, drawn, drafted, in forks and beams, and no sync": yes(
             lambda one: in_pages(one.model)
         ),
@@ -164,7 +164,7 @@ def own_model() -> dict[str, Found]:
 
 @torch.no_grad()
 def with_slack(one: Family) -> Found:
-    """Whether captured steps, passes and prompts keep what a cache is rewound from as plain passes do; raises if not."""
+    """Whether captured programs keep what a cache with slack is rewound from as plain passes do. Raises where not."""
     model = one.model
     twins = Twins(model, *(model.new_cache(2, slack=3) for _ in range(2)))
     prompts = why_not_prompted(twins.captured) or model.graphs.why_counted()

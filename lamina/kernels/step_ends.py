@@ -35,10 +35,9 @@ def int64_pointer(header, COLUMN: tl.constexpr):
 
 
 @triton.jit
-def store_base(header, row, after, LOGS: tl.constexpr):
-    """Stores the position of the row's recurrent base state (`Step.base_after`): the new length, or with LOGS `slack`
+def store_base(base, after, header, LOGS: tl.constexpr):
+    """Stores the position of a row's recurrent base state (`Step.base_after`): the new length, or with LOGS `slack`
     tokens behind that if the log of inputs would overflow, and otherwise as before."""
-    base = int64_pointer(header, BASE) + row
     if LOGS:
         before, slack = tl.load(base), tl.load(header + SLACK)
         tl.store(base, tl.where(after - before > 2 * slack, after - slack, before))
@@ -116,12 +115,12 @@ def _finish(
             chosen = tl.minimum(chosen, VOCAB - 1)  # where every score is NaN
             fed = tl.load(ids + row)
             lengths, written = int64_pointer(header, LENGTHS), int64_pointer(header, WRITTEN)
-            record = int64_pointer(header, RECORD)
+            base, record = int64_pointer(header, BASE), int64_pointer(header, RECORD)
             length = tl.load(lengths + row)
             tl.store(record + row * tl.load(header + RECORD_WIDTH) + length, fed)
             tl.store(lengths + row, length + 1)
             tl.store(written + row, tl.maximum(tl.load(written + row), length + 1))
-            store_base(header, row, length + 1, LOGS)
+            store_base(base + row, length + 1, header, LOGS)
             end = tl.arange(0, ROW_ENDS)
             ended = tl.sum((tl.load(ends + end, mask=end < ENDS, other=-1) == fed).to(tl.int32), axis=0) > 0
             remaining = tl.load(left + row) - 1
@@ -184,14 +183,14 @@ def _commit_tokens(
         tl.store(kept + row * VOCAB + at, values, mask=at < VOCAB)
         if part == 0:
             lengths, written = int64_pointer(header, LENGTHS), int64_pointer(header, WRITTEN)
-            record = int64_pointer(header, RECORD)
+            base, record = int64_pointer(header, BASE), int64_pointer(header, RECORD)
             before, t = tl.load(lengths + row), tl.arange(0, T_BLOCK)
             fed = tl.load(ids + row * T + t, mask=t < count, other=0)
             tl.store(record + row * tl.load(header + RECORD_WIDTH) + before + t, fed, mask=t < count)
             after = before + count
             tl.store(lengths + row, after)
             tl.store(written + row, tl.maximum(tl.load(written + row), after))
-            store_base(header, row, after, LOGS)
+            store_base(base + row, after, header, LOGS)
 
 
 def commit_tokens(logits: Tensor, header: Tensor, ids: Tensor, accepted: Tensor, logs: bool = False) -> None:

@@ -13,6 +13,7 @@ from triton.runtime.interpreter import GridExecutor
 
 from docs.own_model import Mine
 from lamina import kernels
+from lamina.attention.window import Near
 from lamina.kernels.gemm import fusion_trace
 from lamina.kernels.gemm.deferred_norm import Unnormed
 from lamina.kernels.gemm.fusion import FusionPlan, Fusions
@@ -105,7 +106,7 @@ def test_a_plan_is_made_once_and_again_when_weights_were_replaced() -> None:
 
 def test_models_without_such_norms_and_those_without_kernels_have_empty_plans() -> None:
     assert str(Mine(vocab=20, width=16, heads=2, layers=1).fusion_plan) == "no fused norms"
-    plan = Toy(Index(), dtype=torch.float32).fusion_plan
+    plan = Toy(Index(Near(2)), dtype=torch.float32).fusion_plan
     assert plan.reason is not None and str(plan) == f"no fused norms: {plan.reason}"
 
 
