@@ -186,8 +186,19 @@ class Cache(transformers.Cache):
         for layer in self.layers:
             yield layer.keys, layer.values
 
+    def __copy__(self) -> Cache:
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        return new
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Cache:
         return self.fork()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise InputError(
+            "a lamina.bridge.Cache cannot be pickled: its views of one memory would come back as separate copies. "
+            "Write it to a file with cache.save(path), and copy it with cache.fork()"
+        )
 
     # -- verbs -----------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from lamina.bridge.layers.in_order import joined, runs
 from lamina.bridge.layers.kinds import LayerKind
@@ -211,12 +212,19 @@ class Kept:
         if not n:
             return
         assert self._inner is not None
+        self.note_rewritten()
         if n == self._length:
             self._clear()
         else:
             self._inner.rewind(n)
         self._length -= n
         self._alike = [[min(one, self._length) for one in row] for row in self._alike]
+
+    def note_rewritten(self) -> None:
+        """Tells autograd that slots will be written again, which earlier passes have read. It is not told of tokens
+        that are stored behind the others, so that gradients can go through several passes."""
+        if self._inner is not None:
+            increment_version([x for layer in self._inner.every_layer() for x in layer.data.values()])
 
     def _clear(self) -> None:
         """Drops every token; sources stay attached."""

@@ -187,16 +187,17 @@ class Slots:
         if is_inference_mode_enabled():  # a tensor of that mode over the same memory
             memory, shape = store.untyped_storage(), store.shape
             store = empty(0, dtype=store.dtype, device=store.device).set_(memory, self._here, shape, self._strides)
-        self._store = store
+        # `data`: what earlier passes read does not change, so autograd may keep it (`Kept.note_rewritten`).
+        self._written, self._read = store.data, store
 
     def views(
         self, base: int, start: int, T: int, count: int, window: int | None
     ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """For `count` passes of T tokens from position `start` on: what they write, and what they read. base: the
         position of slot 0, which is 0 without a window"""
-        (B, H, D), strides, store = self._shape, self._strides, self._store
+        (B, H, D), strides, store = self._shape, self._strides, self._read
         here, step = self._here, self._step
-        new = store.as_strided((B, H, count * T, D), strides, here + (start - base) * step)
+        new = self._written.as_strided((B, H, count * T, D), strides, here + (start - base) * step)
         slots = new.split_with_sizes((T,) * count, 2)
         if window is None:
             return slots, [store.as_strided((B, H, end, D), strides) for end in range(start + T, start + T + count)]

@@ -289,6 +289,7 @@ class OpenPass(Kept):
     def reset(self) -> None:
         """Empties the cache; its memory stays."""
         self._drop()
+        self.note_rewritten()
         if self._inner is not None:
             self._inner.reset()
         self._length = self._tail = 0

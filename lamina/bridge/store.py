@@ -49,6 +49,10 @@ class Store(OpenPass):
             raise InputError(
                 f"layer {key[0]} was given {T} tokens in a pass of {step.T}: all layers get the same tokens"
             )
+        elif (rows := len(next(iter(new.values())))) != self.rows:
+            raise InputError(
+                f"layer {key[0]} was given {rows} rows in a pass of {self.rows}: all layers get the same rows"
+            )
         layer = self.layer(key)
         assert isinstance(layer, TokenLayer)
         parts = layer.coding.encode(stored)
@@ -179,12 +183,14 @@ class Store(OpenPass):
         """Drops the last n tokens of every row."""
         n = min(n, self.length)
         if self.lines is not None and self.lines.crop(n, self._length):
+            self.note_rewritten()
             return
         if self._first or self._states:
             self.finish()
         if self._step is not None and self._complete:
             kept = max(self._step.T - n, 0)
             n -= self._step.T - kept
+            self.note_rewritten()
             self._commit(kept)
         self.finish()
         self.rewind(n)

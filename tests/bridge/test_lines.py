@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from lamina import bridge
 from lamina.attention.window import Sliding
@@ -15,6 +16,7 @@ from lamina.bridge.lines import AHEAD
 from lamina.bridge.windows import Moved, in_order, restore
 from lamina.cache.layers.tokens import TokenLayer
 from lamina.cache.spec import Keeping
+from lamina.errors import InputError
 from tests.bridge.models import ids, model
 
 SPARE = 8
@@ -74,6 +76,59 @@ def test_what_is_asked_between_tokens_changes_nothing(asks: str) -> None:
         else:
             cache.abort()
     same(torch.cat(found, dim=1), uncached("gemma3", given))
+
+
+VERBS: dict[str, tuple[list[int], Any]] = {  # the rows afterwards, and what is called
+    "reorder": ([1, 0], lambda cache: cache.reorder_cache(torch.tensor([1, 0]))),
+    "beams that go on from one row": ([1, 1], lambda cache: cache.reorder_cache(torch.tensor([1, 1]))),
+    "select": ([1], lambda cache: cache.batch_select_indices(torch.tensor([1]))),
+    "mask": ([0], lambda cache: cache.batch_select_indices(torch.tensor([True, False]))),
+    "repeat": ([0, 0, 1, 1], lambda cache: cache.batch_repeat_interleave(2)),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@torch.no_grad()
+def test_rows_change_after_windows_have_moved(name: str, verb: str) -> None:
+    given = ids(2, LONG + 4)[0]
+    cache = bridge.Cache(model(name))
+    logits(name, cache, given[:, :LONG])
+    rows, change = VERBS[verb]
+    lines = cache.store.lines
+    assert lines is not None and (
+        name == "llama" or any(isinstance(layer.data, Moved) for layer in lines.layers.values())
+    )
+    change(cache)
+    later = given[:1, LONG:].expand(len(rows), -1)
+    expected = uncached(name, torch.cat([given[rows, :LONG], later], dim=1))
+    same(logits(name, cache, later), expected[:, LONG:])
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"), [((1, 2, 3, 4), "3 tokens in a pass of 1"), ((2, 2, 1, 4), "2 rows in a pass of 1")]
+)
+def test_a_later_layer_that_is_given_another_shape_is_refused(shape: tuple[int, ...], said: str) -> None:
+    cache = bridge.Cache(transformers.LlamaConfig(num_hidden_layers=2, num_attention_heads=2, hidden_size=8))
+    for _ in range(4):
+        for i in range(2):
+            cache.update(*torch.randn(2, 1, 2, 1, 4), i)
+    assert cache.store.lines is not None
+    cache.update(*torch.randn(2, 1, 2, 1, 4), 0)
+    with pytest.raises(InputError, match=said):
+        cache.update(*torch.randn(2, *shape), 1)
+    cache.abort()
+    assert cache.inner.lengths.tolist() == [4]
+
+
+def test_a_layer_whose_tokens_do_not_fit_has_not_written_them() -> None:
+    cache = bridge.Cache(transformers.LlamaConfig(num_hidden_layers=2, num_attention_heads=2, hidden_size=8), slack=1)
+    for i in (0, 1, 0):
+        cache.update(*torch.randn(2, 1, 2, 1, 4), i)
+    with pytest.raises(RuntimeError, match=r"shape|size"):
+        cache.update(*torch.randn(2, 1, 2, 1, 5), 1)
+    cache.abort()
+    assert cache.inner.lengths.tolist() == [1]
 
 
 @torch.no_grad()

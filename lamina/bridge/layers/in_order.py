@@ -29,8 +29,9 @@ def extend(layer: TokenLayer, step: Step, key: Key, start: int, new: Fields) -> 
     """Stores parts [B, *lead, T, width] at positions start …; -> the parts of all tokens that their queries may see"""
     layout, T = layer.layout, step.T
     if layout.ring is None and type(layer.storage) is Storage:  # the usual case, with as little work as possible
-        step.wrote(key)
-        return {name: _append(store, start, T, new[name]) for name, store in layer.data.items()}
+        found = {name: _append(store, start, T, new[name]) for name, store in layer.data.items()}
+        step.wrote(key)  # only now: a layer whose tokens could not be stored has not written them
+        return found
     append(layer, step, key, start, new)
     first = first_seen(layer.window.span, start)
     if layout.ring is not None and T > 1:
@@ -45,12 +46,12 @@ def append(layer: TokenLayer, step: Step, key: Key, start: int, new: Fields) -> 
     if ring is not None and step.T > 1:
         step.leave(key, new)
         return
-    step.wrote(key)
     layer.storage.write_run(layer.data, step, start if ring is None else start % ring, new)
+    step.wrote(key)
 
 
 def _append(store: torch.Tensor, start: int, T: int, new: torch.Tensor) -> torch.Tensor:
-    store.narrow(-2, start, T).copy_(new)
+    store.data.narrow(-2, start, T).copy_(new)  # `data`: what earlier passes read does not change
     return store.narrow(-2, 0, start + T)
 
 
