@@ -34,6 +34,7 @@ RESERVED = {
     "do_sample": "give temperature",
     "num_return_sequences": "each recording has one text",
     "stream": "texts are returned when they are whole",
+    "use_cache": "windows are always decoded over a cache",
     **dict.fromkeys(
         ("prompts", "attention_mask", "inputs_embeds", "decoder_input_ids", "decoder_attention_mask", "cache", "whole",
          "prefixes", "row_ids"),

@@ -107,6 +107,19 @@ def raise_before_last_layer(name: str, cache: Any) -> None:
         hook.remove()
 
 
+@pytest.mark.parametrize("history", HISTORIES)
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_several_tokens_over_a_cache_on_the_host_see_what_the_last_layer_stored(
+    name: str, history: tuple[int, ...]
+) -> None:
+    cache, given = fill(name, history, residence="host")
+    more = torch.tensor([[5, 6, 7]])
+    found = feed(name, cache, more)
+    with torch.no_grad():
+        expected = model(name)(torch.cat([given, more], dim=1), use_cache=False).logits[:, -3:]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("kept", [{"slack": 1}, {"residence": "host"}], ids=str)
 @pytest.mark.parametrize("history", [(9,), (9, 1, 1)])
 @pytest.mark.parametrize("name", BY_ONE)

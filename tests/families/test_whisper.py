@@ -367,6 +367,7 @@ def test_older_checkpoints_say_language_and_task_as_forced_ids() -> None:
         (FIRST, dict(rows=0), "rows=0"),
         (FIRST, dict(do_sample=True), "do_sample is not a parameter of transcribe: give temperature"),
         (FIRST, dict(cache=None), "cache is not a parameter of transcribe: call model.encode and model.generate"),
+        (FIRST, dict(use_cache=False), "use_cache is not a parameter of transcribe: windows are always"),
         (FIRST, dict(beams=4), "there is no parameter 'beams'; the nearest known one is 'num_beams'"),
     ],
 )

@@ -36,7 +36,12 @@ def extend(layer: TokenLayer, step: Step, key: Key, start: int, new: Fields) -> 
     first = first_seen(layer.window.span, start)
     if layout.ring is not None and T > 1:
         return joined([*runs(layer, step, first, start), new])
-    return joined(runs(layer, step, first, start + T))
+    seen = joined(runs(layer, step, first, start + T))
+    if T > 1 and step.staged is not None:
+        # A view of a staging buffer. When the last layer has stored, the pass is committed, which stages the rings whose
+        # tokens were left until then, all before the model's attention reads this.
+        return {name: x.clone() for name, x in seen.items()}
+    return seen
 
 
 def append(layer: TokenLayer, step: Step, key: Key, start: int, new: Fields) -> None:
