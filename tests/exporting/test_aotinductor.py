@@ -216,11 +216,11 @@ def test_a_folder_whose_compilation_fails_is_removed(
     assert not (tmp_path / "model").exists()
 
 
-def test_a_folder_that_exists_is_not_overwritten(folder: Path) -> None:
+def test_a_folder_that_exists_is_not_overwritten(model: Toy, folder: Path) -> None:
     with pytest.raises(ProgramError, match="give the path of a new folder"):
         compile_to(None, folder)  # type: ignore[arg-type]  # refused before the programs are looked at
     with pytest.raises(ProgramError, match="give the path of a new folder"):
-        lamina.export(None, to=folder, target="aotinductor")  # type: ignore[arg-type]  # and before they are traced
+        lamina.export(model, 1, 8, chunk=9, to=folder, target="aotinductor")  # before other arguments are looked at
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the C++ libraries of Linux")
