@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from lamina.models import register_family, unregister_family
     from lamina.planning import Plan, plan
     from lamina.planning.inspection import Inspection, inspect
-    from lamina.runtime.kernel_backend import register_kernels
+    from lamina.runtime.gpu.backend import register_kernels
 
 __all__ = [
     "Attention", "Cache", "CacheFileError", "CapacityError", "CaptureError", "Chat", "CheckpointError", "Chunked",
@@ -106,7 +106,7 @@ _HOMES = {
     "lamina.models": ("register_family", "unregister_family"),
     "lamina.planning": ("Plan", "plan"),
     "lamina.planning.inspection": ("Inspection", "inspect"),
-    "lamina.runtime.kernel_backend": ("register_kernels",),
+    "lamina.runtime.gpu.backend": ("register_kernels",),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

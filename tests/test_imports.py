@@ -10,8 +10,8 @@ import lamina
 
 PACKAGE = Path(lamina.__file__).parent
 EXPLAINED = {  # a comment at the top is for all of the file
-    "runtime/attend_kernels.py",
-    "runtime/kernel_backend.py",
+    "runtime/gpu/attend.py",
+    "runtime/gpu/backend.py",
     "runtime/prompts/prebuild.py",
     "runtime/prompts/table_backend.py",
 }

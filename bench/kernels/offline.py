@@ -150,9 +150,9 @@ def collect_others(found: dict[Key, Kernel], card: int, dtype: torch.dtype) -> N
     from lamina.attention.window import Full, Near, Sliding
     from lamina.kernels.attention.decode import decode_attention
     from lamina.kernels.attention.decode_fused import attend_stored, attend_token
-    from lamina.kernels.attention.few import attend_few, few_tile
     from lamina.kernels.attention.merge import merge_into
-    from lamina.kernels.attention.prefill import attend_many, tile_for
+    from lamina.kernels.attention.prefill.few import attend_few, few_tile
+    from lamina.kernels.attention.prefill.many import attend_many, tile_for
     from lamina.kernels.columns import WIDTH
     from lamina.kernels.elementwise import expert_sum, gated, rotate_heads, scale_columns
     from lamina.kernels.gemm.product import product

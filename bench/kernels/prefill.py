@@ -18,7 +18,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from bench.kernels.timing import all_at_once
 from lamina.attention import Full, Sliding, View, Window
-from lamina.kernels.attention.prefill import Tile, attend_many, tile_for
+from lamina.kernels.attention.prefill.many import Tile, attend_many, tile_for
 from lamina.kernels.limits import limits_of
 
 BF16, EVERYTHING = torch.bfloat16, Full()

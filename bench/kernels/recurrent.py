@@ -47,7 +47,7 @@ from lamina.recurrence import (
     causal_convolution_by_steps,
 )
 from lamina.recurrence.rg_lru import Gates
-from lamina.runtime.kernel_backend import KERNELS, KernelBackend, TableEntry
+from lamina.runtime.gpu.backend import KERNELS, KernelBackend, TableEntry
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"

@@ -1,7 +1,7 @@
 """`Backend`: how the memory calls of a pass are computed.
 
 A pass carries one backend. `PlainBackend` (plain_backend.py) runs PyTorch operations over a cache's layers;
-`KernelBackend` (runtime/kernel_backend.py) launches Triton kernels that find a cache through tables of addresses. There
+`KernelBackend` (runtime/gpu/backend.py) launches Triton kernels that find a cache through tables of addresses. There
 is one method per memory call, with the arguments of that call (see memory.py).
 
 Each method is given the pass, the key of the entry (index of the model's layer, name), and the entry itself: a `Layer`

@@ -158,7 +158,7 @@ class LocalAttention(nn.Module):
 def by_kernels(q: Tensor, k: Tensor, v: Tensor, view: View, shared: LongPositions, far: Summaries | None) -> Tensor:
     """q, k and v [B, H, S, D] -> [B, H, S, D], over the tokens that `view` shows, and over summaries."""
     from lamina.kernels.attention.merge import merge_into  # imports Triton, as the next does
-    from lamina.kernels.attention.prefill import attend_many
+    from lamina.kernels.attention.prefill.many import attend_many
 
     if far is None or shared.summary_bias is None:
         return attend_many(q, k, v, view, scale=1.0, bias=shared.bias.kernel_form())

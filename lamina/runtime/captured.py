@@ -33,7 +33,7 @@ from lamina.kernels.columns import HEADER, WIDTH
 from lamina.runtime.builders import wait_for_kernels
 from lamina.runtime.cuda_graph import Program, capture_graphs, copy_in, current_stream
 from lamina.runtime.eligibility import why_not_read
-from lamina.runtime.kernel_backend import KERNELS, TableEntry
+from lamina.runtime.gpu.backend import KERNELS, TableEntry
 from lamina.runtime.pointers import CacheFormat, entries_of, header_of, score_room, stores_of, tables_of
 
 if TYPE_CHECKING:

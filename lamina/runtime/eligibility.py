@@ -12,7 +12,7 @@ from lamina.cache.layers.base import Layer
 from lamina.cache.spec import LayerSpecs, Spec
 from lamina.native.linear import why_no_native_products
 from lamina.nn.linear import packed_on_cpu
-from lamina.runtime.kernel_backend import why_unserved
+from lamina.runtime.gpu.backend import why_unserved
 from lamina.runtime.native.eligibility import why_not_native
 from lamina.weights.inventory import packed_formats
 from lamina.weights.product import has_kernels, kernels_of

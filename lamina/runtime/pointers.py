@@ -15,7 +15,7 @@ from lamina.cache.codec.codec import Codec, Coding
 from lamina.cache.layers.attention import IndexLayer
 from lamina.cache.layers.recurrent import RecurrentLayer
 from lamina.kernels.columns import entry_row, header_row
-from lamina.runtime.kernel_backend import TableEntry
+from lamina.runtime.gpu.backend import TableEntry
 
 if TYPE_CHECKING:
     from lamina.model import Model

@@ -10,8 +10,8 @@ import torch
 
 from lamina.attention import Full, View, Window
 from lamina.kernels.attention import few
-from lamina.kernels.attention.few import attend_few, few_tile
-from lamina.kernels.attention.prefill import needed_bytes
+from lamina.kernels.attention.prefill.few import attend_few, few_tile
+from lamina.kernels.attention.prefill.many import needed_bytes
 from lamina.kernels.limits import CARDS, INTERPRETER
 from lamina.nn import AlibiBias, RelativeBias, alibi_slopes
 from tests.kernels import test_prefill

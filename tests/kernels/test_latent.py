@@ -17,7 +17,7 @@ from lamina.kernels.attention.mla_project import into_latent, out_of_latent, val
 from lamina.kernels.attention.tiling import Tiling
 from lamina.kernels.limits import CARDS
 from lamina.nn import RMSNorm
-from lamina.runtime.kernel_backend import KERNELS, TableEntry
+from lamina.runtime.gpu.backend import KERNELS, TableEntry
 from tests.kernels.stores import Held, error
 
 SMALL = Tiling(block=16, warps=4, stages=2)

@@ -11,7 +11,7 @@ from transformers import BigBirdPegasusConfig, LongT5Config
 
 from lamina.config import Config
 from lamina.kernels import fuses
-from lamina.kernels.attention import prefill
+from lamina.kernels.attention.prefill import many
 from lamina.models import bigbird_pegasus, family_of, longt5
 from lamina.models.bigbird_pegasus import BlockSparseAttention
 from lamina.planning.meta_model import subject_of
@@ -67,8 +67,8 @@ def test_longt5_by_kernels_gives_the_states_of_its_blocks(name: str, monkeypatch
     monkeypatch.setattr(longt5, "ROOM", 1)
     some = model.encode(ids, counts).states
     calls: list[int] = []
-    run = prefill.attend_many
-    monkeypatch.setattr(prefill, "attend_many", lambda *given, **how: calls.append(1) or run(*given, **how))
+    run = many.attend_many
+    monkeypatch.setattr(many, "attend_many", lambda *given, **how: calls.append(1) or run(*given, **how))
     monkeypatch.setattr("lamina.kernels.fuses", lambda x: not torch.is_grad_enabled())
     found = model.encode(ids, counts).states
     monkeypatch.setattr("lamina.kernels.fuses", fuses)

@@ -12,7 +12,7 @@ from torch import Tensor
 from lamina.attention import Full, Sliding, View, Window, attention, mask_bits, reference_attention
 from lamina.attention.core import Calls, noted
 from lamina.attention.mask_bits import mask_bits_of
-from lamina.kernels.attention.prefill import Tile, attend_many
+from lamina.kernels.attention.prefill.many import Tile, attend_many
 from lamina.nn import RelativeBias
 from lamina.runtime.prefill import masked
 from tests.kernels.test_prefill import line

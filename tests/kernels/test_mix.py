@@ -25,7 +25,7 @@ from lamina.kernels.recurrent.state import Tile
 from lamina.kernels.workspace import scratch
 from lamina.nn import GatedRMSNorm, ShortConvolution
 from lamina.recurrence import SSD, ChannelDelta, GatedDelta, Rule, SelectiveScan, causal_convolution_by_steps
-from lamina.runtime.kernel_backend import KERNELS, TableEntry
+from lamina.runtime.gpu.backend import KERNELS, TableEntry
 from lamina.runtime.step import CapturedStep
 from lamina.sampling.chooser import Chooser
 from tests.families.harness import pair

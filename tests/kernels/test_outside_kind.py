@@ -23,8 +23,9 @@ from lamina.generation.strategies.speculation import speculate
 from lamina.kernels.entry import STORE, row_of
 from lamina.kernels.launch import begin as begin_kernel
 from lamina.kernels.launch import launch
-from lamina.runtime import Graphs, kernel_backend
-from lamina.runtime.kernel_backend import TableEntry, register_kernels, why_unserved
+from lamina.runtime import Graphs
+from lamina.runtime.gpu import backend as gpu_backend
+from lamina.runtime.gpu.backend import TableEntry, register_kernels, why_unserved
 from lamina.runtime.prompts.eligibility import why_not_prompted
 from tests.generation.drafted import Oracle, again, begin, same
 from tests.kernels.passes import same as same_caches
@@ -79,7 +80,7 @@ def kernels_for_peaks() -> Iterator[None]:
             return highest(x, entry.table, write=later is None)
 
     yield
-    del kernel_backend._registered[Peak]
+    del gpu_backend._registered[Peak]
 
 
 class Block(nn.Module):
@@ -144,7 +145,7 @@ def test_captured_prompts_run_kernels_that_say_they_read_many_tokens(monkeypatch
     captured, plain = model.new_cache(2), model.new_cache(2)
     refused = "layer 0 entry 'peak': captured prompts have no kernel for Peak"
     assert why_not_prompted(captured) == refused
-    kernel_backend._registered[Peak].reads_prompts = True
+    gpu_backend._registered[Peak].reads_prompts = True
     assert why_not_prompted(captured) is None
     assert why_not_prompted(model.new_cache(slack=2)) == "layer 0 entry 'peak': its slack is 2"
     one = Graphs(model).prompt_of(2)

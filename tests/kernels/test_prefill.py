@@ -13,9 +13,9 @@ from lamina.attention import Chunked, Full, Near, Sliding, View, Window, referen
 from lamina.attention.bias import kernel_form
 from lamina.attention.blocks import blocks_of
 from lamina.cache.packed_rows import PackedRows
-from lamina.kernels.attention.key_blocks import head_parts
 from lamina.kernels.attention.merge import merge_into, merged
-from lamina.kernels.attention.prefill import Tile, attend_many, needed_bytes, tile_for
+from lamina.kernels.attention.prefill.key_blocks import head_parts
+from lamina.kernels.attention.prefill.many import Tile, attend_many, needed_bytes, tile_for
 from lamina.kernels.limits import CARDS
 from lamina.nn import AlibiBias, RelativeBias, alibi_slopes
 from lamina.runtime.prefill import attention as prefill_attention

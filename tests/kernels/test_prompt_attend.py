@@ -9,7 +9,7 @@ import torch
 
 from lamina.attention import Chunked, Full, Sliding, View, Window, reference_attention
 from lamina.attention.bias import kernel_form
-from lamina.kernels.attention.prefill import Tile
+from lamina.kernels.attention.prefill.many import Tile
 from lamina.kernels.attention.prompt.attend import attend_prompt, tile_for
 from lamina.kernels.attention.prompt.store import store_tokens
 from lamina.kernels.columns import entry_row

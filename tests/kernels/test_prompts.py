@@ -11,7 +11,7 @@ from lamina import kernels
 from lamina.attention import View, torch_backends
 from lamina.bench.random_model import random_model
 from lamina.kernels import fuses
-from lamina.kernels.attention import prefill
+from lamina.kernels.attention.prefill import many
 from lamina.rehearsal.explain import attention_lines
 from lamina.runtime.prefill.backend import PROMPT
 from tests.bench.small import small
@@ -36,13 +36,13 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def attended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of queries of each call of the kernel."""
-    run, calls = prefill.attend_many, list[int]()
+    run, calls = many.attend_many, list[int]()
 
     def note(q: torch.Tensor, *args: Any, **how: Any) -> torch.Tensor:
         calls.append(q.shape[2])
         return run(q, *args, **how)
 
-    monkeypatch.setattr(prefill, "attend_many", note)
+    monkeypatch.setattr(many, "attend_many", note)
     return calls
 
 

@@ -21,8 +21,8 @@ from lamina.kernels.attention.tiling import Tiling
 from lamina.kernels.eligibility import why_no_index
 from lamina.kernels.quant.field import Coded, Side
 from lamina.runtime import Graphs
-from lamina.runtime.kernel_backend import TableEntry
-from lamina.runtime.select_kernels import select
+from lamina.runtime.gpu.backend import TableEntry
+from lamina.runtime.gpu.select import select
 from lamina.sampling.chooser import Chooser
 from tests.kernels.runs import begin, small, start
 from tests.kernels.stores import Held, InPages, Packed, error

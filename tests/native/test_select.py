@@ -18,7 +18,7 @@ from lamina.errors import CaptureError
 from lamina.native.operations import NativeRecorder
 from lamina.native.program import Program
 from lamina.nn import RMSNorm
-from lamina.runtime.kernel_backend import TableEntry
+from lamina.runtime.gpu.backend import TableEntry
 from lamina.runtime.native.backend import why_unserved
 from lamina.runtime.native.latent import attend_latent
 from lamina.runtime.native.recall import recall

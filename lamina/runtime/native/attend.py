@@ -17,13 +17,13 @@ from lamina.errors import InputError
 from lamina.native.arguments import MOST_SPLITS, TYPES, AttentionArgs, HeadsArgs, pointer
 from lamina.native.operations import NativeRecorder
 from lamina.native.weights import type_of
-from lamina.runtime.attend_kernels import form_of
+from lamina.runtime.gpu.attend import form_of
 from lamina.runtime.native.coding import FieldCoding
 
 if TYPE_CHECKING:
     from lamina.cache.backend import AttendOptions
     from lamina.runtime.captured import Captured
-    from lamina.runtime.kernel_backend import TableEntry
+    from lamina.runtime.gpu.backend import TableEntry
 
 Codings = tuple[FieldCoding, FieldCoding]
 """Of keys and of values."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from lamina.nn.norm import RMSNorm
     from lamina.recurrence.rule import Tensors
     from lamina.runtime.captured import Captured
-    from lamina.runtime.kernel_backend import TableEntry
+    from lamina.runtime.gpu.backend import TableEntry
     from lamina.runtime.native.step import NativeStep
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lamina.attention.rotary import RopeTable
     from lamina.nn.norm import RMSNorm
     from lamina.runtime.captured import Captured
-    from lamina.runtime.kernel_backend import TableEntry
+    from lamina.runtime.gpu.backend import TableEntry
 
 NOTHING: dict[str, Any] = dict(sinks=None, bias=None, gate=None, softcap=None)
 

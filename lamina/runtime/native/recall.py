@@ -18,7 +18,7 @@ from lamina.runtime.native.attend import prepare_heads, window_arguments
 from lamina.runtime.native.coding import FieldCoding
 
 if TYPE_CHECKING:
-    from lamina.runtime.kernel_backend import TableEntry
+    from lamina.runtime.gpu.backend import TableEntry
     from lamina.runtime.native.step import NativeStep
 
 NOTHING: dict[str, Any] = dict(rope=None, neighbours=False, norms=None, norms_last=False, factor=None)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lamina.attention.rotary import RopeTable
     from lamina.cache.layers.base import Key
     from lamina.runtime.captured import Captured
-    from lamina.runtime.kernel_backend import TableEntry
+    from lamina.runtime.gpu.backend import TableEntry
 
 
 def select(

@@ -1,7 +1,8 @@
 """Attention of many queries on a GPU, for plain passes: ways that never materialize a query × key mask.
 
-    kernel            any View without rules from outside, softcaps, sinks and biases (`kernels/attention/prefill.py`)
-    split-KV kernel   the same for a few queries over many keys (`kernels/attention/few.py`)
+    kernel            any View without rules from outside, softcaps, sinks and biases
+                      (`kernels/attention/prefill/many.py`)
+    split-KV kernel   the same for a few queries over many keys (`kernels/attention/prefill/few.py`)
     cudnn             plain causal attention of a prompt, or of a chunk behind as long or longer a row: the fastest
                       there is, over the new keys and over old ones in pieces of the chunk's length, merged by their
                       log-sum-exp
@@ -70,8 +71,8 @@ def kernel(
     bias: Bias | None = None,
 ) -> Tensor:
     """By splits of the keys if there are few queries."""
-    from lamina.kernels.attention.few import attend_few  # imports Triton, as the next does
-    from lamina.kernels.attention.prefill import attend_many
+    from lamina.kernels.attention.prefill.few import attend_few  # imports Triton, as the next does
+    from lamina.kernels.attention.prefill.many import attend_many
 
     run, form = attend_few if is_few(q, k) else attend_many, None if bias is None else kernel_form(bias)
     return run(q, k, v, view, scale=scale, softcap=softcap, sinks=sinks, bias=form)

@@ -144,7 +144,7 @@ def attend_expanded(
 ) -> Tensor:
     """q [B, H, T, N] and q_rope [B, H, T, P] over the latents kept [B, S, rank + P], expanded by up [H, N + V, rank].
     how: of `attend_many`, if rows are packed"""
-    from lamina.kernels.attention.prefill import attend_many  # imports Triton
+    from lamina.kernels.attention.prefill.many import attend_many  # imports Triton
 
     nope, rank = q.shape[-1], up.shape[-1]
     expanded = F.linear(kept[..., :rank], up.flatten(0, 1)).unflatten(-1, up.shape[:2]).transpose(1, 2)

@@ -36,8 +36,8 @@ def over_bits(
     q: Tensor, k: Tensor, v: Tensor, view: View, *, scale: float, softcap: float | None = None,
     sinks: Tensor | None = None, bias: Bias | None = None,
 ) -> Tensor:  # fmt: skip
-    from lamina.kernels.attention.few import attend_few, few_tile  # imports Triton
-    from lamina.kernels.attention.prefill import attend_many, tile_for
+    from lamina.kernels.attention.prefill.few import attend_few, few_tile  # imports Triton
+    from lamina.kernels.attention.prefill.many import attend_many, tile_for
     from lamina.kernels.attention.score_bias import bias_arguments
 
     (Hq, T, D), Dv, limits = q.shape[1:], v.shape[-1], limits_of(q.device)

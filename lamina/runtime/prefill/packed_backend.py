@@ -50,7 +50,7 @@ class PackedPromptBackend(PackedBackend):
         self, one: PackedStep, key: Key, q: Tensor, k: Tensor, v: Tensor, view: View, how: AttendOptions
     ) -> Tensor:
         """All rows in one launch."""
-        from lamina.kernels.attention.prefill import attend_many  # imports Triton
+        from lamina.kernels.attention.prefill.many import attend_many  # imports Triton
 
         bias = how["bias"]
         note("kernel", q, view, softcap=how["softcap"], sinks=how["sinks"], bias=bias)

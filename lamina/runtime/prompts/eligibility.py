@@ -19,7 +19,7 @@ from lamina.cache.spec import (
 )
 from lamina.kernels.eligibility import why_no_attention, why_no_index, why_no_vectors
 from lamina.runtime.eligibility import why_not_captured, why_not_read
-from lamina.runtime.kernel_backend import RULES, kernels_for_prompts
+from lamina.runtime.gpu.backend import RULES, kernels_for_prompts
 
 if TYPE_CHECKING:
     import torch

@@ -17,15 +17,15 @@ from lamina.attention.window import Full
 from lamina.cache.backend import AttendOptions
 from lamina.cache.layers.base import Key
 from lamina.cache.spec import Cross, Shared
-from lamina.runtime.attend_kernels import form_of
 from lamina.runtime.builders import build_together
 from lamina.runtime.captured import Captured
 from lamina.runtime.eligibility import why_no_kernels
-from lamina.runtime.kernel_backend import KernelBackend, TableEntry
+from lamina.runtime.gpu.attend import form_of
+from lamina.runtime.gpu.backend import KernelBackend, TableEntry
+from lamina.runtime.gpu.select import select_for_prompt
 from lamina.runtime.pointers import PLAIN_FORMAT
 from lamina.runtime.prompts.captured_prompt import MOST_SCORED
 from lamina.runtime.prompts.eligibility import WIDTHS, why_unserved
-from lamina.runtime.select_kernels import select_for_prompt
 
 if TYPE_CHECKING:
     from lamina.model import Model

@@ -32,12 +32,12 @@ from lamina.cache.spec import Cross, Shared, SharedIndex
 from lamina.errors import InputError
 from lamina.recurrence import SSD, Rule
 from lamina.recurrence.conv import causal_convolution
-from lamina.runtime.attend_kernels import form_of, sides_of
-from lamina.runtime.kernel_backend import TableEntry, kernels_for_prompts
-from lamina.runtime.logged import prepared, recur_prompt
+from lamina.runtime.gpu.attend import form_of, sides_of
+from lamina.runtime.gpu.backend import TableEntry, kernels_for_prompts
+from lamina.runtime.gpu.logged import prepared, recur_prompt
+from lamina.runtime.gpu.recall import recall
+from lamina.runtime.gpu.select import select_for_prompt
 from lamina.runtime.prefill.backend import PROMPT, kernel_of
-from lamina.runtime.recall_kernels import recall
-from lamina.runtime.select_kernels import select_for_prompt
 
 if TYPE_CHECKING:
     from lamina.attention.rotary import RopeTable

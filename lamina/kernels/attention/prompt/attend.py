@@ -28,7 +28,7 @@ from torch import Tensor
 from lamina.attention.bias import KernelForm
 from lamina.attention.window import Full, Window
 from lamina.kernels.attention.online_softmax import LOG2E, LOWEST, accumulate, merge_splits, to_scores
-from lamina.kernels.attention.prefill import Tile, shared_bytes
+from lamina.kernels.attention.prefill.many import Tile, shared_bytes
 from lamina.kernels.attention.score_bias import SCORE_BYTES, add_bias, bias_arguments, slopes_of
 from lamina.kernels.attention.split_kv import Division, assigned_split, shortest_split, target_splits
 from lamina.kernels.attention.visible import first_seen, most_visible, position_of, slot_of, window_arguments

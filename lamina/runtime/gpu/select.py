@@ -11,7 +11,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from lamina.attention.rotary import RopeTable
     from lamina.cache.codec.formats import FieldFormat
-    from lamina.runtime.kernel_backend import TableEntry
+    from lamina.runtime.gpu.backend import TableEntry
 
 
 def select(

@@ -18,7 +18,7 @@ from lamina.cache.layers.token_store import column_of
 
 if TYPE_CHECKING:
     from lamina.runtime.captured import Captured
-    from lamina.runtime.kernel_backend import TableEntry
+    from lamina.runtime.gpu.backend import TableEntry
 
 
 def recall(one: Captured, entry: TableEntry, x: Tensor) -> tuple[Tensor, Tensor]:

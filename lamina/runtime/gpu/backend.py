@@ -47,10 +47,10 @@ from lamina.cache.spec import (
 from lamina.errors import InputError
 from lamina.kernels.eligibility import why_no_attention, why_no_index, why_no_vectors
 from lamina.recurrence import RGLRU, SSD, WKV, ChannelDelta, GatedDelta, SelectiveScan
-from lamina.runtime.attend_kernels import attend
-from lamina.runtime.logged import recur_logged
-from lamina.runtime.recall_kernels import recall
-from lamina.runtime.select_kernels import select
+from lamina.runtime.gpu.attend import attend
+from lamina.runtime.gpu.logged import recur_logged
+from lamina.runtime.gpu.recall import recall
+from lamina.runtime.gpu.select import select
 
 if TYPE_CHECKING:
     from lamina.attention.rotary import RopeTable

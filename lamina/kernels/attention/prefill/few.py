@@ -1,6 +1,6 @@
 """Attention of a few queries over many keys: split-KV over any View, without a query × key mask.
 
-As in `prefill.py` keys are in any order, with their positions. Queries are too few to fill the device, so the keys are
+As in `many.py` keys are in any order, with their positions. Queries are too few to fill the device, so the keys are
 split: a program computes all queries of the heads that share a key head over one split, and a second launch merges the
 splits (`online_softmax.py`). So every key is read once. There is no list of blocks: making one would take longer.
 
@@ -21,7 +21,8 @@ from torch import Tensor
 from lamina.attention.bias import KernelForm
 from lamina.attention.mask_bits import MaskBits
 from lamina.attention.view import View
-from lamina.kernels.attention.key_blocks import (
+from lamina.kernels.attention.online_softmax import LOG2E, LOWEST, TAIL, accumulate, merge, store_split
+from lamina.kernels.attention.prefill.key_blocks import (
     head_parts,
     kind_of,
     load_keys,
@@ -31,8 +32,7 @@ from lamina.kernels.attention.key_blocks import (
     shown_by_bits,
     shown_by_position,
 )
-from lamina.kernels.attention.online_softmax import LOG2E, LOWEST, TAIL, accumulate, merge, store_split
-from lamina.kernels.attention.prefill import Tile, needed_bytes
+from lamina.kernels.attention.prefill.many import Tile, needed_bytes
 from lamina.kernels.attention.score_bias import add_bias, bias_arguments, slopes_of
 from lamina.kernels.launch import begin, launch
 from lamina.kernels.limits import Limits, fitted, limits_of, smaller

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lamina.cache.layers.base import Key
     from lamina.recurrence.rule import Tensors
     from lamina.runtime.captured import Captured
-    from lamina.runtime.kernel_backend import TableEntry
+    from lamina.runtime.gpu.backend import TableEntry
 
 # Kernel modules import Triton at their top, so the functions below import them when they first launch.
 

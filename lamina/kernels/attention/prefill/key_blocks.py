@@ -1,7 +1,7 @@
 """Blocks of keys and values in tensors, as attention over any View reads them: loads, scores, and what queries see.
 
 Keys are in tensors [B, H, S, D] in any order, with their positions beside them; slots without a token may hold NaN.
-What a query sees is decided by positions, or by bits (`lamina.attention.mask_bits`). `prefill.py` and `few.py` use it.
+What a query sees is decided by positions, or by bits (`lamina.attention.mask_bits`). `many.py` and `few.py` use it.
 """
 
 # mypy: allow-untyped-defs

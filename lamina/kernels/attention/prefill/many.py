@@ -27,7 +27,8 @@ from lamina.attention.bias import KernelForm
 from lamina.attention.mask_bits import MaskBits
 from lamina.attention.view import View
 from lamina.cache.packed_rows import PackedRows
-from lamina.kernels.attention.key_blocks import (
+from lamina.kernels.attention.online_softmax import LOG2E, LOWEST
+from lamina.kernels.attention.prefill.key_blocks import (
     head_parts,
     kind_of,
     load_keys,
@@ -37,7 +38,6 @@ from lamina.kernels.attention.key_blocks import (
     shown_by_bits,
     shown_by_position,
 )
-from lamina.kernels.attention.online_softmax import LOG2E, LOWEST
 from lamina.kernels.attention.score_bias import SCORE_BYTES, add_bias, bias_arguments, slopes_of
 from lamina.kernels.launch import begin, launch
 from lamina.kernels.limits import Limits, fitted, limits_of, smaller

@@ -22,7 +22,7 @@ from lamina.errors import InputError
 if TYPE_CHECKING:
     from lamina.cache.backend import AttendOptions
     from lamina.runtime.captured import Captured
-    from lamina.runtime.kernel_backend import TableEntry
+    from lamina.runtime.gpu.backend import TableEntry
 
 # Kernel modules import Triton at their top, so the functions below import them when they first launch.
 
