@@ -12,6 +12,7 @@ PACKAGE = Path(lamina.__file__).parent
 EXPLAINED = {  # a comment at the top is for all of the file
     "runtime/attend_kernels.py",
     "runtime/kernel_backend.py",
+    "runtime/logged.py",
     "runtime/prompts/prebuild.py",
     "runtime/prompts/table_backend.py",
 }
