@@ -12,6 +12,7 @@ PACKAGE = Path(lamina.__file__).parent
 EXPLAINED = {  # a comment at the top is for all of the file
     "runtime/gpu/attend.py",
     "runtime/gpu/backend.py",
+    "runtime/gpu/logged.py",
     "runtime/prompts/prebuild.py",
     "runtime/prompts/table_backend.py",
 }
