@@ -71,6 +71,11 @@ class Kept:
     def _build(self, rows: int, dtype: torch.dtype, device: torch.device) -> None:
         """Makes the Lamina cache for the entries that are known, with nothing in it."""
         settings, listed = self.settings, self.model.listed(self.specs)
+        if settings.pool is not None and self.slack > settings.pool.slack:
+            raise InputError(
+                f"while the past is recorded, {self.slack} tokens must be droppable, and the pool was made with "
+                f"slack={settings.pool.slack}: make it with lamina.bridge.Pool(slack={self.slack})"
+            )
         pool = None if settings.pool is None else settings.pool.made(self.model, listed, dtype, device)
         if settings.pool is not None:
             self.model = settings.pool.model

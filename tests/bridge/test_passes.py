@@ -120,6 +120,14 @@ def test_several_tokens_over_a_cache_on_the_host_see_what_the_last_layer_stored(
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_a_pool_without_the_slack_that_recording_needs_is_refused_in_words() -> None:
+    ids = torch.randint(1, 60, (1, 5), generator=torch.Generator().manual_seed(2))
+    more: dict[str, Any] = dict(max_new_tokens=3, do_sample=False, eos_token_id=None, pad_token_id=0)
+    with pytest.raises(InputError, match=r"the pool was made with slack=0: make it with lamina.bridge.Pool\(slack="):
+        cache = bridge.Cache(model("gemma3"), pool=bridge.Pool())
+        model("gemma3").generate(ids, past_key_values=cache, prompt_lookup_num_tokens=3, **more)
+
+
 @pytest.mark.parametrize("kept", [{"slack": 1}, {"residence": "host"}], ids=str)
 @pytest.mark.parametrize("history", [(9,), (9, 1, 1)])
 @pytest.mark.parametrize("name", BY_ONE)

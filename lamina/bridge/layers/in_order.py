@@ -38,8 +38,8 @@ def extend(layer: TokenLayer, step: Step, key: Key, start: int, new: Fields) -> 
         return joined([*runs(layer, step, first, start), new])
     seen = joined(runs(layer, step, first, start + T))
     if T > 1 and step.staged is not None:
-        # A view of a staging buffer. When the last layer has stored, the pass is committed, which stages the rings
-        # whose tokens were left until then, all before the model's attention reads this.
+        # A view of a staging buffer. Once the last layer has stored, the pass is committed, which stages rings whose
+        # tokens were left until then, before the model's attention reads this.
         return {name: x.clone() for name, x in seen.items()}
     return seen
 
