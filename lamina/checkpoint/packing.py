@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lamina.checkpoint.quantized.code_room import CodeRoom
+from lamina.weights.code_room import CodeRoom
 from lamina.weights.format import WeightFormat
 from lamina.weights.int_groups import IntGroups
 from lamina.weights.packed import JoinedWeight, Packed, PackedWeight, along_rows, stacked

@@ -41,6 +41,9 @@ def score(
         return
     typer.echo(f"{'logprob':>12}  {'tokens':>7}  {'perplexity':>10}  text")
     for r, (one, total, wonder) in enumerate(zip(texts, found.sums, found.perplexities, strict=True)):
+        if not found.tokens[r]:
+            typer.echo(f"{'–':>12}  {0:>7}  {'–':>10}  {shown(one)}: the first token of a text has no score")
+            continue
         typer.echo(f"{total:>12.4f}  {len(found.tokens[r]):>7}  {wonder:>10.4g}  {shown(one)}")
         if tokens:
             for line in token_lines(found, r):
@@ -61,7 +64,8 @@ def token_lines(found: Score, row: int) -> list[str]:
 def as_dicts(texts: list[str], found: Score) -> list[dict[str, object]]:
     return [
         {
-            "text": text, "logprob": found.sums[r], "perplexity": found.perplexities[r], "tokens": found.tokens[r],
+            "text": text, "logprob": found.sums[r], "tokens": found.tokens[r],
+            "perplexity": found.perplexities[r] if found.tokens[r] else None,  # of nothing: JSON has no nan
             "logprobs": found.logprobs[r].tolist(), "top": found.top[r],
         }
         for r, text in enumerate(texts)

@@ -132,6 +132,13 @@ def test_score_prints_log_probabilities(reader: Path, tmp_path: Path) -> None:
     assert_one_line(run("score", reader), "nothing to score: give --text or --file")
 
 
+def test_score_of_a_text_of_one_token_says_that_it_has_none(reader: Path) -> None:
+    alone = ("score", reader, "--text", "the")
+    (found,) = json.loads(run(*alone, "--json").stdout)
+    assert found["tokens"] == [] and found["perplexity"] is None
+    assert run(*alone).stdout.splitlines()[1].endswith("'the': the first token of a text has no score")
+
+
 def test_generate_reads_pickles_only_if_told_to(reader: Path, tmp_path: Path) -> None:
     for file in reader.iterdir():
         if file.suffix == ".json":

@@ -12,9 +12,9 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import lamina
-from lamina.checkpoint.quantized.code_room import CodeRoom
 from lamina.native import library
 from lamina.weights import JoinedWeight, PackedWeight, named_weights
+from lamina.weights.code_room import CodeRoom
 from lamina.weights.format import cat
 from tests.weights.layouts import LAYOUTS
 
