@@ -8,7 +8,6 @@ follow the program in the same file (archive.py).
 
 from __future__ import annotations
 
-import logging
 import os
 import warnings
 import zipfile
@@ -27,7 +26,7 @@ from lamina.errors import CacheFileError, ProgramError
 from lamina.exporting.archive import PTE, Writer, checksum
 from lamina.exporting.export import Exported
 from lamina.exporting.onnx import has_operation, solve_unit_lower
-from lamina.exporting.runners import EXECUTORCH_NEEDS
+from lamina.exporting.runners import EXECUTORCH_NEEDS, errors_only
 
 aten = torch.ops.aten
 
@@ -123,13 +122,7 @@ def replace_remainder(node: Node) -> None:
 @contextmanager
 def quietly() -> Iterator[None]:
     """Without the warning that buffers have no values in the file, which is intended, and notes on PyTorch's types."""
-    log = logging.getLogger()
-    level = log.level
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), errors_only(""):
         warnings.filterwarnings("ignore", message="Mutation on a buffer in the model is detected")
         warnings.filterwarnings("ignore", category=FutureWarning)
-        log.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            log.setLevel(level)
+        yield

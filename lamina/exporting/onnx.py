@@ -20,6 +20,7 @@ from torch.export import ExportedProgram
 from lamina.errors import ProgramError
 from lamina.exporting.archive import Writer, new_folder
 from lamina.exporting.export import Exported
+from lamina.exporting.runners import errors_only
 
 
 class Functional(nn.Module):
@@ -101,10 +102,11 @@ def converted_model(name: str, program: ExportedProgram, exported: Exported) -> 
         traced = traced.run_decompositions({solve: solve_unit_lower})
     outputs = [f"output_{i}" for i in range(len(signature["outputs"]))]
     try:
-        made = torch.onnx.export(
-            traced, dynamo=True, verbose=False, optimize=True,
-            input_names=[*signature["inputs"], *names], output_names=[*outputs, *(f"{key}_after" for key in names)],
-        )  # fmt: skip
+        with errors_only("torch.onnx._internal.exporter._registration"):  # it warns that torchvision is missing
+            made = torch.onnx.export(
+                traced, dynamo=True, verbose=False, optimize=True,
+                input_names=[*signature["inputs"], *names], output_names=[*outputs, *(f"{key}_after" for key in names)],
+            )  # fmt: skip
     except Exception as error:  # PyTorch's exporter raises errors of many kinds
         lacking = sorted(set(re.findall(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", str(error))))
         reason = f"ONNX has no {', '.join(lacking)}" if lacking else " ".join(str(error).split())

@@ -72,9 +72,9 @@ def new_cache(manifest: Manifest) -> Tensors:
 
 
 @contextmanager
-def quiet_loader() -> Iterator[None]:
-    """PyTorch warns of sizes that the tracer named and no operation uses, which is as it should be."""
-    log = logging.getLogger("torch._export.serde.serialize")
+def errors_only(logger: str) -> Iterator[None]:
+    """Silences what a logger says below the level of errors."""
+    log = logging.getLogger(logger)
     level = log.level
     log.setLevel(logging.ERROR)
     try:
@@ -86,7 +86,7 @@ def quiet_loader() -> Iterator[None]:
 def load_program(archive: Archive, name: str, weights: Mapping[str, Tensor], cache: Mapping[str, Tensor]) -> nn.Module:
     """A program of the archive over these weights and this cache."""
     try:
-        with quiet_loader():
+        with errors_only("torch._export.serde.serialize"):  # it warns of named sizes that no operation uses
             program = torch.export.load(io.BytesIO(archive.read(f"programs/{name}.pt2")))
     except (RuntimeError, ValueError, KeyError) as error:
         versions = archive.manifest.versions
