@@ -108,8 +108,8 @@ def test_queries_whose_bits_do_not_fit_are_taken_in_turns(
         turns.append(q.shape[2])
         return run(q, *args, **how)
 
-    monkeypatch.setattr("lamina.kernels.attention.prefill.attend_many", note)
-    monkeypatch.setattr("lamina.kernels.attention.prefill.tile_for", lambda *_, **__: Tile(16, 16, 4, 2))
+    monkeypatch.setattr("lamina.kernels.attention.prefill.many.attend_many", note)
+    monkeypatch.setattr("lamina.kernels.attention.prefill.many.tile_for", lambda *_, **__: Tile(16, 16, 4, 2))
     check(views()[name], "kernel over mask bits", softcap=2.0)
     assert turns == [16, 16, 8]
 
