@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lamina.attention import Full, View, Window
-from lamina.kernels.attention import few
+from lamina.kernels.attention.prefill import few
 from lamina.kernels.attention.prefill.few import attend_few, few_tile
 from lamina.kernels.attention.prefill.many import needed_bytes
 from lamina.kernels.limits import CARDS, INTERPRETER

@@ -81,7 +81,7 @@ def kernel(
 def kernel_fits(
     q: Tensor, k: Tensor, v: Tensor, view: View, softcap: float | None, sinks: Tensor | None, bias: Bias | None
 ) -> bool:
-    if q.shape[2] < FEWEST or not kernels.fuses(q) or not heads_fit(q, k, v):
+    if not kernels.fuses(q) or q.shape[2] < FEWEST or not heads_fit(q, k, v):
         return False
     if not view.positional or not is_known(view):
         return False
@@ -94,7 +94,7 @@ def kernel_fits(
 def split_fits(
     q: Tensor, k: Tensor, v: Tensor, view: View, softcap: float | None, sinks: Tensor | None, bias: Bias | None
 ) -> bool:
-    return is_few(q, k) and kernel_fits(q, k, v, view, softcap, sinks, bias)
+    return kernel_fits(q, k, v, view, softcap, sinks, bias) and is_few(q, k)
 
 
 def is_few(q: Tensor, k: Tensor) -> bool:

@@ -58,7 +58,7 @@ def over_bits(
 def bits_fit(
     q: Tensor, k: Tensor, v: Tensor, view: View, softcap: float | None, sinks: Tensor | None, bias: Bias | None
 ) -> bool:
-    if q.shape[2] < FEWEST or not kernels.fuses(q) or not heads_fit(q, k, v) or (view.positional and is_known(view)):
+    if not kernels.fuses(q) or q.shape[2] < FEWEST or not heads_fit(q, k, v) or (view.positional and is_known(view)):
         return False
     return bias is None or biases(kernel_form(bias), view.causal)
 
@@ -97,7 +97,7 @@ def offer_in_turns(backend: Callable[..., Tensor], scored: bool) -> Offer:
         q: Tensor, k: Tensor, v: Tensor, view: View, softcap: float | None, sinks: Tensor | None, bias: Bias | None
     ) -> bool:
         changed = softcap is not None or sinks is not None or bias is not None
-        if changed != scored or q.shape[2] < FEWEST or not on_gpu(q):
+        if changed != scored or not on_gpu(q) or q.shape[2] < FEWEST:
             return False
         return (scored or not view.unmasked) and at_once(q, k, scored) < q.shape[2]
 
