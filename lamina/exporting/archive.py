@@ -177,7 +177,7 @@ class Writer:
 
 
 def checksum(file: IO[bytes]) -> dict[str, int]:
-    """Size and CRC-32 of what is left to read of a file, as the manifest has them."""
+    """Size and CRC-32 of a file from its present position to its end, as the manifest has them."""
     size, crc = 0, 0
     while piece := file.read(PIECE):
         size, crc = size + len(piece), zlib.crc32(piece, crc)

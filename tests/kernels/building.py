@@ -4,9 +4,8 @@
 `mixtures`: options of mixtures of experts; `slack`: what every rule launches for a cache that can be rewound.
 `beside` as HOW: in a thread, beside plain passes.
 
-HOW is a number of tokens, for a captured pass of so many a row, a codec, for caches that are written by it, p and a
-number, for caches in pages of so many slots, s and a number, for caches of that slack, or r and a number of rows;
-several of these with commas between.
+HOW is one or several of these, with commas between: a number, the tokens per row of a captured pass; a codec; p and a
+number, the slots of a page; s and a number, the slack; r and a number, the rows.
 
 Run apart from the tests, whose kernels are interpreted. Building finds what the interpreter lets through: types that do
 not meet, tuples of another length. Prints how many kernels each family has.

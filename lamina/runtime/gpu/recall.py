@@ -1,8 +1,8 @@
 """`memory.recall` of a captured step, pass or prompt: storing token vectors, and reading back those that are seen.
 
-What is read back is a tensor of model code, whose shape a CUDA graph fixes: for each row the committed tokens that its
-new ones see, in the order of positions and followed by zeros, then the new ones. There is room for the tokens of the
-window, or for `Captured.room` where all tokens stay visible; a program whose rows outgrow that is captured again.
+Model code gets a tensor, whose shape a CUDA graph fixes: for each row the committed vectors that its new tokens see,
+in the order of positions and followed by zeros, then the new ones. There is room for the tokens of the window,
+or for `Captured.room` where all tokens stay visible; a program whose rows outgrow that is captured again.
 Codes are quantized and dequantized by PyTorch, as in plain passes; kernels copy them (`kernels/attention/recall.py`).
 """
 

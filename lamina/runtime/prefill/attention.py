@@ -98,7 +98,7 @@ def split_fits(
 
 
 def is_few(q: Tensor, k: Tensor) -> bool:
-    """Whether there are so few queries over so many keys that splitting the keys fills the device."""
+    """True for few queries over many keys, where programs for the queries alone would not fill the device."""
     return q.shape[2] <= FEW and k.shape[2] >= MANY
 
 
