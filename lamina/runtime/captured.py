@@ -217,7 +217,7 @@ class Captured:
         else:
             self._interpret(which)
 
-    # -- tokens that `recall` reads back ------------------------------------------------------------------------------
+    # -- tokens that `recall` reads back -----------------------------------------------------------------------------
 
     def room_of(self, window: Window) -> int:
         """How many tokens of a row `recall` reads back through this window."""
