@@ -1,8 +1,8 @@
 """Instructions that the processor executes for a token, over transformers' own caches and over ours.
 
 `python -m bench.bridge.instructions MODEL TOKENS` prints them for one model of `bench.bridge.host`, whose caches hold
-TOKENS tokens. It runs itself under valgrind, which counts them one by one: they do not depend on what else the machine does. That
-takes minutes.
+TOKENS tokens. It runs itself under valgrind, which counts them one by one: they do not depend on what else the
+machine does. That takes minutes.
 """
 
 from __future__ import annotations
