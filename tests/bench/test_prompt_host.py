@@ -20,12 +20,12 @@ def model() -> Model:
 
 def test_generate_makes_few_python_calls_before_and_after_the_replay_of_the_prompt(model: Model) -> None:
     before, after = (share.calls for share in host_of_generate(model, TOKENS))
-    assert before <= SLACK * 952 and after <= SLACK * 446
+    assert before <= SLACK * 990 and after <= SLACK * 460
 
 
 def test_a_prompt_into_a_new_cache_makes_few_python_calls(model: Model) -> None:
     before, after = (share.calls for share in host_of_prefill(model, TOKENS))
-    assert before <= SLACK * 623 and after <= SLACK * 32
+    assert before <= SLACK * 628 and after <= SLACK * 32
 
 
 def test_what_is_counted_is_a_captured_prompt_and_a_captured_step(model: Model) -> None:
