@@ -49,7 +49,7 @@ class Planning:
 
         >>> planning = Planning(seconds=1.0)
         >>> [planning.pays("a size", flops=4e14) for _ in range(4)]
-        [False, False, True, True]
+        [False, False, False, True]
         """
         saved = self.saved.get(size, 0.0)
         self.saved[size] = saved + flops / SPEEDS[0] - flops / SPEEDS[1]
