@@ -43,15 +43,15 @@ def thirds(row: Tensor, q: Tensor, kv: Tensor) -> Tensor:
 def views(T: int = 40, S: int = 70) -> dict[str, View]:
     """Ragged rows behind a line."""
     q, kv = line([0, 17, 30], T, S)
-    turned = torch.stack([row.roll(5 * i) for i, row in enumerate(kv)])
+    rolled = torch.stack([row.roll(5 * i) for i, row in enumerate(kv)])
     spans, of_keys = torch.arange(T).expand(3, -1) // 8 - 1, torch.where(kv < 0, -1, kv // 8 - 1)
     chosen = torch.rand(3, T, S, generator=torch.Generator().manual_seed(0)) < 0.4
     return {
-        "also": View(q, turned, Full(), also=thirds),
+        "also": View(q, rolled, Full(), also=thirds),
         "or_else": View(q, kv, Sliding(9), or_else=lambda row, q, kv: kv % 11 == row),
         "spans and also": View(q, kv, Full(), q_spans=spans, kv_spans=of_keys, also=thirds),
         "segments and also": View(q, kv, Full(), q_segments=spans, kv_segments=of_keys, also=thirds),
-        "chosen": View(q, turned, Full()).restricted(chosen),
+        "chosen": View(q, rolled, Full()).restricted(chosen),
         "window from outside": View(q, kv, Even()),
     }
 

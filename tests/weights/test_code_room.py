@@ -44,7 +44,7 @@ def llama():
 
 
 class Made(TorchDispatchMode):
-    """uint8 and int32 tensors of so many bytes or more that operations made; not those that safetensors reads."""
+    """uint8 and int32 tensors of at least this size that operations made; not those that safetensors reads."""
 
     def __init__(self, least):
         super().__init__()
